@@ -1,0 +1,19 @@
+//! The part of Elfen that lives inside other people's processes.
+//!
+//! A batch thread samples the channels in [`signal`]; a latency-critical service publishes its queue and its running
+//! request through [`service`]. The crate is `no_std` and needs libc alone, because it must cost its hosts nothing:
+//! no allocation, no lock, no panic, no output, and no system call once a channel is open.
+//!
+//! `include/elfen.h` says the same in C.
+
+#![no_std]
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod clock;
+pub mod process;
+pub mod segment;
+pub mod service;
+pub mod signal;

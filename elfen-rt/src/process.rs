@@ -1,0 +1,253 @@
+//! Which process a writer is, and whether it still lives.
+//!
+//! A process id alone comes back after a reboot of the counter, so an identity is the id with the time the process
+//! started, packed into one word that can be claimed by one compare-and-swap. Both come from `/proc/PID/stat`, read
+//! into the stack: this runs in other people's processes. Ids mean something only inside one pid namespace;
+//! pages carry the namespace they were made in, and a reader elsewhere gets [`Liveness::Unknown`].
+
+use core::ffi::{CStr, c_int};
+
+/// Linux gives out no process id of more than 22 bits (PID_MAX_LIMIT).
+const PID_BITS: u32 = 22;
+const START_BITS: u32 = 64 - PID_BITS;
+
+/// A process id and a start time in one word; never 0, so that 0 can mean nobody.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity(u64);
+
+/// Whether the process behind an [`Identity`] still runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Liveness {
+    Alive,
+    /// Ended, waiting to be reaped, or its id belongs to another process now.
+    Dead,
+    /// `/proc` or the pid namespace hides the answer. Treated as alive: the harm of waiting is bounded.
+    Unknown,
+}
+
+impl Identity {
+    /// The identity of the calling process; `None` where `/proc` cannot be read.
+    pub fn own() -> Option<Self> {
+        // SAFETY: getpid takes nothing and cannot fail.
+        let pid = unsafe { libc::getpid() };
+        match read_stat(pid) {
+            Stat::Running { start_ticks } => Some(Self::pack(pid, start_ticks)),
+            Stat::Ended | Stat::Unreadable => None,
+        }
+    }
+
+    /// The word another process stored; `None` for 0, which means nobody.
+    pub fn from_word(word: u64) -> Option<Self> {
+        (word >> START_BITS != 0).then_some(Self(word))
+    }
+
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    pub fn pid(self) -> c_int {
+        // 22 bits always fit.
+        c_int::try_from(self.0 >> START_BITS).unwrap_or(c_int::MAX)
+    }
+
+    /// Whether this process still runs, as seen from the pid namespace of the caller. Three system calls; for slow paths.
+    pub fn liveness(self) -> Liveness {
+        if !exists(self.pid()) {
+            return Liveness::Dead;
+        }
+        match read_stat(self.pid()) {
+            Stat::Running { start_ticks } if Self::pack(self.pid(), start_ticks) == self => {
+                Liveness::Alive
+            }
+            Stat::Running { .. } | Stat::Ended => Liveness::Dead,
+            Stat::Unreadable => Liveness::Unknown,
+        }
+    }
+
+    fn pack(pid: c_int, start_ticks: u64) -> Self {
+        let start = start_ticks & ((1 << START_BITS) - 1);
+        Self(u64::from(pid.unsigned_abs()) << START_BITS | start)
+    }
+}
+
+/// Whether any process has this id. EPERM says that one does and is not ours.
+fn exists(pid: c_int) -> bool {
+    // SAFETY: signal 0 sends nothing; kill only looks the id up.
+    let found = unsafe { libc::kill(pid, 0) } == 0;
+    found || errno() == libc::EPERM
+}
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: glibc and musl return the address of this thread's errno, which lives as long as the thread.
+    let at = unsafe { libc::__errno_location() };
+    // SAFETY: see above; only this thread writes it.
+    unsafe { *at }
+}
+
+/// The inode of the caller's pid namespace, which names it on this boot; 0 where `/proc` hides it.
+pub fn pid_namespace() -> u32 {
+    // SAFETY: an all-zero stat is a valid value of that plain C structure.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: the path is a NUL-terminated literal and `stat` is ours.
+    let failed = unsafe { libc::stat(c"/proc/self/ns/pid".as_ptr(), &mut stat) } != 0;
+    // Namespace inodes are 32 bits wide in the kernel (`ns_common.inum`).
+    if failed { 0 } else { u32::try_from(stat.st_ino).unwrap_or(0) }
+}
+
+#[derive(PartialEq, Debug)]
+enum Stat {
+    Running { start_ticks: u64 },
+    Ended,
+    Unreadable,
+}
+
+fn read_stat(pid: c_int) -> Stat {
+    let path = StatPath::of(pid);
+    // The line is under 400 bytes up to the start time: 20 numbers of at most 20 digits and a 16-byte name.
+    let mut line = [0u8; 640];
+    match read_file(path.as_c_str(), &mut line) {
+        Some(text) => parse_stat(text),
+        None => Stat::Unreadable,
+    }
+}
+
+/// Fields are counted after the last `)`: the name before it may hold spaces and parentheses.
+fn parse_stat(line: &[u8]) -> Stat {
+    let Some(name_end) = line.iter().rposition(|&b| b == b')') else { return Stat::Unreadable };
+    let mut fields = line[name_end + 1..].split(|&b| b == b' ').filter(|f| !f.is_empty());
+    match fields.next() {
+        Some(b"Z" | b"X" | b"x") => return Stat::Ended,
+        Some(_) => {}
+        None => return Stat::Unreadable,
+    }
+    // state is field 3 of proc(5); the start time is field 22.
+    match fields.nth(18).and_then(parse_u64) {
+        Some(start_ticks) => Stat::Running { start_ticks },
+        None => Stat::Unreadable,
+    }
+}
+
+fn parse_u64(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0u64, |value, &digit| {
+        let digit = digit.checked_sub(b'0').filter(|&d| d < 10)?;
+        value.checked_mul(10)?.checked_add(u64::from(digit))
+    })
+}
+
+/// Reads the start of a file; no allocation, one `read`, as `/proc` files give their first page in one.
+fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    // SAFETY: `path` is NUL-terminated.
+    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: `buffer` is ours and as long as said.
+    let count = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+    // SAFETY: `fd` was opened above and nobody else knows it.
+    unsafe { libc::close(fd) };
+    usize::try_from(count).ok().and_then(|n| buffer.get(..n))
+}
+
+/// `/proc/PID/stat`, written without an allocation.
+struct StatPath {
+    bytes: [u8; 24],
+}
+
+impl StatPath {
+    fn of(pid: c_int) -> Self {
+        let mut bytes = [0u8; 24];
+        bytes[..6].copy_from_slice(b"/proc/");
+        let mut digits = [0u8; 10];
+        let mut rest = pid.unsigned_abs();
+        let mut first = digits.len();
+        loop {
+            first -= 1;
+            digits[first] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        let length = digits.len() - first;
+        bytes[6..6 + length].copy_from_slice(&digits[first..]);
+        bytes[6 + length..11 + length].copy_from_slice(b"/stat");
+        Self { bytes }
+    }
+
+    fn as_c_str(&self) -> &CStr {
+        // 6 + 10 + 5 bytes at most: the last three are always NUL.
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+    use std::string::ToString;
+
+    #[test]
+    fn own_identity_is_stable_and_alive() {
+        let own = Identity::own().expect("/proc is mounted");
+        assert_eq!(Some(own), Identity::own());
+        assert_eq!(own.pid().unsigned_abs(), std::process::id());
+        assert_eq!(own.liveness(), Liveness::Alive);
+        assert_eq!(Identity::from_word(own.word()), Some(own));
+    }
+
+    #[test]
+    fn same_id_with_another_start_time_is_dead() {
+        let own = Identity::own().expect("/proc is mounted");
+        let reused = Identity::from_word(own.word() ^ 1).expect("has a pid");
+        assert_eq!(reused.liveness(), Liveness::Dead);
+    }
+
+    #[test]
+    fn a_killed_child_is_dead_even_before_it_is_reaped() {
+        let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
+        let pid = c_int::try_from(child.id()).unwrap();
+        let Stat::Running { start_ticks } = read_stat(pid) else { panic!("child has a stat") };
+        let identity = Identity::pack(pid, start_ticks);
+        assert_eq!(identity.liveness(), Liveness::Alive);
+        child.kill().unwrap();
+        while identity.liveness() != Liveness::Dead {
+            std::thread::yield_now(); // SIGKILL is delivered, then the zombie stays until `wait`.
+        }
+        child.wait().unwrap();
+        assert_eq!(identity.liveness(), Liveness::Dead);
+    }
+
+    #[test]
+    fn nobody_is_not_an_identity() {
+        assert_eq!(Identity::from_word(0), None);
+        assert_eq!(Identity::from_word(12345), None); // a start time without a pid
+    }
+
+    #[test]
+    fn stat_lines_with_hostile_names() {
+        let tail = " S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 777 0 0";
+        for name in ["(sh)", "(a b)", "(a) R (b)", "())", "(\n)"] {
+            let line = std::format!("42 {name}{tail}");
+            assert_eq!(parse_stat(line.as_bytes()), Stat::Running { start_ticks: 777 }, "{name}");
+        }
+        assert_eq!(parse_stat(b"42 (z) Z 1 1"), Stat::Ended);
+        for broken in ["", "42", "42 (sh", "42 (sh)", "42 (sh) S 1 2", "42 (sh) S 1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 x"] {
+            assert_eq!(parse_stat(broken.as_bytes()), Stat::Unreadable, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn paths_of_short_and_long_ids() {
+        for pid in [1, 9, 10, 4_194_304, c_int::MAX] {
+            let path = StatPath::of(pid);
+            assert_eq!(path.as_c_str().to_str().unwrap(), std::format!("/proc/{}/stat", pid.to_string()));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_parse_without_panic(line: std::vec::Vec<u8>) {
+            let _stat = parse_stat(&line);
+        }
+    }
+}

@@ -12,8 +12,9 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod bpf;
 pub mod clock;
+pub mod memory;
 pub mod process;
-pub mod segment;
 pub mod service;
 pub mod signal;

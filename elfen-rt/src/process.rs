@@ -184,7 +184,6 @@ impl StatPath {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
-    use std::string::ToString;
 
     #[test]
     fn own_identity_is_stable_and_alive() {
@@ -231,7 +230,14 @@ mod tests {
             assert_eq!(parse_stat(line.as_bytes()), Stat::Running { start_ticks: 777 }, "{name}");
         }
         assert_eq!(parse_stat(b"42 (z) Z 1 1"), Stat::Ended);
-        for broken in ["", "42", "42 (sh", "42 (sh)", "42 (sh) S 1 2", "42 (sh) S 1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 x"] {
+        for broken in [
+            "",
+            "42",
+            "42 (sh",
+            "42 (sh)",
+            "42 (sh) S 1 2",
+            "42 (sh) S 1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 x",
+        ] {
             assert_eq!(parse_stat(broken.as_bytes()), Stat::Unreadable, "{broken:?}");
         }
     }
@@ -240,7 +246,7 @@ mod tests {
     fn paths_of_short_and_long_ids() {
         for pid in [1, 9, 10, 4_194_304, c_int::MAX] {
             let path = StatPath::of(pid);
-            assert_eq!(path.as_c_str().to_str().unwrap(), std::format!("/proc/{}/stat", pid.to_string()));
+            assert_eq!(path.as_c_str().to_str().unwrap(), std::format!("/proc/{}/stat", pid));
         }
     }
 

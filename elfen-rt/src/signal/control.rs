@@ -1,0 +1,133 @@
+//! What the operator wants of a batch: policy, budget, SLO. Written by the `elfen` parent, read at slow paths.
+//!
+//! One slot, read as a whole through a snapshot: a policy is never seen with another policy's budget. A writer that dies in
+//! the middle leaves the readers with the settings they have.
+
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU64, Ordering::*};
+
+use super::page::Slot;
+use super::snapshot;
+
+/// Which policy decides. The discriminants are the ABI.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum PolicyKind {
+    BorrowIdle = 1,
+    FixedBudget = 2,
+    RefreshBudget = 3,
+    DynamicBudget = 4,
+    SloBudget = 5,
+}
+
+impl PolicyKind {
+    pub const ALL: [Self; 5] = [
+        Self::BorrowIdle,
+        Self::FixedBudget,
+        Self::RefreshBudget,
+        Self::DynamicBudget,
+        Self::SloBudget,
+    ];
+
+    pub fn from_word(word: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|&kind| kind as u64 == word)
+    }
+}
+
+/// What counts as busy (DESIGN: anything but the idle task, unless narrowed).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum BusyWhen {
+    AnyTask = 0,
+    /// Only tasks of the process in [`Settings::service_process`].
+    Service = 1,
+}
+
+/// Everything a policy is set by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    pub policy: PolicyKind,
+    pub budget_ns: u64,
+    /// The latency that `slo_per_million` of a million requests must not exceed; 0 for no SLO.
+    pub slo_latency_ns: u64,
+    pub slo_per_million: u64,
+    /// Instructions per 1,000 cycles of the service alone; 0 if unknown.
+    pub ref_ipc_milli: u64,
+    pub busy_when: BusyWhen,
+    pub service_process: u64,
+}
+
+/// The channel. One writer: the `elfen` parent.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ControlSlot {
+    /// Counts changes; stored after the settings.
+    pub generation: AtomicU64,
+    /// The same count, stored before them.
+    pub generation_begun: AtomicU64,
+    pub policy: AtomicU64,
+    pub budget_ns: AtomicU64,
+    pub slo_latency_ns: AtomicU64,
+    pub slo_per_million: AtomicU64,
+    pub ref_ipc_milli: AtomicU64,
+    pub busy_when: AtomicU64,
+    pub service_process: AtomicU64,
+    reserved: [AtomicU64; 7],
+}
+
+const _: () = assert!(size_of::<ControlSlot>() == 128);
+const _: () = assert!(offset_of!(ControlSlot, generation) == 0);
+const _: () = assert!(offset_of!(ControlSlot, generation_begun) == 8);
+const _: () = assert!(offset_of!(ControlSlot, policy) == 16);
+const _: () = assert!(offset_of!(ControlSlot, budget_ns) == 24);
+const _: () = assert!(offset_of!(ControlSlot, slo_latency_ns) == 32);
+const _: () = assert!(offset_of!(ControlSlot, slo_per_million) == 40);
+const _: () = assert!(offset_of!(ControlSlot, ref_ipc_milli) == 48);
+const _: () = assert!(offset_of!(ControlSlot, busy_when) == 56);
+const _: () = assert!(offset_of!(ControlSlot, service_process) == 64);
+
+// SAFETY: repr(C), aligned to 128, atomics only; "ELFNCTRL" is used nowhere else.
+unsafe impl Slot for ControlSlot {
+    const MAGIC: [u8; 8] = *b"ELFNCTRL";
+    const CHANNEL: &'static str = "control";
+}
+
+impl ControlSlot {
+    /// Replaces all settings. Only the parent calls this.
+    pub fn publish(&self, settings: &Settings) {
+        snapshot::publish(&self.generation_begun, &self.generation, || {
+            // Relaxed: `publish` orders these between the two counters.
+            self.policy.store(settings.policy as u64, Relaxed);
+            self.budget_ns.store(settings.budget_ns, Relaxed);
+            self.slo_latency_ns.store(settings.slo_latency_ns, Relaxed);
+            self.slo_per_million.store(settings.slo_per_million, Relaxed);
+            self.ref_ipc_milli.store(settings.ref_ipc_milli, Relaxed);
+            self.busy_when.store(settings.busy_when as u64, Relaxed);
+            self.service_process.store(settings.service_process, Relaxed);
+        });
+    }
+
+    /// The settings and their generation; `None` while the writer is in the middle of a change, or if what it wrote
+    /// makes no sense. Whoever asks keeps what they have then.
+    pub fn settings(&self) -> Option<(u64, Settings)> {
+        snapshot::read(&self.generation_begun, &self.generation, || {
+            let policy = PolicyKind::from_word(self.policy.load(Relaxed))?;
+            let busy_when = match self.busy_when.load(Relaxed) {
+                0 => BusyWhen::AnyTask,
+                1 => BusyWhen::Service,
+                _ => return None,
+            };
+            let settings = Settings {
+                policy,
+                budget_ns: self.budget_ns.load(Relaxed),
+                slo_latency_ns: self.slo_latency_ns.load(Relaxed),
+                slo_per_million: self.slo_per_million.load(Relaxed),
+                ref_ipc_milli: self.ref_ipc_milli.load(Relaxed),
+                busy_when,
+                service_process: self.service_process.load(Relaxed),
+            };
+            Some((self.generation.load(Relaxed), settings))
+        })
+        .flatten()
+    }
+}

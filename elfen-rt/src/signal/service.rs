@@ -1,0 +1,212 @@
+//! What a latency-critical service says about itself: its queue, its running request, its latencies.
+//!
+//! One slot per request lane. A slot has one writer, which claims it with its [`Identity`]; the queue length has a line
+//! of its own, because the thread that queues is seldom the one that serves. The writing half is [`crate::service`].
+
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU64, Ordering::*};
+
+use super::histogram::Histogram;
+use super::page::{NAME_BYTES, Page, PageError, Slot};
+use crate::memory::{Access, Memory, MemoryError};
+use crate::process::{Identity, Liveness, pid_namespace};
+
+/// What the service publishes for one request lane.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ServiceSlot {
+    /// The [`Identity`] of the process that writes this slot; 0 while nobody does.
+    pub writer: AtomicU64,
+    /// The request lane's CPU, as the writer was told.
+    pub cpu: AtomicU64,
+    reserved_claim: [AtomicU64; 14],
+
+    /// The serving thread's line. The request it works on; 0 for none.
+    pub running_request: AtomicU64,
+    pub request_started_ns: AtomicU64,
+    pub finished_requests: AtomicU64,
+    reserved_request: [AtomicU64; 13],
+
+    /// The queueing thread's line. Requests that wait, the running one not among them.
+    pub queue_len: AtomicU64,
+    reserved_queue: [AtomicU64; 15],
+
+    /// From arrival to the end of each finished request.
+    pub latency: Histogram,
+}
+
+const _: () = assert!(size_of::<ServiceSlot>() == 3 * 128 + 4864);
+const _: () = assert!(offset_of!(ServiceSlot, writer) == 0);
+const _: () = assert!(offset_of!(ServiceSlot, cpu) == 8);
+const _: () = assert!(offset_of!(ServiceSlot, running_request) == 128);
+const _: () = assert!(offset_of!(ServiceSlot, request_started_ns) == 136);
+const _: () = assert!(offset_of!(ServiceSlot, finished_requests) == 144);
+const _: () = assert!(offset_of!(ServiceSlot, queue_len) == 256);
+const _: () = assert!(offset_of!(ServiceSlot, latency) == 384);
+
+// SAFETY: repr(C), aligned to 128, atomics only; "ELFNSERV" is used nowhere else.
+unsafe impl Slot for ServiceSlot {
+    const MAGIC: [u8; 8] = *b"ELFNSERV";
+    const CHANNEL: &'static str = "service";
+}
+
+impl ServiceSlot {
+    /// A running request, or a queue that isn't empty. Whether anybody is left to work on it says
+    /// [`ServiceReader::is_busy`].
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        // Relaxed: hints about now, each on its own.
+        self.running_request.load(Relaxed) != 0 || self.queue_len.load(Relaxed) != 0
+    }
+}
+
+/// Who writes a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writer {
+    /// Nobody has claimed the slot.
+    Nobody,
+    Process(Identity, Liveness),
+}
+
+/// Keys of services start with this byte, so that they can be told from other segments of the machine.
+const KEY_PREFIX: u32 = 0xe1;
+
+/// The segment key of a service's name: a prefix and 24 bits of FNV-1a. Two names can share a key; the page's name tells.
+pub const fn key_of(name: &[u8; NAME_BYTES]) -> i32 {
+    let mut hash = 0x811c_9dc5_u32;
+    let mut at = 0;
+    while at < NAME_BYTES && name[at] != 0 {
+        hash = (hash ^ name[at] as u32).wrapping_mul(0x0100_0193);
+        at += 1;
+    }
+    (KEY_PREFIX << 24 | (hash ^ (hash >> 24)) & 0x00ff_ffff).cast_signed()
+}
+
+/// A service's name as pages hold it: 1 to 31 bytes, NUL-padded. `None` for a longer one, an empty one, or one with a NUL.
+pub fn page_name(name: &str) -> Option<[u8; NAME_BYTES]> {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes.len() >= NAME_BYTES || bytes.contains(&0) {
+        return None;
+    }
+    let mut padded = [0; NAME_BYTES];
+    padded[..bytes.len()].copy_from_slice(bytes);
+    Some(padded)
+}
+
+/// Why a service's page could not be opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenError {
+    /// Empty, longer than 31 bytes, or with a NUL in it.
+    Name,
+    Memory(MemoryError),
+    Page(PageError),
+    /// Another service has a name with the same key.
+    Taken,
+    /// The page exists and has room for another number of request lanes.
+    Slots {
+        found: u32,
+        asked: u32,
+    },
+    /// The page belongs to another pid namespace, where our process id means nothing.
+    Namespace,
+    /// `/proc` does not tell who we are.
+    NoProc,
+}
+
+impl core::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Name => f.write_str("a service's name has 1 to 31 bytes and no NUL"),
+            Self::Memory(error) => write!(f, "cannot map the service page: {error}"),
+            Self::Page(error) => error.fmt(f),
+            Self::Taken => f.write_str("another service's name has the same key: choose another"),
+            Self::Slots { found, asked } => {
+                write!(f, "the service page has {found} slots, asked for were {asked}")
+            }
+            Self::Namespace => f.write_str("the service page belongs to another pid namespace"),
+            Self::NoProc => f.write_str("/proc is needed to tell who writes a page"),
+        }
+    }
+}
+
+impl core::error::Error for OpenError {}
+
+impl From<PageError> for OpenError {
+    fn from(error: PageError) -> Self {
+        Self::Page(error)
+    }
+}
+
+/// Reads a service's page from any other process, without privileges.
+#[derive(Debug)]
+pub struct ServiceReader {
+    page: Page<ServiceSlot>,
+    /// Process ids in the page mean something to us.
+    same_namespace: bool,
+}
+
+impl ServiceReader {
+    pub fn open(name: &str) -> Result<Self, OpenError> {
+        let name = page_name(name).ok_or(OpenError::Name)?;
+        let memory =
+            Memory::attach_segment(key_of(&name), Access::Read).map_err(OpenError::Memory)?;
+        Self::from_memory(memory, &name)
+    }
+
+    /// Checks the page in `memory`, which must be the service's.
+    pub fn from_memory(memory: Memory, name: &[u8; NAME_BYTES]) -> Result<Self, OpenError> {
+        let page: Page<ServiceSlot> = Page::open(memory)?;
+        if page.name() != *name {
+            return Err(OpenError::Taken);
+        }
+        let theirs = page.header().pid_namespace.load(Relaxed);
+        Ok(Self { same_namespace: theirs == pid_namespace(), page })
+    }
+
+    pub fn lanes(&self) -> u32 {
+        self.page.slot_count()
+    }
+
+    #[inline]
+    pub fn slot(&self, lane: u32) -> Option<&ServiceSlot> {
+        self.page.slot(lane)
+    }
+
+    /// Who writes a slot, and whether they live. System calls: for slow paths.
+    pub fn writer(&self, lane: u32) -> Writer {
+        // Acquire: what the writer stored before its claim is seen with it.
+        let word = self.slot(lane).map_or(0, |slot| slot.writer.load(Acquire));
+        match Identity::from_word(word) {
+            None => Writer::Nobody,
+            Some(identity) if self.same_namespace => Writer::Process(identity, identity.liveness()),
+            Some(identity) => Writer::Process(identity, Liveness::Unknown),
+        }
+    }
+
+    /// Whether the lane has work and somebody to do it: a dead writer counts as idle. System calls only if it has work.
+    pub fn is_busy(&self, lane: u32) -> bool {
+        self.slot(lane).is_some_and(ServiceSlot::has_work)
+            && matches!(self.writer(lane), Writer::Process(_, Liveness::Alive | Liveness::Unknown))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_carry_the_prefix_and_differ() {
+        let key = |name| key_of(&page_name(name).unwrap());
+        assert_eq!(key("redis").cast_unsigned() >> 24, KEY_PREFIX);
+        assert_eq!(key("redis"), key("redis"));
+        assert_ne!(key("redis"), key("redis2"));
+    }
+
+    #[test]
+    fn names_that_cannot_be() {
+        for name in ["", "a\0b", "0123456789012345678901234567890X"] {
+            assert_eq!(page_name(name), None, "{name:?}");
+        }
+        assert!(page_name("0123456789012345678901234567890").is_some());
+    }
+}

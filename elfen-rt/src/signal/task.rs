@@ -1,0 +1,218 @@
+//! Who runs on every CPU: the thesis's `cpu_task_map`, as the kernel writes it and a check reads it.
+//!
+//! One writer (the sched_switch program, on its own CPU), any number of readers, no lock: a check can afford one load.
+//! `task` and `switched_at_ns` read one after the other may belong to two different switches; [`TaskSlot::snapshot`] is
+//! for those who may not.
+//!
+//! A timestamp costs the kernel a clock read on every switch, so a CPU gets one only while somebody holds a lease on
+//! it: [`WatchSlot::renew`] asks for one, and it runs out on its own if the asker dies.
+
+use core::ffi::CStr;
+use core::fmt;
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU64, Ordering::*};
+
+use super::page::{NAME_BYTES, Page, PageError, Slot};
+use super::snapshot;
+use crate::bpf::{self, Descriptor};
+use crate::memory::{Access, Memory, MemoryError};
+
+/// What the kernel says about one CPU. Entry `cpu + 1` of the map; entry 0 is the page's header.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct TaskSlot {
+    /// `tgid << 32 | tid` of the running task in one store, ids of the initial pid namespace; 0 while the CPU idles.
+    pub task: AtomicU64,
+    /// When `task` was switched in, CLOCK_MONOTONIC; 0 if nobody watched this CPU then.
+    pub switched_at_ns: AtomicU64,
+    /// Context switches of this CPU since the map was made. Stored after the other words: `done` of a snapshot.
+    pub switches: AtomicU64,
+    /// The same count, stored before the other words: `begun` of a snapshot.
+    pub switches_begun: AtomicU64,
+    /// The writer's own: the renewal it saw last, and when that lease ends.
+    pub lease_renewal: AtomicU64,
+    pub lease_end_ns: AtomicU64,
+    reserved: [AtomicU64; 10],
+}
+
+const _: () = assert!(size_of::<TaskSlot>() == 128);
+const _: () = assert!(offset_of!(TaskSlot, task) == 0);
+const _: () = assert!(offset_of!(TaskSlot, switched_at_ns) == 8);
+const _: () = assert!(offset_of!(TaskSlot, switches) == 16);
+const _: () = assert!(offset_of!(TaskSlot, switches_begun) == 24);
+const _: () = assert!(offset_of!(TaskSlot, lease_renewal) == 32);
+const _: () = assert!(offset_of!(TaskSlot, lease_end_ns) == 40);
+
+// SAFETY: repr(C), aligned to 128, atomics only; "ELFNTASK" is used nowhere else.
+unsafe impl Slot for TaskSlot {
+    const MAGIC: [u8; 8] = *b"ELFNTASK";
+    const CHANNEL: &'static str = "task map";
+}
+
+/// The task that a CPU runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Task {
+    pub process: u32,
+    pub thread: u32,
+}
+
+impl Task {
+    /// `None` for the idle task.
+    #[inline]
+    pub fn from_word(word: u64) -> Option<Self> {
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
+        let halves = ((word >> 32) as u32, word as u32);
+        (word != 0).then_some(Self { process: halves.0, thread: halves.1 })
+    }
+}
+
+/// One switch, all of its words from the same moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switch {
+    /// `None` if the CPU went idle.
+    pub task: Option<Task>,
+    /// `None` if nobody watched the CPU then.
+    pub at_ns: Option<u64>,
+    pub count: u64,
+}
+
+impl TaskSlot {
+    /// Whether the CPU runs anything but its idle task. One load.
+    #[inline]
+    pub fn is_busy(&self) -> bool {
+        // Relaxed: the answer is a hint about now, nothing is published through it.
+        self.task.load(Relaxed) != 0
+    }
+
+    /// The latest switch; `None` only if the CPU switched during every one of 16 tries.
+    pub fn snapshot(&self) -> Option<Switch> {
+        snapshot::read(&self.switches_begun, &self.switches, || {
+            // Relaxed: `read` orders these between the two counters.
+            let at_ns = self.switched_at_ns.load(Relaxed);
+            Switch {
+                task: Task::from_word(self.task.load(Relaxed)),
+                at_ns: (at_ns != 0).then_some(at_ns),
+                count: self.switches.load(Relaxed),
+            }
+        })
+    }
+}
+
+/// One word a CPU in a second map, which readers may write: who counts it up has the CPU's switches timed for
+/// [`LEASE_NS`] from the next switch on.
+#[repr(C)]
+#[derive(Debug)]
+pub struct WatchSlot {
+    pub renewals: AtomicU64,
+}
+
+const _: () = assert!(size_of::<WatchSlot>() == 8);
+
+/// How long a lease lasts after the first switch that sees it. Watchers renew four times as often.
+pub const LEASE_NS: u64 = 4_000_000_000;
+
+impl WatchSlot {
+    /// Asks for timestamps on this CPU for another lease.
+    pub fn renew(&self) {
+        // Relaxed: the kernel only compares it with what it saw last. Added, not stored: watchers share the word.
+        self.renewals.fetch_add(1, Relaxed);
+    }
+}
+
+/// Where `elfen signals up` pins the task map, the watch map and what keeps the program attached.
+pub const PIN_DIR: &CStr = c"/sys/fs/bpf/elfen";
+const MAP_PIN: &CStr = c"/sys/fs/bpf/elfen/tasks";
+const WATCH_PIN: &CStr = c"/sys/fs/bpf/elfen/watch";
+const LINK_PIN: &CStr = c"/sys/fs/bpf/elfen/link";
+
+/// Why the task map could not be opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TaskMapError {
+    /// Nothing is pinned, or a file descriptor is not what it was said to be.
+    Open(MemoryError),
+    Page(PageError),
+}
+
+impl fmt::Display for TaskMapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open(error) => write!(f, "cannot open the task map: {error}"),
+            Self::Page(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for TaskMapError {}
+
+impl From<PageError> for TaskMapError {
+    fn from(error: PageError) -> Self {
+        Self::Page(error)
+    }
+}
+
+/// The mapped task map, and the reference that keeps its program attached: no reader is left with a frozen map.
+#[derive(Debug)]
+pub struct TaskMap {
+    page: Page<TaskSlot>,
+    watch: Memory,
+    /// The program's link: an open descriptor of it keeps the program running whoever else dies.
+    link: Descriptor,
+}
+
+impl TaskMap {
+    /// Maps what `elfen signals up` has pinned. Needs read and write permission on the pins and no capability; the map
+    /// is frozen, so that even its own group can map it read-only alone.
+    pub fn open_pinned() -> Result<Self, TaskMapError> {
+        let link = bpf::object_get(LINK_PIN).map_err(TaskMapError::Open)?;
+        let map = bpf::object_get(MAP_PIN).map_err(TaskMapError::Open)?;
+        let watch = bpf::object_get(WATCH_PIN).map_err(TaskMapError::Open)?;
+        Self::from_descriptors(&map, &watch, link)
+    }
+
+    /// Maps a task map from its descriptors; they are looked at, and refused if they are no eBPF maps.
+    pub fn from_descriptors(
+        map: &Descriptor,
+        watch: &Descriptor,
+        link: Descriptor,
+    ) -> Result<Self, TaskMapError> {
+        let tasks = bpf::map_array(map, size_of::<TaskSlot>(), Access::Read);
+        let page = Page::open(tasks.map_err(TaskMapError::Open)?)?;
+        let watch = bpf::map_array(watch, size_of::<WatchSlot>(), Access::Write);
+        let watch = watch.map_err(TaskMapError::Open)?;
+        let expected = size_of::<WatchSlot>() * page.slot_count() as usize;
+        if watch.len() < expected {
+            return Err(TaskMapError::Open(MemoryError::Size));
+        }
+        Ok(Self { page, watch, link })
+    }
+
+    /// How many CPUs the map has room for: one more than the highest possible CPU.
+    pub fn cpus(&self) -> u32 {
+        self.page.slot_count()
+    }
+
+    #[inline]
+    pub fn slot(&self, cpu: u32) -> Option<&TaskSlot> {
+        self.page.slot(cpu)
+    }
+
+    /// The lease of one CPU.
+    pub fn watch(&self, cpu: u32) -> Option<&WatchSlot> {
+        if cpu >= self.cpus() {
+            return None;
+        }
+        // SAFETY: `from_descriptors` checked that there are as many leases as CPUs.
+        let slot = unsafe { self.watch.base().cast::<WatchSlot>().add(cpu as usize) };
+        // SAFETY: the mapping lives as long as `self`, starts at a page boundary, and holds atomics alone.
+        Some(unsafe { slot.as_ref() })
+    }
+
+    /// The descriptor that keeps the program attached, for handing it to a child.
+    pub fn link(&self) -> &Descriptor {
+        &self.link
+    }
+}
+
+/// The name in the header of every task map.
+pub const TASK_MAP_NAME: [u8; NAME_BYTES] =
+    *b"tasks\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";

@@ -1,0 +1,225 @@
+//! `elfen lanes`: which pairs of lanes this machine has, and what limits them.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::failure::{Failure, Status};
+use super::lane_args::LaneArgs;
+use super::table;
+use crate::host::cpulist::CpuSet;
+use crate::host::lanes::{self, Lanes};
+use crate::host::pair::Pair;
+use crate::host::source::{Source, SourceError};
+use crate::host::topology::{CoreKind, Topology, TopologyError};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen lanes                      the pairs of this machine
+  elfen lanes --json               the same for scripts
+  elfen lanes --lanes 0:1,2:3      whether these pairs can be used
+  elfen lanes --record > machine   what the kernel says of this machine, for a report";
+
+/// List this machine's pairs of lanes, and what limits them
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Print the sysfs and procfs files that were read, one `PATH: CONTENT` a line, instead of the pairs
+    #[arg(long, conflicts_with = "json")]
+    record: bool,
+
+    /// Read a machine that --record wrote, instead of this one (for tests and reports)
+    #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE", hide = true)]
+    machine: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let source = open(args)?;
+    let topology = Topology::read(&source).map_err(unreadable)?;
+    if args.record {
+        out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let lanes = args.lanes.resolve(&topology)?;
+    for warning in &lanes.warnings {
+        super::warn(warning);
+    }
+    let report = Report::new(&topology, lanes, args.lanes.by_hand());
+    if args.json {
+        super::print_json(out, &report)?;
+    } else {
+        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open(args: &Args) -> Result<Source, Failure> {
+    let Some(file) = &args.machine else { return Ok(Source::live()) };
+    Source::open_recording(file).map_err(|error| {
+        let what = format!("machine {:?}", file.display().to_string());
+        Failure::new(Status::Usage, what, error, "give a file that `elfen lanes --record` wrote")
+    })
+}
+
+fn unreadable(error: TopologyError) -> Failure {
+    let what = "reading the topology";
+    match &error {
+        TopologyError::NoSysfs => {
+            let fix = "mount sysfs on /sys (`mount -t sysfs sysfs /sys`)";
+            Failure::new(Status::Unsupported, what, error, fix)
+        }
+        TopologyError::Source(SourceError::Unreadable { .. }) => {
+            Failure::new(Status::Failed, what, error, "make the file readable for this user")
+        }
+        TopologyError::Source(_) => {
+            let fix = "report it with the output of `elfen lanes --record`";
+            Failure::new(Status::Failed, what, error, fix)
+        }
+    }
+}
+
+/// What `--json` prints; the table shows the same.
+#[derive(Serialize)]
+struct Report {
+    smt: bool,
+    pairs: Vec<PairReport>,
+    /// Online CPUs in no pair of the machine's own, by reason.
+    unpaired: Vec<UnpairedReport>,
+    /// `topology`, or `hand` for lanes given with --lanes or ELFEN_LANES.
+    chosen_by: &'static str,
+    limits: Vec<String>,
+    warnings: Vec<String>,
+    smt_control: Option<String>,
+    virtual_machine: bool,
+    cpus_present: CpuSet,
+    cpus_offline: CpuSet,
+    cpus_usable: CpuSet,
+    cpuset: Option<CpuSet>,
+    isolated: CpuSet,
+    nohz_full: CpuSet,
+}
+
+#[derive(Serialize)]
+struct PairReport {
+    /// As --lanes takes it.
+    lanes: String,
+    request: u32,
+    batch: CpuSet,
+    core: Option<u32>,
+    die: Option<u32>,
+    package: Option<u32>,
+    node: Option<u32>,
+    remarks: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct UnpairedReport {
+    cpus: CpuSet,
+    reason: String,
+}
+
+impl Report {
+    fn new(topology: &Topology, lanes: Lanes, by_hand: bool) -> Self {
+        let group = |(reason, cpus): (lanes::Unpaired, CpuSet)| UnpairedReport {
+            cpus,
+            reason: reason.to_string(),
+        };
+        let unpaired = if by_hand { Vec::new() } else { lanes::unpaired(topology) };
+        Self {
+            smt: topology.smt(),
+            pairs: lanes.pairs.iter().map(|pair| PairReport::new(pair, topology)).collect(),
+            unpaired: unpaired.into_iter().map(group).collect(),
+            chosen_by: if by_hand { "hand" } else { "topology" },
+            limits: lanes::limits(topology),
+            warnings: lanes.warnings,
+            smt_control: topology.smt_control.clone(),
+            virtual_machine: topology.hypervisor,
+            cpus_present: topology.present.clone(),
+            cpus_offline: topology.offline(),
+            cpus_usable: topology.usable(),
+            cpuset: topology.cpuset.clone(),
+            isolated: topology.isolated.clone(),
+            nohz_full: topology.nohz_full.clone(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        if self.pairs.is_empty() {
+            text += "no pairs on this machine\n";
+        } else {
+            let heading = ["REQUEST", "BATCH", "CORE", "NODE", "REMARKS"];
+            let rows: Vec<_> = self.pairs.iter().map(PairReport::row).collect();
+            text += &table::lines(heading, &rows);
+        }
+        for UnpairedReport { cpus, reason } in &self.unpaired {
+            text += &format!("no pair: {cpus} ({reason})\n");
+        }
+        if !self.limits.is_empty() {
+            text += &format!("limits: {}\n", self.limits.join("; "));
+        }
+        if self.pairs.is_empty() {
+            text += "by hand: --lanes 0:1 if you know that CPUs 0 and 1 share a core\n";
+        }
+        text
+    }
+}
+
+impl PairReport {
+    fn new(pair: &Pair, topology: &Topology) -> Self {
+        let core = topology.core_of(pair.request);
+        Self {
+            lanes: pair.to_string(),
+            request: pair.request,
+            batch: pair.batch.clone(),
+            core: core.and_then(|core| core.core),
+            die: core.and_then(|core| core.die),
+            package: core.and_then(|core| core.package),
+            node: core.and_then(|core| core.node),
+            remarks: remarks(pair, topology),
+        }
+    }
+
+    fn row(&self) -> [String; 5] {
+        let number = |n: Option<u32>| n.map_or("-".to_owned(), |n| n.to_string());
+        [
+            self.request.to_string(),
+            self.batch.to_string(),
+            number(self.core),
+            number(self.node),
+            self.remarks.join(", "),
+        ]
+    }
+}
+
+fn remarks(pair: &Pair, topology: &Topology) -> Vec<String> {
+    let kind = match topology.core_of(pair.request).and_then(|core| core.kind) {
+        Some(CoreKind::Performance) => Some("P core".to_owned()),
+        Some(CoreKind::Efficient) => Some("E core".to_owned()),
+        None => None,
+    };
+    let isolated = share(pair, &topology.isolated, "isolated");
+    let nohz_full = share(pair, &topology.nohz_full, "nohz_full");
+    [kind, isolated, nohz_full].into_iter().flatten().collect()
+}
+
+/// Which lanes of a pair are in a set that has a name.
+fn share(pair: &Pair, set: &CpuSet, name: &str) -> Option<String> {
+    let lanes: CpuSet = pair.lanes().filter(|&cpu| set.contains(cpu)).collect();
+    if lanes.is_empty() {
+        None
+    } else if lanes.len() == pair.batch.len() + 1 {
+        Some(name.to_owned())
+    } else {
+        Some(format!("{lanes} {name}"))
+    }
+}

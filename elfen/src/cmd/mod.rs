@@ -1,0 +1,42 @@
+//! The subcommands: one file each, with its arguments, one call, and what it prints.
+//!
+//! A subcommand writes its result to `out` (and nothing else there, so that `--json` is one object), warnings to
+//! stderr, and returns either an exit status or a [`Failure`].
+
+pub(crate) mod failure;
+pub(crate) mod lane_args;
+pub(crate) mod lanes;
+mod table;
+pub(crate) mod usage;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use failure::Failure;
+
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Lanes(lanes::Args),
+}
+
+impl Command {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+        match self {
+            Self::Lanes(args) => lanes::run(&args, out),
+        }
+    }
+}
+
+/// What `--json` prints: one object, and a line break.
+pub(crate) fn print_json(
+    out: &mut dyn Write,
+    value: &impl serde::Serialize,
+) -> Result<(), Failure> {
+    serde_json::to_writer_pretty(&mut *out, value).map_err(|e| Failure::output(e.into()))?;
+    writeln!(out).map_err(Failure::output)
+}
+
+/// A warning: one line on stderr, like a failure, and the command goes on.
+pub(crate) fn warn(warning: &str) {
+    failure::to_stderr(&format!("warning: {warning}"));
+}

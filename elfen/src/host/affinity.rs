@@ -1,0 +1,68 @@
+//! The CPUs that the calling process may run on.
+//!
+//! `cpu_set_t` stops at 1024 CPUs, so this asks the kernel itself, with a mask that grows until it fits.
+
+use std::ffi::c_ulong;
+use std::io;
+use std::mem::size_of_val;
+
+use super::cpulist::{CpuSet, MAX_CPU};
+
+/// The affinity mask of the calling process.
+pub(crate) fn allowed() -> io::Result<CpuSet> {
+    let mut words = 16;
+    loop {
+        let mut mask: Vec<c_ulong> = vec![0; words];
+        match read_mask(&mut mask) {
+            Ok(()) => return Ok(cpus_of(&mask)),
+            // EINVAL says that the kernel's mask is longer than ours.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) && bits(words) <= MAX_CPU => {
+                words *= 2;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn read_mask(mask: &mut [c_ulong]) -> io::Result<()> {
+    // SAFETY: the kernel writes at most `size_of_val(mask)` bytes into `mask`, which is ours; pid 0 is the caller.
+    let written = unsafe {
+        libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(mask), mask.as_mut_ptr())
+    };
+    if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn bits(words: usize) -> u32 {
+    u32::try_from(words).map_or(u32::MAX, |words| words.saturating_mul(c_ulong::BITS))
+}
+
+fn cpus_of(mask: &[c_ulong]) -> CpuSet {
+    let set = |cpu: &u32| {
+        let word = usize::try_from(cpu / c_ulong::BITS).ok().and_then(|word| mask.get(word));
+        word.is_some_and(|word| word >> (cpu % c_ulong::BITS) & 1 == 1)
+    };
+    (0..bits(mask.len())).filter(set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: we read what the kernel says. Method: /proc/self/status prints the same mask.
+    #[test]
+    fn agrees_with_proc() {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap();
+        assert_eq!(allowed().unwrap(), list.trim().parse().unwrap());
+    }
+
+    /// Goal: CPUs beyond cpu_set_t's 1024 are seen. Method: a mask with bits on both sides of word boundaries.
+    #[test]
+    fn reads_every_bit_of_a_long_mask() {
+        let mut mask = vec![0; 32];
+        mask[0] = 1 | 1 << 63;
+        mask[1] = 1;
+        mask[31] = 1 << 63;
+        assert_eq!(cpus_of(&mask), "0,63-64,2047".parse().unwrap());
+    }
+}

@@ -1,0 +1,9 @@
+//! This machine: what it looks like, and what of it may be used.
+
+pub(crate) mod affinity;
+pub(crate) mod cpulist;
+pub(crate) mod cpuset;
+pub(crate) mod lanes;
+pub(crate) mod pair;
+pub(crate) mod source;
+pub(crate) mod topology;

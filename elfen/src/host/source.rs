@@ -1,0 +1,157 @@
+//! Where facts about a machine come from: its own sysfs and procfs, or a recording of another one.
+//!
+//! A recording is text, one `PATH: CONTENT` a line, `#` for comments; a file of several lines has several. Paths are
+//! absolute; the affinity mask of the recording process stands under the name `affinity`. Whatever is read from a
+//! live machine is remembered, so that `elfen lanes --record` writes exactly what a replay will ask for.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+
+use super::affinity;
+use super::cpulist::{CpuSet, ListError};
+
+const AFFINITY: &str = "affinity";
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SourceError {
+    #[error("{path}: {error}")]
+    Unreadable { path: String, error: io::Error },
+    #[error("line {line} is not PATH: CONTENT")]
+    NotARecording { line: usize },
+    #[error("the recording has no line {AFFINITY}: CPUS")]
+    NoAffinity,
+    #[error("{path} holds {text:?}: {error}")]
+    Malformed { path: String, text: String, error: ListError },
+    #[error("sched_getaffinity: {0}")]
+    Affinity(io::Error),
+}
+
+/// Files by path; a live machine fills it as it is read.
+type Files = BTreeMap<String, String>;
+
+#[derive(Debug)]
+pub(crate) enum Source {
+    Live { seen: RefCell<Files> },
+    Recorded(Files),
+}
+
+impl Source {
+    pub(crate) fn live() -> Self {
+        Self::Live { seen: RefCell::default() }
+    }
+
+    pub(crate) fn open_recording(file: &Path) -> Result<Self, SourceError> {
+        let path = file.display().to_string();
+        let text =
+            fs::read_to_string(file).map_err(|error| SourceError::Unreadable { path, error })?;
+        Self::parse_recording(&text)
+    }
+
+    pub(crate) fn parse_recording(text: &str) -> Result<Self, SourceError> {
+        let mut files = Files::new();
+        for (index, line) in text.lines().enumerate() {
+            if line.trim().is_empty() || line.starts_with('#') {
+                continue;
+            }
+            // A cgroup's path may hold a colon; colon and space end a path.
+            let parts = line.split_once(": ").or_else(|| Some((line.strip_suffix(':')?, "")));
+            let Some((path, content)) = parts else {
+                return Err(SourceError::NotARecording { line: index + 1 });
+            };
+            let file: &mut String = files.entry(path.trim().to_owned()).or_default();
+            file.push_str(content.trim());
+            file.push('\n');
+        }
+        Ok(Self::Recorded(files))
+    }
+
+    /// What has been read so far, as a recording.
+    pub(crate) fn recording(&self) -> String {
+        let write = |files: &Files| {
+            let lines = files.iter().flat_map(|(path, text)| {
+                let lines = if text.is_empty() { vec![""] } else { text.lines().collect() };
+                lines.into_iter().map(move |line| format!("{path}: {line}"))
+            });
+            lines.map(|line| line.trim_end().to_owned() + "\n").collect()
+        };
+        match self {
+            Self::Live { seen } => write(&seen.borrow()),
+            Self::Recorded(files) => write(files),
+        }
+    }
+
+    /// A file's text without the spaces around it; `None` if there is no such file.
+    pub(crate) fn text(&self, path: &str) -> Result<Option<String>, SourceError> {
+        // Lossy: a cgroup may have a name that is no UTF-8, and then only that name is lost.
+        self.read(path, || match fs::read(path) {
+            Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned())),
+            Err(e) => absent(e),
+        })
+    }
+
+    /// The first line that starts with `prefix`, so that a recording needn't carry all of /proc/cpuinfo.
+    pub(crate) fn line(&self, path: &str, prefix: &str) -> Result<Option<String>, SourceError> {
+        self.read(path, || {
+            let file = match fs::File::open(path) {
+                Ok(file) => file,
+                Err(e) => return absent(e),
+            };
+            let mut lines = BufReader::new(file).lines();
+            lines.find(|line| line.as_ref().map_or(true, |l| l.starts_with(prefix))).transpose()
+        })
+    }
+
+    /// A file that holds a CPU list; `None` if there is no such file. Kernels write `(null)` for a mask never set.
+    pub(crate) fn cpus(&self, path: &str) -> Result<Option<CpuSet>, SourceError> {
+        let Some(text) = self.text(path)? else { return Ok(None) };
+        if text.is_empty() || text == "(null)" {
+            return Ok(Some(CpuSet::default()));
+        }
+        let malformed =
+            |error| SourceError::Malformed { path: path.to_owned(), text: text.clone(), error };
+        text.parse().map(Some).map_err(malformed)
+    }
+
+    /// The CPUs that the process may run on: this one, or the one that made the recording.
+    pub(crate) fn affinity(&self) -> Result<CpuSet, SourceError> {
+        match self {
+            Self::Live { seen } => {
+                let cpus = affinity::allowed().map_err(SourceError::Affinity)?;
+                seen.borrow_mut().insert(AFFINITY.to_owned(), cpus.to_string());
+                Ok(cpus)
+            }
+            Self::Recorded(_) => self.cpus(AFFINITY)?.ok_or(SourceError::NoAffinity),
+        }
+    }
+
+    fn read(
+        &self,
+        path: &str,
+        live: impl FnOnce() -> io::Result<Option<String>>,
+    ) -> Result<Option<String>, SourceError> {
+        match self {
+            Self::Recorded(files) => Ok(files.get(path).map(|text| text.trim().to_owned())),
+            Self::Live { seen } => {
+                let path = path.to_owned();
+                let text = match live() {
+                    Ok(text) => text,
+                    Err(error) => return Err(SourceError::Unreadable { path, error }),
+                };
+                if let Some(text) = &text {
+                    seen.borrow_mut().insert(path, text.clone());
+                }
+                Ok(text)
+            }
+        }
+    }
+}
+
+/// A missing file is an answer; ENODEV is how sysfs says it of a CPU that goes offline while we read.
+fn absent(error: io::Error) -> io::Result<Option<String>> {
+    let gone = error.kind() == io::ErrorKind::NotFound
+        || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTDIR));
+    if gone { Ok(None) } else { Err(error) }
+}

@@ -1,7 +1,8 @@
 //! The `elfen` command: parse, dispatch, exit status.
 //!
-//! Every subcommand is a file in `cmd`, the work behind it a module in `host`. This file knows neither; it only
-//! turns their outcome into what a shell sees, so that all of them fail the same way.
+//! Every subcommand is a file in `cmd`, the work behind it a module in `host`. This file knows
+//! neither; it only turns their outcome into what a shell sees, so that all of them fail the same
+//! way.
 
 mod cmd;
 mod host;

@@ -1,7 +1,8 @@
-//! How every subcommand fails: one line that says what failed, why, and what to do; and an exit status.
+//! How every subcommand fails: one line that says what failed, why, and what to do; and an exit
+//! status.
 //!
-//! Modules in `host` return small enums of their own; a subcommand turns them into a [`Failure`], because only it
-//! knows what the user asked for and what the user can do now.
+//! Modules in `host` return small enums of their own; a subcommand turns them into a [`Failure`],
+//! because only it knows what the user asked for and what the user can do now.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -74,7 +75,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// One line on stderr. With stderr closed or full there is nobody left to tell: the exit status must do.
+/// One line on stderr. With stderr closed or full there is nobody left to tell: the exit status
+/// must do.
 pub(crate) fn to_stderr(line: &str) {
     writeln!(io::stderr(), "elfen: {}", one_line(line)).ok();
 }
@@ -92,14 +94,16 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: a failure stays one line whatever the user typed. Method: line breaks and an escape in the text.
+    /// Goal: a failure stays one line whatever the user typed. Method: line breaks and an escape in
+    /// the text.
     #[test]
     fn stays_one_line() {
         let failure = Failure::new(Status::Usage, "lanes \"0\n:1\"", "\u{1b}[31m", "don't\r");
         assert_eq!(one_line(&failure.to_string()), "lanes \"0\\n:1\": \\u{1b}[31m; don't\\r");
     }
 
-    /// Goal: a reader that left is no failure, a full disk is. Method: the two errors that `write` returns.
+    /// Goal: a reader that left is no failure, a full disk is. Method: the two errors that `write`
+    /// returns.
     #[test]
     fn tells_a_reader_that_left_from_a_full_disk() {
         let gone = Failure::output(io::Error::from(io::ErrorKind::BrokenPipe));

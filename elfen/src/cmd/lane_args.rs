@@ -1,19 +1,20 @@
-//! `--lanes`, as every subcommand that needs lanes takes it.
+//! `--lanes` and the machine it is held against, as every subcommand that needs lanes takes them.
 //!
-//! Flatten [`LaneArgs`], read a [`Topology`], call [`LaneArgs::resolve`], print its warnings with `cmd::warn`.
+//! Flatten [`LaneArgs`], read the machine with [`topology`], call [`LaneArgs::resolve`], print its
+//! warnings with `cmd::warn`.
 
 use crate::host::lanes::{self, LaneError, Lanes};
-use crate::host::pair::Pair;
-use crate::host::topology::Topology;
+use crate::host::pair::PairError;
+use crate::host::source::{Source, SourceError};
+use crate::host::topology::{Topology, TopologyError};
 
 use super::failure::{Failure, Status};
 
 const HELP: &str = "\
-Pairs of lanes by hand, REQUEST:BATCH[,...]: `0:1,2:3`, or `0:1,2,3` on a 4-way core
-
-REQUEST is one CPU, BATCH a list as taskset takes it: 1,3, 1-3, 1-7:2. A number with a colon begins a new pair; \
-a colon after a range is its stride, so `0:1,2-6:2,8:9` is 0 with 1,2,4,6 and 8 with 9. \
-Without this option, every core with several usable lanes is a pair.";
+Pairs of lanes by hand, REQUEST:BATCH[,...], as in 0:1,2:3, or 0:1,2,3 on a 4-way core. \
+REQUEST is one CPU, BATCH a list as taskset takes it: 1,3 or 1-3 or 1-7:2. A colon after a bare \
+number begins a new pair; a colon after a range is its stride: 0:1,2-6:2,8:9 is 0 with 1,2,4,6 \
+and 8 with 9. By default every core with two usable lanes or more is a pair";
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct LaneArgs {
@@ -27,7 +28,8 @@ impl LaneArgs {
         self.lanes.is_some()
     }
 
-    /// The pairs given by hand, or the machine's own; the list is empty only if the machine has none.
+    /// The pairs given by hand, or the machine's own; the list is empty only if the machine has
+    /// none.
     pub(crate) fn resolve(&self, topology: &Topology) -> Result<Lanes, Failure> {
         let Some(list) = &self.lanes else {
             return Ok(Lanes { pairs: lanes::default_pairs(topology), warnings: Vec::new() });
@@ -39,31 +41,39 @@ impl LaneArgs {
     }
 }
 
-/// What is possible on this machine.
-fn way_out(error: &LaneError, topology: &Topology) -> String {
-    let usable = topology.usable();
-    let up = match error {
-        LaneError::Offline { cpu } => {
-            format!(
-                "bring it up (as root: `echo 1 > /sys/devices/system/cpu/cpu{cpu}/online`), or "
-            )
-        }
-        _ => String::new(),
-    };
-    match example(topology) {
-        Some(pair) => format!("{up}use CPUs {usable}, as in --lanes {pair}"),
-        None => {
-            format!("{up}use a machine with more CPUs: a pair needs two, usable here: {usable}")
-        }
-    }
+/// Reads the machine.
+pub(crate) fn topology(source: &Source) -> Result<Topology, Failure> {
+    Topology::read(source).map_err(|error| {
+        let (status, fix) = match &error {
+            TopologyError::NoSysfs => {
+                (Status::Unsupported, "mount sysfs (as root: `mount -t sysfs sysfs /sys`)")
+            }
+            TopologyError::Source(SourceError::Unreadable { .. }) => {
+                (Status::Failed, "make it readable for this user")
+            }
+            TopologyError::Source(_) => {
+                (Status::Failed, "check the recording, or report what this file holds")
+            }
+        };
+        Failure::new(status, "reading the topology", error, fix)
+    })
 }
 
-/// A pair that would be accepted: one of the machine's own, or its first two CPUs.
-fn example(topology: &Topology) -> Option<Pair> {
-    lanes::default_pairs(topology).into_iter().next().or_else(|| {
-        let usable = topology.usable();
-        let mut cpus = usable.iter();
-        let (request, batch) = (cpus.next()?, cpus.next()?);
-        Some(Pair { request, batch: [batch].into_iter().collect() })
-    })
+/// What is possible on this machine instead.
+fn way_out(error: &LaneError, topology: &Topology) -> String {
+    let usable = topology.usable();
+    let Some(pair) = lanes::first_pair(topology) else {
+        return format!("a pair needs two CPUs, and this process may use {usable} alone");
+    };
+    let possible = format!("use CPUs {usable}, as in --lanes {pair}");
+    match error {
+        LaneError::Pairs(PairError::Empty) => {
+            format!("{possible}, or neither --lanes nor ELFEN_LANES for the machine's own")
+        }
+        LaneError::Offline { cpu } => {
+            let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+            format!("{possible}, or bring it up (as root: `echo 1 > {online}`)")
+        }
+        _ => possible,
+    }
 }

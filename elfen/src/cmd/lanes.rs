@@ -7,13 +7,13 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::failure::{Failure, Status};
-use super::lane_args::LaneArgs;
+use super::lane_args::{self, LaneArgs};
 use super::table;
 use crate::host::cpulist::CpuSet;
 use crate::host::lanes::{self, Lanes};
 use crate::host::pair::Pair;
-use crate::host::source::{Source, SourceError};
-use crate::host::topology::{CoreKind, Topology, TopologyError};
+use crate::host::source::Source;
+use crate::host::topology::{CoreKind, Topology};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,18 +33,18 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print the sysfs and procfs files that were read, one `PATH: CONTENT` a line, instead of the pairs
+    /// Print what was read from sysfs and procfs, one `PATH: CONTENT` a line, instead of the pairs
     #[arg(long, conflicts_with = "json")]
     record: bool,
 
-    /// Read a machine that --record wrote, instead of this one (for tests and reports)
-    #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE", hide = true)]
+    /// Look at a machine that --record wrote instead of this one; for tests and reports
+    #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE")]
     machine: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let source = open(args)?;
-    let topology = Topology::read(&source).map_err(unreadable)?;
+    let topology = lane_args::topology(&source)?;
     if args.record {
         out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
@@ -70,23 +70,6 @@ fn open(args: &Args) -> Result<Source, Failure> {
     })
 }
 
-fn unreadable(error: TopologyError) -> Failure {
-    let what = "reading the topology";
-    match &error {
-        TopologyError::NoSysfs => {
-            let fix = "mount sysfs on /sys (`mount -t sysfs sysfs /sys`)";
-            Failure::new(Status::Unsupported, what, error, fix)
-        }
-        TopologyError::Source(SourceError::Unreadable { .. }) => {
-            Failure::new(Status::Failed, what, error, "make the file readable for this user")
-        }
-        TopologyError::Source(_) => {
-            let fix = "report it with the output of `elfen lanes --record`";
-            Failure::new(Status::Failed, what, error, fix)
-        }
-    }
-}
-
 /// What `--json` prints; the table shows the same.
 #[derive(Serialize)]
 struct Report {
@@ -98,6 +81,8 @@ struct Report {
     chosen_by: &'static str,
     limits: Vec<String>,
     warnings: Vec<String>,
+    /// What to do where there are no pairs.
+    fix: Option<String>,
     smt_control: Option<String>,
     virtual_machine: bool,
     cpus_present: CpuSet,
@@ -141,6 +126,7 @@ impl Report {
             chosen_by: if by_hand { "hand" } else { "topology" },
             limits: lanes::limits(topology),
             warnings: lanes.warnings,
+            fix: lanes.pairs.is_empty().then(|| fix(topology)),
             smt_control: topology.smt_control.clone(),
             virtual_machine: topology.hypervisor,
             cpus_present: topology.present.clone(),
@@ -153,24 +139,32 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut text = String::new();
-        if self.pairs.is_empty() {
-            text += "no pairs on this machine\n";
-        } else {
-            let heading = ["REQUEST", "BATCH", "CORE", "NODE", "REMARKS"];
-            let rows: Vec<_> = self.pairs.iter().map(PairReport::row).collect();
-            text += &table::lines(heading, &rows);
-        }
+        let mut text = self.table();
         for UnpairedReport { cpus, reason } in &self.unpaired {
             text += &format!("no pair: {cpus} ({reason})\n");
         }
         if !self.limits.is_empty() {
             text += &format!("limits: {}\n", self.limits.join("; "));
         }
-        if self.pairs.is_empty() {
-            text += "by hand: --lanes 0:1 if you know that CPUs 0 and 1 share a core\n";
+        if let Some(fix) = &self.fix {
+            text += &format!("to do: {fix}\n");
         }
         text
+    }
+
+    fn table(&self) -> String {
+        if self.pairs.is_empty() {
+            return "no pairs\n".to_owned();
+        }
+        // Core numbers repeat from package to package; with one package the column says nothing.
+        let packages = self.pairs.iter().any(|pair| pair.package != self.pairs[0].package);
+        let mut heading = vec!["REQUEST", "BATCH", "PACKAGE", "CORE", "NODE", "REMARKS"];
+        let mut rows: Vec<_> = self.pairs.iter().map(PairReport::row).collect();
+        if !packages {
+            heading.remove(2);
+            rows.iter_mut().for_each(|row| drop(row.remove(2)));
+        }
+        table::lines(&heading, &rows)
     }
 }
 
@@ -189,15 +183,23 @@ impl PairReport {
         }
     }
 
-    fn row(&self) -> [String; 5] {
+    fn row(&self) -> Vec<String> {
         let number = |n: Option<u32>| n.map_or("-".to_owned(), |n| n.to_string());
-        [
+        vec![
             self.request.to_string(),
             self.batch.to_string(),
+            number(self.package),
             number(self.core),
             number(self.node),
             self.remarks.join(", "),
         ]
+    }
+}
+
+fn fix(topology: &Topology) -> String {
+    match lanes::first_pair(topology) {
+        Some(pair) => format!("if you know that two CPUs share a core, name them: --lanes {pair}"),
+        None => "let this process use two CPUs of one core".to_owned(),
     }
 }
 

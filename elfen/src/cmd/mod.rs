@@ -1,7 +1,7 @@
 //! The subcommands: one file each, with its arguments, one call, and what it prints.
 //!
-//! A subcommand writes its result to `out` (and nothing else there, so that `--json` is one object), warnings to
-//! stderr, and returns either an exit status or a [`Failure`].
+//! A subcommand writes its result to `out` (and nothing else there, so that `--json` is one
+//! object), warnings to stderr, and returns either an exit status or a [`Failure`].
 
 pub(crate) mod failure;
 pub(crate) mod lane_args;

@@ -1,16 +1,18 @@
 //! Columns for people: left-aligned, two spaces apart, nothing at the end of a line.
 
-/// A heading and rows, as lines; every row has as many cells as the heading.
-pub(crate) fn lines<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> String {
-    let width = |column: usize| {
+/// A heading and rows, as lines. Every row has as many cells as the heading.
+pub(crate) fn lines(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |(column, title): (usize, &&str)| {
         let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
+        cells.max().unwrap_or(0).max(title.chars().count())
     };
-    let widths: [usize; N] = std::array::from_fn(width);
-    let line = |cells: [&str; N]| {
-        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    let widths: Vec<usize> = heading.iter().enumerate().map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded: Vec<String> =
+            cells.zip(&widths).map(|(cell, &width)| format!("{cell:width$}")).collect();
+        padded.join("  ").trim_end().to_owned() + "\n"
     };
-    let body = rows.iter().map(|row| line(row.each_ref().map(String::as_str)));
-    std::iter::once(line(heading)).chain(body).collect()
+    let mut text = line(&mut heading.iter().copied());
+    text.extend(rows.iter().map(|row| line(&mut row.iter().map(String::as_str))));
+    text
 }

@@ -1,7 +1,7 @@
 //! What clap has to say, in the shape of every other message.
 //!
-//! Help and version go to stdout as clap lays them out. A usage error becomes one line: clap's several paragraphs
-//! bury the sentence that matters, and scripts log one line.
+//! Help and version go to stdout as clap lays them out. A usage error becomes one line: clap's
+//! several paragraphs bury the sentence that matters, and scripts log one line.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,7 +24,8 @@ pub(crate) fn report(error: &clap::Error, out: &mut dyn Write) -> Result<ExitCod
     }
 }
 
-/// clap writes `error: SENTENCE`, perhaps tips, then `Usage: elfen SUBCOMMAND [OPTIONS]`, as paragraphs.
+/// clap writes `error: SENTENCE`, perhaps tips, then `Usage: elfen SUBCOMMAND [OPTIONS]`, as
+/// paragraphs.
 fn usage_failure(rendered: &str) -> Failure {
     let sentence = rendered.split("\n\n").next().unwrap_or(rendered);
     let sentence = sentence.strip_prefix("error: ").unwrap_or(sentence);

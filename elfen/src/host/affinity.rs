@@ -1,6 +1,7 @@
 //! The CPUs that the calling process may run on.
 //!
-//! `cpu_set_t` stops at 1024 CPUs, so this asks the kernel itself, with a mask that grows until it fits.
+//! `cpu_set_t` stops at 1024 CPUs, so this asks the kernel itself, with a mask that grows until it
+//! fits.
 
 use std::ffi::c_ulong;
 use std::io;
@@ -25,7 +26,8 @@ pub(crate) fn allowed() -> io::Result<CpuSet> {
 }
 
 fn read_mask(mask: &mut [c_ulong]) -> io::Result<()> {
-    // SAFETY: the kernel writes at most `size_of_val(mask)` bytes into `mask`, which is ours; pid 0 is the caller.
+    // SAFETY: the kernel writes at most `size_of_val(mask)` bytes into `mask`, which is ours; pid 0
+    // is the caller.
     let written = unsafe {
         libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(mask), mask.as_mut_ptr())
     };
@@ -56,7 +58,8 @@ mod tests {
         assert_eq!(allowed().unwrap(), list.trim().parse().unwrap());
     }
 
-    /// Goal: CPUs beyond cpu_set_t's 1024 are seen. Method: a mask with bits on both sides of word boundaries.
+    /// Goal: CPUs beyond cpu_set_t's 1024 are seen. Method: a mask with bits on both sides of word
+    /// boundaries.
     #[test]
     fn reads_every_bit_of_a_long_mask() {
         let mut mask = vec![0; 32];

@@ -1,8 +1,8 @@
 //! CPU lists as taskset and the kernel write them: `0,3,7-11`, `0-31:2`.
 //!
-//! A list is parsed into spans before it becomes a set, because lists typed by a user must not name a CPU twice while
-//! the kernel's may, and so that `0-4294967295` costs nothing. No machine is known here: the only bound is one that
-//! keeps memory small.
+//! A list is parsed into spans before it becomes a set, because lists typed by a user must not name
+//! a CPU twice while the kernel's may, and so that `0-4294967295` costs nothing. No machine is
+//! known here: the only bound is one that keeps memory small.
 
 use std::collections::BTreeSet;
 use std::fmt;

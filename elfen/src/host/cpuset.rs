@@ -1,8 +1,9 @@
 //! Which CPUs the cgroup of this process may use.
 //!
-//! The affinity mask is always inside the cgroup's cpuset, so this adds no limit that sched_getaffinity misses; it
-//! tells whether a missing CPU was taken away by the cgroup, which the process can't undo, or by taskset, which it can.
-//! Hence the standard mount points will do: where they are wrong, only the explanation is less precise.
+//! The affinity mask is always inside the cgroup's cpuset, so this adds no limit that
+//! sched_getaffinity misses; it tells whether a missing CPU was taken away by the cgroup, which the
+//! process can't undo, or by taskset, which it can. Hence the standard mount points will do: where
+//! they are wrong, only the explanation is less precise.
 
 use super::cpulist::CpuSet;
 use super::source::{Source, SourceError};
@@ -37,8 +38,9 @@ pub(crate) fn effective(source: &Source) -> Result<Option<CpuSet>, SourceError> 
     Ok(None)
 }
 
-/// The file in the cgroup, or in its nearest ancestor that has one: a cgroup without the controller has its parent's
-/// CPUs, and in a container the path may name directories that only the host can see.
+/// The file in the cgroup, or in its nearest ancestor that has one: a cgroup without the controller
+/// has its parent's CPUs, and in a container the path may name directories that only the host can
+/// see.
 fn nearest(
     source: &Source,
     mount: &str,

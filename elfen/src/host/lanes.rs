@@ -1,12 +1,13 @@
 //! Which lanes make a pair on this machine, and what limits them.
 //!
-//! By default each core with two or more lanes that this process may use gives one pair: its lowest CPU is the request
-//! lane, the others are its batch lanes. Lanes given by hand are refused where they cannot work, and only warned about
-//! where the machine may be hiding the truth: in many virtual machines siblings share a core and sysfs denies it.
+//! By default each core with two or more lanes that this process may use gives one pair: its lowest
+//! CPU is the request lane, the others are its batch lanes. Lanes given by hand are refused where
+//! they cannot work, and only warned about where the machine may be hiding the truth: in many
+//! virtual machines siblings share a core and sysfs denies it.
 
 use std::fmt;
 
-use super::cpulist::CpuSet;
+use super::cpulist::{CpuSet, ListError};
 use super::pair::{Pair, PairError, parse};
 use super::topology::{Core, CoreKind, Topology};
 
@@ -24,7 +25,7 @@ pub(crate) enum LaneError {
     #[error(transparent)]
     Pairs(#[from] PairError),
     #[error("CPU {cpu} is above the last CPU of this machine, {last}")]
-    AboveLast { cpu: u32, last: u32 },
+    AboveLast { cpu: String, last: u32 },
     #[error("this machine has no CPU {cpu}")]
     Absent { cpu: u32 },
     #[error("CPU {cpu} is offline")]
@@ -39,8 +40,8 @@ pub(crate) enum LaneError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Unpaired {
     EfficientCores,
-    OneLane,
-    OneLaneOnline,
+    NoSibling,
+    NoSiblingOnline,
     OutsideCpuset,
     OutsideAffinity,
     SiblingsOutsideCpuset,
@@ -50,9 +51,9 @@ pub(crate) enum Unpaired {
 impl fmt::Display for Unpaired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::EfficientCores => "E cores, one lane each",
-            Self::OneLane => "one lane a core",
-            Self::OneLaneOnline => "one lane a core is online",
+            Self::EfficientCores => "E cores have one lane",
+            Self::NoSibling => "no sibling",
+            Self::NoSiblingOnline => "no sibling online",
             Self::OutsideCpuset => "outside the cpuset of this process's cgroup",
             Self::OutsideAffinity => "outside the affinity mask of this process",
             Self::SiblingsOutsideCpuset => "the siblings are outside the cpuset",
@@ -72,6 +73,16 @@ pub(crate) fn default_pairs(topology: &Topology) -> Vec<Pair> {
     topology.cores.iter().filter_map(pair).collect()
 }
 
+/// A pair that this process may use: the machine's own first one, or its first two CPUs; `None`
+/// with a single CPU.
+pub(crate) fn first_pair(topology: &Topology) -> Option<Pair> {
+    default_pairs(topology).into_iter().next().or_else(|| {
+        let mut usable = topology.usable();
+        let (request, batch) = (usable.pop_first()?, usable.pop_first()?);
+        Some(Pair { request, batch: [batch].into_iter().collect() })
+    })
+}
+
 /// The online CPUs that `default_pairs` leaves out, by reason.
 pub(crate) fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
     let usable = topology.usable();
@@ -85,29 +96,41 @@ pub(crate) fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
     for core in &topology.cores {
         let alone = core.lanes.and(&usable).len() < 2;
         for cpu in core.lanes.iter().filter(|&cpu| alone || !usable.contains(cpu)) {
-            add(reason(topology, core, usable.contains(cpu)), cpu);
+            add(reason(topology, core, cpu), cpu);
         }
     }
     groups
 }
 
-fn reason(topology: &Topology, core: &Core, usable: bool) -> Unpaired {
-    let in_cpuset = |cpu| topology.cpuset.as_ref().is_none_or(|cpuset| cpuset.contains(cpu));
-    let cpuset_limits = core.lanes.iter().any(|cpu| !in_cpuset(cpu));
-    match (core.lanes.len(), usable, cpuset_limits) {
-        (_, false, true) => Unpaired::OutsideCpuset,
-        (_, false, false) => Unpaired::OutsideAffinity,
-        (1, ..) if core.kind == Some(CoreKind::Efficient) => Unpaired::EfficientCores,
-        (1, ..) if topology.offline().is_empty() => Unpaired::OneLane,
-        (1, ..) => Unpaired::OneLaneOnline,
-        (_, true, true) => Unpaired::SiblingsOutsideCpuset,
-        (_, true, false) => Unpaired::SiblingsOutsideAffinity,
+/// Why this lane of a core is in no pair.
+fn reason(topology: &Topology, core: &Core, cpu: u32) -> Unpaired {
+    let in_cpuset = topology.in_cpuset();
+    if !in_cpuset.contains(cpu) {
+        Unpaired::OutsideCpuset
+    } else if !topology.usable().contains(cpu) {
+        Unpaired::OutsideAffinity
+    } else if core.lanes.len() > 1 && !core.lanes.is_subset(&in_cpuset) {
+        Unpaired::SiblingsOutsideCpuset
+    } else if core.lanes.len() > 1 {
+        Unpaired::SiblingsOutsideAffinity
+    } else if core.kind == Some(CoreKind::Efficient) {
+        Unpaired::EfficientCores
+    } else if topology.offline().is_empty() {
+        Unpaired::NoSibling
+    } else {
+        Unpaired::NoSiblingOnline
     }
 }
 
 /// Reads lanes given by hand and holds them against the machine.
 pub(crate) fn by_hand(list: &str, topology: &Topology) -> Result<Lanes, LaneError> {
-    let pairs = parse(list)?;
+    let pairs = parse(list).map_err(|error| match (error, topology.present.last()) {
+        // Too high for any machine is too high for this one, and that is the better message.
+        (PairError::List(ListError::TooHigh(cpu)), Some(last)) => {
+            LaneError::AboveLast { cpu, last }
+        }
+        (error, _) => LaneError::Pairs(error),
+    })?;
     for cpu in pairs.iter().flat_map(Pair::lanes) {
         check_usable(cpu, topology)?;
     }
@@ -116,17 +139,15 @@ pub(crate) fn by_hand(list: &str, topology: &Topology) -> Result<Lanes, LaneErro
 }
 
 fn check_usable(cpu: u32, topology: &Topology) -> Result<(), LaneError> {
-    let last = topology.present.last().unwrap_or(0);
-    let cpuset = topology.cpuset.as_ref().filter(|cpuset| !cpuset.contains(cpu));
-    if cpu > last {
-        Err(LaneError::AboveLast { cpu, last })
+    if let Some(last) = topology.present.last().filter(|&last| cpu > last) {
+        Err(LaneError::AboveLast { cpu: cpu.to_string(), last })
     } else if !topology.present.contains(cpu) {
         Err(LaneError::Absent { cpu })
     } else if !topology.online.contains(cpu) {
         Err(LaneError::Offline { cpu })
-    } else if let Some(cpuset) = cpuset {
-        Err(LaneError::OutsideCpuset { cpu, cpuset: cpuset.clone() })
-    } else if !topology.affinity.contains(cpu) {
+    } else if !topology.in_cpuset().contains(cpu) {
+        Err(LaneError::OutsideCpuset { cpu, cpuset: topology.in_cpuset() })
+    } else if !topology.usable().contains(cpu) {
         Err(LaneError::OutsideAffinity { cpu, affinity: topology.affinity.clone() })
     } else {
         Ok(())
@@ -135,57 +156,56 @@ fn check_usable(cpu: u32, topology: &Topology) -> Result<(), LaneError> {
 
 /// What is to be said of a pair whose lanes don't share a core, as far as sysfs knows.
 fn sibling_warning(pair: &Pair, topology: &Topology) -> Option<String> {
-    let siblings = topology.core_of(pair.request).map(|core| &core.lanes)?;
+    let siblings = &topology.core_of(pair.request)?.lanes;
     if pair.batch.is_subset(siblings) {
         return None;
     }
-    let strangers = pair.batch.without(siblings);
-    if !topology.smt() {
-        return Some(format!(
-            "{pair}: this machine shows no SMT siblings, so whether these lanes share a core is your word alone"
-        ));
-    }
-    let request = pair.request;
-    let others = siblings.iter().filter(|&cpu| cpu != request).collect::<CpuSet>();
-    let known =
-        if others.is_empty() { "it has none".to_owned() } else { format!("those are {others}") };
-    Some(format!("{pair}: {strangers} and {request} are no siblings of one core; {known}"))
+    let doubt = if topology.shows_siblings() {
+        let lone = |cpu| format!("{cpu} has no siblings");
+        let lanes = |cpus: &CpuSet| format!("{cpus} are the lanes of one core");
+        let is = if siblings.len() == 1 { lone(pair.request) } else { lanes(siblings) };
+        format!("{} and {} don't share a core; {is}", pair.batch.without(siblings), pair.request)
+    } else {
+        "this machine shows no SMT siblings, so that these lanes share a core rests on your word"
+            .to_owned()
+    };
+    Some(format!("{pair}: {doubt}"))
 }
 
 /// What keeps this machine from giving more pairs; one clause each.
 pub(crate) fn limits(topology: &Topology) -> Vec<String> {
-    let mut limits = Vec::new();
-    limits.extend(smt_limit(topology));
+    let mut limits = Vec::from_iter(smt_limit(topology));
     let offline = topology.offline();
     if !offline.is_empty() {
-        limits.push(format!("CPUs {offline} are offline"));
+        limits.push(format!("offline: {offline}"));
     }
-    if let Some(cpuset) = &topology.cpuset
-        && !topology.online.is_subset(cpuset)
-    {
-        limits.push(format!("the cgroup's cpuset allows CPUs {}", cpuset.and(&topology.online)));
+    let in_cpuset = topology.in_cpuset();
+    if in_cpuset != topology.online {
+        limits.push(format!("the cgroup's cpuset leaves {in_cpuset}"));
     }
-    let within =
-        topology.cpuset.as_ref().map_or(topology.online.clone(), |c| c.and(&topology.online));
-    if !within.is_subset(&topology.affinity) {
-        limits.push(format!("the affinity mask (taskset) allows CPUs {}", topology.affinity));
+    let usable = topology.usable();
+    if usable != in_cpuset {
+        limits.push(format!("the affinity mask (taskset) leaves {usable}"));
     }
     limits
 }
 
 fn smt_limit(topology: &Topology) -> Option<String> {
-    if topology.smt() {
-        return None;
+    let control = topology.smt_control.as_deref().unwrap_or_default();
+    // Some architectures let a core have fewer lanes than it could: then `control` is a number.
+    if topology.shows_siblings() {
+        let fewer = !topology.offline().is_empty() && control.parse::<u32>().is_ok();
+        return fewer.then(|| format!("smt/control allows {control} lanes a core"));
     }
-    Some(match topology.smt_control.as_deref() {
-        Some("off") => {
-            "SMT is off (as root: `echo on > /sys/devices/system/cpu/smt/control`)".to_owned()
-        }
-        Some("forceoff") => "SMT is off until a boot without `nosmt=force`".to_owned(),
+    let limit = match control {
+        "off" => "SMT is off (as root: `echo on > /sys/devices/system/cpu/smt/control`)",
+        "forceoff" => "SMT is off until a boot without `nosmt=force`",
+        _ if topology.cores.iter().all(|core| core.core.is_none()) => "sysfs shows no topology",
         _ if topology.hypervisor => {
-            "no SMT siblings visible: this is a virtual machine, which may hide them".to_owned()
+            "a virtual machine that shows no SMT siblings, and may hide them"
         }
-        Some("on") => "no core has two lanes online".to_owned(),
-        _ => "no SMT: the CPU lacks it, or the firmware has it off".to_owned(),
-    })
+        "on" => "no core has two lanes online",
+        _ => "no SMT: the CPU lacks it, or the firmware has it off",
+    };
+    Some(limit.to_owned())
 }

@@ -1,10 +1,13 @@
 //! Pairs given by hand: `0:1,2:3`, `0:1,2,3`, `0:1-7:2`.
 //!
-//!   PAIRS = PAIR {"," PAIR}    PAIR = CPU ":" SPAN {"," SPAN}    SPAN = CPU | CPU "-" CPU [":" STRIDE]
+//!   PAIRS = PAIR {"," PAIR}
+//!   PAIR  = CPU ":" SPAN {"," SPAN}
+//!   SPAN  = CPU | CPU "-" CPU [":" STRIDE]
 //!
-//! A colon also stands before the stride of a range, as taskset has it. The two never meet, because a request lane is
-//! one CPU and a stride follows a range: the first colon after a bare number is a pair's, any other a stride's. So
-//! `0:1,2-6:2,8:9` is the pairs `0:1,2,4,6` and `8:9`, and `0-3:4` is no pair.
+//! A colon also stands before the stride of a range, as taskset has it. The two never meet, because
+//! a request lane is one CPU and a stride follows a range: the first colon after a bare number is a
+//! pair's, any other a stride's. So `0:1,2-6:2,8:9` is the pairs `0:1,2,4,6` and `8:9`, and `0-3:4`
+//! is no pair.
 //!
 //! Nothing here knows a machine; whether these lanes exist is asked in `lanes`.
 
@@ -89,7 +92,8 @@ mod tests {
         Pair { request, batch: batch.iter().copied().collect() }
     }
 
-    /// Goal: every form of the grammar means what its documentation says. Method: the forms and their pairs.
+    /// Goal: every form of the grammar means what its documentation says. Method: the forms and
+    /// their pairs.
     #[test]
     fn reads_every_form() {
         let forms: [(&str, Vec<Pair>); 8] = [
@@ -157,7 +161,8 @@ mod tests {
             prop_assert_eq!(parse(&text), Ok(pairs));
         }
 
-        /// Goal: no input panics, and no CPU comes out twice. Method: strings over the grammar's characters.
+        /// Goal: no input panics, and no CPU comes out twice. Method: strings over the grammar's
+        /// characters.
         #[test]
         fn never_panics_on_near_misses(text in "[0-9:, -]{0,24}") {
             let pairs = parse(&text).unwrap_or_default();

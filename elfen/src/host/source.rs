@@ -1,8 +1,9 @@
 //! Where facts about a machine come from: its own sysfs and procfs, or a recording of another one.
 //!
-//! A recording is text, one `PATH: CONTENT` a line, `#` for comments; a file of several lines has several. Paths are
-//! absolute; the affinity mask of the recording process stands under the name `affinity`. Whatever is read from a
-//! live machine is remembered, so that `elfen lanes --record` writes exactly what a replay will ask for.
+//! A recording is text, one `PATH: CONTENT` a line, `#` for comments; a file of several lines has
+//! several. Paths are absolute; the affinity mask of the recording process stands under the name
+//! `affinity`. Whatever is read from a live machine is remembered, so that `elfen lanes --record`
+//! writes exactly what a replay will ask for.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -92,7 +93,8 @@ impl Source {
         })
     }
 
-    /// The first line that starts with `prefix`, so that a recording needn't carry all of /proc/cpuinfo.
+    /// The first line that starts with `prefix`, so that a recording needn't carry all of
+    /// /proc/cpuinfo.
     pub(crate) fn line(&self, path: &str, prefix: &str) -> Result<Option<String>, SourceError> {
         self.read(path, || {
             let file = match fs::File::open(path) {
@@ -104,7 +106,8 @@ impl Source {
         })
     }
 
-    /// A file that holds a CPU list; `None` if there is no such file. Kernels write `(null)` for a mask never set.
+    /// A file that holds a CPU list; `None` if there is no such file. Kernels write `(null)` for a
+    /// mask never set.
     pub(crate) fn cpus(&self, path: &str) -> Result<Option<CpuSet>, SourceError> {
         let Some(text) = self.text(path)? else { return Ok(None) };
         if text.is_empty() || text == "(null)" {
@@ -149,7 +152,8 @@ impl Source {
     }
 }
 
-/// A missing file is an answer; ENODEV is how sysfs says it of a CPU that goes offline while we read.
+/// A missing file is an answer; ENODEV is how sysfs says it of a CPU that goes offline while we
+/// read.
 fn absent(error: io::Error) -> io::Result<Option<String>> {
     let gone = error.kind() == io::ErrorKind::NotFound
         || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTDIR));

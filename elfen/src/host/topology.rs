@@ -1,7 +1,8 @@
 //! The machine's cores and their lanes, from sysfs.
 //!
-//! Facts only: which of them make a pair, and what to say about the others, is `lanes`. Read from sysfs and not
-//! through a library, so that a recording of any machine reads the same as the machine.
+//! Facts only: which of them make a pair, and what to say about the others, is `lanes`. Read from
+//! sysfs and not through a library, so that a recording of any machine reads the same as the
+//! machine.
 
 use super::cpulist::CpuSet;
 use super::cpuset;
@@ -83,15 +84,33 @@ impl Topology {
         self.present.without(&self.online)
     }
 
-    /// CPUs that this process may run on now.
-    pub(crate) fn usable(&self) -> CpuSet {
-        let usable = self.online.and(&self.affinity);
-        self.cpuset.as_ref().map_or(usable.clone(), |cpuset| usable.and(cpuset))
+    /// Online CPUs that the cgroup of this process may use.
+    pub(crate) fn in_cpuset(&self) -> CpuSet {
+        self.cpuset.as_ref().map_or_else(|| self.online.clone(), |cpuset| cpuset.and(&self.online))
     }
 
-    /// Whether any core shows several lanes, or the kernel says that one has them.
+    /// CPUs that this process may pin a thread to.
+    ///
+    /// Isolated CPUs are missing from every mask that nobody set: `isolcpus` takes them out of the
+    /// first process's, and all others inherit it. So a mask that lacks nothing else forbids
+    /// nothing.
+    pub(crate) fn usable(&self) -> CpuSet {
+        let in_cpuset = self.in_cpuset();
+        if in_cpuset.without(&self.isolated).is_subset(&self.affinity) {
+            in_cpuset
+        } else {
+            in_cpuset.and(&self.affinity)
+        }
+    }
+
+    /// Whether any core shows several lanes.
+    pub(crate) fn shows_siblings(&self) -> bool {
+        self.cores.iter().any(|core| core.lanes.len() > 1)
+    }
+
+    /// Whether SMT is on: a core shows several lanes, or the kernel says that one has them.
     pub(crate) fn smt(&self) -> bool {
-        self.smt_active == Some(true) || self.cores.iter().any(|core| core.lanes.len() > 1)
+        self.smt_active == Some(true) || self.shows_siblings()
     }
 
     /// The core that an online CPU belongs to.
@@ -100,7 +119,8 @@ impl Topology {
     }
 }
 
-/// x86 alone says so in /proc/cpuinfo; elsewhere a machine without siblings gets the general explanation.
+/// x86 alone says so in /proc/cpuinfo; elsewhere a machine without siblings gets the general
+/// explanation.
 fn hypervisor(source: &Source) -> Result<bool, SourceError> {
     let flags = source.line("/proc/cpuinfo", "flags")?.unwrap_or_default();
     Ok(flags.split_whitespace().any(|flag| flag == "hypervisor"))

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Prints who runs on a CPU (0 if none is named), for ten switches or until Ctrl-C.
+ *
+ *   sudo elfen signals up --group "$(id -gn)"
+ *   cc -I elfen-rt/include -o who-runs elfen-rt/examples/who-runs.c && ./who-runs 0
+ */
+#include "elfen.h"
+
+int main(int argc, char **argv)
+{
+	elfen_u32 cpu = argc > 1 ? (elfen_u32)strtoul(argv[1], NULL, 10) : 0;
+	struct elfen_tasks tasks;
+	struct elfen_error error;
+	elfen_u64 task, last = ~0ULL;
+	char line[160];
+	int shown = 0;
+
+	if (elfen_tasks_open(&tasks, &error)) {
+		elfen_explain(&error, line, sizeof(line));
+		fprintf(stderr, "who-runs: cannot open the task map: %s; is it up? (elfen signals status)\n", line);
+		return 1;
+	}
+	if (!elfen_task_at(&tasks, cpu)) {
+		fprintf(stderr, "who-runs: there is no CPU %u, the last one is %u\n", cpu, tasks.cpus - 1);
+		return 2;
+	}
+	while (shown < 10) {
+		task = elfen_task(&tasks, cpu);
+		if (task == last)
+			continue;
+		last = task;
+		shown++;
+		if (task)
+			printf("cpu %u: process %u, thread %u\n", cpu, (elfen_u32)(task >> 32), (elfen_u32)task);
+		else
+			printf("cpu %u: idle\n", cpu);
+		fflush(stdout);
+	}
+	elfen_tasks_close(&tasks);
+	return 0;
+}

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Elfen for programs in C and C++: read who runs on every CPU, publish what a service is doing.
+ *
+ * Everything is inline; there is nothing to link. Opening uses system calls; reading and publishing do not. Errors come
+ * as a status with what was found and what was expected; elfen_explain() makes a line of it. The same in Rust,
+ * with the reasons, is elfen-rt/src/signal and elfen-rt/src/service.rs.
+ */
+#ifndef ELFEN_H
+#define ELFEN_H
+
+#ifndef _GNU_SOURCE
+#ifdef _FEATURES_H
+#error "include elfen.h first, or compile with -D_GNU_SOURCE: it needs syscall(2) and shmget(2)"
+#endif
+#define _GNU_SOURCE
+#endif
+#include "elfen_abi.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/shm.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ELFEN_LOAD(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+#define ELFEN_STORE(word, value) __atomic_store_n(&(word), (value), __ATOMIC_RELAXED)
+
+/* What went wrong: a status, and what was found where what was expected. ELFEN_SYSTEM: `found` is an errno. */
+enum elfen_status {
+	ELFEN_OK, ELFEN_SYSTEM, ELFEN_TRUNCATED, ELFEN_UNFINISHED, ELFEN_MAGIC, ELFEN_VERSION, ELFEN_SLOT_SIZE,
+	ELFEN_SLOT_COUNT, ELFEN_SIZE, ELFEN_NAME, ELFEN_TAKEN, ELFEN_NAMESPACE, ELFEN_NO_SLOT, ELFEN_HELD
+};
+struct elfen_error {
+	enum elfen_status status;
+	elfen_u64 found, expected;
+};
+
+static inline enum elfen_status elfen_fail(struct elfen_error *error, enum elfen_status status, elfen_u64 found,
+					   elfen_u64 expected)
+{
+	error->status = status;
+	error->found = found;
+	error->expected = expected;
+	return status;
+}
+
+/* One line for people. */
+static inline void elfen_explain(const struct elfen_error *error, char *line, size_t size)
+{
+	static const char *const what[] = {
+		"no error", "a system call failed, errno", "bytes in the page", "the page is not finished, magic", "magic",
+		"version of the page", "bytes in a slot", "slots in the page", "bytes in the page, by its header",
+		"length of the name", "another service's name has the same key", "pid namespace of the page",
+		"slot asked for", "the slot has a living writer, process"
+	};
+	snprintf(line, size, "%s: found %#llx, expected %#llx", what[error->status],
+		 (unsigned long long)error->found, (unsigned long long)error->expected);
+}
+
+static inline elfen_u64 elfen_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (elfen_u64)now.tv_sec * 1000000000u + (elfen_u64)now.tv_nsec;
+}
+
+/* Whether `mapped` bytes hold a page of slots of this magic and size. Every field is loaded once. */
+static inline enum elfen_status elfen_page_check(const struct elfen_page_header *page, size_t mapped,
+						 elfen_u64 magic, elfen_u32 slot_size, struct elfen_error *error)
+{
+	elfen_u64 found, size, slots;
+
+	if (mapped < sizeof(*page))
+		return elfen_fail(error, ELFEN_TRUNCATED, mapped, sizeof(*page));
+	found = __atomic_load_n(&page->magic, __ATOMIC_ACQUIRE); /* pairs with the maker's release */
+	if (found != magic)
+		return elfen_fail(error, found ? ELFEN_MAGIC : ELFEN_UNFINISHED, found, magic);
+	found = ELFEN_LOAD(page->version);
+	if (found != ELFEN_ABI_VERSION)
+		return elfen_fail(error, ELFEN_VERSION, found, ELFEN_ABI_VERSION);
+	found = ELFEN_LOAD(page->slot_size);
+	if (found != slot_size)
+		return elfen_fail(error, ELFEN_SLOT_SIZE, found, slot_size);
+	slots = ELFEN_LOAD(page->slot_count);
+	if (slots == 0 || slots > ELFEN_SLOTS_MAX)
+		return elfen_fail(error, ELFEN_SLOT_COUNT, slots, ELFEN_SLOTS_MAX);
+	size = sizeof(*page) + slots * slot_size;
+	found = ELFEN_LOAD(page->size);
+	if (found != size || mapped < size)
+		return elfen_fail(error, ELFEN_SIZE, found != size ? found : mapped, size);
+	return elfen_fail(error, ELFEN_OK, slots, slots);
+}
+
+/* ---- the task map ---- */
+
+#define ELFEN_PIN_DIR "/sys/fs/bpf/elfen"
+
+/* The mapped task map. `link` keeps the program attached: as long as it is open, the map is live. */
+struct elfen_tasks {
+	struct elfen_page_header *page;
+	struct elfen_watch_slot *watch;
+	elfen_u32 cpus;
+	int link;
+};
+
+/* bpf(BPF_OBJ_GET): opens what `elfen signals up` has pinned. */
+static inline int elfen_pin_open(const char *path)
+{
+	struct { elfen_u64 pathname; elfen_u32 fd, flags; } get = { (elfen_u64)(size_t)path, 0, 0 };
+
+	return (int)syscall(SYS_bpf, 7, &get, sizeof(get));
+}
+
+/* Maps the start of a pinned array; the kernel refuses more bytes than the map has, and can't make it smaller. */
+static inline void *elfen_pin_map(const char *path, size_t size, int protection)
+{
+	int fd = elfen_pin_open(path);
+	void *at = fd < 0 ? MAP_FAILED : mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+
+	if (fd >= 0)
+		close(fd);
+	return at == MAP_FAILED ? NULL : at;
+}
+
+static inline void elfen_tasks_close(struct elfen_tasks *tasks)
+{
+	if (tasks->page)
+		munmap(tasks->page, (tasks->cpus + 1) * sizeof(struct elfen_task_slot));
+	if (tasks->watch)
+		munmap(tasks->watch, tasks->cpus * sizeof(struct elfen_watch_slot));
+	if (tasks->link >= 0)
+		close(tasks->link);
+	memset(tasks, 0, sizeof(*tasks));
+	tasks->link = -1;
+}
+
+/* Opens the pinned task map; needs no privilege but the pins' group. */
+static inline enum elfen_status elfen_tasks_open(struct elfen_tasks *tasks, struct elfen_error *error)
+{
+	const elfen_u32 slot = sizeof(struct elfen_task_slot);
+	void *header;
+
+	memset(tasks, 0, sizeof(*tasks));
+	tasks->link = elfen_pin_open(ELFEN_PIN_DIR "/link");
+	if (tasks->link < 0)
+		return elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
+	header = elfen_pin_map(ELFEN_PIN_DIR "/tasks", sizeof(struct elfen_page_header), PROT_READ);
+	if (!header)
+		goto failed;
+	/* Checked against itself first: how long the whole is; then mapped whole, which the kernel refuses if it isn't. */
+	elfen_page_check((struct elfen_page_header *)header, ELFEN_SLOTS_MAX * (size_t)slot + slot, ELFEN_MAGIC_TASK,
+			 slot, error);
+	munmap(header, sizeof(struct elfen_page_header));
+	if (error->status != ELFEN_OK) {
+		elfen_tasks_close(tasks);
+		return error->status;
+	}
+	tasks->cpus = (elfen_u32)error->found;
+	tasks->page = (struct elfen_page_header *)elfen_pin_map(ELFEN_PIN_DIR "/tasks", (tasks->cpus + 1) * (size_t)slot,
+								PROT_READ);
+	tasks->watch = (struct elfen_watch_slot *)elfen_pin_map(ELFEN_PIN_DIR "/watch",
+								tasks->cpus * sizeof(struct elfen_watch_slot),
+								PROT_READ | PROT_WRITE);
+	if (tasks->page && tasks->watch)
+		return ELFEN_OK;
+failed:
+	elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
+	elfen_tasks_close(tasks);
+	return error->status;
+}
+
+static inline const struct elfen_task_slot *elfen_task_at(const struct elfen_tasks *tasks, elfen_u32 cpu)
+{
+	return cpu < tasks->cpus ? (const struct elfen_task_slot *)(tasks->page + 1) + cpu : NULL;
+}
+
+/* `tgid << 32 | tid` of the task that runs on `cpu`; 0 if it idles, or if there is no such CPU. */
+static inline elfen_u64 elfen_task(const struct elfen_tasks *tasks, elfen_u32 cpu)
+{
+	const struct elfen_task_slot *slot = elfen_task_at(tasks, cpu);
+
+	return slot ? ELFEN_LOAD(slot->task) : 0;
+}
+
+/* Has switches of `cpu` timed for ELFEN_LEASE_NS; call it every second. */
+static inline void elfen_task_watch(struct elfen_tasks *tasks, elfen_u32 cpu)
+{
+	if (cpu < tasks->cpus)
+		__atomic_fetch_add(&tasks->watch[cpu].renewals, 1, __ATOMIC_RELAXED);
+}
+
+/* ---- the service ---- */
+
+struct elfen_service {
+	struct elfen_page_header *page;
+	elfen_u32 lanes;
+	elfen_u64 own; /* pid << 42 | start time */
+};
+
+/* What elfen_identity() says of a process that ended, or waits to be reaped; no identity has this value. */
+#define ELFEN_ENDED 1
+
+/* pid << 42 | start time of a process, ELFEN_ENDED, or 0 if /proc hides it. */
+static inline elfen_u64 elfen_identity(int pid)
+{
+	char path[32], line[640], *at;
+	ssize_t length;
+	int fd, field;
+
+	if (kill(pid, 0) && errno != EPERM)
+		return ELFEN_ENDED;
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	length = read(fd, line, sizeof(line) - 1);
+	close(fd);
+	line[length > 0 ? length : 0] = 0;
+	at = strrchr(line, ')'); /* the name before it may hold anything */
+	if (!at || at[1] != ' ')
+		return 0;
+	if (at[2] == 'Z' || at[2] == 'X')
+		return ELFEN_ENDED;
+	for (field = 2; field < 22 && at; field++)
+		at = strchr(at + 1, ' ');
+	if (!at)
+		return 0;
+	return (elfen_u64)pid << 42 | (strtoull(at, NULL, 10) & ((1ULL << 42) - 1));
+}
+
+/* A writer is dead if its process ended, or if its id is another process's now. */
+static inline int elfen_is_dead(elfen_u64 writer)
+{
+	elfen_u64 now = elfen_identity((int)(writer >> 42));
+
+	return now != 0 && now != writer;
+}
+
+static inline elfen_u32 elfen_pid_namespace(void)
+{
+	struct stat stat_buffer;
+
+	return stat("/proc/self/ns/pid", &stat_buffer) ? 0 : (elfen_u32)stat_buffer.st_ino;
+}
+
+/* The key of a name: a prefix and 24 bits of FNV-1a. */
+static inline key_t elfen_service_key(const char *name)
+{
+	elfen_u32 hash = 0x811c9dc5u;
+
+	for (; *name; name++)
+		hash = (hash ^ (unsigned char)*name) * 0x01000193u;
+	return (key_t)(0xe1000000u | ((hash ^ hash >> 24) & 0xffffffu));
+}
+
+static inline size_t elfen_service_bytes(elfen_u32 lanes)
+{
+	return sizeof(struct elfen_page_header) + (size_t)lanes * sizeof(struct elfen_service_slot);
+}
+
+static inline struct elfen_service_slot *elfen_service_at(const struct elfen_service *service, elfen_u32 lane)
+{
+	return lane < service->lanes ? (struct elfen_service_slot *)(service->page + 1) + lane : NULL;
+}
+
+/* Fills in the header of a page of zeroes, the magic last. */
+static inline void elfen_service_format(struct elfen_page_header *page, elfen_u32 lanes, const char *name)
+{
+	elfen_u64 words[ELFEN_NAME_BYTES / 8];
+	unsigned int i;
+
+	memset(words, 0, sizeof(words));
+	memcpy(words, name, strlen(name));
+	for (i = 0; i < ELFEN_NAME_BYTES / 8; i++)
+		ELFEN_STORE(page->name[i], words[i]);
+	ELFEN_STORE(page->version, ELFEN_ABI_VERSION);
+	ELFEN_STORE(page->slot_count, lanes);
+	ELFEN_STORE(page->size, elfen_service_bytes(lanes));
+	ELFEN_STORE(page->slot_size, (elfen_u32)sizeof(struct elfen_service_slot));
+	ELFEN_STORE(page->pid_namespace, elfen_pid_namespace());
+	__atomic_store_n(&page->magic, ELFEN_MAGIC_SERVICE, __ATOMIC_RELEASE);
+}
+
+/* Whether the mapped page is the one of this service, in this pid namespace, with this many lanes. */
+static inline enum elfen_status elfen_service_check(struct elfen_page_header *page, size_t mapped, elfen_u32 lanes,
+						    const char *name, struct elfen_error *error)
+{
+	char found[ELFEN_NAME_BYTES + 1];
+	elfen_u64 word;
+	unsigned int i;
+
+	if (elfen_page_check(page, mapped, ELFEN_MAGIC_SERVICE, sizeof(struct elfen_service_slot), error))
+		return error->status;
+	if (error->found != lanes)
+		return elfen_fail(error, ELFEN_SLOT_COUNT, error->found, lanes);
+	for (i = 0; i < ELFEN_NAME_BYTES / 8; i++) {
+		word = ELFEN_LOAD(page->name[i]);
+		memcpy(found + 8 * i, &word, 8);
+	}
+	found[ELFEN_NAME_BYTES] = 0;
+	if (strcmp(found, name))
+		return elfen_fail(error, ELFEN_TAKEN, 0, 0);
+	word = ELFEN_LOAD(page->pid_namespace);
+	if (word != elfen_pid_namespace())
+		return elfen_fail(error, ELFEN_NAMESPACE, word, elfen_pid_namespace());
+	return ELFEN_OK;
+}
+
+/* Maps segment `id` and checks it. One that is no page, and that nobody else maps, is a leftover: it is removed. */
+static inline enum elfen_status elfen_service_join(struct elfen_service *service, int id, int made, elfen_u32 lanes,
+						   const char *name, struct elfen_error *error)
+{
+	struct shmid_ds segment;
+	void *at = shmat(id, NULL, 0);
+
+	if (at == (void *)-1)
+		return elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
+	service->page = (struct elfen_page_header *)at;
+	service->lanes = lanes;
+	if (made)
+		elfen_service_format(service->page, lanes, name);
+	if (shmctl(id, IPC_STAT, &segment)) {
+		elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
+	} else {
+		elfen_service_check(service->page, segment.shm_segsz, lanes, name, error);
+		if (error->status >= ELFEN_TRUNCATED && error->status <= ELFEN_SIZE && segment.shm_nattch == 1 &&
+		    elfen_page_check(service->page, segment.shm_segsz, ELFEN_MAGIC_SERVICE,
+				     sizeof(struct elfen_service_slot), error) &&
+		    !shmctl(id, IPC_RMID, NULL))
+			elfen_fail(error, ELFEN_SYSTEM, ENOENT, 0);
+	}
+	if (error->status != ELFEN_OK)
+		shmdt(at);
+	return error->status;
+}
+
+/* Opens the page of `name` with a slot for each of `lanes` request lanes; makes it, readable by our group, if need be. */
+static inline enum elfen_status elfen_service_open(struct elfen_service *service, const char *name, elfen_u32 lanes,
+						   struct elfen_error *error)
+{
+	const struct timespec pause = { 0, 1000000 };
+	key_t key = elfen_service_key(name);
+	int id, made, tries;
+
+	memset(service, 0, sizeof(*service));
+	if (!*name || strlen(name) >= ELFEN_NAME_BYTES)
+		return elfen_fail(error, ELFEN_NAME, strlen(name), ELFEN_NAME_BYTES - 1);
+	if (lanes == 0 || lanes > ELFEN_SLOTS_MAX)
+		return elfen_fail(error, ELFEN_SLOT_COUNT, lanes, ELFEN_SLOTS_MAX);
+	service->own = elfen_identity((int)getpid());
+	if (service->own <= ELFEN_ENDED)
+		return elfen_fail(error, ELFEN_SYSTEM, ENOENT, 0);
+	elfen_fail(error, ELFEN_UNFINISHED, 0, ELFEN_MAGIC_SERVICE);
+	for (tries = 0; tries < 100; tries++) { /* a maker needs microseconds; it gets 100 ms */
+		id = shmget(key, elfen_service_bytes(lanes), IPC_CREAT | IPC_EXCL | 0640);
+		made = id >= 0;
+		if (!made && errno == EEXIST)
+			id = shmget(key, 0, 0);
+		if (id < 0 && errno != ENOENT)
+			return elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
+		if (id >= 0 && !elfen_service_join(service, id, made, lanes, name, error))
+			return ELFEN_OK;
+		if (error->status != ELFEN_UNFINISHED &&
+		    !(error->status == ELFEN_SYSTEM && (error->found == ENOENT || error->found == EIDRM)))
+			return error->status;
+		nanosleep(&pause, NULL);
+	}
+	return error->status;
+}
+
+/* Makes the caller the one writer of a slot; refused while another lives. */
+static inline enum elfen_status elfen_service_claim(struct elfen_service *service, elfen_u32 lane, elfen_u32 cpu,
+						    struct elfen_error *error)
+{
+	struct elfen_service_slot *slot = elfen_service_at(service, lane);
+	elfen_u64 holder;
+
+	if (!slot)
+		return elfen_fail(error, ELFEN_NO_SLOT, lane, service->lanes);
+	holder = __atomic_load_n(&slot->writer, __ATOMIC_ACQUIRE);
+	do {
+		if (holder != 0 && !elfen_is_dead(holder))
+			return elfen_fail(error, ELFEN_HELD, holder >> 42, 0);
+	} while (!__atomic_compare_exchange_n(&slot->writer, &holder, service->own, 0, __ATOMIC_ACQ_REL,
+					      __ATOMIC_ACQUIRE));
+	ELFEN_STORE(slot->running_request, 0);
+	ELFEN_STORE(slot->queue_len, 0);
+	ELFEN_STORE(slot->cpu, cpu);
+	return elfen_fail(error, ELFEN_OK, 0, 0);
+}
+
+/* How many requests wait for a lane, the running one not among them. One thread at a time. */
+static inline void elfen_service_queue(struct elfen_service *service, elfen_u32 lane, elfen_u64 waiting)
+{
+	struct elfen_service_slot *slot = elfen_service_at(service, lane);
+
+	if (slot)
+		ELFEN_STORE(slot->queue_len, waiting);
+}
+
+/* A request that arrived at `arrived_ns` starts; its latency counts from there. Only the claimer of the slot calls this. */
+static inline void elfen_service_begin(struct elfen_service_slot *slot, elfen_u64 request, elfen_u64 arrived_ns)
+{
+	ELFEN_STORE(slot->request_started_ns, arrived_ns);
+	__atomic_store_n(&slot->running_request, request ? request : ~0ULL, __ATOMIC_RELEASE);
+}
+
+static inline void elfen_histogram_record(struct elfen_histogram *histogram, elfen_u64 ns)
+{
+	elfen_u64 value = ns >> 40 ? (1ULL << 40) - 1 : ns;
+	unsigned int top_bit = 63 - (unsigned int)__builtin_clzll(value | 1), shift = top_bit > 4 ? top_bit - 4 : 0;
+	elfen_u64 *count = &histogram->counts[shift * 16 + (value >> shift)];
+
+	ELFEN_STORE(*count, ELFEN_LOAD(*count) + 1);
+	ELFEN_STORE(histogram->sum_ns, ELFEN_LOAD(histogram->sum_ns) + ns);
+	if (ns > ELFEN_LOAD(histogram->max_ns))
+		ELFEN_STORE(histogram->max_ns, ns);
+}
+
+/* The running request ends and its latency is recorded. Without one, nothing happens. */
+static inline void elfen_service_end(struct elfen_service_slot *slot)
+{
+	elfen_u64 now, started;
+
+	if (ELFEN_LOAD(slot->running_request) == 0)
+		return;
+	started = ELFEN_LOAD(slot->request_started_ns);
+	__atomic_store_n(&slot->running_request, 0, __ATOMIC_RELEASE);
+	ELFEN_STORE(slot->finished_requests, ELFEN_LOAD(slot->finished_requests) + 1);
+	now = elfen_now_ns();
+	elfen_histogram_record(&slot->latency, now > started ? now - started : 0);
+}
+
+/* Gives a claimed slot back. */
+static inline void elfen_service_release(struct elfen_service_slot *slot)
+{
+	ELFEN_STORE(slot->running_request, 0);
+	ELFEN_STORE(slot->queue_len, 0);
+	__atomic_store_n(&slot->writer, 0, __ATOMIC_RELEASE);
+}
+
+/* Unmaps the page; it stays for a restarted service and for readers. */
+static inline void elfen_service_close(struct elfen_service *service)
+{
+	if (service->page)
+		shmdt(service->page);
+	service->page = NULL;
+	service->lanes = 0;
+}
+
+#endif /* ELFEN_H */

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The layouts of Elfen's channels, for everybody who speaks C: the eBPF program, the kernel module, and programs,
+ * which include elfen.h instead.
+ *
+ * Each structure has a twin in elfen-rt/src/signal. Both sides assert every offset, and a test compares pages
+ * written by either. All fields are shared between address spaces: load and store them atomically.
+ */
+#ifndef ELFEN_ABI_H
+#define ELFEN_ABI_H
+
+#define ELFEN_ABI_VERSION 1
+
+typedef __UINT32_TYPE__ elfen_u32;
+typedef __UINT64_TYPE__ elfen_u64;
+
+#ifdef __cplusplus
+#define ELFEN_ASSERT(fact) static_assert(fact, #fact)
+#else
+#define ELFEN_ASSERT(fact) _Static_assert(fact, #fact)
+#endif
+#define ELFEN_AT(type, field, offset) ELFEN_ASSERT(__builtin_offsetof(struct type, field) == (offset))
+#define ELFEN_ALIGNED __attribute__((aligned(128)))
+
+/* Eight ASCII letters read as a little-endian word. */
+#define ELFEN_MAGIC_TASK 0x4b5341544e464c45ULL    /* "ELFNTASK" */
+#define ELFEN_MAGIC_SERVICE 0x565245534e464c45ULL /* "ELFNSERV" */
+#define ELFEN_MAGIC_LANE 0x454e414c4e464c45ULL    /* "ELFNLANE" */
+#define ELFEN_MAGIC_CONTROL 0x4c5254434e464c45ULL /* "ELFNCTRL" */
+
+#define ELFEN_NAME_BYTES 32
+#define ELFEN_SLOTS_MAX 8192
+
+/* The first 128 bytes of every page; slots of one type follow. */
+struct elfen_page_header {
+	elfen_u64 magic; /* stored last, with release */
+	elfen_u32 version;
+	elfen_u32 slot_count;
+	elfen_u64 size; /* bytes of the page: this header and all slots */
+	elfen_u32 slot_size;
+	elfen_u32 pid_namespace; /* inode; 0 for the kernel's own */
+	elfen_u64 name[ELFEN_NAME_BYTES / 8];
+	elfen_u64 reserved[8];
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_page_header) == 128);
+ELFEN_AT(elfen_page_header, version, 8);
+ELFEN_AT(elfen_page_header, slot_count, 12);
+ELFEN_AT(elfen_page_header, size, 16);
+ELFEN_AT(elfen_page_header, slot_size, 24);
+ELFEN_AT(elfen_page_header, pid_namespace, 28);
+ELFEN_AT(elfen_page_header, name, 32);
+
+/* One CPU. Written by the kernel on every context switch of that CPU. */
+struct elfen_task_slot {
+	elfen_u64 task;           /* tgid << 32 | tid of the initial pid namespace; 0 while idle */
+	elfen_u64 switched_at_ns; /* CLOCK_MONOTONIC; 0 if nobody watched the CPU */
+	elfen_u64 switches;       /* stored after the words above */
+	elfen_u64 switches_begun; /* stored before them */
+	elfen_u64 lease_renewal;  /* the writer's own */
+	elfen_u64 lease_end_ns;   /* the writer's own */
+	elfen_u64 reserved[10];
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_task_slot) == 128);
+ELFEN_AT(elfen_task_slot, task, 0);
+ELFEN_AT(elfen_task_slot, switched_at_ns, 8);
+ELFEN_AT(elfen_task_slot, switches, 16);
+ELFEN_AT(elfen_task_slot, switches_begun, 24);
+ELFEN_AT(elfen_task_slot, lease_renewal, 32);
+ELFEN_AT(elfen_task_slot, lease_end_ns, 40);
+
+/* A word a CPU that watchers count up: the CPU's switches are timed for a lease from the next switch on. */
+struct elfen_watch_slot {
+	elfen_u64 renewals;
+};
+ELFEN_ASSERT(sizeof(struct elfen_watch_slot) == 8);
+#define ELFEN_LEASE_NS 4000000000ULL
+
+/* 16 buckets to every power of two, exact below 32 ns, up to 2^40 ns. */
+#define ELFEN_HISTOGRAM_BUCKETS 592
+struct elfen_histogram {
+	elfen_u64 counts[ELFEN_HISTOGRAM_BUCKETS];
+	elfen_u64 sum_ns;
+	elfen_u64 max_ns;
+	elfen_u64 reserved[14];
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_histogram) == 4864);
+ELFEN_AT(elfen_histogram, sum_ns, 4736);
+ELFEN_AT(elfen_histogram, max_ns, 4744);
+
+/* One request lane of a service. */
+struct elfen_service_slot {
+	elfen_u64 writer; /* pid << 42 | start time in clock ticks; 0 for nobody */
+	elfen_u64 cpu;
+	elfen_u64 reserved_claim[14];
+	/* the serving thread's line */
+	elfen_u64 running_request; /* 0 for none */
+	elfen_u64 request_started_ns;
+	elfen_u64 finished_requests;
+	elfen_u64 reserved_request[13];
+	/* the queueing thread's line */
+	elfen_u64 queue_len;
+	elfen_u64 reserved_queue[15];
+	struct elfen_histogram latency; /* from arrival to end */
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_service_slot) == 5248);
+ELFEN_AT(elfen_service_slot, writer, 0);
+ELFEN_AT(elfen_service_slot, cpu, 8);
+ELFEN_AT(elfen_service_slot, running_request, 128);
+ELFEN_AT(elfen_service_slot, request_started_ns, 136);
+ELFEN_AT(elfen_service_slot, finished_requests, 144);
+ELFEN_AT(elfen_service_slot, queue_len, 256);
+ELFEN_AT(elfen_service_slot, latency, 384);
+
+/* One batch lane; written by whichever batch thread runs on it. */
+enum elfen_lane_state { ELFEN_LANE_OFF = 0, ELFEN_LANE_RUNNING = 1, ELFEN_LANE_NAPPING = 2 };
+struct elfen_lane_slot {
+	elfen_u64 state; /* enum elfen_lane_state */
+	elfen_u64 state_since_ns;
+	elfen_u64 batch_cpu;
+	elfen_u64 request_cpu;
+	elfen_u64 naps;
+	elfen_u64 borrowed_ns;
+	elfen_u64 overlapped_ns;
+	elfen_u64 napped_ns;
+	elfen_u64 reserved[8];
+	struct elfen_histogram reaction;
+	struct elfen_histogram wake;
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_lane_slot) == 9856);
+ELFEN_AT(elfen_lane_slot, state, 0);
+ELFEN_AT(elfen_lane_slot, state_since_ns, 8);
+ELFEN_AT(elfen_lane_slot, batch_cpu, 16);
+ELFEN_AT(elfen_lane_slot, request_cpu, 24);
+ELFEN_AT(elfen_lane_slot, naps, 32);
+ELFEN_AT(elfen_lane_slot, borrowed_ns, 40);
+ELFEN_AT(elfen_lane_slot, overlapped_ns, 48);
+ELFEN_AT(elfen_lane_slot, napped_ns, 56);
+ELFEN_AT(elfen_lane_slot, reaction, 128);
+ELFEN_AT(elfen_lane_slot, wake, 4992);
+
+/* What the operator wants of a batch; written by the `elfen` parent. */
+enum elfen_policy_kind {
+	ELFEN_POLICY_BORROW_IDLE = 1,
+	ELFEN_POLICY_FIXED_BUDGET = 2,
+	ELFEN_POLICY_REFRESH_BUDGET = 3,
+	ELFEN_POLICY_DYNAMIC_BUDGET = 4,
+	ELFEN_POLICY_SLO_BUDGET = 5
+};
+enum elfen_busy_when { ELFEN_BUSY_ANY_TASK = 0, ELFEN_BUSY_SERVICE = 1 };
+struct elfen_control_slot {
+	elfen_u64 generation;       /* stored after the words below */
+	elfen_u64 generation_begun; /* stored before them */
+	elfen_u64 policy;           /* enum elfen_policy_kind */
+	elfen_u64 budget_ns;
+	elfen_u64 slo_latency_ns;
+	elfen_u64 slo_per_million;
+	elfen_u64 ref_ipc_milli;
+	elfen_u64 busy_when; /* enum elfen_busy_when */
+	elfen_u64 service_process;
+	elfen_u64 reserved[7];
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_control_slot) == 128);
+ELFEN_AT(elfen_control_slot, generation, 0);
+ELFEN_AT(elfen_control_slot, generation_begun, 8);
+ELFEN_AT(elfen_control_slot, policy, 16);
+ELFEN_AT(elfen_control_slot, budget_ns, 24);
+ELFEN_AT(elfen_control_slot, slo_latency_ns, 32);
+ELFEN_AT(elfen_control_slot, slo_per_million, 40);
+ELFEN_AT(elfen_control_slot, ref_ipc_milli, 48);
+ELFEN_AT(elfen_control_slot, busy_when, 56);
+ELFEN_AT(elfen_control_slot, service_process, 64);
+
+#endif /* ELFEN_ABI_H */

@@ -1,0 +1,283 @@
+//! Goal: `elfen.h` and `elfen_rt::signal` are one ABI. Method: compile the header as C11 and C++17 with warnings as
+//! errors, let each side write pages with a different value in every word, and read them on the other side; for the
+//! service, with two live processes on one page.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use elfen_rt::memory::{Access, Memory};
+use elfen_rt::process::Liveness;
+use elfen_rt::service::Service;
+use elfen_rt::signal::control::{BusyWhen, ControlSlot, PolicyKind, Settings};
+use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::page::{Page, Slot};
+use elfen_rt::signal::service::{ServiceReader, Writer};
+use elfen_rt::signal::task::{Switch, Task, TaskSlot};
+
+const WARNINGS: [&str; 6] =
+    ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Compiles a source against the header alone; `None` if there is no such compiler.
+fn compile(compiler: &str, standard: &[&str], source: &Path, program: &str) -> Option<PathBuf> {
+    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(program);
+    let result = Command::new(compiler)
+        .args(standard)
+        .args(WARNINGS)
+        .arg(format!("-I{}", root().join("include").display()))
+        .arg(source)
+        .arg("-o")
+        .arg(&output)
+        .output();
+    match result {
+        Ok(result) => {
+            let messages = String::from_utf8_lossy(&result.stderr);
+            assert!(
+                result.status.success(),
+                "{compiler} {standard:?} refuses elfen.h:\n{messages}"
+            );
+            Some(output)
+        }
+        Err(error) => {
+            // Not through a macro of std, whose output the test runner keeps to itself.
+            let mut terminal = std::io::stderr();
+            writeln!(terminal, "skipped: elfen.h with {compiler}: {error}").unwrap();
+            None
+        }
+    }
+}
+
+/// The C side, built once.
+fn twin() -> Command {
+    static TWIN: OnceLock<PathBuf> = OnceLock::new();
+    let path = TWIN.get_or_init(|| {
+        let source = root().join("tests/c/twin.c");
+        compile("cc", &["-std=c11"], &source, "twin").expect("building Rust needs a C compiler too")
+    });
+    Command::new(path)
+}
+
+/// Names that no other test and no other run uses.
+fn service_name() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
+}
+
+/// Bytes as shared memory of our own that goes when the test ends.
+fn memory_of(bytes: &[u8]) -> Memory {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes.len(), 0o600).unwrap();
+    memory.remove_name().unwrap();
+    assert_eq!(memory.access(), Access::Write);
+    // SAFETY: the segment is ours, writable, as long as `bytes`, and nobody else has its id.
+    unsafe { memory.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    memory
+}
+
+fn page_from_c<S: Slot>(channel: &str, values: &[u64]) -> Page<S> {
+    let values = values.iter().map(u64::to_string);
+    let output = twin().args(["emit", channel]).args(values).output().unwrap();
+    assert!(output.status.success());
+    Page::open(memory_of(&output.stdout)).unwrap()
+}
+
+/// What C reads of a page that `write` filled in.
+fn shown_by_c<S: Slot>(channel: &str, write: impl Fn(&S)) -> Vec<u64> {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(1), 0o600).unwrap();
+    memory.remove_name().unwrap();
+    let page = Page::<S>::format(memory, 1, 0, &[0; 32]).unwrap();
+    write(page.slot(0).unwrap());
+    // SAFETY: the page's own memory, which nobody writes meanwhile.
+    let bytes =
+        unsafe { std::slice::from_raw_parts(page.memory().base().as_ptr(), page.memory().len()) };
+    let mut child = twin()
+        .args(["show", channel])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(bytes).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    text.split_whitespace().map(|word| word.parse().unwrap()).collect()
+}
+
+#[test]
+fn the_header_compiles_without_warnings() {
+    let source = root().join("tests/c/twin.c");
+    compile("cc", &["-std=c11"], &source, "twin-c11");
+    compile("c++", &["-x", "c++", "-std=c++17"], &source, "twin-cxx17");
+}
+
+#[test]
+fn task_slots_are_the_same_on_both_sides() {
+    let page = page_from_c::<TaskSlot>("task", &[7 << 32 | 9, 1234, 56, 56]);
+    let task = Task { process: 7, thread: 9 };
+    let expected = Switch { task: Some(task), at_ns: Some(1234), count: 56 };
+    assert_eq!(page.slot(0).unwrap().snapshot(), Some(expected));
+
+    let words = shown_by_c("task", |slot: &TaskSlot| {
+        slot.task.store(1, Relaxed);
+        slot.switched_at_ns.store(2, Relaxed);
+        slot.switches.store(3, Relaxed);
+        slot.switches_begun.store(4, Relaxed);
+    });
+    assert_eq!(words, [1, 2, 3, 4]);
+}
+
+#[test]
+fn lane_slots_are_the_same_on_both_sides() {
+    let page = page_from_c::<LaneSlot>("lane", &[2, 11, 12, 13, 14, 15, 16, 17, 18, 19]);
+    let slot = page.slot(0).unwrap();
+    assert_eq!(slot.state(), Some((LaneState::Napping, 11)));
+    let words = [&slot.batch_cpu, &slot.request_cpu, &slot.naps, &slot.borrowed_ns]
+        .map(|word| word.load(Relaxed));
+    assert_eq!(words, [12, 13, 14, 15]);
+    let words = [&slot.overlapped_ns, &slot.napped_ns].map(|word| word.load(Relaxed));
+    assert_eq!(words, [16, 17]);
+    assert_eq!((slot.reaction.max_ns(), slot.wake.max_ns()), (18, 19));
+
+    let words = shown_by_c("lane", |slot: &LaneSlot| {
+        slot.assign(3, 2);
+        slot.enter(LaneState::Napping, 1000);
+        slot.enter(LaneState::Running, 1700);
+        slot.add_borrowed(50);
+        slot.add_overlapped(60);
+        slot.reaction.record_shared(70);
+        slot.wake.record_shared(80);
+    });
+    assert_eq!(words, [1, 1700, 3, 2, 1, 50, 60, 700, 70, 80]);
+}
+
+#[test]
+fn control_slots_are_the_same_on_both_sides() {
+    let settings = Settings {
+        policy: PolicyKind::RefreshBudget,
+        budget_ns: 21,
+        slo_latency_ns: 22,
+        slo_per_million: 23,
+        ref_ipc_milli: 24,
+        busy_when: BusyWhen::Service,
+        service_process: 25,
+    };
+    let words = [5, 5, 3, 21, 22, 23, 24, 1, 25];
+    let page = page_from_c::<ControlSlot>("control", &words);
+    assert_eq!(page.slot(0).unwrap().settings(), Some((5, settings)));
+
+    let shown = shown_by_c("control", |slot: &ControlSlot| slot.publish(&settings));
+    assert_eq!(shown, [1, 1, 3, 21, 22, 23, 24, 1, 25]);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    for words in
+        [[5, 6, 3, 0, 0, 0, 0, 0, 0], [5, 5, 9, 0, 0, 0, 0, 0, 0], [5, 5, 3, 0, 0, 0, 0, 2, 0]]
+    {
+        let page = page_from_c::<ControlSlot>("control", &words);
+        assert_eq!(page.slot(0).unwrap().settings(), None, "{words:?}");
+    }
+}
+
+/// A live C service. Ends with its standard input.
+struct CService {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl CService {
+    fn start(name: &str) -> Self {
+        let mut child = twin()
+            .args(["serve", name])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "serving\n");
+        let stdin = child.stdin.take();
+        Self { child, stdin }
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    fn finish(mut self) {
+        drop(self.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_c_service_is_read_from_rust_until_it_is_killed() {
+    let name = service_name();
+    let mut service = CService::start(&name);
+    let reader = ServiceReader::open(&name).unwrap();
+    let slot = reader.slot(1).unwrap();
+    let words = [&slot.cpu, &slot.queue_len, &slot.running_request, &slot.request_started_ns];
+    assert_eq!(words.map(|word| word.load(Relaxed)), [3, 5, 17, 123456]);
+    assert_eq!(slot.finished_requests.load(Relaxed), 3);
+    assert_eq!(slot.latency.count(), 3);
+    // Each was said to have arrived a second before it ended.
+    assert!(slot.latency.quantile_ns(500_000).unwrap() >= 1_000_000_000);
+    assert!(
+        matches!(reader.writer(1), Writer::Process(who, Liveness::Alive) if who.pid() == service.pid())
+    );
+    assert_eq!((reader.is_busy(1), reader.is_busy(0)), (true, false));
+
+    service.child.kill().unwrap();
+    service.child.wait().unwrap();
+    assert!(slot.has_work(), "the page still says so");
+    assert!(!reader.is_busy(1), "a dead writer counts as idle");
+
+    // Its successor takes the slot over, on the same page: our reader sees it without opening anything again.
+    let successor = CService::start(&name);
+    assert!(reader.is_busy(1));
+    successor.finish();
+    assert_eq!(reader.writer(1), Writer::Nobody);
+    assert_eq!(slot.finished_requests.load(Relaxed), 3 + 4);
+    Service::open(&name, 2).unwrap().remove().unwrap();
+}
+
+#[test]
+fn a_slot_has_one_writer_whatever_its_language() {
+    let name = service_name();
+    let service = CService::start(&name);
+    let ours = Service::open(&name, 2).unwrap();
+    let refused = ours.claim(1, 0).unwrap_err();
+    assert_eq!(refused.to_string(), format!("process {} writes this slot already", service.pid()));
+    let worker = ours.claim(0, 0).unwrap();
+    assert!(ours.claim(0, 0).is_err(), "not even by the same process twice");
+
+    let second = twin().args(["serve", &name]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&second.stdout).contains("the slot has a living writer"));
+    service.finish();
+    assert!(ours.claim(1, 0).is_ok());
+    drop(worker);
+    ours.remove().unwrap();
+}
+
+#[test]
+fn a_rust_service_is_read_from_c() {
+    let name = service_name();
+    let service = Service::open(&name, 1).unwrap();
+    let mut worker = service.claim(0, 6).unwrap();
+    worker.end(); // nothing runs: not counted
+    worker.begin_arrived(40, elfen_rt::clock::monotonic_ns() - 2_000_000_000);
+    worker.end();
+    worker.begin(0); // 0 means none, so it is published as another
+    service.set_queue_len(0, 8);
+    let output = twin().args(["read", &name]).output().unwrap();
+    let expected = format!("{} 6 8 {} 1 1", std::process::id(), u64::MAX);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    drop(worker);
+    service.remove().unwrap();
+}

@@ -1,0 +1,204 @@
+//! Goal: no page, however broken, crashes a reader; each error says what was found and what was expected.
+//! Method: headers with one field wrong, pages cut to every length, and pages of random bytes, all in real segments.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_rt::memory::Memory;
+use elfen_rt::service::Service;
+use elfen_rt::signal::control::ControlSlot;
+use elfen_rt::signal::lane::LaneSlot;
+use elfen_rt::signal::page::{NAME_BYTES, Page, PageError, SLOTS_MAX};
+use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, key_of, page_name};
+use elfen_rt::signal::task::TaskSlot;
+use proptest::prelude::*;
+
+fn memory_of(bytes: &[u8]) -> Memory {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes.len(), 0o600).unwrap();
+    memory.remove_name().unwrap();
+    // SAFETY: the segment is ours, writable, as long as `bytes`, and nobody else has its id.
+    unsafe { memory.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    memory
+}
+
+/// The bytes of a sound page of two lanes.
+fn sound_page() -> Vec<u8> {
+    let bytes = vec![0; Page::<LaneSlot>::bytes(2)];
+    let page = Page::<LaneSlot>::format(memory_of(&bytes), 2, 0, &[0; NAME_BYTES]).unwrap();
+    // SAFETY: the page's own memory, which nobody writes meanwhile.
+    let written =
+        unsafe { std::slice::from_raw_parts(page.memory().base().as_ptr(), page.memory().len()) };
+    written.to_vec()
+}
+
+fn error_of(change: impl Fn(&mut Vec<u8>)) -> PageError {
+    let mut bytes = sound_page();
+    change(&mut bytes);
+    Page::<LaneSlot>::open(memory_of(&bytes)).unwrap_err()
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+}
+
+#[test]
+fn a_sound_page_opens() {
+    assert_eq!(Page::<LaneSlot>::open(memory_of(&sound_page())).unwrap().slot_count(), 2);
+}
+
+#[test]
+fn each_wrong_header_is_named_with_both_values() {
+    let says = |change: &dyn Fn(&mut Vec<u8>)| error_of(change).to_string();
+    assert_eq!(
+        says(&|page| page.fill(0)),
+        "the lane page has no magic number yet: whoever makes it isn't done"
+    );
+    assert_eq!(
+        says(&|page| page[..8].copy_from_slice(b"ELFNTASK")),
+        "the lane page has magic 0x4b5341544e464c45, expected 0x454e414c4e464c45"
+    );
+    assert_eq!(says(&|page| put(page, 8, 77)), "the lane page has version 77, this build reads 1");
+    assert_eq!(says(&|page| put(page, 12, 0)), "the lane page has 0 slots, possible are 1 to 8192");
+    assert_eq!(
+        says(&|page| put(page, 12, SLOTS_MAX + 1)),
+        "the lane page has 8193 slots, possible are 1 to 8192"
+    );
+    assert_eq!(says(&|page| put(page, 16, 9)), "the lane page says it has 9 bytes, expected 19840");
+    assert_eq!(
+        says(&|page| put(page, 24, 64)),
+        "the lane page has slots of 64 bytes, expected 9856"
+    );
+    assert_eq!(
+        says(&|page| page.truncate(19839)),
+        "the lane page says it has 19839 bytes, expected 19840"
+    );
+    assert_eq!(
+        says(&|page| page.truncate(127)),
+        "the lane page has 127 bytes, its header alone 128"
+    );
+}
+
+#[test]
+fn more_slots_than_bytes_are_refused_before_any_is_touched() {
+    let error = error_of(|page| {
+        put(page, 12, 3);
+        put(page, 16, u32::try_from(Page::<LaneSlot>::bytes(3)).unwrap());
+    });
+    assert_eq!(error, PageError::Size { channel: "lane", found: 19840, expected: 29696 });
+}
+
+#[test]
+fn a_header_rewritten_after_it_was_checked_moves_nothing() {
+    let page = Page::<LaneSlot>::open(memory_of(&sound_page())).unwrap();
+    page.header().slot_count.store(u32::MAX, Relaxed);
+    page.header().slot_size.store(u32::MAX, Relaxed);
+    assert_eq!(page.slots().count(), 2);
+    assert!(page.slot(2).is_none() && page.slot(u32::MAX).is_none());
+}
+
+#[test]
+fn a_leftover_of_another_version_is_replaced_once_nobody_maps_it() {
+    let name = format!("old-{}", std::process::id());
+    let old = Service::open(&name, 1).unwrap();
+    old.page().header().version.store(99, Relaxed);
+    let refused = Service::open(&name, 1).unwrap_err();
+    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 1");
+    let refused = ServiceReader::open(&name).unwrap_err();
+    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 1");
+    drop(old);
+    let new = Service::open(&name, 1).unwrap();
+    ServiceReader::open(&name).unwrap();
+    new.remove().unwrap();
+}
+
+#[test]
+fn a_page_that_its_maker_never_finished_is_replaced() {
+    let name = format!("half-{}", std::process::id());
+    let key = key_of(&page_name(&name).unwrap());
+    drop(Memory::create_segment(key, 4096, 0o600).unwrap()); // dies before the header is written
+    assert!(matches!(
+        ServiceReader::open(&name),
+        Err(OpenError::Page(PageError::Unfinished { .. }))
+    ));
+    Service::open(&name, 3).unwrap().remove().unwrap();
+}
+
+#[test]
+fn names_and_lane_counts_that_cannot_be_are_refused() {
+    let name = format!("count-{}", std::process::id());
+    for lanes in [0, SLOTS_MAX + 1, u32::MAX] {
+        let error = Service::open(&name, lanes).unwrap_err().to_string();
+        assert_eq!(error, format!("the service page has {lanes} slots, possible are 1 to 8192"));
+    }
+    assert!(matches!(Service::open("", 1), Err(OpenError::Name)));
+    let one = Service::open(&name, 1).unwrap();
+    let error = Service::open(&name, 2).unwrap_err();
+    assert_eq!(error, OpenError::Slots { found: 1, asked: 2 });
+    one.remove().unwrap();
+}
+
+/// Every reading there is, of every slot.
+fn read_everything(bytes: &[u8]) {
+    if let Ok(page) = Page::<LaneSlot>::open(memory_of(bytes)) {
+        for slot in page.slots() {
+            let _state = slot.state();
+            let _quantile = (slot.reaction.quantile_ns(990_000), slot.wake.mean_ns());
+        }
+    }
+    if let Ok(page) = Page::<ControlSlot>::open(memory_of(bytes)) {
+        page.slots()
+            .for_each(|slot| assert!(slot.settings().is_none_or(|(_, s)| s.policy as u64 > 0)));
+    }
+    if let Ok(page) = Page::<TaskSlot>::open(memory_of(bytes)) {
+        page.slots().filter_map(TaskSlot::snapshot).for_each(|at| assert_ne!(at.at_ns, Some(0)));
+    }
+    if let Ok(reader) = ServiceReader::from_memory(memory_of(bytes), &[0; NAME_BYTES]) {
+        for lane in 0..reader.lanes() {
+            let _answers = (reader.is_busy(lane), reader.writer(lane));
+            let _quantile = reader.slot(lane).map(|slot| slot.latency.quantile_ns(500_000));
+        }
+    }
+}
+
+/// A header that is right for one of the four channels, or nearly.
+fn header() -> impl Strategy<Value = Vec<u8>> {
+    let channel = prop::sample::select(vec![
+        (*b"ELFNLANE", size_of::<LaneSlot>()),
+        (*b"ELFNCTRL", size_of::<ControlSlot>()),
+        (*b"ELFNTASK", size_of::<TaskSlot>()),
+        (*b"ELFNSERV", size_of::<ServiceSlot>()),
+    ]);
+    let flip = prop::option::weighted(0.3, (0usize..40, any::<u8>()));
+    (channel, 1u32..4, flip).prop_map(|((magic, slot), count, flip)| {
+        let mut bytes = vec![0; 128];
+        bytes[..8].copy_from_slice(&magic);
+        put(&mut bytes, 8, 1);
+        put(&mut bytes, 12, count);
+        put(&mut bytes, 16, 128 + u32::try_from(slot).unwrap() * count);
+        put(&mut bytes, 24, u32::try_from(slot).unwrap());
+        if let Some((at, value)) = flip {
+            bytes[at] = value;
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn no_page_crashes_a_reader(
+        mut bytes in header(),
+        pattern in prop::collection::vec(any::<u8>(), 1..64),
+        len in 1usize..32_000,
+    ) {
+        let body = pattern.iter().cycle().copied().take(len);
+        bytes.extend(body);
+        bytes.truncate(len);
+        read_everything(&bytes);
+    }
+
+    #[test]
+    fn random_bytes_crash_nobody(bytes in prop::collection::vec(any::<u8>(), 1..512)) {
+        read_everything(&bytes);
+    }
+}

@@ -15,6 +15,7 @@ extern crate std;
 pub mod bpf;
 pub mod clock;
 pub mod memory;
+pub mod policy;
 pub mod process;
 pub mod service;
 pub mod signal;

@@ -39,12 +39,12 @@ pub(super) fn idle(state: State, service: &Service, now_ns: u64) -> State {
 
 /// A budget for the running request, counted from its start.
 ///
-/// A start before `not_before_ns` (the lane idled then, or another request ran) or after now is a
-/// stale or broken word.
+/// A start before `not_before_ns` (the lane idled then, or another request ran) is a stale word;
+/// one after now is cut by [`expire`].
 #[inline]
 pub(super) fn begin(service: &Service, not_before_ns: u64, now_ns: u64) -> State {
     let started_ns = service.request_started_ns;
-    let known = service.running_request != 0 && started_ns != 0 && started_ns <= now_ns;
+    let known = service.running_request != 0 && started_ns != 0;
     Sharing {
         request: service.running_request,
         since_ns: if known { started_ns.max(not_before_ns) } else { now_ns },

@@ -163,36 +163,79 @@ proptest! {
     }
 }
 
-/// Figure 5.9, step by step: the states and verdicts of one request that outlives its budget.
+/// One look and what must follow: time, busy, queue, request, start, finished; the new state and
+/// the verdict.
+type Step = (u64, bool, u64, u64, u64, u64, State, Verdict);
+
+fn tell(policy: Policy, story: &[Step]) {
+    let mut state = State::default();
+    for &(now_ns, busy, queue_len, running_request, request_started_ns, finished, next, verdict) in
+        story
+    {
+        let service = Service { queue_len, running_request, request_started_ns, finished };
+        let lane = Lane { busy, service: Some(service), ipc_milli: None };
+        let decided = policy.check(state, &lane, now_ns);
+        assert_eq!(decided, (next, verdict), "{policy:?} at {now_ns}");
+        state = decided.0;
+    }
+}
+
+fn fresh(idle_ns: u64, finished: u64) -> State {
+    State::Fresh { idle_ns, finished }
+}
+
+fn sharing(request: u64, since_ns: u64, finished: u64) -> State {
+    State::Sharing { request, since_ns, finished }
+}
+
+/// Figure 5.9(b), step by step: one request that outlives its budget; its start is not published.
 #[test]
 fn one_request_from_idle_to_idle() {
-    let policy = Policy::FixedBudget { budget_ns: 10 };
-    let lane = |busy: bool, queue_len| Lane {
-        busy,
-        service: Some(Service {
-            queue_len,
-            running_request: u64::from(busy) * 7,
-            request_started_ns: 0,
-            finished: 3,
-        }),
-        ipc_milli: None,
-    };
-    let fresh = |idle_ns| State::Fresh { idle_ns, finished: 3 };
-    let sharing = State::Sharing { request: 7, since_ns: 105, finished: 3 };
-    let story = [
-        (90, lane(true, 0), State::Spent, Verdict::Nap),
-        (95, lane(false, 1), State::Spent, Verdict::Run),
-        (100, lane(false, 0), fresh(100), Verdict::Run),
-        (103, lane(false, 1), fresh(100), Verdict::Run),
-        (105, lane(true, 0), sharing, Verdict::Run),
-        (114, lane(true, 5), sharing, Verdict::Run),
-        (115, lane(true, 0), State::Spent, Verdict::Nap),
-        (120, lane(false, 0), fresh(120), Verdict::Run),
+    tell(
+        Policy::FixedBudget { budget_ns: 10 },
+        &[
+            (90, true, 0, 6, 0, 2, State::Spent, Verdict::Nap),
+            (95, false, 1, 0, 0, 3, State::Spent, Verdict::Run),
+            (100, false, 0, 0, 0, 3, fresh(100, 3), Verdict::Run),
+            (103, false, 1, 0, 0, 3, fresh(100, 3), Verdict::Run),
+            (105, true, 0, 7, 0, 3, sharing(7, 105, 3), Verdict::Run),
+            (114, true, 5, 7, 0, 3, sharing(7, 105, 3), Verdict::Run),
+            (115, true, 0, 7, 0, 3, State::Spent, Verdict::Nap),
+            (120, false, 0, 0, 0, 4, fresh(120, 4), Verdict::Run),
+        ],
+    );
+}
+
+/// A kernel thread, then a request, then the worker between two requests, then the next: only a
+/// request with another name, or one after another count, is another request.
+#[test]
+fn a_busy_lane_without_a_request() {
+    let begin = [
+        (100, false, 0, 0, 0, 3, fresh(100, 3), Verdict::Run),
+        (101, true, 0, 0, 50, 3, sharing(0, 101, 3), Verdict::Run),
+        (102, true, 0, 7, 102, 3, sharing(7, 101, 3), Verdict::Run),
+        (103, true, 0, 0, 102, 4, sharing(7, 101, 3), Verdict::Run),
     ];
-    let mut state = State::default();
-    for (now_ns, lane, next, verdict) in story {
-        let decided = policy.check(state, &lane, now_ns);
-        assert_eq!(decided, (next, verdict), "at {now_ns}");
-        state = decided.0;
+    let another = [(104, true, 0, 8, 104, 4, State::Spent, Verdict::Nap)];
+    tell(Policy::FixedBudget { budget_ns: 10 }, &[&begin[..], &another].concat());
+    let another = [(104, true, 0, 8, 104, 3, State::Spent, Verdict::Nap)];
+    tell(Policy::FixedBudget { budget_ns: 10 }, &[&begin[..3], &another].concat());
+    let another = [(104, true, 0, 8, 104, 3, sharing(8, 104, 3), Verdict::Run)];
+    tell(Policy::RefreshBudget { budget_ns: 10 }, &[&begin[..3], &another].concat());
+    let another = [(104, true, 1, 8, 104, 3, sharing(7, 101, 3), Verdict::Run)];
+    tell(Policy::RefreshBudget { budget_ns: 10 }, &[&begin[..3], &another].concat());
+}
+
+/// A start from before the lane idled is the last request's; one from the future is broken.
+#[test]
+fn a_start_that_cannot_be() {
+    for (started_ns, since_ns) in [(40, 100), (107, 105)] {
+        tell(
+            Policy::FixedBudget { budget_ns: 10 },
+            &[
+                (100, false, 0, 0, 0, 3, fresh(100, 3), Verdict::Run),
+                (105, true, 0, 7, started_ns, 3, sharing(7, since_ns, 3), Verdict::Run),
+            ],
+        );
     }
 }

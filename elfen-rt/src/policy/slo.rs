@@ -298,6 +298,20 @@ mod tests {
     }
 
     proptest! {
+        /// The tail is the histogram's bucket of the value that the sorted list has there.
+        #[test]
+        fn the_tail_is_the_quantile(latencies in prop::collection::vec(0u64..200 * MS, 400..900)) {
+            let mut counts = [0; BUCKETS];
+            for &latency_ns in &latencies {
+                counts[bucket_of(latency_ns)] += 1;
+            }
+            let mut sorted = latencies;
+            sorted.sort_unstable();
+            let truth_ns = sorted[(sorted.len() * 99).div_ceil(100) - 1];
+            let tail_ns = Controller::new(SLO).tail_ns(&counts, 1);
+            prop_assert_eq!(tail_ns, Some(bucket_top_ns(bucket_of(truth_ns))));
+        }
+
         /// Two controllers with the same past, one meets a longer tail: it never grants more.
         #[test]
         fn more_headroom_never_means_a_smaller_budget(

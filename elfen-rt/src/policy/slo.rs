@@ -246,6 +246,19 @@ mod tests {
         assert_eq!(budget_ns, SLO.latency_ns.div_ceil(CLIMB_WINDOWS));
     }
 
+    /// p99 of 500 requests is the 495th: five may be slow, the sixth is the tail.
+    #[test]
+    fn one_in_a_hundred_may_be_slow() {
+        let tail_ns = |slow: u64| {
+            let mut counts = [0; BUCKETS];
+            counts[bucket_of(MS)] = 500 - slow;
+            counts[bucket_of(90 * MS)] = slow;
+            Controller::new(SLO).tail_ns(&counts, 1)
+        };
+        assert_eq!(tail_ns(5), Some(bucket_top_ns(bucket_of(MS))));
+        assert_eq!(tail_ns(6), Some(bucket_top_ns(bucket_of(90 * MS))));
+    }
+
     /// Silence, whether the page is gone or nothing finishes, is no headroom; and what was known
     /// before it is no knowledge after the page was gone.
     #[test]

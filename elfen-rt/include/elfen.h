@@ -102,7 +102,7 @@ static inline enum elfen_status elfen_page_check(const struct elfen_page_header 
 
 /* ---- the task map ---- */
 
-#define ELFEN_PIN_DIR "/sys/fs/bpf/elfen"
+#define ELFEN_PIN_DIR "/run/elfen/bpf"
 
 /* The mapped task map. `link` keeps the program attached: as long as it is open, the map is live. */
 struct elfen_tasks {

@@ -52,7 +52,7 @@ ELFEN_AT(elfen_page_header, name, 32);
 
 /* One CPU. Written by the kernel on every context switch of that CPU. */
 struct elfen_task_slot {
-	elfen_u64 task;           /* tgid << 32 | tid of the initial pid namespace; 0 while idle */
+	elfen_u64 task;           /* tgid << 32 | tid of the initial pid namespace; 0 while idle, ELFEN_TASK_UNKNOWN */
 	elfen_u64 switched_at_ns; /* CLOCK_MONOTONIC; 0 if nobody watched the CPU */
 	elfen_u64 switches;       /* stored after the words above */
 	elfen_u64 switches_begun; /* stored before them */
@@ -67,6 +67,9 @@ ELFEN_AT(elfen_task_slot, switches, 16);
 ELFEN_AT(elfen_task_slot, switches_begun, 24);
 ELFEN_AT(elfen_task_slot, lease_renewal, 32);
 ELFEN_AT(elfen_task_slot, lease_end_ns, 40);
+
+/* Until a CPU's first switch nobody knows who runs there: it counts as busy. */
+#define ELFEN_TASK_UNKNOWN (~0ULL)
 
 /* A word a CPU that watchers count up: the CPU's switches are timed for a lease from the next switch on. */
 struct elfen_watch_slot {

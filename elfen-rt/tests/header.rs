@@ -15,7 +15,7 @@ use elfen_rt::signal::control::{BusyWhen, ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 use elfen_rt::signal::service::{ServiceReader, Writer};
-use elfen_rt::signal::task::{Switch, Task, TaskSlot};
+use elfen_rt::signal::task::{Running, Switch, Task, TaskSlot};
 
 const WARNINGS: [&str; 6] =
     ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"];
@@ -119,7 +119,7 @@ fn the_header_compiles_without_warnings() {
 fn task_slots_are_the_same_on_both_sides() {
     let page = page_from_c::<TaskSlot>("task", &[7 << 32 | 9, 1234, 56, 56]);
     let task = Task { process: 7, thread: 9 };
-    let expected = Switch { task: Some(task), at_ns: Some(1234), count: 56 };
+    let expected = Switch { running: Running::Task(task), at_ns: Some(1234), count: 56 };
     assert_eq!(page.slot(0).unwrap().snapshot(), Some(expected));
 
     let words = shown_by_c("task", |slot: &TaskSlot| {

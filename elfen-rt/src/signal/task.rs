@@ -21,7 +21,8 @@ use crate::memory::{Access, Memory, MemoryError};
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct TaskSlot {
-    /// `tgid << 32 | tid` of the running task in one store, ids of the initial pid namespace; 0 while the CPU idles.
+    /// `tgid << 32 | tid` of the running task in one store, ids of the initial pid namespace; 0 while the CPU idles,
+    /// [`UNKNOWN`] until its first switch.
     pub task: AtomicU64,
     /// When `task` was switched in, CLOCK_MONOTONIC; 0 if nobody watched this CPU then.
     pub switched_at_ns: AtomicU64,
@@ -49,6 +50,9 @@ unsafe impl Slot for TaskSlot {
     const CHANNEL: &'static str = "task map";
 }
 
+/// The task word of a CPU that has not switched since the map was made. Not 0: who is unknown counts as busy.
+pub const UNKNOWN: u64 = u64::MAX;
+
 /// The task that a CPU runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Task {
@@ -57,20 +61,38 @@ pub struct Task {
 }
 
 impl Task {
-    /// `None` for the idle task.
     #[inline]
-    pub fn from_word(word: u64) -> Option<Self> {
+    fn from_word(word: u64) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
         let halves = ((word >> 32) as u32, word as u32);
-        (word != 0).then_some(Self { process: halves.0, thread: halves.1 })
+        Self { process: halves.0, thread: halves.1 }
+    }
+}
+
+/// What a CPU runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Running {
+    Idle,
+    Task(Task),
+    /// The CPU has not switched since the map was made.
+    Unknown,
+}
+
+impl Running {
+    #[inline]
+    pub fn from_word(word: u64) -> Self {
+        match word {
+            0 => Self::Idle,
+            UNKNOWN => Self::Unknown,
+            word => Self::Task(Task::from_word(word)),
+        }
     }
 }
 
 /// One switch, all of its words from the same moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch {
-    /// `None` if the CPU went idle.
-    pub task: Option<Task>,
+    pub running: Running,
     /// `None` if nobody watched the CPU then.
     pub at_ns: Option<u64>,
     pub count: u64,
@@ -90,7 +112,7 @@ impl TaskSlot {
             // Relaxed: `read` orders these between the two counters.
             let at_ns = self.switched_at_ns.load(Relaxed);
             Switch {
-                task: Task::from_word(self.task.load(Relaxed)),
+                running: Running::from_word(self.task.load(Relaxed)),
                 at_ns: (at_ns != 0).then_some(at_ns),
                 count: self.switches.load(Relaxed),
             }
@@ -119,11 +141,13 @@ impl WatchSlot {
     }
 }
 
-/// Where `elfen signals up` pins the task map, the watch map and what keeps the program attached.
-pub const PIN_DIR: &CStr = c"/sys/fs/bpf/elfen";
-const MAP_PIN: &CStr = c"/sys/fs/bpf/elfen/tasks";
-const WATCH_PIN: &CStr = c"/sys/fs/bpf/elfen/watch";
-const LINK_PIN: &CStr = c"/sys/fs/bpf/elfen/link";
+/// Where `elfen signals up` mounts an eBPF file system of our own. Not `/sys/fs/bpf`: distributions close that to all but
+/// root.
+pub const PIN_DIR: &str = "/run/elfen/bpf";
+/// The pins: the map, the leases, and the link that keeps the program attached.
+pub const MAP_PIN: &CStr = c"/run/elfen/bpf/tasks";
+pub const WATCH_PIN: &CStr = c"/run/elfen/bpf/watch";
+pub const LINK_PIN: &CStr = c"/run/elfen/bpf/link";
 
 /// Why the task map could not be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,168 @@
+//! The commands of bpf(2) that aya has no call for: freezing a map, attaching without an owner object, and finding what
+//! other processes have attached. Plain descriptors, so that their lifetime is the kernel's.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const BPF_MAP_UPDATE_ELEM: c_int = 2;
+const BPF_OBJ_PIN: c_int = 6;
+const BPF_MAP_GET_FD_BY_ID: c_int = 14;
+const BPF_OBJ_GET_INFO_BY_FD: c_int = 15;
+const BPF_RAW_TRACEPOINT_OPEN: c_int = 17;
+const BPF_MAP_FREEZE: c_int = 22;
+const BPF_LINK_GET_FD_BY_ID: c_int = 30;
+const BPF_LINK_GET_NEXT_ID: c_int = 31;
+
+/// `union bpf_attr` for each command, as far as it is read. The kernel takes a shorter one as padded with zeroes.
+#[repr(C)]
+#[derive(Default)]
+struct UpdateElement {
+    map_fd: u32,
+    _pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Pin {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ById {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct RawTracepoint {
+    name: u64,
+    prog_fd: u32,
+    _pad: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The first fields of `struct bpf_link_info`.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct LinkInfo {
+    pub(crate) kind: u32,
+    pub(crate) id: u32,
+    pub(crate) program: u32,
+}
+
+/// One call; the result of a command that succeeds is 0 or a descriptor.
+fn call<T>(command: c_int, attribute: &mut T) -> io::Result<c_int> {
+    let size = size_of::<T>();
+    // SAFETY: `attribute` is the start of a bpf_attr of ours, with its size; the addresses in it were taken by the functions
+    // below from references that outlive this call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size) };
+    match c_int::try_from(result) {
+        Ok(result) if result >= 0 => Ok(result),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn call_for_descriptor<T>(command: c_int, attribute: &mut T) -> io::Result<OwnedFd> {
+    let fd = call(command, attribute)?;
+    // SAFETY: the command succeeded, so the kernel gave us this descriptor, close-on-exec, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().unsigned_abs()
+}
+
+fn address<T: ?Sized>(of: &T) -> u64 {
+    std::ptr::from_ref(of).cast::<u8>().expose_provenance() as u64
+}
+
+/// Replaces one value of an array. `value` is as long as the map's values are.
+pub(crate) fn update_element(map: BorrowedFd<'_>, key: u32, value: &[u64]) -> io::Result<()> {
+    let mut attribute = UpdateElement {
+        map_fd: number(map),
+        key: address(&key),
+        value: address(value),
+        ..UpdateElement::default()
+    };
+    call(BPF_MAP_UPDATE_ELEM, &mut attribute).map(drop)
+}
+
+/// From now on no process can write the map, through a call or a mapping; programs still can.
+pub(crate) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attribute = number(map);
+    call(BPF_MAP_FREEZE, &mut attribute).map(drop)
+}
+
+pub(crate) fn pin(object: impl AsFd, path: &CStr) -> io::Result<()> {
+    let mut attribute = Pin {
+        pathname: path.as_ptr().expose_provenance() as u64,
+        bpf_fd: number(object.as_fd()),
+        ..Pin::default()
+    };
+    call(BPF_OBJ_PIN, &mut attribute).map(drop)
+}
+
+/// Attaches a loaded tp_btf program; it stays attached as long as some process or pin holds the link.
+pub(crate) fn attach(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attribute = RawTracepoint { prog_fd: number(program), ..RawTracepoint::default() };
+    call_for_descriptor(BPF_RAW_TRACEPOINT_OPEN, &mut attribute)
+}
+
+pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
+    call_for_descriptor(BPF_MAP_GET_FD_BY_ID, &mut ById { id, ..ById::default() })
+}
+
+/// All links of the machine that are still there when their turn comes. Needs CAP_SYS_ADMIN.
+pub(crate) fn links() -> impl Iterator<Item = io::Result<(OwnedFd, LinkInfo)>> {
+    let mut last = Some(0);
+    std::iter::from_fn(move || {
+        loop {
+            let mut attribute = ById { id: last?, ..ById::default() };
+            match call(BPF_LINK_GET_NEXT_ID, &mut attribute) {
+                Ok(_) => last = Some(attribute.next_id),
+                Err(error) => {
+                    last = None;
+                    return (error.raw_os_error() != Some(libc::ENOENT)).then_some(Err(error));
+                }
+            }
+            let mut by_id = ById { id: attribute.next_id, ..ById::default() };
+            match call_for_descriptor(BPF_LINK_GET_FD_BY_ID, &mut by_id) {
+                Ok(link) => return Some(link_info(link.as_fd()).map(|info| (link, info))),
+                // Gone between the two calls.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(error) => {
+                    last = None;
+                    return Some(Err(error));
+                }
+            }
+        }
+    })
+}
+
+pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    let mut info = LinkInfo::default();
+    let mut attribute = InfoByFd {
+        bpf_fd: number(link),
+        info_len: u32::try_from(size_of::<LinkInfo>()).unwrap_or(0),
+        info: std::ptr::from_mut(&mut info).expose_provenance() as u64,
+    };
+    call(BPF_OBJ_GET_INFO_BY_FD, &mut attribute)?;
+    Ok(info)
+}

@@ -1,0 +1,291 @@
+//! The task map: attach the program, or find one that is attached, and map what it writes.
+//!
+//! Whoever gets a [`TaskMap`] from here holds the program's link as well, so the program stays as long as its last reader.
+//! Without pins, processes find each other's program by its id, which only CAP_SYS_ADMIN may do; with CAP_BPF and
+//! CAP_PERFMON alone each process attaches its own.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use aya::maps::Map;
+use aya::programs::{BtfTracePoint, ProgramInfo, loaded_programs};
+use aya::{Btf, Ebpf, EbpfLoader};
+use elfen_rt::bpf::Descriptor;
+use elfen_rt::memory::MemoryError;
+use elfen_rt::signal::ABI_VERSION;
+use elfen_rt::signal::page::{Page, Slot};
+use elfen_rt::signal::task::{TASK_MAP_NAME, TaskMap, TaskMapError, TaskSlot, UNKNOWN};
+
+use crate::bpf_call;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
+
+const PROGRAM: &str = "elfen_switch";
+const TASKS: &str = "elfen_tasks";
+const WATCH: &str = "elfen_watch";
+
+/// The kernel describes itself here. Readable by all, and there wherever the program can run: also our lock.
+const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
+
+/// How a task map was come by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// `elfen signals up` had pinned it.
+    Pinned,
+    /// Another process had attached the program.
+    Shared,
+    /// We attached the program.
+    Attached,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel was not built with BTF.
+    #[error("the kernel has no {KERNEL_TYPES}")]
+    NoKernelTypes,
+    /// Neither pins for our group, nor the capabilities to attach.
+    #[error("not permitted to attach an eBPF program")]
+    NotPermitted,
+    /// Pins or a running program of another build.
+    #[error(transparent)]
+    Map(#[from] TaskMapError),
+    #[error("the kernel refused the sched_switch program: {0}")]
+    Refused(String),
+    #[error("cannot tell how many CPUs there are: {0}")]
+    Cpus(io::Error),
+    #[error("{doing}: {error}")]
+    Call { doing: &'static str, error: io::Error },
+}
+
+impl Error {
+    pub(crate) fn call(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::NotPermitted,
+            _ => Self::Call { doing, error },
+        }
+    }
+}
+
+/// Opens the machine's task map: pinned, shared, or attached by us.
+pub fn open() -> Result<(TaskMap, Source), Error> {
+    match TaskMap::open_pinned() {
+        Ok(map) => return Ok((map, Source::Pinned)),
+        // Not up, or not for us: there are other ways.
+        Err(TaskMapError::Open(MemoryError::Absent | MemoryError::Denied)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    // Held to the end: of two processes that start together, one attaches and the other finds it.
+    let _lock = lock();
+    match running() {
+        Ok(Some(parts)) => Ok((parts.into_map()?, Source::Shared)),
+        // Not permitted to look still leaves attaching our own.
+        Ok(None) | Err(Error::NotPermitted) => Ok((attach()?.into_map()?, Source::Attached)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a program of ours is attached; `None` if we may not know.
+pub fn is_attached() -> Option<bool> {
+    running().ok().map(|found| found.is_some())
+}
+
+/// An attached program and its two maps.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) tasks: OwnedFd,
+    pub(crate) watch: OwnedFd,
+    pub(crate) link: OwnedFd,
+}
+
+impl Parts {
+    pub(crate) fn into_map(self) -> Result<TaskMap, Error> {
+        let [tasks, watch, link] = [self.tasks, self.watch, self.link].map(descriptor);
+        Ok(TaskMap::from_descriptors(&tasks, &watch, link)?)
+    }
+}
+
+fn descriptor(fd: OwnedFd) -> Descriptor {
+    // SAFETY: `into_raw_fd` hands the open descriptor over to us alone.
+    unsafe { Descriptor::from_raw(fd.into_raw_fd()) }
+}
+
+/// The program that some process has attached. Looking for it needs CAP_SYS_ADMIN.
+pub(crate) fn running() -> Result<Option<Parts>, Error> {
+    for link in bpf_call::links() {
+        let (link, info) = link.map_err(Error::call("looking for links"))?;
+        let Some(program) = program_of_ours(info.program) else { continue };
+        let Ok(Some(maps)) = program.map_ids() else { continue };
+        if let Some((tasks, watch)) = maps_of_ours(&maps) {
+            return Ok(Some(Parts { tasks, watch, link }));
+        }
+    }
+    Ok(None)
+}
+
+fn program_of_ours(id: u32) -> Option<ProgramInfo> {
+    loaded_programs()
+        .flatten()
+        .find(|program| program.id() == id && program.name() == PROGRAM.as_bytes())
+}
+
+fn maps_of_ours(ids: &[u32]) -> Option<(OwnedFd, OwnedFd)> {
+    let named = |name: &str| {
+        let id = ids.iter().copied().find(|&id| {
+            aya::maps::MapInfo::from_id(id).is_ok_and(|map| map.name() == name.as_bytes())
+        })?;
+        bpf_call::map_by_id(id).ok()
+    };
+    Some((named(TASKS)?, named(WATCH)?))
+}
+
+/// Loads the program, writes the map's header, freezes it, attaches, and looks who runs on the CPUs that don't switch.
+pub(crate) fn attach() -> Result<Parts, Error> {
+    let types = Btf::from_sys_fs().map_err(|_| Error::NoKernelTypes)?;
+    let cpus = possible_cpus()?;
+    let mut ebpf = EbpfLoader::new()
+        .btf(Some(&types))
+        .map_max_entries(TASKS, cpus + 1)
+        .map_max_entries(WATCH, cpus)
+        .load(OBJECT)
+        .map_err(refused)?;
+    let program: &mut BtfTracePoint = ebpf
+        .program_mut(PROGRAM)
+        .and_then(|program| program.try_into().ok())
+        .ok_or_else(|| Error::Refused(format!("it holds no program {PROGRAM}")))?;
+    program.load("sched_switch", &types).map_err(refused)?;
+    let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+    let program = program.map_err(Error::call("duplicating the program's descriptor"))?;
+    let (tasks, watch) = (map_of(&ebpf, TASKS)?, map_of(&ebpf, WATCH)?);
+    fill(tasks.as_fd(), cpus)?;
+    bpf_call::freeze(tasks.as_fd()).map_err(Error::call("freezing the task map"))?;
+    let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
+    let parts = Parts { tasks, watch, link };
+    visit_cpus();
+    Ok(parts)
+}
+
+/// aya wraps errors in errors; what a caller can act on is whether the kernel said EPERM.
+fn refused(error: impl std::error::Error + 'static) -> Error {
+    let mut texts = Vec::new();
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(error) = cause {
+        let system = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if matches!(system, Some(libc::EPERM | libc::EACCES)) {
+            return Error::NotPermitted;
+        }
+        texts.push(error.to_string());
+        cause = error.source();
+    }
+    Error::Refused(texts.join(": "))
+}
+
+fn map_of(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, Error> {
+    let Some(Map::Array(map)) = ebpf.map(name) else {
+        return Err(Error::Refused(format!("it holds no array {name}")));
+    };
+    map.fd().as_fd().try_clone_to_owned().map_err(Error::call("duplicating a map's descriptor"))
+}
+
+/// Writes the header, and marks every CPU unknown until its first switch.
+fn fill(tasks: BorrowedFd<'_>, cpus: u32) -> Result<(), Error> {
+    let mut unknown = [0; size_of::<TaskSlot>() / 8];
+    unknown[0] = UNKNOWN;
+    for cpu in 0..cpus {
+        let written = bpf_call::update_element(tasks, cpu + 1, &unknown);
+        written.map_err(Error::call("filling the task map"))?;
+    }
+    bpf_call::update_element(tasks, 0, &header(cpus)).map_err(Error::call("filling the task map"))
+}
+
+/// `PageHeader` as words: a value of an array is written by a call, not through a mapping.
+fn header(cpus: u32) -> [u64; 16] {
+    let mut words = [0; 16];
+    words[0] = u64::from_le_bytes(TaskSlot::MAGIC);
+    words[1] = u64::from(cpus) << 32 | u64::from(ABI_VERSION);
+    words[2] = Page::<TaskSlot>::bytes(cpus) as u64;
+    words[3] = size_of::<TaskSlot>() as u64;
+    for (word, name) in words[4..8].iter_mut().zip(TASK_MAP_NAME.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*name);
+    }
+    words
+}
+
+/// One more than the highest CPU that this kernel can ever have.
+fn possible_cpus() -> Result<u32, Error> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").map_err(Error::Cpus)?;
+    let last = text.trim().rsplit(['-', ',']).next().and_then(|last| last.parse::<u32>().ok());
+    last.map(|last| last + 1).ok_or_else(|| Error::Cpus(io::ErrorKind::InvalidData.into()))
+}
+
+/// How long a visit to all CPUs may take before we go on without the rest of it.
+const VISIT_LIMIT: Duration = Duration::from_millis(200);
+
+/// Steps on every CPU we may run on, so that one which does not switch by itself is known at once: a thread that polls,
+/// or an idle CPU without a tick. In a thread of its own, because a real-time task could keep us off a CPU for
+/// ever; a CPU that was not reached stays unknown, and counts as busy, until it switches.
+fn visit_cpus() {
+    let visitor = std::thread::spawn(|| {
+        // SAFETY: an all-zero cpu_set_t is the empty set.
+        let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        let size = size_of_val(&allowed);
+        // SAFETY: `allowed` is ours and as long as said.
+        if unsafe { libc::sched_getaffinity(0, size, &mut allowed) } != 0 {
+            return;
+        }
+        for cpu in 0..size * 8 {
+            // SAFETY: `cpu` lies inside the set.
+            if unsafe { libc::CPU_ISSET(cpu, &allowed) } {
+                step_on(cpu);
+            }
+        }
+    });
+    let start = Instant::now();
+    while !visitor.is_finished() && start.elapsed() < VISIT_LIMIT {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn step_on(cpu: usize) {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller got `cpu` from a set of the same size.
+    unsafe { libc::CPU_SET(cpu, &mut only) };
+    // SAFETY: `only` is ours and as long as said. A CPU that went offline meanwhile is refused, and needs no visit.
+    unsafe { libc::sched_setaffinity(0, size_of_val(&only), &only) };
+}
+
+/// The lock among processes that are about to attach. Anybody could hold it, so it is waited for only so long.
+fn lock() -> Option<File> {
+    let file = File::open(KERNEL_TYPES).ok()?;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(1) {
+        if file.try_lock().is_ok() {
+            return Some(file);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elfen_rt::memory::Memory;
+
+    /// The words that go through the call are the header that a reader expects.
+    #[test]
+    fn the_header_in_words_is_a_page_header() {
+        let bytes = Page::<TaskSlot>::bytes(6);
+        let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+        memory.remove_name().unwrap();
+        let words = header(6);
+        // SAFETY: the segment is ours, writable, and longer than a header.
+        unsafe {
+            memory.base().as_ptr().cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), 16)
+        };
+        let page = Page::<TaskSlot>::open(memory).unwrap();
+        assert_eq!((page.slot_count(), page.name()), (6, TASK_MAP_NAME));
+    }
+}

@@ -1,0 +1,176 @@
+//! Goal: the task map tells the truth, lives as long as its last reader, and leaves nothing behind.
+//! Method: the real program in the running kernel, and real processes that are killed. Needs CAP_BPF, CAP_PERFMON and,
+//! to look for other processes' programs, CAP_SYS_ADMIN; without them each test says that it was skipped, and why.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use elfen_kernel::task_map::{self, Error, Source};
+use elfen_rt::signal::task::{Running, TaskMap};
+
+/// One at a time: the tests share the machine's one program.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open_or_skip(test: &str) -> Option<(TaskMap, Source)> {
+    match task_map::open() {
+        Ok(opened) => Some(opened),
+        Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
+            // Not through a macro of std, whose output the test runner keeps to itself.
+            let mut terminal = std::io::stderr();
+            writeln!(terminal, "skipped: {test}: {error}").unwrap();
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn pin_to(cpu: u32) {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: CPU numbers of this machine lie inside the set.
+    unsafe { libc::CPU_SET(cpu as usize, &mut only) };
+    // SAFETY: `only` is ours and as long as said.
+    assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&only), &only) }, 0);
+}
+
+fn own_cpu() -> u32 {
+    // SAFETY: takes nothing, cannot fail.
+    u32::try_from(unsafe { libc::sched_getcpu() }).unwrap()
+}
+
+fn own_thread() -> u32 {
+    // SAFETY: takes nothing, cannot fail.
+    u32::try_from(unsafe { libc::gettid() }).unwrap()
+}
+
+/// This program again, attached in another process, until it is killed or its input ends.
+const HOLD: &str = "ELFEN_TEST_HOLD";
+
+#[test]
+fn hold_for_another_test() {
+    if std::env::var_os(HOLD).is_none() {
+        return;
+    }
+    let (_map, source) = task_map::open().unwrap();
+    println!("holding {source:?}");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+fn holder() -> (Child, String) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "hold_for_another_test", "--nocapture"])
+        .env(HOLD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut said = lines.map_while(Result::ok).filter(|line| line.starts_with("holding"));
+    let first = said.next().expect("the holder attaches");
+    (child, first)
+}
+
+#[test]
+fn a_reader_finds_itself_on_its_cpu() {
+    let _alone = alone();
+    let Some((map, _)) = open_or_skip("a_reader_finds_itself_on_its_cpu") else { return };
+    pin_to(own_cpu());
+    std::thread::yield_now();
+    let slot = map.slot(own_cpu()).unwrap();
+    let Running::Task(task) = slot.snapshot().unwrap().running else { panic!("a task runs here") };
+    assert_eq!((task.process, task.thread), (std::process::id(), own_thread()));
+    assert!(slot.is_busy());
+}
+
+#[test]
+fn a_cpu_beyond_the_last_has_no_slot() {
+    let _alone = alone();
+    let Some((map, _)) = open_or_skip("a_cpu_beyond_the_last_has_no_slot") else { return };
+    assert!(map.slot(map.cpus()).is_none() && map.watch(map.cpus()).is_none());
+    assert!(map.slot(u32::MAX).is_none() && map.watch(u32::MAX).is_none());
+}
+
+#[test]
+fn only_watched_cpus_are_timed() {
+    let _alone = alone();
+    let Some((map, source)) = open_or_skip("only_watched_cpus_are_timed") else { return };
+    pin_to(own_cpu());
+    let slot = map.slot(own_cpu()).unwrap();
+    if source == Source::Attached {
+        switch_away();
+        assert_eq!(slot.snapshot().unwrap().at_ns, None, "nobody watches");
+    }
+    map.watch(own_cpu()).unwrap().renew();
+    let before = elfen_rt::clock::monotonic_ns();
+    switch_away();
+    let switch = slot.snapshot().unwrap();
+    let at_ns = switch.at_ns.expect("watched from the switch after the renewal");
+    assert!(before <= at_ns && at_ns <= elfen_rt::clock::monotonic_ns());
+}
+
+/// Sleeps, so that this thread leaves its CPU and comes back.
+fn switch_away() {
+    std::thread::sleep(std::time::Duration::from_millis(2));
+}
+
+#[test]
+fn the_map_is_read_only_for_good() {
+    let _alone = alone();
+    let Some((map, _)) = open_or_skip("the_map_is_read_only_for_good") else { return };
+    let slot: *const _ = map.slot(0).unwrap();
+    let page = slot.map_addr(|address| address & !4095).cast_mut();
+    // SAFETY: mprotect of our own mapping; it is expected to fail and to change nothing.
+    let upgraded = unsafe { libc::mprotect(page.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) };
+    assert_eq!(upgraded, -1);
+}
+
+#[test]
+fn the_map_stays_live_when_the_process_that_attached_it_is_killed() {
+    let name = "the_map_stays_live_when_the_process_that_attached_it_is_killed";
+    let _alone = alone();
+    if open_or_skip(name).is_none() {
+        return;
+    }
+    let (mut first, said) = holder();
+    let (map, source) = task_map::open().unwrap();
+    if said == "holding Attached" {
+        assert_eq!(source, Source::Shared, "two processes share one program");
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let slot = map.slot(own_cpu()).unwrap();
+    pin_to(own_cpu());
+    let before = slot.switches.load(Relaxed);
+    switch_away();
+    assert!(slot.switches.load(Relaxed) > before, "frozen at {before}");
+}
+
+#[test]
+fn after_the_last_reader_nothing_is_left_in_the_kernel() {
+    let _alone = alone();
+    let Some((map, source)) = open_or_skip("after_the_last_reader_nothing_is_left_in_the_kernel")
+    else {
+        return;
+    };
+    assert_eq!(task_map::is_attached(), Some(true));
+    let (mut other, _) = holder();
+    drop(map);
+    assert_eq!(task_map::is_attached(), Some(true), "the other still reads");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    if source == Source::Attached {
+        // The kernel frees a link a moment after its last descriptor is closed.
+        for _ in 0..1000 {
+            if task_map::is_attached() == Some(false) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("the program is still attached");
+    }
+}

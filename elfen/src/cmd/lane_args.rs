@@ -70,6 +70,9 @@ fn way_out(error: &LaneError, topology: &Topology) -> String {
         LaneError::Pairs(PairError::Empty) => {
             format!("{possible}, or neither --lanes nor ELFEN_LANES for the machine's own")
         }
+        LaneError::Offline { .. } if topology.smt_control.as_deref() == Some("off") => {
+            format!("{possible}, or {}", lanes::SWITCH_SMT_ON)
+        }
         LaneError::Offline { cpu } => {
             let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
             format!("{possible}, or bring it up (as root: `echo 1 > {online}`)")

@@ -126,7 +126,7 @@ impl Report {
             chosen_by: if by_hand { "hand" } else { "topology" },
             limits: lanes::limits(topology),
             warnings: lanes.warnings,
-            fix: lanes.pairs.is_empty().then(|| fix(topology)),
+            fix: lanes.pairs.is_empty().then(|| lanes::remedy(topology)),
             smt_control: topology.smt_control.clone(),
             virtual_machine: topology.hypervisor,
             cpus_present: topology.present.clone(),
@@ -193,13 +193,6 @@ impl PairReport {
             number(self.node),
             self.remarks.join(", "),
         ]
-    }
-}
-
-fn fix(topology: &Topology) -> String {
-    match lanes::first_pair(topology) {
-        Some(pair) => format!("if you know that two CPUs share a core, name them: --lanes {pair}"),
-        None => "let this process use two CPUs of one core".to_owned(),
     }
 }
 

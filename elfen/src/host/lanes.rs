@@ -11,6 +11,9 @@ use super::cpulist::{CpuSet, ListError};
 use super::pair::{Pair, PairError, parse};
 use super::topology::{Core, CoreKind, Topology};
 
+pub(crate) const SWITCH_SMT_ON: &str =
+    "switch SMT on (as root: `echo on > /sys/devices/system/cpu/smt/control`)";
+
 /// The pairs to use, and what a user should know about them.
 #[derive(Debug)]
 pub(crate) struct Lanes {
@@ -160,14 +163,17 @@ fn sibling_warning(pair: &Pair, topology: &Topology) -> Option<String> {
     if pair.batch.is_subset(siblings) {
         return None;
     }
-    let doubt = if topology.shows_siblings() {
-        let lone = |cpu| format!("{cpu} has no siblings");
-        let lanes = |cpus: &CpuSet| format!("{cpus} are the lanes of one core");
-        let is = if siblings.len() == 1 { lone(pair.request) } else { lanes(siblings) };
-        format!("{} and {} don't share a core; {is}", pair.batch.without(siblings), pair.request)
-    } else {
-        "this machine shows no SMT siblings, so that these lanes share a core rests on your word"
-            .to_owned()
+    let doubt = match topology.smt_control.as_deref() {
+        _ if topology.shows_siblings() => {
+            let core = match siblings.len() {
+                1 => "its core has one lane".to_owned(),
+                _ => format!("its core has the lanes {siblings}"),
+            };
+            let strangers = pair.batch.without(siblings);
+            format!("CPU {} shares no core with {strangers}: {core}", pair.request)
+        }
+        Some("off" | "forceoff") => "SMT is off, so no two online CPUs share a core".to_owned(),
+        _ => "no SMT siblings are visible, so nothing confirms that these share a core".to_owned(),
     };
     Some(format!("{pair}: {doubt}"))
 }
@@ -198,14 +204,107 @@ fn smt_limit(topology: &Topology) -> Option<String> {
         return fewer.then(|| format!("smt/control allows {control} lanes a core"));
     }
     let limit = match control {
-        "off" => "SMT is off (as root: `echo on > /sys/devices/system/cpu/smt/control`)",
-        "forceoff" => "SMT is off until a boot without `nosmt=force`",
-        _ if topology.cores.iter().all(|core| core.core.is_none()) => "sysfs shows no topology",
+        "off" => "SMT is off",
+        "forceoff" => "SMT is off until the next boot",
+        _ if !topology.shows_cores() => "sysfs shows no cores",
         _ if topology.hypervisor => {
-            "a virtual machine that shows no SMT siblings, and may hide them"
+            "a virtual machine without SMT siblings, or one that hides them"
         }
         "on" => "no core has two lanes online",
         _ => "no SMT: the CPU lacks it, or the firmware has it off",
     };
     Some(limit.to_owned())
+}
+
+/// What to do on a machine without pairs.
+pub(crate) fn remedy(topology: &Topology) -> String {
+    let machine = match topology.smt_control.as_deref() {
+        _ if topology.shows_siblings() && topology.in_cpuset() != topology.online => {
+            Some("let the cgroup of this process use both lanes of a core")
+        }
+        _ if topology.shows_siblings() => Some("let this process use both lanes of a core"),
+        Some("off") => Some(SWITCH_SMT_ON),
+        Some("forceoff") => Some("boot without `nosmt=force`"),
+        Some("on") => Some("bring the siblings online"),
+        _ => None,
+    };
+    let by_hand = |pair| format!("name CPUs that you know to share a core, as in --lanes {pair}");
+    match (machine, first_pair(topology)) {
+        (Some(machine), Some(pair)) => format!("{machine}, or {}", by_hand(pair)),
+        (None, Some(pair)) => by_hand(pair),
+        (Some(machine), None) => machine.to_owned(),
+        (None, None) => "use a machine with two CPUs or more".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::source::Source;
+    use proptest::prelude::*;
+
+    const CPUS: u32 = 12;
+
+    fn few() -> impl Strategy<Value = CpuSet> {
+        prop::collection::btree_set(0..CPUS, 0..5).prop_map(CpuSet::from_iter)
+    }
+
+    fn most() -> impl Strategy<Value = CpuSet> {
+        few().prop_map(|few| CpuSet::from_iter(0..CPUS).without(&few))
+    }
+
+    /// A machine whose files are each well formed and need not agree with one another.
+    fn machine() -> impl Strategy<Value = Topology> {
+        let siblings = prop::collection::vec(few(), CPUS as usize);
+        (most(), few(), most(), prop::option::of(most()), siblings).prop_map(
+            |(online, isolated, affinity, cpuset, siblings)| {
+                let cpu = "/sys/devices/system/cpu";
+                let mut files = format!("{cpu}/online: {online}\naffinity: {affinity}\n");
+                files += &format!("{cpu}/isolated: {isolated}\n");
+                if let Some(cpuset) = cpuset {
+                    files += &format!(
+                        "/proc/self/cgroup: 0::/\n/sys/fs/cgroup/cpuset.cpus.effective: {cpuset}\n"
+                    );
+                }
+                for (n, siblings) in siblings.iter().enumerate() {
+                    files += &format!("{cpu}/cpu{n}/topology/core_cpus_list: {siblings}\n");
+                }
+                let source = Source::parse_recording(&files).expect("well formed");
+                Topology::read(&source).expect("there is a list of online CPUs")
+            },
+        )
+    }
+
+    proptest! {
+        /// Goal: whatever sysfs says, each CPU has one place. Method: machines that contradict
+        /// themselves; every online CPU is in one pair or in one group without, pairs are made of
+        /// usable CPUs, lowest first.
+        #[test]
+        fn every_online_cpu_has_one_place(topology in machine()) {
+            let pairs = default_pairs(&topology);
+            let mut placed = CpuSet::default();
+            for pair in &pairs {
+                prop_assert!(pair.batch.iter().all(|batch| batch > pair.request), "{pair}");
+                prop_assert!(pair.lanes().all(|cpu| topology.usable().contains(cpu)), "{pair}");
+            }
+            let without = unpaired(&topology);
+            let without = without.iter().flat_map(|(_, cpus)| cpus.iter());
+            for cpu in pairs.iter().flat_map(Pair::lanes).chain(without) {
+                prop_assert!(placed.insert(cpu), "{cpu} twice");
+            }
+            prop_assert_eq!(placed, topology.online.clone());
+        }
+
+        /// Goal: the machine's own pairs are accepted by hand without a warning. Method: give them
+        /// back as text.
+        #[test]
+        fn own_pairs_are_accepted_by_hand(topology in machine()) {
+            let pairs = default_pairs(&topology);
+            let list = pairs.iter().map(Pair::to_string).collect::<Vec<_>>().join(",");
+            prop_assume!(!pairs.is_empty());
+            let lanes = by_hand(&list, &topology).expect("usable CPUs, each once");
+            prop_assert_eq!(lanes.pairs, pairs);
+            prop_assert_eq!(lanes.warnings, Vec::<String>::new());
+        }
+    }
 }

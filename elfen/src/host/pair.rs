@@ -71,7 +71,7 @@ pub(crate) fn parse(list: &str) -> Result<Vec<Pair>, PairError> {
 /// The request lane that a token opens a pair with, and what is left: a span of batch lanes.
 fn split(token: &str) -> (Option<&str>, &str) {
     match token.split_once(':') {
-        Some((request, batch)) if !request.contains('-') => (Some(request.trim()), batch.trim()),
+        Some((request, batch)) if !request.contains('-') => (Some(request), batch),
         _ => (None, token),
     }
 }
@@ -104,7 +104,7 @@ mod tests {
             ("0:1-7:2", vec![pair(0, &[1, 3, 5, 7])]),
             ("0:1,2-6:2,8:9", vec![pair(0, &[1, 2, 4, 6]), pair(8, &[9])]),
             ("3:2,1", vec![pair(3, &[1, 2])]),
-            (" 0 : 1 , 2 : 3 ", vec![pair(0, &[1]), pair(2, &[3])]),
+            (" 0:1, 2:3\n", vec![pair(0, &[1]), pair(2, &[3])]),
         ];
         for (text, pairs) in forms {
             assert_eq!(parse(text), Ok(pairs), "{text:?}");
@@ -131,6 +131,7 @@ mod tests {
             ("0:1,,2", PairError::List(ListError::Missing)),
             ("0:1:2", PairError::List(ListError::NotACpu("1:2".into()))),
             ("0:+1", PairError::List(ListError::NotACpu("+1".into()))),
+            ("0 :1", PairError::List(ListError::NotACpu("0 ".into()))),
             ("a:b", PairError::List(ListError::NotACpu("a".into()))),
             ("0:3-1", PairError::List(ListError::Backwards("3-1".into()))),
             ("0:1-4:0", PairError::List(ListError::NotAStride("0".into()))),

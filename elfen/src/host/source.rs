@@ -93,17 +93,23 @@ impl Source {
         })
     }
 
-    /// The first line that starts with `prefix`, so that a recording needn't carry all of
-    /// /proc/cpuinfo.
-    pub(crate) fn line(&self, path: &str, prefix: &str) -> Result<Option<String>, SourceError> {
-        self.read(path, || {
-            let file = match fs::File::open(path) {
+    /// Whether the first line of /proc/cpuinfo that lists the CPU's flags has this one. A recording
+    /// holds no others; only x86 has such a line.
+    pub(crate) fn cpu_flag(&self, flag: &str) -> Result<bool, SourceError> {
+        let flags = self.read("/proc/cpuinfo", || {
+            let file = match fs::File::open("/proc/cpuinfo") {
                 Ok(file) => file,
                 Err(e) => return absent(e),
             };
             let mut lines = BufReader::new(file).lines();
-            lines.find(|line| line.as_ref().map_or(true, |l| l.starts_with(prefix))).transpose()
-        })
+            let flags = lines.find(|l| l.as_ref().map_or(true, |l| l.starts_with("flags")));
+            let flags = flags.transpose()?;
+            let keep = |line: String| {
+                if has(&line, flag) { format!("flags: {flag}") } else { "flags:".to_owned() }
+            };
+            Ok(flags.map(keep))
+        })?;
+        Ok(flags.is_some_and(|line| has(&line, flag)))
     }
 
     /// A file that holds a CPU list; `None` if there is no such file. Kernels write `(null)` for a
@@ -150,6 +156,10 @@ impl Source {
             }
         }
     }
+}
+
+fn has(line: &str, flag: &str) -> bool {
+    line.split_whitespace().any(|word| word == flag)
 }
 
 /// A missing file is an answer; ENODEV is how sysfs says it of a CPU that goes offline while we

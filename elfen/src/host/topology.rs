@@ -54,7 +54,7 @@ pub(crate) struct Topology {
     pub(crate) smt_control: Option<String>,
     /// `smt/active`: whether any core has several lanes online.
     pub(crate) smt_active: Option<bool>,
-    /// The CPU says that a hypervisor runs it.
+    /// The CPU says that a hypervisor runs it. Only x86 has a word for it.
     pub(crate) hypervisor: bool,
     /// In the order of their lowest CPU.
     pub(crate) cores: Vec<Core>,
@@ -73,7 +73,7 @@ impl Topology {
             nohz_full: cpu_list("nohz_full")?.unwrap_or_default(),
             smt_control: source.text(&format!("{CPU}/smt/control"))?,
             smt_active: smt_active.map(|active| active == "1"),
-            hypervisor: hypervisor(source)?,
+            hypervisor: source.cpu_flag("hypervisor")?,
             cores: cores(source, &online)?,
             online,
         })
@@ -108,6 +108,11 @@ impl Topology {
         self.cores.iter().any(|core| core.lanes.len() > 1)
     }
 
+    /// Whether sysfs says anything about cores.
+    pub(crate) fn shows_cores(&self) -> bool {
+        self.cores.iter().any(|core| core.core.is_some())
+    }
+
     /// Whether SMT is on: a core shows several lanes, or the kernel says that one has them.
     pub(crate) fn smt(&self) -> bool {
         self.smt_active == Some(true) || self.shows_siblings()
@@ -117,13 +122,6 @@ impl Topology {
     pub(crate) fn core_of(&self, cpu: u32) -> Option<&Core> {
         self.cores.iter().find(|core| core.lanes.contains(cpu))
     }
-}
-
-/// x86 alone says so in /proc/cpuinfo; elsewhere a machine without siblings gets the general
-/// explanation.
-fn hypervisor(source: &Source) -> Result<bool, SourceError> {
-    let flags = source.line("/proc/cpuinfo", "flags")?.unwrap_or_default();
-    Ok(flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
 fn cores(source: &Source, online: &CpuSet) -> Result<Vec<Core>, SourceError> {

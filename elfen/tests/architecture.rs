@@ -1,0 +1,217 @@
+//! The architecture and the house style, held by tests.
+//!
+//! Which crate may depend on which is decided by its folder, so that a folder may hold several
+//! crates (a preload library beside its tests) under one rule. The style is checked on the files as
+//! they lie in the folder: what git ignores is left out by its name, not by asking git, since a
+//! release archive has none.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Top-level folder, and the folders that its crates may depend on.
+const ALLOWED: [(&str, &[&str]); 6] = [
+    ("elfen", &["experiments", "elfen-instrument", "kernel", "elfen-rt"]),
+    ("experiments", &["elfen-rt"]),
+    ("workloads", &["elfen-rt"]),
+    ("elfen-instrument", &["elfen-rt"]),
+    ("kernel", &["elfen-rt"]),
+    ("elfen-rt", &[]),
+];
+
+/// What the runtime may take from outside: it lives in other people's processes.
+const RUNTIME_MAY_USE: &[&str] = &["libc"];
+
+const MAX_LINES: usize = 500;
+
+/// Names that say nothing about what is inside.
+const NO_NAMES: [&str; 8] =
+    ["utils", "common", "types", "manager", "helper", "helpers", "handler", "misc"];
+
+/// Folders of one machine; a file that names one works there alone. Written so that this file
+/// doesn't name them.
+const MACHINE_PATHS: [&str; 2] = [concat!("/wo", "rk/"), concat!("/ro", "ot/")];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in the workspace")
+}
+
+/// The workspace's own crates, as cargo reads their manifests.
+fn crates() -> Vec<Value> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let arguments = ["metadata", "--format-version", "1", "--no-deps", "--offline"];
+    let output = Command::new(cargo).args(arguments).current_dir(root()).output();
+    let output = output.expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    metadata["packages"].as_array().expect("a list of packages").clone()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("{key} of {value}"))
+}
+
+fn folder_of(package: &Value) -> PathBuf {
+    Path::new(text(package, "manifest_path")).parent().expect("a folder").to_owned()
+}
+
+/// The top-level folder that a path lies in.
+fn top(path: &Path) -> String {
+    let inside = path.strip_prefix(root()).unwrap_or_else(|_| panic!("{path:?} is outside"));
+    let first = inside.components().next().expect("no crate in the top folder itself");
+    first.as_os_str().to_str().expect("UTF-8").to_owned()
+}
+
+/// Dependencies that end up in what is built: all but those of tests.
+fn dependencies(package: &Value) -> impl Iterator<Item = &Value> {
+    let all = package["dependencies"].as_array().expect("a list of dependencies");
+    all.iter().filter(|dependency| dependency["kind"] != "dev")
+}
+
+/// What is wrong with a crate's dependencies.
+fn forbidden(package: &Value) -> Vec<String> {
+    let (name, folder) = (text(package, "name"), top(&folder_of(package)));
+    let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| *known == folder) else {
+        return vec![format!("{name}: no rule says what crates in {folder}/ may depend on")];
+    };
+    let check = |dependency: &Value| match dependency["path"].as_str() {
+        Some(path) => {
+            let to = top(Path::new(path));
+            let fine = to == folder || allowed.contains(&to.as_str());
+            (!fine).then(|| format!("{name}: {folder}/ may not depend on {to}/"))
+        }
+        None => {
+            let external = text(dependency, "name");
+            let fine = folder != "elfen-rt" || RUNTIME_MAY_USE.contains(&external);
+            (!fine).then(|| format!("{name}: the runtime may not use {external}"))
+        }
+    };
+    dependencies(package).filter_map(check).collect()
+}
+
+/// Goal: no dependency that the design doesn't list. Method: what cargo reads from every manifest,
+/// against `ALLOWED`.
+#[test]
+fn dependencies_are_those_of_the_design() {
+    let crates = crates();
+    let folders: Vec<String> = crates.iter().map(|package| top(&folder_of(package))).collect();
+    assert!(folders.contains(&"elfen".into()) && folders.contains(&"elfen-rt".into()));
+    let forbidden: Vec<String> = crates.iter().flat_map(forbidden).collect();
+    assert!(forbidden.is_empty(), "{}", forbidden.join("\n"));
+}
+
+/// Goal: the test above can fail. Method: manifests that break each rule.
+#[test]
+fn forbidden_dependencies_are_found() {
+    let package = |folder: &str, dependencies: Value| {
+        let manifest = root().join(folder).join("Cargo.toml");
+        serde_json::json!({
+            "name": "it", "manifest_path": manifest, "dependencies": dependencies
+        })
+    };
+    let on = |folder: &str, kind: Value| serde_json::json!([{ "name": "other", "kind": kind, "path": root().join(folder) }]);
+    let external = |name: &str, kind: Value| serde_json::json!([{ "name": name, "kind": kind }]);
+    let cases = [
+        (package("workloads", on("experiments", Value::Null)), 1),
+        (package("elfen-rt", on("kernel", "build".into())), 1),
+        (package("elfen-rt", on("kernel", "dev".into())), 0),
+        (package("kernel", on("elfen-rt", Value::Null)), 0),
+        (package("elfen-instrument/preload", on("elfen-instrument", Value::Null)), 0),
+        (package("elfen-rt", external("serde", Value::Null)), 1),
+        (package("elfen-rt", external("libc", Value::Null)), 0),
+        (package("elfen-rt", external("proptest", "dev".into())), 0),
+        (package("elfen", external("serde", Value::Null)), 0),
+        (package("elsewhere", external("serde", Value::Null)), 1),
+    ];
+    for (package, mistakes) in cases {
+        assert_eq!(forbidden(&package).len(), mistakes, "{package}");
+    }
+}
+
+/// Every file of the repository, without git's own and build output.
+fn files() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![root().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the repository can be read") {
+            let path = entry.expect("so can its entries").path();
+            let kind = fs::symlink_metadata(&path).expect("an entry has a kind");
+            let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+            // cargo marks its output folders with this file, wherever CARGO_TARGET_DIR puts them.
+            let build_output = name == "target" || path.join("CACHEDIR.TAG").exists();
+            if kind.is_dir() && name != ".git" && !build_output {
+                folders.push(path);
+            } else if kind.is_file() {
+                files.push(path);
+            }
+        }
+    }
+    assert!(files.len() > 20, "{files:?}");
+    files
+}
+
+fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Says which files break a rule; `broken` gives what is wrong with one.
+fn assert_none(rule: &str, broken: impl Fn(&Path) -> Option<String>) {
+    let name = |path: &Path| path.strip_prefix(root()).unwrap_or(path).display().to_string();
+    let check = |path: &PathBuf| broken(path).map(|why| format!("{}: {why}", name(path)));
+    let broken: Vec<String> = files().iter().filter_map(check).collect();
+    assert!(broken.is_empty(), "{rule}:\n{}", broken.join("\n"));
+}
+
+/// Goal: a file has one subject and can be read at once. Method: count its lines.
+#[test]
+fn no_source_file_is_too_long() {
+    assert_none("source files have at most 500 lines", |path| {
+        let source = has_extension(path, &["rs", "c", "h"]);
+        let lines = source.then(|| fs::read_to_string(path).expect("UTF-8").lines().count())?;
+        (lines > MAX_LINES).then(|| format!("{lines} lines"))
+    });
+}
+
+/// Goal: names say what is inside. Method: each part of each path, without its extension.
+#[test]
+fn no_file_is_named_after_nothing() {
+    assert_none("names are nouns of this field", |path| {
+        let inside = path.strip_prefix(root()).unwrap_or(path);
+        let empty = inside.iter().find(|part| {
+            let stem = Path::new(part).file_stem().and_then(|stem| stem.to_str());
+            stem.is_some_and(|stem| NO_NAMES.contains(&stem))
+        });
+        empty.map(|part| format!("{part:?}"))
+    });
+}
+
+/// Goal: the repository works wherever it is cloned. Method: look for folders of one machine in
+/// every text file.
+#[test]
+fn no_file_names_a_folder_of_one_machine() {
+    assert_none("no paths of one machine", |path| {
+        // Not of text alone: the line info of a compiled eBPF object names the folder it was built
+        // in.
+        let bytes = fs::read(path).expect("files of the repository can be read");
+        let text = String::from_utf8_lossy(&bytes);
+        let found = MACHINE_PATHS.iter().find(|machine| text.contains(**machine));
+        found.map(|machine| format!("{machine:?}"))
+    });
+}
+
+/// Goal: who opens a crate is told what it is. Method: a README, or a header in its root file.
+#[test]
+fn every_crate_says_what_it_is() {
+    for package in crates() {
+        let folder = folder_of(&package);
+        let root_files = ["README.md", "src/lib.rs", "src/main.rs"].map(|file| folder.join(file));
+        let says = |path: &PathBuf| match fs::read_to_string(path) {
+            Ok(content) => has_extension(path, &["md"]) || content.starts_with("//!"),
+            Err(_) => false,
+        };
+        assert!(root_files.iter().any(says), "{folder:?}: neither a README nor a header");
+    }
+}

@@ -111,7 +111,10 @@ fn forbidden_dependencies_are_found() {
             "name": "it", "manifest_path": manifest, "dependencies": dependencies
         })
     };
-    let on = |folder: &str, kind: Value| serde_json::json!([{ "name": "other", "kind": kind, "path": root().join(folder) }]);
+    let on = |folder: &str, kind: Value| {
+        let path = root().join(folder);
+        serde_json::json!([{ "name": "other", "kind": kind, "path": path }])
+    };
     let external = |name: &str, kind: Value| serde_json::json!([{ "name": name, "kind": kind }]);
     let cases = [
         (package("workloads", on("experiments", Value::Null)), 1),

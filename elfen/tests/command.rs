@@ -40,7 +40,11 @@ fn help() {
 fn usage_errors() {
     let cases = [
         (&["lane"][..], "unrecognized subcommand 'lane'", "see `elfen --help`"),
-        (&["lanes", "--jason"], "unexpected argument '--jason' found", "see `elfen lanes --help`"),
+        (
+            &["lanes", "--jason"],
+            "found; a similar argument exists: '--json'",
+            "see `elfen lanes --help`",
+        ),
         (&["lanes", "--lanes"], "a value is required for '--lanes <PAIRS>'", "--help`"),
         (&["lanes", "--json", "--record"], "cannot be used with", "see `elfen lanes --help`"),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),

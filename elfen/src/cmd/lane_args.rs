@@ -61,7 +61,7 @@ pub(crate) fn topology(source: &Source) -> Result<Topology, Failure> {
 
 /// What is possible on this machine instead.
 fn way_out(error: &LaneError, topology: &Topology) -> String {
-    let usable = topology.usable();
+    let usable = &topology.usable;
     let Some(pair) = lanes::first_pair(topology) else {
         return format!("a pair needs two CPUs, and this process may use {usable} alone");
     };

@@ -65,8 +65,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 fn open(args: &Args) -> Result<Source, Failure> {
     let Some(file) = &args.machine else { return Ok(Source::live()) };
     Source::open_recording(file).map_err(|error| {
-        let what = format!("machine {:?}", file.display().to_string());
-        Failure::new(Status::Usage, what, error, "give a file that `elfen lanes --record` wrote")
+        let fix = "give a file that `elfen lanes --record` wrote";
+        Failure::new(Status::Usage, "reading a recorded machine", error, fix)
     })
 }
 
@@ -130,8 +130,8 @@ impl Report {
             smt_control: topology.smt_control.clone(),
             virtual_machine: topology.hypervisor,
             cpus_present: topology.present.clone(),
-            cpus_offline: topology.offline(),
-            cpus_usable: topology.usable(),
+            cpus_offline: topology.offline.clone(),
+            cpus_usable: topology.usable.clone(),
             cpuset: topology.cpuset.clone(),
             isolated: topology.isolated.clone(),
             nohz_full: topology.nohz_full.clone(),

@@ -174,3 +174,39 @@ impl serde::Serialize for CpuSet {
         serializer.collect_seq(self.iter())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Goal: sets are read as the kernel and taskset write them. Method: each form, and the
+    /// shortest list of the same.
+    #[test]
+    fn reads_every_form() {
+        let forms = [
+            ("7", "7"),
+            ("0-1", "0,1"),
+            ("0,2-4,9", "0,2-4,9"),
+            ("3,1,2,1", "1-3"),
+            ("0-31:8", "0,8,16,24"),
+            ("0-3:9", "0"),
+            ("4-4", "4"),
+            ("65535", "65535"),
+        ];
+        for (list, shortest) in forms {
+            assert_eq!(list.parse::<CpuSet>().unwrap().to_string(), shortest, "{list}");
+        }
+        assert_eq!("".parse::<CpuSet>(), Err(ListError::Empty));
+        assert_eq!("0-4294967295".parse::<CpuSet>(), Err(ListError::TooHigh("4294967295".into())));
+    }
+
+    proptest! {
+        /// Goal: a printed set is read back. Method: any set that isn't empty.
+        #[test]
+        fn parses_what_it_prints(cpus in prop::collection::btree_set(0..=MAX_CPU, 1..50)) {
+            let set: CpuSet = cpus.into_iter().collect();
+            prop_assert_eq!(set.to_string().parse::<CpuSet>(), Ok(set));
+        }
+    }
+}

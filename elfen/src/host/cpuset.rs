@@ -49,7 +49,11 @@ fn nearest(
 ) -> Result<Option<CpuSet>, SourceError> {
     let mut path = path.trim_end_matches('/');
     loop {
-        let found = source.cpus(&format!("{mount}{path}/{file}"))?;
+        let found = match source.cpus(&format!("{mount}{path}/{file}")) {
+            // A hardened container hides its cgroup: then the affinity mask has to do.
+            Err(SourceError::Unreadable { .. }) => return Ok(None),
+            found => found?,
+        };
         if found.is_some() || path.is_empty() {
             return Ok(found);
         }

@@ -67,9 +67,9 @@ impl fmt::Display for Unpaired {
 
 /// The pairs of the machine's own topology.
 pub(crate) fn default_pairs(topology: &Topology) -> Vec<Pair> {
-    let usable = topology.usable();
+    let usable = &topology.usable;
     let pair = |core: &Core| {
-        let mut lanes = core.lanes.and(&usable);
+        let mut lanes = core.lanes.and(usable);
         let request = lanes.pop_first()?;
         (!lanes.is_empty()).then_some(Pair { request, batch: lanes })
     };
@@ -80,7 +80,7 @@ pub(crate) fn default_pairs(topology: &Topology) -> Vec<Pair> {
 /// with a single CPU.
 pub(crate) fn first_pair(topology: &Topology) -> Option<Pair> {
     default_pairs(topology).into_iter().next().or_else(|| {
-        let mut usable = topology.usable();
+        let mut usable = topology.usable.clone();
         let (request, batch) = (usable.pop_first()?, usable.pop_first()?);
         Some(Pair { request, batch: [batch].into_iter().collect() })
     })
@@ -88,7 +88,7 @@ pub(crate) fn first_pair(topology: &Topology) -> Option<Pair> {
 
 /// The online CPUs that `default_pairs` leaves out, by reason.
 pub(crate) fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
-    let usable = topology.usable();
+    let usable = &topology.usable;
     let mut groups: Vec<(Unpaired, CpuSet)> = Vec::new();
     let mut add = |reason, cpu| match groups.iter_mut().find(|(known, _)| *known == reason) {
         Some((_, cpus)) => {
@@ -97,7 +97,7 @@ pub(crate) fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
         None => groups.push((reason, [cpu].into_iter().collect())),
     };
     for core in &topology.cores {
-        let alone = core.lanes.and(&usable).len() < 2;
+        let alone = core.lanes.and(usable).len() < 2;
         for cpu in core.lanes.iter().filter(|&cpu| alone || !usable.contains(cpu)) {
             add(reason(topology, core, cpu), cpu);
         }
@@ -107,18 +107,18 @@ pub(crate) fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
 
 /// Why this lane of a core is in no pair.
 fn reason(topology: &Topology, core: &Core, cpu: u32) -> Unpaired {
-    let in_cpuset = topology.in_cpuset();
+    let in_cpuset = &topology.in_cpuset;
     if !in_cpuset.contains(cpu) {
         Unpaired::OutsideCpuset
-    } else if !topology.usable().contains(cpu) {
+    } else if !topology.usable.contains(cpu) {
         Unpaired::OutsideAffinity
-    } else if core.lanes.len() > 1 && !core.lanes.is_subset(&in_cpuset) {
+    } else if core.lanes.len() > 1 && !core.lanes.is_subset(in_cpuset) {
         Unpaired::SiblingsOutsideCpuset
     } else if core.lanes.len() > 1 {
         Unpaired::SiblingsOutsideAffinity
     } else if core.kind == Some(CoreKind::Efficient) {
         Unpaired::EfficientCores
-    } else if topology.offline().is_empty() {
+    } else if topology.offline.is_empty() {
         Unpaired::NoSibling
     } else {
         Unpaired::NoSiblingOnline
@@ -148,9 +148,9 @@ fn check_usable(cpu: u32, topology: &Topology) -> Result<(), LaneError> {
         Err(LaneError::Absent { cpu })
     } else if !topology.online.contains(cpu) {
         Err(LaneError::Offline { cpu })
-    } else if !topology.in_cpuset().contains(cpu) {
-        Err(LaneError::OutsideCpuset { cpu, cpuset: topology.in_cpuset() })
-    } else if !topology.usable().contains(cpu) {
+    } else if !topology.in_cpuset.contains(cpu) {
+        Err(LaneError::OutsideCpuset { cpu, cpuset: topology.in_cpuset.clone() })
+    } else if !topology.usable.contains(cpu) {
         Err(LaneError::OutsideAffinity { cpu, affinity: topology.affinity.clone() })
     } else {
         Ok(())
@@ -181,15 +181,15 @@ fn sibling_warning(pair: &Pair, topology: &Topology) -> Option<String> {
 /// What keeps this machine from giving more pairs; one clause each.
 pub(crate) fn limits(topology: &Topology) -> Vec<String> {
     let mut limits = Vec::from_iter(smt_limit(topology));
-    let offline = topology.offline();
+    let offline = &topology.offline;
     if !offline.is_empty() {
         limits.push(format!("offline: {offline}"));
     }
-    let in_cpuset = topology.in_cpuset();
-    if in_cpuset != topology.online {
+    let in_cpuset = &topology.in_cpuset;
+    if *in_cpuset != topology.online {
         limits.push(format!("the cgroup's cpuset leaves {in_cpuset}"));
     }
-    let usable = topology.usable();
+    let usable = &topology.usable;
     if usable != in_cpuset {
         limits.push(format!("the affinity mask (taskset) leaves {usable}"));
     }
@@ -200,7 +200,7 @@ fn smt_limit(topology: &Topology) -> Option<String> {
     let control = topology.smt_control.as_deref().unwrap_or_default();
     // Some architectures let a core have fewer lanes than it could: then `control` is a number.
     if topology.shows_siblings() {
-        let fewer = !topology.offline().is_empty() && control.parse::<u32>().is_ok();
+        let fewer = !topology.offline.is_empty() && control.parse::<u32>().is_ok();
         return fewer.then(|| format!("smt/control allows {control} lanes a core"));
     }
     let limit = match control {
@@ -219,7 +219,7 @@ fn smt_limit(topology: &Topology) -> Option<String> {
 /// What to do on a machine without pairs.
 pub(crate) fn remedy(topology: &Topology) -> String {
     let machine = match topology.smt_control.as_deref() {
-        _ if topology.shows_siblings() && topology.in_cpuset() != topology.online => {
+        _ if topology.shows_siblings() && topology.in_cpuset != topology.online => {
             Some("let the cgroup of this process use both lanes of a core")
         }
         _ if topology.shows_siblings() => Some("let this process use both lanes of a core"),
@@ -285,7 +285,7 @@ mod tests {
             let mut placed = CpuSet::default();
             for pair in &pairs {
                 prop_assert!(pair.batch.iter().all(|batch| batch > pair.request), "{pair}");
-                prop_assert!(pair.lanes().all(|cpu| topology.usable().contains(cpu)), "{pair}");
+                prop_assert!(pair.lanes().all(|cpu| topology.usable.contains(cpu)), "{pair}");
             }
             let without = unpaired(&topology);
             let without = without.iter().flat_map(|(_, cpus)| cpus.iter());

@@ -18,7 +18,7 @@ const AFFINITY: &str = "affinity";
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
-    #[error("{path}: {error}")]
+    #[error("{path:?}: {error}")]
     Unreadable { path: String, error: io::Error },
     #[error("line {line} is not PATH: CONTENT")]
     NotARecording { line: usize },
@@ -168,4 +168,24 @@ fn absent(error: io::Error) -> io::Result<Option<String>> {
     let gone = error.kind() == io::ErrorKind::NotFound
         || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTDIR));
     if gone { Ok(None) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a recording gives back what was read. Method: one file of each shape, as text and as a
+    /// set.
+    #[test]
+    fn reads_what_a_recording_holds() {
+        let text = "# a comment\n/a: 0-2\n/b:c/d: 1\n/empty:\n/two: first\n/two: second\n";
+        let source = Source::parse_recording(text).unwrap();
+        assert_eq!(source.cpus("/a").unwrap(), Some(CpuSet::from_iter(0..=2)));
+        assert_eq!(source.text("/b:c/d").unwrap().as_deref(), Some("1"));
+        assert_eq!(source.cpus("/empty").unwrap(), Some(CpuSet::default()));
+        assert_eq!(source.text("/two").unwrap().as_deref(), Some("first\nsecond"));
+        assert_eq!(source.text("/none").unwrap(), None);
+        assert_eq!(source.recording(), text.split_once('\n').unwrap().1);
+        assert!(matches!(source.cpus("/two"), Err(SourceError::Malformed { .. })));
+    }
 }

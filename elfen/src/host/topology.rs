@@ -44,10 +44,16 @@ pub(crate) struct Core {
 pub(crate) struct Topology {
     pub(crate) present: CpuSet,
     pub(crate) online: CpuSet,
+    /// Present CPUs that are switched off.
+    pub(crate) offline: CpuSet,
     /// The affinity mask of this process.
     pub(crate) affinity: CpuSet,
     /// The cpuset of its cgroup, where there is one.
     pub(crate) cpuset: Option<CpuSet>,
+    /// Online CPUs that the cgroup of this process may use.
+    pub(crate) in_cpuset: CpuSet,
+    /// Online CPUs that this process may pin a thread to.
+    pub(crate) usable: CpuSet,
     pub(crate) isolated: CpuSet,
     pub(crate) nohz_full: CpuSet,
     /// `smt/control`: on, off, forceoff, notsupported, notimplemented, or a number of lanes a core.
@@ -64,12 +70,19 @@ impl Topology {
     pub(crate) fn read(source: &Source) -> Result<Self, TopologyError> {
         let cpu_list = |file: &str| source.cpus(&format!("{CPU}/{file}"));
         let online = cpu_list("online")?.ok_or(TopologyError::NoSysfs)?;
+        let present = cpu_list("present")?.unwrap_or_else(|| online.clone());
+        let isolated = cpu_list("isolated")?.unwrap_or_default();
         let smt_active = source.text(&format!("{CPU}/smt/active"))?;
+        let (affinity, cpuset) = (source.affinity()?, cpuset::effective(source)?);
+        let in_cpuset = cpuset.as_ref().map_or_else(|| online.clone(), |cpus| cpus.and(&online));
         Ok(Self {
-            present: cpu_list("present")?.unwrap_or_else(|| online.clone()),
-            affinity: source.affinity()?,
-            cpuset: cpuset::effective(source)?,
-            isolated: cpu_list("isolated")?.unwrap_or_default(),
+            offline: present.without(&online),
+            present,
+            usable: usable(&in_cpuset, &affinity, &isolated),
+            affinity,
+            cpuset,
+            in_cpuset,
+            isolated,
             nohz_full: cpu_list("nohz_full")?.unwrap_or_default(),
             smt_control: source.text(&format!("{CPU}/smt/control"))?,
             smt_active: smt_active.map(|active| active == "1"),
@@ -77,30 +90,6 @@ impl Topology {
             cores: cores(source, &online)?,
             online,
         })
-    }
-
-    /// Present CPUs that are switched off.
-    pub(crate) fn offline(&self) -> CpuSet {
-        self.present.without(&self.online)
-    }
-
-    /// Online CPUs that the cgroup of this process may use.
-    pub(crate) fn in_cpuset(&self) -> CpuSet {
-        self.cpuset.as_ref().map_or_else(|| self.online.clone(), |cpuset| cpuset.and(&self.online))
-    }
-
-    /// CPUs that this process may pin a thread to.
-    ///
-    /// Isolated CPUs are missing from every mask that nobody set: `isolcpus` takes them out of the
-    /// first process's, and all others inherit it. So a mask that lacks nothing else forbids
-    /// nothing.
-    pub(crate) fn usable(&self) -> CpuSet {
-        let in_cpuset = self.in_cpuset();
-        if in_cpuset.without(&self.isolated).is_subset(&self.affinity) {
-            in_cpuset
-        } else {
-            in_cpuset.and(&self.affinity)
-        }
     }
 
     /// Whether any core shows several lanes.
@@ -122,6 +111,14 @@ impl Topology {
     pub(crate) fn core_of(&self, cpu: u32) -> Option<&Core> {
         self.cores.iter().find(|core| core.lanes.contains(cpu))
     }
+}
+
+/// `isolcpus` takes CPUs out of the first process's mask, and all others inherit it: a mask that lacks
+/// the isolated CPUs and nothing else is the one nobody set, and forbids nothing.
+fn usable(in_cpuset: &CpuSet, affinity: &CpuSet, isolated: &CpuSet) -> CpuSet {
+    let allowed = in_cpuset.and(affinity);
+    let untouched = !allowed.is_empty() && allowed == in_cpuset.without(isolated);
+    if untouched { in_cpuset.clone() } else { allowed }
 }
 
 fn cores(source: &Source, online: &CpuSet) -> Result<Vec<Core>, SourceError> {

@@ -4,6 +4,7 @@
 //! neither; it only turns their outcome into what a shell sees, so that all of them fail the same
 //! way.
 
+mod bench;
 mod cmd;
 mod host;
 

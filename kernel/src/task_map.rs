@@ -140,31 +140,61 @@ fn maps_of_ours(ids: &[u32]) -> Option<(OwnedFd, OwnedFd)> {
     Some((named(TASKS)?, named(WATCH)?))
 }
 
-/// Loads the program, writes the map's header, freezes it, attaches, and looks who runs on the CPUs that don't switch.
+/// Loads the program, attaches it, and looks who runs on the CPUs that don't switch.
 pub(crate) fn attach() -> Result<Parts, Error> {
-    let types = Btf::from_sys_fs().map_err(|_| Error::NoKernelTypes)?;
-    let cpus = possible_cpus()?;
-    let mut ebpf = EbpfLoader::new()
-        .btf(Some(&types))
-        .map_max_entries(TASKS, cpus + 1)
-        .map_max_entries(WATCH, cpus)
-        .load(OBJECT)
-        .map_err(refused)?;
-    let program: &mut BtfTracePoint = ebpf
-        .program_mut(PROGRAM)
-        .and_then(|program| program.try_into().ok())
-        .ok_or_else(|| Error::Refused(format!("it holds no program {PROGRAM}")))?;
-    program.load("sched_switch", &types).map_err(refused)?;
-    let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
-    let program = program.map_err(Error::call("duplicating the program's descriptor"))?;
-    let (tasks, watch) = (map_of(&ebpf, TASKS)?, map_of(&ebpf, WATCH)?);
-    fill(tasks.as_fd(), cpus)?;
-    bpf_call::freeze(tasks.as_fd()).map_err(Error::call("freezing the task map"))?;
-    let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
-    let parts = Parts { tasks, watch, link };
-    visit_cpus();
+    let loaded = Loaded::load()?;
+    let parts = loaded.attach()?;
+    visit_cpus(loaded.cpus);
     Ok(parts)
 }
+
+/// The program and its maps in the kernel, not attached. Attaching one again and again measures what it costs.
+#[derive(Debug)]
+pub struct Loaded {
+    program: OwnedFd,
+    tasks: OwnedFd,
+    watch: OwnedFd,
+    cpus: u32,
+}
+
+impl Loaded {
+    /// Loads the program, writes the task map's header, and freezes the map.
+    pub fn load() -> Result<Self, Error> {
+        let types = Btf::from_sys_fs().map_err(|_| Error::NoKernelTypes)?;
+        let cpus = possible_cpus()?;
+        let mut ebpf = EbpfLoader::new()
+            .btf(Some(&types))
+            .map_max_entries(TASKS, cpus + 1)
+            .map_max_entries(WATCH, cpus)
+            .load(OBJECT)
+            .map_err(refused)?;
+        let program: &mut BtfTracePoint = ebpf
+            .program_mut(PROGRAM)
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(|| Error::Refused(format!("it holds no program {PROGRAM}")))?;
+        program.load("sched_switch", &types).map_err(refused)?;
+        let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+        let program = program.map_err(Error::call(DUPLICATING))?;
+        let (tasks, watch) = (map_of(&ebpf, TASKS)?, map_of(&ebpf, WATCH)?);
+        fill(tasks.as_fd(), cpus)?;
+        bpf_call::freeze(tasks.as_fd()).map_err(Error::call("freezing the task map"))?;
+        Ok(Self { program, tasks, watch, cpus })
+    }
+
+    /// Attaches the program until the map is dropped. CPUs that don't switch are not visited: see [`open`].
+    pub fn map(&self) -> Result<TaskMap, Error> {
+        self.attach()?.into_map()
+    }
+
+    fn attach(&self) -> Result<Parts, Error> {
+        let again = |fd: &OwnedFd| fd.try_clone().map_err(Error::call(DUPLICATING));
+        let (tasks, watch) = (again(&self.tasks)?, again(&self.watch)?);
+        let link = bpf_call::attach(self.program.as_fd()).map_err(Error::call("attaching"))?;
+        Ok(Parts { tasks, watch, link })
+    }
+}
+
+const DUPLICATING: &str = "duplicating a descriptor";
 
 /// aya wraps errors in errors; what a caller can act on is whether the kernel said EPERM.
 fn refused(error: impl std::error::Error + 'static) -> Error {
@@ -185,7 +215,7 @@ fn map_of(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, Error> {
     let Some(Map::Array(map)) = ebpf.map(name) else {
         return Err(Error::Refused(format!("it holds no array {name}")));
     };
-    map.fd().as_fd().try_clone_to_owned().map_err(Error::call("duplicating a map's descriptor"))
+    map.fd().as_fd().try_clone_to_owned().map_err(Error::call(DUPLICATING))
 }
 
 /// Writes the header, and marks every CPU unknown until its first switch.
@@ -225,35 +255,22 @@ const VISIT_LIMIT: Duration = Duration::from_millis(200);
 /// Steps on every CPU we may run on, so that one which does not switch by itself is known at once: a thread that polls,
 /// or an idle CPU without a tick. In a thread of its own, because a real-time task could keep us off a CPU for
 /// ever; a CPU that was not reached stays unknown, and counts as busy, until it switches.
-fn visit_cpus() {
-    let visitor = std::thread::spawn(|| {
-        // SAFETY: an all-zero cpu_set_t is the empty set.
-        let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        let size = size_of_val(&allowed);
-        // SAFETY: `allowed` is ours and as long as said.
-        if unsafe { libc::sched_getaffinity(0, size, &mut allowed) } != 0 {
-            return;
-        }
-        for cpu in 0..size * 8 {
-            // SAFETY: `cpu` lies inside the set.
-            if unsafe { libc::CPU_ISSET(cpu, &allowed) } {
-                step_on(cpu);
-            }
-        }
-    });
+fn visit_cpus(cpus: u32) {
+    let visitor = std::thread::spawn(move || (0..cpus).for_each(step_on));
     let start = Instant::now();
     while !visitor.is_finished() && start.elapsed() < VISIT_LIMIT {
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-fn step_on(cpu: usize) {
-    // SAFETY: an all-zero cpu_set_t is the empty set.
-    let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the caller got `cpu` from a set of the same size.
-    unsafe { libc::CPU_SET(cpu, &mut only) };
-    // SAFETY: `only` is ours and as long as said. A CPU that went offline meanwhile is refused, and needs no visit.
-    unsafe { libc::sched_setaffinity(0, size_of_val(&only), &only) };
+/// Moves the calling thread to one CPU. One that is offline or outside our cpuset refuses, and is left alone.
+fn step_on(cpu: u32) {
+    let mut mask = vec![0_u64; cpu as usize / 64 + 1];
+    mask[cpu as usize / 64] = 1 << (cpu % 64);
+    let size = size_of_val(mask.as_slice());
+    // The call itself and not libc's wrapper, whose set ends at 1,024 CPUs.
+    // SAFETY: the kernel reads `size` bytes of `mask`, which is ours; 0 is the calling thread.
+    unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, mask.as_ptr()) };
 }
 
 /// The lock among processes that are about to attach. Anybody could hold it, so it is waited for only so long.

@@ -3,9 +3,11 @@
 //! A subcommand writes its result to `out` (and nothing else there, so that `--json` is one
 //! object), warnings to stderr, and returns either an exit status or a [`Failure`].
 
+mod bench;
 pub(crate) mod failure;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
+mod signals;
 mod table;
 pub(crate) mod usage;
 
@@ -16,13 +18,17 @@ use failure::Failure;
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
+    Bench(bench::Args),
     Lanes(lanes::Args),
+    Signals(signals::Args),
 }
 
 impl Command {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         match self {
+            Self::Bench(args) => bench::run(&args, out),
             Self::Lanes(args) => lanes::run(&args, out),
+            Self::Signals(args) => signals::run(&args, out),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The CPUs that the calling process may run on.
+//! The CPUs that the calling process may run on, and staying on one of them.
 //!
 //! `cpu_set_t` stops at 1024 CPUs, so this asks the kernel itself, with a mask that grows until it
 //! fits.
@@ -23,6 +23,19 @@ pub(crate) fn allowed() -> io::Result<CpuSet> {
             Err(e) => return Err(e),
         }
     }
+}
+
+/// Moves the calling thread to one CPU and keeps it there.
+pub(crate) fn pin(cpu: u32) -> io::Result<()> {
+    let (word, bit) = (cpu / c_ulong::BITS, cpu % c_ulong::BITS);
+    let mut mask: Vec<c_ulong> = vec![0; usize::try_from(word).unwrap_or(usize::MAX) + 1];
+    if let Some(last) = mask.last_mut() {
+        *last = 1 << bit;
+    }
+    let size = size_of_val(mask.as_slice());
+    // SAFETY: the kernel reads `size` bytes of `mask`, which is ours; pid 0 is the calling thread.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, mask.as_ptr()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn read_mask(mask: &mut [c_ulong]) -> io::Result<()> {

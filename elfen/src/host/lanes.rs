@@ -233,6 +233,7 @@ pub(crate) fn remedy(topology: &Topology) -> String {
         (Some(machine), Some(pair)) => format!("{machine}, or {}", by_hand(pair)),
         (None, Some(pair)) => by_hand(pair),
         (Some(machine), None) => machine.to_owned(),
+        (None, None) if topology.online.len() > 1 => "let this process use more CPUs".to_owned(),
         (None, None) => "use a machine with two CPUs or more".to_owned(),
     }
 }

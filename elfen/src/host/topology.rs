@@ -117,7 +117,7 @@ impl Topology {
 /// the isolated CPUs and nothing else is the one nobody set, and forbids nothing.
 fn usable(in_cpuset: &CpuSet, affinity: &CpuSet, isolated: &CpuSet) -> CpuSet {
     let allowed = in_cpuset.and(affinity);
-    let untouched = !allowed.is_empty() && allowed == in_cpuset.without(isolated);
+    let untouched = allowed == in_cpuset.without(isolated);
     if untouched { in_cpuset.clone() } else { allowed }
 }
 

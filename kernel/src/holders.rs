@@ -53,12 +53,17 @@ fn processes() -> Vec<u32> {
 fn holds(pid: u32, link: u32) -> Option<bool> {
     let entries = match fs::read_dir(format!("/proc/{pid}/fdinfo")) {
         Ok(entries) => entries,
-        // Ended meanwhile: holds nothing.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(false),
+        // A zombie's descriptors are closed, and nobody may look. Whoever ended meanwhile has none either.
+        Err(_) if has_ended(pid) => return Some(false),
         Err(_) => return None,
     };
     let infos = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
     Some(infos.into_iter().any(|info| is_link(&info, link)))
+}
+
+fn has_ended(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    status.map_or(true, |status| status.lines().any(|line| line.starts_with("State:\tZ")))
 }
 
 fn is_link(info: &str, link: u32) -> bool {

@@ -113,6 +113,44 @@ fn only_watched_cpus_are_timed() {
     assert!(before <= at_ns && at_ns <= elfen_rt::clock::monotonic_ns());
 }
 
+/// Gives this thread the identity of nobody, with CAP_BPF and CAP_PERFMON and nothing else.
+fn become_nobody_with_two_capabilities() -> std::io::Result<()> {
+    const CAP_PERFMON: u32 = 38;
+    const CAP_BPF: u32 = 39;
+    const NOBODY: u32 = 65_534;
+    let succeeded = |result: i64| match result {
+        -1 => Err(std::io::Error::last_os_error()),
+        _ => Ok(()),
+    };
+    // SAFETY: prctl takes numbers.
+    succeeded(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) }.into())?;
+    // The calls themselves: libc's wrappers would change every thread of the process.
+    // SAFETY: setresuid takes numbers.
+    succeeded(unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) })?;
+    // Version 3: two words each of effective, permitted and inheritable.
+    let header = [0x2008_0522_u32, 0];
+    let high = 1 << (CAP_PERFMON - 32) | 1 << (CAP_BPF - 32);
+    let sets = [0_u32, 0, 0, high, high, 0];
+    // SAFETY: both arrays are laid out as capset reads them.
+    succeeded(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) })
+}
+
+#[test]
+fn two_capabilities_and_no_root_are_enough() {
+    let _alone = alone();
+    let name = "two_capabilities_and_no_root_are_enough";
+    if open_or_skip(name).is_none() {
+        return;
+    }
+    let opened = std::thread::spawn(|| {
+        become_nobody_with_two_capabilities().unwrap();
+        assert_eq!(task_map::is_attached(), None, "links are not ours to see");
+        task_map::open().map(|(map, source)| (map.slot(0).unwrap().snapshot().is_some(), source))
+    });
+    let (_, source) = opened.join().unwrap().unwrap();
+    assert!(matches!(source, Source::Attached | Source::Pinned));
+}
+
 /// Sleeps, so that this thread leaves its CPU and comes back.
 fn switch_away() {
     std::thread::sleep(std::time::Duration::from_millis(2));

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 fn up(group: &str) -> Result<String, Failure> {
     let gid = gid_of(group)?;
-    let done = pins::up(gid.as_raw()).map_err(|error| failure("pinning the task map", &error))?;
+    let done = pins::up(gid.as_raw()).map_err(|error| as_root("pinning the task map", &error))?;
     Ok(match done {
         Up::Pinned => format!("up: group {group} can read the task map under {PIN_DIR}"),
         Up::Already => {
@@ -82,7 +82,7 @@ fn gid_of(group: &str) -> Result<Gid, Failure> {
 }
 
 fn down() -> Result<String, Failure> {
-    let was_up = pins::down().map_err(|error| failure("removing the pins", &error))?;
+    let was_up = pins::down().map_err(|error| as_root("removing the pins", &error))?;
     Ok(if was_up { "down".to_owned() } else { "was not up".to_owned() })
 }
 
@@ -166,9 +166,19 @@ impl ProgramReport {
             text += &table::lines(&["pid", "held by"], &rows);
         }
         if self.processes_hidden > 0 {
-            warn(&format!("{} processes do not show what they hold", self.processes_hidden));
+            warn(&format!("processes that do not show what they hold: {}", self.processes_hidden));
         }
         text
+    }
+}
+
+/// What a user can do where root alone will do.
+fn as_root(what: &str, error: &task_map::Error) -> Failure {
+    match error {
+        task_map::Error::NotPermitted => {
+            Failure::new(Status::Failed, what, "not permitted", "run it as root")
+        }
+        _ => failure(what, error),
     }
 }
 

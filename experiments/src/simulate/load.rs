@@ -1,0 +1,143 @@
+//! When requests arrive: at random, at a rate that may swing with the day and jump in bursts.
+//!
+//! A rate is a row of stretches. Each request takes one exponentially distributed unit of pressure,
+//! and a stretch of `r` requests a second gives `r` units a second; so one way of drawing serves
+//! steady rates, days and bursts. The row comes from a stream that all cores of a service share: a
+//! burst hits them together.
+
+use rand_distr::{Distribution, Exp1};
+
+use super::random::{Purpose, Random, stream};
+use super::time::{S, nanoseconds, real};
+
+/// How the rate of a service changes over time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Load {
+    /// The rate at midnight, when a simulation begins.
+    pub low_rps: f64,
+    /// The rate at noon; between the two it follows a sine. The same as `low_rps` for a steady
+    /// rate.
+    pub high_rps: f64,
+    pub bursts: Option<Bursts>,
+}
+
+/// Times of more requests, of exponentially distributed lengths and distances.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Bursts {
+    /// On top of the rate outside bursts.
+    pub extra_rps: f64,
+    /// The mean length of a burst.
+    pub length_ns: f64,
+    /// The mean time from the end of one to the start of the next.
+    pub pause_ns: f64,
+}
+
+impl Load {
+    pub fn steady(rps: f64) -> Self {
+        Self { low_rps: rps, high_rps: rps, bursts: None }
+    }
+
+    /// All rates times `factor`.
+    pub fn scaled(mut self, factor: f64) -> Self {
+        self.low_rps *= factor;
+        self.high_rps *= factor;
+        if let Some(bursts) = &mut self.bursts {
+            bursts.extra_rps *= factor;
+        }
+        self
+    }
+
+    /// Whether anything ever arrives, and no rate is less than nothing.
+    pub fn is_possible(&self) -> bool {
+        let extra = self.bursts.map_or(0.0, |bursts| bursts.extra_rps);
+        let rates = [self.low_rps, self.high_rps, extra];
+        let sane = rates.iter().all(|rate| (0.0..=MOST_RPS).contains(rate));
+        let lengths = |b: Bursts| b.length_ns >= 1e3 && b.pause_ns >= 1e3;
+        sane && rates.iter().sum::<f64>() > 0.0 && self.bursts.is_none_or(lengths)
+    }
+
+    fn rps_at(&self, now_ns: u64) -> f64 {
+        let angle = real(now_ns % DAY_NS) / real(DAY_NS) * std::f64::consts::TAU;
+        self.low_rps + (self.high_rps - self.low_rps) * (1.0 - angle.cos()) / 2.0
+    }
+}
+
+/// One request a nanosecond and no more.
+const MOST_RPS: f64 = 1e9;
+const DAY_NS: u64 = 24 * 3600 * S;
+/// A day is cut into stretches of one rate.
+const DAY_STEP_NS: u64 = 60 * S;
+
+/// The row of stretches.
+#[derive(Clone, Debug)]
+struct Rates {
+    load: Load,
+    random: Random,
+    bursting: bool,
+    /// When a burst begins or ends next.
+    turn_ns: u64,
+}
+
+impl Rates {
+    fn new(load: &Load, mut random: Random) -> Self {
+        let pause = load.bursts.map(|bursts| exponential_ns(&mut random, bursts.pause_ns));
+        Self { load: *load, random, bursting: false, turn_ns: pause.unwrap_or(u64::MAX) }
+    }
+
+    /// The rate from `from_ns` on, and until when it holds.
+    fn after(&mut self, from_ns: u64) -> (f64, u64) {
+        while let Some(bursts) = self.load.bursts.filter(|_| self.turn_ns <= from_ns) {
+            self.bursting = !self.bursting;
+            let mean_ns = if self.bursting { bursts.length_ns } else { bursts.pause_ns };
+            self.turn_ns += exponential_ns(&mut self.random, mean_ns);
+        }
+        let steady = self.load.low_rps == self.load.high_rps;
+        let step_ns = if steady { u64::MAX } else { (from_ns / DAY_STEP_NS + 1) * DAY_STEP_NS };
+        let extra = self.load.bursts.filter(|_| self.bursting).map_or(0.0, |b| b.extra_rps);
+        (self.load.rps_at(from_ns) + extra, self.turn_ns.min(step_ns))
+    }
+}
+
+/// The arrivals of one core, or of a queue that several cores share.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    rates: Rates,
+    random: Random,
+    /// This core's part of the service's rate, in requests a nanosecond for one request a second.
+    share: f64,
+    now_ns: f64,
+    until_ns: f64,
+    rate: f64,
+}
+
+impl Arrivals {
+    /// `share` of the requests of `machine`, drawn from the stream `queue`.
+    pub fn new(load: &Load, seed: u64, machine: u64, queue: u64, share: f64) -> Self {
+        let rates = Rates::new(load, stream(seed, Purpose::Load, machine));
+        let random = stream(seed, Purpose::Arrivals, queue);
+        Self { rates, random, share: share / 1e9, now_ns: 0.0, until_ns: 0.0, rate: 0.0 }
+    }
+
+    /// The time of the next arrival.
+    #[inline]
+    pub fn next_ns(&mut self) -> u64 {
+        let mut pressure: f64 = Exp1.sample(&mut self.random);
+        loop {
+            let at_ns = self.now_ns + pressure / self.rate;
+            if at_ns < self.until_ns {
+                self.now_ns = at_ns;
+                return nanoseconds(at_ns);
+            }
+            pressure -= (self.until_ns - self.now_ns) * self.rate;
+            self.now_ns = self.until_ns;
+            let (rps, until_ns) = self.rates.after(nanoseconds(self.now_ns));
+            (self.rate, self.until_ns) = (rps * self.share, real(until_ns));
+        }
+    }
+}
+
+/// At least a nanosecond, so that time goes on.
+fn exponential_ns(random: &mut Random, mean_ns: f64) -> u64 {
+    let e: f64 = Exp1.sample(random);
+    nanoseconds(e * mean_ns).max(1)
+}

@@ -1,0 +1,109 @@
+//! The requests of one queue, in the order of arrival: drawn, or from a trace.
+
+use std::sync::Arc;
+
+use super::demand::Demand;
+use super::load::{Arrivals, Load};
+use super::random::{Purpose, Random, mix, stream};
+
+/// Where requests come from.
+#[derive(Clone, Debug)]
+pub enum Requests {
+    Drawn {
+        load: Load,
+        demand: Demand,
+    },
+    /// Arrival and demand of each.
+    Trace(Arc<[(u64, u64)]>),
+}
+
+/// When drawing ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// This many requests of a machine.
+    Requests(u64),
+    /// The last request arrives before this time, and a core is watched at least until then.
+    Time { ns: u64 },
+}
+
+/// One queue's share of a machine's requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Share {
+    pub(super) machine: u64,
+    /// The queue among all queues of all machines.
+    pub(super) queue: u64,
+    /// The queue among those of its machine.
+    pub(super) index: u64,
+    pub(super) of: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Source {
+    kind: Kind,
+    end_ns: u64,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Drawn { arrivals: Box<Arrivals>, demand: Demand, random: Random, left: u64 },
+    Trace { requests: Arc<[(u64, u64)]>, at: usize, seed: u64, share: Share },
+}
+
+impl Source {
+    pub(super) fn new(requests: &Requests, until: Until, seed: u64, share: Share) -> Self {
+        let (left, end_ns) = match until {
+            Until::Requests(count) => (share_of(count, share), 0),
+            Until::Time { ns } => (u64::MAX, ns),
+        };
+        let kind = match requests {
+            Requests::Drawn { load, demand } => {
+                let part = 1.0 / share.of as f64;
+                let arrivals = Arrivals::new(load, seed, share.machine, share.queue, part);
+                let random = stream(seed, Purpose::Demand, share.queue);
+                Kind::Drawn { arrivals: Box::new(arrivals), demand: demand.clone(), random, left }
+            }
+            Requests::Trace(trace) => Kind::Trace { requests: trace.clone(), at: 0, seed, share },
+        };
+        Self { kind, end_ns }
+    }
+
+    /// The end of the watch, as far as it does not follow from the last request.
+    pub(super) fn end_ns(&self) -> u64 {
+        self.end_ns
+    }
+}
+
+impl Iterator for Source {
+    type Item = (u64, u64);
+
+    /// Arrival and demand of the next request.
+    #[inline]
+    fn next(&mut self) -> Option<(u64, u64)> {
+        match &mut self.kind {
+            Kind::Drawn { arrivals, demand, random, left } => {
+                *left = left.checked_sub(1)?;
+                let arrived_ns = arrivals.next_ns();
+                if self.end_ns > 0 && arrived_ns >= self.end_ns {
+                    *left = 0;
+                    return None;
+                }
+                Some((arrived_ns, demand.sample(random)))
+            }
+            Kind::Trace { requests, at, seed, share } => {
+                let ours =
+                    |at: usize| mix(mix(*seed, Purpose::Routing as u64), at as u64) % share.of;
+                while *at < requests.len() && ours(*at) != share.index {
+                    *at += 1;
+                }
+                let request = requests.get(*at).copied();
+                *at += 1;
+                request
+            }
+        }
+    }
+}
+
+/// The requests of a machine as evenly over its queues as whole numbers allow.
+fn share_of(count: u64, share: Share) -> u64 {
+    count / share.of + u64::from(share.index < count % share.of)
+}

@@ -1,0 +1,24 @@
+//! Simulated time: whole nanoseconds, and the few places where a real number becomes one.
+
+/// Nanoseconds, to the nearest; a duration below 0 or too long for the clock ends at its ends.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "`as` saturates for floating point, and that is what is wanted"
+)]
+pub fn nanoseconds(ns: f64) -> u64 {
+    ns.round() as u64
+}
+
+pub const MS: u64 = 1_000_000;
+pub const S: u64 = 1_000_000_000;
+
+/// A count as a real number; exact for 104 days of nanoseconds.
+pub fn real(count: u64) -> f64 {
+    count as f64
+}
+
+/// A nanosecond count as milliseconds, for people.
+pub fn milliseconds(ns: u64) -> f64 {
+    real(ns) / 1e6
+}

@@ -1,0 +1,92 @@
+//! Windows of time: in each the SLO is judged, and after each the controller of `slo-budget` sets
+//! the budget.
+//!
+//! The controller gets what it would read from the service's page: the requests that finished in
+//! the window, in the buckets of that page's histogram. A new budget counts from the next request
+//! on, a moment later than in a batch thread, which may be in the middle of one.
+
+use elfen_rt::policy::Policy;
+use elfen_rt::policy::slo::{Controller, Slo, Window};
+use elfen_rt::signal::histogram::{BUCKETS, bucket_of};
+
+use super::outcome::Outcome;
+
+/// The lengths of windows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Watch {
+    pub slo: Slo,
+    /// In each window this long the SLO holds or not.
+    pub judge_ns: u64,
+    /// Whether a controller sets the budget, and how often.
+    pub control_ns: Option<u64>,
+}
+
+/// A budget is taken back if the controller is silent for this many windows.
+const BUDGET_WINDOWS: u64 = 3;
+
+#[derive(Debug)]
+pub(super) struct Windows {
+    watch: Watch,
+    judged_until_ns: u64,
+    finished: u64,
+    late: u64,
+    control: Option<Controlling>,
+}
+
+#[derive(Debug)]
+struct Controlling {
+    controller: Controller,
+    window_ns: u64,
+    until_ns: u64,
+    counts: Box<Window>,
+}
+
+impl Windows {
+    pub(super) fn new(watch: Watch) -> Self {
+        let control = watch.control_ns.map(|window_ns| Controlling {
+            controller: Controller::new(watch.slo),
+            window_ns,
+            until_ns: window_ns,
+            counts: Box::new([0; BUCKETS]),
+        });
+        Self { watch, judged_until_ns: watch.judge_ns, finished: 0, late: 0, control }
+    }
+
+    /// A request has finished. Requests come in the order in which they end.
+    #[inline]
+    pub(super) fn finished(&mut self, ended_ns: u64, latency_ns: u64, outcome: &mut Outcome) {
+        while ended_ns >= self.judged_until_ns {
+            self.judge(outcome);
+            self.judged_until_ns += self.watch.judge_ns;
+        }
+        self.finished += 1;
+        self.late += u64::from(latency_ns > self.watch.slo.latency_ns);
+        if let Some(control) = &mut self.control {
+            control.counts[bucket_of(latency_ns)] += 1;
+        }
+    }
+
+    /// Judges the window that has ended.
+    pub(super) fn judge(&mut self, outcome: &mut Outcome) {
+        let allowed =
+            u128::from(1_000_000 - self.watch.slo.per_million) * u128::from(self.finished);
+        outcome.windows += u64::from(self.finished > 0);
+        let held = u128::from(self.late) * 1_000_000 <= allowed;
+        outcome.windows_held += u64::from(self.finished > 0 && held);
+        (self.finished, self.late) = (0, 0);
+    }
+
+    /// The policy from now on, if a window has ended since the last call.
+    #[inline]
+    pub(super) fn policy_at(&mut self, now_ns: u64) -> Option<Policy> {
+        let control = self.control.as_mut().filter(|control| now_ns >= control.until_ns)?;
+        let mut budget_ns = 0;
+        while now_ns >= control.until_ns {
+            budget_ns = control.controller.window(Some(&control.counts));
+            control.counts.fill(0);
+            control.until_ns += control.window_ns;
+        }
+        let until_ns = control.until_ns + BUDGET_WINDOWS * control.window_ns;
+        Some(Policy::SloBudget { budget_ns, until_ns })
+    }
+}

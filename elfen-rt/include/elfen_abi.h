@@ -58,7 +58,9 @@ struct elfen_task_slot {
 	elfen_u64 switches_begun; /* stored before them */
 	elfen_u64 lease_renewal;  /* the writer's own */
 	elfen_u64 lease_end_ns;   /* the writer's own */
-	elfen_u64 reserved[10];
+	elfen_u64 busy_ns;        /* time not idle while watched, up to the last switch to or from idle */
+	elfen_u64 busy_since_ns;  /* when the CPU turned busy; 0 while it idles or nobody watches */
+	elfen_u64 reserved[8];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_task_slot) == 128);
 ELFEN_AT(elfen_task_slot, task, 0);
@@ -67,6 +69,8 @@ ELFEN_AT(elfen_task_slot, switches, 16);
 ELFEN_AT(elfen_task_slot, switches_begun, 24);
 ELFEN_AT(elfen_task_slot, lease_renewal, 32);
 ELFEN_AT(elfen_task_slot, lease_end_ns, 40);
+ELFEN_AT(elfen_task_slot, busy_ns, 48);
+ELFEN_AT(elfen_task_slot, busy_since_ns, 56);
 
 /* Until a CPU's first switch nobody knows who runs there: it counts as busy. */
 #define ELFEN_TASK_UNKNOWN (~0ULL)

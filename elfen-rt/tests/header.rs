@@ -117,9 +117,16 @@ fn the_header_compiles_without_warnings() {
 
 #[test]
 fn task_slots_are_the_same_on_both_sides() {
-    let page = page_from_c::<TaskSlot>("task", &[7 << 32 | 9, 1234, 56, 56]);
+    let page = page_from_c::<TaskSlot>("task", &[7 << 32 | 9, 1234, 56, 56, 1000, 1200]);
     let task = Task { process: 7, thread: 9 };
-    let expected = Switch { running: Running::Task(task), at_ns: Some(1234), count: 56 };
+    let expected = Switch {
+        running: Running::Task(task),
+        at_ns: Some(1234),
+        count: 56,
+        busy_ns: 1000,
+        busy_since_ns: Some(1200),
+    };
+    assert_eq!(expected.busy_until_ns(1300), 1100);
     assert_eq!(page.slot(0).unwrap().snapshot(), Some(expected));
 
     let words = shown_by_c("task", |slot: &TaskSlot| {
@@ -127,8 +134,10 @@ fn task_slots_are_the_same_on_both_sides() {
         slot.switched_at_ns.store(2, Relaxed);
         slot.switches.store(3, Relaxed);
         slot.switches_begun.store(4, Relaxed);
+        slot.busy_ns.store(5, Relaxed);
+        slot.busy_since_ns.store(6, Relaxed);
     });
-    assert_eq!(words, [1, 2, 3, 4]);
+    assert_eq!(words, [1, 2, 3, 4, 5, 6]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
  * Keeps the task map: on every context switch, the CPU's slot says who runs there now.
  *
  * The switch path of every program on the machine goes through here, so it does the least that readers need: two array
- * look-ups, which the kernel inlines, and four stores to one cache line. The clock is read only on CPUs that
+ * look-ups, which the kernel inlines, and a few stores to one cache line. The clock is read only on CPUs that
  * somebody watches. Preemption and interrupts are off: nobody else writes this CPU's slot.
  *
  * Builds with `clang -target bpf` and nothing else; see the Makefile.
@@ -69,6 +69,22 @@ static inline __attribute__((always_inline)) elfen_u64 switch_time(struct elfen_
 	return now;
 }
 
+/* Adds up how long the CPU was busy while watched. A stretch that began unwatched is not counted. */
+static inline __attribute__((always_inline)) void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 now)
+{
+	elfen_u64 since = slot->busy_since_ns;
+
+	if (!now) {
+		if (since)
+			STORE(slot->busy_since_ns, 0);
+	} else if (!task && since) {
+		STORE(slot->busy_ns, slot->busy_ns + (now - since));
+		STORE(slot->busy_since_ns, 0);
+	} else if (task && !since) {
+		STORE(slot->busy_since_ns, now);
+	}
+}
+
 /* sched_switch(preempt, prev, next, ...) */
 SECTION("tp_btf/sched_switch")
 int elfen_switch(elfen_u64 *arguments)
@@ -89,6 +105,7 @@ int elfen_switch(elfen_u64 *arguments)
 	STORE(slot->switches_begun, count);
 	STORE(slot->task, task);
 	STORE(slot->switched_at_ns, now);
+	count_busy(slot, task, now);
 	STORE(slot->switches, count);
 	return 0;
 }

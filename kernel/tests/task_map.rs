@@ -151,6 +151,28 @@ fn two_capabilities_and_no_root_are_enough() {
     assert!(matches!(source, Source::Attached | Source::Pinned));
 }
 
+/// Spins for a while on its CPU, between two sleeps: the busy time grows by what it spun, and not by what it slept.
+#[test]
+fn busy_time_is_what_the_cpu_was_not_idle() {
+    let _alone = alone();
+    let Some((map, _)) = open_or_skip("busy_time_is_what_the_cpu_was_not_idle") else { return };
+    pin_to(own_cpu());
+    let slot = map.slot(own_cpu()).unwrap();
+    let busy_ns = || {
+        let now_ns = elfen_rt::clock::monotonic_ns();
+        (slot.snapshot().unwrap().busy_until_ns(now_ns), now_ns)
+    };
+    map.watch(own_cpu()).unwrap().renew();
+    switch_away();
+    let (busy_before, from_ns) = busy_ns();
+    while elfen_rt::clock::monotonic_ns() < from_ns + 3_000_000 {}
+    switch_away();
+    let (busy_after, to_ns) = busy_ns();
+    let grown = busy_after - busy_before;
+    // We spun for 3 ms; others may have run here while we slept. More than all the time there was can't be.
+    assert!(grown >= 3_000_000 && grown <= to_ns - from_ns, "{grown} of {}", to_ns - from_ns);
+}
+
 /// Sleeps, so that this thread leaves its CPU and comes back.
 fn switch_away() {
     std::thread::sleep(std::time::Duration::from_millis(2));

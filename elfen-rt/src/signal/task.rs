@@ -33,7 +33,11 @@ pub struct TaskSlot {
     /// The writer's own: the renewal it saw last, and when that lease ends.
     pub lease_renewal: AtomicU64,
     pub lease_end_ns: AtomicU64,
-    reserved: [AtomicU64; 10],
+    /// How long the CPU was not idle while somebody watched, up to its last switch to or from idle.
+    pub busy_ns: AtomicU64,
+    /// When the CPU turned busy; 0 while it idles, or if nobody watched then.
+    pub busy_since_ns: AtomicU64,
+    reserved: [AtomicU64; 8],
 }
 
 const _: () = assert!(size_of::<TaskSlot>() == 128);
@@ -43,6 +47,8 @@ const _: () = assert!(offset_of!(TaskSlot, switches) == 16);
 const _: () = assert!(offset_of!(TaskSlot, switches_begun) == 24);
 const _: () = assert!(offset_of!(TaskSlot, lease_renewal) == 32);
 const _: () = assert!(offset_of!(TaskSlot, lease_end_ns) == 40);
+const _: () = assert!(offset_of!(TaskSlot, busy_ns) == 48);
+const _: () = assert!(offset_of!(TaskSlot, busy_since_ns) == 56);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNTASK" is used nowhere else.
 unsafe impl Slot for TaskSlot {
@@ -96,6 +102,19 @@ pub struct Switch {
     /// `None` if nobody watched the CPU then.
     pub at_ns: Option<u64>,
     pub count: u64,
+    /// How long the CPU had been busy, while watched, when it last turned busy or idle.
+    pub busy_ns: u64,
+    /// When it turned busy; `None` while it idles, or if nobody watched then.
+    pub busy_since_ns: Option<u64>,
+}
+
+impl Switch {
+    /// How long the CPU has been busy, while watched, up to `now_ns`. Two of these make the busy time between them, however
+    /// often it turned busy and idle.
+    pub fn busy_until_ns(&self, now_ns: u64) -> u64 {
+        let running_ns = self.busy_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        self.busy_ns.saturating_add(running_ns)
+    }
 }
 
 impl TaskSlot {
@@ -111,10 +130,13 @@ impl TaskSlot {
         snapshot::read(&self.switches_begun, &self.switches, || {
             // Relaxed: `read` orders these between the two counters.
             let at_ns = self.switched_at_ns.load(Relaxed);
+            let busy_since_ns = self.busy_since_ns.load(Relaxed);
             Switch {
                 running: Running::from_word(self.task.load(Relaxed)),
                 at_ns: (at_ns != 0).then_some(at_ns),
                 count: self.switches.load(Relaxed),
+                busy_ns: self.busy_ns.load(Relaxed),
+                busy_since_ns: (busy_since_ns != 0).then_some(busy_since_ns),
             }
         })
     }

@@ -8,7 +8,7 @@
 
 /* The 64-bit words of each slot in the order of their names in the test. */
 FIELDS(task_words, AT(elfen_task_slot, task), AT(elfen_task_slot, switched_at_ns), AT(elfen_task_slot, switches),
-       AT(elfen_task_slot, switches_begun));
+       AT(elfen_task_slot, switches_begun), AT(elfen_task_slot, busy_ns), AT(elfen_task_slot, busy_since_ns));
 FIELDS(lane_words, AT(elfen_lane_slot, state), AT(elfen_lane_slot, state_since_ns), AT(elfen_lane_slot, batch_cpu),
        AT(elfen_lane_slot, request_cpu), AT(elfen_lane_slot, naps), AT(elfen_lane_slot, borrowed_ns),
        AT(elfen_lane_slot, overlapped_ns), AT(elfen_lane_slot, napped_ns), AT(elfen_lane_slot, reaction.max_ns),

@@ -19,8 +19,8 @@ use crate::host::affinity;
 const DELAYS: usize = 20_000;
 /// Between two wake-ups of the request lane: long enough to go idle, so that both kinds of switches are seen.
 const WAKE_EVERY: Duration = Duration::from_micros(50);
-const ROUNDS: usize = 150;
-const TURNS_A_ROUND: u32 = 1_000;
+const ROUNDS: usize = 500;
+const TURNS_A_ROUND: u32 = 250;
 /// A turn hands a byte there and back.
 const SWITCHES_A_TURN: u32 = 2;
 const SAMPLE_BATCHES: usize = 1_000;

@@ -129,7 +129,10 @@ struct elfen_lane_slot {
 	elfen_u64 borrowed_ns;
 	elfen_u64 overlapped_ns;
 	elfen_u64 napped_ns;
-	elfen_u64 reserved[8];
+	elfen_u64 policy_state[4]; /* what the policy remembers from check to check */
+	elfen_u64 counted_to_ns;   /* borrowed and overlapped are counted up to then, */
+	elfen_u64 counted_busy_ns; /* when the request lane had been busy for so long */
+	elfen_u64 reserved[2];
 	struct elfen_histogram reaction;
 	struct elfen_histogram wake;
 } ELFEN_ALIGNED;
@@ -142,6 +145,9 @@ ELFEN_AT(elfen_lane_slot, naps, 32);
 ELFEN_AT(elfen_lane_slot, borrowed_ns, 40);
 ELFEN_AT(elfen_lane_slot, overlapped_ns, 48);
 ELFEN_AT(elfen_lane_slot, napped_ns, 56);
+ELFEN_AT(elfen_lane_slot, policy_state, 64);
+ELFEN_AT(elfen_lane_slot, counted_to_ns, 96);
+ELFEN_AT(elfen_lane_slot, counted_busy_ns, 104);
 ELFEN_AT(elfen_lane_slot, reaction, 128);
 ELFEN_AT(elfen_lane_slot, wake, 4992);
 
@@ -159,22 +165,24 @@ struct elfen_control_slot {
 	elfen_u64 generation_begun; /* stored before them */
 	elfen_u64 policy;           /* enum elfen_policy_kind */
 	elfen_u64 budget_ns;
+	elfen_u64 budget_until_ns; /* slo-budget: the budget counts until then */
 	elfen_u64 slo_latency_ns;
 	elfen_u64 slo_per_million;
 	elfen_u64 ref_ipc_milli;
 	elfen_u64 busy_when; /* enum elfen_busy_when */
 	elfen_u64 service_process;
-	elfen_u64 reserved[7];
+	elfen_u64 reserved[6];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_control_slot) == 128);
 ELFEN_AT(elfen_control_slot, generation, 0);
 ELFEN_AT(elfen_control_slot, generation_begun, 8);
 ELFEN_AT(elfen_control_slot, policy, 16);
 ELFEN_AT(elfen_control_slot, budget_ns, 24);
-ELFEN_AT(elfen_control_slot, slo_latency_ns, 32);
-ELFEN_AT(elfen_control_slot, slo_per_million, 40);
-ELFEN_AT(elfen_control_slot, ref_ipc_milli, 48);
-ELFEN_AT(elfen_control_slot, busy_when, 56);
-ELFEN_AT(elfen_control_slot, service_process, 64);
+ELFEN_AT(elfen_control_slot, budget_until_ns, 32);
+ELFEN_AT(elfen_control_slot, slo_latency_ns, 40);
+ELFEN_AT(elfen_control_slot, slo_per_million, 48);
+ELFEN_AT(elfen_control_slot, ref_ipc_milli, 56);
+ELFEN_AT(elfen_control_slot, busy_when, 64);
+ELFEN_AT(elfen_control_slot, service_process, 72);
 
 #endif /* ELFEN_ABI_H */

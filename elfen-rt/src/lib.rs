@@ -12,6 +12,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod borrow;
 pub mod bpf;
 pub mod clock;
 pub mod memory;

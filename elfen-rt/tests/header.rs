@@ -142,7 +142,8 @@ fn task_slots_are_the_same_on_both_sides() {
 
 #[test]
 fn lane_slots_are_the_same_on_both_sides() {
-    let page = page_from_c::<LaneSlot>("lane", &[2, 11, 12, 13, 14, 15, 16, 17, 18, 19]);
+    let page =
+        page_from_c::<LaneSlot>("lane", &[2, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23, 18, 19]);
     let slot = page.slot(0).unwrap();
     assert_eq!(slot.state(), Some((LaneState::Napping, 11)));
     let words = [&slot.batch_cpu, &slot.request_cpu, &slot.naps, &slot.borrowed_ns]
@@ -150,6 +151,10 @@ fn lane_slots_are_the_same_on_both_sides() {
     assert_eq!(words, [12, 13, 14, 15]);
     let words = [&slot.overlapped_ns, &slot.napped_ns].map(|word| word.load(Relaxed));
     assert_eq!(words, [16, 17]);
+    let words = [&slot.policy_state[0], &slot.policy_state[3]].map(|word| word.load(Relaxed));
+    assert_eq!(words, [20, 21]);
+    let words = [&slot.counted_to_ns, &slot.counted_busy_ns].map(|word| word.load(Relaxed));
+    assert_eq!(words, [22, 23]);
     assert_eq!((slot.reaction.max_ns(), slot.wake.max_ns()), (18, 19));
 
     let words = shown_by_c("lane", |slot: &LaneSlot| {
@@ -158,10 +163,14 @@ fn lane_slots_are_the_same_on_both_sides() {
         slot.enter(LaneState::Running, 1700);
         slot.add_borrowed(50);
         slot.add_overlapped(60);
+        slot.policy_state[0].store(61, Relaxed);
+        slot.policy_state[3].store(62, Relaxed);
+        slot.counted_to_ns.store(63, Relaxed);
+        slot.counted_busy_ns.store(64, Relaxed);
         slot.reaction.record_shared(70);
         slot.wake.record_shared(80);
     });
-    assert_eq!(words, [1, 1700, 3, 2, 1, 50, 60, 700, 70, 80]);
+    assert_eq!(words, [1, 1700, 3, 2, 1, 50, 60, 700, 61, 62, 63, 64, 70, 80]);
 }
 
 #[test]
@@ -169,25 +178,28 @@ fn control_slots_are_the_same_on_both_sides() {
     let settings = Settings {
         policy: PolicyKind::RefreshBudget,
         budget_ns: 21,
+        budget_until_ns: 26,
         slo_latency_ns: 22,
         slo_per_million: 23,
         ref_ipc_milli: 24,
         busy_when: BusyWhen::Service,
         service_process: 25,
     };
-    let words = [5, 5, 3, 21, 22, 23, 24, 1, 25];
+    let words = [5, 5, 3, 21, 26, 22, 23, 24, 1, 25];
     let page = page_from_c::<ControlSlot>("control", &words);
     assert_eq!(page.slot(0).unwrap().settings(), Some((5, settings)));
 
     let shown = shown_by_c("control", |slot: &ControlSlot| slot.publish(&settings));
-    assert_eq!(shown, [1, 1, 3, 21, 22, 23, 24, 1, 25]);
+    assert_eq!(shown, [1, 1, 3, 21, 26, 22, 23, 24, 1, 25]);
 }
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    for words in
-        [[5, 6, 3, 0, 0, 0, 0, 0, 0], [5, 5, 9, 0, 0, 0, 0, 0, 0], [5, 5, 3, 0, 0, 0, 0, 2, 0]]
-    {
+    for words in [
+        [5, 6, 3, 0, 0, 0, 0, 0, 0, 0],
+        [5, 5, 9, 0, 0, 0, 0, 0, 0, 0],
+        [5, 5, 3, 0, 0, 0, 0, 0, 2, 0],
+    ] {
         let page = page_from_c::<ControlSlot>("control", &words);
         assert_eq!(page.slot(0).unwrap().settings(), None, "{words:?}");
     }

@@ -48,6 +48,8 @@ pub enum BusyWhen {
 pub struct Settings {
     pub policy: PolicyKind,
     pub budget_ns: u64,
+    /// For slo-budget: the budget counts until then, and is 0 afterwards. Who sets it may die.
+    pub budget_until_ns: u64,
     /// The latency that `slo_per_million` of a million requests must not exceed; 0 for no SLO.
     pub slo_latency_ns: u64,
     pub slo_per_million: u64,
@@ -67,12 +69,13 @@ pub struct ControlSlot {
     pub generation_begun: AtomicU64,
     pub policy: AtomicU64,
     pub budget_ns: AtomicU64,
+    pub budget_until_ns: AtomicU64,
     pub slo_latency_ns: AtomicU64,
     pub slo_per_million: AtomicU64,
     pub ref_ipc_milli: AtomicU64,
     pub busy_when: AtomicU64,
     pub service_process: AtomicU64,
-    reserved: [AtomicU64; 7],
+    reserved: [AtomicU64; 6],
 }
 
 const _: () = assert!(size_of::<ControlSlot>() == 128);
@@ -80,11 +83,12 @@ const _: () = assert!(offset_of!(ControlSlot, generation) == 0);
 const _: () = assert!(offset_of!(ControlSlot, generation_begun) == 8);
 const _: () = assert!(offset_of!(ControlSlot, policy) == 16);
 const _: () = assert!(offset_of!(ControlSlot, budget_ns) == 24);
-const _: () = assert!(offset_of!(ControlSlot, slo_latency_ns) == 32);
-const _: () = assert!(offset_of!(ControlSlot, slo_per_million) == 40);
-const _: () = assert!(offset_of!(ControlSlot, ref_ipc_milli) == 48);
-const _: () = assert!(offset_of!(ControlSlot, busy_when) == 56);
-const _: () = assert!(offset_of!(ControlSlot, service_process) == 64);
+const _: () = assert!(offset_of!(ControlSlot, budget_until_ns) == 32);
+const _: () = assert!(offset_of!(ControlSlot, slo_latency_ns) == 40);
+const _: () = assert!(offset_of!(ControlSlot, slo_per_million) == 48);
+const _: () = assert!(offset_of!(ControlSlot, ref_ipc_milli) == 56);
+const _: () = assert!(offset_of!(ControlSlot, busy_when) == 64);
+const _: () = assert!(offset_of!(ControlSlot, service_process) == 72);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNCTRL" is used nowhere else.
 unsafe impl Slot for ControlSlot {
@@ -99,6 +103,7 @@ impl ControlSlot {
             // Relaxed: `publish` orders these between the two counters.
             self.policy.store(settings.policy as u64, Relaxed);
             self.budget_ns.store(settings.budget_ns, Relaxed);
+            self.budget_until_ns.store(settings.budget_until_ns, Relaxed);
             self.slo_latency_ns.store(settings.slo_latency_ns, Relaxed);
             self.slo_per_million.store(settings.slo_per_million, Relaxed);
             self.ref_ipc_milli.store(settings.ref_ipc_milli, Relaxed);
@@ -120,6 +125,7 @@ impl ControlSlot {
             let settings = Settings {
                 policy,
                 budget_ns: self.budget_ns.load(Relaxed),
+                budget_until_ns: self.budget_until_ns.load(Relaxed),
                 slo_latency_ns: self.slo_latency_ns.load(Relaxed),
                 slo_per_million: self.slo_per_million.load(Relaxed),
                 ref_ipc_milli: self.ref_ipc_milli.load(Relaxed),

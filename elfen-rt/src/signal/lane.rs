@@ -46,7 +46,13 @@ pub struct LaneSlot {
     pub borrowed_ns: AtomicU64,
     pub overlapped_ns: AtomicU64,
     pub napped_ns: AtomicU64,
-    reserved: [AtomicU64; 8],
+    /// What the policy remembers from check to check: `crate::policy::State` as words.
+    pub policy_state: [AtomicU64; 4],
+    /// Borrowed and overlapped time are counted up to here,
+    pub counted_to_ns: AtomicU64,
+    /// when the request lane had been busy for so long.
+    pub counted_busy_ns: AtomicU64,
+    reserved: [AtomicU64; 2],
     /// From the request lane turning busy to the batch thread off its lane, and from idle to back on it.
     pub reaction: Histogram,
     pub wake: Histogram,
@@ -61,6 +67,9 @@ const _: () = assert!(offset_of!(LaneSlot, naps) == 32);
 const _: () = assert!(offset_of!(LaneSlot, borrowed_ns) == 40);
 const _: () = assert!(offset_of!(LaneSlot, overlapped_ns) == 48);
 const _: () = assert!(offset_of!(LaneSlot, napped_ns) == 56);
+const _: () = assert!(offset_of!(LaneSlot, policy_state) == 64);
+const _: () = assert!(offset_of!(LaneSlot, counted_to_ns) == 96);
+const _: () = assert!(offset_of!(LaneSlot, counted_busy_ns) == 104);
 const _: () = assert!(offset_of!(LaneSlot, reaction) == 128);
 const _: () = assert!(offset_of!(LaneSlot, wake) == 128 + 4864);
 
@@ -85,7 +94,7 @@ impl LaneSlot {
         if previous == LaneState::Napping as u64 {
             self.napped_ns.fetch_add(now_ns.saturating_sub(since_ns), Relaxed);
         }
-        if state == LaneState::Napping {
+        if state == LaneState::Napping && previous != LaneState::Napping as u64 {
             self.naps.fetch_add(1, Relaxed);
         }
     }

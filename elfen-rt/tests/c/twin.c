@@ -11,10 +11,11 @@ FIELDS(task_words, AT(elfen_task_slot, task), AT(elfen_task_slot, switched_at_ns
        AT(elfen_task_slot, switches_begun), AT(elfen_task_slot, busy_ns), AT(elfen_task_slot, busy_since_ns));
 FIELDS(lane_words, AT(elfen_lane_slot, state), AT(elfen_lane_slot, state_since_ns), AT(elfen_lane_slot, batch_cpu),
        AT(elfen_lane_slot, request_cpu), AT(elfen_lane_slot, naps), AT(elfen_lane_slot, borrowed_ns),
-       AT(elfen_lane_slot, overlapped_ns), AT(elfen_lane_slot, napped_ns), AT(elfen_lane_slot, reaction.max_ns),
-       AT(elfen_lane_slot, wake.max_ns));
+       AT(elfen_lane_slot, overlapped_ns), AT(elfen_lane_slot, napped_ns), AT(elfen_lane_slot, policy_state),
+       AT(elfen_lane_slot, policy_state[3]), AT(elfen_lane_slot, counted_to_ns), AT(elfen_lane_slot, counted_busy_ns),
+       AT(elfen_lane_slot, reaction.max_ns), AT(elfen_lane_slot, wake.max_ns));
 FIELDS(control_words, AT(elfen_control_slot, generation), AT(elfen_control_slot, generation_begun),
-       AT(elfen_control_slot, policy), AT(elfen_control_slot, budget_ns), AT(elfen_control_slot, slo_latency_ns),
+       AT(elfen_control_slot, policy), AT(elfen_control_slot, budget_ns), AT(elfen_control_slot, budget_until_ns), AT(elfen_control_slot, slo_latency_ns),
        AT(elfen_control_slot, slo_per_million), AT(elfen_control_slot, ref_ipc_milli),
        AT(elfen_control_slot, busy_when), AT(elfen_control_slot, service_process));
 

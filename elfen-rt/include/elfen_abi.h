@@ -171,7 +171,11 @@ struct elfen_control_slot {
 	elfen_u64 ref_ipc_milli;
 	elfen_u64 busy_when; /* enum elfen_busy_when */
 	elfen_u64 service_process;
-	elfen_u64 reserved[6];
+	/* about the run, written once */
+	elfen_u64 lanes_segment; /* id of the lane page's segment */
+	elfen_u64 keeper;        /* pid << 42 | start time of the process that keeps the lanes */
+	elfen_u64 batch;         /* and of the program it started */
+	elfen_u64 reserved[3];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_control_slot) == 128);
 ELFEN_AT(elfen_control_slot, generation, 0);
@@ -184,5 +188,8 @@ ELFEN_AT(elfen_control_slot, slo_per_million, 48);
 ELFEN_AT(elfen_control_slot, ref_ipc_milli, 56);
 ELFEN_AT(elfen_control_slot, busy_when, 64);
 ELFEN_AT(elfen_control_slot, service_process, 72);
+ELFEN_AT(elfen_control_slot, lanes_segment, 80);
+ELFEN_AT(elfen_control_slot, keeper, 88);
+ELFEN_AT(elfen_control_slot, batch, 96);
 
 #endif /* ELFEN_ABI_H */

@@ -113,7 +113,8 @@ impl Memory {
         Self::attach_id(id, access)
     }
 
-    fn attach_id(id: c_int, access: Access) -> Result<Self, MemoryError> {
+    /// Maps the segment with this id.
+    pub fn attach_id(id: c_int, access: Access) -> Result<Self, MemoryError> {
         let len = segment_stat(id)?.shm_segsz;
         let flags = match access {
             Access::Read => libc::SHM_RDONLY,
@@ -177,6 +178,14 @@ impl Memory {
             creator: stat.shm_cpid,
             attached: stat.shm_nattch,
         })
+    }
+
+    /// The id by which a process can map this segment even after its name is gone, while anybody still maps it.
+    pub fn segment_id(&self) -> Option<c_int> {
+        match self.release {
+            Release::Segment { id } => Some(id),
+            Release::Mapping => None,
+        }
     }
 
     /// Takes a segment's name away: nobody new finds it, and it goes with its last mapping.

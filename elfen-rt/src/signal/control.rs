@@ -1,7 +1,8 @@
 //! What the operator wants of a batch: policy, budget, SLO. Written by the `elfen` parent, read at slow paths.
 //!
-//! One slot, read as a whole through a snapshot: a policy is never seen with another policy's budget. A writer that dies in
-//! the middle leaves the readers with the settings they have.
+//! Settings are read as a whole through a snapshot: a policy is never seen with another policy's budget. A writer that dies
+//! in the middle leaves the readers with the settings they have. Slot 0 is what holds; slot 1 is what `elfen set` wants,
+//! which the parent takes over, so that each slot has one writer.
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -75,7 +76,13 @@ pub struct ControlSlot {
     pub ref_ipc_milli: AtomicU64,
     pub busy_when: AtomicU64,
     pub service_process: AtomicU64,
-    reserved: [AtomicU64; 6],
+    /// About the run, written once: the id of the lane page's segment,
+    pub lanes_segment: AtomicU64,
+    /// the [`crate::process::Identity`] of the process that keeps the lanes,
+    pub keeper: AtomicU64,
+    /// and of the program that it started; 0 before.
+    pub batch: AtomicU64,
+    reserved: [AtomicU64; 3],
 }
 
 const _: () = assert!(size_of::<ControlSlot>() == 128);
@@ -89,6 +96,9 @@ const _: () = assert!(offset_of!(ControlSlot, slo_per_million) == 48);
 const _: () = assert!(offset_of!(ControlSlot, ref_ipc_milli) == 56);
 const _: () = assert!(offset_of!(ControlSlot, busy_when) == 64);
 const _: () = assert!(offset_of!(ControlSlot, service_process) == 72);
+const _: () = assert!(offset_of!(ControlSlot, lanes_segment) == 80);
+const _: () = assert!(offset_of!(ControlSlot, keeper) == 88);
+const _: () = assert!(offset_of!(ControlSlot, batch) == 96);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNCTRL" is used nowhere else.
 unsafe impl Slot for ControlSlot {

@@ -16,7 +16,9 @@ use elfen_rt::bpf::Descriptor;
 use elfen_rt::memory::MemoryError;
 use elfen_rt::signal::ABI_VERSION;
 use elfen_rt::signal::page::{Page, Slot};
-use elfen_rt::signal::task::{TASK_MAP_NAME, TaskMap, TaskMapError, TaskSlot, UNKNOWN};
+use elfen_rt::signal::task::{
+    Descriptors, TASK_MAP_NAME, TaskMap, TaskMapError, TaskSlot, UNKNOWN,
+};
 
 use crate::bpf_call;
 
@@ -102,7 +104,7 @@ pub(crate) struct Parts {
 impl Parts {
     pub(crate) fn into_map(self) -> Result<TaskMap, Error> {
         let [tasks, watch, link] = [self.tasks, self.watch, self.link].map(descriptor);
-        Ok(TaskMap::from_descriptors(&tasks, &watch, link)?)
+        Ok(TaskMap::from_descriptors(Descriptors { tasks, watch, link })?)
     }
 }
 

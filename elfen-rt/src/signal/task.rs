@@ -201,35 +201,38 @@ impl From<PageError> for TaskMapError {
 pub struct TaskMap {
     page: Page<TaskSlot>,
     watch: Memory,
+    descriptors: Descriptors,
+}
+
+/// What a task map is opened from, and what a child that inherits these can open it from again.
+#[derive(Debug)]
+pub struct Descriptors {
+    pub tasks: Descriptor,
+    pub watch: Descriptor,
     /// The program's link: an open descriptor of it keeps the program running whoever else dies.
-    link: Descriptor,
+    pub link: Descriptor,
 }
 
 impl TaskMap {
     /// Maps what `elfen signals up` has pinned. Needs read and write permission on the pins and no capability; the map
     /// is frozen, so that even its own group can map it read-only alone.
     pub fn open_pinned() -> Result<Self, TaskMapError> {
-        let link = bpf::object_get(LINK_PIN).map_err(TaskMapError::Open)?;
-        let map = bpf::object_get(MAP_PIN).map_err(TaskMapError::Open)?;
-        let watch = bpf::object_get(WATCH_PIN).map_err(TaskMapError::Open)?;
-        Self::from_descriptors(&map, &watch, link)
+        let open = |pin| bpf::object_get(pin).map_err(TaskMapError::Open);
+        let (link, tasks, watch) = (open(LINK_PIN)?, open(MAP_PIN)?, open(WATCH_PIN)?);
+        Self::from_descriptors(Descriptors { tasks, watch, link })
     }
 
     /// Maps a task map from its descriptors; they are looked at, and refused if they are no eBPF maps.
-    pub fn from_descriptors(
-        map: &Descriptor,
-        watch: &Descriptor,
-        link: Descriptor,
-    ) -> Result<Self, TaskMapError> {
-        let tasks = bpf::map_array(map, size_of::<TaskSlot>(), Access::Read);
+    pub fn from_descriptors(descriptors: Descriptors) -> Result<Self, TaskMapError> {
+        let tasks = bpf::map_array(&descriptors.tasks, size_of::<TaskSlot>(), Access::Read);
         let page = Page::open(tasks.map_err(TaskMapError::Open)?)?;
-        let watch = bpf::map_array(watch, size_of::<WatchSlot>(), Access::Write);
+        let watch = bpf::map_array(&descriptors.watch, size_of::<WatchSlot>(), Access::Write);
         let watch = watch.map_err(TaskMapError::Open)?;
         let expected = size_of::<WatchSlot>() * page.slot_count() as usize;
         if watch.len() < expected {
             return Err(TaskMapError::Open(MemoryError::Size));
         }
-        Ok(Self { page, watch, link })
+        Ok(Self { page, watch, descriptors })
     }
 
     /// How many CPUs the map has room for: one more than the highest possible CPU.
@@ -253,9 +256,9 @@ impl TaskMap {
         Some(unsafe { slot.as_ref() })
     }
 
-    /// The descriptor that keeps the program attached, for handing it to a child.
-    pub fn link(&self) -> &Descriptor {
-        &self.link
+    /// For handing the map to a child, with what keeps the program attached.
+    pub fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
     }
 }
 

@@ -1,0 +1,54 @@
+//! What the binaries of this crate share at their edge: one-line errors and exit statuses.
+//!
+//! A usage error is one line and status 2, a failure one line and status 1, as everywhere in Elfen;
+//! clap's own several-line report is cut to its first sentence.
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use std::process::ExitCode;
+
+pub(crate) const USAGE: u8 = 2;
+
+/// The arguments, or the status to leave with: help and version are printed by clap, errors in one
+/// line.
+pub(crate) fn parse<T: Parser>(program: &str) -> Result<T, ExitCode> {
+    T::try_parse().map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            print!("{error}");
+            ExitCode::SUCCESS
+        }
+        _ => usage(program, &one_line(&error.to_string())),
+    })
+}
+
+pub(crate) fn usage(program: &str, message: &str) -> ExitCode {
+    eprintln!("{program}: {message}; `{program} --help` shows the options and an example");
+    ExitCode::from(USAGE)
+}
+
+pub(crate) fn failure(program: &str, message: &str) -> ExitCode {
+    eprintln!("{program}: {message}");
+    ExitCode::FAILURE
+}
+
+/// clap's first paragraph (the rest repeats the usage), on one line and without its prefix.
+fn one_line(report: &str) -> String {
+    let paragraph = report.split("\n\n").next().unwrap_or(report);
+    let words: Vec<&str> = paragraph.split_whitespace().collect();
+    let line = words.join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_line;
+
+    /// Goal: a report of several lines becomes one sentence. Method: clap's shape, with its usage
+    /// below.
+    #[test]
+    fn a_report_becomes_one_line() {
+        let report = "error: the following required arguments were not provided:\n  <URL>\n\n\
+                      Usage: x <URL>\n";
+        assert_eq!(one_line(report), "the following required arguments were not provided: <URL>");
+    }
+}

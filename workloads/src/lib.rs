@@ -1,0 +1,10 @@
+//! The workloads that every measurement of Elfen stands on, as a library so that all of it can be
+//! tested.
+//!
+//! [`load`] is the open-loop generator that asks. Each binary in `src/bin` is one call into its
+//! module here.
+
+mod command;
+mod interrupt;
+pub mod load;
+mod units;

@@ -1,0 +1,293 @@
+//! The command line of `elfen-load`, and the settings that it means.
+
+use super::arrivals::{Arrivals, End, trace_rps};
+use super::driver::Line;
+use super::engine::Limits;
+use super::protocol::Protocol;
+use super::queries::{Lines, QueryError, QuerySet, Target};
+use super::reference::ServiceTimes;
+use super::run::Settings;
+use super::slo::Slo;
+use super::trace::{self, TraceError};
+use crate::units::{Nanos, parse_nanos};
+use clap::Parser;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+
+const DEFAULT_RPS: f64 = 100.0;
+const DEFAULT_DURATION_NS: Nanos = 10_000_000_000;
+
+/// Loads a service at a rate that does not depend on its answers, and measures latency from the
+/// moment each request was due.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "elfen-load",
+    version,
+    after_help = "Example: elfen-load --rps 200 --duration 30s --connections 64 \\\n         \
+                  --queries queries.txt --template '/search?q={}' http://127.0.0.1:8080\n\n\
+                  Exit status: 0 measured, 1 failed (also: sent too late), 2 wrong arguments, \
+                  130 interrupted."
+)]
+pub(crate) struct Args {
+    /// http://host:port/path, memcached://host:port or redis://host:port
+    #[arg(required_unless_present_any = ["self_check", "reference_server"])]
+    pub(crate) url: Option<Target>,
+
+    /// Requests per second, on average [default: 100, or a trace's own rate]; with --search, where
+    /// it begins
+    #[arg(long, value_parser = positive)]
+    rps: Option<f64>,
+
+    /// How long requests are sent, after the warm-up [default: 10s]
+    #[arg(long, value_parser = parse_nanos, conflicts_with_all = ["requests", "passes"])]
+    duration: Option<Nanos>,
+
+    /// Send this many requests instead
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "passes")]
+    requests: Option<u64>,
+
+    /// Send the query set this many times instead (5 in the thesis)
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    passes: Option<u64>,
+
+    /// Send requests for this long before measuring
+    #[arg(long, value_parser = parse_nanos, default_value = "0s")]
+    warmup: Nanos,
+
+    /// Measure this many times, with seeds counting up from --seed; report medians (20 in the
+    /// thesis)
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
+    pub(crate) invocations: u32,
+
+    /// Decides every arrival time and the order of the queries
+    #[arg(long, default_value = "1")]
+    pub(crate) seed: u64,
+
+    /// exponential, uniform, bursts:ON,OFF (as in bursts:100ms,400ms), or trace:FILE (seconds a
+    /// line, or our --csv)
+    #[arg(long, default_value = "exponential", value_parser = arrivals)]
+    arrivals: ArrivalsArg,
+
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "16")]
+    connections: u32,
+
+    /// Requests that may be under way on one connection
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
+    pipeline: u32,
+
+    /// A request without an answer by then has failed, counted from when it was due
+    #[arg(long, value_parser = parse_nanos, default_value = "10s")]
+    timeout: Nanos,
+
+    /// The latest that a request may be sent before the run fails
+    #[arg(long, value_parser = parse_nanos, default_value = "10ms")]
+    max_late: Nanos,
+
+    /// Go on, with a warning, when requests are sent later than --max-late
+    #[arg(long)]
+    pub(crate) allow_late: bool,
+
+    /// One query a line: a target (/x?q=a), METHOD /target body, or a memcached or Redis command
+    #[arg(long, value_name = "FILE")]
+    queries: Option<PathBuf>,
+
+    /// Each line of --queries goes, percent-encoded, where this has {}
+    #[arg(long, requires = "queries", value_parser = template)]
+    template: Option<String>,
+
+    /// --queries is a luceneutil task file (Category: query # freq=..)
+    #[arg(long, requires = "queries", requires = "template")]
+    tasks: bool,
+
+    /// Find the highest rate that keeps this objective, as in p99=100ms
+    #[arg(long, value_name = "SLO")]
+    pub(crate) search: Option<Slo>,
+
+    /// Search until the rate is known to this share
+    #[arg(long, default_value = "0.02", requires = "search", value_parser = share)]
+    pub(crate) search_precision: f64,
+
+    /// Threads that send; each has its share of plan and connections
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
+    threads: u32,
+
+    /// CPUs to pin the threads to, as in 0 or 2,3
+    #[arg(long, value_delimiter = ',')]
+    cpu: Vec<usize>,
+
+    /// How long before a send to stop sleeping and look at the clock instead
+    #[arg(long, value_parser = parse_nanos, default_value = "100us")]
+    spin: Nanos,
+
+    /// Never sleep: sees answers at once, and takes a whole CPU (--self-check always does)
+    #[arg(long, conflicts_with = "spin")]
+    busy: bool,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Write every request to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+
+    /// Write latency over time to this file, as an HdrHistogram interval log
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hdr_log: Option<PathBuf>,
+
+    /// Measure a built-in service whose response times are known, and compare
+    #[arg(long, conflicts_with_all = ["url", "search", "reference_server"])]
+    pub(crate) self_check: bool,
+
+    /// Be that service, at this address, for other generators to measure
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["url", "search"])]
+    pub(crate) reference_server: Option<SocketAddr>,
+
+    /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
+    /// takes 100 ms more)
+    #[arg(long, default_value = "exponential:1ms")]
+    pub(crate) service: ServiceTimes,
+}
+
+#[derive(Clone, Debug)]
+enum ArrivalsArg {
+    Ready(Arrivals),
+    Trace(PathBuf),
+}
+
+fn arrivals(text: &str) -> Result<ArrivalsArg, String> {
+    let expected = "write exponential, uniform, bursts:100ms,400ms or trace:FILE";
+    match text.split_once(':') {
+        None if text == "exponential" => Ok(ArrivalsArg::Ready(Arrivals::Exponential)),
+        None if text == "uniform" => Ok(ArrivalsArg::Ready(Arrivals::Uniform)),
+        Some(("bursts", lengths)) => {
+            let (on, off) = lengths.split_once(',').ok_or(expected)?;
+            let (on_ns, off_ns) = (parse_nanos(on)?, parse_nanos(off)?);
+            if on_ns == 0 {
+                return Err("bursts need time to be on".into());
+            }
+            Ok(ArrivalsArg::Ready(Arrivals::Bursts { on_ns, off_ns }))
+        }
+        Some(("trace", path)) if !path.is_empty() => Ok(ArrivalsArg::Trace(path.into())),
+        _ => Err(expected.into()),
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rps) if (1e-3..=1e8).contains(&rps) => Ok(rps),
+        _ => Err("a rate is a number from 0.001 to 100000000".into()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.001..=1.0).contains(&share) => Ok(share),
+        _ => Err("a share is a number from 0.001 to 1".into()),
+    }
+}
+
+fn template(text: &str) -> Result<String, String> {
+    if text.contains("{}") { Ok(text.into()) } else { Err("a template has a {} in it".into()) }
+}
+
+#[derive(Debug, Error)]
+pub(crate) enum SettingsError {
+    #[error(transparent)]
+    Queries(#[from] QueryError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error("resolving {host}: {error}; name a host that exists")]
+    Resolve { host: String, error: io::Error },
+    #[error("--template is for HTTP; write memcached and Redis commands as they are")]
+    Template,
+    #[error("{threads} threads need at least as many connections, and there are {connections}")]
+    Threads { threads: u32, connections: u32 },
+    #[error("--csv and --hdr-log are of one rate; leave them out with --search")]
+    SearchLogs,
+}
+
+impl Args {
+    /// What the arguments mean; reads the files they name.
+    pub(crate) fn settings(&self, target: &Target) -> Result<Settings, SettingsError> {
+        if self.connections < self.threads {
+            let (threads, connections) = (self.threads, self.connections);
+            return Err(SettingsError::Threads { threads, connections });
+        }
+        if self.search.is_some() && (self.csv.is_some() || self.hdr_log.is_some()) {
+            return Err(SettingsError::SearchLogs);
+        }
+        let queries = self.query_set(target)?;
+        let arrivals = match &self.arrivals {
+            ArrivalsArg::Ready(arrivals) => arrivals.clone(),
+            ArrivalsArg::Trace(path) => Arrivals::Trace(trace::read(path)?),
+        };
+        let own_rps = match &arrivals {
+            Arrivals::Trace(entries) => trace_rps(entries),
+            _ => None,
+        };
+        let end = match (self.duration, self.requests, self.passes) {
+            (_, Some(requests), _) => End::Requests(requests),
+            (_, _, Some(passes)) => End::Requests(passes.saturating_mul(queries.len().into())),
+            (Some(duration), ..) => End::At(duration),
+            // A trace ends by itself.
+            _ if own_rps.is_some() => End::Requests(u64::MAX),
+            _ => End::At(DEFAULT_DURATION_NS),
+        };
+        let address = target
+            .resolve()
+            .map_err(|error| SettingsError::Resolve { host: target.host.clone(), error })?;
+        let connections = self.connections as usize;
+        Ok(Settings {
+            line: Line {
+                address,
+                protocol: target.protocol,
+                connections,
+                patience: Duration::from_nanos(self.timeout),
+                spin_ns: (!self.busy).then_some(self.spin),
+            },
+            queries: Arc::new(queries),
+            arrivals,
+            rps: self.rps.or(own_rps).unwrap_or(DEFAULT_RPS),
+            end,
+            warmup_ns: self.warmup,
+            limits: Limits {
+                connections,
+                pipeline: self.pipeline as usize,
+                timeout_ns: self.timeout,
+                most_late_ns: (!self.allow_late).then_some(self.max_late),
+                starving_fails: self.search.is_none(),
+            },
+            threads: self.threads as usize,
+            cpus: self.cpu.clone(),
+            every_request: self.csv.is_some(),
+            interval_log: self.hdr_log.is_some(),
+        })
+    }
+
+    fn query_set(&self, target: &Target) -> Result<QuerySet, SettingsError> {
+        if self.template.is_some() && target.protocol != Protocol::Http {
+            return Err(SettingsError::Template);
+        }
+        let Some(path) = &self.queries else { return Ok(QuerySet::of_target(target)?) };
+        let lines = match &self.template {
+            None => Lines::Requests,
+            Some(template) if self.tasks => Lines::Tasks(template),
+            Some(template) => Lines::Template(template),
+        };
+        Ok(QuerySet::read(path, lines, target)?)
+    }
+
+    /// How late a send may be, whether or not the run goes on.
+    pub(crate) fn late_bound_ns(&self) -> Nanos {
+        self.max_late
+    }
+
+    pub(crate) fn self_check_duration_ns(&self) -> Nanos {
+        self.duration.unwrap_or(DEFAULT_DURATION_NS)
+    }
+}

@@ -1,0 +1,296 @@
+//! The engine against a simulated service under a simulated clock: no socket, no sleep, every
+//! number exact.
+
+use super::*;
+use crate::load::arrivals::{self, End, Plan};
+use crate::load::record::Keep;
+use proptest::prelude::*;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+const MS: Nanos = 1_000_000;
+const SECOND: Nanos = 1_000 * MS;
+
+const LIMITS: Limits = Limits {
+    connections: 1,
+    pipeline: 1,
+    timeout_ns: 600 * SECOND,
+    most_late_ns: None,
+    starving_fails: true,
+};
+
+const KEEP: Keep =
+    Keep { warmup_ns: 0, planned_end_ns: 10 * SECOND, every_request: true, interval_ns: None };
+
+/// A service with one worker and one queue.
+struct World<S: FnMut(Nanos) -> Option<Nanos>> {
+    engine: Engine,
+    /// The time that a request which begins at this moment takes; `None` if it is never answered.
+    service: S,
+    /// While this lasts the generator looks at nothing.
+    generator_stalls: Option<(Nanos, Nanos)>,
+    now: Nanos,
+    free_at: Nanos,
+    answers: BinaryHeap<Reverse<(Nanos, u64, usize)>>,
+    sent: u64,
+    deepest: usize,
+}
+
+impl<S: FnMut(Nanos) -> Option<Nanos>> World<S> {
+    fn new(plan: Plan, limits: Limits, service: S) -> Self {
+        let mut engine = Engine::new(Box::new(plan), limits, Recorder::new(KEEP));
+        (0..limits.connections).for_each(|connection| engine.opened(connection));
+        Self {
+            engine,
+            service,
+            generator_stalls: None,
+            now: 0,
+            free_at: 0,
+            answers: BinaryHeap::new(),
+            sent: 0,
+            deepest: 0,
+        }
+    }
+
+    fn run(mut self) -> Result<(Recorder, usize), Overrun> {
+        while self.send_due()? {
+            let next_answer = self.answers.peek().map(|Reverse((at, ..))| *at);
+            let wake = self.engine.wake_at();
+            let next = wake.into_iter().chain(next_answer).min().expect("something is awaited");
+            self.now = self.now.max(next);
+            if let Some((from, to)) = self.generator_stalls
+                && (from..to).contains(&self.now)
+            {
+                self.now = to;
+            }
+            self.deliver();
+            while let Some(connection) = self.engine.expired(self.now) {
+                self.close(connection, Failure::Timeout);
+            }
+        }
+        Ok((self.engine.into_recorder(), self.deepest))
+    }
+
+    fn send_due(&mut self) -> Result<bool, Overrun> {
+        while let Some(send) = self.engine.next_send(self.now)? {
+            self.sent += 1;
+            let begin = self.free_at.max(self.now);
+            if let Some(took) = (self.service)(begin) {
+                self.free_at = begin + took;
+                self.answers.push(Reverse((self.free_at, self.sent, send.connection)));
+            }
+            let depth = self.engine.connections[send.connection].in_flight.len();
+            self.deepest = self.deepest.max(depth);
+        }
+        Ok(!self.engine.is_done())
+    }
+
+    fn deliver(&mut self) {
+        while let Some(Reverse((at, _, connection))) = self.answers.peek().copied()
+            && at <= self.now
+        {
+            self.answers.pop();
+            assert!(self.engine.replied(connection, self.now, &Reply::bare(Ok(()))));
+        }
+    }
+
+    fn close(&mut self, connection: usize, reason: Failure) {
+        self.answers.retain(|Reverse((.., of))| *of != connection);
+        self.engine.closed(connection, self.now, reason);
+        self.engine.opened(connection);
+    }
+}
+
+fn poisson(rps: f64, requests: u64, seed: u64) -> Plan {
+    Plan::new(&arrivals::Arrivals::Exponential, rps, End::Requests(requests), 1, seed)
+}
+
+fn uniform(rps: f64, requests: u64) -> Plan {
+    Plan::new(&arrivals::Arrivals::Uniform, rps, End::Requests(requests), 1, 1)
+}
+
+/// Service times that depend on the seed alone.
+fn random_service(seed: u64) -> impl FnMut(Nanos) -> Option<Nanos> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    move |_| Some(rng.random_range(1..2 * MS))
+}
+
+/// Latencies in a queue with one worker, from Lindley's recursion: an independent account of the
+/// same queue.
+fn lindley(plan: Plan, mut service: impl FnMut(Nanos) -> Option<Nanos>) -> Vec<Nanos> {
+    let mut free_at = 0;
+    plan.map(|arrival| {
+        free_at = arrival.at_ns.max(free_at) + service(0).expect("always answered");
+        free_at - arrival.at_ns
+    })
+    .collect()
+}
+
+fn latencies(recorder: &Recorder) -> Vec<Nanos> {
+    let mut samples = recorder.samples.clone();
+    samples.sort_by_key(|sample| sample.index);
+    samples.iter().map(Sample::latency_ns).collect()
+}
+
+/// Goal: the measured latency is the queue's, to the nanosecond, whether requests wait in the
+/// service (many connections, or a deep pipeline) or in the generator (one connection). Method:
+/// each against Lindley's recursion.
+#[test]
+fn latency_is_that_of_the_queue() {
+    let expected = lindley(poisson(800.0, 20_000, 5), random_service(6));
+    for (connections, pipeline) in [(1, 1), (1, 1_000), (3, 2), (1_000, 1)] {
+        let limits = Limits { connections, pipeline, ..LIMITS };
+        let world = World::new(poisson(800.0, 20_000, 5), limits, random_service(6));
+        let (recorder, _) = world.run().expect("no bound is set");
+        assert_eq!(
+            latencies(&recorder),
+            expected,
+            "{connections} connections, pipeline {pipeline}"
+        );
+        assert_eq!(recorder.waited == 0, connections == 1_000 || pipeline == 1_000);
+    }
+}
+
+/// Goal: no coordinated omission: a service that stalls once is charged for every request that
+/// should have been sent meanwhile. Method: 100 requests a second, one connection, a stall of one
+/// second.
+#[test]
+fn a_stall_is_charged_to_every_request_it_delays() {
+    let service =
+        |begin: Nanos| Some(if (5 * SECOND..6 * SECOND).contains(&begin) { SECOND } else { MS });
+    let world = World::new(uniform(100.0, 1_000), LIMITS, service);
+    let (recorder, _) = world.run().expect("no bound is set");
+    let slow = latencies(&recorder).iter().filter(|latency| **latency > 100 * MS).count();
+    assert!((95..=105).contains(&slow), "{slow} requests noticed the stall");
+    assert_eq!(recorder.latency.max_ns(), SECOND);
+    let from_send = recorder.samples.iter().map(|s| s.done_ns - s.sent_ns.expect("was sent"));
+    assert_eq!(
+        from_send.filter(|ns| *ns > 100 * MS).count(),
+        1,
+        "a closed loop would have seen one"
+    );
+}
+
+/// Goal: a generator that falls behind is found out, with its lateness. Method: one that looks away
+/// for 50 ms, with a bound below and a bound above that.
+#[test]
+fn a_late_generator_fails_the_run() {
+    let run = |most_late_ns| {
+        let limits = Limits { connections: 100, most_late_ns: Some(most_late_ns), ..LIMITS };
+        let mut world = World::new(uniform(1_000.0, 2_000), limits, |_| Some(1));
+        world.generator_stalls = Some((SECOND, SECOND + 50 * MS));
+        world.run()
+    };
+    let overrun = run(10 * MS).expect_err("50 ms is over 10 ms");
+    assert_eq!((overrun.late_ns, overrun.starved), (50 * MS, false));
+    let (recorder, _) = run(50 * MS).expect("50 ms is within 50 ms");
+    assert_eq!(recorder.late.max_ns(), 50 * MS);
+    assert_eq!(recorder.late.count(), 2_000);
+}
+
+/// Goal: a service too slow for the connections it was given fails the run, and the error names the
+/// cause. Method: twice the load that one connection carries.
+#[test]
+fn starved_requests_fail_the_run() {
+    let limits = Limits { most_late_ns: Some(20 * MS), ..LIMITS };
+    let world = World::new(uniform(1_000.0, 2_000), limits, |_| Some(2 * MS));
+    let overrun = world.run().map(|_| ()).expect_err("the backlog grows by 1 ms a request");
+    assert_eq!((overrun.late_ns, overrun.starved), (20 * MS + 1, true));
+    let world =
+        World::new(uniform(1_000.0, 2_000), Limits { starving_fails: false, ..limits }, |_| {
+            Some(2 * MS)
+        });
+    let (recorder, _) = world.run().expect("a search lets the service be slow");
+    assert!(recorder.late.max_ns() > 1_900 * MS && recorder.waited > 1_900);
+}
+
+/// Goal: during the warm-up nothing is held to the bound. Method: a stall within it.
+#[test]
+fn the_warmup_may_be_late() {
+    let limits = Limits { most_late_ns: Some(MS), connections: 100, ..LIMITS };
+    let mut world = World::new(uniform(1_000.0, 100), limits, |_| Some(1));
+    world.engine.recorder = Recorder::new(Keep { warmup_ns: 60 * MS, ..KEEP });
+    world.generator_stalls = Some((10 * MS, 50 * MS));
+    let (recorder, _) = world.run().expect("late only before the warm-up ended");
+    assert_eq!((recorder.late.max_ns(), recorder.requests()), (0, 41));
+}
+
+/// Goal: what is never answered ends as a timeout, counted from the intended time, on or off a
+/// connection. Method: a service that answers nothing.
+#[test]
+fn silence_times_out() {
+    let limits = Limits { connections: 3, timeout_ns: 100 * MS, ..LIMITS };
+    let (recorder, _) = World::new(uniform(1_000.0, 50), limits, |_| None).run().expect("no bound");
+    assert_eq!(recorder.errors.get(&Failure::Timeout), Some(&50));
+    assert_eq!(recorder.latency.count(), 0);
+    assert!(recorder.samples.iter().all(|sample| sample.latency_ns() == 100 * MS));
+}
+
+/// Goal: the connection that was idle longest is taken first, so that all are used. Method: light
+/// load on ten.
+#[test]
+fn idle_connections_take_turns() {
+    let limits = Limits { connections: 10, pipeline: 4, ..LIMITS };
+    let (recorder, deepest) =
+        World::new(uniform(10.0, 100), limits, |_| Some(MS)).run().expect("no bound");
+    let first: Vec<_> = recorder.samples[..10].iter().map(|sample| sample.connection).collect();
+    assert_eq!(first, (0..10).map(Some).collect::<Vec<_>>());
+    assert_eq!(deepest, 1, "nothing is pipelined while others idle");
+}
+
+/// Goal: a stopped engine ends with the requests under way. Method: stop in the middle of an
+/// endless plan.
+#[test]
+fn stopping_waits_for_what_is_under_way() {
+    let mut engine = Engine::new(Box::new(uniform(1.0, u64::MAX)), LIMITS, Recorder::new(KEEP));
+    engine.opened(0);
+    assert_eq!(engine.next_send(2 * SECOND), Ok(Some(Send { connection: 0, query: 0 })));
+    assert_eq!(engine.next_send(2 * SECOND), Ok(None));
+    engine.stop();
+    assert!(!engine.is_done());
+    assert!(engine.replied(0, 3 * SECOND, &Reply::bare(Ok(()))));
+    assert!(engine.is_done() && engine.wake_at().is_none());
+    assert!(!engine.replied(0, 3 * SECOND, &Reply::bare(Ok(()))), "nothing was asked");
+}
+
+proptest! {
+    /// Goal: whatever breaks, each planned request is recorded once and no connection holds more
+    /// than its pipeline. Method: random service times, unanswered requests, closed and clogged
+    /// connections.
+    #[test]
+    fn every_request_ends_once(
+        seed: u64, connections in 1usize..6, pipeline in 1usize..5, requests in 1u64..200,
+        silent in 0u32..3, timeout_ms in 1u64..40,
+    ) {
+        let limits = Limits { connections, pipeline, timeout_ns: timeout_ms * MS, ..LIMITS };
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let service =
+            move |_| (rng.random_range(0..10) >= silent).then(|| rng.random_range(1..4 * MS));
+        let mut world = World::new(poisson(1_000.0, requests, seed), limits, service);
+        let mut breaks = Xoshiro256PlusPlus::seed_from_u64(!seed);
+        for _ in 0..40 {
+            if !world.send_due().expect("no bound") {
+                break;
+            }
+            let connection = breaks.random_range(0..connections);
+            match breaks.random_range(0..4) {
+                0 => world.close(connection, Failure::Malformed),
+                1 => world.engine.clogged(connection, true),
+                _ => world.engine.clogged(connection, false),
+            }
+            world.now += breaks.random_range(0..2 * MS);
+            world.deliver();
+        }
+        (0..connections).for_each(|connection| world.engine.clogged(connection, false));
+        let (recorder, deepest) = world.run().expect("no bound");
+        let mut seen: Vec<u64> = recorder.samples.iter().map(|sample| sample.index).collect();
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..requests).collect::<Vec<_>>());
+        prop_assert!(deepest <= pipeline);
+        for sample in &recorder.samples {
+            prop_assert!(sample.sent_ns.is_none_or(|sent| sent >= sample.intended_ns));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The two files a run can leave behind: every request as CSV, and latency over time as an
+//! HdrHistogram log.
+
+use super::record::Sample;
+use super::run::Invocation;
+use crate::units::{Nanos, micros};
+use hdrhistogram::serialization::V2DeflateSerializer;
+use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
+use std::io::{self, Write};
+use std::time::Duration;
+
+pub(crate) const CSV_HEADER: &str = "invocation,seed,query,connection,intended_us,sent_us,done_us,\
+                              latency_us,late_us,queue_us,service_us,outcome";
+
+/// One line a request, in the order of intended times; times count from the end of the warm-up.
+pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Invocation) -> io::Result<()> {
+    let start = run.recorder.keep().warmup_ns;
+    for sample in &run.recorder.samples {
+        write_sample(out, number, run.seed, start, sample)?;
+    }
+    Ok(())
+}
+
+fn write_sample(
+    out: &mut impl Write,
+    number: usize,
+    seed: u64,
+    start_ns: Nanos,
+    sample: &Sample,
+) -> io::Result<()> {
+    let or_empty =
+        |ns: Option<Nanos>| ns.map(|ns| format!("{:.3}", micros(ns))).unwrap_or_default();
+    let since = |ns: Nanos| micros(ns - start_ns);
+    write!(out, "{number},{seed},{},", sample.query)?;
+    write!(out, "{},", sample.connection.map(|at| at.to_string()).unwrap_or_default())?;
+    write!(out, "{:.3},", since(sample.intended_ns))?;
+    write!(out, "{},", or_empty(sample.sent_ns.map(|sent| sent - start_ns)))?;
+    write!(out, "{:.3},{:.3},", since(sample.done_ns), micros(sample.latency_ns()))?;
+    write!(out, "{},", or_empty(sample.late_ns()))?;
+    write!(out, "{},{},", or_empty(sample.queue_ns), or_empty(sample.service_ns))?;
+    match sample.result {
+        Ok(()) => writeln!(out, "ok"),
+        Err(failure) => writeln!(out, "{failure}"),
+    }
+}
+
+/// All invocations in one log, told apart by their tags; values in nanoseconds, maxima in
+/// milliseconds.
+pub(crate) fn write_interval_log(out: &mut impl Write, runs: &[Invocation]) -> io::Result<()> {
+    let mut serializer = V2DeflateSerializer::new();
+    let mut log = IntervalLogWriterBuilder::new()
+        .add_comment("latency from the intended send time, ns")
+        .with_max_value_divisor(1e6)
+        .begin_log_with(out, &mut serializer)?;
+    for (number, run) in runs.iter().enumerate() {
+        let name = format!("invocation-{number}");
+        let tag = Tag::new(&name).ok_or(io::ErrorKind::InvalidInput)?;
+        let interval = Duration::from_nanos(run.recorder.keep().interval_ns.unwrap_or(0));
+        for (at, one) in (0..).zip(&run.recorder.intervals) {
+            let written = log.write_histogram(one.histogram(), interval * at, interval, Some(tag));
+            written.map_err(|error| io::Error::other(format!("{error:?}")))?;
+        }
+    }
+    Ok(())
+}

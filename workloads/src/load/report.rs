@@ -1,0 +1,321 @@
+//! What a run says: the figures that scripts read (`--json`) and the sentences that warn of
+//! misreading them.
+
+use super::record::Distribution;
+use super::run::{Invocation, Settings};
+use super::stats::{drift, median, median_ci95};
+use crate::units::{micros, show_nanos, show_us};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A quantile that rests on fewer requests than this says little.
+const FEWEST_BEYOND: f64 = 10.0;
+/// The last answer may come this share of the run later than the last request before we say so.
+const TOLERABLE_TAIL: f64 = 0.05;
+/// An error of the generator's own that is larger than both is worth a warning.
+const WORTH_US: f64 = 20.0;
+const WORTH_SHARE: f64 = 0.02;
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Latency {
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub p999: f64,
+    pub(crate) max: f64,
+    pub(crate) mean: f64,
+}
+
+impl Latency {
+    pub(crate) fn of(distribution: &Distribution) -> Self {
+        let at = |quantile| micros(distribution.quantile_ns(quantile));
+        Self {
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: micros(distribution.max_ns()),
+            mean: distribution.mean_ns().round() / 1e3,
+        }
+    }
+
+    fn map(of: impl Fn(fn(&Self) -> f64) -> Option<f64>) -> Option<Self> {
+        Some(Self {
+            p50: of(|l| l.p50)?,
+            p90: of(|l| l.p90)?,
+            p99: of(|l| l.p99)?,
+            p999: of(|l| l.p999)?,
+            max: of(|l| l.max)?,
+            mean: of(|l| l.mean)?,
+        })
+    }
+}
+
+/// 95 % confidence intervals of the medians over invocations.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct LatencyCi {
+    pub p50: [f64; 2],
+    pub p90: [f64; 2],
+    pub p99: [f64; 2],
+    pub p999: [f64; 2],
+    pub(crate) max: [f64; 2],
+    pub(crate) mean: [f64; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Late {
+    pub p50: f64,
+    pub p99: f64,
+    pub(crate) max: f64,
+}
+
+impl Late {
+    fn of(distribution: &Distribution) -> Self {
+        Self {
+            p50: micros(distribution.quantile_ns(0.5)),
+            p99: micros(distribution.quantile_ns(0.99)),
+            max: micros(distribution.max_ns()),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct InvocationReport {
+    pub(crate) intended_rps: f64,
+    pub(crate) achieved_rps: f64,
+    pub(crate) requests: u64,
+    pub(crate) errors: u64,
+    pub(crate) error_kinds: BTreeMap<String, u64>,
+    pub(crate) latency_us: Latency,
+    pub(crate) late_us: Late,
+    /// How long a sleeping generator took to wake, which is how late it saw an answer that came
+    /// meanwhile.
+    pub(crate) wake_us: Option<Late>,
+    /// As the service reports them, where it does.
+    pub(crate) queue_us: Option<Latency>,
+    pub(crate) service_us: Option<Latency>,
+    /// Requests that waited in the generator because no connection had room.
+    pub(crate) waited_for_connection: u64,
+    pub(crate) lost_connections: u64,
+    pub(crate) seed: u64,
+}
+
+/// One JSON object. Where there are several invocations, figures at the top are medians over them,
+/// counts are sums, and lateness is that of the worst.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) target: String,
+    pub(crate) protocol: &'static str,
+    pub(crate) arrivals: String,
+    pub(crate) connections: usize,
+    pub(crate) pipeline: usize,
+    pub(crate) threads: usize,
+    pub(crate) queries: u32,
+    pub(crate) intended_rps: f64,
+    pub(crate) achieved_rps: f64,
+    pub(crate) requests: u64,
+    pub(crate) errors: u64,
+    pub(crate) latency_us: Latency,
+    pub latency_us_ci95: Option<LatencyCi>,
+    pub(crate) late_us: Late,
+    pub(crate) seed: u64,
+    pub(crate) invocations: Vec<InvocationReport>,
+    pub(crate) warnings: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) search: Option<SearchReport>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SearchReport {
+    pub(crate) slo: String,
+    /// The highest rate that was tried and met the objective; the rest of the report is of that
+    /// probe.
+    pub(crate) highest_rps: f64,
+    pub(crate) probes: Vec<Probe>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Probe {
+    pub(crate) rps: f64,
+    pub(crate) met: bool,
+    /// The median invocation's share of requests that were slower than the objective, or failed.
+    pub(crate) missed_share: f64,
+    /// The median invocation's latency at the objective's percentile.
+    pub(crate) latency_us: f64,
+}
+
+impl InvocationReport {
+    pub(crate) fn new(invocation: &Invocation, intended_rps: f64) -> Self {
+        let recorder = &invocation.recorder;
+        let reported = |distribution: &Distribution| {
+            (distribution.count() > 0).then(|| Latency::of(distribution))
+        };
+        Self {
+            intended_rps,
+            achieved_rps: invocation.achieved_rps(),
+            requests: recorder.requests(),
+            errors: recorder.errors(),
+            error_kinds: recorder.errors.iter().map(|(kind, n)| (kind.to_string(), *n)).collect(),
+            latency_us: Latency::of(&recorder.latency),
+            late_us: Late::of(&recorder.late),
+            wake_us: (invocation.overslept.count() > 0).then(|| Late::of(&invocation.overslept)),
+            queue_us: reported(&recorder.queue),
+            service_us: reported(&recorder.service),
+            waited_for_connection: recorder.waited,
+            lost_connections: invocation.lost,
+            seed: invocation.seed,
+        }
+    }
+}
+
+impl Report {
+    /// `invocations` must not be empty.
+    pub(crate) fn new(target: String, settings: &Settings, runs: &[Invocation], seed: u64) -> Self {
+        let rps = settings.rps;
+        let invocations: Vec<_> = runs.iter().map(|run| InvocationReport::new(run, rps)).collect();
+        let over =
+            |of: fn(&InvocationReport) -> f64| -> Vec<f64> { invocations.iter().map(of).collect() };
+        let worst = |of: fn(&InvocationReport) -> f64| over(of).into_iter().fold(0.0, f64::max);
+        let latencies = |of: fn(&Latency) -> f64| -> Vec<f64> {
+            invocations.iter().map(|one| of(&one.latency_us)).collect()
+        };
+        let latency_us =
+            Latency::map(|of| median(&latencies(of))).expect("there is an invocation to report");
+        Self {
+            target,
+            protocol: settings.line.protocol.name(),
+            arrivals: settings.arrivals.to_string(),
+            connections: settings.line.connections,
+            pipeline: settings.limits.pipeline,
+            threads: settings.threads,
+            queries: settings.queries.len(),
+            intended_rps: rps,
+            achieved_rps: median(&over(|one| one.achieved_rps)).unwrap_or(0.0),
+            requests: invocations.iter().map(|one| one.requests).sum(),
+            errors: invocations.iter().map(|one| one.errors).sum(),
+            latency_us,
+            latency_us_ci95: confidence(|of| median_ci95(&latencies(of), seed)),
+            late_us: Late {
+                p50: worst(|one| one.late_us.p50),
+                p99: worst(|one| one.late_us.p99),
+                max: worst(|one| one.late_us.max),
+            },
+            seed,
+            warnings: warnings(runs, settings),
+            invocations,
+            search: None,
+        }
+    }
+}
+
+fn confidence(of: impl Fn(fn(&Latency) -> f64) -> Option<[f64; 2]>) -> Option<LatencyCi> {
+    Some(LatencyCi {
+        p50: of(|l| l.p50)?,
+        p90: of(|l| l.p90)?,
+        p99: of(|l| l.p99)?,
+        p999: of(|l| l.p999)?,
+        max: of(|l| l.max)?,
+        mean: of(|l| l.mean)?,
+    })
+}
+
+/// What a reader of the figures must know, each kind once, from the first invocation that shows it.
+fn warnings(runs: &[Invocation], settings: &Settings) -> Vec<String> {
+    let kinds = [failures, waits, tardy, lost, overload, sleepy, drifting, few];
+    let of_kind = |kind: fn(&Invocation, &Settings) -> Option<String>| {
+        let mut shown =
+            runs.iter().enumerate().filter_map(|(n, run)| Some((n, kind(run, settings)?)));
+        let (first, text) = shown.next()?;
+        let others = shown.count();
+        Some(match (runs.len(), others) {
+            (1, _) => text,
+            (_, 0) => format!("invocation {first}: {text}"),
+            (_, others) => format!("invocation {first}: {text} ({others} others alike)"),
+        })
+    };
+    kinds.into_iter().filter_map(of_kind).collect()
+}
+
+fn failures(run: &Invocation, _: &Settings) -> Option<String> {
+    let recorder = &run.recorder;
+    let (failed, requests) = (recorder.errors(), recorder.requests());
+    let kinds: Vec<String> =
+        recorder.errors.iter().map(|(kind, count)| format!("{kind}: {count}")).collect();
+    let kinds = kinds.join(", ");
+    (failed > 0).then(|| {
+        format!("{failed} of {requests} requests failed ({kinds}); the latencies are of the others")
+    })
+}
+
+fn waits(run: &Invocation, _: &Settings) -> Option<String> {
+    let (waited, requests) = (run.recorder.waited, run.recorder.requests());
+    (waited > 0).then(|| {
+        format!(
+            "{waited} of {requests} requests waited for a connection: the service did not see the \
+             planned arrivals (the wait is in their latency); more --connections or --pipeline"
+        )
+    })
+}
+
+/// What the generator's own lateness does to a tail latency.
+fn tardy(run: &Invocation, _: &Settings) -> Option<String> {
+    let [late, latency] =
+        [&run.recorder.late, &run.recorder.latency].map(|d| micros(d.quantile_ns(0.99)));
+    let matters = late > WORTH_US && late > latency * WORTH_SHARE && run.recorder.waited == 0;
+    matters.then(|| {
+        format!(
+            "1 % of the requests were sent more than {} late, which is in their latency: the \
+             machine is too busy for the generator",
+            show_us(late)
+        )
+    })
+}
+
+fn lost(run: &Invocation, _: &Settings) -> Option<String> {
+    let lost = run.lost;
+    (lost > 0).then(|| format!("{lost} connections were closed during the run and opened again"))
+}
+
+fn overload(run: &Invocation, settings: &Settings) -> Option<String> {
+    let recorder = &run.recorder;
+    let measured = recorder.last_intended_ns.saturating_sub(settings.warmup_ns);
+    let tail = recorder.last_done_ns.saturating_sub(recorder.last_intended_ns);
+    (tail as f64 > measured as f64 * TOLERABLE_TAIL).then(|| {
+        format!(
+            "the last answer came {} after the last request was due: the service may not keep up, \
+             and the latencies grow with the length of the run",
+            show_nanos(tail)
+        )
+    })
+}
+
+/// What the generator's own waking adds to a median latency.
+fn sleepy(run: &Invocation, _: &Settings) -> Option<String> {
+    let wake = micros(run.overslept.quantile_ns(0.5));
+    let median = micros(run.recorder.latency.quantile_ns(0.5));
+    (wake > WORTH_US && wake > median * WORTH_SHARE).then(|| {
+        format!(
+            "the generator took {} to wake (median), which is in the latency of every answer that \
+             came while it slept; --busy does not sleep",
+            show_us(wake)
+        )
+    })
+}
+
+fn drifting(run: &Invocation, _: &Settings) -> Option<String> {
+    drift(&run.recorder.windows).map(|drift| {
+        format!(
+            "not stationary: mean latency went from {} in the first quarter to {} in the last \
+             (p = {:.4}); run longer, or warm up longer",
+            show_us(drift.first_quarter_us),
+            show_us(drift.last_quarter_us),
+            drift.p_value
+        )
+    })
+}
+
+fn few(run: &Invocation, _: &Settings) -> Option<String> {
+    let beyond = run.recorder.latency.count() as f64 * 0.001;
+    (beyond < FEWEST_BEYOND)
+        .then(|| format!("p999 rests on {beyond:.0} requests; it takes 10000 requests for 10"))
+}

@@ -1,0 +1,188 @@
+//! One invocation: a plan from a seed, dealt to one or more driver threads, and what they recorded
+//! together.
+
+use super::arrivals::{Arrival, Arrivals, End, Plan};
+use super::driver::{DriveError, Driven, Driver, Line, Pulse};
+use super::engine::{Engine, Limits};
+use super::queries::QuerySet;
+use super::record::{Distribution, Keep, Recorder};
+use crate::interrupt;
+use crate::units::{Nanos, nanos_from_f64, seconds};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use std::io;
+use std::sync::{Arc, Barrier, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Threads start together this long after the last of them is connected.
+const LEAD: Duration = Duration::from_millis(5);
+/// An interval log has at most this many intervals, each of which holds a histogram in memory.
+const MOST_INTERVALS: u64 = 300;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) line: Line,
+    pub(crate) queries: Arc<QuerySet>,
+    pub(crate) arrivals: Arrivals,
+    pub(crate) rps: f64,
+    pub(crate) end: End,
+    pub(crate) warmup_ns: Nanos,
+    pub(crate) limits: Limits,
+    pub(crate) threads: usize,
+    /// Where the threads run, by turns; empty leaves it to the kernel.
+    pub(crate) cpus: Vec<usize>,
+    pub(crate) every_request: bool,
+    pub(crate) interval_log: bool,
+}
+
+#[derive(Debug, Error)]
+pub(crate) enum RunError {
+    #[error(transparent)]
+    Drive(#[from] DriveError),
+    #[error("pinning to CPU {cpu}: {error}; name a CPU that this process may run on")]
+    Pin { cpu: usize, error: io::Error },
+}
+
+#[derive(Debug)]
+pub(crate) struct Invocation {
+    pub(crate) seed: u64,
+    pub(crate) recorder: Recorder,
+    /// How long after its timer a sleeping generator ran.
+    pub(crate) overslept: Distribution,
+    pub(crate) lost: u64,
+    /// From the end of the warm-up to the last answer, or to the planned end if that is later and
+    /// was waited for.
+    pub(crate) span_ns: Nanos,
+}
+
+impl Invocation {
+    /// Requests answered well, per second.
+    pub(crate) fn achieved_rps(&self) -> f64 {
+        if self.span_ns == 0 {
+            return 0.0;
+        }
+        self.recorder.latency.count() as f64 / seconds(self.span_ns)
+    }
+}
+
+impl Settings {
+    /// The measured part of the plan.
+    pub(crate) fn plan(&self, seed: u64) -> Plan {
+        Plan::new(&self.arrivals, self.rps, self.end, self.queries.len(), seed)
+    }
+
+    /// The measured part, after a warm-up at the same rate; indices count through both.
+    fn whole_plan(&self, seed: u64) -> impl Iterator<Item = Arrival> + Send + use<> {
+        let end = End::At(self.warmup_ns);
+        let warmup_ns = self.warmup_ns;
+        let queries = self.queries.len();
+        // Another stream than the measured one, so that the warm-up leaves the measurement as it
+        // is.
+        let warmup = Plan::new(&Arrivals::Exponential, self.rps, end, queries, !seed);
+        let measured = self.plan(seed).map(move |mut arrival| {
+            arrival.at_ns += warmup_ns;
+            arrival
+        });
+        warmup.chain(measured).zip(0..).map(|(arrival, index)| Arrival { index, ..arrival })
+    }
+
+    fn planned_end_ns(&self, seed: u64) -> Nanos {
+        let measured = match self.end {
+            End::At(ns) => ns,
+            End::Requests(_) => {
+                let requests = self.plan(seed).expected_requests(self.rps);
+                nanos_from_f64(requests as f64 / self.rps * 1e9).unwrap_or(Nanos::MAX / 2)
+            }
+        };
+        self.warmup_ns + measured
+    }
+
+    fn keep(&self, seed: u64) -> Keep {
+        let planned_end_ns = self.planned_end_ns(seed);
+        let interval = || ((planned_end_ns - self.warmup_ns) / MOST_INTERVALS).max(1_000_000_000);
+        Keep {
+            warmup_ns: self.warmup_ns,
+            planned_end_ns,
+            every_request: self.every_request,
+            interval_ns: self.interval_log.then(interval),
+        }
+    }
+
+    /// Runs the plan of `seed` against the service.
+    pub(crate) fn run(&self, seed: u64, pulse: &Arc<Pulse>) -> Result<Invocation, RunError> {
+        let start = Start { barrier: Barrier::new(self.threads), origin: OnceLock::new() };
+        let parts: Vec<Result<Driven, RunError>> = thread::scope(|scope| {
+            let start = &start;
+            let spawn = |part| scope.spawn(move || self.run_part(part, seed, pulse, start));
+            let threads: Vec<_> = (0..self.threads).map(spawn).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined.map(|part| part.expect("a driver thread panicked")).collect()
+        });
+        let mut recorder = Recorder::new(self.keep(seed));
+        let mut overslept = Distribution::default();
+        let mut lost = 0;
+        for part in parts {
+            let part = part?;
+            recorder.add(part.recorder);
+            overslept.add(&part.overslept);
+            lost += part.lost;
+        }
+        let planned = match self.end {
+            End::At(_) if !interrupt::asked() => self.planned_end_ns(seed),
+            _ => 0,
+        };
+        let span_ns = recorder.last_done_ns.max(planned).saturating_sub(self.warmup_ns);
+        Ok(Invocation { seed, recorder, overslept, lost, span_ns })
+    }
+
+    /// Every `threads`th request of the plan, on this thread's share of the connections.
+    fn run_part(
+        &self,
+        part: usize,
+        seed: u64,
+        pulse: &Arc<Pulse>,
+        start: &Start,
+    ) -> Result<Driven, RunError> {
+        let prepared = self.prepare(part, seed, pulse);
+        if prepared.is_err() {
+            pulse.abandon();
+        }
+        // Nobody leaves before all have tried: a thread that failed must not leave the others
+        // waiting.
+        start.barrier.wait();
+        let origin = *start.origin.get_or_init(|| Instant::now() + LEAD);
+        let driven = prepared?.run(origin);
+        if driven.is_err() {
+            pulse.abandon();
+        }
+        Ok(driven?)
+    }
+
+    fn prepare(&self, part: usize, seed: u64, pulse: &Arc<Pulse>) -> Result<Driver, RunError> {
+        if !self.cpus.is_empty() {
+            pin(self.cpus[part % self.cpus.len()])?;
+        }
+        let connections = (part..self.line.connections).step_by(self.threads).count();
+        let plan = self.whole_plan(seed).skip(part).step_by(self.threads);
+        let limits = Limits { connections, ..self.limits };
+        let engine = Engine::new(Box::new(plan), limits, Recorder::new(self.keep(seed)));
+        let line = Line { connections, ..self.line.clone() };
+        Ok(Driver::connect(line, engine, self.queries.clone(), pulse.clone())?)
+    }
+}
+
+/// Where the threads of one invocation meet.
+struct Start {
+    barrier: Barrier,
+    origin: OnceLock<Instant>,
+}
+
+/// Pins the calling thread.
+pub(crate) fn pin(cpu: usize) -> Result<(), RunError> {
+    let mut set = CpuSet::new();
+    set.set(cpu)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .map_err(|errno| RunError::Pin { cpu, error: errno.into() })
+}

@@ -1,0 +1,184 @@
+//! A service level objective, and the search for the highest rate that keeps it.
+
+use super::record::Recorder;
+use super::stats::median;
+use crate::units::{Nanos, parse_nanos, show_nanos};
+use std::fmt;
+use std::str::FromStr;
+
+/// "At least this share of all requests is answered well within this time", written `p99=100ms`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Slo {
+    pub(crate) quantile: f64,
+    pub(crate) bound_ns: Nanos,
+}
+
+impl FromStr for Slo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("`{text}` is no objective: write one as p99=100ms or p99.9=5ms");
+        let (percentile, bound) = text.split_once('=').ok_or_else(expected)?;
+        let percentile: f64 =
+            percentile.strip_prefix('p').and_then(|p| p.parse().ok()).ok_or_else(expected)?;
+        if !(0.0..100.0).contains(&percentile) {
+            return Err(expected());
+        }
+        Ok(Self { quantile: percentile / 100.0, bound_ns: parse_nanos(bound)? })
+    }
+}
+
+impl fmt::Display for Slo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Six digits hide that 99.9 / 100 has no exact binary form.
+        let percentile = (self.quantile * 1e8).round() / 1e6;
+        write!(f, "p{percentile} <= {}", show_nanos(self.bound_ns))
+    }
+}
+
+impl Slo {
+    /// The share of one invocation's requests that missed the bound; a failed request missed it,
+    /// however fast it failed.
+    pub(crate) fn missed_share(&self, recorder: &Recorder) -> f64 {
+        let requests = recorder.requests();
+        if requests == 0 {
+            return 1.0;
+        }
+        let slow = recorder.latency.share_above(self.bound_ns) * recorder.latency.count() as f64;
+        (slow + recorder.errors() as f64) / requests as f64
+    }
+
+    /// Whether the median invocation kept the objective.
+    pub(crate) fn is_met(&self, missed_shares: &[f64]) -> bool {
+        median(missed_shares).is_some_and(|missed| missed <= 1.0 - self.quantile + 1e-9)
+    }
+}
+
+/// A search gives up below this rate: it would wait longer for requests than anyone for an answer.
+const LOWEST_RPS: f64 = 0.01;
+const MOST_PROBES: u32 = 60;
+
+/// Which rate to try next: doubles or halves to bracket the highest good rate, then halves the
+/// bracket on a logarithmic scale. Pure: the caller runs the probes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RateSearch {
+    good: Option<f64>,
+    bad: Option<f64>,
+    first: f64,
+    /// Stop when the bracket's ends differ by less than this share.
+    precision: f64,
+    probes: u32,
+}
+
+impl RateSearch {
+    pub(crate) fn new(first_rps: f64, precision: f64) -> Self {
+        Self { good: None, bad: None, first: first_rps, precision, probes: 0 }
+    }
+
+    pub(crate) fn next_rps(&self) -> Option<f64> {
+        if self.probes >= MOST_PROBES {
+            return None;
+        }
+        match (self.good, self.bad) {
+            (None, None) => Some(self.first),
+            (Some(good), None) => Some(good * 2.0),
+            (None, Some(bad)) => Some(bad / 2.0).filter(|rps| *rps >= LOWEST_RPS),
+            (Some(good), Some(bad)) => {
+                (bad > good * (1.0 + self.precision)).then(|| (good * bad).sqrt())
+            }
+        }
+    }
+
+    pub(crate) fn tried(&mut self, rps: f64, met: bool) {
+        self.probes += 1;
+        if met {
+            self.good = Some(rps);
+        } else {
+            self.bad = Some(rps);
+        }
+    }
+
+    /// The highest rate that was tried and kept the objective.
+    pub(crate) fn best(&self) -> Option<f64> {
+        self.good
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::outcome::Failure;
+    use crate::load::record::{Keep, Sample};
+    use proptest::prelude::*;
+
+    /// Goal: objectives are read and shown as people write them. Method: some good, some bad.
+    #[test]
+    fn objectives_are_read() {
+        let slo: Slo = "p99.9=5ms".parse().expect("well formed");
+        assert!((slo.quantile - 0.999).abs() < 1e-12);
+        assert_eq!((slo.bound_ns, slo.to_string().as_str()), (5_000_000, "p99.9 <= 5.00 ms"));
+        for text in ["99=5ms", "p99", "p100=1s", "p-1=1s", "pNaN=1s", "p99=5", ""] {
+            assert!(text.parse::<Slo>().is_err(), "{text}");
+        }
+    }
+
+    /// Goal: failures and slow answers both count as missed; exactly the allowed share passes.
+    /// Method: 100 requests.
+    #[test]
+    fn failures_miss_the_objective() {
+        let slo: Slo = "p98=1ms".parse().expect("well formed");
+        let keep =
+            Keep { warmup_ns: 0, planned_end_ns: 1, every_request: false, interval_ns: None };
+        let missed = |slow: u64, failed: u64| {
+            let mut recorder = Recorder::new(keep);
+            for index in 0..100 {
+                let done_ns = if index < slow { 2_000_000 } else { 500_000 };
+                let failed = (slow..slow + failed).contains(&index);
+                recorder.record(&Sample {
+                    index,
+                    query: 0,
+                    connection: None,
+                    intended_ns: 0,
+                    sent_ns: Some(0),
+                    done_ns,
+                    result: if failed { Err(Failure::Status(503)) } else { Ok(()) },
+                    queue_ns: None,
+                    service_ns: None,
+                });
+            }
+            slo.missed_share(&recorder)
+        };
+        assert!(slo.is_met(&[missed(1, 1)]));
+        assert!(!slo.is_met(&[missed(2, 1)]) && !slo.is_met(&[missed(0, 3)]));
+        assert!(slo.is_met(&[missed(0, 0), missed(50, 0), missed(2, 0)]), "the median counts");
+        assert!(!slo.is_met(&[slo.missed_share(&Recorder::new(keep))]), "no requests, no proof");
+    }
+
+    proptest! {
+        /// Goal: the search ends at the border between good and bad, wherever it is. Method: any
+        /// border and start.
+        #[test]
+        fn the_border_is_found(
+            border in 0.02f64..1e7, first in 0.02f64..1e7, precision in 0.005f64..0.2,
+        ) {
+            let mut search = RateSearch::new(first, precision);
+            while let Some(rps) = search.next_rps() {
+                search.tried(rps, rps <= border);
+            }
+            let best = search.best().expect("the lowest rate is below the border");
+            let near = best <= border && best * (1.0 + precision) >= border;
+            prop_assert!(near, "{best} for {border}");
+        }
+
+        /// Goal: a service that never keeps its objective ends the search without an answer.
+        /// Method: any start.
+        #[test]
+        fn hopeless_searches_end(first in 0.02f64..1e7) {
+            let mut search = RateSearch::new(first, 0.02);
+            while let Some(rps) = search.next_rps() {
+                search.tried(rps, false);
+            }
+            prop_assert_eq!(search.best(), None);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! `elfen-load` as a user runs it, against small services that behave, and some that don't.
+//!
+//! No test here looks at how long anything took: the machine may be busy. That the figures are
+//! right is shown with a simulated clock in the crate, and by `elfen-load --self-check`.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+
+const LOAD: &str = env!("CARGO_BIN_EXE_elfen-load");
+
+fn load(args: &[&str]) -> Output {
+    Command::new(LOAD).args(args).output().expect("elfen-load was built")
+}
+
+/// The JSON of a run that goes on however late it is.
+fn json(args: &[&str]) -> Value {
+    let output = load(&[args, &["--json", "--allow-late"]].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+/// The built-in service, which ends with the test.
+struct Service {
+    child: Child,
+    url: String,
+}
+
+impl Service {
+    fn start() -> Self {
+        let mut child = Command::new(LOAD)
+            .args(["--reference-server", "127.0.0.1:0", "--service", "fixed:10us"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("elfen-load was built");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("it is piped");
+        BufReader::new(stdout).read_line(&mut line).expect("it says where it serves");
+        let address = line.trim().strip_prefix("serving on ").expect("its address").to_owned();
+        Self { child, url: format!("http://{address}") }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.child.kill().expect("it is still ours");
+        self.child.wait().expect("it was killed");
+    }
+}
+
+/// Serves each connection with `serve`, until the test ends.
+fn service(serve: fn(TcpStream)) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || serve(stream));
+        }
+    });
+    address
+}
+
+/// Goal: the keys that scripts rely on are there and agree with each other. Method: three
+/// invocations of 200 requests.
+#[test]
+fn json_has_its_keys() {
+    let service = Service::start();
+    let args = ["--rps", "2000", "--requests", "200", "--invocations", "3", "--seed", "7"];
+    let report = json(&[&args[..], &[&service.url]].concat());
+    assert_eq!((&report["requests"], &report["errors"]), (&600.into(), &0.into()));
+    assert_eq!((&report["intended_rps"], &report["seed"]), (&2000.0.into(), &7.into()));
+    let invocations = report["invocations"].as_array().expect("an array");
+    assert_eq!(invocations.iter().map(|one| one["seed"].clone()).collect::<Vec<_>>(), [7, 8, 9]);
+    for one in invocations.iter().chain([&report]) {
+        assert!(one["achieved_rps"].as_f64().expect("a rate") > 0.0);
+        let at = |key: &str| one["latency_us"][key].as_f64().expect("a latency");
+        assert!(0.0 < at("p50") && at("p50") <= at("p90") && at("p90") <= at("p99"));
+        assert!(at("p99") <= at("p999") && at("p999") <= at("max") && at("mean") <= at("max"));
+        let late = |key: &str| one["late_us"][key].as_f64().expect("a lateness");
+        assert!(late("p50") <= late("p99") && late("p99") <= late("max"));
+    }
+    let mut p90: Vec<f64> =
+        invocations.iter().filter_map(|one| one["latency_us"]["p90"].as_f64()).collect();
+    p90.sort_by(f64::total_cmp);
+    assert_eq!(report["latency_us"]["p90"].as_f64(), Some(p90[1]), "the median of three");
+    assert_eq!(report["latency_us_ci95"]["p90"].as_array().map(Vec::len), Some(2));
+    assert_eq!(invocations[0]["service_us"]["p50"].as_f64(), Some(10.0), "the service reports it");
+}
+
+/// Goal: the same seed sends the same requests at the same times, with any number of threads, and a
+/// CSV can be played back. Method: the CSVs of a run, of it again on two threads, and of its
+/// replay, column by column.
+#[test]
+fn runs_can_be_repeated() {
+    let service = Service::start();
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = |name: &str| scratch.path().join(name).to_str().expect("a plain path").to_owned();
+    std::fs::write(path("queries"), "alpha\nbeta gamma\ndelta\n").expect("scratch is writable");
+    let common = ["--queries", &path("queries"), "--template", "/s?q={}"];
+    let run = |csv: &str, more: &[&str]| -> Vec<[String; 4]> {
+        let args = [&common[..], more, &["--csv", csv, &service.url]].concat();
+        assert_eq!(json(&args)["errors"], 0);
+        let text = std::fs::read_to_string(csv).expect("the CSV was written");
+        let columns = |line: &str| -> Vec<String> { line.split(',').map(str::to_owned).collect() };
+        let rows = text.lines().skip(1).map(columns);
+        // query, intended time; service time, outcome
+        rows.map(|row| [2, 4, 10, 11].map(|at| row[at].clone())).collect()
+    };
+    let poisson = ["--rps", "3000", "--requests", "300", "--seed", "5"];
+    let first = run(&path("first"), &poisson);
+    assert_eq!(first.len(), 300);
+    assert!(first.iter().all(|row| row[2] == "10.000" && row[3] == "ok"));
+    assert_eq!(run(&path("threads"), &[&poisson[..], &["--threads", "2"]].concat()), first);
+    let trace = format!("trace:{}", path("first"));
+    assert_eq!(run(&path("replay"), &["--arrivals", &trace]), first);
+    let other = run(&path("other"), &["--rps", "3000", "--requests", "300", "--seed", "6"]);
+    assert_ne!(other[0][1], first[0][1], "another seed, other times");
+}
+
+/// Goal: an interval log is one that HdrHistogram's readers take, and holds every request. Method:
+/// read it back.
+#[test]
+fn interval_logs_hold_every_request() {
+    use hdrhistogram::serialization::Deserializer;
+    use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
+    let service = Service::start();
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("log").to_str().expect("a plain path").to_owned();
+    json(&["--rps", "500", "--requests", "800", "--hdr-log", &path, &service.url]);
+    let log = std::fs::read(&path).expect("the log was written");
+    let mut total = 0;
+    for entry in IntervalLogIterator::new(&log) {
+        if let LogEntry::Interval(interval) = entry.expect("well formed") {
+            let bytes = decode_base64(interval.encoded_histogram());
+            let histogram = Deserializer::new().deserialize::<u64, _>(&mut bytes.as_slice());
+            total += histogram.expect("a histogram").len();
+        }
+    }
+    assert_eq!(total, 800);
+}
+
+fn decode_base64(text: &str) -> Vec<u8> {
+    let value = |byte: u8| match byte {
+        b'A'..=b'Z' => u32::from(byte - b'A'),
+        b'a'..=b'z' => u32::from(byte - b'a') + 26,
+        b'0'..=b'9' => u32::from(byte - b'0') + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => 0,
+    };
+    let padding = text.bytes().filter(|byte| *byte == b'=').count();
+    let mut bytes: Vec<u8> = text
+        .as_bytes()
+        .chunks(4)
+        .map(|four| four.iter().fold(0, |sum, byte| sum << 6 | value(*byte)))
+        .flat_map(|word: u32| word.to_be_bytes().into_iter().skip(1))
+        .collect();
+    bytes.truncate(bytes.len() - padding);
+    bytes
+}
+
+/// Goal: memcached and Redis are spoken as their servers expect. Method: services that check each
+/// command's bytes and answer a byte at a time.
+#[test]
+fn memcached_and_redis_are_spoken() {
+    fn answer(mut stream: TcpStream, request: &[u8], reply: &[u8]) {
+        stream.set_nodelay(true).expect("a socket option");
+        let mut got = vec![0; request.len()];
+        while stream.read_exact(&mut got).is_ok() {
+            assert_eq!(got, request);
+            if !reply.iter().all(|byte| stream.write_all(&[*byte]).is_ok()) {
+                return;
+            }
+        }
+    }
+    let memcached =
+        service(|stream| answer(stream, b"get elfen\r\n", b"VALUE elfen 0 3\r\nEND\r\nEND\r\n"));
+    let redis =
+        service(|stream| answer(stream, b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$3\r\na\r\n\r\n$-1\r\n"));
+    for url in [format!("memcached://{memcached}"), format!("redis://{redis}")] {
+        let report = json(&["--rps", "2000", "--requests", "100", "--pipeline", "4", &url]);
+        assert_eq!((&report["requests"], &report["errors"]), (&100.into(), &0.into()), "{url}");
+    }
+}
+
+/// Goal: whatever a service does wrong, every request is accounted for, by kind, and the run ends.
+/// Method: a service that by turns answers, refuses, closes, announces a close, talks nonsense and
+/// says nothing.
+#[test]
+fn misbehaviour_is_counted() {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    static TURN: AtomicUsize = AtomicUsize::new(0);
+    fn misbehave(mut stream: TcpStream) {
+        let mut buffer = [0; 1024];
+        while stream.read(&mut buffer).is_ok_and(|got| got > 0) {
+            let reply: &[u8] = match TURN.fetch_add(1, Relaxed) % 6 {
+                0 => b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+                1 => b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n",
+                2 => return,
+                3 => b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+                4 => b"\x00\x01nonsense\r\n\r\n",
+                _ => continue,
+            };
+            if stream.write_all(reply).is_err() {
+                return;
+            }
+        }
+    }
+    let url = format!("http://{}", service(misbehave));
+    let report = json(&["--rps", "1000", "--requests", "60", "--timeout", "500ms", &url]);
+    assert_eq!(report["requests"], 60);
+    let kinds = report["invocations"][0]["error_kinds"].as_object().expect("an object");
+    let counted: u64 = kinds.values().filter_map(Value::as_u64).sum();
+    assert_eq!(report["errors"], counted);
+    for kind in ["503", "closed", "malformed", "timeout"] {
+        assert!(kinds.contains_key(kind), "{kind} is missing in {kinds:?}");
+    }
+    assert!(report["warnings"].to_string().contains("requests failed"));
+}
+
+/// Goal: errors are one line with the right status. Method: wrong arguments, a missing file, nobody
+/// listening.
+#[test]
+fn errors_are_one_line() {
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = nobody.local_addr().expect("it is bound");
+    drop(nobody);
+    let nobody = format!("http://{address}/");
+    for (args, status, part) in [
+        (&[][..], 2, "<URL>"),
+        (&["--rps", "0", &nobody], 2, "rate"),
+        (&["--requests", "5", "--duration", "1s", &nobody], 2, "cannot be used with"),
+        (&["--threads", "9", "--connections", "2", &nobody], 2, "connections"),
+        (&["--queries", "/nonexistent", &nobody], 1, "reading queries"),
+        (&["--csv", "/nonexistent/x", &nobody], 1, "writing"),
+        (&["--cpu", "100000", &nobody], 1, "pinning"),
+        (&[nobody.as_str()], 1, "is the service running"),
+    ] {
+        let output = load(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("elfen-load: ") && stderr.contains(part), "{args:?}: {stderr}");
+        assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{args:?}: {stderr}");
+    }
+}
+
+/// Goal: a schedule that can't be kept fails the run, unless that is allowed. Method: one
+/// connection to a service that never answers, so that the second request must wait.
+#[test]
+fn a_late_run_fails() {
+    let url = format!("http://{}", service(|mut stream| drop(stream.read_to_end(&mut Vec::new()))));
+    let args = ["--rps", "1000", "--requests", "50", "--connections", "1", "--timeout", "300ms"];
+    let output = load(&[&args[..], &[&url]].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("late") && stderr.contains("--allow-late"), "{stderr}");
+    let report = json(&[&args[..], &[&url]].concat());
+    assert_eq!((&report["requests"], &report["errors"]), (&50.into(), &50.into()));
+}
+
+/// Goal: Ctrl-C ends a run early and still reports it. Method: interrupt an hour's run after its
+/// first answers.
+#[test]
+fn an_interrupted_run_reports() {
+    let (address, heard) = service_that_tells();
+    let url = format!("http://{address}");
+    let child = Command::new(LOAD)
+        .args(["--rps", "500", "--duration", "1h", "--json", "--allow-late", &url])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("elfen-load was built");
+    heard.iter().take(20).for_each(drop);
+    let pid = i32::try_from(child.id()).expect("a pid");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGINT)
+        .expect("it runs");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(130));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert!(report["requests"].as_u64().is_some_and(|requests| requests >= 20));
+    assert!(report["warnings"][0].as_str().is_some_and(|text| text.contains("interrupted")));
+}
+
+/// A good service, and a channel that hears of each request.
+fn service_that_tells() -> (SocketAddr, std::sync::mpsc::Receiver<()>) {
+    let (tell, heard) = std::sync::mpsc::channel();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let tell = tell.clone();
+            thread::spawn(move || {
+                let mut buffer = [0; 1024];
+                while stream.read(&mut buffer).is_ok_and(|got| got > 0) {
+                    let reply = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+                    if stream.write_all(reply).is_err() {
+                        return;
+                    }
+                    // The test may have heard enough.
+                    if tell.send(()).is_err() {
+                        continue;
+                    }
+                }
+            });
+        }
+    });
+    (address, heard)
+}

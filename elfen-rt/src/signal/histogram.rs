@@ -86,26 +86,31 @@ impl Histogram {
     }
 
     /// The counts as they are now, bucket by bucket; for windows, which are differences of two readings.
-    pub fn counts(&self) -> impl Iterator<Item = u64> + '_ {
+    pub fn counts(&self) -> impl Iterator<Item = u64> + Clone + '_ {
         self.counts.iter().map(|count| count.load(Relaxed))
     }
 
     /// The value that `per_million` of a million values do not exceed, to the top of its bucket; `None` while empty.
     pub fn quantile_ns(&self, per_million: u32) -> Option<u64> {
-        let count = self.count();
-        if count == 0 {
-            return None;
-        }
-        let rank = u128::from(count) * u128::from(per_million.min(1_000_000));
-        let rank = rank.div_ceil(1_000_000).max(1);
-        let mut below = 0u128;
-        let last = self.counts().position(|count| {
-            below += u128::from(count);
-            below >= rank
-        });
-        // Counts that grew since `count` only end the walk earlier.
-        Some(bucket_top_ns(last.unwrap_or(BUCKETS - 1)).min(self.max_ns()))
+        quantile_ns(self.counts(), per_million).map(|value_ns| value_ns.min(self.max_ns()))
     }
+}
+
+/// The quantile of counts that stand in the order of the buckets; for windows, and for several histograms together.
+pub fn quantile_ns(counts: impl Iterator<Item = u64> + Clone, per_million: u32) -> Option<u64> {
+    let count: u128 = counts.clone().map(u128::from).sum();
+    if count == 0 {
+        return None;
+    }
+    let rank = (count * u128::from(per_million.min(1_000_000))).div_ceil(1_000_000).max(1);
+    let mut below = 0u128;
+    let mut counts = counts;
+    let last = counts.position(|count| {
+        below += u128::from(count);
+        below >= rank
+    });
+    // Counts that grew meanwhile only end the walk earlier.
+    Some(bucket_top_ns(last.unwrap_or(BUCKETS - 1)))
 }
 
 /// For the only writer of a word: no locked instruction.

@@ -4,9 +4,12 @@
 //! object), warnings to stderr, and returns either an exit status or a [`Failure`].
 
 mod bench;
+pub(crate) mod duration;
 pub(crate) mod failure;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
+mod policy_args;
+mod run;
 mod signals;
 mod table;
 pub(crate) mod usage;
@@ -20,6 +23,7 @@ use failure::Failure;
 pub(crate) enum Command {
     Bench(bench::Args),
     Lanes(lanes::Args),
+    Run(run::Args),
     Signals(signals::Args),
 }
 
@@ -28,6 +32,7 @@ impl Command {
         match self {
             Self::Bench(args) => bench::run(&args, out),
             Self::Lanes(args) => lanes::run(&args, out),
+            Self::Run(args) => run::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),
         }
     }

@@ -5,5 +5,6 @@ pub(crate) mod cpulist;
 pub(crate) mod cpuset;
 pub(crate) mod lanes;
 pub(crate) mod pair;
+pub(crate) mod run;
 pub(crate) mod source;
 pub(crate) mod topology;

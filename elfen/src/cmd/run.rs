@@ -1,0 +1,279 @@
+//! `elfen run`: a program on the batch lanes, out of the service's way.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use elfen_kernel::task_map::Source as TaskSource;
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::control::Settings;
+use serde::Serialize;
+
+use super::failure::{Failure, Status, to_stderr};
+use super::lane_args::{self, LaneArgs};
+use super::policy_args::PolicyArgs;
+use super::{duration, signals, warn};
+use crate::host::lanes::remedy;
+use crate::host::run::Order;
+use crate::host::run::channels::{Channels, Error, Wanted};
+use crate::host::run::figures::{self, Figures};
+use crate::host::run::front::{self, Ending};
+use crate::host::source::Source;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo elfen run --lanes 0:1 -- xz -9 backup.tar           only while CPU 0 idles
+  elfen run --signal service --service search -- make -j8  without privileges
+  elfen run --policy fixed-budget --budget 2ms --service search -- ./batch
+
+The exit status is the program's own; 126 if it cannot be run, 127 if it is not found. Before anything is started:
+2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other failures.
+ELFEN_LANES is the default of --lanes. The program finds its channels in ELFEN_RUN.";
+
+/// Run a program on the batch lanes while their request lanes idle
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    policy: PolicyArgs,
+
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// Where to learn what the request lanes do
+    #[arg(long, value_enum, default_value = "auto")]
+    signal: Wanted,
+
+    /// The service whose page to read, by the name it published under
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+
+    /// How often a guard looks at an idle request lane: the longest reaction
+    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
+    look_every: Duration,
+
+    /// Write what was measured to a file, as one JSON object
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    policy: &'static str,
+    budget_ns: u64,
+    lanes: &'a str,
+    signal: &'static str,
+    nap: &'static str,
+    inject: &'static str,
+    look_every_ns: u64,
+    wall_ns: u64,
+    #[serde(flatten)]
+    figures: Figures,
+    /// Absent without a task map.
+    request_busy_ns: Option<u64>,
+    /// As a shell sees it.
+    exit_status: u8,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let order = order(args)?;
+    let mut report = args.report.as_ref().map(create).transpose()?;
+    let channels = Channels::open(&order, args.signal, args.service.as_deref());
+    let channels = Arc::new(channels.map_err(|error| refuse(&error))?);
+    require_a_service(&order, &channels)?;
+    let lanes = lanes_text(&order);
+    let signal = signal_name(&channels);
+    let policy = args.policy.name();
+    let chosen = format!(
+        "{policy} on lanes {lanes}; signal {signal}, nap spin, inject guard (looks every {})",
+        duration::show(nanos(args.look_every))
+    );
+    if args.dry_run {
+        writeln!(out, "{chosen}").map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    to_stderr(&chosen);
+    channels.renew_leases();
+    let (start_ns, busy_ns) = (monotonic_ns(), figures::request_busy_ns(&channels));
+    let failed = |error| Failure::new(Status::Failed, "running the batch", error, "try again");
+    let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
+    let ending = front::run(&order, &channels, &inheritance).map_err(failed)?;
+    let busy_ns =
+        figures::request_busy_ns(&channels).zip(busy_ns).map(|(after, before)| after - before);
+    let measured = Report {
+        policy,
+        budget_ns: channels.control().budget_ns.load(Relaxed),
+        lanes: &lanes,
+        signal,
+        nap: "spin",
+        inject: "guard",
+        look_every_ns: nanos(args.look_every),
+        wall_ns: monotonic_ns() - start_ns,
+        figures: Figures::of(channels.lanes()),
+        request_busy_ns: busy_ns,
+        exit_status: exit_status(ending),
+    };
+    if !matches!(ending, Ending::Refused { .. }) {
+        to_stderr(&measured.summary());
+    }
+    if let (Some(file), Some(path)) = (&mut report, &args.report) {
+        super::print_json(file, &measured).map_err(|_| unwritable(path, "the disk is full"))?;
+    }
+    end(&order, ending)
+}
+
+fn order(args: &Args) -> Result<Order, Failure> {
+    let topology = lane_args::topology(&Source::live())?;
+    let lanes = args.lanes.resolve(&topology)?;
+    lanes.warnings.iter().for_each(|warning| warn(warning));
+    if lanes.pairs.is_empty() {
+        let why = "this machine shows no pair of lanes";
+        return Err(Failure::new(Status::Unsupported, "lanes", why, remedy(&topology)));
+    }
+    let (settings, slo) = args.policy.settings()?;
+    let (program, arguments) =
+        args.program.split_first().unwrap_or_else(|| unreachable!("required"));
+    if args.look_every.is_zero() {
+        let fix = "give it 50us or more, as in --look-every 500us";
+        return Err(Failure::new(
+            Status::Usage,
+            "--look-every 0",
+            "the guard would never sleep",
+            fix,
+        ));
+    }
+    Ok(Order {
+        pairs: lanes.pairs,
+        settings,
+        slo,
+        look_every: args.look_every,
+        program: program.clone(),
+        arguments: arguments.to_vec(),
+    })
+}
+
+/// A budget is given to requests, and only a service can say which are which.
+fn require_a_service(order: &Order, channels: &Channels) -> Result<(), Failure> {
+    if order.settings.policy == Settings::BORROW_IDLE.policy || channels.service.is_some() {
+        return Ok(());
+    }
+    let why = "only a service that publishes its requests can be given a budget";
+    let fix = "name it with --service, or use --policy borrow-idle";
+    Err(Failure::new(Status::Usage, "this policy", why, fix))
+}
+
+fn create(path: &PathBuf) -> Result<File, Failure> {
+    File::create(path).map_err(|error| unwritable(path, &error.to_string()))
+}
+
+fn unwritable(path: &std::path::Path, why: &str) -> Failure {
+    let what = format!("report {:?}", path.display().to_string());
+    Failure::new(Status::Failed, what, why, "name a file that can be written")
+}
+
+fn refuse(error: &Error) -> Failure {
+    const WHAT: &str = "learning what the request lanes do";
+    match error {
+        Error::Tasks(error) => signals::failure(WHAT, error),
+        Error::Nothing(_) => {
+            let fix = "run it as root, have root run `elfen signals up`, or name a service with --service";
+            Failure::new(Status::Unsupported, WHAT, error, fix)
+        }
+        Error::Service { .. } => {
+            Failure::new(Status::Failed, WHAT, error, "start the service first, and check its name")
+        }
+        Error::NoService => Failure::new(Status::Usage, WHAT, error, "name one with --service"),
+        Error::Memory(_) | Error::Page(_) | Error::Descriptor(_) => Failure::new(
+            Status::Failed,
+            WHAT,
+            error,
+            "see `ipcs -l` and `ulimit -n` for the limits",
+        ),
+    }
+}
+
+fn lanes_text(order: &Order) -> String {
+    let pair = |pair: &crate::host::pair::Pair| pair.to_string();
+    order.pairs.iter().map(pair).collect::<Vec<_>>().join(",")
+}
+
+fn signal_name(channels: &Channels) -> &'static str {
+    match (&channels.tasks, &channels.service) {
+        (Some((_, TaskSource::Pinned)), None) => "tasks (pinned)",
+        (Some((_, TaskSource::Shared)), None) => "tasks (shared)",
+        (Some((_, TaskSource::Attached)), None) => "tasks (attached)",
+        (Some((_, TaskSource::Pinned)), Some(_)) => "tasks (pinned) and service",
+        (Some((_, TaskSource::Shared)), Some(_)) => "tasks (shared) and service",
+        (Some((_, TaskSource::Attached)), Some(_)) => "tasks (attached) and service",
+        (None, _) => "service alone",
+    }
+}
+
+impl Report<'_> {
+    fn summary(&self) -> String {
+        let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &self.figures;
+        let share = self.request_busy_ns.filter(|&busy_ns| busy_ns > 0).map(|busy_ns| {
+            let per_million = u128::from(*overlapped_ns) * 1_000_000 / u128::from(busy_ns);
+            format!(
+                " ({}.{:02} % of the requests' time)",
+                per_million / 10_000,
+                per_million / 100 % 100
+            )
+        });
+        let latency = |what: &str, latency: &figures::Latency| match (latency.median, latency.p99) {
+            (Some(median), Some(p99)) => {
+                format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
+            }
+            _ => String::new(),
+        };
+        format!(
+            "{}: borrowed {}, overlapped {}{}, {naps} naps{}{}",
+            duration::show(self.wall_ns),
+            duration::show(*borrowed_ns),
+            duration::show(*overlapped_ns),
+            share.unwrap_or_default(),
+            latency("reaction", reaction_ns),
+            latency("wake", wake_ns)
+        )
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn exit_status(ending: Ending) -> u8 {
+    match ending {
+        Ending::Exited { code } => code,
+        Ending::Killed { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+        Ending::Refused { errno: libc::ENOENT } => 127,
+        Ending::Refused { .. } => 126,
+    }
+}
+
+fn end(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
+    match ending {
+        Ending::Killed { signal } => front::die_of(signal),
+        Ending::Exited { code } => Ok(ExitCode::from(code)),
+        Ending::Refused { errno } => {
+            let why = std::io::Error::from_raw_os_error(errno);
+            let fix = "check its name and its permissions";
+            let program = format!("program {:?}", order.program.to_string_lossy());
+            to_stderr(&format!("{program}: {why}; {fix}"));
+            Ok(ExitCode::from(exit_status(ending)))
+        }
+    }
+}

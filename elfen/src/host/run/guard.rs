@@ -1,0 +1,112 @@
+//! The guard of one batch lane: a thread that has the lane whenever it wants it, and wants it while the policy says nap.
+//!
+//! Asleep it costs the batch a timer and two context switches per look. Awake it holds the lane and naps there, so that
+//! nothing of the batch runs next to a request. Its reaction is bounded by how often it looks; programs with checks of
+//! their own react at once, and find the guard's decision in the same lane slot.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use elfen_rt::borrow::{Borrow, Sources};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::policy::Verdict;
+
+use super::channels::Channels;
+use crate::host::affinity;
+
+/// How long a nap lasts without looking at the policy again, when nothing that the guard watches changes.
+const NAP_BOUND_NS: u64 = 50_000;
+
+/// The guards of a run. They leave their lanes when this drops.
+#[derive(Debug)]
+pub(crate) struct Guards {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Guards {
+    /// Starts a guard on every batch lane.
+    pub(crate) fn start(channels: &Arc<Channels>, look_every: Duration) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut guards = Self { stop: stop.clone(), threads: Vec::new() };
+        for index in 0..channels.assigned().len() {
+            let (channels, stop) = (channels.clone(), stop.clone());
+            let guard = move || guard(&channels, index, look_every, &stop);
+            guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
+        }
+        Ok(guards)
+    }
+}
+
+impl Drop for Guards {
+    fn drop(&mut self) {
+        // Relaxed: the join below orders everything else.
+        self.stop.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            // A guard does not panic; if it did, its lane is no worse off than without it.
+            let _ended = thread.join();
+        }
+    }
+}
+
+fn guard(channels: &Channels, index: usize, look_every: Duration, stop: &AtomicBool) {
+    let (batch, request) = channels.assigned()[index];
+    let Some(slot) = u32::try_from(index).ok().and_then(|index| channels.lanes().slot(index))
+    else {
+        return;
+    };
+    stay_on(batch);
+    let sources = channels.sources(request);
+    let mut borrow = Borrow::new(sources, channels.control(), slot);
+    while !stop.load(Relaxed) {
+        let now_ns = monotonic_ns();
+        let look = borrow.look(now_ns);
+        match look.verdict {
+            Verdict::Nap => nap(sources),
+            Verdict::Run => {
+                let budget = look.until_ns.map(|until| until.saturating_sub(now_ns));
+                let budget = budget.map_or(look_every, Duration::from_nanos);
+                thread::sleep(look_every.min(budget));
+            }
+        }
+    }
+    borrow.leave(monotonic_ns());
+}
+
+/// The lane can go offline while we run: then the kernel moves us, and the keeper's next look at the batch brings us back.
+fn stay_on(batch: u32) {
+    let _moved = affinity::pin(batch);
+    // SAFETY: prctl takes numbers. Timers of this thread fire when they are due, not up to 50 us later.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+}
+
+/// Waits on the lane until something changes that the policy looks at, or the bound passes.
+fn nap(sources: Sources<'_>) {
+    let seen = Seen::now(sources);
+    let end_ns = monotonic_ns() + NAP_BOUND_NS;
+    while Seen::now(sources) == seen && monotonic_ns() < end_ns {
+        for _ in 0..16 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// The words that a policy decides by.
+#[derive(PartialEq)]
+struct Seen {
+    busy: Option<bool>,
+    service: Option<[u64; 2]>,
+}
+
+impl Seen {
+    fn now(sources: Sources<'_>) -> Self {
+        let slot = sources.service.and_then(|(reader, lane)| reader.slot(lane));
+        Self {
+            busy: sources.tasks.map(|tasks| tasks.is_busy()),
+            service: slot
+                .map(|s| [&s.running_request, &s.queue_len].map(|word| word.load(Relaxed))),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Running a batch program on the batch lanes.
+//!
+//! Three kinds of processes. The *front* is the `elfen` command that the user started: it passes signals and the exit
+//! status through, and reports. The *keeper*, its child, is the parent of the batch and of whoever the batch leaves
+//! behind: it holds the lanes' guards and goes on when the front is killed. If the keeper is killed, the front takes over,
+//! as the kernel makes it the parent then. The *batch* is the program with all its descendants.
+//!
+//! A guard is one thread per batch lane. The batch runs there at SCHED_IDLE, below everything else, so a guard that wakes
+//! up has the lane at once; while the policy says nap, it stays on the lane and naps there itself. That reaches any
+//! program, needs nothing of it, and costs the request nothing: see ARCHITECTURE.md for why it is not a signal.
+
+pub(crate) mod channels;
+pub(crate) mod figures;
+pub(crate) mod front;
+mod guard;
+mod keeper;
+mod launch;
+mod tree;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use elfen_rt::policy::slo::Slo;
+use elfen_rt::signal::control::Settings;
+
+use super::pair::Pair;
+
+/// Everything that is decided before anything is started.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) pairs: Vec<Pair>,
+    pub(crate) settings: Settings,
+    /// For slo-budget: what the keeper steers by.
+    pub(crate) slo: Option<Slo>,
+    /// How long a guard sleeps between two looks at an idle lane: the bound on every reaction.
+    pub(crate) look_every: Duration,
+    pub(crate) program: OsString,
+    pub(crate) arguments: Vec<OsString>,
+}
+
+impl Order {
+    /// Every batch lane with its request lane, in the order of the lane page's slots.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|batch| (batch, pair.request)))
+    }
+}

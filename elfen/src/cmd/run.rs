@@ -136,6 +136,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 fn order(args: &Args) -> Result<Order, Failure> {
+    let (settings, slo) = args.policy.settings()?;
     let topology = lane_args::topology(&Source::live())?;
     let lanes = args.lanes.resolve(&topology)?;
     lanes.warnings.iter().for_each(|warning| warn(warning));
@@ -143,7 +144,6 @@ fn order(args: &Args) -> Result<Order, Failure> {
         let why = "this machine shows no pair of lanes";
         return Err(Failure::new(Status::Unsupported, "lanes", why, remedy(&topology)));
     }
-    let (settings, slo) = args.policy.settings()?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
     if args.look_every.is_zero() {

@@ -1,0 +1,383 @@
+//! Goal: under `elfen run` a program behaves as without it, in its place, whoever is killed. Method: real programs, real
+//! signals, and a service's page that the test itself writes, so that no privilege is needed; the task map is
+//! covered where it can be had. One CPU is not enough: skipped there, in so many words.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use elfen_rt::memory::{Access, Memory};
+use elfen_rt::service::Service;
+use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::page::Page;
+
+/// A service of the test's own, for lane 0 of pair 0:1. Its page goes with it.
+struct Serving {
+    service: Option<Service>,
+    name: String,
+}
+
+impl Serving {
+    fn start() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("run-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        Self { service: Some(Service::open(&name, 1).unwrap()), name }
+    }
+
+    fn service(&self) -> &Service {
+        self.service.as_ref().unwrap()
+    }
+
+    /// `elfen run` next to this service, on pair 0:1.
+    fn elfen(&self, options: &[&str], program: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        command.args(["run", "--lanes", "0:1", "--signal", "service", "--service", &self.name]);
+        command.args(options).arg("--").args(program);
+        command.env_remove("ELFEN_LANES");
+        command
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.service.take().unwrap().remove().unwrap();
+    }
+}
+
+fn two_cpus_or_skip(test: &str) -> bool {
+    let enough = fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() != "0";
+    if !enough {
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: {test}: it takes two CPUs").unwrap();
+    }
+    enough
+}
+
+/// Waits for something that other processes do. A minute is for a machine that is busy with other things.
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn exists(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    !status.is_empty() && !status.contains("State:\tZ")
+}
+
+fn parent_of(pid: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("PPid:\t")).unwrap().parse().unwrap()
+}
+
+fn kill(pid: u32, signal: i32) {
+    // SAFETY: takes numbers; the caller started this process.
+    assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) }, 0);
+}
+
+/// A run whose batch program has said its process id and its ELFEN_RUN.
+struct Running {
+    front: Child,
+    output: BufReader<ChildStdout>,
+    batch: u32,
+    inheritance: Vec<String>,
+}
+
+impl Running {
+    fn start(serving: &Serving, script: &str) -> Self {
+        let script = format!("echo $$ $ELFEN_RUN; {script}");
+        let mut command = serving.elfen(&[], &["sh", "-c", &script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut front = command.process_group(0).spawn().unwrap();
+        let mut output = BufReader::new(front.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let batch = words.next().expect("the batch says who it is").parse().unwrap();
+        Self { front, output, batch, inheritance: words.collect() }
+    }
+
+    fn keeper(&self) -> u32 {
+        parent_of(self.batch)
+    }
+
+    fn lanes(&self) -> Page<LaneSlot> {
+        let id = self.inheritance[1].parse().unwrap();
+        Page::open(Memory::attach_id(id, Access::Read).unwrap()).unwrap()
+    }
+
+    fn rest_of_output(&mut self) -> String {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn end(mut self) -> ExitStatus {
+        self.front.wait().unwrap()
+    }
+}
+
+#[test]
+fn output_input_and_status_are_the_programs_own() {
+    if !two_cpus_or_skip("output_input_and_status_are_the_programs_own") {
+        return;
+    }
+    let serving = Serving::start();
+    let mut command = serving.elfen(&[], &["sh", "-c", "cat; echo to stderr >&2; exit 42"]);
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"some\0bytes\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(42));
+    assert_eq!(output.stdout, b"some\0bytes\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("to stderr\n"));
+}
+
+#[test]
+fn statuses_are_those_of_a_shell() {
+    if !two_cpus_or_skip("statuses_are_those_of_a_shell") {
+        return;
+    }
+    let serving = Serving::start();
+    let status = |program: &[&str]| serving.elfen(&[], program).output().unwrap().status;
+    assert_eq!(status(&["true"]).code(), Some(0));
+    assert_eq!(status(&["/no/such/program"]).code(), Some(127));
+    assert_eq!(status(&["/etc/passwd"]).code(), Some(126));
+    assert_eq!(status(&["/"]).code(), Some(126));
+    for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGSEGV, libc::SIGRTMIN() + 3] {
+        let status = status(&["sh", "-c", &format!("kill -{signal} $$")]);
+        assert_eq!(status.signal(), Some(signal));
+    }
+}
+
+#[test]
+fn the_batch_is_in_its_place_and_put_back_when_it_leaves() {
+    if !two_cpus_or_skip("the_batch_is_in_its_place_and_put_back_when_it_leaves") {
+        return;
+    }
+    let serving = Serving::start();
+    let mut running =
+        Running::start(&serving, "grep Cpus_allowed_list /proc/self/status; sleep 600");
+    let mut line = String::new();
+    running.output.read_line(&mut line).unwrap();
+    assert_eq!(line, "Cpus_allowed_list:\t1\n");
+    let pid = i32::try_from(running.batch).unwrap();
+    let policy = || {
+        // SAFETY: takes a number.
+        unsafe { libc::sched_getscheduler(pid) }
+    };
+    assert_eq!(policy(), libc::SCHED_IDLE);
+    // It leaves: every CPU. (Raising its priority as well would need a privilege.)
+    let everywhere = [u64::MAX];
+    // SAFETY: the kernel reads 8 bytes of `everywhere`.
+    let moved = unsafe { libc::syscall(libc::SYS_sched_setaffinity, pid, 8, everywhere.as_ptr()) };
+    assert_eq!(moved, 0);
+    let allowed = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    wait_until("putting the batch back", || allowed().contains("Cpus_allowed_list:\t1\n"));
+    kill(running.batch, libc::SIGKILL);
+    assert_eq!(running.end().signal(), Some(libc::SIGKILL));
+}
+
+/// Goal: the lane follows the service. Method: the test is the service; the lane's slot says what the guard does.
+#[test]
+fn the_lane_naps_while_a_request_runs_and_borrows_when_it_ends() {
+    if !two_cpus_or_skip("the_lane_naps_while_a_request_runs_and_borrows_when_it_ends") {
+        return;
+    }
+    let serving = Serving::start();
+    let mut worker = serving.service().claim(0, 0).unwrap();
+    let running = Running::start(&serving, "while :; do :; done");
+    let lanes = running.lanes();
+    let slot = lanes.slot(0).unwrap();
+    let is = |state| slot.state().is_some_and(|(found, _)| found == state);
+    for request in 1..=5 {
+        wait_until("borrowing", || is(LaneState::Running));
+        worker.begin(request);
+        wait_until("napping", || is(LaneState::Napping));
+        worker.end();
+    }
+    wait_until("borrowing", || is(LaneState::Running));
+    assert!(slot.naps.load(Relaxed) >= 5);
+    serving.service().set_queue_len(0, 1);
+    wait_until("napping for a request that waits", || is(LaneState::Napping));
+    drop(worker); // the service is gone: nobody works on that queue
+    wait_until("borrowing", || is(LaneState::Running));
+    kill(running.batch, libc::SIGTERM);
+    assert_eq!(running.end().signal(), Some(libc::SIGTERM));
+}
+
+#[test]
+fn signals_to_the_front_reach_the_batch() {
+    if !two_cpus_or_skip("signals_to_the_front_reach_the_batch") {
+        return;
+    }
+    let serving = Serving::start();
+    let script = "trap 'echo usr1' USR1; trap 'echo term; exit 7' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut running = Running::start(&serving, script);
+    let mut line = || {
+        let mut line = String::new();
+        running.output.read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!(line(), "ready\n");
+    kill(running.front.id(), libc::SIGUSR1);
+    assert_eq!(line(), "usr1\n");
+    kill(running.front.id(), libc::SIGTERM);
+    assert_eq!(line(), "term\n");
+    assert_eq!(running.end().code(), Some(7));
+}
+
+#[test]
+fn a_stopped_batch_is_a_stopped_job() {
+    if !two_cpus_or_skip("a_stopped_batch_is_a_stopped_job") {
+        return;
+    }
+    let serving = Serving::start();
+    let mut running = Running::start(&serving, "kill -STOP $$; echo continued");
+    let front = i32::try_from(running.front.id()).unwrap();
+    let mut status = 0;
+    // SAFETY: `status` is ours; the front is our child.
+    let waited = unsafe { libc::waitpid(front, &mut status, libc::WUNTRACED) };
+    assert_eq!(waited, front);
+    assert!(libc::WIFSTOPPED(status));
+    kill(running.front.id(), libc::SIGCONT);
+    assert_eq!(running.rest_of_output(), "continued\n");
+    assert!(running.end().success());
+}
+
+#[test]
+fn the_batch_goes_on_when_the_front_is_killed() {
+    if !two_cpus_or_skip("the_batch_goes_on_when_the_front_is_killed") {
+        return;
+    }
+    let serving = Serving::start();
+    let mut running = Running::start(&serving, "sleep 0.3; echo done");
+    let keeper = running.keeper();
+    running.front.kill().unwrap();
+    running.front.wait().unwrap();
+    assert_eq!(running.rest_of_output(), "done\n");
+    wait_until("the keeper's end", || !exists(keeper));
+    let id = running.inheritance[1].parse().unwrap();
+    assert!(Memory::attach_id(id, Access::Read).is_err(), "its pages are gone");
+}
+
+#[test]
+fn the_front_takes_over_when_the_keeper_is_killed() {
+    if !two_cpus_or_skip("the_front_takes_over_when_the_keeper_is_killed") {
+        return;
+    }
+    let serving = Serving::start();
+    let mut worker = serving.service().claim(0, 0).unwrap();
+    let script = "while [ ! -e \"$GO\" ]; do sleep 0.02; done; exit 5";
+    let go = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("go-{}", serving.name));
+    let running = Running::start(&serving, &format!("GO={}; {script}", go.display()));
+    kill(running.keeper(), libc::SIGKILL);
+    wait_until("taking over", || parent_of(running.batch) == running.front.id());
+    // The lane is guarded again: it still follows the service.
+    let lanes = running.lanes();
+    let is = |state| lanes.slot(0).unwrap().state().is_some_and(|(found, _)| found == state);
+    worker.begin(1);
+    wait_until("napping", || is(LaneState::Napping));
+    worker.end();
+    wait_until("borrowing", || is(LaneState::Running));
+    fs::write(&go, "").unwrap();
+    assert_eq!(running.end().code(), Some(5));
+    fs::remove_file(go).unwrap();
+}
+
+#[test]
+fn who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left() {
+    if !two_cpus_or_skip("who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left") {
+        return;
+    }
+    let serving = Serving::start();
+    let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
+    let mut running = Running::start(&serving, script);
+    let keeper = running.keeper();
+    let left: u32 = running.rest_of_output().trim().parse().unwrap();
+    assert!(running.end().success(), "the front ends with its program");
+    assert_eq!(parent_of(left), keeper);
+    kill(left, libc::SIGKILL);
+    wait_until("the keeper's end", || !exists(keeper));
+}
+
+/// Forks, threads, exec chains, closed descriptors: the same output as without.
+#[test]
+fn programs_that_do_everything_give_the_same_output() {
+    if !two_cpus_or_skip("programs_that_do_everything_give_the_same_output") {
+        return;
+    }
+    let serving = Serving::start();
+    let _worker = serving.service().claim(0, 0).unwrap();
+    let scripts = [
+        "i=0; while [ $i -lt 200 ]; do (exit $((i % 7))) & wait $!; s=$((s + $?)); i=$((i + 1)); done; echo $s",
+        "exec sh -c 'exec sh -c \"exec sh -c \\\"echo deep; exit 9\\\"\"'",
+        "exec 900>&- 901>&- 902>&-; echo $(echo closed | tr a-z A-Z)",
+        "seq 1 20000 | sort -n | md5sum",
+        "trap '' INT TERM HUP USR1; sh -c 'kill -TERM $PPID; echo $?'",
+    ];
+    for script in scripts {
+        let with = serving.elfen(&[], &["sh", "-c", script]).output().unwrap();
+        let without = Command::new("sh").args(["-c", script]).output().unwrap();
+        assert_eq!(with.stdout, without.stdout, "{script}");
+        assert_eq!(with.status, without.status, "{script}");
+    }
+}
+
+#[test]
+fn a_report_has_the_keys_that_scripts_rely_on() {
+    if !two_cpus_or_skip("a_report_has_the_keys_that_scripts_rely_on") {
+        return;
+    }
+    let serving = Serving::start();
+    let _worker = serving.service().claim(0, 0).unwrap();
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", serving.name));
+    let file_name = file.to_str().unwrap();
+    let options = ["--policy", "fixed-budget", "--budget", "2ms", "--report", file_name];
+    let status = serving.elfen(&options, &["sh", "-c", "sleep 0.05; exit 3"]).status().unwrap();
+    assert_eq!(status.code(), Some(3));
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    for key in ["wall_ns", "borrowed_ns", "overlapped_ns", "napped_ns", "naps"] {
+        assert!(report[key].is_u64(), "{key}: {report}");
+    }
+    for key in ["reaction_ns", "wake_ns"] {
+        for figure in ["median", "p99", "max", "n"] {
+            assert!(report[key].get(figure).is_some(), "{key}.{figure}: {report}");
+        }
+    }
+    assert_eq!(report["policy"], "fixed-budget");
+    assert_eq!(report["budget_ns"], 2_000_000);
+    assert_eq!((&report["lanes"], &report["exit_status"]), (&"0:1".into(), &3.into()));
+    assert_eq!((&report["signal"], &report["inject"]), (&"service alone".into(), &"guard".into()));
+    fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn wrong_arguments_start_nothing() {
+    let cases: [(&[&str], i32, &str); 10] = [
+        (&["--policy", "never", "--", "true"], 2, "invalid value 'never'"),
+        (&["--policy", "fixed-budget", "--", "true"], 2, "it needs --budget; add --budget 2ms"),
+        (&["--budget", "2ms", "--", "true"], 2, "it has no use for --budget"),
+        (&["--policy", "fixed-budget", "--budget", "-5", "--", "true"], 2, "a duration is a whole"),
+        (&["--policy", "slo-budget", "--slo", "p99=0", "--", "true"], 2, "an SLO is a percentile"),
+        (&["--policy", "dynamic-budget", "--", "true"], 3, "does not count the instructions"),
+        (&["--lanes", "0:0", "--", "true"], 2, "CPU 0 is named twice"),
+        (&["--look-every", "0ms", "--lanes", "0:1", "--", "true"], 2, "would never sleep"),
+        (&["--lanes", "0:1"], 2, "required arguments were not provided"),
+        (&["--lanes", "0:1", "--signal", "service", "--", "true"], 2, "name one with --service"),
+    ];
+    for (arguments, status, says) in cases {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let output = command.arg("run").args(arguments).env_remove("ELFEN_LANES").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
+        assert!(said.contains(says), "{arguments:?}: {said}");
+        assert!(said.lines().last().unwrap().starts_with("elfen: "), "{said}");
+    }
+}

@@ -1,0 +1,77 @@
+//! `elfen-batch` as a user runs it. Nothing here looks at how long anything took.
+
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+
+const BATCH: &str = env!("CARGO_BIN_EXE_elfen-batch");
+
+fn batch(args: &[&str]) -> Output {
+    Command::new(BATCH).args(args).output().expect("elfen-batch was built")
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = batch(&[args, &["--json"]].concat());
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+/// Goal: each program's checksum depends on the seed and on nothing else. Method: each with another
+/// number of iterations, another language, and another seed.
+#[test]
+fn checksums_depend_on_the_seed() {
+    for program in ["loop", "matrix", "flush", "stall", "spin", "compress", "sat", "factor", "json"]
+    {
+        let one = json(&[program, "--iterations", "1", "--seed", "3"]);
+        let two = json(&[program, "--iterations", "2", "--seed", "3", "--lang", "rust"]);
+        let other = json(&[program, "--iterations", "1", "--seed", "4"]);
+        assert_eq!(one["checksum"], two["checksum"], "{program}");
+        assert_ne!(one["checksum"], other["checksum"], "{program}");
+        assert_eq!(one["program"], program);
+        assert_eq!((&one["iterations"], &two["iterations"]), (&1.into(), &2.into()));
+        assert_eq!(one["work"].as_u64().map(|work| work * 2), two["work"].as_u64(), "{program}");
+        assert!(one["per_second"].as_f64().is_some_and(|rate| rate > 0.0));
+    }
+}
+
+/// Goal: SIGTERM ends a program with its report, as a supervisor ends it. Method: send it to a
+/// program that would run for an hour.
+#[test]
+fn terminated_programs_report() {
+    use nix::sys::signal::{Signal, kill};
+    let child = Command::new(BATCH)
+        .args(["sat", "--duration", "1h", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("elfen-batch was built");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    // Once it catches the signal, it is past its start.
+    while !catches_sigterm(child.id()) {
+        std::thread::yield_now();
+    }
+    kill(pid, Signal::SIGTERM).expect("it runs");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success());
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(report["checksum"], json(&["sat", "--iterations", "1"])["checksum"]);
+}
+
+fn catches_sigterm(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask");
+    let mask = u64::from_str_radix(caught.trim(), 16).expect("hexadecimal");
+    mask & 1 << (15 - 1) != 0
+}
+
+/// Goal: wrong arguments are one line and status 2. Method: each kind.
+#[test]
+fn errors_are_one_line() {
+    for args in
+        [&[][..], &["frobnicate"], &["sat", "--iterations", "0"], &["sat", "--duration", "5"]]
+    {
+        let output = batch(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("elfen-batch: "), "{stderr}");
+        assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{stderr}");
+    }
+}

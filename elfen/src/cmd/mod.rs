@@ -4,6 +4,7 @@
 //! object), warnings to stderr, and returns either an exit status or a [`Failure`].
 
 mod bench;
+mod doctor;
 pub(crate) mod duration;
 pub(crate) mod failure;
 pub(crate) mod lane_args;
@@ -22,6 +23,7 @@ use failure::Failure;
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Bench(bench::Args),
+    Doctor(doctor::Args),
     Lanes(lanes::Args),
     Run(run::Args),
     Signals(signals::Args),
@@ -31,6 +33,7 @@ impl Command {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         match self {
             Self::Bench(args) => bench::run(&args, out),
+            Self::Doctor(args) => doctor::run(&args, out),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Run(args) => run::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),

@@ -3,6 +3,7 @@
 pub(crate) mod affinity;
 pub(crate) mod cpulist;
 pub(crate) mod cpuset;
+pub(crate) mod doctor;
 pub(crate) mod lanes;
 pub(crate) mod pair;
 pub(crate) mod run;

@@ -1,0 +1,252 @@
+//! `elfen doctor`: what of Elfen can run on this machine, why not the rest, and what stands in the
+//! way.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::failure::{Failure, Status as Exit};
+use super::lane_args::{self, LaneArgs};
+use crate::host::doctor::answers::Answers;
+use crate::host::doctor::probe::{self, Trial};
+use crate::host::doctor::verdict::Verdict;
+use crate::host::doctor::{self, Check, Group, Machine, Status};
+use crate::host::lanes::Lanes;
+use crate::host::source::Source;
+use crate::host::topology::Topology;
+
+const AFTER: &str = "\
+Each line says yes, no or warn; under conflicts, yes means that there is none. The last line says
+whether borrow-idle can run here. Exit status: 0 if it can, 1 if not.
+
+Examples:
+  elfen doctor                      what can run here, as this user
+  sudo elfen doctor --lanes 0:1     as root, with a pair given by hand
+  elfen doctor --json | jq -r '.checks[] | select(.status == \"no\") | .fix'
+  elfen doctor --record > machine   what was read and tried, for a report";
+
+/// Say what of Elfen can run on this machine, and what would make the rest run
+///
+/// Tries what can be tried: attaches the sched_switch program and detaches it, makes a segment of
+/// shared memory and removes it, opens a hardware counter and closes it.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// Print one JSON object; `fix` is empty where there is nothing to fix
+    #[arg(long)]
+    json: bool,
+
+    /// Print what was read and what the kernel answered, one `PATH: CONTENT` a line, instead of the
+    /// report
+    #[arg(long, conflicts_with = "json")]
+    record: bool,
+
+    /// Look at a machine that --record wrote instead of this one; for tests and reports
+    #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE", hide = true)]
+    machine: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let source = open(args)?;
+    let topology = lane_args::topology(&source)?;
+    let lanes = args.lanes.resolve(&topology)?;
+    let answers = match args.machine {
+        Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(&error))?,
+        None => probe::ask(trial(&lanes, &topology)),
+    };
+    let by_hand = args.lanes.by_hand();
+    let (source, topology, lanes) = (&source, &topology, &lanes);
+    let machine = Machine { source, topology, lanes, by_hand, answers: &answers };
+    let checks = doctor::examine(&machine);
+    let verdict = Verdict::of(&checks);
+    if args.record {
+        let answers = answers.recording().map_err(|error| Failure::output(error.into()))?;
+        let read = source.recording();
+        // A recording that is recorded again has the answers among its lines.
+        let text = if args.machine.is_some() { read } else { read + &answers };
+        out.write_all(text.as_bytes()).map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.json {
+        super::print_json(out, &Report::new(&checks, &verdict))?;
+    } else {
+        let text = text(&checks, &verdict, Paint { on: colours() });
+        out.write_all(text.as_bytes()).map_err(Failure::output)?;
+    }
+    Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Failed as u8 }))
+}
+
+fn open(args: &Args) -> Result<Source, Failure> {
+    let Some(file) = &args.machine else { return Ok(Source::live()) };
+    Source::open_recording(file).map_err(|error| not_a_recording(&error))
+}
+
+fn not_a_recording(error: &dyn std::error::Error) -> Failure {
+    let fix = "give a file that `elfen doctor --record` wrote";
+    Failure::new(Exit::Usage, "reading a recorded machine", error, fix)
+}
+
+/// Without a pair, any CPU stands for the lanes.
+fn trial(lanes: &Lanes, topology: &Topology) -> Trial {
+    let first = lanes.pairs.first().map(|pair| pair.request);
+    let cpu = first.or_else(|| topology.usable.iter().next()).unwrap_or(0);
+    let request_lanes = u32::try_from(lanes.pairs.len()).unwrap_or(u32::MAX).max(1);
+    Trial { cpu, request_lanes }
+}
+
+/// What `--json` prints; the table shows the same.
+#[derive(Serialize)]
+struct Report<'a> {
+    ok: bool,
+    missing: &'a [&'static str],
+    next: &'a str,
+    checks: Vec<CheckReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct CheckReport<'a> {
+    group: Group,
+    name: &'static str,
+    status: Status,
+    why: &'a str,
+    fix: &'a str,
+}
+
+impl<'a> Report<'a> {
+    fn new(checks: &'a [Check], verdict: &'a Verdict) -> Self {
+        let report = |check: &'a Check| CheckReport {
+            group: check.group,
+            name: check.name,
+            status: check.finding.status,
+            why: &check.finding.why,
+            fix: &check.finding.fix,
+        };
+        Self {
+            ok: verdict.ok(),
+            missing: &verdict.missing,
+            next: &verdict.next,
+            checks: checks.iter().map(report).collect(),
+        }
+    }
+}
+
+const COLUMNS: usize = 100;
+const STATUS_COLUMNS: usize = 4;
+
+/// The report for people: a heading a group, and why and fix beside each name.
+fn text(checks: &[Check], verdict: &Verdict, paint: Paint) -> String {
+    let names = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let indent = 2 + STATUS_COLUMNS + 2 + names + 2;
+    let mut text = String::new();
+    let mut group = None;
+    for Check { group: own, name, finding, .. } in checks {
+        if group != Some(own) {
+            let gap = if group.is_some() { "\n" } else { "" };
+            text += &format!("{gap}{}\n", paint.heading(heading(*own)));
+            group = Some(own);
+        }
+        let status = paint.status(finding.status);
+        let why = wrap(&finding.why, COLUMNS - indent);
+        let fix = if finding.fix.is_empty() { Vec::new() } else { fix_lines(finding, indent) };
+        let beside = why.into_iter().chain(fix).collect::<Vec<_>>();
+        let margin = format!("\n{:indent$}", "");
+        text += &format!("  {status}  {name:names$}  {}\n", beside.join(&margin));
+    }
+    text + "\n" + &last_line(verdict, checks)
+}
+
+fn fix_lines(finding: &doctor::Finding, indent: usize) -> Vec<String> {
+    let mut lines = wrap(&finding.fix, COLUMNS - indent - 2);
+    for (number, line) in lines.iter_mut().enumerate() {
+        line.insert_str(0, if number == 0 { "> " } else { "  " });
+    }
+    lines
+}
+
+fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
+    if verdict.ok() {
+        let warnings = checks.iter().filter(|check| check.finding.status == Status::Warn).count();
+        return match warnings {
+            0 => "borrow-idle can run here\n".to_owned(),
+            _ => format!("borrow-idle can run here; warnings: {warnings}\n"),
+        };
+    }
+    let Verdict { missing, next } = verdict;
+    format!("borrow-idle cannot run here, for want of {}; next: {next}\n", listed(missing))
+}
+
+/// `a, b and c`.
+fn listed(items: &[&str]) -> String {
+    match items {
+        [] => String::new(),
+        [only] => (*only).to_owned(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+fn heading(group: Group) -> &'static str {
+    match group {
+        Group::Lanes => "LANES",
+        Group::Signals => "SIGNALS",
+        Group::Naps => "NAPS",
+        Group::Injection => "INJECTION",
+        Group::Conflicts => "CONFLICTS",
+    }
+}
+
+/// Lines of at most `columns`, broken between words; longer words stay whole, so that a command can
+/// be copied. Names of devices and processes are in here, so nothing that a terminal obeys is let
+/// through.
+fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        let mut plain = String::with_capacity(word.len());
+        for c in word.chars() {
+            if c.is_control() { plain.extend(c.escape_default()) } else { plain.push(c) }
+        }
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + plain.chars().count() <= columns => {
+                *line += " ";
+                *line += &plain;
+            }
+            _ => lines.push(plain),
+        }
+    }
+    lines
+}
+
+/// Whether to colour: on a terminal, unless the user or the terminal does not want it.
+fn colours() -> bool {
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stdout().is_terminal() && !unwanted && !dumb
+}
+
+#[derive(Clone, Copy)]
+struct Paint {
+    on: bool,
+}
+
+impl Paint {
+    fn heading(self, text: &str) -> String {
+        self.with("1", text)
+    }
+
+    fn status(self, status: Status) -> String {
+        let (code, word) = match status {
+            Status::Yes => ("32", "yes"),
+            Status::No => ("31", "no"),
+            Status::Warn => ("33", "warn"),
+        };
+        self.with(code, &format!("{word:STATUS_COLUMNS$}"))
+    }
+
+    fn with(self, code: &str, text: &str) -> String {
+        if self.on { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}

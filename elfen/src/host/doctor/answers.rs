@@ -1,0 +1,145 @@
+//! What the kernel answers when it is asked and not read: the program attached, a segment made, a
+//! counter opened.
+//!
+//! Data alone, so that a recording can hold it: `probe` asks, the checks judge. In a recording it
+//! is JSON under the name `answers`, beside the files that were read.
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::source::{Source, SourceError};
+
+const NAME: &str = "answers";
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Answers {
+    /// `None` if /proc does not say.
+    pub(crate) capabilities: Option<Capabilities>,
+    pub(crate) kernel_types: KernelTypes,
+    pub(crate) attach: Attach,
+    pub(crate) pinned: Pinned,
+    pub(crate) segment: Segment,
+    pub(crate) cycles: Cycles,
+    pub(crate) idle_class: IdleClass,
+    pub(crate) core_scheduling: CoreScheduling,
+    /// Whether the kernel was booted with idle=poll; `None` if /proc does not say.
+    pub(crate) idle_poll: Option<bool>,
+}
+
+/// What this process may do, as far as Elfen needs it. CAP_SYS_ADMIN stands for both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Capabilities {
+    pub(crate) bpf: bool,
+    pub(crate) perfmon: bool,
+}
+
+/// The kernel's description of itself, /sys/kernel/btf/vmlinux.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum KernelTypes {
+    Absent,
+    Unreadable(String),
+    WithoutSchedSwitch,
+    WithSchedSwitch,
+}
+
+/// How it went to load the sched_switch program, attach it, and detach it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Attach {
+    Attached,
+    NotPermitted,
+    NoKernelTypes,
+    Refused(String),
+}
+
+/// How it went to map what `elfen signals up` pins. `group` is the one that it was pinned for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Pinned {
+    NotUp,
+    Mapped { group: String },
+    NotInGroup { group: String },
+    NotPermitted { group: String },
+    Refused(String),
+}
+
+/// How it went to make a segment of System V shared memory, and remove it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Segment {
+    pub(crate) bytes: usize,
+    pub(crate) outcome: SegmentOutcome,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SegmentOutcome {
+    Made,
+    TooLarge,
+    Exhausted,
+    Refused(String),
+}
+
+/// Whether cycles can be counted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Cycles {
+    pub(crate) of_this_thread: Counting,
+    pub(crate) of_a_lane: Counting,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Counting {
+    Counts,
+    NotPermitted,
+    NoCounter(String),
+}
+
+/// What the kernel said to a thread that asked for SCHED_IDLE.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum IdleClass {
+    Granted,
+    Refused(String),
+}
+
+/// Which processes have core-scheduling cookies.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CoreScheduling {
+    /// The kernel has none.
+    Absent,
+    /// The machine has no SMT: then the kernel does not do it.
+    NoSmt,
+    /// The kernel does not answer for this process itself.
+    Refused(String),
+    #[serde(rename_all = "kebab-case")]
+    Looked { processes: usize, hidden: usize, with_cookie: Vec<String> },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AnswersError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error("the recording has no line {NAME}: JSON")]
+    Missing,
+    #[error("{NAME}: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+impl Answers {
+    /// The answers that a recording holds.
+    pub(crate) fn recorded(source: &Source) -> Result<Self, AnswersError> {
+        let text = source.text(NAME)?.ok_or(AnswersError::Missing)?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// As lines of a recording.
+    pub(crate) fn recording(&self) -> Result<String, serde_json::Error> {
+        let json = serde_json::to_string_pretty(self)?;
+        Ok(json.lines().map(|line| format!("{NAME}: {line}\n")).collect())
+    }
+}

@@ -1,0 +1,35 @@
+//! How a batch program is kept off its lane: by checks inside it, or from outside.
+
+use super::answers::IdleClass;
+use super::{Examine, Finding, Machine, Mechanism};
+use crate::host::source::SourceError;
+
+pub(super) const MECHANISMS: &[Mechanism] = &[
+    Mechanism { name: "inject-guard", enough: true, examine: Examine::By(guard) },
+    later("inject-inlined", "checks in the source, by elfen_rt::check!() or elfen_check()"),
+    later(
+        "inject-hooks",
+        "programs built with -pg or -finstrument-functions, by a preload library",
+    ),
+    later("inject-patchable", "checks written over the NOPs of -fpatchable-function-entry"),
+    later("inject-entries", "function entries of any dynamic program rewritten as it is loaded"),
+    later("inject-signal", "programs without checks, interrupted by a signal"),
+    later("inject-java", "checks in bytecode, by a Java agent"),
+];
+
+const fn later(name: &'static str, what: &'static str) -> Mechanism {
+    Mechanism { name, enough: true, examine: Examine::NotInThisVersion(what) }
+}
+
+/// The batch runs at SCHED_IDLE, so that its guard has the lane whenever it wants it.
+fn guard(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    Ok(match &machine.answers.idle_class {
+        IdleClass::Granted => {
+            Finding::yes("any program: a guard holds its lane while the request lane is busy")
+        }
+        IdleClass::Refused(error) => Finding::no(
+            format!("a batch thread may not lower itself to SCHED_IDLE: {error}"),
+            "allow sched_setscheduler(2) in the seccomp profile or the security module's policy",
+        ),
+    })
+}

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::answers::CoreScheduling;
 use super::{Examine, Finding, Machine, Mechanism, idle, irqs, request};
 use crate::host::cpulist::CpuSet;
-use crate::host::source::SourceError;
+use crate::host::source::{Source, SourceError};
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     of_the_machine("sched-ext-off", sched_ext),
@@ -36,17 +36,23 @@ fn on_lanes(machine: &Machine<'_>, examine: ExamineFn) -> Result<Finding, Source
 }
 
 const SCHED_EXT: &str = "/sys/kernel/sched_ext";
+/// What sched_ext calls the folder of the scheduler that is loaded.
+const LOADED: &str = "root";
 
 fn sched_ext(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let Some(state) = machine.source.text(&format!("{SCHED_EXT}/state"))? else {
+    loaded_scheduler(machine.source)
+}
+
+fn loaded_scheduler(source: &Source) -> Result<Finding, SourceError> {
+    let Some(state) = source.text(&format!("{SCHED_EXT}/state"))? else {
         return Ok(Finding::yes("the kernel has no sched_ext"));
     };
     if state == "disabled" {
         return Ok(Finding::yes("no sched_ext scheduler is loaded"));
     }
-    let scheduler = machine.source.text(&format!("{SCHED_EXT}/root/ops"))?;
+    let scheduler = source.text(&format!("{SCHED_EXT}/{LOADED}/ops"))?;
     let scheduler = scheduler.unwrap_or_else(|| "a scheduler without a name".to_owned());
-    let all = machine.source.text(&format!("{SCHED_EXT}/switch_all"))?.as_deref() != Some("0");
+    let all = source.text(&format!("{SCHED_EXT}/switch_all"))?.as_deref() != Some("0");
     let whom = if all { "all threads" } else { "threads of class SCHED_EXT" };
     let why = format!(
         "sched_ext is {state}: {scheduler} schedules {whom}, and whether a guard has its lane at \
@@ -191,4 +197,31 @@ fn governor(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         others.iter().map(|(governor, cpus)| format!("{governor} on CPUs {cpus}")).collect();
     let why = format!("the frequency follows the load: {}", list.join(", "));
     Ok(Finding::warn(why, "use the governor performance (`cpupower frequency-set -g performance`)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::doctor::Status;
+
+    /// Goal: a loaded scheduler is named, with whom it schedules. Method: the files that sched_ext
+    /// has, in each of its states.
+    #[test]
+    fn a_loaded_scheduler_is_named() {
+        let found = |files: &[(&str, &str)]| {
+            let line = |(file, text): &(&str, &str)| format!("{SCHED_EXT}/{file}: {text}\n");
+            let recording: String = files.iter().map(line).collect();
+            loaded_scheduler(&Source::parse_recording(&recording).unwrap()).unwrap()
+        };
+        let ops = format!("{LOADED}/ops");
+        let enabled = [("state", "enabled"), ("switch_all", "1"), (&ops, "lavd_1.0.6")];
+        let finding = found(&enabled);
+        assert_eq!(finding.status, Status::Warn);
+        assert!(finding.why.contains("enabled: lavd_1.0.6 schedules all threads"), "{finding:?}");
+        let partly = [("state", "enabled"), ("switch_all", "0"), (&ops, "lavd_1.0.6")];
+        assert!(found(&partly).why.contains("threads of class SCHED_EXT"));
+        assert!(found(&[("state", "disabling")]).why.contains("a scheduler without a name"));
+        assert_eq!(found(&[("state", "disabled"), ("switch_all", "0")]).status, Status::Yes);
+        assert_eq!(found(&[]).status, Status::Yes);
+    }
 }

@@ -14,9 +14,13 @@ extern crate std;
 
 pub mod borrow;
 pub mod bpf;
+pub mod check;
 pub mod clock;
+pub mod inherit;
 pub mod memory;
 pub mod policy;
 pub mod process;
 pub mod service;
 pub mod signal;
+
+pub use check::critical;

@@ -84,6 +84,13 @@ pub(crate) fn errno() -> c_int {
     unsafe { *at }
 }
 
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: see `errno`.
+    let at = unsafe { libc::__errno_location() };
+    // SAFETY: see `errno`.
+    unsafe { *at = value };
+}
+
 /// The inode of the caller's pid namespace, which names it on this boot; 0 where `/proc` hides it.
 pub fn pid_namespace() -> u32 {
     // SAFETY: an all-zero stat is a valid value of that plain C structure.

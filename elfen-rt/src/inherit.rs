@@ -1,0 +1,198 @@
+//! What a batch process inherits from `elfen run`: where its channels are.
+//!
+//! `ELFEN_RUN` holds numbers that anybody could have written: each is opened as what it is said to be, and refused if it is
+//! something else. The descriptors belong to the program as much as to us, so we open copies of our own and close
+//! those alone; the originals stay for whatever the program starts.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::ptr;
+
+use crate::bpf::Descriptor;
+use crate::memory::{Access, Memory};
+use crate::signal::control::ControlSlot;
+use crate::signal::lane::LaneSlot;
+use crate::signal::page::{Page, Slot};
+use crate::signal::service::ServiceReader;
+use crate::signal::task::{Descriptors, TaskMap};
+
+/// The variable: `1 LANES CONTROL TASKS WATCH LINK SERVICE`, with `-` for what there is none of.
+pub const VARIABLE: &CStr = c"ELFEN_RUN";
+const PROTOCOL: &str = "1";
+
+/// The channels of the run that this process belongs to.
+#[derive(Debug)]
+pub struct Run {
+    pub lanes: Page<LaneSlot>,
+    pub control: Page<ControlSlot>,
+    pub tasks: Option<TaskMap>,
+    pub service: Option<ServiceReader>,
+}
+
+/// The variable's fields, none of them believed yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fields<'a> {
+    lanes: c_int,
+    control: c_int,
+    /// Task map, leases, link.
+    descriptors: Option<[c_int; 3]>,
+    service: Option<&'a str>,
+}
+
+impl Run {
+    /// Opens what the environment names. `None` if this process belongs to no run, if what is named is not there, or if
+    /// neither the task map nor a service's page can be read: then a check has nothing to look at.
+    pub fn inherited() -> Option<Self> {
+        // A program that runs with more rights than whoever started it takes no addresses from them.
+        // SAFETY: getauxval takes a number.
+        if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+            return None;
+        }
+        // SAFETY: the C library has set `environ` up before any of our callers run.
+        let text = unsafe { value_of(VARIABLE) }?;
+        Self::open(&parse(text.to_str().ok()?)?)
+    }
+
+    fn open(fields: &Fields<'_>) -> Option<Self> {
+        let tasks = fields.descriptors.and_then(|numbers| {
+            // The program may have closed them; pins serve everybody.
+            task_map(numbers).or_else(|| TaskMap::open_pinned().ok())
+        });
+        let service = fields.service.and_then(|name| ServiceReader::open(name).ok());
+        if tasks.is_none() && service.is_none() {
+            return None;
+        }
+        Some(Self { lanes: page(fields.lanes)?, control: page(fields.control)?, tasks, service })
+    }
+}
+
+fn page<S: Slot>(id: c_int) -> Option<Page<S>> {
+    Page::open(Memory::attach_id(id, Access::Write).ok()?).ok()
+}
+
+fn task_map(numbers: [c_int; 3]) -> Option<TaskMap> {
+    let [tasks, watch, link] = numbers.map(copy_of);
+    TaskMap::from_descriptors(Descriptors { tasks: tasks?, watch: watch?, link: link? }).ok()
+}
+
+/// A copy that is ours to close, above the original so that the program's next descriptor has the number it expects.
+fn copy_of(number: c_int) -> Option<Descriptor> {
+    // SAFETY: F_DUPFD_CLOEXEC takes numbers and changes no descriptor that is open.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number) };
+    // SAFETY: the kernel has just made this descriptor, for us.
+    (copy >= 0).then(|| unsafe { Descriptor::from_raw(copy) })
+}
+
+fn parse(text: &str) -> Option<Fields<'_>> {
+    let mut fields = text.splitn(7, ' ');
+    let mut next = || fields.next();
+    if next()? != PROTOCOL {
+        return None;
+    }
+    let (lanes, control) = (number(next()?)?, number(next()?)?);
+    let maps = [number(next()?), number(next()?), number(next()?)];
+    let service = next()?;
+    let descriptors = match maps {
+        [Some(tasks), Some(watch), Some(link)] => Some([tasks, watch, link]),
+        _ => None,
+    };
+    let service = (service != "-").then_some(service);
+    Some(Fields { lanes, control, descriptors, service })
+}
+
+/// Digits alone; `parse` would take a sign.
+fn number(text: &str) -> Option<c_int> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+/// The value of a variable, as the environment has it now. `getenv` would do the same; this reads the list once.
+///
+/// # Safety
+/// 1. No other thread changes the environment meanwhile: what every reader of it has to hope for.
+unsafe fn value_of(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the C library's own variable; it is null or points to a list that ends in null.
+    let mut at = unsafe { ptr::addr_of!(environ).read() };
+    if at.is_null() {
+        return None;
+    }
+    loop {
+        // SAFETY: `at` has not passed the list's null yet.
+        let entry = unsafe { *at };
+        if entry.is_null() {
+            return None;
+        }
+        // SAFETY: entries of the list are NUL-terminated.
+        let entry = unsafe { CStr::from_ptr(entry) };
+        if let Some(value) = after(entry, name) {
+            return Some(value);
+        }
+        // SAFETY: the entry was not the list's last.
+        at = unsafe { at.add(1) };
+    }
+}
+
+/// The value of `NAME=value`, if it is this name's.
+fn after<'a>(entry: &'a CStr, name: &CStr) -> Option<&'a CStr> {
+    let value = entry.to_bytes_with_nul().strip_prefix(name.to_bytes())?.strip_prefix(b"=")?;
+    CStr::from_bytes_with_nul(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: Fields<'_> = Fields {
+        lanes: 12,
+        control: 13,
+        descriptors: Some([900, 901, 902]),
+        service: Some("the search"),
+    };
+
+    #[test]
+    fn a_whole_value_is_read_to_the_last_word() {
+        assert_eq!(parse("1 12 13 900 901 902 the search"), Some(FULL));
+        let without = Fields { descriptors: None, service: None, ..FULL };
+        assert_eq!(parse("1 12 13 - - - -"), Some(without));
+        assert_eq!(parse("1 12 13 900 - 902 -"), Some(without), "a map is all three");
+    }
+
+    #[test]
+    fn other_values_are_refused() {
+        for text in [
+            "",
+            "1",
+            "2 12 13 - - - -",
+            "1 12 13 - - -",
+            "1 -12 13 - - - -",
+            "1 +12 13 - - - -",
+            "1 12 99999999999 - - - -",
+            "1 12  13 - - - -",
+        ] {
+            assert_eq!(parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_found_whole() {
+        assert_eq!(after(c"ELFEN_RUN=1 2", VARIABLE), Some(c"1 2"));
+        assert_eq!(after(c"ELFEN_RUN=", VARIABLE), Some(c""));
+        for entry in [c"ELFEN_RUNNING=1", c"ELFEN_RUN", c"ELFEN=RUN=1", c""] {
+            assert_eq!(after(entry, VARIABLE), None, "{entry:?}");
+        }
+    }
+
+    /// Goal: numbers that name something else harm nobody. Method: a segment that is no page, and standard error as a map.
+    #[test]
+    fn what_is_not_what_it_is_said_to_be_is_refused_and_left_open() {
+        let memory = Memory::create_segment(libc::IPC_PRIVATE, 4096, 0o600).unwrap();
+        let id = memory.segment_id().unwrap();
+        assert!(page::<LaneSlot>(id).is_none());
+        memory.remove_name().unwrap();
+        assert!(task_map([2, 2, 2]).is_none());
+        // SAFETY: F_GETFD reads a flag.
+        assert!(unsafe { libc::fcntl(2, libc::F_GETFD) } >= 0);
+    }
+}

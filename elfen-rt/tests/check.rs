@@ -1,0 +1,409 @@
+//! Goal: a thread that checks keeps off its lane while the request lane is busy, wherever it runs, and a check changes nothing
+//! else. Method: two processes. The test is the service and the `elfen run` of a child, which is this very program, started
+//! again to be the batch; what the child does, and what its lanes say, is in shared memory.
+
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+use elfen_rt::memory::{Access, Memory};
+use elfen_rt::process::pid_namespace;
+use elfen_rt::service::{Service, Worker};
+use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
+use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::page::{Page, Slot};
+
+/// Request lanes that no machine has: nobody but the test says what they do.
+const REQUEST_CPUS: [u32; 2] = [6001, 6002];
+
+/// How long a thing that must happen may take before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn segment(bytes: usize) -> Memory {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+    memory.remove_name().unwrap();
+    memory
+}
+
+fn page<S: Slot>(slots: u32) -> Page<S> {
+    Page::format(segment(Page::<S>::bytes(slots)), slots, pid_namespace(), &[0; 32]).unwrap()
+}
+
+fn id<S: Slot>(page: &Page<S>) -> i32 {
+    page.memory().segment_id().unwrap()
+}
+
+/// Words that the test and its child both write.
+struct Board {
+    memory: Memory,
+}
+
+impl Board {
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < 8);
+        // SAFETY: the segment has 8 words, is aligned to a page, and lives as long as `self`.
+        let word = unsafe { self.memory.base().cast::<AtomicU64>().add(index) };
+        // SAFETY: see above; both sides use atomics.
+        unsafe { word.as_ref() }
+    }
+
+    /// What the child counts.
+    fn progress(&self) -> &AtomicU64 {
+        self.word(0)
+    }
+
+    /// The child ends when this is set.
+    fn stop(&self) -> &AtomicU64 {
+        self.word(1)
+    }
+
+    /// What the test tells the child to do next.
+    fn order(&self) -> &AtomicU64 {
+        self.word(2)
+    }
+}
+
+/// CPUs that this process may use; one of them twice if there is only one.
+fn cpus() -> [u32; 2] {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is ours and as large as said.
+    assert_eq!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) }, 0);
+    // SAFETY: `set` was filled in, and no index reaches its size.
+    let mut usable = (0..1024u32).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu as usize, &set) });
+    let first = usable.next().unwrap();
+    [first, usable.next().unwrap_or(first)]
+}
+
+fn pin(cpu: u32) {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `cpu` came from `cpus`.
+    unsafe { libc::CPU_SET(cpu as usize, &mut set) };
+    // SAFETY: `set` is ours and as large as said.
+    assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }, 0);
+}
+
+/// Waits for something that must happen.
+fn until(what: &str, happens: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !happens() {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn service_name(name: &str) -> String {
+    format!("{name}-{}", std::process::id())
+}
+
+/// A run of two pairs, its service, and its batch.
+struct Run {
+    lanes: Page<LaneSlot>,
+    control: Page<ControlSlot>,
+    service: &'static Service,
+    board: Board,
+    batch: Child,
+}
+
+impl Run {
+    fn start(name: &str, role: &str, settings: &Settings) -> (Self, [Worker<'static>; 2]) {
+        let name = service_name(name);
+        // Lives as long as the test, so that its workers need no owner.
+        let service: &'static Service = Box::leak(Box::new(Service::open(&name, 2).unwrap()));
+        let workers = [0, 1].map(|at: u32| service.claim(at, REQUEST_CPUS[at as usize]).unwrap());
+        let (lanes, control) = (page::<LaneSlot>(2), page::<ControlSlot>(1));
+        let batch_cpus = cpus();
+        // With one CPU, the second pair is of a lane that no thread is ever on.
+        let second = if batch_cpus[0] == batch_cpus[1] { 6003 } else { batch_cpus[1] };
+        lanes.slot(0).unwrap().assign(batch_cpus[0], REQUEST_CPUS[0]);
+        lanes.slot(1).unwrap().assign(second, REQUEST_CPUS[1]);
+        control.slot(0).unwrap().publish(settings);
+        let board = Board { memory: segment(64) };
+        let inherited = format!("1 {} {} - - - {name}", id(&lanes), id(&control));
+        let batch = batch(role, &board).env("ELFEN_RUN", inherited).spawn().unwrap();
+        (Self { lanes, control, service, board, batch }, workers)
+    }
+
+    fn lane(&self, index: u32) -> &LaneSlot {
+        self.lanes.slot(index).unwrap()
+    }
+
+    fn is(&self, index: u32, state: LaneState) -> bool {
+        self.lane(index).state().is_some_and(|(found, _)| found == state)
+    }
+
+    fn progress(&self) -> u64 {
+        self.board.progress().load(Relaxed)
+    }
+
+    fn goes_on(&self) {
+        let before = self.progress();
+        until("the batch runs", || self.progress() > before);
+    }
+
+    /// The thread naps, which it says itself, and says nothing else until the lane idles.
+    fn stands_still(&self) {
+        let before = self.progress();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(self.progress(), before, "a napping thread makes no progress");
+    }
+
+    fn finish(mut self) {
+        self.board.stop().store(1, Relaxed);
+        assert!(self.batch.wait().unwrap().success());
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Of a failed test, leave nothing behind; otherwise it has ended.
+        let _killed = self.batch.kill();
+        let _reaped = self.batch.wait();
+        self.service.page().memory().remove_name().unwrap();
+    }
+}
+
+const ROLE: &str = "CHECK_TEST_ROLE";
+const BOARD: &str = "CHECK_TEST_BOARD";
+const NAME: &str = "CHECK_TEST_SERVICE";
+
+/// This program again, as a batch.
+fn batch(role: &str, board: &Board) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "batch_program", "--quiet"]).env(ROLE, role);
+    command.env(BOARD, board.memory.segment_id().unwrap().to_string());
+    command.stdout(std::process::Stdio::null());
+    command
+}
+
+/// Not a test, but the child of those below. A thread of the test runner's, like any other.
+#[test]
+fn batch_program() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let id = std::env::var(BOARD).unwrap().parse().unwrap();
+    let board = Board { memory: Memory::attach_id(id, Access::Write).unwrap() };
+    let [first, second] = cpus();
+    pin(first);
+    match role.as_str() {
+        "loop" => run_until_stopped(&board, || ()),
+        "float" => run_until_stopped(&board, || {
+            if board.order().swap(0, Relaxed) == 1 {
+                pin(second);
+            }
+        }),
+        "critical" => {
+            let held = elfen_rt::critical();
+            while board.order().load(Relaxed) == 0 {
+                elfen_rt::check!();
+                board.progress().fetch_add(1, Relaxed);
+            }
+            drop(held);
+            run_until_stopped(&board, || ());
+        }
+        "errno" => errno_and_flags(&board),
+        "fork" => fork(&board),
+        "serve" => serve(),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn run_until_stopped(board: &Board, also: impl Fn()) {
+    while board.stop().load(Relaxed) == 0 {
+        elfen_rt::check!();
+        board.progress().fetch_add(1, Relaxed);
+        also();
+    }
+}
+
+fn errno_and_flags(board: &Board) {
+    while board.stop().load(Relaxed) == 0 {
+        // SAFETY: this thread's errno.
+        let errno = unsafe { &mut *libc::__errno_location() };
+        *errno = 77;
+        elfen_rt::check!();
+        assert_eq!(*errno, 77, "a check keeps errno");
+        board.progress().fetch_add(1, Relaxed);
+    }
+}
+
+/// The parent ends at once; its child checks on.
+fn fork(board: &Board) {
+    elfen_rt::check!();
+    // SAFETY: the child does nothing but loads, stores and checks, then exits.
+    if unsafe { libc::fork() } == 0 {
+        run_until_stopped(board, || ());
+        // SAFETY: ends the child without the test runner's farewell.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: waits for any child; no status wanted.
+    unsafe { libc::wait(std::ptr::null_mut()) };
+}
+
+#[test]
+fn a_busy_request_lane_stops_the_batch_and_an_idle_one_lets_it_run() {
+    for role in ["loop", "errno", "fork"] {
+        let (run, [mut worker, _other]) = Run::start(role, role, &Settings::BORROW_IDLE);
+        for round in 1..=20 {
+            run.goes_on();
+            assert!(run.is(0, LaneState::Running), "{role}, {round}");
+            worker.begin(round);
+            until("the batch naps", || run.is(0, LaneState::Napping));
+            run.stands_still();
+            worker.end();
+        }
+        run.goes_on();
+        assert_eq!(run.lane(0).naps.load(Relaxed), 20, "{role}");
+        assert_eq!(run.lane(0).reaction.count(), 20, "{role}: each reaction is measured");
+        run.finish();
+    }
+}
+
+#[test]
+fn a_queue_stops_the_batch_as_well() {
+    let (run, [mut worker, _other]) = Run::start("queue", "loop", &Settings::BORROW_IDLE);
+    run.goes_on();
+    worker.begin(1);
+    until("the batch naps", || run.is(0, LaneState::Napping));
+    run.service.set_queue_len(0, 3);
+    worker.end();
+    run.stands_still();
+    run.service.set_queue_len(0, 0);
+    run.goes_on();
+    run.finish();
+}
+
+/// Method: the batch is moved to the second pair's lane while only the second request lane is busy.
+#[test]
+fn a_thread_that_moves_heeds_the_lane_that_it_is_on() {
+    if cpus()[0] == cpus()[1] {
+        let mut terminal = std::io::stderr();
+        std::io::Write::write_all(&mut terminal, b"skipped: moving lanes: one CPU\n").unwrap();
+        return;
+    }
+    let (run, [_first, mut second]) = Run::start("float", "float", &Settings::BORROW_IDLE);
+    run.goes_on();
+    second.begin(1);
+    run.goes_on();
+    assert!(!run.is(1, LaneState::Napping), "it is not there yet");
+    run.board.order().store(1, Relaxed);
+    until("the batch naps on its new lane", || run.is(1, LaneState::Napping));
+    run.stands_still();
+    second.end();
+    run.goes_on();
+    run.finish();
+}
+
+/// Method: a service of another process is killed with a request on its slot.
+#[test]
+fn a_dead_service_stops_nobody() {
+    let (run, [ours, _other]) = Run::start("dead", "loop", &Settings::BORROW_IDLE);
+    run.goes_on();
+    drop(ours);
+    let mut service = batch("serve", &run.board).env(NAME, service_name("dead")).spawn().unwrap();
+    until("the batch naps", || run.is(0, LaneState::Napping));
+    service.kill().unwrap();
+    service.wait().unwrap();
+    assert!(run.service.page().slot(0).unwrap().has_work(), "its slot still says so");
+    run.goes_on();
+    run.finish();
+}
+
+/// Works on one request for ever.
+fn serve() -> ! {
+    let service = Service::open(&std::env::var(NAME).unwrap(), 2).unwrap();
+    let mut worker = service.claim(0, REQUEST_CPUS[0]).unwrap();
+    worker.begin(5);
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Method: in a critical section the batch goes on next to a request for the bound and no longer; leaving it is a check.
+#[test]
+fn a_critical_section_delays_a_nap_and_does_not_prevent_it() {
+    let (run, [mut worker, _other]) = Run::start("critical", "critical", &Settings::BORROW_IDLE);
+    run.goes_on();
+    worker.begin(1);
+    until("the batch naps in its critical section", || run.is(0, LaneState::Napping));
+    worker.end();
+    run.goes_on();
+    run.board.order().store(1, Relaxed);
+    run.goes_on();
+    run.finish();
+}
+
+#[test]
+fn a_budget_is_shared_and_ends() {
+    let budget_ns = 3_000_000;
+    let fixed = Settings { policy: PolicyKind::FixedBudget, budget_ns, ..Settings::BORROW_IDLE };
+    let (run, [mut worker, _other]) = Run::start("budget", "loop", &fixed);
+    // A look with an idle lane comes first, as in a lane with a guard: the thread's first check is one.
+    run.goes_on();
+    worker.begin(1);
+    until("the budget is spent", || run.is(0, LaneState::Napping));
+    let shared_ns = run.lane(0).overlapped_ns.load(Relaxed);
+    assert!(shared_ns >= budget_ns, "napped after {shared_ns} ns of {budget_ns}");
+    run.stands_still();
+    worker.end();
+    run.goes_on();
+    run.finish();
+}
+
+/// Goal: a request that comes to an idle lane gets its budget, though no check looks at an idle lane. Method: requests that
+/// end within their budgets, so that the batch never naps in between.
+#[test]
+fn every_request_that_finds_the_lane_idle_has_a_budget() {
+    let budget_ns = u64::MAX / 2;
+    let fixed = Settings { policy: PolicyKind::FixedBudget, budget_ns, ..Settings::BORROW_IDLE };
+    let (run, [mut worker, _other]) = Run::start("budgets", "loop", &fixed);
+    run.goes_on();
+    for request in 1..=20 {
+        worker.begin(request);
+        let before_ns = run.lane(0).overlapped_ns.load(Relaxed);
+        until("it is shared", || run.lane(0).overlapped_ns.load(Relaxed) > before_ns);
+        worker.end();
+        run.goes_on();
+        until("a look meets the idle lane", || run.lane(0).policy_state[0].load(Relaxed) == 1);
+    }
+    assert_eq!(run.lane(0).naps.load(Relaxed), 0);
+    run.finish();
+}
+
+#[test]
+fn a_changed_policy_counts_from_the_next_request() {
+    let (run, [mut worker, _other]) = Run::start("change", "loop", &Settings::BORROW_IDLE);
+    run.goes_on();
+    let generous = Settings {
+        policy: PolicyKind::FixedBudget,
+        budget_ns: u64::MAX / 2,
+        ..Settings::BORROW_IDLE
+    };
+    run.control.slot(0).unwrap().publish(&generous);
+    worker.begin(1);
+    until("the batch naps: no look has met an idle lane since", || run.is(0, LaneState::Napping));
+    worker.end();
+    run.goes_on();
+    worker.begin(2);
+    run.goes_on();
+    assert!(run.is(0, LaneState::Running));
+    worker.end();
+    run.finish();
+}
+
+/// Goal: without a run, or with a broken inheritance, a batch goes on as if it had no checks.
+#[test]
+fn without_a_run_nothing_is_looked_at() {
+    for inherited in [None, Some(""), Some("1 2 3"), Some("1 0 0 - - - -"), Some("9 1 1 1 1 1 1")] {
+        let board = Board { memory: segment(64) };
+        let mut command = batch("loop", &board);
+        command.env_remove("ELFEN_RUN");
+        if let Some(inherited) = inherited {
+            command.env("ELFEN_RUN", inherited);
+        }
+        let mut child = command.spawn().unwrap();
+        until("the batch runs", || board.progress().load(Relaxed) > 1000);
+        board.stop().store(1, Relaxed);
+        assert!(child.wait().unwrap().success(), "{inherited:?}");
+    }
+}

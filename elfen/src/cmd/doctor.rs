@@ -105,6 +105,7 @@ struct Report<'a> {
     ok: bool,
     missing: &'a [&'static str],
     next: &'a str,
+    only: &'a [&'static str],
     checks: Vec<CheckReport<'a>>,
 }
 
@@ -130,6 +131,7 @@ impl<'a> Report<'a> {
             ok: verdict.ok(),
             missing: &verdict.missing,
             next: &verdict.next,
+            only: &verdict.only,
             checks: checks.iter().map(report).collect(),
         }
     }
@@ -169,15 +171,19 @@ fn fix_lines(finding: &doctor::Finding, indent: usize) -> Vec<String> {
 }
 
 fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
-    if verdict.ok() {
-        let warnings = checks.iter().filter(|check| check.finding.status == Status::Warn).count();
-        return match warnings {
-            0 => "borrow-idle can run here\n".to_owned(),
-            _ => format!("borrow-idle can run here; warnings: {warnings}\n"),
-        };
+    let Verdict { missing, next, only } = verdict;
+    if !verdict.ok() {
+        return format!(
+            "borrow-idle cannot run here, for want of {}; next: {next}\n",
+            listed(missing)
+        );
     }
-    let Verdict { missing, next } = verdict;
-    format!("borrow-idle cannot run here, for want of {}; next: {next}\n", listed(missing))
+    let only: String = only.iter().map(|only| format!(", {only}")).collect();
+    let warnings = checks.iter().filter(|check| check.finding.status == Status::Warn).count();
+    match warnings {
+        0 => format!("borrow-idle can run here{only}\n"),
+        _ => format!("borrow-idle can run here{only}; warnings: {warnings}\n"),
+    }
 }
 
 /// `a, b and c`.

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::host::cpu_features::CpuFeatures;
 use crate::host::source::{Source, SourceError};
 
 const NAME: &str = "answers";
@@ -15,6 +16,7 @@ const NAME: &str = "answers";
 pub(crate) struct Answers {
     /// `None` if /proc does not say.
     pub(crate) capabilities: Option<Capabilities>,
+    pub(crate) cpu: CpuFeatures,
     pub(crate) kernel_types: KernelTypes,
     pub(crate) attach: Attach,
     pub(crate) pinned: Pinned,

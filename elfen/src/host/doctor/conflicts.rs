@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::answers::CoreScheduling;
-use super::{Examine, Finding, Machine, Mechanism, idle, irqs, request};
+use super::{Enough, Examine, Finding, Machine, Mechanism, idle, irqs, request};
 use crate::host::cpulist::CpuSet;
 use crate::host::source::{Source, SourceError};
 
@@ -24,7 +24,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
 type ExamineFn = fn(&Machine<'_>) -> Result<Finding, SourceError>;
 
 const fn of_the_machine(name: &'static str, examine: ExamineFn) -> Mechanism {
-    Mechanism { name, enough: false, examine: Examine::By(examine) }
+    Mechanism { name, enough: Enough::No, examine: Examine::By(examine) }
 }
 
 /// For checks that look at the lanes in use.

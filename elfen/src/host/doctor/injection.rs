@@ -1,11 +1,11 @@
 //! How a batch program is kept off its lane: by checks inside it, or from outside.
 
 use super::answers::IdleClass;
-use super::{Examine, Finding, Machine, Mechanism};
+use super::{Enough, Examine, Finding, Machine, Mechanism};
 use crate::host::source::SourceError;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
-    Mechanism { name: "inject-guard", enough: true, examine: Examine::By(guard) },
+    Mechanism { name: "inject-guard", enough: Enough::Yes, examine: Examine::By(guard) },
     later("inject-inlined", "checks in the source, by elfen_rt::check!() or elfen_check()"),
     later(
         "inject-hooks",
@@ -18,7 +18,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
 ];
 
 const fn later(name: &'static str, what: &'static str) -> Mechanism {
-    Mechanism { name, enough: true, examine: Examine::NotInThisVersion(what) }
+    Mechanism { name, enough: Enough::Yes, examine: Examine::NotInThisVersion(what) }
 }
 
 /// The batch runs at SCHED_IDLE, so that its guard has the lane whenever it wants it.

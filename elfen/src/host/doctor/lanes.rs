@@ -1,13 +1,13 @@
 //! Whether there are lanes to lend: pairs, and the SMT that makes them.
 
-use super::{Examine, Finding, Machine, Mechanism};
+use super::{Enough, Examine, Finding, Machine, Mechanism};
 use crate::host::lanes::{limits, remedy};
 use crate::host::pair::Pair;
 use crate::host::source::SourceError;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
-    Mechanism { name: "pairs", enough: true, examine: Examine::By(pairs) },
-    Mechanism { name: "smt", enough: false, examine: Examine::By(smt) },
+    Mechanism { name: "pairs", enough: Enough::Yes, examine: Examine::By(pairs) },
+    Mechanism { name: "smt", enough: Enough::No, examine: Examine::By(smt) },
 ];
 
 /// A machine of 256 pairs is asked about with `elfen lanes`.

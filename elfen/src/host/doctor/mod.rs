@@ -86,13 +86,21 @@ impl Finding {
     }
 }
 
+/// Whether borrow-idle needs nothing else of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Enough {
+    No,
+    Yes,
+    /// Under a condition on what is run, which no machine can answer.
+    If(&'static str),
+}
+
 /// One line of the report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Check {
     pub(crate) group: Group,
     pub(crate) name: &'static str,
-    /// Whether borrow-idle needs nothing else of this group.
-    pub(crate) enough: bool,
+    pub(crate) enough: Enough,
     pub(crate) finding: Finding,
 }
 
@@ -106,7 +114,7 @@ enum Examine {
 struct Mechanism {
     /// Short and stable: scripts look for it.
     name: &'static str,
-    enough: bool,
+    enough: Enough,
     examine: Examine,
 }
 

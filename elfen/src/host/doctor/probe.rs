@@ -19,6 +19,7 @@ use super::answers::{
     Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, IdleClass, KernelTypes,
     Pinned, Segment, SegmentOutcome,
 };
+use crate::host::cpu_features::CpuFeatures;
 
 /// What to try it with.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,7 @@ pub(crate) struct Trial {
 pub(crate) fn ask(trial: Trial) -> Answers {
     Answers {
         capabilities: capabilities(),
+        cpu: CpuFeatures::of_this_cpu(),
         kernel_types: kernel_types(),
         attach: attach(),
         pinned: pinned(),

@@ -3,18 +3,30 @@
 
 use super::answers::{Attach, Counting, Cycles, KernelTypes, Pinned, Segment, SegmentOutcome};
 use super::permission::{self, Rules};
-use super::{Examine, Finding, Machine, Mechanism};
+use super::{Enough, Examine, Finding, Machine, Mechanism};
 use crate::host::source::SourceError;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
-    Mechanism { name: "kernel-version", enough: false, examine: Examine::By(kernel_version) },
-    Mechanism { name: "kernel-types", enough: false, examine: Examine::By(kernel_types) },
-    Mechanism { name: "sched-switch", enough: false, examine: Examine::By(sched_switch) },
-    Mechanism { name: "task-map-pinned", enough: true, examine: Examine::By(pinned) },
-    Mechanism { name: "task-map-attach", enough: true, examine: Examine::By(attach) },
-    Mechanism { name: "service-page", enough: true, examine: Examine::By(service_page) },
-    Mechanism { name: "hardware-counters", enough: false, examine: Examine::By(counters) },
+    Mechanism { name: "kernel-version", enough: Enough::No, examine: Examine::By(kernel_version) },
+    Mechanism { name: "kernel-types", enough: Enough::No, examine: Examine::By(kernel_types) },
+    Mechanism { name: "sched-switch", enough: Enough::No, examine: Examine::By(sched_switch) },
+    Mechanism { name: "task-map-pinned", enough: Enough::Yes, examine: Examine::By(pinned) },
+    Mechanism { name: "task-map-attach", enough: Enough::Yes, examine: Examine::By(attach) },
+    Mechanism {
+        name: "service-page",
+        enough: Enough::If(A_SERVICE),
+        examine: Examine::By(service_page),
+    },
+    Mechanism {
+        name: "nanonap-module",
+        enough: Enough::Yes,
+        examine: Examine::NotInThisVersion("the task map of the nanonap module, in /dev/nanonap"),
+    },
+    Mechanism { name: "hardware-counters", enough: Enough::No, examine: Examine::By(counters) },
 ];
+
+const A_SERVICE: &str =
+    "for requests that a service publishes (`elfen run --signal service --service NAME`)";
 
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 const BOOT_NEWER: &str = "boot Linux 5.15 or newer";

@@ -1,12 +1,14 @@
 //! Whether borrow-idle can run here: one thing that is enough from every group that it needs.
 
-use super::{Check, Group, Status};
+use super::{Check, Enough, Group, Status};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Verdict {
     pub(crate) missing: Vec<&'static str>,
     /// The one next step; empty if nothing is missing.
     pub(crate) next: String,
+    /// What it runs for alone; empty for anything.
+    pub(crate) only: Vec<&'static str>,
 }
 
 /// In the order in which to see to them.
@@ -14,21 +16,30 @@ const NEEDS: [(Group, &str); 4] = [
     (Group::Lanes, "a pair of lanes"),
     (Group::Signals, "a signal"),
     (Group::Naps, "a nap"),
-    (Group::Injection, "a way to get checks into a program"),
+    (Group::Injection, "an injection"),
 ];
 
 impl Verdict {
     pub(crate) fn of(checks: &[Check]) -> Self {
-        let enough = |group| checks.iter().filter(move |c| c.group == group && c.enough);
-        let lacks = |&(group, _): &(Group, &str)| {
-            !enough(group).any(|check| check.finding.status != Status::No)
-        };
-        let missing: Vec<_> = NEEDS.into_iter().filter(lacks).collect();
-        let first = missing.first().and_then(|&(group, _)| enough(group).next());
-        Self {
-            next: first.map_or_else(String::new, |check| check.finding.fix.clone()),
-            missing: missing.into_iter().map(|(_, what)| what).collect(),
+        let mut verdict = Self { missing: Vec::new(), next: String::new(), only: Vec::new() };
+        for (group, what) in NEEDS {
+            let of_use = |check: &&Check| check.group == group && check.enough != Enough::No;
+            let works = |check: &&Check| check.finding.status != Status::No;
+            let mut working = checks.iter().filter(of_use).filter(works).peekable();
+            if working.peek().is_none() {
+                let first = checks.iter().find(of_use).filter(|_| verdict.missing.is_empty());
+                verdict.next.extend(first.map(|check| check.finding.fix.as_str()));
+                verdict.missing.push(what);
+                continue;
+            }
+            let conditions: Vec<_> = working.map(|check| check.enough).collect();
+            if let (false, Some(Enough::If(only))) =
+                (conditions.contains(&Enough::Yes), conditions.first())
+            {
+                verdict.only.push(only);
+            }
         }
+        verdict
     }
 
     pub(crate) fn ok(&self) -> bool {
@@ -45,7 +56,7 @@ mod tests {
         format!("fix {group:?}")
     }
 
-    fn check(group: Group, enough: bool, status: Status) -> Check {
+    fn check(group: Group, enough: Enough, status: Status) -> Check {
         let fix = if status == Status::Yes { String::new() } else { fix(group) };
         Check { group, name: "it", enough, finding: Finding { status, why: "so".into(), fix } }
     }
@@ -57,11 +68,11 @@ mod tests {
         let statuses = [Status::Yes, Status::No, Status::Warn];
         for combination in 0..81 {
             let said = [1, 3, 9, 27].map(|place| statuses[combination / place % 3]);
-            let mut checks = vec![check(Group::Conflicts, false, Status::Warn)];
+            let mut checks = vec![check(Group::Conflicts, Enough::No, Status::Warn)];
             for ((group, _), status) in NEEDS.into_iter().zip(said) {
-                checks.push(check(group, false, Status::Yes));
-                checks.push(check(group, true, Status::No));
-                checks.push(check(group, true, status));
+                checks.push(check(group, Enough::No, Status::Yes));
+                checks.push(check(group, Enough::If("no"), Status::No));
+                checks.push(check(group, Enough::Yes, status));
             }
             let lacking: Vec<_> =
                 NEEDS.iter().zip(said).filter(|(_, said)| *said == Status::No).collect();
@@ -70,6 +81,32 @@ mod tests {
             assert_eq!((verdict.ok(), &verdict.missing), (lacking.is_empty(), &expected));
             let next = lacking.first().map_or(String::new(), |((group, _), _)| fix(*group));
             assert_eq!(verdict.next, next);
+            assert_eq!(verdict.only, Vec::<&str>::new());
+        }
+    }
+
+    /// Goal: a condition is told if nothing works without one. Method: the two kinds of mechanism,
+    /// each working and not.
+    #[test]
+    fn a_condition_holds_where_nothing_else_works() {
+        for (without, with, only) in [
+            (Status::Yes, Status::Yes, None),
+            (Status::Warn, Status::Yes, None),
+            (Status::Yes, Status::No, None),
+            (Status::No, Status::Yes, Some("for some")),
+            (Status::No, Status::Warn, Some("for some")),
+            (Status::No, Status::No, None),
+        ] {
+            let mut checks: Vec<Check> = NEEDS
+                .into_iter()
+                .filter(|(group, _)| *group != Group::Signals)
+                .map(|(group, _)| check(group, Enough::Yes, Status::Yes))
+                .collect();
+            checks.push(check(Group::Signals, Enough::If("for some"), with));
+            checks.push(check(Group::Signals, Enough::Yes, without));
+            let verdict = Verdict::of(&checks);
+            assert_eq!(verdict.only, Vec::from_iter(only));
+            assert_eq!(verdict.ok(), without != Status::No || with != Status::No);
         }
     }
 }

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the files of this module call of each other. They stand on one another in this order:
+ *
+ *   device.c  the file: every argument from user space is checked here, and nowhere else
+ *   nap.c     waiting: arm, re-check, wait, and every reason to stop
+ *   map.c     the task map: written by the sched_switch probe, mapped by readers
+ *   pairs.c   which lanes wake which: from the topology, or from the parameter `pairs`
+ */
+#ifndef NANONAP_MODULE_H
+#define NANONAP_MODULE_H
+
+#include <linux/cache.h>
+#include <linux/percpu.h>
+#include <linux/types.h>
+
+#include "elfen_abi.h"
+#include "nanonap.h"
+
+struct vm_area_struct;
+
+/*
+ * Two lines a CPU, one writer each. MONITOR watches whole lines, so nothing else may share the first.
+ */
+struct wake_words {
+	/* Written by the siblings' probes when they go idle, waited on by a nap here. Never twice the same value. */
+	u64 nap_word __aligned(128);
+	/* Written by this CPU's probe: its switch count when it last went idle. */
+	u64 idle_switch __aligned(128);
+};
+DECLARE_PER_CPU(struct wake_words, wake_words);
+
+/* pairs.c */
+#define SIBLINGS_MAX 15
+struct siblings {
+	unsigned int count; /* grows only; stored after the entry that it covers */
+	u16 cpus[SIBLINGS_MAX];
+};
+DECLARE_PER_CPU(struct siblings, siblings);
+int pairs_init(void);
+void pairs_exit(void);
+bool pairs_tied(unsigned int request, unsigned int batch);
+unsigned int pairs_count(void);
+
+/* map.c */
+int map_init(void);
+void map_exit(void);
+int map_mmap(struct vm_area_struct *vma);
+size_t map_bytes(void);
+bool map_idle_since(unsigned int cpu, u64 seen_switches);
+void map_watch(unsigned int cpu);
+void map_unwatch(unsigned int cpu);
+
+/* nap.c */
+int nap_init(void);
+u32 nap_wait_kind(void);
+u32 nap_hint(void);
+int nap(const struct nanonap_nap *request);
+void nap_add_stats(unsigned int cpu, struct nanonap_stats *sum);
+
+#endif /* NANONAP_MODULE_H */

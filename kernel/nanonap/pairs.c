@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Which lanes wake which.
+ *
+ * The kernel's topology says it, for any SMT width; a virtual machine may hide it, so the parameter `pairs` can say it
+ * instead. Ties are only ever added: the topology forgets a CPU while it is taken down, before its last switch to idle,
+ * and that switch must still wake the naps on its siblings.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/cpu.h>
+#include <linux/cpuhotplug.h>
+#include <linux/cpumask.h>
+#include <linux/moduleparam.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/topology.h>
+
+#include "module.h"
+
+static char *pairs;
+module_param(pairs, charp, 0444);
+MODULE_PARM_DESC(pairs, "Lanes by hand, REQUEST:BATCH[,...], as in 0:1,2:3 or 0:1-3; the topology's if empty");
+
+DEFINE_PER_CPU(struct siblings, siblings);
+static int hotplug_state;
+
+bool pairs_tied(unsigned int request, unsigned int batch)
+{
+	const struct siblings *list = per_cpu_ptr(&siblings, request);
+	/* Acquire: pairs with the release in tie(). */
+	unsigned int count = smp_load_acquire(&list->count);
+	unsigned int i;
+
+	for (i = 0; i < count; i++)
+		if (list->cpus[i] == batch)
+			return true;
+	return false;
+}
+
+unsigned int pairs_count(void)
+{
+	unsigned int cpu, sum = 0;
+
+	for_each_possible_cpu(cpu)
+		sum += READ_ONCE(per_cpu(siblings, cpu).count);
+	return sum;
+}
+
+/* One caller at a time: module load, or the hotplug lock. */
+static int tie(unsigned int request, unsigned int batch)
+{
+	struct siblings *list = per_cpu_ptr(&siblings, request);
+	unsigned int count = list->count;
+
+	if (request == batch || pairs_tied(request, batch))
+		return 0;
+	if (count == SIBLINGS_MAX)
+		return -E2BIG;
+	list->cpus[count] = batch;
+	/* Release: a probe that sees the count sees the entry. */
+	smp_store_release(&list->count, count + 1);
+	return 0;
+}
+
+static int tie_topology(unsigned int cpu)
+{
+	unsigned int sibling;
+
+	for_each_cpu(sibling, topology_sibling_cpumask(cpu))
+		if (tie(cpu, sibling) || tie(sibling, cpu))
+			pr_warn_once("CPU %u has more than %d siblings; not all are woken\n", cpu,
+				     SIBLINGS_MAX);
+	return 0;
+}
+
+/* One word between two commas: `REQUEST:BATCH` begins a pair, `BATCH` goes on with it. */
+static int tie_word(char *word, unsigned int *request, struct cpumask *batch)
+{
+	char *lanes = word;
+	unsigned int cpu;
+	int error;
+
+	if (strchr(word, ':')) {
+		error = kstrtouint(strsep(&lanes, ":"), 10, request);
+		if (error)
+			return error;
+	}
+	if (*request >= nr_cpu_ids || !cpu_possible(*request))
+		return -EINVAL;
+	error = cpulist_parse(lanes, batch);
+	if (error)
+		return error;
+	if (cpumask_empty(batch) || !cpumask_subset(batch, cpu_possible_mask) ||
+	    cpumask_test_cpu(*request, batch))
+		return -EINVAL;
+	for_each_cpu(cpu, batch) {
+		error = tie(*request, cpu);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+static int tie_by_hand(void)
+{
+	unsigned int request = nr_cpu_ids; /* none yet */
+	char *copy, *rest, *word;
+	cpumask_var_t batch;
+	int error = -ENOMEM;
+
+	copy = kstrdup(pairs, GFP_KERNEL);
+	if (!copy)
+		return -ENOMEM;
+	if (!zalloc_cpumask_var(&batch, GFP_KERNEL))
+		goto free_copy;
+	rest = copy;
+	do {
+		word = strsep(&rest, ",");
+		error = tie_word(strim(word), &request, batch);
+	} while (!error && rest);
+	if (error)
+		pr_err("pairs=%s: not REQUEST:BATCH[,...] of possible CPUs\n", pairs);
+	free_cpumask_var(batch);
+free_copy:
+	kfree(copy);
+	return error;
+}
+
+int pairs_init(void)
+{
+	unsigned int cpu;
+
+	if (pairs && *pairs)
+		return tie_by_hand();
+	cpus_read_lock();
+	for_each_online_cpu(cpu)
+		tie_topology(cpu);
+	hotplug_state = cpuhp_setup_state_nocalls_cpuslocked(CPUHP_AP_ONLINE_DYN, "nanonap:online",
+							     tie_topology, NULL);
+	cpus_read_unlock();
+	if (hotplug_state < 0)
+		return hotplug_state;
+	if (!pairs_count())
+		pr_info("the topology shows no SMT siblings; the parameter pairs= can name them\n");
+	return 0;
+}
+
+void pairs_exit(void)
+{
+	if (hotplug_state > 0)
+		cpuhp_remove_state_nocalls(hotplug_state);
+}

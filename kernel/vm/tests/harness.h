@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the tests inside the guest share: the device, the map, pinned threads, and a verdict.
+ *
+ * A test is a function that returns NULL, or why it failed. It runs in a process of its own, as root, with the
+ * module that its table entry names freshly loaded.
+ */
+#ifndef HARNESS_H
+#define HARNESS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "elfen_abi.h"
+#include "nanonap.h"
+
+#define US 1000ULL
+#define MS 1000000ULL
+
+typedef const char *verdict; /* NULL: passed */
+
+struct test {
+	const char *name;
+	const char *module;     /* file to load before, or NULL */
+	const char *parameters;
+	verdict (*run)(void);
+};
+
+extern const struct test map_tests[], nap_tests[], lane_tests[], lifetime_tests[], argument_tests[];
+extern const struct test fuzz_tests[], bare_tests[];
+
+verdict because(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define CHECK(fact)                                                                                \
+	do {                                                                                       \
+		if (!(fact))                                                                       \
+			return because("line %d: not %s (errno %d)", __LINE__, #fact, errno);      \
+	} while (0)
+
+/* harness.c; these end the test if the machine cannot do them, and say why here. */
+extern int verdict_pipe;
+#define PRODUCT "/nanonap.ko"
+#define CPU1_ONLINE "/sys/devices/system/cpu/cpu1/online"
+int load(const char *file, const char *parameters); /* 0 or -1 with errno */
+int unload(void);
+int open_device(void); /* opened and greeted */
+const struct elfen_task_slot *map_slots(int fd);
+void pin(int cpu);
+void pin_all(void);
+uint64_t now_ns(void);
+uint64_t own_task(void); /* as a slot says it */
+void write_text(const char *path, const char *text);
+long read_text(const char *path, char *text, long bytes);
+int nap_on(int fd, unsigned int request_cpu, uint64_t seen, uint64_t bound_ns);
+uint64_t cpu_ns(pthread_t thread);
+uint32_t random_below(uint32_t limit); /* per thread, from the seed */
+void seed_random(uint64_t seed);
+extern uint64_t test_seed;
+
+static inline uint64_t peek(const uint64_t *word)
+{
+	return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+/* A thread pinned to a CPU that is busy on command: the stand-in for a service. */
+struct lane_thread {
+	pthread_t thread;
+	int cpu;
+	uint64_t task;      /* its word in the slot, once it runs */
+	int asked;          /* rounds asked for; a futex */
+	int finished;       /* rounds done */
+	uint64_t round_ns;  /* how long a round keeps the lane busy; 0: until `release` */
+	int release;
+	int stop;
+};
+void lane_thread_start(struct lane_thread *lane, int cpu);
+void lane_thread_busy(struct lane_thread *lane, uint64_t round_ns); /* begins a round */
+void lane_thread_idle(struct lane_thread *lane);                    /* ends an unlimited round */
+void lane_thread_stop(struct lane_thread *lane);
+
+#endif /* HARNESS_H */

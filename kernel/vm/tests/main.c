@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Runs the tests of one boot, each in a process of its own with the module freshly loaded, and prints a line for each:
+ * `ok NAME`, or `FAIL NAME: why`. A test also fails if the kernel warned of anything while it ran, if it did not
+ * end within its time, or if the module could not be removed after it.
+ *
+ * nanonap-tests BOOT [NAME...]; BOOT is `smt` or `bare`.
+ */
+#define _GNU_SOURCE
+#include "harness.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TEST_SECONDS 120
+#define WHY_BYTES 600
+
+static int kernel_log;
+
+/* Adds to `why` the first thing since the last call that a sound kernel would not say. */
+static bool kernel_complained(char *why)
+{
+	static const char *const usual[] = {
+		"loading out-of-tree module taints kernel", "module verification failed",
+		"tainting kernel", "nanonap: ", "kauditd", "clocksource", "TSC", "hrtimer: interrupt took",
+		"no longer affine to cpu", "select_fallback_rq", "hpet: Lost",
+	};
+	char record[8192];
+	bool complained = false;
+	ssize_t count;
+	size_t said;
+
+	while ((count = read(kernel_log, record, sizeof(record) - 1)) > 0 || errno == EPIPE) {
+		const char *text;
+		unsigned int i;
+
+		if (count <= 0)
+			continue; /* overtaken by the log */
+		record[count] = 0;
+		text = strchr(record, ';');
+		if (!text || (atoi(record) & 7) > 4)
+			continue;
+		for (i = 0; i < sizeof(usual) / sizeof(*usual); i++)
+			if (strstr(text, usual[i]))
+				break;
+		if (i < sizeof(usual) / sizeof(*usual) || complained)
+			continue;
+		complained = true;
+		said = strlen(why);
+		snprintf(why + said, WHY_BYTES - said, "%sthe kernel said: %.*s", said ? "; " : "",
+			 (int)strcspn(text + 1, "\n"), text + 1);
+	}
+	return complained;
+}
+
+/* In the test's own process. Its verdict goes to the pipe; nothing if it passed. */
+static void run_here(const struct test *test, int pipe)
+{
+	verdict why = NULL;
+
+	verdict_pipe = pipe;
+	if (test->module && load(test->module, test->parameters))
+		why = because("loading %s %s: %s", test->module, test->parameters, strerror(errno));
+	if (!why)
+		why = test->run();
+	if (why && write(pipe, why, strlen(why)) < 0)
+		_exit(2);
+	_exit(why != NULL);
+}
+
+static bool run_forked(const struct test *test, char *why)
+{
+	int ends[2], status, waited;
+	ssize_t count;
+	pid_t child;
+
+	if (pipe(ends))
+		return snprintf(why, WHY_BYTES, "no pipe"), false;
+	fflush(stdout);
+	child = fork();
+	if (!child) {
+		setpgid(0, 0);
+		close(ends[0]);
+		run_here(test, ends[1]);
+	}
+	close(ends[1]);
+	for (waited = 0; waitpid(child, &status, WNOHANG) == 0; waited++) {
+		if (waited == TEST_SECONDS * 100) {
+			kill(-child, SIGKILL);
+			waitpid(child, &status, 0);
+			break;
+		}
+		usleep(10000);
+	}
+	kill(-child, SIGKILL); /* what it left behind */
+	count = read(ends[0], why, WHY_BYTES - 1);
+	why[count > 0 ? count : 0] = 0;
+	close(ends[0]);
+	if (waited == TEST_SECONDS * 100)
+		snprintf(why, WHY_BYTES, "no end after %d s", TEST_SECONDS);
+	else if (WIFSIGNALED(status))
+		snprintf(why, WHY_BYTES, "killed by signal %d", WTERMSIG(status));
+	else if (WEXITSTATUS(status) && !*why)
+		snprintf(why, WHY_BYTES, "exit status %d", WEXITSTATUS(status));
+	return !*why;
+}
+
+/* A module that a test leaves in use is a leak. */
+static bool removed(char *why)
+{
+	int tries;
+
+	for (tries = 0; unload() && errno != ENOENT; tries++) {
+		if (tries == 200) {
+			snprintf(why, WHY_BYTES, "the module stays in use: %s", strerror(errno));
+			return false;
+		}
+		usleep(10000); /* children that were killed may still be on their way out */
+	}
+	return true;
+}
+
+static void run(const struct test *test)
+{
+	char why[WHY_BYTES] = "";
+	uint64_t began_ns = now_ns();
+	bool passed = run_forked(test, why);
+
+	write_text(CPU1_ONLINE, "1"); /* a test that failed may have left it down */
+	if (!removed(why))
+		passed = false;
+	if (kernel_complained(why))
+		passed = false;
+	if (passed)
+		printf("@@ ok %s (%llu ms)\n", test->name, (unsigned long long)((now_ns() - began_ns) / MS));
+	else
+		printf("@@ FAIL %s: %s (seed %llu)\n", test->name, why, (unsigned long long)test_seed);
+	fflush(stdout);
+}
+
+static bool chosen(const char *name, char **names)
+{
+	if (!*names)
+		return true;
+	for (; *names; names++)
+		if (!strcmp(*names, name))
+			return true;
+	return false;
+}
+
+int main(int count, char **words)
+{
+	const struct test *const smt[] = { map_tests,	   nap_tests,	   lane_tests,
+					   lifetime_tests, argument_tests, fuzz_tests, NULL };
+	const struct test *const bare[] = { bare_tests, NULL };
+	const struct test *const *lists;
+	const char *seed = getenv("TEST_SEED");
+	int known = 0;
+
+	if (count < 2)
+		return 2;
+	test_seed = seed && *seed ? strtoull(seed, NULL, 10) : now_ns();
+	kernel_log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	lseek(kernel_log, 0, SEEK_END);
+	printf("\n"); /* what the firmware left on the line */
+	for (lists = strcmp(words[1], "bare") ? smt : bare; *lists; lists++) {
+		const struct test *test;
+
+		for (test = *lists; test->name; test++) {
+			if (!chosen(test->name, words + 2))
+				continue;
+			run(test);
+			known++;
+		}
+	}
+	printf("@@ end %d\n", known);
+	return 0;
+}

@@ -14,12 +14,14 @@ use snapbox::data::DataFormat;
 use snapbox::{Assert, Data};
 
 /// Report, machine, and arguments besides.
-const REPORTS: [(&str, &str, &[&str]); 8] = [
+const REPORTS: [(&str, &str, &[&str]); 10] = [
     ("container", "container", &[]),
     ("desktop-user", "desktop-user", &[]),
     ("lockdown", "lockdown", &[]),
+    ("old-kernel", "old-kernel", &[]),
     ("sched-ext-irqs", "sched-ext-irqs", &[]),
     ("server-root", "server-root", &[]),
+    ("small-kernel", "small-kernel", &[]),
     ("smt-off", "smt-off", &[]),
     ("vm", "vm", &[]),
     ("vm-by-hand", "vm", &["--lanes", "0:1"]),

@@ -97,6 +97,8 @@ pub(crate) struct Cycles {
 pub(crate) enum Counting {
     Counts,
     NotPermitted,
+    /// The kernel has no perf_event_open(2).
+    NoCall,
     NoCounter(String),
 }
 

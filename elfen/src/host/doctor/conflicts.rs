@@ -195,7 +195,7 @@ fn governor(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     }
     let list: Vec<String> =
         others.iter().map(|(governor, cpus)| format!("{governor} on CPUs {cpus}")).collect();
-    let why = format!("the frequency follows the load: {}", list.join(", "));
+    let why = format!("the frequency is not held high: {}", list.join(", "));
     Ok(Finding::warn(why, "use the governor performance (`cpupower frequency-set -g performance`)"))
 }
 

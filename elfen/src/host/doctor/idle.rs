@@ -87,6 +87,9 @@ fn halt_poll(machine: &Machine<'_>) -> Result<Finding, SourceError> {
 const SLOW_EXIT_US: u64 = 100;
 
 pub(super) fn wakes_fast(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    if machine.answers.idle_poll == Some(true) {
+        return Ok(Finding::yes("booted with idle=poll: an idle lane spins, and never sleeps"));
+    }
     if machine.topology.hypervisor {
         let why = "a virtual machine: an idle lane halts, and how long it takes to wake is up to \
                    the hypervisor";

@@ -191,6 +191,7 @@ fn cycles(pid: c_int, cpu: c_int) -> Counting {
         let error = io::Error::last_os_error();
         return match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Counting::NotPermitted,
+            Some(libc::ENOSYS) => Counting::NoCall,
             _ => Counting::NoCounter(error.to_string()),
         };
     };

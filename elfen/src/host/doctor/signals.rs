@@ -169,6 +169,10 @@ fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let Cycles { of_this_thread, of_a_lane } = &machine.answers.cycles;
     Ok(match (of_this_thread, of_a_lane) {
         (_, Counting::Counts) => Finding::yes("cycles of a whole lane can be counted"),
+        (Counting::NoCall, _) | (_, Counting::NoCall) => Finding::no(
+            "the kernel has no perf_event_open(2), so no dynamic-budget",
+            "use a kernel built with CONFIG_PERF_EVENTS",
+        ),
         (Counting::NoCounter(error), _) | (Counting::Counts, Counting::NoCounter(error)) => {
             let why = format!(
                 "no hardware counts cycles here (perf_event_open: {error}), so no dynamic-budget"

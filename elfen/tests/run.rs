@@ -163,7 +163,7 @@ fn the_batch_is_in_its_place_and_put_back_when_it_leaves() {
     }
     let serving = Serving::start();
     let mut running =
-        Running::start(&serving, "grep Cpus_allowed_list /proc/self/status; sleep 600");
+        Running::start(&serving, "grep Cpus_allowed_list /proc/self/status; exec sleep 600");
     let mut line = String::new();
     running.output.read_line(&mut line).unwrap();
     assert_eq!(line, "Cpus_allowed_list:\t1\n");
@@ -299,10 +299,10 @@ fn who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left() {
     let serving = Serving::start();
     let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
     let mut running = Running::start(&serving, script);
-    let keeper = running.keeper();
     let left: u32 = running.rest_of_output().trim().parse().unwrap();
     assert!(running.end().success(), "the front ends with its program");
-    assert_eq!(parent_of(left), keeper);
+    let keeper = parent_of(left);
+    assert_eq!(fs::read_to_string(format!("/proc/{keeper}/comm")).unwrap(), "elfen\n");
     kill(left, libc::SIGKILL);
     wait_until("the keeper's end", || !exists(keeper));
 }

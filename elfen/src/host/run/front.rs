@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_rt::process::Identity;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
@@ -72,6 +74,7 @@ pub(crate) fn run(
                 signals,
                 keeper: Some((File::from(events), child.as_raw())),
                 root: None,
+                held_back: Vec::new(),
                 tending: None,
             };
             front.until_the_end()
@@ -106,6 +109,7 @@ struct Front<'a> {
     /// Its events and its process, until it is gone.
     keeper: Option<(File, i32)>,
     root: Option<i32>,
+    held_back: Vec<i32>,
     /// What the keeper did, after it was killed.
     tending: Option<Tending>,
 }
@@ -160,19 +164,29 @@ impl Front<'_> {
     fn take_over(&mut self, keeper: i32) -> io::Result<()> {
         // SAFETY: waits for a child of ours that has closed its end of the pipe; no status is asked for.
         unsafe { libc::waitpid(keeper, std::ptr::null_mut(), 0) };
-        let Some(root) = self.root else {
+        let Some(root) = self.root.or_else(|| self.said_by_itself()) else {
             return Err(io::Error::other("the keeper ended before it had started anything"));
         };
+        self.root = Some(root);
         let mut tending = Tending::start(self.order, self.channels)?;
         tending.adopt(root);
         self.tending = Some(tending);
         Ok(())
     }
 
+    /// The batch's process id from the control page, if the keeper was killed before it could tell us.
+    fn said_by_itself(&self) -> Option<i32> {
+        let batch = self.channels.control().batch.load(Relaxed);
+        Identity::from_word(batch).map(Identity::pid)
+    }
+
     fn meet(&mut self, event: Event) -> Option<Ending> {
         match event {
             Event::Started { pid } => {
                 self.root = Some(pid);
+                std::mem::take(&mut self.held_back)
+                    .into_iter()
+                    .for_each(|signal| self.send(signal));
                 None
             }
             Event::Refused { errno } => Some(Ending::Refused { errno }),
@@ -193,7 +207,7 @@ impl Front<'_> {
     }
 
     /// What the terminal sends reaches the batch without us, as it is in our process group; the rest is for us to pass on.
-    fn pass_on(&self, signal: &siginfo) {
+    fn pass_on(&mut self, signal: &siginfo) {
         let number = signal.ssi_signo.cast_signed();
         let from_the_terminal = signal.ssi_code == libc::SI_KERNEL;
         if number != libc::SIGCHLD && !from_the_terminal {
@@ -201,8 +215,14 @@ impl Front<'_> {
         }
     }
 
-    fn send(&self, signal: i32) {
-        if let Some(root) = self.root {
+    /// Signals may come before the batch has started: it gets them then.
+    fn send(&mut self, signal: i32) {
+        self.root = self.root.or_else(|| self.said_by_itself());
+        let Some(root) = self.root else {
+            self.held_back.push(signal);
+            return;
+        };
+        for signal in self.held_back.drain(..).chain([signal]) {
             // SAFETY: `root` is not reaped before its end is known here, so the id is still its own.
             unsafe { libc::kill(root, signal) };
         }

@@ -227,7 +227,7 @@ pub(super) fn keep(
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let children = SignalFd::with_flags(&SigSet::all(), flags)?;
     let mut tending = Tending::start(order, channels)?;
-    match launch(order, inheritance, signals) {
+    match launch(order, channels, inheritance, signals) {
         Ok(root) => {
             let pid = i32::try_from(root.id()).unwrap_or(i32::MAX);
             tending.adopt(pid);

@@ -3,21 +3,33 @@
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_rt::process::Identity;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
 use super::Order;
-use super::channels::VARIABLE;
+use super::channels::{Channels, VARIABLE};
 use super::tree::Place;
 use crate::host::cpulist::CpuSet;
 
-/// Starts the program. `signals` is the mask that the front was started with.
-pub(crate) fn launch(order: &Order, inheritance: &str, signals: SigSet) -> io::Result<Child> {
+/// Starts the program. `signals` is the mask that the front was started with. The child itself says in the control page
+/// who it is: whoever started it may be killed before it can.
+pub(crate) fn launch(
+    order: &Order,
+    channels: &Arc<Channels>,
+    inheritance: &str,
+    signals: SigSet,
+) -> io::Result<Child> {
     let lanes: CpuSet = order.lanes().map(|(batch, _)| batch).collect();
     let place = Place::new(&lanes);
     let mut command = Command::new(&order.program);
     command.args(&order.arguments).env(VARIABLE, inheritance);
+    let channels = channels.clone();
     let settle = move || {
+        let batch = Identity::own().map_or(0, Identity::word);
+        channels.control().batch.store(batch, Relaxed);
         place.take(0)?;
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&signals), None)?;
         Ok(())

@@ -6,7 +6,11 @@ use crate::host::source::SourceError;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism { name: "inject-guard", enough: Enough::Yes, examine: Examine::By(guard) },
-    later("inject-inlined", "checks in the source, by elfen_rt::check!() or elfen_check()"),
+    Mechanism {
+        name: "inject-inlined",
+        enough: Enough::If("for programs with checks in their source"),
+        examine: Examine::By(inlined),
+    },
     later(
         "inject-hooks",
         "programs built with -pg or -finstrument-functions, by a preload library",
@@ -32,4 +36,8 @@ fn guard(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             "allow sched_setscheduler(2) in the seccomp profile or the security module's policy",
         ),
     })
+}
+
+fn inlined(_: &Machine<'_>) -> Result<Finding, SourceError> {
+    Ok(Finding::yes("programs with checks in their source: elfen_rt::check!()"))
 }

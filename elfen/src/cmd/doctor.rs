@@ -256,3 +256,32 @@ impl Paint {
         if self.on { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: colours change nothing but colours. Method: the same words painted and plain, with the
+    /// escapes taken out.
+    #[test]
+    fn colours_leave_the_words_alone() {
+        for status in [Status::Yes, Status::No, Status::Warn] {
+            let [painted, plain] = [true, false].map(|on| Paint { on }.status(status));
+            let (_, rest) = painted.split_once('m').expect("an escape before");
+            assert_eq!(rest.strip_suffix("\u{1b}[0m"), Some(plain.as_str()));
+            assert_eq!(plain.len(), STATUS_COLUMNS);
+        }
+    }
+
+    /// Goal: lines are full and no longer than allowed, a long word stays whole, and nothing that a
+    /// terminal obeys comes through. Method: one text of each kind.
+    #[test]
+    fn lines_are_broken_between_words() {
+        assert_eq!(wrap("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrap("a bc def", 3), ["a", "bc", "def"]);
+        assert_eq!(wrap("of `/sys/devices` x", 6), ["of", "`/sys/devices`", "x"]);
+        assert_eq!(wrap("été là", 6), ["été là"]);
+        assert_eq!(wrap("a\u{1b}[31m\nb\u{7}", 20), ["a\\u{1b}[31m b\\u{7}"]);
+        assert_eq!(wrap("", 20), Vec::<String>::new());
+    }
+}

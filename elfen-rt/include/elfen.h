@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Elfen for programs in C and C++: read who runs on every CPU, publish what a service is doing.
+ * Elfen for programs in C and C++: read who runs on every CPU, publish what a service is doing, check in a batch.
  *
  * Everything is inline; there is nothing to link. Opening uses system calls; reading and publishing do not. Errors come
  * as a status with what was found and what was expected; elfen_explain() makes a line of it. The same in Rust,
@@ -16,6 +16,7 @@
 #define _GNU_SOURCE
 #endif
 #include "elfen_abi.h"
+#include "elfen_check.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -12,6 +12,7 @@ mod once;
 mod process;
 mod thread;
 
+use core::ffi::c_int;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -86,6 +87,8 @@ fn look(thread: &Thread) {
         if thread.is_held(now_ns) {
             return thread.keep_quiet(QUIET_TICKS);
         }
+        // Armed before the look: what changes after it ends the nap at once.
+        let seen = Seen::of(&lane);
         let look = lane.look(now_ns);
         if look.verdict == Verdict::Run {
             return run(thread, word, look.busy, cpu);
@@ -97,7 +100,7 @@ fn look(thread: &Thread) {
                 process.freeze();
             }
         }
-        nap(&lane, now_ns);
+        nap(&lane, seen, now_ns);
     }
 }
 
@@ -123,15 +126,26 @@ fn is_frozen(process: &Process, cpu: u32, thread: &Thread) -> bool {
     slept && before.is_some() && thread.here() == cpu && process.switches(cpu) == before
 }
 
-/// Waits until something changes that a policy looks at, or the bound passes.
-fn nap(lane: &Lane, now_ns: u64) {
-    let words = || {
+/// The words that a policy decides by.
+#[derive(PartialEq)]
+struct Seen {
+    busy: bool,
+    service: Option<[u64; 2]>,
+}
+
+impl Seen {
+    fn of(lane: &Lane) -> Self {
         let service = lane.service();
-        let service = service.map(|s| [s.running_request.load(Relaxed), s.queue_len.load(Relaxed)]);
-        (lane.word().map(|word| word.load(Relaxed) != 0), service)
-    };
-    let seen = words();
-    while words() == seen && monotonic_ns().saturating_sub(now_ns) < NAP_BOUND_NS {
+        Self {
+            busy: lane.word().is_some_and(|word| word.load(Relaxed) != 0),
+            service: service.map(|s| [&s.running_request, &s.queue_len].map(|w| w.load(Relaxed))),
+        }
+    }
+}
+
+/// Waits until something is no longer as it was `seen` before the look that said to nap, or until the bound passes.
+fn nap(lane: &Lane, seen: Seen, now_ns: u64) {
+    while Seen::of(lane) == seen && monotonic_ns().saturating_sub(now_ns) < NAP_BOUND_NS {
         for _ in 0..16 {
             core::hint::spin_loop();
         }
@@ -152,6 +166,15 @@ pub struct Critical {
 pub fn critical() -> Critical {
     Thread::with_own(Thread::enter_critical);
     Critical { not_send: PhantomData }
+}
+
+/// The same for the hooks of a C program, whose own block is another: see `elfen_critical_enter` in `elfen_check.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn elfen_hold_1(entered: c_int) {
+    Thread::with_own(|thread| match entered {
+        0 => thread.exit_critical(),
+        _ => thread.enter_critical(),
+    });
 }
 
 impl Drop for Critical {

@@ -123,6 +123,17 @@ impl Running {
     }
 }
 
+/// A test that fails must not leave a batch behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.front.try_wait() {
+            kill(self.batch, libc::SIGKILL);
+            self.front.kill().ok();
+            self.front.wait().ok();
+        }
+    }
+}
+
 #[test]
 fn output_input_and_status_are_the_programs_own() {
     if !two_cpus_or_skip("output_input_and_status_are_the_programs_own") {
@@ -356,6 +367,41 @@ fn a_report_has_the_keys_that_scripts_rely_on() {
     assert_eq!((&report["lanes"], &report["exit_status"]), (&"0:1".into(), &3.into()));
     assert_eq!((&report["signal"], &report["inject"]), (&"service alone".into(), &"guard".into()));
     fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_running_batch_is_listed_and_can_be_given_another_policy() {
+    if !two_cpus_or_skip("a_running_batch_is_listed_and_can_be_given_another_policy") {
+        return;
+    }
+    let serving = Serving::start();
+    let _worker = serving.service().claim(0, 0).unwrap();
+    let running = Running::start(&serving, "exec sleep 600");
+    let batch = running.batch;
+    let pid = batch.to_string();
+    let elfen = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_elfen")).args(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let listed = || {
+        let (_, text) = elfen(&["status", "--json"]);
+        let mut status: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let batches = status["batches"].as_array_mut().unwrap();
+        let ours = batches.iter().position(|listed| listed["pid"] == batch);
+        ours.map(|ours| batches.swap_remove(ours))
+    };
+    let before = listed().expect("it is listed");
+    assert_eq!((&before["policy"], &before["program"]), (&"borrow-idle".into(), &"sh".into()));
+    let fixed = ["set", &pid, "--policy", "fixed-budget", "--budget", "3ms"];
+    assert_eq!(elfen(&fixed), (Some(0), format!("process {pid}: fixed-budget\n")));
+    let after = listed().expect("it is listed still");
+    assert_eq!(after["policy"], "fixed-budget");
+    assert_eq!(after["budget_ns"], 3_000_000);
+    assert!(elfen(&["top", "--once"]).1.contains(&pid));
+    assert_eq!(elfen(&["set", "1", "--policy", "borrow-idle"]).0, Some(2));
+    kill(batch, libc::SIGKILL);
+    assert_eq!(running.end().signal(), Some(libc::SIGKILL));
+    wait_until("the end of the listing", || listed().is_none());
 }
 
 #[test]

@@ -11,7 +11,9 @@ pub(crate) mod lane_args;
 pub(crate) mod lanes;
 mod policy_args;
 mod run;
+mod set;
 mod signals;
+mod status;
 mod table;
 pub(crate) mod usage;
 
@@ -26,7 +28,10 @@ pub(crate) enum Command {
     Doctor(doctor::Args),
     Lanes(lanes::Args),
     Run(run::Args),
+    Set(set::Args),
     Signals(signals::Args),
+    Status(status::Args),
+    Top(status::TopArgs),
 }
 
 impl Command {
@@ -36,7 +41,10 @@ impl Command {
             Self::Doctor(args) => doctor::run(&args, out),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Run(args) => run::run(&args, out),
+            Self::Set(args) => set::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),
+            Self::Status(args) => status::run(&args, out),
+            Self::Top(args) => status::top(&args, out),
         }
     }
 }

@@ -176,7 +176,8 @@ impl Channels {
     }
 }
 
-const CONTROL_SLOTS: u32 = 2;
+/// What holds, and what `elfen set` wants.
+pub(super) const CONTROL_SLOTS: u32 = 2;
 
 fn task_map_unless_unwanted(wanted: Wanted) -> Option<Result<(TaskMap, Source), task_map::Error>> {
     (wanted != Wanted::Service).then(task_map::open)

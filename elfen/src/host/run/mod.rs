@@ -11,6 +11,7 @@
 
 pub(crate) mod channels;
 pub(crate) mod figures;
+pub(crate) mod find;
 pub(crate) mod front;
 mod guard;
 mod keeper;

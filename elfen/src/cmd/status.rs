@@ -1,0 +1,178 @@
+//! `elfen status`: the batches that run now, and what they have borrowed. `elfen top` shows the same again and again.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::control::{PolicyKind, Settings};
+use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use serde::Serialize;
+
+use super::failure::{Failure, Status};
+use super::{duration, table};
+use crate::host::run::figures::Figures;
+use crate::host::run::find::{self, Batch};
+
+/// List the batches that run now
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:\n  elfen status --json | jq '.batches[].overlapped_ns'")]
+pub(crate) struct Args {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Watch lanes and batches
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Examples:\n  elfen top           until Ctrl-C\n  elfen top --once    once, for scripts"
+)]
+pub(crate) struct TopArgs {
+    /// Print it once and end
+    #[arg(long)]
+    once: bool,
+
+    /// How long to wait between two pictures
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
+    every: Duration,
+}
+
+#[derive(Serialize)]
+struct Report {
+    batches: Vec<BatchReport>,
+}
+
+#[derive(Serialize)]
+struct BatchReport {
+    pid: u32,
+    program: String,
+    keeper: u32,
+    policy: Option<&'static str>,
+    budget_ns: u64,
+    lanes: Vec<LaneReport>,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+#[derive(Serialize)]
+struct LaneReport {
+    request: u64,
+    batch: u64,
+    state: &'static str,
+    state_since_ns: u64,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let report = Report { batches: batches()?.iter().map(report).collect() };
+    if args.json {
+        super::print_json(out, &report)?;
+    } else {
+        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The terminal's own screen is left as it was: this draws over the last picture, and Ctrl-C needs no cleaning up.
+pub(crate) fn top(args: &TopArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    const TO_THE_TOP_AND_CLEAR: &str = "\x1b[H\x1b[J";
+    loop {
+        let report = Report { batches: batches()?.iter().map(report).collect() };
+        let clear =
+            if args.once || !std::io::stdout().is_terminal() { "" } else { TO_THE_TOP_AND_CLEAR };
+        let text = format!("{clear}{}", report.picture());
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::output)?;
+        if args.once {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(args.every);
+    }
+}
+
+pub(super) fn batches() -> Result<Vec<Batch>, Failure> {
+    find::batches().map_err(|error| {
+        let fix = "use a kernel with System V shared memory (CONFIG_SYSVIPC)";
+        Failure::new(Status::Unsupported, "looking for batches", error, fix)
+    })
+}
+
+fn report(batch: &Batch) -> BatchReport {
+    let settings = batch.control.slot(0).and_then(|slot| slot.settings());
+    let settings = settings.map(|(_, settings)| settings);
+    BatchReport {
+        pid: batch.pid,
+        program: batch.program.clone(),
+        keeper: batch.keeper.pid().unsigned_abs(),
+        policy: settings.as_ref().map(policy_name),
+        budget_ns: settings.map_or(0, |settings| settings.budget_ns),
+        lanes: batch.lanes.slots().map(lane).collect(),
+        figures: Figures::of(&batch.lanes),
+    }
+}
+
+fn lane(slot: &LaneSlot) -> LaneReport {
+    let (state, since_ns) = match slot.state() {
+        Some((LaneState::Off, since_ns)) => ("off", since_ns),
+        Some((LaneState::Running, since_ns)) => ("running", since_ns),
+        Some((LaneState::Napping, since_ns)) => ("napping", since_ns),
+        None => ("unknown", 0),
+    };
+    LaneReport {
+        request: slot.request_cpu.load(Relaxed),
+        batch: slot.batch_cpu.load(Relaxed),
+        state,
+        state_since_ns: since_ns,
+    }
+}
+
+fn policy_name(settings: &Settings) -> &'static str {
+    match settings.policy {
+        PolicyKind::BorrowIdle => "borrow-idle",
+        PolicyKind::FixedBudget => "fixed-budget",
+        PolicyKind::RefreshBudget => "refresh-budget",
+        PolicyKind::DynamicBudget => "dynamic-budget",
+        PolicyKind::SloBudget => "slo-budget",
+    }
+}
+
+impl Report {
+    fn text(&self) -> String {
+        if self.batches.is_empty() {
+            return "no batch runs\n".to_owned();
+        }
+        let row = |batch: &BatchReport| {
+            vec![
+                batch.pid.to_string(),
+                batch.program.clone(),
+                batch.policy.unwrap_or("unknown").to_owned(),
+                batch.lanes.len().to_string(),
+                duration::show(batch.figures.borrowed_ns),
+                duration::show(batch.figures.overlapped_ns),
+                batch.figures.naps.to_string(),
+            ]
+        };
+        let rows: Vec<Vec<String>> = self.batches.iter().map(row).collect();
+        let heading = ["pid", "program", "policy", "lanes", "borrowed", "overlapped", "naps"];
+        table::lines(&heading, &rows)
+    }
+
+    /// The batches, and under them what each of their lanes does.
+    fn picture(&self) -> String {
+        let now_ns = monotonic_ns();
+        let lane = |batch: &BatchReport, lane: &LaneReport| {
+            vec![
+                format!("{}:{}", lane.request, lane.batch),
+                batch.pid.to_string(),
+                lane.state.to_owned(),
+                duration::show(now_ns.saturating_sub(lane.state_since_ns)),
+            ]
+        };
+        let rows: Vec<Vec<String>> =
+            self.batches.iter().flat_map(|b| b.lanes.iter().map(move |l| lane(b, l))).collect();
+        if rows.is_empty() {
+            return self.text();
+        }
+        format!("{}\n{}", self.text(), table::lines(&["pair", "pid", "state", "since"], &rows))
+    }
+}

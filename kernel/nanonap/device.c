@@ -13,6 +13,7 @@
 #include <linux/module.h>
 #include <linux/nospec.h>
 #include <linux/slab.h>
+#include <linux/stringify.h>
 #include <linux/uaccess.h>
 
 #include "module.h"
@@ -229,4 +230,4 @@ module_init(nanonap_init);
 module_exit(nanonap_exit);
 MODULE_LICENSE("GPL");
 MODULE_DESCRIPTION("Gives an SMT lane to its sibling without giving up the thread");
-MODULE_VERSION("0.1.0");
+MODULE_VERSION(__stringify(NANONAP_RELEASE));

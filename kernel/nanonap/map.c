@@ -73,18 +73,37 @@ static void wake_siblings(unsigned int cpu, u64 count)
 		WRITE_ONCE(per_cpu(wake_words, list->cpus[i]).nap_word, count << 16 | cpu);
 }
 
+/* Adds up how long the CPU was busy while watched; a stretch that began unwatched is not counted. */
+static void count_busy(struct elfen_task_slot *slot, u64 task, u64 now_ns)
+{
+	u64 since_ns = slot->busy_since_ns;
+
+	if (!now_ns) {
+		if (since_ns)
+			WRITE_ONCE(slot->busy_since_ns, 0);
+	} else if (!task && since_ns) {
+		WRITE_ONCE(slot->busy_ns, slot->busy_ns + now_ns - since_ns);
+		WRITE_ONCE(slot->busy_since_ns, 0);
+	} else if (task && !since_ns) {
+		WRITE_ONCE(slot->busy_since_ns, now_ns);
+	}
+}
+
 /* One writer: this runs on the slot's CPU with interrupts off, or when that CPU is dead. */
 static void write_slot(unsigned int cpu, u64 task)
 {
 	struct elfen_task_slot *slot = slot_of(cpu);
 	u64 count = slot->switches_begun + 1;
+	u64 now_ns = 0;
 
 	/* Readers load these in the opposite order: elfen-rt/src/signal/snapshot.rs. */
 	WRITE_ONCE(slot->switches_begun, count);
 	smp_wmb();
 	WRITE_ONCE(slot->task, task);
-	WRITE_ONCE(slot->switched_at_ns,
-		   atomic_read(per_cpu_ptr(&watchers, cpu)) ? ktime_get_mono_fast_ns() : 0);
+	if (atomic_read(per_cpu_ptr(&watchers, cpu)))
+		now_ns = ktime_get_mono_fast_ns();
+	WRITE_ONCE(slot->switched_at_ns, now_ns);
+	count_busy(slot, task, now_ns);
 	smp_store_release(&slot->switches, count);
 	if (!task)
 		wake_siblings(cpu, count);

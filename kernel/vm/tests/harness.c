@@ -216,10 +216,15 @@ void lane_thread_start(struct lane_thread *lane, int cpu)
 		sched_yield();
 }
 
+bool lane_thread_finished(const struct lane_thread *lane)
+{
+	return __atomic_load_n(&lane->finished, __ATOMIC_ACQUIRE) == lane->asked;
+}
+
 void lane_thread_busy(struct lane_thread *lane, uint64_t round_ns)
 {
 	/* The last round is over: nobody reads these now. */
-	while (__atomic_load_n(&lane->finished, __ATOMIC_ACQUIRE) != lane->asked)
+	while (!lane_thread_finished(lane))
 		sched_yield();
 	lane->round_ns = round_ns;
 	lane->release = 0;

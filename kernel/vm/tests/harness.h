@@ -77,6 +77,7 @@ struct lane_thread {
 void lane_thread_start(struct lane_thread *lane, int cpu);
 void lane_thread_busy(struct lane_thread *lane, uint64_t round_ns); /* begins a round */
 void lane_thread_idle(struct lane_thread *lane);                    /* ends an unlimited round */
+bool lane_thread_finished(const struct lane_thread *lane);          /* its rounds; it may not sleep yet */
 void lane_thread_stop(struct lane_thread *lane);
 
 #endif /* HARNESS_H */

@@ -116,9 +116,9 @@ static verdict counts(void)
 	kernel = kernel_switches();
 	map = peek(&slots[0].switches) + peek(&slots[1].switches);
 	for (round = 0; round < 2000; round++) {
-		while (peek(&slots[0].task))
-			sched_yield();
 		lane_thread_busy(&lane, 1);
+		while (!lane_thread_finished(&lane) || peek(&slots[0].task))
+			sched_yield();
 	}
 	map = peek(&slots[0].switches) + peek(&slots[1].switches) - map;
 	kernel = kernel_switches() - kernel;
@@ -131,7 +131,7 @@ static verdict counts(void)
 }
 
 struct switch_words {
-	uint64_t task, at_ns, count;
+	uint64_t task, at_ns, busy_since_ns, count;
 };
 
 static bool snapshot(const struct elfen_task_slot *slot, struct switch_words *words)
@@ -139,12 +139,13 @@ static bool snapshot(const struct elfen_task_slot *slot, struct switch_words *wo
 	words->count = peek(&slot->switches);
 	words->task = peek(&slot->task);
 	words->at_ns = peek(&slot->switched_at_ns);
+	words->busy_since_ns = peek(&slot->busy_since_ns);
 	return peek(&slot->switches_begun) == words->count;
 }
 
 /*
  * Goal: the words between the two counters belong to one switch. Method: 200,000 snapshots of a lane that switches all
- * the time, and is timed: one count, one task and time; a later count, no earlier time.
+ * the time, and is timed: one count, one task and time; a later count, no earlier time; idle, no busy stretch.
  */
 static verdict whole(void)
 {
@@ -159,7 +160,7 @@ static verdict whole(void)
 	pin(1);
 	lane_thread_start(&lane, 0);
 	for (i = 0; i < 200000 || changes < 100; i++) {
-		if (__atomic_load_n(&lane.finished, __ATOMIC_ACQUIRE) == lane.asked)
+		if (lane_thread_finished(&lane))
 			lane_thread_busy(&lane, 1);
 		if (!snapshot(&slots[0], &now))
 			continue;
@@ -167,6 +168,7 @@ static verdict whole(void)
 			CHECK(now.task == before.task && now.at_ns == before.at_ns);
 		else if (now.at_ns && before.at_ns)
 			CHECK(now.count > before.count && now.at_ns >= before.at_ns);
+		CHECK(now.task ? now.busy_since_ns <= now.at_ns : !now.busy_since_ns);
 		changes += now.count != before.count;
 		before = now;
 	}
@@ -249,6 +251,43 @@ static verdict watching(void)
 	return NULL;
 }
 
+/*
+ * Goal: busy time is counted while somebody watches, and then alone. Method: 20 rounds of a millisecond, unwatched and
+ * watched; the lane was busy for at least as long as the rounds say, and no longer than the clock.
+ */
+static verdict busy_time(void)
+{
+	struct nanonap_watch on = { .cpu = 0, .on = 1 }, off = { .cpu = 0, .on = 0 };
+	const struct elfen_task_slot *slots;
+	uint64_t before_ns, began_ns;
+	int fd = open_device(), part, round;
+	struct lane_thread lane;
+
+	slots = map_slots(fd);
+	pin(1);
+	lane_thread_start(&lane, 0);
+	for (part = 0; part < 3; part++) {
+		bool watched = part == 1;
+
+		CHECK(!ioctl(fd, NANONAP_WATCH, watched ? &on : &off));
+		timed(&lane, slots); /* the first switch after a change decides */
+		before_ns = peek(&slots[0].busy_ns);
+		began_ns = now_ns();
+		for (round = 0; round < 20; round++) {
+			lane_thread_busy(&lane, 1 * MS);
+			while (!lane_thread_finished(&lane) || peek(&slots[0].task))
+				sched_yield();
+		}
+		before_ns = peek(&slots[0].busy_ns) - before_ns;
+		if (watched)
+			CHECK(before_ns >= 20 * MS && before_ns <= now_ns() - began_ns);
+		else
+			CHECK(before_ns == 0);
+	}
+	lane_thread_stop(&lane);
+	return NULL;
+}
+
 const struct test map_tests[] = {
 	{ "map-layout", PRODUCT, "", layout },
 	{ "map-is-read-only", PRODUCT, "", read_only },
@@ -257,5 +296,6 @@ const struct test map_tests[] = {
 	{ "map-snapshots-are-whole", PRODUCT, "", whole },
 	{ "map-knows-a-lane-that-never-switches", NULL, "", first_slot },
 	{ "watch-ends-with-its-file", PRODUCT, "", watching },
+	{ "busy-time-is-counted-while-watched", PRODUCT, "", busy_time },
 	{ 0 },
 };

@@ -53,11 +53,6 @@ static bool lost(int why, uint64_t began_ns)
 	       peek(&slots[REQUEST].switches_begun) == count;
 }
 
-static bool served(const struct lane_thread *request)
-{
-	return __atomic_load_n(&request->finished, __ATOMIC_ACQUIRE) == request->asked;
-}
-
 /*
  * Short requests against a thread that looks and naps a moment later, as any thread does: many end in that moment. The
  * bound is below the time after which some kernel thread runs on the request lane and wakes the nap by accident.
@@ -69,7 +64,7 @@ static int nap_through(struct lane_thread *request, int naps, int enough, int *n
 
 	for (*napped = 0; *napped < naps && lost_count < enough;) {
 		lane_thread_busy(request, 1 + random_below(40 * US));
-		while (!served(request) || peek(&slots[REQUEST].task)) {
+		while (!lane_thread_finished(request) || peek(&slots[REQUEST].task)) {
 			uint64_t seen = peek(&slots[REQUEST].switches), began_ns, end;
 			int why;
 

@@ -18,6 +18,7 @@ pub mod check;
 pub mod clock;
 pub mod inherit;
 pub mod memory;
+pub mod nap;
 pub mod policy;
 pub mod process;
 pub mod service;

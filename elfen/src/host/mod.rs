@@ -1,7 +1,6 @@
 //! This machine: what it looks like, and what of it may be used.
 
 pub(crate) mod affinity;
-pub(crate) mod cpu_features;
 pub(crate) mod cpulist;
 pub(crate) mod cpuset;
 pub(crate) mod doctor;

@@ -6,7 +6,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::cpu_features::CpuFeatures;
 use crate::host::source::{Source, SourceError};
 
 const NAME: &str = "answers";
@@ -16,12 +15,17 @@ const NAME: &str = "answers";
 pub(crate) struct Answers {
     /// `None` if /proc does not say.
     pub(crate) capabilities: Option<Capabilities>,
-    pub(crate) cpu: CpuFeatures,
     pub(crate) kernel_types: KernelTypes,
     pub(crate) attach: Attach,
     pub(crate) pinned: Pinned,
     pub(crate) segment: Segment,
     pub(crate) cycles: Cycles,
+    pub(crate) nanonap: Nanonap,
+    /// Whether the kernel lists MONITOR among the CPU's flags; `None` if /proc does not say.
+    pub(crate) monitor: Option<bool>,
+    pub(crate) umwait: Nap,
+    pub(crate) mwaitx: Nap,
+    pub(crate) block: Nap,
     pub(crate) idle_class: IdleClass,
     pub(crate) core_scheduling: CoreScheduling,
     /// Whether the kernel was booted with idle=poll; `None` if /proc does not say.
@@ -100,6 +104,28 @@ pub(crate) enum Counting {
     /// The kernel has no perf_event_open(2).
     NoCall,
     NoCounter(String),
+}
+
+/// How it went to open the nanonap module's device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Nanonap {
+    Absent,
+    NotPermitted,
+    Refused(String),
+    /// `ties`: how many lanes can wake another.
+    Opened {
+        waits: bool,
+        ties: u32,
+    },
+}
+
+/// A nap without the module.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Nap {
+    Works,
+    Missing(String),
 }
 
 /// What the kernel said to a thread that asked for SCHED_IDLE.

@@ -1,46 +1,89 @@
-//! How a batch thread gives its lane away without giving it up.
+//! How a batch thread gives its lane away without giving it up. The naps stand in the order in which
+//! they are tried.
 
+use super::answers::{Nanonap, Nap};
 use super::{Enough, Examine, Finding, Machine, Mechanism};
+use crate::host::pair::Pair;
 use crate::host::source::SourceError;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
-    nap("nap-device", Examine::By(device)),
-    nap("nap-umwait", Examine::By(umwait)),
-    nap("nap-mwaitx", Examine::By(mwaitx)),
-    nap(
-        "nap-block",
-        Examine::NotInThisVersion("sleeping in the kernel until the request lane idles"),
-    ),
-    nap("nap-spin", Examine::By(spin)),
+    nap("nap-device", device),
+    nap("nap-umwait", umwait),
+    nap("nap-mwaitx", mwaitx),
+    nap("nap-block", block),
+    nap("nap-spin", spin),
 ];
 
-const fn nap(name: &'static str, examine: Examine) -> Mechanism {
-    Mechanism { name, enough: Enough::Yes, examine }
+const fn nap(
+    name: &'static str,
+    examine: fn(&Machine<'_>) -> Result<Finding, SourceError>,
+) -> Mechanism {
+    Mechanism { name, enough: Enough::Yes, examine: Examine::By(examine) }
 }
+
+const SHOWS_MONITOR: &str = "use a CPU with MONITOR/MWAIT, or a virtual machine that shows it";
 
 fn device(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let what = "MWAIT in the kernel, by the nanonap module";
-    Ok(later(what, machine.answers.cpu.monitor, "MONITOR", "an x86 CPU that shows MONITOR"))
+    Ok(match &machine.answers.nanonap {
+        // Who builds the module for nothing will not come back.
+        Nanonap::Absent if machine.answers.monitor == Some(false) => Finding::no(
+            "this CPU shows no MONITOR/MWAIT that works, which the module needs",
+            SHOWS_MONITOR,
+        ),
+        Nanonap::Opened { waits: false, .. } => {
+            Finding::no("the module finds no MONITOR/MWAIT that works on this CPU", SHOWS_MONITOR)
+        }
+        Nanonap::Opened { waits: true, ties: 0 } => {
+            let pair = machine.lanes.pairs.first().map_or("0:1".to_owned(), Pair::to_string);
+            let load = format!("`modprobe -r nanonap` and `modprobe nanonap pairs={pair}`");
+            Finding::no(
+                "the module found no siblings, so that no lane can wake another",
+                format!("load it anew with the pairs by hand (as root: {load})"),
+            )
+        }
+        Nanonap::Opened { .. } => {
+            Finding::yes("the module waits in the kernel, on a word that the request lane writes")
+        }
+        Nanonap::Absent | Nanonap::NotPermitted | Nanonap::Refused(_) => {
+            Finding::no("the nanonap module cannot be used", "see nanonap-module")
+        }
+    })
 }
 
+const C0_2: &str = "/sys/devices/system/cpu/umwait_control/enable_c02";
+
 fn umwait(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let what = "UMWAIT on the task slot";
-    Ok(later(what, machine.answers.cpu.waitpkg, "WAITPKG", "an Intel CPU with WAITPKG"))
+    let c0_2 = machine.source.text(C0_2)?;
+    Ok(match &machine.answers.umwait {
+        Nap::Missing(why) => Finding::no(
+            why.as_str(),
+            "use an Intel CPU with WAITPKG, or a virtual machine that shows it",
+        ),
+        Nap::Works if c0_2.as_deref() == Some("0") => Finding::warn(
+            "UMWAIT is kept from C0.2, so that it yields less of the core",
+            format!("let it (as root: `echo 1 > {C0_2}`)"),
+        ),
+        Nap::Works => Finding::yes("UMWAIT on the request lane's task slot"),
+    })
 }
 
 fn mwaitx(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let what = "MWAITX on the task slot";
-    Ok(later(what, machine.answers.cpu.mwaitx, "MWAITX", "an AMD CPU with MWAITX"))
+    Ok(match &machine.answers.mwaitx {
+        Nap::Missing(why) => Finding::no(
+            why.as_str(),
+            "use an AMD CPU with MWAITX, or a virtual machine that shows it",
+        ),
+        Nap::Works => Finding::yes("MWAITX on the request lane's task slot"),
+    })
 }
 
-/// A nap of a later version, and whether this CPU could run it.
-fn later(what: &str, has: bool, feature: &str, cpu: &str) -> Finding {
-    if has {
-        let why = format!("not in this version: {what}; this CPU has {feature}");
-        return Finding::no(why, "use a version that has it");
-    }
-    let why = format!("not in this version: {what}; this CPU shows no {feature}");
-    Finding::no(why, format!("use {cpu}, and a version that has it"))
+fn block(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    Ok(match &machine.answers.block {
+        Nap::Missing(why) => {
+            Finding::no(format!("not in this version: {why}"), "use a version that has it")
+        }
+        Nap::Works => Finding::yes("sleeps in the kernel until the request lane idles"),
+    })
 }
 
 fn spin(_: &Machine<'_>) -> Result<Finding, SourceError> {

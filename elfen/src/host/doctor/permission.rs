@@ -34,6 +34,11 @@ impl Rules {
         })
     }
 
+    /// Whether the kernel loads signed modules alone.
+    pub(super) fn wants_signatures(&self) -> bool {
+        self.hides_the_kernel() || self.lockdown.as_deref() == Some("integrity")
+    }
+
     pub(super) fn hides_the_kernel(&self) -> bool {
         self.lockdown.as_deref() == Some("confidentiality")
     }

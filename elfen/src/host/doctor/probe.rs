@@ -10,6 +10,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use elfen_kernel::task_map::{self, Loaded};
 use elfen_rt::memory::{Memory, MemoryError};
+use elfen_rt::nap::Kind;
+use elfen_rt::nap::device::{Device, DeviceError};
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceSlot;
 use elfen_rt::signal::task::{PIN_DIR, TaskMap, TaskMapError};
@@ -17,9 +19,8 @@ use nix::unistd::{Gid, Group};
 
 use super::answers::{
     Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, IdleClass, KernelTypes,
-    Pinned, Segment, SegmentOutcome,
+    Nanonap, Nap, Pinned, Segment, SegmentOutcome,
 };
-use crate::host::cpu_features::CpuFeatures;
 
 /// What to try it with.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +34,6 @@ pub(crate) struct Trial {
 pub(crate) fn ask(trial: Trial) -> Answers {
     Answers {
         capabilities: capabilities(),
-        cpu: CpuFeatures::of_this_cpu(),
         kernel_types: kernel_types(),
         attach: attach(),
         pinned: pinned(),
@@ -42,6 +42,11 @@ pub(crate) fn ask(trial: Trial) -> Answers {
             of_this_thread: cycles(0, -1),
             of_a_lane: cycles(-1, c_int::try_from(trial.cpu).unwrap_or(0)),
         },
+        nanonap: nanonap(),
+        monitor: monitor(),
+        umwait: nap(Kind::Umwait),
+        mwaitx: nap(Kind::Mwaitx),
+        block: nap(Kind::Block),
         idle_class: match idle_class() {
             Ok(()) => IdleClass::Granted,
             Err(error) => IdleClass::Refused(error.to_string()),
@@ -198,6 +203,29 @@ fn cycles(pid: c_int, cpu: c_int) -> Counting {
     // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Counting::Counts
+}
+
+fn nanonap() -> Nanonap {
+    match Device::open() {
+        Ok(device) => Nanonap::Opened { waits: device.can_wait(), ties: device.ties() },
+        Err(DeviceError::Open(MemoryError::Absent)) => Nanonap::Absent,
+        Err(DeviceError::Open(MemoryError::Denied)) => Nanonap::NotPermitted,
+        Err(error) => Nanonap::Refused(error.to_string()),
+    }
+}
+
+fn nap(kind: Kind) -> Nap {
+    match elfen_rt::nap::Nap::open(kind) {
+        Ok(_) => Nap::Works,
+        Err(missing) => Nap::Missing(missing.to_string()),
+    }
+}
+
+/// As the kernel sees it: CPUs that show MONITOR and do not keep to it are not on its list.
+fn monitor() -> Option<bool> {
+    let cpu = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let flags = cpu.lines().find(|line| line.starts_with("flags"))?;
+    Some(flags.split_whitespace().any(|flag| flag == "monitor"))
 }
 
 /// Asks in a thread that ends with it: who has SCHED_IDLE may not leave it on every kernel.

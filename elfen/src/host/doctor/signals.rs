@@ -1,7 +1,9 @@
 //! Whether anybody can tell who runs on a request lane, and what runs there. The task map's ways
 //! stand in the order in which they are tried.
 
-use super::answers::{Attach, Counting, Cycles, KernelTypes, Pinned, Segment, SegmentOutcome};
+use super::answers::{
+    Attach, Counting, Cycles, KernelTypes, Nanonap, Pinned, Segment, SegmentOutcome,
+};
 use super::permission::{self, Rules};
 use super::{Enough, Examine, Finding, Machine, Mechanism};
 use crate::host::source::SourceError;
@@ -17,11 +19,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         enough: Enough::If(A_SERVICE),
         examine: Examine::By(service_page),
     },
-    Mechanism {
-        name: "nanonap-module",
-        enough: Enough::Yes,
-        examine: Examine::NotInThisVersion("the task map of the nanonap module, in /dev/nanonap"),
-    },
+    Mechanism { name: "nanonap-module", enough: Enough::No, examine: Examine::By(nanonap) },
     Mechanism { name: "hardware-counters", enough: Enough::No, examine: Examine::By(counters) },
 ];
 
@@ -156,6 +154,32 @@ fn service_page(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             format!("{asked} was refused: {why}"),
             "use a kernel built with CONFIG_SYSVIPC, and a seccomp profile that allows shmget(2)",
         ),
+    })
+}
+
+/// It has a task map of its own, which nothing but its naps reads yet.
+fn nanonap(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    Ok(match &machine.answers.nanonap {
+        Nanonap::Opened { ties, .. } => {
+            Finding::yes(format!("/dev/nanonap opens; pairs of lanes that wake each other: {ties}"))
+        }
+        Nanonap::Absent => {
+            let signed = match Rules::read(machine)?.wants_signatures() {
+                true => "; kernel lockdown wants it signed",
+                false => "",
+            };
+            let fix = "build and load it (in kernel/nanonap, as root: `make install` and `modprobe \
+                       nanonap`)";
+            Finding::no(
+                "there is no /dev/nanonap: the module is not loaded",
+                format!("{fix}{signed}"),
+            )
+        }
+        Nanonap::NotPermitted => Finding::no(
+            "/dev/nanonap is there, and this user may not open it",
+            "add the user to the device's group (as root: `usermod -aG elfen USER`)",
+        ),
+        Nanonap::Refused(why) => Finding::no(why.as_str(), "load the module of the version in use"),
     })
 }
 

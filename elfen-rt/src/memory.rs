@@ -100,7 +100,11 @@ impl Memory {
         if id < 0 {
             return Err(MemoryError::last());
         }
-        Self::attach_id(id, Access::Write)
+        Self::attach_id(id, Access::Write).inspect_err(|_| {
+            // Nobody else knows it yet, and nobody would ever remove it.
+            // SAFETY: IPC_RMID takes no buffer.
+            unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
+        })
     }
 
     /// Maps the segment under `key`.

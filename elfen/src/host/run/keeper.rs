@@ -21,7 +21,7 @@ use super::Order;
 use super::channels::Channels;
 use super::guard::Guards;
 use super::launch::launch;
-use super::tree::{Place, threads_below};
+use super::tree::{Place, lighten_session, processes_below, threads_of};
 
 /// What the front learns of the batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,10 +160,13 @@ impl Tending {
 
     /// Brings back what left the batch lanes or its low priority.
     fn put_back(&self) {
-        for thread in threads_below(std::process::id()) {
-            if self.place.is_left_by(thread) == Some(true) {
-                // A thread that ends meanwhile, or a program of another user, stays where it is.
-                let _put_back = self.place.take(thread);
+        for process in processes_below(std::process::id()) {
+            lighten_session(process);
+            for thread in threads_of(process) {
+                if self.place.is_left_by(thread) == Some(true) {
+                    // A thread that ends meanwhile, or a program of another user, stays where it is.
+                    let _put_back = self.place.take(thread);
+                }
             }
         }
     }

@@ -8,20 +8,24 @@ use std::io;
 
 use crate::host::cpulist::CpuSet;
 
-/// The threads of all descendants of a process.
-pub(crate) fn threads_below(ancestor: u32) -> Vec<u32> {
-    let mut threads = Vec::new();
+/// All descendants of a process.
+pub(crate) fn processes_below(ancestor: u32) -> Vec<u32> {
+    let mut found = Vec::new();
     let mut ahead = children(ancestor);
     while let Some(process) = ahead.pop() {
         ahead.extend(children(process));
-        threads.extend(numbers_in(&format!("/proc/{process}/task")));
+        found.push(process);
     }
-    threads
+    found
+}
+
+pub(crate) fn threads_of(process: u32) -> Vec<u32> {
+    numbers_in(&format!("/proc/{process}/task"))
 }
 
 /// Processes that a process started or inherited, over all its threads.
 fn children(process: u32) -> Vec<u32> {
-    let lists = numbers_in(&format!("/proc/{process}/task")).into_iter().map(|thread| {
+    let lists = threads_of(process).into_iter().map(|thread| {
         // Ended meanwhile: its children are somebody else's, and found there the next time.
         fs::read_to_string(format!("/proc/{process}/task/{thread}/children")).unwrap_or_default()
     });
@@ -34,6 +38,20 @@ fn children(process: u32) -> Vec<u32> {
 fn numbers_in(folder: &str) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Where the scheduler groups tasks by session, SCHED_IDLE ranks a thread below others of its own session alone. A batch
+/// process with a session of its own, whose group is as heavy as the guard's, is made as light as a group can be.
+pub(crate) fn lighten_session(process: u32) {
+    let Ok(pid) = i32::try_from(process) else { return };
+    // SAFETY: takes a number.
+    let theirs = unsafe { libc::getsid(pid) };
+    // SAFETY: takes a number; 0 is the caller.
+    let ours = unsafe { libc::getsid(0) };
+    if theirs != ours {
+        // Absent without autogroups; refused within a tenth of a second of the last time: the next look tries again.
+        let _lightened = fs::write(format!("/proc/{process}/autogroup"), "19");
+    }
 }
 
 /// A batch thread's place: the batch lanes, at the lowest priority there is.
@@ -102,7 +120,7 @@ mod tests {
     fn who_leaves_is_put_back() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let own = std::process::id();
-        while !threads_below(own).contains(&child.id()) {
+        while !processes_below(own).contains(&child.id()) {
             std::thread::yield_now();
         }
         let place = Place::new(&crate::host::affinity::allowed().unwrap());

@@ -406,7 +406,8 @@ fn a_running_batch_is_listed_and_can_be_given_another_policy() {
 
 #[test]
 fn wrong_arguments_start_nothing() {
-    let cases: [(&[&str], i32, &str); 10] = [
+    let cases: [(&[&str], i32, &str); 11] = [
+        (&["--nap", "sleep", "--", "true"], 2, "invalid value 'sleep'"),
         (&["--policy", "never", "--", "true"], 2, "invalid value 'never'"),
         (&["--policy", "fixed-budget", "--", "true"], 2, "it needs --budget; add --budget 2ms"),
         (&["--budget", "2ms", "--", "true"], 2, "it has no use for --budget"),

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use elfen_kernel::task_map::Source as TaskSource;
 use elfen_rt::clock::monotonic_ns;
+use elfen_rt::nap::{Kind, Nap};
 use elfen_rt::signal::control::Settings;
 use serde::Serialize;
 
@@ -53,6 +54,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     service: Option<String>,
 
+    /// How a guard waits on its lane
+    #[arg(long, value_enum, default_value = "auto")]
+    nap: NapName,
+
     /// How often a guard looks at an idle request lane: the longest reaction
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
     look_every: Duration,
@@ -68,6 +73,36 @@ pub(crate) struct Args {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum NapName {
+    /// The first of these that this machine has
+    Auto,
+    /// MWAIT in the kernel, by the nanonap module
+    Device,
+    /// UMWAIT, on Intel CPUs with WAITPKG
+    Umwait,
+    /// MWAITX, on AMD CPUs
+    Mwaitx,
+    /// PAUSE, which runs anywhere and yields the least
+    Spin,
+}
+
+impl NapName {
+    fn open(self) -> Result<Nap, Failure> {
+        let kind = match self {
+            Self::Auto => return Ok(Nap::auto()),
+            Self::Device => Kind::Device,
+            Self::Umwait => Kind::Umwait,
+            Self::Mwaitx => Kind::Mwaitx,
+            Self::Spin => Kind::Spin,
+        };
+        Nap::open(kind).map_err(|missing| {
+            let fix = "use --nap auto for the first that works; `elfen doctor` lists them all";
+            Failure::new(Status::Unsupported, format!("nap {}", kind.name()), missing, fix)
+        })
+    }
 }
 
 #[derive(Serialize)]
@@ -97,8 +132,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let lanes = lanes_text(&order);
     let signal = signal_name(&channels);
     let policy = args.policy.name();
+    let nap = order.nap.kind().name();
     let chosen = format!(
-        "{policy} on lanes {lanes}; signal {signal}, nap spin, inject guard (looks every {})",
+        "{policy} on lanes {lanes}; signal {signal}, nap {nap}, inject guard (looks every {})",
         duration::show(nanos(args.look_every))
     );
     if args.dry_run {
@@ -118,7 +154,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         budget_ns: channels.control().budget_ns.load(Relaxed),
         lanes: &lanes,
         signal,
-        nap: "spin",
+        nap,
         inject: "guard",
         look_every_ns: nanos(args.look_every),
         wall_ns: monotonic_ns() - start_ns,
@@ -155,7 +191,9 @@ fn order(args: &Args) -> Result<Order, Failure> {
             fix,
         ));
     }
+    let nap = Arc::new(args.nap.open()?);
     Ok(Order {
+        nap,
         pairs: lanes.pairs,
         settings,
         slo,

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use elfen_rt::borrow::{Borrow, Sources};
 use elfen_rt::clock::monotonic_ns;
+use elfen_rt::nap::Nap;
 use elfen_rt::policy::Verdict;
 
 use super::channels::Channels;
@@ -28,12 +29,16 @@ pub(crate) struct Guards {
 
 impl Guards {
     /// Starts a guard on every batch lane.
-    pub(crate) fn start(channels: &Arc<Channels>, look_every: Duration) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        channels: &Arc<Channels>,
+        nap: &Arc<Nap>,
+        look_every: Duration,
+    ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut guards = Self { stop: stop.clone(), threads: Vec::new() };
         for index in 0..channels.assigned().len() {
-            let (channels, stop) = (channels.clone(), stop.clone());
-            let guard = move || guard(&channels, index, look_every, &stop);
+            let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
+            let guard = move || guard(&channels, index, &nap, look_every, &stop);
             guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
         }
         Ok(guards)
@@ -51,7 +56,7 @@ impl Drop for Guards {
     }
 }
 
-fn guard(channels: &Channels, index: usize, look_every: Duration, stop: &AtomicBool) {
+fn guard(channels: &Channels, index: usize, how: &Nap, look_every: Duration, stop: &AtomicBool) {
     let (batch, request) = channels.assigned()[index];
     let Some(slot) = u32::try_from(index).ok().and_then(|index| channels.lanes().slot(index))
     else {
@@ -64,7 +69,7 @@ fn guard(channels: &Channels, index: usize, look_every: Duration, stop: &AtomicB
         let now_ns = monotonic_ns();
         let look = borrow.look(now_ns);
         match look.verdict {
-            Verdict::Nap => nap(sources),
+            Verdict::Nap => nap(how, request, sources),
             Verdict::Run => {
                 let budget = look.until_ns.map(|until| until.saturating_sub(now_ns));
                 let budget = budget.map_or(look_every, Duration::from_nanos);
@@ -82,14 +87,17 @@ fn stay_on(batch: u32) {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
 }
 
-/// Waits on the lane until something changes that the policy looks at, or the bound passes.
-fn nap(sources: Sources<'_>) {
+/// Waits on the lane until the request lane idles, or the bound passes: a policy may decide otherwise by then. Without a task
+/// map there is no word that the kernel writes, and the service's are watched by PAUSE.
+fn nap(how: &Nap, request: u32, sources: Sources<'_>) {
+    if let Some(slot) = sources.tasks.filter(|slot| slot.is_busy()) {
+        how.nap(request, slot, NAP_BOUND_NS);
+        return;
+    }
     let seen = Seen::now(sources);
     let end_ns = monotonic_ns() + NAP_BOUND_NS;
     while Seen::now(sources) == seen && monotonic_ns() < end_ns {
-        for _ in 0..16 {
-            std::hint::spin_loop();
-        }
+        std::hint::spin_loop();
     }
 }
 

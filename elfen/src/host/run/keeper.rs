@@ -99,7 +99,7 @@ impl Tending {
             steering: order.slo.map(Steering::new),
             chores_at_ns: 0,
             wanted: channels.wanted().generation.load(Relaxed),
-            _guards: Guards::start(channels, order.look_every)?,
+            _guards: Guards::start(channels, &order.nap, order.look_every)?,
         })
     }
 

@@ -19,8 +19,10 @@ mod launch;
 mod tree;
 
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::Duration;
 
+use elfen_rt::nap::Nap;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::Settings;
 
@@ -33,6 +35,8 @@ pub(crate) struct Order {
     pub(crate) settings: Settings,
     /// For slo-budget: what the keeper steers by.
     pub(crate) slo: Option<Slo>,
+    /// How guards wait on their lanes.
+    pub(crate) nap: Arc<Nap>,
     /// How long a guard sleeps between two looks at an idle lane: the bound on every reaction.
     pub(crate) look_every: Duration,
     pub(crate) program: OsString,

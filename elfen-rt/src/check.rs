@@ -12,6 +12,7 @@ mod once;
 mod process;
 mod thread;
 
+use core::arch::asm;
 use core::ffi::c_int;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,7 +22,7 @@ use crate::policy::Verdict;
 use crate::process::{errno, set_errno};
 use once::Made;
 use process::{Lane, Process};
-pub use thread::Thread;
+pub use thread::{Thread, Words};
 
 /// How long a thread in a critical section is left alone: others may wait for the lock that it holds. After that its nap
 /// is the lesser evil.
@@ -43,12 +44,36 @@ const FROZEN_AFTER_NS: u64 = 1_000_000_000;
 /// To be put where a program spends its time: function entries, loops.
 #[macro_export]
 macro_rules! check {
-    () => {
+    () => {{
+        $crate::check::note();
         $crate::check::check()
-    };
+    }};
 }
 
-/// What [`check!`](crate::check!) expands to.
+/// Leaves a note in the program, one for each of its object files, that says that it checks itself: what `elfen run` goes by.
+/// No instructions.
+#[inline(always)]
+pub fn note() {
+    // SAFETY: changes sections and puts nothing into this one.
+    unsafe {
+        asm!(
+            ".ifndef elfen_check_noted",
+            ".set elfen_check_noted, 1",
+            ".pushsection .note.elfen.check,\"a\",@note",
+            ".balign 4",
+            // Bytes of name and contents, and the type; the name; the contents: the version of `Thread`.
+            ".long 6, 4, 1",
+            ".asciz \"Elfen\"",
+            ".balign 4",
+            ".long 1",
+            ".popsection",
+            ".endif",
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+}
+
+/// The check in [`check!`](crate::check!).
 #[inline(always)]
 pub fn check() {
     Thread::with_own(|thread| {
@@ -71,6 +96,14 @@ pub extern "C" fn elfen_look_1(thread: &Thread) {
     set_errno(errno);
 }
 
+/// Where a check that is written into this process finds its words; `None` if there is no run to check for. With one batch
+/// lane, `moved` is not needed and is left out.
+pub fn words() -> Option<Words> {
+    let Made::Value(process) = Process::own() else { return None };
+    let words = Words::own();
+    Some(Words { moved: words.moved.filter(|_| process.lanes() > 1), ..words })
+}
+
 fn look(thread: &Thread) {
     let process = match Process::own() {
         Made::Value(process) => process,
@@ -80,7 +113,10 @@ fn look(thread: &Thread) {
     let mut napping_since_ns = None;
     loop {
         let cpu = thread.here();
-        let Some(lane) = process.lane(cpu) else { return thread.choose(None, cpu) };
+        let Some(lane) = process.lane(cpu) else {
+            thread.choose(process.only_word(), cpu);
+            return thread.keep_quiet(QUIET_TICKS);
+        };
         let word = lane.word();
         thread.choose(word, cpu);
         let now_ns = monotonic_ns();

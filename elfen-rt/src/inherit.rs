@@ -9,6 +9,7 @@ use core::ptr;
 
 use crate::bpf::Descriptor;
 use crate::memory::{Access, Memory};
+use crate::process::parse_u64;
 use crate::signal::control::ControlSlot;
 use crate::signal::lane::LaneSlot;
 use crate::signal::page::{Page, Slot};
@@ -17,7 +18,7 @@ use crate::signal::task::{Descriptors, TaskMap};
 
 /// The variable: `1 LANES CONTROL TASKS WATCH LINK SERVICE`, with `-` for what there is none of.
 pub const VARIABLE: &CStr = c"ELFEN_RUN";
-const PROTOCOL: &str = "1";
+const PROTOCOL: &[u8] = b"1";
 
 /// The channels of the run that this process belongs to.
 #[derive(Debug)]
@@ -35,21 +36,29 @@ struct Fields<'a> {
     control: c_int,
     /// Task map, leases, link.
     descriptors: Option<[c_int; 3]>,
-    service: Option<&'a str>,
+    service: Option<&'a [u8]>,
+}
+
+/// Whether the environment says that this process belongs to a run.
+pub fn is_named() -> bool {
+    text().is_some()
+}
+
+/// The variable's value, unless the program has more rights than whoever started it: then it takes no addresses from them.
+fn text() -> Option<&'static [u8]> {
+    // SAFETY: getauxval takes a number.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    // SAFETY: the C library has set `environ` up before any of our callers run.
+    unsafe { value_of(VARIABLE) }.map(CStr::to_bytes)
 }
 
 impl Run {
     /// Opens what the environment names. `None` if this process belongs to no run, if what is named is not there, or if
     /// neither the task map nor a service's page can be read: then a check has nothing to look at.
     pub fn inherited() -> Option<Self> {
-        // A program that runs with more rights than whoever started it takes no addresses from them.
-        // SAFETY: getauxval takes a number.
-        if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-            return None;
-        }
-        // SAFETY: the C library has set `environ` up before any of our callers run.
-        let text = unsafe { value_of(VARIABLE) }?;
-        Self::open(&parse(text.to_str().ok()?)?)
+        Self::open(&parse(text()?)?)
     }
 
     fn open(fields: &Fields<'_>) -> Option<Self> {
@@ -57,7 +66,8 @@ impl Run {
             // The program may have closed them; pins serve everybody.
             task_map(numbers).or_else(|| TaskMap::open_pinned().ok())
         });
-        let service = fields.service.and_then(|name| ServiceReader::open(name).ok());
+        let service = fields.service.and_then(|name| str::from_utf8(name).ok());
+        let service = service.and_then(|name| ServiceReader::open(name).ok());
         if tasks.is_none() && service.is_none() {
             return None;
         }
@@ -82,8 +92,8 @@ fn copy_of(number: c_int) -> Option<Descriptor> {
     (copy >= 0).then(|| unsafe { Descriptor::from_raw(copy) })
 }
 
-fn parse(text: &str) -> Option<Fields<'_>> {
-    let mut fields = text.splitn(7, ' ');
+fn parse(text: &[u8]) -> Option<Fields<'_>> {
+    let mut fields = text.splitn(7, |&byte| byte == b' ');
     let mut next = || fields.next();
     if next()? != PROTOCOL {
         return None;
@@ -95,13 +105,12 @@ fn parse(text: &str) -> Option<Fields<'_>> {
         [Some(tasks), Some(watch), Some(link)] => Some([tasks, watch, link]),
         _ => None,
     };
-    let service = (service != "-").then_some(service);
+    let service = (service != b"-").then_some(service);
     Some(Fields { lanes, control, descriptors, service })
 }
 
-/// Digits alone; `parse` would take a sign.
-fn number(text: &str) -> Option<c_int> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+fn number(digits: &[u8]) -> Option<c_int> {
+    parse_u64(digits).and_then(|number| c_int::try_from(number).ok())
 }
 
 unsafe extern "C" {
@@ -148,15 +157,15 @@ mod tests {
         lanes: 12,
         control: 13,
         descriptors: Some([900, 901, 902]),
-        service: Some("the search"),
+        service: Some(b"the search"),
     };
 
     #[test]
     fn a_whole_value_is_read_to_the_last_word() {
-        assert_eq!(parse("1 12 13 900 901 902 the search"), Some(FULL));
+        assert_eq!(parse(b"1 12 13 900 901 902 the search"), Some(FULL));
         let without = Fields { descriptors: None, service: None, ..FULL };
-        assert_eq!(parse("1 12 13 - - - -"), Some(without));
-        assert_eq!(parse("1 12 13 900 - 902 -"), Some(without), "a map is all three");
+        assert_eq!(parse(b"1 12 13 - - - -"), Some(without));
+        assert_eq!(parse(b"1 12 13 900 - 902 -"), Some(without), "a map is all three");
     }
 
     #[test]
@@ -171,7 +180,7 @@ mod tests {
             "1 12 99999999999 - - - -",
             "1 12  13 - - - -",
         ] {
-            assert_eq!(parse(text), None, "{text:?}");
+            assert_eq!(parse(text.as_bytes()), None, "{text:?}");
         }
     }
 

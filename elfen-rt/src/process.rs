@@ -121,7 +121,9 @@ fn read_stat(pid: c_int) -> Stat {
 /// Fields are counted after the last `)`: the name before it may hold spaces and parentheses.
 fn parse_stat(line: &[u8]) -> Stat {
     let Some(name_end) = line.iter().rposition(|&b| b == b')') else { return Stat::Unreadable };
-    let mut fields = line[name_end + 1..].split(|&b| b == b' ').filter(|f| !f.is_empty());
+    // `get`, like everywhere here: nothing that runs in other people's processes may be able to panic.
+    let Some(fields) = line.get(name_end + 1..) else { return Stat::Unreadable };
+    let mut fields = fields.split(|&b| b == b' ').filter(|f| !f.is_empty());
     match fields.next() {
         Some(b"Z" | b"X" | b"x") => return Stat::Ended,
         Some(_) => {}
@@ -134,7 +136,11 @@ fn parse_stat(line: &[u8]) -> Stat {
     }
 }
 
-fn parse_u64(digits: &[u8]) -> Option<u64> {
+/// Digits alone. `None` for none, for more than fit, and for anything else.
+pub(crate) fn parse_u64(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
     digits.iter().try_fold(0u64, |value, &digit| {
         let digit = digit.checked_sub(b'0').filter(|&d| d < 10)?;
         value.checked_mul(10)?.checked_add(u64::from(digit))

@@ -53,6 +53,18 @@ impl Process {
         Some(Lane { sources: Sources { tasks, service }, control, slot, view })
     }
 
+    /// How many batch lanes the run has.
+    pub(super) fn lanes(&self) -> u32 {
+        self.views.count
+    }
+
+    /// With a single batch lane, its request lane's word, for threads that are elsewhere: those whose check doesn't know
+    /// that they moved must find the way back.
+    pub(super) fn only_word(&'static self) -> Option<&'static AtomicU64> {
+        let only = self.run.lanes.slot(0).filter(|_| self.lanes() == 1)?;
+        self.lane(u32::try_from(only.batch_cpu.load(Relaxed)).ok()?)?.word()
+    }
+
     /// How often `cpu` has switched; `None` without a task map.
     pub(super) fn switches(&self, cpu: u32) -> Option<u64> {
         self.run.tasks.as_ref()?.slot(cpu).map(|slot| slot.switches.load(Relaxed))

@@ -71,7 +71,38 @@ global_asm!(".weak __rseq_offset", ".weak __rseq_size");
 /// `cpu_id` in `struct rseq`, linux/rseq.h.
 const RSEQ_CPU_ID: isize = 4;
 
+/// Where the words of a thread's check lie, as distances from its thread pointer: the same in all threads of a process. For
+/// whoever writes checks in machine code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Words {
+    /// The pointer to the word that is tested.
+    pub word: isize,
+    /// The CPU that the thread runs on, and the one that the word was chosen for; `None` if the kernel does not keep it.
+    pub moved: Option<[isize; 2]>,
+}
+
+impl Words {
+    pub(super) fn own() -> Self {
+        let distance =
+            |at: usize| at.cast_signed().wrapping_sub(thread_pointer().addr().cast_signed());
+        Thread::with_own(|thread| {
+            let kept = kept_cpu().map(|(kept, _)| ptr::from_ref(kept).addr());
+            let chosen_on = ptr::from_ref(&thread.chosen_on).addr();
+            Self {
+                word: distance(ptr::from_ref(&thread.word).addr()),
+                moved: kept.map(|kept| [distance(kept), distance(chosen_on)]),
+            }
+        })
+    }
+}
+
 impl Thread {
+    /// Where fields lie, for fast paths in assembly.
+    pub const WORD_AT: usize = offset_of!(Self, word);
+    pub const CPU_AT: usize = offset_of!(Self, cpu);
+    pub const CHOSEN_ON_AT: usize = offset_of!(Self, chosen_on);
+    pub const QUIET_UNTIL_AT: usize = offset_of!(Self, quiet_until);
+
     /// The calling thread's block, for the time that it runs.
     #[inline(always)]
     pub fn with_own<R>(with: impl FnOnce(&Self) -> R) -> R {
@@ -177,6 +208,15 @@ fn kept_cpu() -> Option<(&'static AtomicU32, u32)> {
     if *size == 0 {
         return None;
     }
+    let area = thread_pointer().wrapping_offset(*offset + RSEQ_CPU_ID).cast::<AtomicU32>();
+    // SAFETY: the C library has such an area in every thread, at this offset, and it is the thread's as long as it runs.
+    let kept = unsafe { &*area };
+    let cpu = kept.load(Relaxed);
+    // Negative: not registered in this thread.
+    (cpu <= i32::MAX.unsigned_abs()).then_some((kept, cpu))
+}
+
+fn thread_pointer() -> *const u8 {
     let thread: *const u8;
     // SAFETY: reads the thread pointer, which every thread has at %fs:0.
     unsafe {
@@ -186,12 +226,7 @@ fn kept_cpu() -> Option<(&'static AtomicU32, u32)> {
             options(pure, nomem, nostack, preserves_flags),
         );
     }
-    let area = thread.wrapping_offset(*offset + RSEQ_CPU_ID).cast::<AtomicU32>();
-    // SAFETY: the C library has such an area in every thread, at this offset, and it is the thread's as long as it runs.
-    let kept = unsafe { &*area };
-    let cpu = kept.load(Relaxed);
-    // Negative: not registered in this thread.
-    (cpu <= i32::MAX.unsigned_abs()).then_some((kept, cpu))
+    thread
 }
 
 fn ticks() -> u64 {

@@ -1,0 +1,143 @@
+//! The check in machine code, as it is written over NOPs.
+//!
+//! ```text
+//!     mov   %fs:WORD, %r11            what the thread tests            64 4c 8b 1c 25 WORD
+//!     cmpq  $0, (%r11)                                                 49 83 3b 00
+//!     jne   SLOW                                                       0f 85 rel32
+//!     mov   %fs:CPU, %r11d            the CPU that it runs on          64 44 8b 1c 25 CPU
+//!     cmp   %fs:CHOSEN_ON, %r11d      the CPU that WORD was chosen for 64 44 3b 1c 25 CHOSEN_ON
+//!     jne   SLOW                                                       0f 85 rel32
+//! ```
+//!
+//! `%r11` belongs to nobody where a function starts, and the flags mean nothing there. The second half is for runs with more
+//! than one batch lane: with one, a thread has nowhere to go.
+
+/// Bytes of the check for one pair, and of the whole.
+pub const PAIR_CHECK_BYTES: usize = 19;
+pub const CHECK_BYTES: usize = 43;
+pub const JUMP_BYTES: usize = 5;
+
+/// Where the words of a check lie, as distances from the thread pointer: the same in every thread of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Check {
+    /// The pointer to the word that is tested.
+    pub word: i32,
+    /// The CPU that the thread runs on, and the one that `word` was chosen for. `None`: the thread can't move.
+    pub moved: Option<[i32; 2]>,
+}
+
+/// Some bytes of machine code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Code {
+    bytes: [u8; CHECK_BYTES],
+    len: usize,
+}
+
+impl Code {
+    const EMPTY: Self = Self { bytes: [0; CHECK_BYTES], len: 0 };
+
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Option<()> {
+        let end = self.len.checked_add(bytes.len())?;
+        self.bytes.get_mut(self.len..end)?.copy_from_slice(bytes);
+        self.len = end;
+        Some(())
+    }
+
+    /// An instruction that ends in a 32-bit distance from its own end to `to`; the code starts at `at`.
+    fn push_relative(&mut self, opcode: &[u8], at: u64, to: u64) -> Option<()> {
+        self.push(opcode)?;
+        let end = at.checked_add(self.len as u64)?.checked_add(4)?;
+        self.push(&distance(end, to)?.to_le_bytes())
+    }
+}
+
+impl Check {
+    /// How many bytes [`Check::code`] takes.
+    pub fn size(&self) -> usize {
+        if self.moved.is_some() { CHECK_BYTES } else { PAIR_CHECK_BYTES }
+    }
+
+    /// The check as it stands at `at`, going to `slow` if there is a reason to. `None` if that is more than 2 GiB away.
+    pub fn code(&self, at: u64, slow: u64) -> Option<Code> {
+        let mut code = Code::EMPTY;
+        code.push(&[0x64, 0x4c, 0x8b, 0x1c, 0x25])?;
+        code.push(&self.word.to_le_bytes())?;
+        code.push(&[0x49, 0x83, 0x3b, 0x00])?;
+        code.push_relative(&[0x0f, 0x85], at, slow)?;
+        if let Some([cpu, chosen_on]) = self.moved {
+            code.push(&[0x64, 0x44, 0x8b, 0x1c, 0x25])?;
+            code.push(&cpu.to_le_bytes())?;
+            code.push(&[0x64, 0x44, 0x3b, 0x1c, 0x25])?;
+            code.push(&chosen_on.to_le_bytes())?;
+            code.push_relative(&[0x0f, 0x85], at, slow)?;
+        }
+        Some(code)
+    }
+}
+
+/// `jmp to`.
+pub fn jump(at: u64, to: u64) -> Option<Code> {
+    let mut code = Code::EMPTY;
+    code.push_relative(&[0xe9], at, to)?;
+    Some(code)
+}
+
+/// `call *pointer(%rip)`.
+pub fn call_through(at: u64, pointer: u64) -> Option<Code> {
+    let mut code = Code::EMPTY;
+    code.push_relative(&[0xff, 0x15], at, pointer)?;
+    Some(code)
+}
+
+fn distance(from: u64, to: u64) -> Option<i32> {
+    i32::try_from(to.cast_signed().checked_sub(from.cast_signed())?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAIR: Check = Check { word: -40, moved: None };
+    const WHOLE: Check = Check { word: -40, moved: Some([0x1234, -24]) };
+
+    /// Against what GNU as makes of the listing above.
+    #[test]
+    fn the_bytes_are_those_of_the_listing() {
+        let word = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xd8, 0xff, 0xff, 0xff, 0x49, 0x83, 0x3b, 0x00];
+        let cpu = [0x64, 0x44, 0x8b, 0x1c, 0x25, 0x34, 0x12, 0x00, 0x00];
+        let chosen_on = [0x64, 0x44, 0x3b, 0x1c, 0x25, 0xe8, 0xff, 0xff, 0xff];
+        let code = PAIR.code(0x1000, 0x2000).unwrap();
+        assert_eq!(code.bytes(), [&word[..], &[0x0f, 0x85, 0xed, 0x0f, 0, 0]].concat());
+        assert_eq!(code.bytes().len(), PAIR.size());
+        let code = WHOLE.code(0x1000, 0x0f00).unwrap();
+        let parts = [
+            &word[..],
+            &[0x0f, 0x85, 0xed, 0xfe, 0xff, 0xff],
+            &cpu,
+            &chosen_on,
+            &[0x0f, 0x85, 0xd5, 0xfe, 0xff, 0xff],
+        ];
+        assert_eq!(code.bytes(), parts.concat());
+        assert_eq!(code.bytes().len(), WHOLE.size());
+    }
+
+    #[test]
+    fn jumps_count_from_their_end() {
+        assert_eq!(jump(0x1000, 0x1005).unwrap().bytes(), [0xe9, 0, 0, 0, 0]);
+        assert_eq!(jump(0x1000, 0x1000).unwrap().bytes(), [0xe9, 0xfb, 0xff, 0xff, 0xff]);
+        assert_eq!(call_through(0x1000, 0x1016).unwrap().bytes(), [0xff, 0x15, 0x10, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_is_out_of_reach_is_refused() {
+        let far = 1 << 31;
+        assert_eq!(jump(0, far + 5), None);
+        assert!(jump(0, far + 4).is_some());
+        assert_eq!(WHOLE.code(0x7fff_0000_0000, 0x5555_0000_0000), None);
+        assert_eq!(jump(u64::MAX - 2, 0), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! Where functions start, from the search table of the unwind information (`.eh_frame_hdr`).
+//!
+//! It is mapped with the program and survives `strip`, which a symbol table does not. Only the form that linkers write
+//! is read: a sorted table of pairs of 32-bit offsets from the header's own address.
+
+/// Version 1; a pointer in some encoding; the count in 4 bytes; pairs of signed 4 bytes, relative to the header.
+const VERSION: u8 = 1;
+const COUNT_UDATA4: u8 = 0x03;
+const TABLE_DATAREL_SDATA4: u8 = 0x3b;
+/// Version and three encodings, the pointer that we skip, the count.
+const COUNT_AT: usize = 8;
+const TABLE_AT: usize = 12;
+const PAIR_BYTES: usize = 8;
+
+/// The search table of one object.
+#[derive(Clone, Copy, Debug)]
+pub struct FunctionStarts<'a> {
+    pairs: &'a [u8],
+    header_address: u64,
+}
+
+impl<'a> FunctionStarts<'a> {
+    /// Reads a `.eh_frame_hdr` that lies at `address`. `None` if it has another form.
+    pub fn parse(header: &'a [u8], address: u64) -> Option<Self> {
+        let [VERSION, pointer, COUNT_UDATA4, TABLE_DATAREL_SDATA4, ..] = *header else {
+            return None;
+        };
+        // The pointer to .eh_frame is 4 bytes in the only encodings that linkers use: sdata4, from wherever.
+        if pointer & 0x0f != 0x0b {
+            return None;
+        }
+        let count = header.get(COUNT_AT..TABLE_AT)?.try_into().map(u32::from_le_bytes).ok()?;
+        let bytes = usize::try_from(count).ok()?.checked_mul(PAIR_BYTES)?;
+        let pairs = header.get(TABLE_AT..TABLE_AT.checked_add(bytes)?)?;
+        Some(Self { pairs, header_address: address })
+    }
+
+    pub fn count(&self) -> usize {
+        self.pairs.len() / PAIR_BYTES
+    }
+
+    /// The start of the last function that starts at or before `address`.
+    pub fn of(&self, address: u64) -> Option<u64> {
+        let (mut low, mut high) = (0, self.count());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.start(middle)? <= address { low = middle + 1 } else { high = middle }
+        }
+        self.start(low.checked_sub(1)?)
+    }
+
+    fn start(&self, index: usize) -> Option<u64> {
+        let at = index.checked_mul(PAIR_BYTES)?;
+        let offset = self.pairs.get(at..at.checked_add(4)?)?;
+        let offset = i32::from_le_bytes(offset.try_into().ok()?);
+        self.header_address.checked_add_signed(offset.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    const ADDRESS: u64 = 0x40_0000;
+
+    fn header(starts: &[u64]) -> Vec<u8> {
+        let mut bytes = Vec::from([VERSION, 0x1b, COUNT_UDATA4, TABLE_DATAREL_SDATA4, 9, 9, 9, 9]);
+        bytes.extend(u32::try_from(starts.len()).unwrap().to_le_bytes());
+        for start in starts {
+            let offset = i32::try_from(start.cast_signed() - ADDRESS.cast_signed()).unwrap();
+            bytes.extend(offset.to_le_bytes());
+            bytes.extend([7; 4]);
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_function_is_found_by_any_address_in_it() {
+        let bytes = header(&[0x1000, 0x1040, 0x50_0000]);
+        let starts = FunctionStarts::parse(&bytes, ADDRESS).unwrap();
+        let cases = [
+            (0xfff, None),
+            (0x1000, Some(0x1000)),
+            (0x103f, Some(0x1000)),
+            (0x1040, Some(0x1040)),
+            (0x50_0000, Some(0x50_0000)),
+            (u64::MAX, Some(0x50_0000)),
+        ];
+        for (address, start) in cases {
+            assert_eq!(starts.of(address), start, "{address:#x}");
+        }
+        let none = header(&[]);
+        assert_eq!(FunctionStarts::parse(&none, ADDRESS).unwrap().of(0x1000), None);
+    }
+
+    #[test]
+    fn other_forms_and_cut_tables_are_refused() {
+        let whole = header(&[0x1000, 0x1040]);
+        for (at, byte) in [(0, 2), (1, 0x1c), (2, 0x04), (3, 0x1b), (8, 3), (11, 1)] {
+            let mut bytes = whole.clone();
+            bytes[at] = byte;
+            assert!(FunctionStarts::parse(&bytes, ADDRESS).is_none(), "byte {at} as {byte}");
+        }
+        assert!(FunctionStarts::parse(&whole[..whole.len() - 1], ADDRESS).is_none());
+        assert!(FunctionStarts::parse(&[], ADDRESS).is_none());
+    }
+
+    proptest::proptest! {
+        /// Against a search that looks at every entry.
+        #[test]
+        fn the_search_finds_what_a_walk_finds(
+            mut starts in proptest::collection::vec(0u64..0x80_0000, 0..50), address in 0u64..0x90_0000,
+        ) {
+            starts.sort_unstable();
+            let bytes = header(&starts);
+            let found = FunctionStarts::parse(&bytes, ADDRESS).unwrap().of(address);
+            let walked = starts.iter().copied().rfind(|&start| start <= address);
+            proptest::prop_assert_eq!(found, walked);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! How many bytes of NOPs stand somewhere: gcc writes single bytes, LLVM the longest forms that the CPU knows.
+
+/// Bytes of whole NOP instructions at the start of `code`.
+pub fn nop_run(code: &[u8]) -> usize {
+    let mut run = 0;
+    while let Some(length) = code.get(run..).and_then(nop) {
+        run += length;
+    }
+    run
+}
+
+/// The length of the NOP that `code` starts with.
+fn nop(code: &[u8]) -> Option<usize> {
+    let prefixes = code.iter().take_while(|&&byte| byte == 0x66 || byte == 0x2e).count();
+    let length = match code.get(prefixes..)? {
+        [0x90, ..] => 1,
+        [0x0f, 0x1f, operand, ..] => 3 + operand_bytes(*operand)?,
+        _ => return None,
+    };
+    // No instruction has more than 15 bytes.
+    let whole = prefixes + length;
+    (whole <= 15 && whole <= code.len()).then_some(whole)
+}
+
+/// Bytes after the ModRM byte of a NOP's operand: `0f 1f /0` with memory at a register, with and without index and offset.
+fn operand_bytes(modrm: u8) -> Option<usize> {
+    let (mode, digit, register) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
+    if digit != 0 {
+        return None;
+    }
+    let index = usize::from(register == 4);
+    match mode {
+        0 if register != 5 => Some(index),
+        1 => Some(index + 1),
+        2 => Some(index + 4),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// The forms that Intel's and AMD's manuals recommend, 1 to 9 bytes, and LLVM's longer ones.
+    const FORMS: [&[u8]; 12] = [
+        &[0x90],
+        &[0x66, 0x90],
+        &[0x0f, 0x1f, 0x00],
+        &[0x0f, 0x1f, 0x40, 0x00],
+        &[0x0f, 0x1f, 0x44, 0x00, 0x00],
+        &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
+        &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
+        &[0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+        &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+        &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+        &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+        &[0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+    ];
+
+    #[test]
+    fn every_form_is_one_nop_and_half_of_it_none() {
+        for form in FORMS {
+            assert_eq!(nop_run(form), form.len(), "{form:x?}");
+            let half = &form[..form.len() - 1];
+            assert!(nop_run(half) < half.len() || half.is_empty(), "{half:x?}");
+        }
+    }
+
+    #[test]
+    fn other_instructions_end_the_run() {
+        for other in [
+            &[0x55][..],                     // push %rbp
+            &[0xf3, 0x90],                   // pause
+            &[0xf3, 0x0f, 0x1e, 0xfa],       // endbr64
+            &[0x0f, 0x1f, 0xc0],             // a NOP of a register: nobody pads with it
+            &[0x0f, 0x1f, 0x05, 0, 0, 0, 0], // of the instruction pointer
+            &[0x0f, 0x1f, 0x08],             // another digit
+            &[0x0f],                         // cut
+            &[0x66; 16],                     // nothing but prefixes
+            &[0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66],
+        ] {
+            let code: Vec<u8> = [0x90, 0x66, 0x90].iter().chain(other).copied().collect();
+            assert_eq!(nop_run(&code), 3, "{other:x?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_within_their_bounds(code: Vec<u8>) {
+            proptest::prop_assert!(nop_run(&code) <= code.len());
+        }
+    }
+}

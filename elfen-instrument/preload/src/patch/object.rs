@@ -1,0 +1,103 @@
+//! A loaded object: where its parts lie in memory, by its program headers, which the loader has believed already.
+
+use core::ffi::CStr;
+use core::slice;
+
+use elfen_entries::FunctionStarts;
+
+use super::section;
+use super::write::Opened;
+
+/// What the loader says of one object. Addresses are those in memory.
+pub(super) struct Object<'a> {
+    base: u64,
+    headers: &'a [libc::Elf64_Phdr],
+    path: &'a CStr,
+}
+
+/// A stretch of an object in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Stretch {
+    pub(super) address: u64,
+    pub(super) len: usize,
+}
+
+impl<'a> Object<'a> {
+    /// # Safety
+    /// 1. `info` is what `dl_iterate_phdr` handed out, and its callback still runs.
+    pub(super) unsafe fn of(info: *const libc::dl_phdr_info) -> Option<Self> {
+        // SAFETY: by the contract above.
+        let info: &'a libc::dl_phdr_info = unsafe { info.as_ref() }?;
+        if info.dlpi_phdr.is_null() || info.dlpi_name.is_null() {
+            return None;
+        }
+        // SAFETY: the loader says that there are so many headers at this address.
+        let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        // SAFETY: the loader's names are NUL-terminated.
+        let name = unsafe { CStr::from_ptr(info.dlpi_name) };
+        // The program itself has no name.
+        let path = if name.is_empty() { c"/proc/self/exe" } else { name };
+        Some(Self { base: info.dlpi_addr, headers, path })
+    }
+
+    /// The addresses that the compiler listed, as the loader has relocated them.
+    pub(super) fn listed_entries(&self) -> Option<&'a [u64]> {
+        let section = section::find(self.path)?;
+        let address = self.base.checked_add(section.address)?;
+        let bytes = self.bytes(address, section.len, libc::PF_R)?;
+        // SAFETY: any eight bytes are a u64; what is not aligned or not whole is cut off.
+        let (_, entries, _) = unsafe { bytes.align_to::<u64>() };
+        Some(entries)
+    }
+
+    pub(super) fn function_starts(&self) -> Option<FunctionStarts<'a>> {
+        let header = self.headers.iter().find(|header| header.p_type == libc::PT_GNU_EH_FRAME)?;
+        let address = self.base.checked_add(header.p_vaddr)?;
+        let bytes = self.bytes(address, header.p_memsz, libc::PF_R)?;
+        FunctionStarts::parse(bytes, address)
+    }
+
+    /// The code from `address` to the end of its segment.
+    pub(super) fn code_at(&self, address: u64) -> Option<&'a [u8]> {
+        let text = self.text()?;
+        let offset = address.checked_sub(text.address)?;
+        let rest = (text.len as u64).checked_sub(offset)?;
+        self.bytes(address, rest, libc::PF_R | libc::PF_X)
+    }
+
+    /// The segment that holds code. Linkers make one.
+    pub(super) fn text(&self) -> Option<Stretch> {
+        let mut executable = self.loaded().filter(|header| header.p_flags & libc::PF_X != 0);
+        let (only, none) = (executable.next()?, executable.next());
+        if none.is_some() {
+            return None;
+        }
+        let len = usize::try_from(only.p_filesz).ok()?;
+        Some(Stretch { address: self.base.checked_add(only.p_vaddr)?, len })
+    }
+
+    /// Makes the code writable for a while.
+    pub(super) fn open_text(&self) -> Option<Opened> {
+        Opened::open(self.text()?)
+    }
+
+    fn loaded(&self) -> impl Iterator<Item = &'a libc::Elf64_Phdr> {
+        self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD)
+    }
+
+    /// Bytes of the object, if they lie in one segment that allows what `flags` ask.
+    fn bytes(&self, address: u64, len: u64, flags: u32) -> Option<&'a [u8]> {
+        let offset = address.checked_sub(self.base)?;
+        let end = offset.checked_add(len)?;
+        let inside = |header: &&libc::Elf64_Phdr| {
+            let segment_end = header.p_vaddr.checked_add(header.p_filesz);
+            header.p_flags & flags == flags
+                && header.p_vaddr <= offset
+                && segment_end.is_some_and(|segment_end| end <= segment_end)
+        };
+        self.loaded().find(inside)?;
+        let pointer = core::ptr::with_exposed_provenance(usize::try_from(address).ok()?);
+        // SAFETY: the loader has mapped the segment, readable, and these bytes lie in it; nothing writes them while we look.
+        Some(unsafe { slice::from_raw_parts(pointer, usize::try_from(len).ok()?) })
+    }
+}

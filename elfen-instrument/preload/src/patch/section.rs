@@ -1,0 +1,124 @@
+//! Finds a section by its name in the file of a loaded object: section headers are the one thing that is not mapped.
+//!
+//! The file may have changed since it was loaded. So nothing that is read here is more than a hint: the caller checks that
+//! the addresses lie in the object, at starts of functions, on NOPs.
+
+use core::ffi::{CStr, c_int};
+use core::mem::{size_of, size_of_val, zeroed};
+
+use elfen_entries::SECTION;
+
+/// Where a section lies, counted from the object's base.
+pub(super) struct Section {
+    pub(super) address: u64,
+    pub(super) len: u64,
+}
+
+/// The section with the entries, if the file has one.
+pub(super) fn find(path: &CStr) -> Option<Section> {
+    let file = File::open(path)?;
+    let header: libc::Elf64_Ehdr = file.read(0)?;
+    let magic = [libc::ELFMAG0, libc::ELFMAG1, libc::ELFMAG2, libc::ELFMAG3, libc::ELFCLASS64];
+    let sections = u64::from(header.e_shnum);
+    if header.e_ident.first_chunk() != Some(&magic)
+        || usize::from(header.e_shentsize) != size_of::<libc::Elf64_Shdr>()
+    {
+        return None;
+    }
+    let at = |index: u64| header.e_shoff.checked_add(index * size_of::<libc::Elf64_Shdr>() as u64);
+    let names: libc::Elf64_Shdr = file.read(at(header.e_shstrndx.into())?)?;
+    let mut index = 0;
+    while index < sections {
+        let some: [libc::Elf64_Shdr; AT_ONCE] = file.read_some(at(index)?)?;
+        let is_it = |section: &&libc::Elf64_Shdr| file.is_named(&names, section);
+        let left = usize::try_from(sections - index).ok()?;
+        if let Some(found) = some.iter().take(left).find(is_it) {
+            return Some(Section { address: found.sh_addr, len: found.sh_size });
+        }
+        index += AT_ONCE as u64;
+    }
+    None
+}
+
+/// Section headers in one read: 1 KB of stack.
+const AT_ONCE: usize = 16;
+
+/// elf.h: the program's own contents, mapped, and data that can be written because the loader relocates it.
+const SHT_PROGBITS: u32 = 1;
+const SHF_WRITE_ALLOC: u64 = 1 | 2;
+
+struct File(c_int);
+
+impl File {
+    fn open(path: &CStr) -> Option<Self> {
+        // SAFETY: `path` is NUL-terminated.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        (fd >= 0).then_some(Self(fd))
+    }
+
+    fn is_named(&self, names: &libc::Elf64_Shdr, section: &libc::Elf64_Shdr) -> bool {
+        if section.sh_type != SHT_PROGBITS || section.sh_flags & SHF_WRITE_ALLOC != SHF_WRITE_ALLOC
+        {
+            return false;
+        }
+        let at = names.sh_offset.checked_add(section.sh_name.into());
+        let name = at.and_then(|at| self.read::<[u8; SECTION.len() + 1]>(at));
+        name.is_some_and(|name| name.split_last() == Some((&0, SECTION.as_bytes())))
+    }
+
+    fn read<T: Plain>(&self, at: u64) -> Option<T> {
+        let mut value = T::ZERO;
+        (self.fill(at, &mut value)? == size_of::<T>()).then_some(value)
+    }
+
+    /// As much as the file has; the rest is zero.
+    fn read_some<T: Plain>(&self, at: u64) -> Option<T> {
+        let mut value = T::ZERO;
+        self.fill(at, &mut value)?;
+        Some(value)
+    }
+
+    fn fill<T: Plain>(&self, at: u64, value: &mut T) -> Option<usize> {
+        let at = i64::try_from(at).ok()?;
+        // SAFETY: `value` is ours, as long as said, and `Plain`: any bytes will do.
+        let count = unsafe {
+            libc::pread(self.0, core::ptr::from_mut(value).cast(), size_of_val(value), at)
+        };
+        usize::try_from(count).ok()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, and nobody else knows it.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// # Safety
+/// 1. Any bytes are a value, and zeroes are.
+unsafe trait Plain {
+    const ZERO: Self;
+}
+
+// SAFETY: integers and arrays of them.
+unsafe impl Plain for libc::Elf64_Ehdr {
+    // SAFETY: see above.
+    const ZERO: Self = unsafe { zeroed() };
+}
+
+// SAFETY: integers.
+unsafe impl Plain for libc::Elf64_Shdr {
+    // SAFETY: see above.
+    const ZERO: Self = unsafe { zeroed() };
+}
+
+// SAFETY: see the elements.
+unsafe impl Plain for [libc::Elf64_Shdr; AT_ONCE] {
+    const ZERO: Self = [libc::Elf64_Shdr::ZERO; AT_ONCE];
+}
+
+// SAFETY: any bytes are bytes.
+unsafe impl<const N: usize> Plain for [u8; N] {
+    const ZERO: Self = [0; N];
+}

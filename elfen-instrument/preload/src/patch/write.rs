@@ -1,0 +1,152 @@
+//! Writing code: memory for stubs near an object, and its own text, opened for the time of the writing.
+//!
+//! While a text is open it can't be executed, and it may be the C library's. So nothing is called then but this library's own
+//! code: system calls by hand, bytes one by one.
+
+use core::arch::asm;
+use core::mem::size_of;
+use core::ptr;
+
+use super::hook_address;
+use super::object::Stretch;
+
+const PAGE: u64 = 4096;
+/// Furthest that a 32-bit distance reaches, less what a text and its stubs may be long.
+const REACH: u64 = (1 << 31) - (1 << 28);
+/// Candidates for the stubs' place, and how far they are apart.
+const PLACES: u64 = 48;
+const STEP: u64 = 32 << 20;
+
+/// The process's threads; `None` where `/proc` does not tell. A folder has a link from each folder in it, and two more.
+pub(super) fn threads() -> Option<u64> {
+    // SAFETY: an all-zero stat is a valid value of that plain C structure.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: the path is NUL-terminated and `stat` is ours.
+    let failed = unsafe { libc::stat(c"/proc/self/task".as_ptr(), &mut stat) } != 0;
+    if failed { None } else { stat.st_nlink.checked_sub(2) }
+}
+
+/// Room for code: the address of the hook, then one stub after the other.
+pub(super) struct Stubs {
+    at: Stretch,
+    stub_bytes: usize,
+}
+
+impl Stubs {
+    /// Maps room for `count` stubs within reach of a text.
+    pub(super) fn near(text: Stretch, count: usize, stub_bytes: usize) -> Option<Self> {
+        let bytes = stub_bytes.checked_mul(count)?.checked_add(size_of::<u64>())?;
+        let len = u64::try_from(bytes).ok()?.checked_next_multiple_of(PAGE)?;
+        let text_end = text.address.checked_add(text.len as u64)?;
+        // Below first: above a program is its heap.
+        let below = (0..PLACES).map(|n| text.address.checked_sub(len + PAGE + n * STEP));
+        let above = (1..PLACES).map(|n| text_end.checked_add(n * STEP));
+        let wanted = below.chain(above).flatten();
+        let address =
+            wanted.into_iter().find_map(|wanted| map_near(wanted & !(PAGE - 1), len, text))?;
+        let stubs = Self { at: Stretch { address, len: usize::try_from(len).ok()? }, stub_bytes };
+        stubs.write(address, &hook_address().to_le_bytes());
+        Some(stubs)
+    }
+
+    /// Where the address of the hook stands.
+    pub(super) fn hook(&self) -> u64 {
+        self.at.address
+    }
+
+    pub(super) fn address(&self, index: usize) -> u64 {
+        self.at.address + (size_of::<u64>() + self.stub_bytes * index) as u64
+    }
+
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) {
+        write_within(self.at, address, bytes);
+    }
+
+    /// From now on the stubs can be executed, and not written.
+    pub(super) fn finish(self) -> Option<Self> {
+        protect(self.at, libc::PROT_READ | libc::PROT_EXEC).then_some(self)
+    }
+}
+
+/// Maps memory at `wanted`; `None` if it is taken, or out of the text's reach.
+fn map_near(wanted: u64, len: u64, text: Stretch) -> Option<u64> {
+    if wanted.abs_diff(text.address) > REACH || text.len as u64 > REACH {
+        return None;
+    }
+    let hint = ptr::without_provenance_mut(usize::try_from(wanted).ok()?);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let len = usize::try_from(len).ok()?;
+    // SAFETY: NOREPLACE: a mapping of the program's is never replaced. Kernels before 4.17 take the address as a hint.
+    let at = unsafe { libc::mmap(hint, len, protection, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    if at != hint {
+        // SAFETY: mapped just now, and used by nobody.
+        unsafe { libc::munmap(at, len) };
+        return None;
+    }
+    Some(at.expose_provenance() as u64)
+}
+
+/// A text that can be written, and not executed, until this drops.
+pub(super) struct Opened {
+    text: Stretch,
+}
+
+impl Opened {
+    pub(super) fn open(text: Stretch) -> Option<Self> {
+        let end = text.address.checked_add(text.len as u64)?;
+        let address = text.address & !(PAGE - 1);
+        let text = Stretch { address, len: usize::try_from(end - address).ok()? };
+        protect(text, libc::PROT_READ | libc::PROT_WRITE).then_some(Self { text })
+    }
+
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) {
+        write_within(self.text, address, bytes);
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // What could be made writable can be made what it was.
+        protect(self.text, libc::PROT_READ | libc::PROT_EXEC);
+    }
+}
+
+/// Byte by byte: a longer copy would be a call of `memcpy`.
+fn write_within(stretch: Stretch, address: u64, bytes: &[u8]) {
+    let offset = address.wrapping_sub(stretch.address);
+    let end = offset.saturating_add(bytes.len() as u64);
+    if end > stretch.len as u64 {
+        return;
+    }
+    let Ok(address) = usize::try_from(address) else { return };
+    let start: *mut u8 = ptr::with_exposed_provenance_mut(address);
+    for (index, &byte) in bytes.iter().enumerate() {
+        let to = start.wrapping_add(index);
+        // SAFETY: `stretch` is mapped and writable, by whoever made it, and these bytes lie in it.
+        unsafe { to.write_volatile(byte) };
+    }
+}
+
+/// mprotect(2), without the C library.
+fn protect(stretch: Stretch, protection: i32) -> bool {
+    let mut result = libc::SYS_mprotect;
+    // SAFETY: the stretch is ours, or a text that its object no longer needs to be anything else; system calls change
+    // rax, rcx and r11.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") result,
+            in("rdi") stretch.address,
+            in("rsi") stretch.len,
+            in("rdx") i64::from(protection),
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}

@@ -1,0 +1,75 @@
+//! Where the preload library is, and how the loader is told of it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The library's file name.
+pub const LIBRARY: &str = "libelfen_preload.so";
+
+/// A folder in which to look for Elfen's libraries.
+const VARIABLE: &str = "ELFEN_LIB";
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LibraryError {
+    #[error("no {LIBRARY} at {}", .tried.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    NotFound { tried: Vec<PathBuf> },
+    /// The loader's list is separated by spaces and colons, and nothing escapes them.
+    #[error("{0:?} has a space or a colon in its path, which the loader takes for the end of it")]
+    Path(PathBuf),
+}
+
+/// The library: beside the running command, where packages put it, or in the folder that `ELFEN_LIB` names.
+pub fn find_library() -> Result<PathBuf, LibraryError> {
+    let command = std::env::current_exe().ok();
+    let folder = command.as_deref().and_then(Path::parent);
+    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let tried = places(folder, named.as_deref());
+    let found = tried.iter().find(|place| place.is_file()).cloned();
+    let found = found.ok_or(LibraryError::NotFound { tried })?;
+    if found.as_os_str().as_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
+        return Err(LibraryError::Path(found));
+    }
+    Ok(found)
+}
+
+fn places(command: Option<&Path>, named: Option<&Path>) -> Vec<PathBuf> {
+    let beside = command.map(Path::to_owned);
+    let packaged = command.and_then(Path::parent).map(|prefix| prefix.join("lib/elfen"));
+    let folders = [beside, packaged, named.map(Path::to_owned)];
+    folders.into_iter().flatten().map(|folder| folder.join(LIBRARY)).collect()
+}
+
+/// The value of `LD_PRELOAD` that has the library first, and then what was there.
+pub fn preload(library: &Path, before: Option<&OsStr>) -> OsString {
+    let mut value = OsString::from(library);
+    if let Some(before) = before.filter(|before| !before.is_empty()) {
+        value.push(":");
+        value.push(before);
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_looked_for_beside_the_command_then_in_the_package_then_where_the_user_says() {
+        let places = places(Some("/usr/bin".as_ref()), Some("/elsewhere".as_ref()));
+        let expected = ["/usr/bin/", "/usr/lib/elfen/", "/elsewhere/"];
+        let expected: Vec<PathBuf> =
+            expected.iter().map(|folder| PathBuf::from(format!("{folder}{LIBRARY}"))).collect();
+        assert_eq!(places, expected);
+        let error = LibraryError::NotFound { tried: expected };
+        assert!(error.to_string().contains("/usr/lib/elfen/libelfen_preload.so, /elsewhere/"));
+    }
+
+    #[test]
+    fn what_was_preloaded_stays() {
+        let library = Path::new("/l.so");
+        assert_eq!(preload(library, None), "/l.so");
+        assert_eq!(preload(library, Some("".as_ref())), "/l.so");
+        assert_eq!(preload(library, Some("/a.so b.so".as_ref())), "/l.so:/a.so b.so");
+    }
+}

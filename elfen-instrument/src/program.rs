@@ -1,0 +1,200 @@
+//! Which ways of checking a program allows, and why not the others.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use elfen_entries::{CHECK_BYTES, JUMP_BYTES};
+
+use crate::elf::{self, Elf, Executable, SlowPath};
+use crate::file::{self, Rights};
+
+/// A way to have a batch program checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inject {
+    Guard,
+    Inline,
+    Mcount,
+    Fentry,
+    Cyg,
+    Patch,
+}
+
+impl Inject {
+    /// From the cheapest check to none.
+    pub const BEST_FIRST: [Self; 6] =
+        [Self::Inline, Self::Patch, Self::Fentry, Self::Mcount, Self::Cyg, Self::Guard];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Guard => "guard",
+            Self::Inline => "inline",
+            Self::Mcount => "mcount",
+            Self::Fentry => "fentry",
+            Self::Cyg => "cyg",
+            Self::Patch => "patch",
+        }
+    }
+}
+
+/// Why a program does not allow a way of checking, or cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum Reason {
+    #[error("no such program in any folder of PATH")]
+    NotFound,
+    #[error("cannot be read: {0}")]
+    Unreadable(io::Error),
+    #[error("is no file that can be executed")]
+    NotExecutable,
+    #[error("is a script, and its interpreter {interpreter:?} {reason}")]
+    Interpreter { interpreter: PathBuf, reason: Box<Self> },
+    #[error("is a script of a script of a script, more deeply than the kernel follows")]
+    TooDeep,
+    #[error("is no ELF program")]
+    NotElf,
+    #[error("is a broken ELF file: {0}")]
+    Corrupt(object::Error),
+    #[error("is for another machine (ELF machine {0})")]
+    Foreign(u16),
+    #[error("has 32 bits, the preload library 64")]
+    ThirtyTwoBits,
+    #[error("is statically linked: no loader brings the preload library in")]
+    Static,
+    #[error("is set-user-ID or set-group-ID: the loader preloads nothing into it")]
+    SetId,
+    #[error("has file capabilities: the loader preloads nothing into it")]
+    Capabilities,
+    #[error("was not built for it: {0}")]
+    NotBuiltFor(&'static str),
+    #[error(
+        "leaves {room} bytes at its function entries: a check takes {CHECK_BYTES}, a jump to one \
+         {JUMP_BYTES}"
+    )]
+    NoRoom { room: usize },
+}
+
+/// What is known of a program's file.
+#[derive(Debug)]
+pub struct Program {
+    /// What the kernel maps: of a script its interpreter.
+    pub file: PathBuf,
+    elf: Elf,
+    rights: Option<Rights>,
+}
+
+/// How to start a program so that it is checked in one of the ways.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    pub inject: Inject,
+    /// Whether it takes the preload library.
+    pub preload: bool,
+}
+
+/// The best way that the program `name` allows, as found through PATH. A program that nothing else fits allows
+/// [`Inject::Guard`].
+pub fn best(name: &OsStr) -> Result<Inject, Reason> {
+    Ok(inspect(name)?.best().inject)
+}
+
+/// Looks at the file that `name` stands for.
+pub fn inspect(name: &OsStr) -> Result<Program, Reason> {
+    let path = std::env::var_os("PATH");
+    let file = file::find(name, path.as_deref()).ok_or(Reason::NotFound)?;
+    inspect_file(&file, path.as_deref(), SCRIPTS_MAX)
+}
+
+/// The kernel follows this many interpreters that are scripts.
+const SCRIPTS_MAX: u32 = 5;
+
+fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Program, Reason> {
+    if !file.exists() {
+        return Err(Reason::Unreadable(io::ErrorKind::NotFound.into()));
+    }
+    if !file::is_executable(file) {
+        return Err(Reason::NotExecutable);
+    }
+    if let Some((interpreter, argument)) = file::script(file).map_err(Reason::Unreadable)? {
+        let started = through_env(&interpreter, argument.as_deref(), path).unwrap_or(interpreter);
+        let scripts = scripts.checked_sub(1).ok_or(Reason::TooDeep)?;
+        return inspect_file(&started, path, scripts).map_err(|reason| Reason::Interpreter {
+            interpreter: started,
+            reason: Box::new(reason),
+        });
+    }
+    let bytes = fs::read(file).map_err(Reason::Unreadable)?;
+    let elf = elf::read(&bytes).ok_or(Reason::NotElf)?.map_err(Reason::Corrupt)?;
+    if elf == Elf::NotExecutable {
+        return Err(Reason::NotExecutable);
+    }
+    let rights = file::gains_rights(file).map_err(Reason::Unreadable)?;
+    Ok(Program { file: file.to_owned(), elf, rights })
+}
+
+/// What `#!/usr/bin/env python3` starts in the end.
+fn through_env(
+    interpreter: &Path,
+    argument: Option<&OsStr>,
+    path: Option<&OsStr>,
+) -> Option<PathBuf> {
+    let argument = argument?.to_str()?.trim_start_matches("-S").trim_start();
+    let program = argument.split_ascii_whitespace().next()?;
+    let plain = !program.starts_with('-') && !program.contains('=');
+    (interpreter.file_name()? == "env" && plain).then(|| file::find(program.as_ref(), path))?
+}
+
+impl Program {
+    /// The cheapest check that this program allows.
+    pub fn best(&self) -> Plan {
+        let allowed = Inject::BEST_FIRST.iter().find_map(|&inject| self.allows(inject).ok());
+        allowed.unwrap_or(Plan { inject: Inject::Guard, preload: false })
+    }
+
+    /// How to start it with this check, or why not.
+    pub fn allows(&self, inject: Inject) -> Result<Plan, Reason> {
+        if inject == Inject::Guard {
+            return Ok(Plan { inject, preload: false });
+        }
+        let program = match &self.elf {
+            Elf::Ours(program) => program,
+            Elf::ThirtyTwoBits => return Err(Reason::ThirtyTwoBits),
+            Elf::Foreign(machine) => return Err(Reason::Foreign(*machine)),
+            Elf::NotExecutable => return Err(Reason::NotExecutable),
+        };
+        built_for(program, inject)?;
+        let preload = !(inject == Inject::Inline && program.inline == Some(SlowPath::InProgram));
+        // A program that may not be told of its run by its environment has no checks either.
+        match self.rights {
+            Some(Rights::SetId) => return Err(Reason::SetId),
+            Some(Rights::Capabilities) => return Err(Reason::Capabilities),
+            None => {}
+        }
+        if preload && !program.dynamic {
+            return Err(Reason::Static);
+        }
+        Ok(Plan { inject, preload })
+    }
+}
+
+fn built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
+    let (has, flag) = match inject {
+        Inject::Guard => return Ok(()),
+        Inject::Inline => (program.inline.is_some(), "no check in its source"),
+        Inject::Mcount => (program.mcount, "-pg"),
+        Inject::Fentry => (program.fentry, "-pg -mfentry"),
+        Inject::Cyg => (program.cyg, "-finstrument-functions"),
+        Inject::Patch => (program.entries.is_some(), "-fpatchable-function-entry=43"),
+    };
+    if !has && !program.dynamic {
+        return Err(Reason::Static);
+    }
+    if !has {
+        return Err(Reason::NotBuiltFor(flag));
+    }
+    match program.entries {
+        Some(entries) if inject == Inject::Patch && entries.room < JUMP_BYTES => {
+            Err(Reason::NoRoom { room: entries.room })
+        }
+        _ => Ok(()),
+    }
+}

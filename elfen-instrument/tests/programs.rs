@@ -1,0 +1,157 @@
+//! Goal: a batch program obeys in whatever it does, and does the same as without checks. Method: C programs built for each way
+//! of checking, the preload library as it is shipped, and a service, all in processes of their own.
+
+mod stage;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use elfen_rt::memory::Memory;
+use elfen_rt::signal::lane::LaneState;
+use stage::{Run, Toggle, compile, segment, until};
+
+/// The ways, and the flags that ask for them. Of patched functions also those without room for the whole check, and a
+/// program at a fixed address.
+const WAYS: [(&str, &[&str]); 9] = [
+    ("inline", &["-DINLINE"]),
+    ("inline-no-pie", &["-DINLINE", "-fno-pie", "-no-pie"]),
+    ("mcount", &["-pg"]),
+    ("fentry", &["-pg", "-mfentry"]),
+    ("cyg", &["-finstrument-functions"]),
+    ("patch", &["-fpatchable-function-entry=43"]),
+    ("patch-pair", &["-fpatchable-function-entry=19", "-fno-pie", "-no-pie"]),
+    ("patch-jump", &["-fpatchable-function-entry=5"]),
+    ("patch-cet", &["-fpatchable-function-entry=43", "-fcf-protection=full"]),
+];
+
+/// Built once, whatever tests run at the same time.
+fn programs() -> &'static [(&'static str, PathBuf)] {
+    static BUILT: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let build = |(way, flags): (&'static str, &[&str])| {
+            Some((way, compile("programs.c", &format!("programs-{way}"), flags)?))
+        };
+        WAYS.into_iter().filter_map(build).collect()
+    })
+}
+
+fn plain() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| compile("programs.c", "programs-plain", &[]).unwrap())
+}
+
+/// The words that `loop` shares with us: what it counts, and whether it shall stop.
+struct Board {
+    memory: Memory,
+}
+
+impl Board {
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < 4);
+        // SAFETY: the segment has 4 words, is aligned to a page, and lives as long as `self`.
+        let word = unsafe { self.memory.base().cast::<AtomicU64>().add(index) };
+        // SAFETY: see above; both sides use atomics.
+        unsafe { word.as_ref() }
+    }
+}
+
+#[test]
+fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
+    for (way, program) in programs() {
+        let (run, mut worker) = Run::new();
+        let board = Board { memory: segment(32) };
+        let id = board.memory.segment_id().unwrap().to_string();
+        let mut batch = run.batch(program).args(["loop", &id]).spawn().unwrap();
+        let progress = || board.word(0).load(Relaxed);
+        let is = |state| run.lane().state().is_some_and(|(found, _)| found == state);
+        for request in 1..=10 {
+            let before = progress();
+            until(way, || progress() > before && is(LaneState::Running));
+            worker.begin(request);
+            until(way, || is(LaneState::Napping));
+            let before = progress();
+            std::thread::sleep(Duration::from_millis(10));
+            assert_eq!(progress(), before, "{way}: a napping thread makes no progress");
+            worker.end();
+        }
+        let before = progress();
+        until(way, || progress() > before);
+        board.word(1).store(1, Relaxed);
+        assert!(batch.wait().unwrap().success(), "{way}");
+        assert_eq!(run.lane().naps.load(Relaxed), 10, "{way}");
+    }
+}
+
+fn output_of(command: &mut Command) -> (String, Option<i32>) {
+    let output = command.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    (String::from_utf8(output.stdout).unwrap(), output.status.code())
+}
+
+fn same_with_and_without_checks(arguments: &[&str]) {
+    let expected = output_of(Command::new(plain()).args(arguments));
+    assert!(expected.0.starts_with(arguments[0]), "{expected:?}");
+    for (way, program) in programs() {
+        let alone = output_of(Command::new(program).args(arguments));
+        assert_eq!(alone, expected, "{way}, started by hand");
+        let (run, worker) = Run::new();
+        let _toggle = Toggle::start(worker);
+        // A quick program may be done between two requests.
+        until(way, || {
+            let found = output_of(run.batch(program).args(arguments));
+            assert_eq!(found, expected, "{way}");
+            run.lane().naps.load(Relaxed) > 0
+        });
+    }
+}
+
+#[test]
+fn a_thousand_threads() {
+    same_with_and_without_checks(&["threads"]);
+}
+
+#[test]
+fn two_hundred_children() {
+    same_with_and_without_checks(&["forks"]);
+}
+
+/// With all descriptors closed at each step.
+#[test]
+fn a_chain_of_programs() {
+    same_with_and_without_checks(&["chain", "20", "1"]);
+}
+
+#[test]
+fn handlers_on_a_stack_of_their_own() {
+    same_with_and_without_checks(&["signals"]);
+}
+
+#[test]
+fn coroutines_on_small_stacks() {
+    same_with_and_without_checks(&["contexts"]);
+}
+
+#[test]
+fn blocked_signals_and_a_changed_affinity() {
+    same_with_and_without_checks(&["masked"]);
+}
+
+/// Goal: a hook changes no register that a function was given. Method: arguments in all of them, vectors of every width that this
+/// CPU has, while the lane turns busy and idle all the time.
+#[test]
+fn arguments_arrive_as_they_were_sent() {
+    for (way, flags) in WAYS.into_iter().filter(|(way, _)| !way.starts_with("inline")) {
+        let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
+        let Some(program) = compile("registers.c", &format!("registers-{way}"), &flags) else {
+            continue;
+        };
+        let (run, worker) = Run::new();
+        let _toggle = Toggle::start(worker);
+        let found = output_of(run.batch(&program).arg("0.3"));
+        assert_eq!(found, ("0 wrong\n".to_owned(), Some(0)), "{way}");
+        assert!(run.lane().naps.load(Relaxed) > 0, "{way}: it never napped");
+    }
+}

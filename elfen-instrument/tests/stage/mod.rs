@@ -1,0 +1,194 @@
+//! What the tests of this crate play: the compiler, the service of a pair, and `elfen run` for a batch on it. Channels by the
+//! service's page alone, which takes no privileges.
+
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use elfen_rt::memory::Memory;
+use elfen_rt::process::pid_namespace;
+use elfen_rt::service::{Service, Worker};
+use elfen_rt::signal::control::{ControlSlot, Settings};
+use elfen_rt::signal::lane::LaneSlot;
+use elfen_rt::signal::page::{Page, Slot};
+
+/// How long a thing that must happen may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Says that something is missing here. Not through a macro of std, whose output the test runner keeps to itself.
+pub(crate) fn skipped(name: &str, why: &str) {
+    let mut terminal = io::stderr();
+    writeln!(terminal, "skipped: {name}: {why}").unwrap();
+}
+
+/// The preload library as it is shipped: a release build, which differs from others in that it can't panic.
+pub(crate) fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preload");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--release", "--offline", "--quiet", "-p", "elfen-preload"]);
+        let output = command.arg("--target-dir").arg(&target).current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        target.join("release").join(elfen_instrument::LIBRARY)
+    })
+}
+
+/// Compiles a C file of ours; `None`, and a line, if the compiler can't do what the flags ask. The library's hooks need no
+/// flag to link.
+pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (object, output) = (folder.join(format!("{program}.o")), folder.join(program));
+    let cc = |arguments: &[&OsStr]| Command::new("cc").args(arguments).output();
+    let source = root().join("tests/c").join(source);
+    let include = format!("-I{}", root().join("../elfen-rt/include").display());
+    let mut arguments: Vec<&OsStr> = ["-O2", "-Wall", "-c", &include].map(OsStr::new).to_vec();
+    arguments.extend(flags.iter().map(OsStr::new));
+    arguments.extend([source.as_os_str(), "-o".as_ref(), object.as_os_str()]);
+    let compiled = cc(&arguments).expect("building Rust needs a C compiler too");
+    if !compiled.status.success() {
+        let why = String::from_utf8_lossy(&compiled.stderr).into_owned();
+        skipped(program, why.lines().next().unwrap_or("cc failed"));
+        return None;
+    }
+    let mut arguments: Vec<&OsStr> = vec![object.as_os_str(), "-o".as_ref(), output.as_os_str()];
+    arguments.extend(["-pthread", "-lm"].map(OsStr::new));
+    // How a program is linked is decided by the flags that both steps know.
+    arguments.extend(flags.iter().filter(|flag| LINKING.contains(flag)).map(OsStr::new));
+    let linked = cc(&arguments).unwrap();
+    assert!(linked.status.success(), "{}", String::from_utf8_lossy(&linked.stderr));
+    Some(output)
+}
+
+const LINKING: [&str; 3] = ["-no-pie", "-static", "-pie"];
+
+/// Waits for something that must happen.
+pub(crate) fn until(what: &str, happens: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !happens() {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+pub(crate) fn segment(bytes: usize) -> Memory {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+    memory.remove_name().unwrap();
+    memory
+}
+
+fn page<S: Slot>(slots: u32) -> Page<S> {
+    Page::format(segment(Page::<S>::bytes(slots)), slots, pid_namespace(), &[0; 32]).unwrap()
+}
+
+/// A request lane that no machine has: nobody but the test says what it does.
+const REQUEST_CPU: u32 = 6001;
+
+/// A run with one pair and the service on its request lane.
+pub(crate) struct Run {
+    lanes: Page<LaneSlot>,
+    control: Page<ControlSlot>,
+    service: &'static Service,
+    name: String,
+    cpu: u32,
+}
+
+impl Run {
+    pub(crate) fn new() -> (Self, Worker<'static>) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("check-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        // Lives as long as the test, so that its worker needs no owner.
+        let service: &'static Service = Box::leak(Box::new(Service::open(&name, 1).unwrap()));
+        let worker = service.claim(0, REQUEST_CPU).unwrap();
+        let (lanes, control, cpu) = (page::<LaneSlot>(1), page::<ControlSlot>(1), first_cpu());
+        lanes.slot(0).unwrap().assign(cpu, REQUEST_CPU);
+        control.slot(0).unwrap().publish(&Settings::BORROW_IDLE);
+        (Self { lanes, control, service, name, cpu }, worker)
+    }
+
+    pub(crate) fn lane(&self) -> &LaneSlot {
+        self.lanes.slot(0).unwrap()
+    }
+
+    /// The program as a batch of this run, on its lane.
+    pub(crate) fn batch(&self, program: &Path) -> Command {
+        let id = |memory: &Memory| memory.segment_id().unwrap();
+        let (lanes, control) = (id(self.lanes.memory()), id(self.control.memory()));
+        let mut command = Command::new(program);
+        command.env("ELFEN_RUN", format!("1 {lanes} {control} - - - {}", self.name));
+        command.env("LD_PRELOAD", library()).current_dir(env!("CARGO_TARGET_TMPDIR"));
+        let cpu = self.cpu;
+        // SAFETY: `pin` makes one system call.
+        unsafe { command.pre_exec(move || pin(cpu)) };
+        command
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.service.page().memory().remove_name().unwrap();
+    }
+}
+
+fn first_cpu() -> u32 {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is ours and as large as said.
+    assert_eq!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) }, 0);
+    // SAFETY: `set` was filled in, and no index reaches its size.
+    (0..1024u32).find(|&cpu| unsafe { libc::CPU_ISSET(cpu as usize, &set) }).unwrap()
+}
+
+fn pin(cpu: u32) -> io::Result<()> {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `cpu` came from `first_cpu`.
+    unsafe { libc::CPU_SET(cpu as usize, &mut set) };
+    // SAFETY: `set` is ours and as large as said.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A service that has a request half of the time.
+pub(crate) struct Toggle {
+    stop: &'static AtomicBool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Toggle {
+    pub(crate) fn start(mut worker: Worker<'static>) -> Self {
+        let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+        let serve = move || {
+            for request in 1.. {
+                worker.begin(request);
+                thread::sleep(Duration::from_micros(300));
+                worker.end();
+                thread::sleep(Duration::from_micros(300));
+                if stop.load(Relaxed) {
+                    return;
+                }
+            }
+        };
+        Self { stop, thread: Some(thread::spawn(serve)) }
+    }
+}
+
+impl Drop for Toggle {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}

@@ -17,6 +17,9 @@ pub(crate) fn parse<T: Parser>(program: &str) -> Result<T, ExitCode> {
             print!("{error}");
             ExitCode::SUCCESS
         }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            usage(program, "a subcommand is missing")
+        }
         _ => usage(program, &one_line(&error.to_string())),
     })
 }

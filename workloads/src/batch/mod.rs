@@ -41,7 +41,7 @@ fn mix(x: u64) -> u64 {
 }
 
 /// A checksum of bytes, eight at a time.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(bytes.len() as u64, |sum, chunk| {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);

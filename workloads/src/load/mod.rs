@@ -15,13 +15,15 @@ mod logs;
 mod outcome;
 mod protocol;
 mod queries;
-mod record;
+pub(crate) mod record;
 mod reference;
 mod report;
 mod run;
 mod self_check;
 mod slo;
-mod stats;
+pub(crate) mod stats;
 mod table;
 mod theory;
 mod trace;
+
+pub(crate) use queries::task_query;

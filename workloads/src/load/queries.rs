@@ -166,7 +166,7 @@ impl QuerySet {
 }
 
 /// The query of a luceneutil task line; `None` for tasks that are no text query.
-fn task_query(line: &str) -> Option<&str> {
+pub(crate) fn task_query(line: &str) -> Option<&str> {
     let (_, task) = line.split_once(": ")?;
     let query = task.split(" # ").next().unwrap_or(task).trim();
     // `nrq//`, `datetimesort//` and their like name a field or an operation, a `+filter=` a filter.

@@ -6,11 +6,9 @@ use super::driver::{DriveError, Driven, Driver, Line, Pulse};
 use super::engine::{Engine, Limits};
 use super::queries::QuerySet;
 use super::record::{Distribution, Keep, Recorder};
+use crate::affinity::{PinError, pin};
 use crate::interrupt;
 use crate::units::{Nanos, nanos_from_f64, seconds};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
-use std::io;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,8 +39,8 @@ pub(crate) struct Settings {
 pub(crate) enum RunError {
     #[error(transparent)]
     Drive(#[from] DriveError),
-    #[error("pinning to CPU {cpu}: {error}; name a CPU that this process may run on")]
-    Pin { cpu: usize, error: io::Error },
+    #[error(transparent)]
+    Pin(#[from] PinError),
 }
 
 #[derive(Debug)]
@@ -177,12 +175,4 @@ impl Settings {
 struct Start {
     barrier: Barrier,
     origin: OnceLock<Instant>,
-}
-
-/// Pins the calling thread.
-pub(crate) fn pin(cpu: usize) -> Result<(), RunError> {
-    let mut set = CpuSet::new();
-    set.set(cpu)
-        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-        .map_err(|errno| RunError::Pin { cpu, error: errno.into() })
 }

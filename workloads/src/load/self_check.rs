@@ -13,12 +13,11 @@ use super::protocol::Protocol;
 use super::queries::{QuerySet, Target};
 use super::record::Distribution;
 use super::reference::{Reference, ServiceTimes};
-use super::run::{Invocation, RunError, Settings, pin};
+use super::run::{Invocation, RunError, Settings};
 use super::theory::{Model, lindley, response_mean, response_quantile};
+use crate::affinity::{PinError, allowed, pin};
 use crate::units::{Nanos, micros};
 use comfy_table::{CellAlignment, Table, presets};
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
 use serde::Serialize;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -48,8 +47,8 @@ pub(crate) struct Check {
 pub(crate) enum CheckError {
     #[error("starting the reference service: {0}")]
     Reference(io::Error),
-    #[error("asking which CPUs this process may run on: {0}")]
-    Cpus(io::Error),
+    #[error(transparent)]
+    Pin(#[from] PinError),
     #[error(transparent)]
     Run(#[from] RunError),
     #[error("{failed} of {all} requests of the check failed; it measures nothing")]
@@ -116,7 +115,7 @@ impl Check {
         let address = reference.address().map_err(CheckError::Reference)?;
         // The service on the last CPU, the generator on the first: they spin, and must not share
         // one.
-        let cpus = allowed_cpus()?;
+        let cpus = allowed()?;
         let settings = self.settings(address, load, cpus.first().copied());
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -217,11 +216,6 @@ impl Check {
         lindley(arrivals, services).for_each(|ns| expected.record(ns));
         expected
     }
-}
-
-fn allowed_cpus() -> Result<Vec<usize>, CheckError> {
-    let allowed = sched_getaffinity(Pid::from_raw(0)).map_err(|e| CheckError::Cpus(e.into()))?;
-    Ok((0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect())
 }
 
 impl Outcome {

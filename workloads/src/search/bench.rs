@@ -1,0 +1,184 @@
+//! What one worker can do, without a network: the demand of each query, queries per second, and
+//! what publishing to the service page costs of that.
+
+use super::index::SearchIndex;
+use crate::load::record::Distribution;
+use crate::load::stats::median;
+use crate::units::{micros, seconds, show_us};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::service::{Service, Worker};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::Serialize;
+use std::fmt::Write;
+use std::{fs, io};
+
+const PUBLISHES: u64 = 1_000_000;
+const HITS: usize = 10;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    documents: u64,
+    queries: usize,
+    passes: u32,
+    searches: u64,
+    /// The time of one search, in microseconds.
+    demand_us: Demand,
+    /// Searches by the millisecond that they took: `[0]` took less than one.
+    histogram_ms: Vec<u64>,
+    queries_per_second: f64,
+    /// The same while publishing; the median over pairs of passes of one to the other.
+    publishing_ratio: f64,
+    /// What publishing one request costs in a loop that does nothing else, and its share of a mean
+    /// search.
+    publish_ns: f64,
+    publish_share: f64,
+    /// Memory that is not the index's, after the first pass and after the last, in KiB.
+    anonymous_kib_first: u64,
+    anonymous_kib_last: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Demand {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    p999: f64,
+    max: f64,
+    mean: f64,
+}
+
+/// Asks all queries once a pass, in an order shuffled from `seed`; `passes` pairs of passes.
+pub(super) fn run(
+    index: &SearchIndex,
+    queries: &[String],
+    passes: u32,
+    seed: u64,
+    service: &Service,
+    worker: &mut Worker<'_>,
+) -> io::Result<Report> {
+    let mut seeker = index.seeker();
+    let mut order: Vec<&String> = queries.iter().collect();
+    order.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed));
+    let mut demand = Distribution::default();
+    let mut histogram_ms: Vec<u64> = Vec::new();
+    let mut search = |query: &str| {
+        let begin = monotonic_ns();
+        let found = seeker.search(query, HITS);
+        let took = monotonic_ns() - begin;
+        std::hint::black_box(&found);
+        demand.record(took);
+        let bucket = usize::try_from(took / 1_000_000).unwrap_or(usize::MAX).min(999);
+        if bucket >= histogram_ms.len() {
+            histogram_ms.resize(bucket + 1, 0);
+        }
+        histogram_ms[bucket] += 1;
+    };
+    // The index is read into memory, and the allocator finds its size.
+    order.iter().for_each(|query| search(query));
+    let anonymous_kib_first = anonymous_kib()?;
+    let (mut plain_ns, mut ratios) = (0, Vec::new());
+    for _ in 0..passes {
+        let begin = monotonic_ns();
+        order.iter().for_each(|query| search(query));
+        let plain = monotonic_ns() - begin;
+        let begin = monotonic_ns();
+        for (query, id) in order.iter().zip(1..) {
+            publish(service, worker, id, || search(query));
+        }
+        let published = monotonic_ns() - begin;
+        plain_ns += plain;
+        ratios.push(published as f64 / plain as f64);
+    }
+    let begin = monotonic_ns();
+    (1..=PUBLISHES).for_each(|id| publish(service, worker, id, || {}));
+    let publish_ns = (monotonic_ns() - begin) as f64 / PUBLISHES as f64;
+    let searches = u64::from(passes) * order.len() as u64;
+    Ok(Report {
+        documents: index.manifest.documents,
+        queries: queries.len(),
+        passes,
+        searches: demand.count(),
+        demand_us: demand_of(&demand),
+        histogram_ms,
+        queries_per_second: searches as f64 / seconds(plain_ns),
+        publishing_ratio: median(&ratios).unwrap_or(1.0),
+        publish_ns,
+        publish_share: publish_ns / demand.mean_ns(),
+        anonymous_kib_first,
+        anonymous_kib_last: anonymous_kib()?,
+    })
+}
+
+/// All that the server publishes for one request: the queue before and after it, its begin and its
+/// end.
+fn publish(service: &Service, worker: &mut Worker<'_>, id: u64, request: impl FnOnce()) {
+    let arrived_ns = monotonic_ns();
+    service.set_queue_len(0, 1);
+    service.set_queue_len(0, 0);
+    worker.begin_arrived(id, arrived_ns);
+    request();
+    worker.end();
+}
+
+fn demand_of(demand: &Distribution) -> Demand {
+    let at = |quantile| micros(demand.quantile_ns(quantile));
+    Demand {
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p999: at(0.999),
+        max: micros(demand.max_ns()),
+        mean: demand.mean_ns().round() / 1e3,
+    }
+}
+
+/// Resident memory of this process that is backed by no file.
+fn anonymous_kib() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok());
+    kib.ok_or_else(|| io::Error::other("/proc/self/status has no RssAnon"))
+}
+
+/// The longest bar of the histogram.
+const BAR: usize = 50;
+
+impl Report {
+    pub(super) fn text(&self) -> String {
+        let mut out = String::new();
+        self.write(&mut out).expect("a String takes everything");
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let Demand { p50, p90, p99, p999, max, mean } = &self.demand_us;
+        let shown = [p50, p90, p99, p999, max, mean].map(|us| show_us(*us));
+        let [p50, p90, p99, p999, max, mean] = shown;
+        writeln!(
+            out,
+            "{} documents, {} queries, {} searches\n\
+             demand: p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p999}, max {max}, mean {mean}",
+            self.documents, self.queries, self.searches
+        )?;
+        let most = self.histogram_ms.iter().max().copied().unwrap_or(1).max(1);
+        for (ms, count) in self.histogram_ms.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let share = *count as f64 / self.searches as f64;
+            let bar = usize::try_from(count * BAR as u64 / most).unwrap_or(BAR);
+            writeln!(out, "{ms:4} ms {:7.3} % {}", share * 100.0, "#".repeat(bar))?;
+        }
+        writeln!(
+            out,
+            "one worker: {:.0} queries/s; while publishing, a pass takes {:.4} of the time\n\
+             publishing one request: {:.0} ns, {:.3} % of a mean search\n\
+             memory without the index: {} KiB after the first pass, {} KiB after the last",
+            self.queries_per_second,
+            self.publishing_ratio,
+            self.publish_ns,
+            self.publish_share * 100.0,
+            self.anonymous_kib_first,
+            self.anonymous_kib_last
+        )
+    }
+}

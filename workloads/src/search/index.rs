@@ -1,0 +1,349 @@
+//! The index: built whole or not at all, opened only if it is whole.
+//!
+//! An index grows in a folder beside its destination and is renamed there when everything, a
+//! manifest last, is on disk: whatever interrupts the build, what stands at the destination is
+//! complete. Opening checks the manifest, every file's checksum and the number of documents. One
+//! segment, mapped into memory, searched on the calling thread.
+
+use super::corpus::{Article, CorpusError};
+use super::query::{self, QueryError};
+use crate::batch::checksum;
+use crate::interrupt;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use tantivy::collector::{Count, TopDocs};
+use tantivy::indexer::NoMergePolicy;
+use tantivy::schema::{
+    Field, IndexRecordOption, STORED, Schema, TantivyDocument, TextFieldIndexing, TextOptions,
+    Value,
+};
+use tantivy::tokenizer::TextAnalyzer;
+use tantivy::{Index, IndexWriter, ReloadPolicy, Searcher};
+use thiserror::Error;
+
+const MANIFEST: &str = "elfen-search.json";
+const LOCK: &str = "building.lock";
+const FORMAT: u32 = 1;
+/// The tokenizer that every tantivy index has: words of letters and digits, in lower case.
+const TOKENIZER: &str = "default";
+const WRITER_BYTES: usize = 256 * 1024 * 1024;
+/// Titles are read for the few best hits alone.
+const STORE_CACHE_BLOCKS: usize = 16;
+const REPORT_EVERY: u64 = 1_000;
+
+#[derive(Debug, Error)]
+pub(crate) enum IndexError {
+    #[error("{dir} exists already; choose another folder, or replace it with --force")]
+    Exists { dir: String },
+    #[error("another process is building {dir}; wait for it, or end it")]
+    Building { dir: String },
+    #[error("{what} {path}: {error}; nothing was changed at the destination")]
+    Io { what: &'static str, path: String, error: io::Error },
+    #[error("indexing into {dir}: {error}; nothing was changed at the destination")]
+    Write { dir: String, error: tantivy::TantivyError },
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    #[error("the source has no article; nothing was indexed")]
+    NoArticles,
+    #[error("interrupted; nothing was changed at the destination")]
+    Interrupted,
+    #[error("{dir} holds no finished index ({problem}); build one with `elfen-search index`")]
+    Unfinished { dir: String, problem: String },
+    #[error("the index in {dir} is damaged: {problem}; build it again")]
+    Damaged { dir: String, problem: String },
+}
+
+/// What the last step of a build writes, and the first of opening reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    format: u32,
+    pub(crate) documents: u64,
+    pub(crate) source: Source,
+    /// Over all titles and bodies: the same corpus on another machine has the same.
+    pub(crate) corpus_checksum: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Source {
+    Builtin { seed: u64 },
+    Wikipedia { path: String },
+    LineDocs { path: String },
+}
+
+struct Fields {
+    number: Field,
+    title: Field,
+    body: Field,
+}
+
+impl Fields {
+    fn schema() -> (Schema, Self) {
+        let mut schema = Schema::builder();
+        let positions = TextFieldIndexing::default()
+            .set_tokenizer(TOKENIZER)
+            .set_index_option(IndexRecordOption::WithFreqsAndPositions);
+        let number = schema.add_u64_field("number", STORED);
+        let title = schema.add_text_field("title", STORED);
+        let body =
+            schema.add_text_field("body", TextOptions::default().set_indexing_options(positions));
+        (schema.build(), Self { number, title, body })
+    }
+}
+
+/// Builds the index of the first `limit` articles and puts it at `dir`. `progress` sees the count.
+pub(crate) fn build(
+    articles: impl Iterator<Item = Result<Article, CorpusError>>,
+    limit: u64,
+    source: Source,
+    dir: &Path,
+    force: bool,
+    mut progress: impl FnMut(u64),
+) -> Result<Manifest, IndexError> {
+    if dir.exists() && !force {
+        return Err(IndexError::Exists { dir: dir.display().to_string() });
+    }
+    let staging = Staging::new(dir)?;
+    let (documents, sum) = write_segment(articles, limit, &staging.path, &mut progress)?;
+    let corpus_checksum = format!("{sum:016x}");
+    let manifest = Manifest { format: FORMAT, documents, source, corpus_checksum };
+    staging.finish(&manifest, dir)?;
+    Ok(manifest)
+}
+
+fn write_segment(
+    articles: impl Iterator<Item = Result<Article, CorpusError>>,
+    limit: u64,
+    dir: &Path,
+    progress: &mut impl FnMut(u64),
+) -> Result<(u64, u64), IndexError> {
+    let failed = |error| IndexError::Write { dir: dir.display().to_string(), error };
+    let (schema, fields) = Fields::schema();
+    let index = Index::create_in_dir(dir, schema).map_err(failed)?;
+    let mut writer: IndexWriter = index.writer_with_num_threads(1, WRITER_BYTES).map_err(failed)?;
+    writer.set_merge_policy(Box::new(NoMergePolicy));
+    let (mut documents, mut sum) = (0, 0);
+    for article in articles.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+        let article = article?;
+        if interrupt::asked() {
+            return Err(IndexError::Interrupted);
+        }
+        sum ^=
+            checksum(article.title.as_bytes()).rotate_left(1) ^ checksum(article.body.as_bytes());
+        sum = sum.rotate_left(7).wrapping_add(documents);
+        let mut document = TantivyDocument::new();
+        document.add_u64(fields.number, documents);
+        document.add_text(fields.title, article.title);
+        document.add_text(fields.body, article.body);
+        writer.add_document(document).map_err(failed)?;
+        documents += 1;
+        if documents.is_multiple_of(REPORT_EVERY) {
+            progress(documents);
+        }
+    }
+    if documents == 0 {
+        return Err(IndexError::NoArticles);
+    }
+    writer.commit().map_err(failed)?;
+    let segments = index.searchable_segment_ids().map_err(failed)?;
+    if segments.len() > 1 {
+        writer.merge(&segments).wait().map_err(failed)?;
+    }
+    writer.garbage_collect_files().wait().map_err(failed)?;
+    writer.wait_merging_threads().map_err(failed)?;
+    Ok((documents, sum))
+}
+
+/// The folder that an index grows in. It goes away unless it is finished.
+struct Staging {
+    path: PathBuf,
+    /// Held while this process builds here; the kernel lets go of it however the process ends.
+    _lock: File,
+}
+
+impl Staging {
+    fn new(dir: &Path) -> Result<Self, IndexError> {
+        let mut name = OsString::from(".");
+        name.push(dir.file_name().unwrap_or_default());
+        name.push(".building");
+        let path = dir.with_file_name(name);
+        let io = |what| {
+            let path = path.display().to_string();
+            move |error| IndexError::Io { what, path, error }
+        };
+        fs::create_dir_all(&path).map_err(io("making"))?;
+        let lock = File::create(path.join(LOCK)).map_err(io("locking"))?;
+        if lock.try_lock().is_err() {
+            return Err(IndexError::Building { dir: dir.display().to_string() });
+        }
+        // What a killed build left behind.
+        for entry in fs::read_dir(&path).map_err(io("reading"))? {
+            let entry = entry.map_err(io("reading"))?;
+            if entry.file_name() != LOCK {
+                fs::remove_file(entry.path()).map_err(io("clearing"))?;
+            }
+        }
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Writes the manifest, makes all of it durable, and moves it to its place in one step.
+    fn finish(self, manifest: &Manifest, dir: &Path) -> Result<(), IndexError> {
+        let io = |what, path: &Path| {
+            let path = path.display().to_string();
+            move |error| IndexError::Io { what, path, error }
+        };
+        let path = self.path.join(MANIFEST);
+        let mut file = File::create(&path).map_err(io("writing", &path))?;
+        let text = serde_json::to_vec_pretty(manifest).expect("a manifest is plain data");
+        file.write_all(&text).map_err(io("writing", &path))?;
+        file.sync_all().map_err(io("writing", &path))?;
+        // tantivy makes some files for its own user alone; whoever may enter the folder may serve
+        // it.
+        for entry in fs::read_dir(&self.path).map_err(io("reading", &self.path))? {
+            let path = entry.map_err(io("reading", &self.path))?.path();
+            let readable = Permissions::from_mode(0o644);
+            fs::set_permissions(&path, readable).map_err(io("opening to readers", &path))?;
+        }
+        sync_folder(&self.path).map_err(io("writing", &self.path))?;
+        let flags = if dir.exists() { RenameFlags::RENAME_EXCHANGE } else { RenameFlags::empty() };
+        // In exchange for an index that stood there, which `drop` then removes.
+        renameat2(AT_FDCWD, &self.path, AT_FDCWD, dir, flags)
+            .map_err(|errno| io("moving to", dir)(errno.into()))?;
+        let parent = match dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        sync_folder(parent).map_err(io("writing", parent))?;
+        let lock = dir.join(LOCK);
+        fs::remove_file(&lock).map_err(io("removing", &lock))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            eprintln!("elfen-search: removing {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// A whole index, mapped and checked.
+pub(crate) struct SearchIndex {
+    pub(crate) manifest: Manifest,
+    searcher: Searcher,
+    analyzer: TextAnalyzer,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Found {
+    /// How many documents match.
+    pub(crate) hits: u64,
+    pub(crate) top: Vec<Hit>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Hit {
+    pub(crate) doc: u64,
+    pub(crate) score: f32,
+    pub(crate) title: String,
+}
+
+#[derive(Debug, Error)]
+pub(crate) enum SearchError {
+    #[error(transparent)]
+    Query(#[from] QueryError),
+    #[error("the index can't be read: {0}")]
+    Index(#[from] tantivy::TantivyError),
+}
+
+impl SearchIndex {
+    pub(crate) fn open(dir: &Path) -> Result<Self, IndexError> {
+        let shown = dir.display().to_string();
+        let unfinished = |problem| IndexError::Unfinished { dir: shown.clone(), problem };
+        let damaged = |problem| IndexError::Damaged { dir: shown.clone(), problem };
+        let text = fs::read(dir.join(MANIFEST))
+            .map_err(|error| unfinished(format!("reading {MANIFEST}: {error}")))?;
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
+        if manifest.format != FORMAT {
+            let found = manifest.format;
+            return Err(unfinished(format!("its format is {found}, this program's is {FORMAT}")));
+        }
+        let index = Index::open_in_dir(dir).map_err(|error| damaged(error.to_string()))?;
+        let broken = index.validate_checksum().map_err(|error| damaged(error.to_string()))?;
+        if let Some(file) = broken.iter().min() {
+            return Err(damaged(format!("{} has a wrong checksum", file.display())));
+        }
+        let (schema, _) = Fields::schema();
+        if index.schema() != schema {
+            return Err(damaged("it has other fields".to_owned()));
+        }
+        let reader = index
+            .reader_builder()
+            // Nothing is ever committed here, and a watcher would be a thread beside the workers.
+            .reload_policy(ReloadPolicy::Manual)
+            .doc_store_cache_num_blocks(STORE_CACHE_BLOCKS)
+            .try_into()
+            .map_err(|error| damaged(error.to_string()))?;
+        let searcher = reader.searcher();
+        if searcher.num_docs() != manifest.documents {
+            let (found, expected) = (searcher.num_docs(), manifest.documents);
+            return Err(damaged(format!("{found} documents instead of {expected}")));
+        }
+        let analyzer = index.tokenizers().get(TOKENIZER).expect("every index has it");
+        Ok(Self { manifest, searcher, analyzer })
+    }
+
+    /// What one thread needs to search.
+    pub(crate) fn seeker(&self) -> Seeker {
+        Seeker { searcher: self.searcher.clone(), analyzer: self.analyzer.clone() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn search(&self, query: &str, limit: usize) -> Result<Found, SearchError> {
+        self.seeker().search(query, limit)
+    }
+}
+
+/// Searches on the calling thread.
+pub(crate) struct Seeker {
+    searcher: Searcher,
+    analyzer: TextAnalyzer,
+}
+
+impl Seeker {
+    /// All matches are counted and scored, as the thesis's Lucene does: demand follows the number
+    /// of documents that match.
+    pub(crate) fn search(&mut self, text: &str, limit: usize) -> Result<Found, SearchError> {
+        let (_, fields) = Fields::schema();
+        let clauses = query::parse(text)?;
+        let query = query::build(&clauses, fields.body, &mut self.analyzer)?;
+        let best = TopDocs::with_limit(limit.max(1)).order_by_score();
+        let (top, hits) = self.searcher.search(&query, &(best, Count))?;
+        let top = top.into_iter().take(limit).map(|(score, address)| {
+            let document: TantivyDocument = self.searcher.doc(address)?;
+            let doc = document.get_first(fields.number).and_then(|value| value.as_u64());
+            let title = document.get_first(fields.title).and_then(|value| value.as_str());
+            Ok(Hit {
+                doc: doc.unwrap_or(u64::MAX),
+                score,
+                title: title.unwrap_or_default().to_owned(),
+            })
+        });
+        Ok(Found { hits: hits as u64, top: top.collect::<tantivy::Result<_>>()? })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,150 @@
+//! Indexes that are whole, and all the ways in which one can be less.
+
+use super::*;
+
+fn article(title: &str, body: &str) -> Result<Article, CorpusError> {
+    Ok(Article { title: title.to_owned(), body: body.to_owned() })
+}
+
+fn build_at(dir: &Path, bodies: &[&str], force: bool) -> Result<Manifest, IndexError> {
+    let articles = bodies.iter().map(|body| article("title", body));
+    build(articles, u64::MAX, Source::Builtin { seed: 0 }, dir, force, |_| {})
+}
+
+/// An index of these bodies, numbered from 0.
+pub(in crate::search) fn index_of(bodies: &[&str]) -> SearchIndex {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let dir = scratch.path().join("index");
+    build_at(&dir, bodies, false).expect("a few documents");
+    SearchIndex::open(&dir).expect("it was just built")
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).expect("a folder");
+    let mut names: Vec<String> =
+        entries.map(|e| e.expect("an entry").file_name().into_string().expect("ASCII")).collect();
+    names.sort();
+    names
+}
+
+/// Goal: the best documents come first, with their titles, and all matches are counted. Method:
+/// three.
+#[test]
+fn hits_are_ranked() {
+    let index = index_of(&["rare common", "common", "common common and much else beside it"]);
+    let found = index.search("common rare", 2).expect("a good query");
+    assert_eq!((found.hits, found.top.len()), (3, 2));
+    assert_eq!((found.top[0].doc, found.top[0].title.as_str()), (0, "title"));
+    assert!(found.top[0].score > found.top[1].score);
+    assert_eq!(index.search("common", 0).expect("counting alone").hits, 3);
+}
+
+/// Goal: an index is replaced only if that is asked for, and then in one step; nothing is left
+/// beside it. Method: build, refuse, replace.
+#[test]
+fn replacing_must_be_asked_for() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let dir = scratch.path().join("index");
+    build_at(&dir, &["one"], false).expect("built");
+    assert!(matches!(build_at(&dir, &["two"], false), Err(IndexError::Exists { .. })));
+    assert_eq!(SearchIndex::open(&dir).expect("whole").search("one", 1).expect("good").hits, 1);
+    build_at(&dir, &["two"], true).expect("replaced");
+    assert_eq!(SearchIndex::open(&dir).expect("whole").search("one", 1).expect("good").hits, 0);
+    assert_eq!(names(scratch.path()), ["index"]);
+    assert!(!names(&dir).contains(&LOCK.to_owned()));
+}
+
+/// Goal: a build that fails leaves what stood there, and nothing else. Method: a source that ends
+/// with an error, an empty one, and a build that another holds.
+#[test]
+fn failed_builds_leave_no_trace() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let dir = scratch.path().join("index");
+    build_at(&dir, &["old"], false).expect("built");
+    let broken = || CorpusError::Damaged {
+        path: "dump".to_owned(),
+        articles: 1,
+        problem: "cut off".to_owned(),
+    };
+    let articles = [article("a", "new"), Err(broken())].into_iter();
+    let source = Source::Builtin { seed: 0 };
+    let failed = build(articles, 9, source, &dir, true, |_| {}).map_err(|error| error.to_string());
+    assert!(failed.is_err_and(|text| text.contains("cut off")));
+    assert!(matches!(build_at(&dir, &[], true), Err(IndexError::NoArticles)));
+    let held = Staging::new(&dir).expect("free");
+    assert!(matches!(build_at(&dir, &["new"], true), Err(IndexError::Building { .. })));
+    drop(held);
+    assert_eq!(names(scratch.path()), ["index"]);
+    assert_eq!(SearchIndex::open(&dir).expect("whole").search("old", 1).expect("good").hits, 1);
+}
+
+/// Goal: what a killed build left is cleared by the next, and never opened. Method: a staging
+/// folder with files in it, as SIGKILL leaves one.
+#[test]
+fn leftovers_are_cleared() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let dir = scratch.path().join("index");
+    let staging = scratch.path().join(".index.building");
+    fs::create_dir(&staging).expect("scratch is writable");
+    fs::write(staging.join("meta.json"), "half").expect("scratch is writable");
+    fs::write(staging.join(LOCK), "").expect("scratch is writable");
+    assert!(matches!(SearchIndex::open(&dir), Err(IndexError::Unfinished { .. })));
+    assert!(matches!(SearchIndex::open(&staging), Err(IndexError::Unfinished { .. })));
+    build_at(&dir, &["new"], false).expect("built");
+    assert_eq!(names(scratch.path()), ["index"]);
+    SearchIndex::open(&dir).expect("whole");
+}
+
+/// Goal: a damaged index is refused, or was not damaged in anything that is read; never a panic,
+/// never another answer. Method: every file cut short at several places, then with single bytes
+/// changed, then removed.
+#[test]
+fn damage_is_refused() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let dir = scratch.path().join("index");
+    let bodies: Vec<String> = (0..50).map(|n| format!("common word{n} {}", n % 7)).collect();
+    let bodies: Vec<&str> = bodies.iter().map(String::as_str).collect();
+    build_at(&dir, &bodies, false).expect("built");
+    let ask = || -> Result<Found, IndexError> {
+        let index = SearchIndex::open(&dir)?;
+        Ok(index.search("common word7", 10).expect("an opened index answers"))
+    };
+    let honest = ask().expect("whole");
+    let check = |name: &str, what: &str| match ask() {
+        Ok(found) => assert_eq!(found, honest, "{name}, {what}"),
+        Err(error) => assert!(error.to_string().contains("build"), "{name}, {what}: {error}"),
+    };
+    let mut refused = 0;
+    for name in names(&dir) {
+        let path = dir.join(&name);
+        let whole = fs::read(&path).expect("readable");
+        for part in [0, 1, 2, 3] {
+            fs::write(&path, &whole[..whole.len() * part / 4]).expect("writable");
+            check(&name, "cut");
+            refused += usize::from(ask().is_err());
+        }
+        for place in (0..whole.len()).step_by(whole.len() / 12 + 1) {
+            let mut changed = whole.clone();
+            changed[place] ^= 0x10;
+            fs::write(&path, &changed).expect("writable");
+            check(&name, "changed");
+        }
+        fs::remove_file(&path).expect("removable");
+        check(&name, "removed");
+        fs::write(&path, &whole).expect("writable");
+    }
+    assert!(refused >= 4 * 6, "only {refused} cuts were noticed");
+    ask().expect("whole again");
+}
+
+/// Goal: one corpus, one checksum, whatever the folder; another corpus, another. Method: three
+/// builds.
+#[test]
+fn corpora_have_checksums() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let sum = |name: &str, bodies: &[&str]| {
+        build_at(&scratch.path().join(name), bodies, false).expect("built").corpus_checksum
+    };
+    assert_eq!(sum("a", &["x", "y"]), sum("b", &["x", "y"]));
+    assert_ne!(sum("c", &["y", "x"]), sum("d", &["x", "y"]));
+}

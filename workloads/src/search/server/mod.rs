@@ -1,0 +1,162 @@
+//! Serving an index over HTTP: the threads, where they run, and how they end.
+
+mod connection;
+mod coordinator;
+mod metrics;
+mod queue;
+mod request;
+mod response;
+mod worker;
+
+use super::index::SearchIndex;
+use crate::affinity::{PinError, pin};
+use coordinator::{Bounds, Coordinator, LISTENER, OUTBOX};
+use elfen_rt::service::{ClaimError, Service};
+use elfen_rt::signal::service::OpenError;
+use metrics::Metrics;
+use mio::net::TcpListener;
+use mio::{Interest, Poll, Waker};
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use queue::{Page, Queue};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use thiserror::Error;
+use worker::Outbox;
+
+#[derive(Clone, Debug)]
+pub(super) struct Serving {
+    pub(super) address: SocketAddr,
+    /// The CPU of each request lane; one worker each.
+    pub(super) lanes: Vec<usize>,
+    pub(super) coordinator_cpu: Option<usize>,
+    /// The name of the service page; `None` publishes nothing.
+    pub(super) page: Option<String>,
+    pub(super) queue: usize,
+    pub(super) connections: usize,
+    pub(super) patience: Duration,
+    pub(super) idle: Duration,
+    pub(super) drain: Duration,
+    /// Asked once by each worker before it serves.
+    pub(super) warmup: Vec<String>,
+}
+
+#[derive(Debug, Error)]
+pub(super) enum ServeError {
+    #[error("listening at {address}: {error}; choose an address that is free")]
+    Listen { address: SocketAddr, error: io::Error },
+    #[error("publishing as `{name}`: {error}; choose another --service-name, or --service-name ''")]
+    Page { name: String, error: OpenError },
+    #[error(
+        "publishing lane {lane} as `{name}`: {error}; end it, or choose another --service-name"
+    )]
+    Claim { name: String, lane: u32, error: ClaimError },
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    #[error("allowing {connections} connections: {errno}; raise `ulimit -n`, or allow fewer")]
+    Descriptors { connections: usize, errno: Errno },
+    #[error("serving: {0}")]
+    Io(#[from] io::Error),
+    #[error("some answers were not taken within the time to drain; the clients were cut off")]
+    Undrained,
+}
+
+/// Serves until asked to end. `ready` hears the address once clients can connect.
+pub(super) fn serve(
+    index: &SearchIndex,
+    serving: &Serving,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), ServeError> {
+    let address = serving.address;
+    let listen = |error| ServeError::Listen { address, error };
+    allow_descriptors(serving.connections)?;
+    let poll = Poll::new()?;
+    let mut listener = TcpListener::bind(address).map_err(listen)?;
+    let page = serving.page.as_deref().map(|name| open_page(name, serving)).transpose()?;
+    let queue = Queue::new(serving.queue, page.clone());
+    let metrics = Metrics::default();
+    let outbox = Outbox::new(Waker::new(poll.registry(), OUTBOX)?);
+    // Before the workers start: they inherit it, and a signal wakes the coordinator, not them.
+    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    signals.thread_block().map_err(io::Error::from)?;
+    thread::scope(|scope| {
+        let closing = CloseOnDrop(&queue);
+        let mut workers = Vec::new();
+        for (lane, cpu) in (0..).zip(&serving.lanes) {
+            let slot = match (&page, &serving.page) {
+                (Some(page), Some(name)) => {
+                    let cpu = u32::try_from(*cpu).unwrap_or(u32::MAX);
+                    let claim = page.service.claim(lane, cpu);
+                    let name = name.clone();
+                    Some(claim.map_err(|error| ServeError::Claim { name, lane, error })?)
+                }
+                _ => None,
+            };
+            let (queue, outbox, metrics) = (&queue, &outbox, &metrics);
+            let mut seeker = index.seeker();
+            let (started, start) = std::sync::mpsc::channel();
+            workers.push(scope.spawn(move || {
+                let pinned = pin(*cpu);
+                let failed = pinned.is_err();
+                for query in serving.warmup.iter().filter(|_| !failed) {
+                    // Whether a query of the warm-up is good is not asked here.
+                    drop(seeker.search(query, 10));
+                }
+                started.send(pinned).expect("`serve` waits for it");
+                if !failed {
+                    worker::work(queue, outbox, metrics, &mut seeker, slot);
+                }
+            }));
+            start.recv().expect("each worker says whether it started")?;
+        }
+        signals.thread_unblock().map_err(io::Error::from)?;
+        if let Some(cpu) = serving.coordinator_cpu {
+            pin(cpu)?;
+        }
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        ready(listener.local_addr()?);
+        let bounds = Bounds {
+            connections: serving.connections,
+            patience: serving.patience,
+            idle: serving.idle,
+            drain: serving.drain,
+        };
+        let drained = Coordinator::new(poll, listener, &queue, &outbox, &metrics, bounds).run()?;
+        drop(closing);
+        if drained { Ok(()) } else { Err(ServeError::Undrained) }
+    })
+}
+
+/// Whatever ends the service, its workers must not wait for requests any more.
+struct CloseOnDrop<'a, T>(&'a Queue<T>);
+
+impl<T> Drop for CloseOnDrop<'_, T> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn open_page(name: &str, serving: &Serving) -> Result<Page, ServeError> {
+    let lanes = u32::try_from(serving.lanes.len()).unwrap_or(u32::MAX);
+    match Service::open(name, lanes) {
+        Ok(service) => Ok(Page { service: Arc::new(service), lanes }),
+        Err(error) => Err(ServeError::Page { name: name.to_owned(), error }),
+    }
+}
+
+/// Descriptors that are no clients: the index's files, epoll, the listener, standard streams.
+const OTHER_DESCRIPTORS: u64 = 100;
+
+fn allow_descriptors(connections: usize) -> Result<(), ServeError> {
+    let failed = |errno| ServeError::Descriptors { connections, errno };
+    let wanted = connections as u64 + OTHER_DESCRIPTORS;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(failed)?;
+    if soft >= wanted {
+        return Ok(());
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted)).map_err(failed)
+}

@@ -18,6 +18,8 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::monotonic_ns;
+use crate::nap::line::Pause;
+use crate::nap::{Nap, protocol};
 use crate::policy::Verdict;
 use crate::process::{errno, set_errno};
 use once::Made;
@@ -136,7 +138,7 @@ fn look(thread: &Thread) {
                 process.freeze();
             }
         }
-        nap(&lane, seen, now_ns);
+        nap(process.nap(), &lane, seen, now_ns);
     }
 }
 
@@ -180,12 +182,15 @@ impl Seen {
 }
 
 /// Waits until something is no longer as it was `seen` before the look that said to nap, or until the bound passes.
-fn nap(lane: &Lane, seen: Seen, now_ns: u64) {
-    while Seen::of(lane) == seen && monotonic_ns().saturating_sub(now_ns) < NAP_BOUND_NS {
-        for _ in 0..16 {
-            core::hint::spin_loop();
-        }
-    }
+fn nap(how: &Nap, lane: &Lane, seen: Seen, now_ns: u64) {
+    let Some(word) = lane.word() else { return };
+    let same = || Seen::of(lane) == seen;
+    let left_ns = || (now_ns + NAP_BOUND_NS).saturating_sub(monotonic_ns());
+    match how {
+        Nap::Umwait(has) => protocol::nap(&has.on(word), same, left_ns),
+        Nap::Mwaitx(has) => protocol::nap(&has.on(word), same, left_ns),
+        Nap::Spin | Nap::Device(_) => protocol::nap(&Pause, same, left_ns),
+    };
 }
 
 /// A stretch in which the thread's checks let it run, as it holds a lock that others wait for. Ends with a check.

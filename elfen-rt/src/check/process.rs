@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use super::once::{Made, Once};
 use crate::borrow::{Borrow, Look, Sources};
 use crate::inherit::Run;
+use crate::nap::{Kind, Nap};
 use crate::signal::control::ControlSlot;
 use crate::signal::lane::LaneSlot;
 use crate::signal::page::SLOTS_MAX;
@@ -21,6 +22,9 @@ use crate::signal::service::{ServiceReader, ServiceSlot};
 pub(super) struct Process {
     run: Run,
     views: Views,
+    /// How threads of the program nap. Not by the device: it takes a descriptor, and descriptors are the program's; the guard of
+    /// the lane, who takes over when it looks, has it.
+    nap: Nap,
     /// The kernel has stopped writing the task map: nothing that it says counts.
     frozen: AtomicBool,
 }
@@ -33,7 +37,9 @@ impl Process {
         PROCESS.get_or_make(|| {
             let run = Run::inherited()?;
             let views = Views::of(&run)?;
-            Some(Self { run, views, frozen: AtomicBool::new(false) })
+            let kinds = [Kind::Umwait, Kind::Mwaitx];
+            let nap = kinds.into_iter().find_map(|kind| Nap::open(kind).ok()).unwrap_or(Nap::Spin);
+            Some(Self { run, views, nap, frozen: AtomicBool::new(false) })
         })
     }
 
@@ -51,6 +57,10 @@ impl Process {
         }
         let (slot, control) = (self.run.lanes.slot(index)?, self.run.control.slot(0)?);
         Some(Lane { sources: Sources { tasks, service }, control, slot, view })
+    }
+
+    pub(super) fn nap(&self) -> &Nap {
+        &self.nap
     }
 
     /// How many batch lanes the run has.

@@ -1,17 +1,15 @@
 //! Goal: a batch program obeys in whatever it does, and does the same as without checks. Method: C programs built for each way
 //! of checking, the preload library as it is shipped, and a service, all in processes of their own.
 
-mod stage;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::stage::{Run, Toggle, compile, segment, until};
 use elfen_rt::memory::Memory;
 use elfen_rt::signal::lane::LaneState;
-use stage::{Run, Toggle, compile, segment, until};
 
 /// The ways, and the flags that ask for them. Of patched functions also those without room for the whole check, and a
 /// program at a fixed address.

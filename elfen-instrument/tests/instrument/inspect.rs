@@ -1,0 +1,235 @@
+//! Goal: what is said of a program's file is what the kernel and the loader will do with it. Method: programs of every kind, made
+//! here by the compiler or by hand.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use crate::stage::{compile, skipped};
+use elfen_instrument::{Inject, Plan, Reason, best, inspect};
+
+const PATCH: &str = "-fpatchable-function-entry=43";
+
+fn plan_of(program: &Path) -> Plan {
+    inspect(program.as_os_str()).unwrap().best()
+}
+
+fn why_not(program: &Path, inject: Inject) -> String {
+    let program = inspect(program.as_os_str()).unwrap();
+    program.allows(inject).unwrap_err().to_string()
+}
+
+fn registers(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
+    compile("registers.c", &format!("inspect-{name}"), &flags)
+}
+
+/// A file with these bytes that says it is executable.
+fn executable(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, bytes).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn each_way_is_found_in_what_the_compiler_made() {
+    let cases: [(&str, &[&str], Inject); 7] = [
+        ("plain", &[], Inject::Guard),
+        ("mcount", &["-pg"], Inject::Mcount),
+        ("fentry", &["-pg", "-mfentry"], Inject::Fentry),
+        ("cyg", &["-finstrument-functions"], Inject::Cyg),
+        ("patch", &[PATCH], Inject::Patch),
+        ("patch-fixed", &[PATCH, "-fno-pie", "-no-pie"], Inject::Patch),
+        ("patch-over-fentry", &[PATCH, "-pg", "-mfentry"], Inject::Patch),
+    ];
+    for (name, flags, inject) in cases {
+        let Some(program) = registers(name, flags) else { continue };
+        let expected = Plan { inject, preload: inject != Inject::Guard };
+        assert_eq!(plan_of(&program), expected, "{name}");
+        assert_eq!(best(program.as_os_str()).unwrap(), inject, "{name}");
+    }
+    let inline = compile("programs.c", "inspect-inline", &["-DINLINE"]).unwrap();
+    assert_eq!(plan_of(&inline), Plan { inject: Inject::Inline, preload: true });
+}
+
+#[test]
+fn a_way_that_the_program_was_not_built_for_names_the_flag() {
+    let Some(plain) = registers("plain-flags", &[]) else { return };
+    let cases = [
+        (Inject::Patch, "-fpatchable-function-entry=43"),
+        (Inject::Fentry, "-pg -mfentry"),
+        (Inject::Mcount, "-pg"),
+        (Inject::Cyg, "-finstrument-functions"),
+        (Inject::Inline, "no check in its source"),
+    ];
+    for (inject, flag) in cases {
+        assert_eq!(why_not(&plain, inject), format!("was not built for it: {flag}"));
+    }
+}
+
+/// NOPs that nobody executes, and too few of them.
+#[test]
+fn room_that_cannot_be_used_is_no_room() {
+    for (name, flag) in
+        [("prefix", "-fpatchable-function-entry=43,43"), ("short", "-fpatchable-function-entry=4")]
+    {
+        let Some(program) = registers(name, &[flag]) else { continue };
+        assert!(why_not(&program, Inject::Patch).starts_with("leaves "), "{name}");
+        assert_eq!(plan_of(&program).inject, Inject::Guard, "{name}");
+    }
+}
+
+#[test]
+fn stripped_programs_are_judged_alike() {
+    let Some(program) = registers("stripped", &[PATCH]) else { return };
+    let status = std::process::Command::new("strip").arg(&program).status();
+    match status {
+        Ok(status) => assert!(status.success()),
+        Err(error) => return skipped("stripped programs", &error.to_string()),
+    }
+    assert_eq!(plan_of(&program).inject, Inject::Patch);
+}
+
+#[test]
+fn what_no_loader_maps_takes_no_library() {
+    let program = compile("programs.c", "inspect-static", &["-DINLINE", "-static"]).unwrap();
+    for inject in [Inject::Inline, Inject::Mcount, Inject::Patch] {
+        let why = why_not(&program, inject);
+        assert!(why.starts_with("is statically linked"), "{inject:?}: {why}");
+    }
+    assert_eq!(plan_of(&program), Plan { inject: Inject::Guard, preload: false });
+}
+
+/// Method: this test program, which has a check of its own.
+#[test]
+fn a_rust_program_with_checks_needs_no_library() {
+    elfen_rt::check!();
+    let own = std::env::current_exe().unwrap();
+    assert_eq!(plan_of(&own), Plan { inject: Inject::Inline, preload: false });
+}
+
+/// An ELF header of another class or machine, as the first 20 bytes have it.
+fn header(class: u8, machine: u16) -> Vec<u8> {
+    let mut bytes = vec![0u8; 64];
+    bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1]);
+    bytes[16..18].copy_from_slice(&2u16.to_le_bytes());
+    bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+    bytes[20] = 1;
+    bytes
+}
+
+#[test]
+fn programs_for_other_machines_are_told_from_broken_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = |name: &str, bytes: &[u8]| executable(folder.path(), name, bytes);
+    let narrow = program("32-bits", &header(1, 3));
+    assert_eq!(why_not(&narrow, Inject::Mcount), "has 32 bits, the preload library 64");
+    assert_eq!(plan_of(&narrow).inject, Inject::Guard);
+    let foreign = program("arm", &header(2, 183));
+    assert_eq!(why_not(&foreign, Inject::Patch), "is for another machine (ELF machine 183)");
+    for (name, bytes) in
+        [("cut", &header(2, 62)[..30]), ("start", b"\x7fELF"), ("odd", &header(9, 62))]
+    {
+        let broken = inspect(program(name, bytes).as_os_str());
+        assert!(matches!(broken, Err(Reason::Corrupt(_))), "{name}: {broken:?}");
+    }
+    let text = inspect(program("text", b"echo").as_os_str());
+    assert!(matches!(text, Err(Reason::NotElf)), "{text:?}");
+}
+
+/// Goal: no file makes the inspector panic. Method: a real program, cut and with bytes changed all over.
+#[test]
+fn damaged_programs_are_judged_or_refused() {
+    let Some(whole) = registers("damaged", &[PATCH]) else { return };
+    let whole = fs::read(whole).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for step in 0..400 {
+        let mut bytes = whole.clone();
+        if step % 4 == 0 {
+            bytes.truncate(whole.len() * step / 400);
+        } else {
+            // The header, then all over the file.
+            let at = if step < 200 { step } else { whole.len() * (step - 200) / 200 };
+            bytes[at] ^= 0xff;
+        }
+        let path = executable(folder.path(), "damaged", &bytes);
+        if let Ok(program) = inspect(path.as_os_str()) {
+            program.best();
+        }
+    }
+}
+
+#[test]
+fn scripts_are_what_their_interpreter_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = registers("interpreter", &["-pg"]) else { return };
+    let script = |name: &str, line: &str| executable(folder.path(), name, format!("#!{line}\n"));
+    let direct = script("direct", &program.display().to_string());
+    let inspected = inspect(direct.as_os_str()).unwrap();
+    assert_eq!((inspected.best().inject, &inspected.file), (Inject::Mcount, &program));
+    let through_env = script("env", &format!("/usr/bin/env {}", program.display()));
+    assert_eq!(plan_of(&through_env).inject, Inject::Mcount);
+    let nested = script("nested", &direct.display().to_string());
+    assert_eq!(plan_of(&nested).inject, Inject::Mcount);
+    let missing = inspect(script("missing", "/no/such/interpreter").as_os_str()).unwrap_err();
+    let text = missing.to_string();
+    assert!(
+        text.starts_with("is a script, and its interpreter \"/no/such/interpreter\" "),
+        "{text}"
+    );
+    let own = folder.path().join("own");
+    let endless = inspect(script("own", &own.display().to_string()).as_os_str());
+    assert!(matches!(endless, Err(Reason::Interpreter { .. })), "{endless:?}");
+}
+
+#[test]
+fn what_cannot_be_started_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let readable = folder.path().join("data");
+    fs::write(&readable, "x").unwrap();
+    for (path, why) in [
+        (folder.path().join("none"), "cannot be read"),
+        (folder.path().to_owned(), "is no file that can be executed"),
+        (readable, "is no file that can be executed"),
+        (PathBuf::from("no-such-program-anywhere"), "no such program in any folder of PATH"),
+    ] {
+        let error = inspect(path.as_os_str()).unwrap_err().to_string();
+        assert!(error.starts_with(why), "{path:?}: {error}");
+    }
+}
+
+/// Method: copies of a program whose file gives other rights, which only root can make.
+#[test]
+fn programs_with_other_rights_take_no_library() {
+    let Some(program) = registers("rights", &["-pg"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |name: &str| executable(folder.path(), name, fs::read(&program).unwrap());
+    // SAFETY: takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        return skipped("set-user-ID programs and file capabilities", "only root makes them");
+    }
+    for (name, user, group, mode) in [("setuid", 65534, 0, 0o4755), ("setgid", 0, 65534, 0o2755)] {
+        let path = copy(name);
+        chown(&path, Some(user), Some(group)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        assert!(why_not(&path, Inject::Mcount).starts_with("is set-user-ID"), "{name}");
+        assert_eq!(plan_of(&path), Plan { inject: Inject::Guard, preload: false });
+    }
+    let ours = copy("setuid-ours");
+    fs::set_permissions(&ours, fs::Permissions::from_mode(0o4755)).unwrap();
+    assert_eq!(plan_of(&ours).inject, Inject::Mcount, "its owner gains nothing");
+    let capable = copy("capable");
+    let path = CString::new(capable.as_os_str().as_bytes()).unwrap();
+    // Version 2 of linux/capability.h, effective: CAP_NET_RAW.
+    let value: [u32; 5] = [0x0200_0001, 1 << 13, 0, 0, 0];
+    let name = c"security.capability".as_ptr();
+    // SAFETY: strings end in NUL, and the value is as long as said.
+    let set = unsafe { libc::setxattr(path.as_ptr(), name, value.as_ptr().cast(), 20, 0) };
+    if set != 0 {
+        return skipped("file capabilities", &std::io::Error::last_os_error().to_string());
+    }
+    assert!(why_not(&capable, Inject::Mcount).starts_with("has file capabilities"));
+}

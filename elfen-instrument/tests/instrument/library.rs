@@ -1,0 +1,50 @@
+//! Goal: the preload library is small, needs nothing, and cannot panic. Method: what its file says about itself.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use object::elf::DT_NEEDED;
+use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol};
+
+/// Of a loader's time and of every process's memory.
+const BYTES_MAX: usize = 64 * 1024;
+
+/// What programs may find in it.
+const EXPORTED: [&str; 7] = [
+    "__cyg_profile_func_enter",
+    "__cyg_profile_func_exit",
+    "__fentry__",
+    "elfen_hold_1",
+    "elfen_look_1",
+    "elfen_patched",
+    "mcount",
+];
+
+#[test]
+fn it_is_small_needs_the_c_library_alone_and_cannot_panic() {
+    let bytes = fs::read(crate::stage::library()).unwrap();
+    assert!(bytes.len() <= BYTES_MAX, "{} bytes", bytes.len());
+    let file = ElfFile64::<Endianness>::parse(bytes.as_slice()).unwrap();
+    let endian = file.endian();
+    let dynamic = file
+        .elf_program_headers()
+        .iter()
+        .find_map(|header| header.dynamic(endian, bytes.as_slice()).unwrap());
+    let needed = dynamic.unwrap().iter().filter(|entry| entry.d_tag(endian) == DT_NEEDED);
+    assert_eq!(needed.count(), 1, "the C library and no other");
+
+    let names = |undefined: bool| -> BTreeSet<String> {
+        let symbols = file.dynamic_symbols().filter(|symbol| symbol.is_undefined() == undefined);
+        symbols.map(|symbol| symbol.name().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(false), EXPORTED.map(str::to_owned).into());
+    let wanted = names(true);
+    assert!(wanted.contains("shmat"), "the list is of what it calls: {wanted:?}");
+    // See the panic handler of elfen-preload.
+    assert!(!wanted.contains("elfen_preload_can_panic"), "something in it can panic");
+    // Anything that allocates, locks, prints or unwinds.
+    for name in ["malloc", "free", "pthread_mutex_lock", "write", "printf", "_Unwind_Resume"] {
+        assert!(!wanted.contains(name), "it calls {name}");
+    }
+}

@@ -11,7 +11,8 @@ use crate::simulate::Model;
 use crate::simulate::outcome::Outcome;
 use crate::simulate::pair::{Control, REF_IPC_MILLI};
 use crate::simulate::source::Requests;
-use crate::simulate::time::real;
+use crate::simulate::time::{nanoseconds, real};
+use crate::simulate::windows::Watch;
 
 /// When an outcome is good enough.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -122,20 +123,20 @@ pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool)
     Some(low)
 }
 
-/// The machines that a batch load needs, without and with Elfen.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Machines {
-    /// Of its own, if it may not share.
-    pub alone: u64,
-    /// Of its own, besides what it gets done on the service's machines.
-    pub besides: u64,
+/// Machines of its own that a batch load needs besides what it gets done under `outcome` on the
+/// service's machines.
+///
+/// `load_cores` is the load in cores that it would keep busy all the time, with one lane each.
+pub fn machines_besides(model: &Model, outcome: &Outcome, load_cores: f64) -> u64 {
+    let cores = real(model.cores);
+    let lent = outcome.batch_work(&model.batch) * cores * real(model.machines);
+    nanoseconds(((load_cores - lent) / cores).max(0.0).ceil())
 }
 
-/// `load_cores` is the batch load in cores that it would keep busy all the time; one lane of a
-/// machine of its own counts as one core.
-pub fn machines_for_batch(model: &Model, outcome: &Outcome, load_cores: f64) -> Machines {
-    let cores = real(model.cores);
-    let borrowed = outcome.batch_work(&model.batch) * cores * real(model.machines);
-    let machines = |load: f64| crate::simulate::time::nanoseconds((load / cores).max(0.0).ceil());
-    Machines { alone: machines(load_cores), besides: machines(load_cores - borrowed) }
+/// The slo-budget controller over the same requests.
+pub fn steered(model: &Model, watch: Watch) -> Outcome {
+    let mut model = model.clone();
+    model.watch = Some(watch);
+    model.control = Control::Policy(Policy::SloBudget { budget_ns: 0, until_ns: 0 });
+    model.run()
 }

@@ -9,10 +9,13 @@ pub(crate) mod duration;
 pub(crate) mod failure;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
+mod model_args;
+mod plan;
 mod policy_args;
 mod run;
 mod set;
 mod signals;
+mod simulate;
 mod status;
 mod table;
 pub(crate) mod usage;
@@ -27,9 +30,11 @@ pub(crate) enum Command {
     Bench(bench::Args),
     Doctor(doctor::Args),
     Lanes(lanes::Args),
+    Plan(plan::Args),
     Run(run::Args),
     Set(set::Args),
     Signals(signals::Args),
+    Simulate(simulate::Args),
     Status(status::Args),
     Top(status::TopArgs),
 }
@@ -40,9 +45,11 @@ impl Command {
             Self::Bench(args) => bench::run(&args, out),
             Self::Doctor(args) => doctor::run(&args, out),
             Self::Lanes(args) => lanes::run(&args, out),
+            Self::Plan(args) => plan::run(&args, out),
             Self::Run(args) => run::run(&args, out),
             Self::Set(args) => set::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),
+            Self::Simulate(args) => simulate::run(&args, out),
             Self::Status(args) => status::run(&args, out),
             Self::Top(args) => status::top(&args, out),
         }

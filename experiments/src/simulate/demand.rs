@@ -55,13 +55,14 @@ const MEAN_NS: f64 = 5.8e6;
 impl Demand {
     /// The demand of the thesis's Lucene, as far as it is published.
     ///
-    /// | published | place | here |
-    /// | --- | --- | --- |
-    /// | most requests are short, a few one to two orders of magnitude longer | Figure 5.1 | the median is 4.7 ms, the longest 56 ms |
-    /// | one lane is busy for 70 to 71 % at 120 RPS | Figures 5.2, 5.5 | a mean of 5.8 ms: 69.6 % |
-    /// | p99 is 60 ms at 70 RPS, 76 ms at 100, 100 ms just above 120 | sections 5.2, 5.5 | what the three other numbers are fitted to |
+    /// - "Most requests are short, a few very long", by one to two orders of magnitude (Figure
+    ///   5.1): the median here is 4.7 ms, the longest 56 ms.
+    /// - One lane is busy for 70 to 71 % at 120 RPS (Figures 5.2 and 5.5): a mean of 5.8 ms, 69.6
+    ///   %.
+    /// - p99 is 60 ms at 70 RPS, 76 ms at 100, and 100 ms just above 120 (sections 5.2 and 5.5):
+    ///   what the three other numbers are fitted to.
     ///
-    /// The last row leaves little choice: in a queue with one worker p99 rises that slowly from 70
+    /// The last line leaves little choice: in a queue with one worker p99 rises that slowly from 70
     /// to 120 RPS only if the short requests differ little and the p99 of the demand itself is
     /// above 50 ms. `elfen simulate --check-thesis` prints how well it fits.
     pub fn search() -> Self {

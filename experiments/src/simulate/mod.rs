@@ -4,7 +4,7 @@
 //! | file | what it models |
 //! | --- | --- |
 //! | [`load`], [`demand`], [`trace`] | when requests come and how long they run |
-//! | [`pair`] | one core: how requests and batch slow each other, how checks, naps and wakes take time |
+//! | [`pair`] | one core: how lanes slow each other, how checks, naps and wakes take time |
 //! | `own_queue`, `shared_queue` | who serves which request |
 //! | [`windows`] | the SLO over time, and the controller of `slo-budget` |
 //! | [`outcome`] | what is counted |
@@ -12,6 +12,7 @@
 //! What it leaves out: contention between cores (caches, memory, the lock of a shared queue), the
 //! operating system, and batch programs that idle on their own.
 
+pub mod batches;
 pub mod demand;
 pub mod figure;
 pub mod load;

@@ -93,6 +93,11 @@ impl Outcome {
         part(self.wait_sum_ns, u128::from(self.requests))
     }
 
+    /// Simulated time of all cores together.
+    pub fn core_seconds(&self) -> f64 {
+        part(self.core_ns, 1_000_000_000)
+    }
+
     /// Of the time of the request lanes, the part in which a request runs.
     pub fn request_lane_utilisation(&self) -> f64 {
         part(u128::from(self.tally.busy_ns), self.core_ns)

@@ -7,6 +7,7 @@
 #![cfg(target_os = "linux")]
 
 mod bpf_call;
+pub mod device;
 pub mod holders;
 pub mod pins;
 pub mod task_map;

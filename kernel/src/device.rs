@@ -1,0 +1,131 @@
+//! `/dev/nanonap` as an operator meets it: whether the module is there, and why not where it isn't.
+//!
+//! Naps themselves go through `elfen_rt::nap::device`, in the process that naps. This opens the same
+//! device and, if that fails, looks around for the reason.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use elfen_rt::memory::MemoryError;
+use elfen_rt::nap::device::{Device, DeviceError, WaitKind};
+
+const NODE: &str = "/dev/nanonap";
+const MODULES: &str = "/proc/modules";
+const MODULE: &str = "/sys/module/nanonap";
+
+/// Why naps in the kernel are not to be had here.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Missing {
+    #[error("this kernel loads no modules")]
+    NoModules,
+    #[error("the nanonap module is not loaded")]
+    NotLoaded,
+    /// Loaded, and its device is not in this /dev: a container has a /dev of its own.
+    #[error("the nanonap module is loaded, but there is no {NODE} here")]
+    NoNode,
+    #[error("{NODE} is for group {group} alone")]
+    NotInGroup { group: u32 },
+    /// Another version, another device, a map that cannot be mapped.
+    #[error("{0}")]
+    Unusable(DeviceError),
+    #[error("the nanonap module is loaded, but finds no MONITOR/MWAIT that works on this CPU")]
+    CannotWait,
+    #[error("the nanonap module is loaded, but finds no SMT siblings on this machine")]
+    NoTies,
+}
+
+impl Missing {
+    /// What whoever runs the machine can do about it.
+    pub fn fix(&self) -> String {
+        match self {
+            Self::NoModules => "boot a kernel built with CONFIG_MODULES".to_owned(),
+            Self::NotLoaded => {
+                "build it in kernel/nanonap and load it (as root: `modprobe nanonap`)".to_owned()
+            }
+            Self::NoNode => format!("show {NODE} in this container"),
+            Self::NotInGroup { group: 0 } => {
+                "give the device a group: kernel/nanonap/nanonap.rules does".to_owned()
+            }
+            Self::NotInGroup { group } => format!("be in group {group}"),
+            Self::Unusable(_) => "load the module of this version".to_owned(),
+            Self::CannotWait => "use a CPU that shows MONITOR/MWAIT".to_owned(),
+            Self::NoTies => {
+                "name the pairs as the module is loaded (`modprobe nanonap pairs=0:1`)".to_owned()
+            }
+        }
+    }
+}
+
+/// Opens the device for naps: it can wait, and some lane can wake another.
+pub fn open() -> Result<Device, Missing> {
+    let device = Device::open().map_err(why_not)?;
+    if device.wait_kind() == WaitKind::None {
+        return Err(Missing::CannotWait);
+    }
+    if device.ties() == 0 {
+        return Err(Missing::NoTies);
+    }
+    Ok(device)
+}
+
+fn why_not(error: DeviceError) -> Missing {
+    let group = fs::metadata(NODE).ok().map(|node| node.gid());
+    let around = Around { group, modules: exists(MODULES), module: exists(MODULE) };
+    around.explain(error)
+}
+
+fn exists(path: &str) -> bool {
+    Path::new(path).exists()
+}
+
+/// What can be seen from outside when the device could not be opened.
+#[derive(Debug)]
+struct Around {
+    /// The device's, if there is one.
+    group: Option<u32>,
+    modules: bool,
+    module: bool,
+}
+
+impl Around {
+    fn explain(&self, error: DeviceError) -> Missing {
+        match (error, self.group) {
+            (DeviceError::Open(MemoryError::Denied), Some(group)) => Missing::NotInGroup { group },
+            (DeviceError::Open(MemoryError::Absent), _) if self.module => Missing::NoNode,
+            (DeviceError::Open(MemoryError::Absent), _) if self.modules => Missing::NotLoaded,
+            (DeviceError::Open(MemoryError::Absent), _) => Missing::NoModules,
+            (error, _) => Missing::Unusable(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each state of a machine gets its own reason. Method: the states, as they look from
+    /// outside.
+    #[test]
+    fn says_why_not() {
+        let (absent, denied) = (MemoryError::Absent, MemoryError::Denied);
+        let explain = |group, modules, module, error| {
+            Around { group, modules, module }.explain(DeviceError::Open(error))
+        };
+        assert_eq!(explain(None, false, false, absent), Missing::NoModules);
+        assert_eq!(explain(None, true, false, absent), Missing::NotLoaded);
+        assert_eq!(explain(None, true, true, absent), Missing::NoNode);
+        assert_eq!(explain(Some(7), true, true, denied), Missing::NotInGroup { group: 7 });
+        let broken = explain(Some(7), true, true, MemoryError::Other(libc::EIO));
+        assert_eq!(broken, Missing::Unusable(DeviceError::Open(MemoryError::Other(libc::EIO))));
+    }
+
+    /// Goal: what this machine lacks is named, or the device works. Method: open it.
+    #[test]
+    fn this_machine_is_one_or_the_other() {
+        match open() {
+            Ok(device) => assert!(device.ties() > 0 && device.slot(0).is_some()),
+            Err(missing) => assert!(!missing.fix().is_empty(), "{missing}"),
+        }
+    }
+}

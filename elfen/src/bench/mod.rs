@@ -4,5 +4,6 @@
 //! what is printed is the subcommand's business.
 
 pub(crate) mod distribution;
+pub(crate) mod reaction;
 pub(crate) mod service;
 pub(crate) mod signal;

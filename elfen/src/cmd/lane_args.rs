@@ -4,7 +4,7 @@
 //! warnings with `cmd::warn`.
 
 use crate::host::lanes::{self, LaneError, Lanes};
-use crate::host::pair::PairError;
+use crate::host::pair::{Pair, PairError};
 use crate::host::source::{Source, SourceError};
 use crate::host::topology::{Topology, TopologyError};
 
@@ -38,6 +38,24 @@ impl LaneArgs {
             let what = format!("lanes {list:?}");
             Failure::new(Status::Usage, what, &error, way_out(&error, topology))
         })
+    }
+}
+
+impl LaneArgs {
+    /// For benchmarks: the first pair of this machine; or, where there is none, its first two CPUs.
+    pub(crate) fn first_pair(&self) -> Result<Pair, Failure> {
+        let topology = topology(&Source::live())?;
+        let lanes = self.resolve(&topology)?;
+        lanes.warnings.iter().for_each(|warning| super::warn(warning));
+        if let Some(pair) = lanes.pairs.into_iter().next() {
+            return Ok(pair);
+        }
+        if let Some(pair) = lanes::first_pair(&topology) {
+            super::warn(&format!("no pairs of lanes here: measuring on CPUs {pair}"));
+            return Ok(pair);
+        }
+        let fix = "allow this process a second CPU";
+        Err(Failure::new(Status::Unsupported, "measuring", "it takes two CPUs", fix))
     }
 }
 

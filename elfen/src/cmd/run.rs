@@ -222,7 +222,7 @@ fn unwritable(path: &std::path::Path, why: &str) -> Failure {
     Failure::new(Status::Failed, what, why, "name a file that can be written")
 }
 
-fn refuse(error: &Error) -> Failure {
+pub(super) fn refuse(error: &Error) -> Failure {
     const WHAT: &str = "learning what the request lanes do";
     match error {
         Error::Tasks(error) => signals::failure(WHAT, error),

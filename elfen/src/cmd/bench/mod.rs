@@ -1,5 +1,6 @@
 //! `elfen bench`: what Elfen's parts cost on this machine. One file a benchmark.
 
+mod reaction;
 mod service;
 mod signal;
 
@@ -27,12 +28,14 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Benchmark {
+    Reaction(reaction::Args),
     Service(service::Args),
     Signal(signal::Args),
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.benchmark {
+        Benchmark::Reaction(args) => reaction::run(args, out),
         Benchmark::Service(args) => service::run(args, out),
         Benchmark::Signal(args) => signal::run(args, out),
     }

@@ -10,9 +10,8 @@ use super::{print, row};
 use crate::bench::distribution::Distribution;
 use crate::bench::signal::{self, Costs, Cpus, Error};
 use crate::cmd::failure::{Failure, Status};
-use crate::cmd::lane_args::{self, LaneArgs};
-use crate::cmd::{signals, warn};
-use crate::host::source::Source;
+use crate::cmd::lane_args::LaneArgs;
+use crate::cmd::signals;
 
 const EXAMPLE: &str = "\
 Example:
@@ -47,7 +46,10 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let cpus = cpus(&args.lanes)?;
+    let pair = args.lanes.first_pair()?;
+    let reader =
+        pair.batch.iter().next().unwrap_or_else(|| unreachable!("a pair has a batch lane"));
+    let cpus = Cpus { request: pair.request, reader };
     refuse_if_attached()?;
     let Costs { delay, switch, added_watched, added_unwatched, sample, empty_loop } =
         signal::measure(cpus).map_err(|error| failure(&error))?;
@@ -70,25 +72,6 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         empty_loop_ns: empty_loop,
     };
     print(out, args.json, &report, &rows)
-}
-
-/// The first pair; or, on a machine without pairs, its first two CPUs.
-fn cpus(args: &LaneArgs) -> Result<Cpus, Failure> {
-    let topology = lane_args::topology(&Source::live())?;
-    let lanes = args.resolve(&topology)?;
-    lanes.warnings.iter().for_each(|warning| warn(warning));
-    if let Some(pair) = lanes.pairs.first()
-        && let Some(reader) = pair.batch.iter().next()
-    {
-        return Ok(Cpus { request: pair.request, reader });
-    }
-    let mut usable = topology.usable.iter();
-    if let (Some(request), Some(reader)) = (usable.next(), usable.next()) {
-        warn(&format!("no pairs of lanes here: measuring between CPUs {request} and {reader}"));
-        return Ok(Cpus { request, reader });
-    }
-    let fix = "allow this process a second CPU";
-    Err(Failure::new(Status::Unsupported, "measuring the task map", "it takes two CPUs", fix))
 }
 
 /// With a program attached by somebody else there is no baseline.

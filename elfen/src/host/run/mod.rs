@@ -13,10 +13,10 @@ pub(crate) mod channels;
 pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod front;
-mod guard;
+pub(crate) mod guard;
 mod keeper;
 mod launch;
-mod tree;
+pub(crate) mod tree;
 
 use std::ffi::OsString;
 use std::sync::Arc;

@@ -7,11 +7,11 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use std::process::ExitCode;
 
-pub(crate) const USAGE: u8 = 2;
+pub const USAGE: u8 = 2;
 
 /// The arguments, or the status to leave with: help and version are printed by clap, errors in one
 /// line.
-pub(crate) fn parse<T: Parser>(program: &str) -> Result<T, ExitCode> {
+pub fn parse<T: Parser>(program: &str) -> Result<T, ExitCode> {
     T::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             print!("{error}");
@@ -24,12 +24,12 @@ pub(crate) fn parse<T: Parser>(program: &str) -> Result<T, ExitCode> {
     })
 }
 
-pub(crate) fn usage(program: &str, message: &str) -> ExitCode {
+pub fn usage(program: &str, message: &str) -> ExitCode {
     eprintln!("{program}: {message}; `{program} --help` shows the options and an example");
     ExitCode::from(USAGE)
 }
 
-pub(crate) fn failure(program: &str, message: &str) -> ExitCode {
+pub fn failure(program: &str, message: &str) -> ExitCode {
     eprintln!("{program}: {message}");
     ExitCode::FAILURE
 }

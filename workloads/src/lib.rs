@@ -2,13 +2,13 @@
 //! tested.
 //!
 //! [`search`] is the service to protect, [`load`] the open-loop generator that asks, [`batch`] are
-//! the programs that borrow. Each binary in `src/bin` is one call into its module here.
+//! the programs that borrow. Each binary in `src/bin` is little more than a call into its module here.
 
 mod affinity;
 pub mod batch;
-mod command;
+pub mod command;
 mod interrupt;
 pub mod load;
 pub mod search;
-mod text;
+pub mod text;
 mod units;

@@ -12,14 +12,14 @@ const SYLLABLES: u32 = 100;
 
 /// Words by rank, the most frequent first.
 #[derive(Debug)]
-pub(crate) struct Lexicon {
+pub struct Lexicon {
     /// Sum of the weights of all words up to and including each rank.
     cumulative: Vec<u64>,
 }
 
 impl Lexicon {
     /// The word of rank `r` has the weight `1 / (r + 2.7)`: Zipf's law with Mandelbrot's shift.
-    pub(crate) fn new(words: u32) -> Self {
+    pub fn new(words: u32) -> Self {
         let weights = (0..u64::from(words)).map(|rank| (10 << 40) / (10 * rank + 27));
         let cumulative = weights.scan(0, |sum, weight| {
             *sum += weight;
@@ -29,7 +29,7 @@ impl Lexicon {
     }
 
     /// A random rank.
-    pub(crate) fn sample(&self, rng: &mut impl Rng) -> u32 {
+    pub fn sample(&self, rng: &mut impl Rng) -> u32 {
         let total = self.cumulative.last().copied().unwrap_or(1);
         let drawn = rng.random_range(0..total);
         let rank = self.cumulative.partition_point(|sum| *sum <= drawn);
@@ -38,7 +38,7 @@ impl Lexicon {
 }
 
 /// The word of a rank: syllables, the fewer the more frequent; no two ranks have the same.
-pub(crate) fn word(rank: u32) -> String {
+pub fn word(rank: u32) -> String {
     let mut word = Vec::new();
     let mut rest = rank;
     loop {

@@ -213,7 +213,7 @@ impl Reference {
             && due.at_ns <= self.now()
         {
             let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\
+                "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive\r\n\
                  Server-Timing: queue;dur={:.6}, service;dur={:.6}\r\n\r\n",
                 micros(due.queue_ns) / 1e3,
                 micros(due.service_ns) / 1e3,

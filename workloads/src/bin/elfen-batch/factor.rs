@@ -4,9 +4,10 @@
 //! Long regular inner loops over floating-point rows: few branches, high IPC, no function entries
 //! for a long time.
 
-use super::{Program, Work, Wrong, checksum};
+use elfen_rt::check;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use workloads::batch::{Program, Work, Wrong, checksum};
 
 const SIDE: usize = 160;
 /// Far above rounding (about side * 1e-16), far below any mistake.
@@ -70,6 +71,7 @@ fn factorise(matrix: &Matrix) -> Option<Factors> {
         let (done, below) = lu.0.split_at_mut((step + 1) * SIDE);
         let top = &done[step * SIDE..];
         for row in below.chunks_exact_mut(SIDE) {
+            check!();
             row[step] /= top[step];
             let factor = row[step];
             for (entry, above) in row[step + 1..].iter_mut().zip(&top[step + 1..]) {
@@ -85,6 +87,7 @@ fn largest_residual(matrix: &Matrix, factors: &Factors) -> f64 {
     let mut largest: f64 = 0.0;
     for row in 0..SIDE {
         for column in (row % 16..SIDE).step_by(16) {
+            check!();
             let below = factors.lu.row(row);
             let product: f64 = (0..=row.min(column))
                 .map(|k| if k == row { 1.0 } else { below[k] } * factors.lu.row(k)[column])

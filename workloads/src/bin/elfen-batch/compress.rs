@@ -6,10 +6,11 @@
 //! run.
 
 use super::rangecoder::{Bit, Decoder, Encoder};
-use super::{Program, Work, Wrong, checksum};
-use crate::text::{Lexicon, word};
+use elfen_rt::check;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
+use workloads::batch::{Program, Work, Wrong, checksum};
+use workloads::text::{Lexicon, word};
 
 const INPUT_BYTES: usize = 128 * 1024;
 const WORDS: u32 = 20_000;
@@ -84,6 +85,7 @@ fn pack(input: &[u8]) -> Vec<u8> {
     let mut chains = Chains::new();
     let mut at = 0;
     while at < input.len() {
+        check!();
         let found = chains.longest(input, at);
         encoder.bit(&mut models.is_match, found.is_some());
         let length = match found {
@@ -113,6 +115,7 @@ fn unpack(packed: &[u8], length: usize) -> Option<Vec<u8>> {
     let mut models = Models::new();
     let mut out: Vec<u8> = Vec::with_capacity(length);
     while out.len() < length {
+        check!();
         if decoder.bit(&mut models.is_match) {
             let length = decoder.tree(&mut models.length, 8) as usize + SHORTEST;
             let high = decoder.tree(&mut models.distance_high, 8);

@@ -4,10 +4,11 @@
 //! formulas are hardest. A solution is checked against every clause. Pointer-rich, branchy, and
 //! full of short calls.
 
-use super::{Program, Work, Wrong, mix};
+use elfen_rt::check;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use workloads::batch::{Program, Work, Wrong, mix};
 
 const FORMULAS: u64 = 8;
 const VARIABLES: usize = 140;
@@ -178,6 +179,7 @@ impl<'a> Search<'a> {
     }
 
     fn became_false(&mut self, literal: Literal) -> bool {
+        check!();
         let mut clauses = std::mem::take(&mut self.watched[literal.index()]);
         let mut consistent = true;
         clauses.retain(|at| {

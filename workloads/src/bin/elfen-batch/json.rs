@@ -3,11 +3,12 @@
 //!
 //! Recursive calls, small allocations, and a branch on every byte.
 
-use super::{Program, Work, Wrong, checksum};
-use crate::text::word;
+use elfen_rt::check;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::fmt::Write;
+use workloads::batch::{Program, Work, Wrong, checksum};
+use workloads::text::word;
 
 const DOCUMENTS: usize = 300;
 const DEEPEST: u32 = 64;
@@ -79,6 +80,7 @@ fn random_value(rng: &mut Xoshiro256PlusPlus, depth: u32) -> Value {
 }
 
 fn print(value: &Value, out: &mut String) {
+    check!();
     match value {
         Value::Null => out.push_str("null"),
         Value::Bool(true) => out.push_str("true"),
@@ -147,6 +149,7 @@ impl Parser<'_> {
     }
 
     fn value(&mut self, depth: u32) -> Option<Value> {
+        check!();
         let depth = depth.checked_sub(1)?;
         self.skip_space();
         match self.rest.as_bytes().first()? {

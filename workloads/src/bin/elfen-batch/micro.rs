@@ -1,79 +1,45 @@
-//! Loop, Matrix and Flush of the thesis's section 5.4, in C (built with `-pg`) and in Rust.
+//! Loop, Matrix and Flush of the thesis's section 5.4 in Rust, with a check at each entry.
 //!
-//! Both versions do the same and return the same checksum, so that one checks the other. What each
-//! takes of the core is known: Loop the front end (IPC 1), Matrix the functional units, Flush the
-//! first-level data cache.
+//! They do the same as their twins in c/micro.c and return the same checksums, so that one checks
+//! the other.
 
-use super::{Program, Work, Wrong, mix};
+use elfen_rt::check;
 use std::hint::black_box;
+use workloads::batch::{FLUSH_WORDS, Kind, Program, Work, Wrong, mix};
 
 const SIDE: usize = 5;
-const FLUSH_WORDS: usize = 32 * 1024 / size_of::<u64>();
 
-const LOOP_CALLS: u64 = 1_000_000;
-const MATRIX_CALLS: u64 = 20_000;
-const FLUSH_CALLS: u64 = 2_000;
-
-mod c {
-    // SAFETY: as declared in c/micro.h. Where no pointer is passed, any arguments will do.
-    unsafe extern "C" {
-        pub(super) safe fn elfen_micro_loop(seed: u64, calls: u64) -> u64;
-        pub(super) safe fn elfen_micro_matrix(seed: u64, calls: u64) -> u64;
-        pub(super) fn elfen_micro_flush(seed: u64, calls: u64, buffer: *mut u64) -> u64;
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Loop,
-    Matrix,
-    Flush,
-}
-
-/// One of the three, in C or in Rust.
 #[derive(Debug)]
 pub(super) struct Micro {
     kind: Kind,
-    in_c: bool,
     seed: u64,
     buffer: Box<[u64; FLUSH_WORDS]>,
 }
 
 impl Micro {
-    pub(super) fn new(kind: Kind, in_c: bool, seed: u64) -> Self {
-        Self { kind, in_c, seed, buffer: Box::new([0; FLUSH_WORDS]) }
+    pub(super) fn new(kind: Kind, seed: u64) -> Self {
+        Self { kind, seed, buffer: Box::new([0; FLUSH_WORDS]) }
     }
 }
 
 impl Program for Micro {
     fn work(&self) -> Work {
-        match self.kind {
-            Kind::Loop => Work { amount: LOOP_CALLS, unit: "calls" },
-            Kind::Matrix => Work { amount: MATRIX_CALLS, unit: "products" },
-            Kind::Flush => Work { amount: FLUSH_CALLS, unit: "buffers" },
-        }
+        self.kind.work()
     }
 
     fn iterate(&mut self) -> Result<u64, Wrong> {
-        let seed = self.seed;
-        Ok(match (self.kind, self.in_c) {
-            (Kind::Loop, true) => c::elfen_micro_loop(seed, LOOP_CALLS),
-            (Kind::Loop, false) => call_nothing(seed, LOOP_CALLS),
-            (Kind::Matrix, true) => c::elfen_micro_matrix(seed, MATRIX_CALLS),
-            (Kind::Matrix, false) => multiply_matrices(seed, MATRIX_CALLS),
-            (Kind::Flush, true) => {
-                let buffer = self.buffer.as_mut_ptr();
-                // SAFETY: the buffer is ours alone for the call, and has the words that micro.h
-                // says it must have (`FLUSH_WORDS`).
-                unsafe { c::elfen_micro_flush(seed, FLUSH_CALLS, buffer) }
-            }
-            (Kind::Flush, false) => flush_buffer(seed, FLUSH_CALLS, &mut self.buffer),
+        let (seed, calls) = (self.seed, self.work().amount);
+        Ok(match self.kind {
+            Kind::Loop => call_nothing(seed, calls),
+            Kind::Matrix => multiply_matrices(seed, calls),
+            Kind::Flush => flush_buffer(seed, calls, &mut self.buffer),
         })
     }
 }
 
 #[inline(never)]
 fn nothing() {
+    check!();
     black_box(());
 }
 
@@ -90,6 +56,7 @@ type Matrix = [[f64; SIDE]; SIDE];
 
 #[inline(never)]
 fn multiply(a: &Matrix, b: &Matrix, out: &mut Matrix) {
+    check!();
     for i in 0..SIDE {
         for j in 0..SIDE {
             let mut sum = 0.0;
@@ -128,6 +95,7 @@ fn multiply_matrices(seed: u64, calls: u64) -> u64 {
 
 #[inline(never)]
 fn flush(buffer: &mut [u64; FLUSH_WORDS]) {
+    check!();
     buffer.fill(0);
     black_box(buffer);
 }
@@ -148,6 +116,7 @@ fn flush_buffer(seed: u64, calls: u64, buffer: &mut [u64; FLUSH_WORDS]) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use workloads::batch::MicroInC;
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(8))]
@@ -156,8 +125,8 @@ mod tests {
         #[test]
         fn c_and_rust_agree(seed: u64) {
             for kind in [Kind::Loop, Kind::Matrix, Kind::Flush] {
-                let checksum = |in_c| Micro::new(kind, in_c, seed).iterate().expect("no check");
-                prop_assert_eq!(checksum(true), checksum(false), "{:?}", kind);
+                let in_c = MicroInC::new(kind, seed).iterate();
+                prop_assert_eq!(in_c, Micro::new(kind, seed).iterate(), "{:?}", kind);
             }
         }
     }

@@ -1,0 +1,69 @@
+//! Loop, Matrix and Flush of the thesis's section 5.4 as the thesis had them: in C, built with
+//! `-pg`.
+//!
+//! What each takes of the core is known: Loop the front end (IPC 1), Matrix the functional units,
+//! Flush the first-level data cache. `elfen-batch` has the same in Rust, with the same checksums.
+
+use super::{Program, Work, Wrong};
+
+/// 32 KB, as micro.h has it.
+pub const FLUSH_WORDS: usize = 32 * 1024 / size_of::<u64>();
+
+mod micro {
+    // SAFETY: as declared in c/micro.h. Where no pointer is passed, any arguments will do.
+    unsafe extern "C" {
+        pub(super) safe fn elfen_micro_loop(seed: u64, calls: u64) -> u64;
+        pub(super) safe fn elfen_micro_matrix(seed: u64, calls: u64) -> u64;
+        pub(super) fn elfen_micro_flush(seed: u64, calls: u64, buffer: *mut u64) -> u64;
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Loop,
+    Matrix,
+    Flush,
+}
+
+impl Kind {
+    pub fn work(self) -> Work {
+        match self {
+            Self::Loop => Work { amount: 1_000_000, unit: "calls" },
+            Self::Matrix => Work { amount: 20_000, unit: "products" },
+            Self::Flush => Work { amount: 2_000, unit: "buffers" },
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct MicroInC {
+    kind: Kind,
+    seed: u64,
+    buffer: Box<[u64; FLUSH_WORDS]>,
+}
+
+impl MicroInC {
+    pub fn new(kind: Kind, seed: u64) -> Self {
+        Self { kind, seed, buffer: Box::new([0; FLUSH_WORDS]) }
+    }
+}
+
+impl Program for MicroInC {
+    fn work(&self) -> Work {
+        self.kind.work()
+    }
+
+    fn iterate(&mut self) -> Result<u64, Wrong> {
+        let (seed, calls) = (self.seed, self.work().amount);
+        Ok(match self.kind {
+            Kind::Loop => micro::elfen_micro_loop(seed, calls),
+            Kind::Matrix => micro::elfen_micro_matrix(seed, calls),
+            Kind::Flush => {
+                let buffer = self.buffer.as_mut_ptr();
+                // SAFETY: the buffer is ours alone for the call, and has the words that micro.h
+                // says it must have (`FLUSH_WORDS`).
+                unsafe { micro::elfen_micro_flush(seed, calls, buffer) }
+            }
+        })
+    }
+}

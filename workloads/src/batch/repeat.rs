@@ -1,0 +1,120 @@
+//! Repeats one program until told to stop, checks each iteration, and says how much was done.
+
+use super::{Program, Wrong};
+use crate::units::{Nanos, parse_nanos};
+use crate::{command, interrupt};
+use clap::Args;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Debug, Args)]
+pub struct Repetition {
+    /// Stop after the iteration that reaches this time [default: 10s]
+    #[arg(long, value_parser = parse_nanos, conflicts_with = "iterations")]
+    duration: Option<Nanos>,
+
+    /// Stop after this many iterations instead
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    iterations: Option<u64>,
+
+    /// Decides what is computed
+    #[arg(long, default_value = "1")]
+    pub seed: u64,
+
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    program: &'a str,
+    lang: &'a str,
+    seed: u64,
+    iterations: u64,
+    seconds: f64,
+    /// What was done in all, in `unit`s.
+    work: u64,
+    unit: &'static str,
+    per_second: f64,
+    checksum: String,
+}
+
+/// All that a batch command does once it knows its program: `name` of `lang` in the words of its
+/// report.
+pub fn run(
+    command: &str,
+    name: &str,
+    lang: &str,
+    program: &mut dyn Program,
+    repetition: &Repetition,
+) -> ExitCode {
+    if let Err(errno) = interrupt::install() {
+        return command::failure(command, &format!("installing the handler of Ctrl-C: {errno}"));
+    }
+    let report = match repeat(name, lang, program, repetition) {
+        Ok(report) => report,
+        Err(Wrong(what)) => {
+            let advice = "the machine or the program computes wrongly";
+            return command::failure(command, &format!("{name}: {what}: {advice}"));
+        }
+    };
+    match print(repetition, &report) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            command::failure(command, &format!("writing to the standard output: {error}"))
+        }
+    }
+}
+
+fn repeat<'a>(
+    program_name: &'a str,
+    lang: &'a str,
+    program: &mut dyn Program,
+    repetition: &Repetition,
+) -> Result<Report<'a>, Wrong> {
+    let limit = repetition.iterations.unwrap_or(u64::MAX);
+    let time = match (repetition.duration, repetition.iterations) {
+        (Some(duration), _) => Duration::from_nanos(duration),
+        (None, Some(_)) => Duration::MAX,
+        (None, None) => Duration::from_secs(10),
+    };
+    let begin = Instant::now();
+    let checksum = program.iterate()?;
+    let mut iterations = 1;
+    while iterations < limit && begin.elapsed() < time && !interrupt::asked() {
+        if program.iterate()? != checksum {
+            return Err(Wrong("two iterations have different checksums"));
+        }
+        iterations += 1;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let work = program.work().amount * iterations;
+    Ok(Report {
+        program: program_name,
+        lang,
+        seed: repetition.seed,
+        iterations,
+        seconds,
+        work,
+        unit: program.work().unit,
+        per_second: work as f64 / seconds,
+        checksum: format!("{checksum:016x}"),
+    })
+}
+
+fn print(repetition: &Repetition, report: &Report<'_>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if repetition.json {
+        serde_json::to_writer(&mut out, report)?;
+        return writeln!(out);
+    }
+    let Report { program, lang, iterations, seconds, per_second, unit, checksum, .. } = report;
+    writeln!(
+        out,
+        "{program} ({lang}): {iterations} iterations in {seconds:.2} s, {per_second:.0} {unit}/s, \
+         checksum {checksum}"
+    )
+}

@@ -406,7 +406,13 @@ fn a_running_batch_is_listed_and_can_be_given_another_policy() {
 
 #[test]
 fn wrong_arguments_start_nothing() {
-    let cases: [(&[&str], i32, &str); 11] = [
+    let cases: [(&[&str], i32, &str); 13] = [
+        (
+            &["--lanes", "0:1", "--inject", "fentry", "--", "/bin/true"],
+            3,
+            "it was not built for it: -pg -mfentry; use --inject guard",
+        ),
+        (&["--lanes", "0:1", "--inject", "cyg", "--", "/etc/passwd"], 3, "no file that can be"),
         (&["--nap", "sleep", "--", "true"], 2, "invalid value 'sleep'"),
         (&["--policy", "never", "--", "true"], 2, "invalid value 'never'"),
         (&["--policy", "fixed-budget", "--", "true"], 2, "it needs --budget; add --budget 2ms"),

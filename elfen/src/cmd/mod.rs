@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 pub(crate) mod duration;
 pub(crate) mod failure;
+mod inject_args;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
 mod model_args;

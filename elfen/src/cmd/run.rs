@@ -16,6 +16,7 @@ use elfen_rt::signal::control::Settings;
 use serde::Serialize;
 
 use super::failure::{Failure, Status, to_stderr};
+use super::inject_args::{Chosen, InjectName};
 use super::lane_args::{self, LaneArgs};
 use super::policy_args::PolicyArgs;
 use super::{duration, signals, warn};
@@ -57,6 +58,10 @@ pub(crate) struct Args {
     /// How a guard waits on its lane
     #[arg(long, value_enum, default_value = "auto")]
     nap: NapName,
+
+    /// How the program is checked, besides by its guard
+    #[arg(long, value_enum, default_value = "auto")]
+    inject: InjectName,
 
     /// How often a guard looks at an idle request lane: the longest reaction
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
@@ -133,8 +138,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let signal = signal_name(&channels);
     let policy = args.policy.name();
     let nap = order.nap.kind().name();
+    let inject = order.inject.name();
     let chosen = format!(
-        "{policy} on lanes {lanes}; signal {signal}, nap {nap}, inject guard (looks every {})",
+        "{policy} on lanes {lanes}; signal {signal}, nap {nap}, inject {inject}, guards look every {}",
         duration::show(nanos(args.look_every))
     );
     if args.dry_run {
@@ -155,7 +161,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         lanes: &lanes,
         signal,
         nap,
-        inject: "guard",
+        inject,
         look_every_ns: nanos(args.look_every),
         wall_ns: monotonic_ns() - start_ns,
         figures: Figures::of(channels.lanes()),
@@ -192,7 +198,10 @@ fn order(args: &Args) -> Result<Order, Failure> {
         ));
     }
     let nap = Arc::new(args.nap.open()?);
+    let Chosen { inject, library } = args.inject.choose(program)?;
     Ok(Order {
+        inject,
+        library,
         nap,
         pairs: lanes.pairs,
         settings,

@@ -87,6 +87,8 @@ fn one(
         pairs: vec![pair.clone()],
         settings: Settings::BORROW_IDLE,
         slo: None,
+        inject: elfen_instrument::Inject::Guard,
+        library: None,
         nap: nap.clone(),
         look_every: args.look_every,
         program: OsString::from("bench"),

@@ -6,6 +6,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_instrument::preload;
 use elfen_rt::process::Identity;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
@@ -13,6 +14,9 @@ use super::Order;
 use super::channels::{Channels, VARIABLE};
 use super::tree::Place;
 use crate::host::cpulist::CpuSet;
+
+/// The loader's list of libraries that come before all others.
+const PRELOAD: &str = "LD_PRELOAD";
 
 /// Starts the program. `signals` is the mask that the front was started with. The child itself says in the control page
 /// who it is: whoever started it may be killed before it can.
@@ -26,6 +30,10 @@ pub(crate) fn launch(
     let place = Place::new(&lanes);
     let mut command = Command::new(&order.program);
     command.args(&order.arguments).env(VARIABLE, inheritance);
+    if let Some(library) = &order.library {
+        let before = std::env::var_os(PRELOAD);
+        command.env(PRELOAD, preload(library, before.as_deref()));
+    }
     let channels = channels.clone();
     let settle = move || {
         let batch = Identity::own().map_or(0, Identity::word);

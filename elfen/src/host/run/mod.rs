@@ -19,9 +19,11 @@ mod launch;
 pub(crate) mod tree;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use elfen_instrument::Inject;
 use elfen_rt::nap::Nap;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::Settings;
@@ -35,6 +37,9 @@ pub(crate) struct Order {
     pub(crate) settings: Settings,
     /// For slo-budget: what the keeper steers by.
     pub(crate) slo: Option<Slo>,
+    /// How the program checks itself, besides its guard; and the library to preload for that.
+    pub(crate) inject: Inject,
+    pub(crate) library: Option<PathBuf>,
     /// How guards wait on their lanes.
     pub(crate) nap: Arc<Nap>,
     /// How long a guard sleeps between two looks at an idle lane: the bound on every reaction.

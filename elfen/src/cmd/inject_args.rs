@@ -1,0 +1,83 @@
+//! How a batch program is checked: what the user asks for, held against what its file allows.
+//!
+//! A guard is always there. A program with checks of its own reacts before the guard looks.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+use elfen_instrument::{Inject, Plan, Reason, find_library, inspect};
+
+use super::failure::{Failure, Status};
+use super::warn;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum InjectName {
+    /// The cheapest check that the program allows
+    Auto,
+    /// None in the program: its guard alone
+    Guard,
+    /// Checks in its source: elfen_rt::check!(), elfen_check()
+    Inline,
+    /// Checks written over the room of -fpatchable-function-entry
+    Patch,
+    /// The hook of -pg -mfentry
+    Fentry,
+    /// The hook of -pg
+    Mcount,
+    /// The hooks of -finstrument-functions
+    Cyg,
+}
+
+/// What was chosen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Chosen {
+    pub(crate) inject: Inject,
+    /// The library to preload, if it takes one.
+    pub(crate) library: Option<PathBuf>,
+}
+
+const GUARD: Chosen = Chosen { inject: Inject::Guard, library: None };
+
+impl InjectName {
+    pub(crate) fn choose(self, program: &OsStr) -> Result<Chosen, Failure> {
+        let inject = match self {
+            Self::Guard => return Ok(GUARD),
+            Self::Auto => return best(program),
+            Self::Inline => Inject::Inline,
+            Self::Patch => Inject::Patch,
+            Self::Fentry => Inject::Fentry,
+            Self::Mcount => Inject::Mcount,
+            Self::Cyg => Inject::Cyg,
+        };
+        let file = inspect(program).map_err(|reason| refuse(program, &reason, Inject::Guard))?;
+        let plan = file.allows(inject);
+        with_library(plan.map_err(|reason| refuse(program, &reason, file.best().inject))?)
+    }
+}
+
+/// A file that says nothing of itself is started under its guard; whether it can be started, the kernel says.
+fn best(program: &OsStr) -> Result<Chosen, Failure> {
+    let Ok(file) = inspect(program) else { return Ok(GUARD) };
+    let plan = file.best();
+    with_library(plan).or_else(|_| {
+        warn(&format!(
+            "checks by {} take the preload library, which is not found: the guard alone",
+            plan.inject.name()
+        ));
+        Ok(GUARD)
+    })
+}
+
+fn with_library(plan: Plan) -> Result<Chosen, Failure> {
+    let library = plan.preload.then(find_library).transpose().map_err(|error| {
+        let fix = "build all of Elfen (`cargo build --release`), or name its folder in ELFEN_LIB";
+        Failure::new(Status::Failed, "finding the preload library", error, fix)
+    })?;
+    Ok(Chosen { inject: plan.inject, library })
+}
+
+fn refuse(program: &OsStr, reason: &Reason, best: Inject) -> Failure {
+    let fix = format!("use --inject {}, or --inject auto", best.name());
+    let what = format!("program {:?}", program.to_string_lossy());
+    Failure::new(Status::Unsupported, what, format!("it {reason}"), fix)
+}

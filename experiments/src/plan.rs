@@ -67,7 +67,7 @@ impl Budgeted {
 }
 
 /// The search ends when it knows the budget to this part of the SLO's latency.
-const RESOLUTION: u64 = 256;
+const RESOLUTION: u64 = 128;
 
 /// The highest budget with which `policy` meets the goal, and the outcome; `None` if even a budget
 /// of 0 does not.

@@ -48,19 +48,21 @@ struct Slow<'a> {
 }
 
 impl Slow<'_> {
+    fn occupies_its_lane(&self) -> bool {
+        matches!(self.thread, Thread::Runs | Thread::Leaves(_))
+    }
+
     fn speed(&self) -> u64 {
-        match self.thread {
-            Thread::Runs | Thread::Leaves(_) => 1000,
-            Thread::Naps | Thread::Wakes(_) => self.batch.request_slowdown_milli,
-        }
+        if self.occupies_its_lane() { 1000 } else { self.batch.request_slowdown_milli }
     }
 
     fn pass(&mut self, to_ns: u64) {
         let (passed_ns, speed) = (to_ns - self.now_ns, self.speed());
+        let overlaps = self.occupies_its_lane();
         match &mut self.running {
             Some(request) => {
                 request.left = request.left.saturating_sub(passed_ns * speed);
-                if speed == 1000 {
+                if overlaps {
                     self.overlapped_ns += passed_ns;
                 }
             }

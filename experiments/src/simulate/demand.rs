@@ -10,7 +10,7 @@ use rand::RngExt;
 use rand_distr::{Distribution, Exp1, StandardNormal};
 
 use super::random::Random;
-use super::time::nanoseconds;
+use super::time::{DAY, nanoseconds, real};
 
 /// A distribution of service times.
 #[derive(Clone, Debug)]
@@ -108,9 +108,9 @@ impl Demand {
         Ok(Self::Recorded { service_ns })
     }
 
-    /// The service time of the next request.
+    /// The service time of the next request; a day at most.
     pub fn sample(&self, random: &mut Random) -> u64 {
-        match self {
+        let ns = match self {
             Self::Fixed { ns } => *ns,
             Self::Exponential { mean_ns } => {
                 let e: f64 = Exp1.sample(random);
@@ -119,18 +119,28 @@ impl Demand {
             Self::LogNormal { mu, sigma } => log_normal(*mu, *sigma, random),
             Self::Search => search(random),
             Self::Recorded { service_ns } => service_ns[random.random_range(0..service_ns.len())],
+        };
+        ns.min(DAY)
+    }
+
+    /// The longest request; for a distribution without end, its mean.
+    pub(super) fn longest_ns(&self) -> u64 {
+        match self {
+            Self::Recorded { service_ns } => service_ns.iter().copied().max().unwrap_or(0),
+            Self::Search => nanoseconds(LONG_TO_NS),
+            _ => nanoseconds(self.mean_ns()),
         }
     }
 
     /// The mean, in nanoseconds.
     pub fn mean_ns(&self) -> f64 {
         match self {
-            Self::Fixed { ns } => *ns as f64,
+            Self::Fixed { ns } => real(*ns),
             Self::Exponential { mean_ns } => *mean_ns,
             Self::LogNormal { mu, sigma } => (mu + sigma * sigma / 2.0).exp(),
             Self::Search => MEAN_NS,
             Self::Recorded { service_ns } => {
-                service_ns.iter().map(|&ns| ns as f64).sum::<f64>() / service_ns.len() as f64
+                service_ns.iter().map(|&ns| real(ns)).sum::<f64>() / real(service_ns.len() as u64)
             }
         }
     }

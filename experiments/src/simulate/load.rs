@@ -8,7 +8,7 @@
 use rand_distr::{Distribution, Exp1};
 
 use super::random::{Purpose, Random, stream};
-use super::time::{S, nanoseconds, real};
+use super::time::{DAY, S, nanoseconds, real};
 
 /// How the rate of a service changes over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -52,19 +52,24 @@ impl Load {
         let extra = self.bursts.map_or(0.0, |bursts| bursts.extra_rps);
         let rates = [self.low_rps, self.high_rps, extra];
         let sane = rates.iter().all(|rate| (0.0..=MOST_RPS).contains(rate));
-        let lengths = |b: Bursts| b.length_ns >= 1e3 && b.pause_ns >= 1e3;
+        let lengths = |b: Bursts| b.length_ns >= 1e6 && b.pause_ns >= 1e6;
         sane && rates.iter().sum::<f64>() > 0.0 && self.bursts.is_none_or(lengths)
     }
 
+    /// Over days.
+    pub fn mean_rps(&self) -> f64 {
+        let part = |b: Bursts| b.extra_rps * b.length_ns / (b.length_ns + b.pause_ns);
+        f64::midpoint(self.low_rps, self.high_rps) + self.bursts.map_or(0.0, part)
+    }
+
     fn rps_at(&self, now_ns: u64) -> f64 {
-        let angle = real(now_ns % DAY_NS) / real(DAY_NS) * std::f64::consts::TAU;
+        let angle = real(now_ns % DAY) / real(DAY) * std::f64::consts::TAU;
         self.low_rps + (self.high_rps - self.low_rps) * (1.0 - angle.cos()) / 2.0
     }
 }
 
 /// One request a nanosecond and no more.
 const MOST_RPS: f64 = 1e9;
-const DAY_NS: u64 = 24 * 3600 * S;
 /// A day is cut into stretches of one rate.
 const DAY_STEP_NS: u64 = 60 * S;
 
@@ -89,7 +94,8 @@ impl Rates {
         while let Some(bursts) = self.load.bursts.filter(|_| self.turn_ns <= from_ns) {
             self.bursting = !self.bursting;
             let mean_ns = if self.bursting { bursts.length_ns } else { bursts.pause_ns };
-            self.turn_ns += exponential_ns(&mut self.random, mean_ns);
+            let stretch_ns = exponential_ns(&mut self.random, mean_ns);
+            self.turn_ns = self.turn_ns.saturating_add(stretch_ns);
         }
         let steady = self.load.low_rps == self.load.high_rps;
         let step_ns = if steady { u64::MAX } else { (from_ns / DAY_STEP_NS + 1) * DAY_STEP_NS };

@@ -65,19 +65,24 @@ pub struct Model {
 /// As many cores as the model is made for.
 pub const CORES_MAX: u64 = 10_000;
 
+/// 100 years: far from the end of the clock, even if chance makes it some times as long.
+const MOST_NS: f64 = 36_525.0 * 86_400e9;
+
 /// What a model cannot be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModelError {
     #[error("1 to {CORES_MAX} cores can be simulated, machines times cores")]
     Cores,
-    #[error("rates must lie between 0 and 1e9 requests a second, and not all of them be 0")]
+    #[error("rates lie between 0 and 1e9 a second, not all 0; bursts and pauses last 1 ms or more")]
     Rate,
-    #[error("a slowdown is at least 1, and at most 1000")]
+    #[error("a slowdown is at least 1, and at most 100")]
     Slowdown,
     #[error("checks are at least 1 ns and at most a minute apart, and so are nap and wake")]
     Latency,
-    #[error("windows are at least a millisecond long")]
+    #[error("windows are at least a millisecond and at most a day long")]
     Window,
+    #[error("a request takes at most a day, and all of it ends within 100 years")]
+    TooLong,
     #[error("nothing to simulate: neither a request nor a nanosecond")]
     Nothing,
 }
@@ -95,20 +100,30 @@ impl Model {
             return Err(ModelError::Rate);
         }
         let slowdowns = [self.batch.request_slowdown_milli, self.batch.batch_slowdown_milli];
-        if slowdowns.iter().any(|milli| !(1000..=1_000_000).contains(milli)) {
+        if slowdowns.iter().any(|milli| !(1000..=100_000).contains(milli)) {
             return Err(ModelError::Slowdown);
         }
         let latencies = [self.batch.check_ns, self.batch.sleep_ns, self.batch.wake_ns];
         if self.batch.check_ns == 0 || latencies.iter().any(|&ns| ns > 60 * time::S) {
             return Err(ModelError::Latency);
         }
-        let window = |watch: Watch| watch.control_ns.unwrap_or(u64::MAX).min(watch.judge_ns);
-        if self.watch.is_some_and(|watch| window(watch) < time::MS) {
+        let sane = |ns: u64| (time::MS..=time::DAY).contains(&ns);
+        if self
+            .watch
+            .is_some_and(|w| !sane(w.judge_ns) || !sane(w.control_ns.unwrap_or(w.judge_ns)))
+        {
             return Err(ModelError::Window);
         }
-        match self.until {
-            Until::Requests(0) | Until::Time { ns: 0 } => Err(ModelError::Nothing),
-            _ => Ok(()),
+        if matches!(self.until, Until::Requests(0) | Until::Time { ns: 0 }) {
+            return Err(ModelError::Nothing);
+        }
+        let slowdown = time::real(self.batch.request_slowdown_milli) / 1000.0;
+        let (span_ns, work_ns) = self.requests.extent_ns(self.until);
+        let fits = span_ns.max(work_ns * slowdown) <= MOST_NS;
+        if fits && self.requests.longest_ns() <= time::DAY {
+            Ok(())
+        } else {
+            Err(ModelError::TooLong)
         }
     }
 

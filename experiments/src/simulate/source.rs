@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::demand::Demand;
 use super::load::{Arrivals, Load};
 use super::random::{Purpose, Random, mix, stream};
+use super::time::real;
 
 /// Where requests come from.
 #[derive(Clone, Debug)]
@@ -15,6 +16,34 @@ pub enum Requests {
     },
     /// Arrival and demand of each.
     Trace(Arc<[(u64, u64)]>),
+}
+
+impl Requests {
+    /// From the first arrival to the last, and the work of all, as far as can be told before they
+    /// are drawn; per machine.
+    pub(super) fn extent_ns(&self, until: Until) -> (f64, f64) {
+        match self {
+            Self::Drawn { load, demand } => {
+                let (requests, span_ns) = match until {
+                    Until::Requests(count) => (real(count), real(count) * 1e9 / load.mean_rps()),
+                    Until::Time { ns } => (load.mean_rps() * real(ns) / 1e9, real(ns)),
+                };
+                (span_ns, requests * demand.mean_ns())
+            }
+            Self::Trace(trace) => {
+                let span_ns = trace.last().map_or(0.0, |request| real(request.0));
+                (span_ns, trace.iter().map(|request| real(request.1)).sum())
+            }
+        }
+    }
+
+    /// The longest request; for a distribution without end, its mean.
+    pub(super) fn longest_ns(&self) -> u64 {
+        match self {
+            Self::Drawn { demand, .. } => demand.longest_ns(),
+            Self::Trace(trace) => trace.iter().map(|request| request.1).max().unwrap_or(0),
+        }
+    }
 }
 
 /// When drawing ends.
@@ -57,7 +86,7 @@ impl Source {
         };
         let kind = match requests {
             Requests::Drawn { load, demand } => {
-                let part = 1.0 / share.of as f64;
+                let part = 1.0 / real(share.of);
                 let arrivals = Arrivals::new(load, seed, share.machine, share.queue, part);
                 let random = stream(seed, Purpose::Demand, share.queue);
                 Kind::Drawn { arrivals: Box::new(arrivals), demand: demand.clone(), random, left }

@@ -12,6 +12,7 @@ pub fn nanoseconds(ns: f64) -> u64 {
 
 pub const MS: u64 = 1_000_000;
 pub const S: u64 = 1_000_000_000;
+pub const DAY: u64 = 24 * 3600 * S;
 
 /// A count as a real number; exact for 104 days of nanoseconds.
 pub fn real(count: u64) -> f64 {

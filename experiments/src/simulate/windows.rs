@@ -21,6 +21,9 @@ pub struct Watch {
     pub control_ns: Option<u64>,
 }
 
+/// After so many windows without a request the controller remembers nothing: more change nothing.
+const SILENT_WINDOWS: u64 = 64;
+
 /// A budget is taken back if the controller is silent for this many windows.
 const BUDGET_WINDOWS: u64 = 3;
 
@@ -55,9 +58,10 @@ impl Windows {
     /// A request has finished. Requests come in the order in which they end.
     #[inline]
     pub(super) fn finished(&mut self, ended_ns: u64, latency_ns: u64, outcome: &mut Outcome) {
-        while ended_ns >= self.judged_until_ns {
+        if ended_ns >= self.judged_until_ns {
+            // Windows without a request between the two are not judged.
             self.judge(outcome);
-            self.judged_until_ns += self.watch.judge_ns;
+            self.judged_until_ns = (ended_ns / self.watch.judge_ns + 1) * self.watch.judge_ns;
         }
         self.finished += 1;
         self.late += u64::from(latency_ns > self.watch.slo.latency_ns);
@@ -80,12 +84,15 @@ impl Windows {
     #[inline]
     pub(super) fn policy_at(&mut self, now_ns: u64) -> Option<Policy> {
         let control = self.control.as_mut().filter(|control| now_ns >= control.until_ns)?;
-        let mut budget_ns = 0;
-        while now_ns >= control.until_ns {
+        let mut budget_ns = control.controller.window(Some(&control.counts));
+        control.counts.fill(0);
+        control.until_ns += control.window_ns;
+        let more = |past_ns: u64| past_ns / control.window_ns + 1;
+        let silent = now_ns.checked_sub(control.until_ns).map_or(0, more);
+        for _ in 0..silent.min(SILENT_WINDOWS) {
             budget_ns = control.controller.window(Some(&control.counts));
-            control.counts.fill(0);
-            control.until_ns += control.window_ns;
         }
+        control.until_ns = (now_ns / control.window_ns + 1) * control.window_ns;
         let until_ns = control.until_ns + BUDGET_WINDOWS * control.window_ns;
         Some(Policy::SloBudget { budget_ns, until_ns })
     }

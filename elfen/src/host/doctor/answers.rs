@@ -27,6 +27,7 @@ pub(crate) struct Answers {
     pub(crate) mwaitx: Nap,
     pub(crate) block: Nap,
     pub(crate) idle_class: IdleClass,
+    pub(crate) preload_library: Library,
     pub(crate) core_scheduling: CoreScheduling,
     /// Whether the kernel was booted with idle=poll; `None` if /proc does not say.
     pub(crate) idle_poll: Option<bool>,
@@ -125,6 +126,14 @@ pub(crate) enum Nanonap {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Nap {
     Works,
+    Missing(String),
+}
+
+/// Whether the preload library is where `elfen run` looks for it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Library {
+    Found(String),
     Missing(String),
 }
 

@@ -1,6 +1,6 @@
 //! How a batch program is kept off its lane: by checks inside it, or from outside.
 
-use super::answers::IdleClass;
+use super::answers::{IdleClass, Library};
 use super::{Enough, Examine, Finding, Machine, Mechanism};
 use crate::host::source::SourceError;
 
@@ -11,11 +11,16 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         enough: Enough::If("for programs with checks in their source"),
         examine: Examine::By(inlined),
     },
-    later(
-        "inject-hooks",
-        "programs built with -pg or -finstrument-functions, by a preload library",
-    ),
-    later("inject-patchable", "checks written over the NOPs of -fpatchable-function-entry"),
+    Mechanism {
+        name: "inject-hooks",
+        enough: Enough::If("for programs built with -pg or -finstrument-functions"),
+        examine: Examine::By(hooks),
+    },
+    Mechanism {
+        name: "inject-patchable",
+        enough: Enough::If("for programs built with -fpatchable-function-entry"),
+        examine: Examine::By(patchable),
+    },
     later("inject-entries", "function entries of any dynamic program rewritten as it is loaded"),
     later("inject-signal", "programs without checks, interrupted by a signal"),
     later("inject-java", "checks in bytecode, by a Java agent"),
@@ -39,5 +44,25 @@ fn guard(machine: &Machine<'_>) -> Result<Finding, SourceError> {
 }
 
 fn inlined(_: &Machine<'_>) -> Result<Finding, SourceError> {
-    Ok(Finding::yes("programs with checks in their source: elfen_rt::check!()"))
+    let what = "programs with checks in their source: elfen_rt::check!(), elfen_check()";
+    Ok(Finding::yes(what))
+}
+
+fn hooks(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    let what = "programs built with -pg, -pg -mfentry or -finstrument-functions";
+    Ok(by_the_library(what, machine))
+}
+
+fn patchable(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    Ok(by_the_library("programs built with -fpatchable-function-entry=43", machine))
+}
+
+fn by_the_library(what: &str, machine: &Machine<'_>) -> Finding {
+    match &machine.answers.preload_library {
+        Library::Found(path) => Finding::yes(format!("{what}, by {path}")),
+        Library::Missing(why) => Finding::no(
+            format!("{what}: {why}"),
+            "build all of Elfen (`cargo build --release`), or name the folder in ELFEN_LIB",
+        ),
+    }
 }

@@ -19,7 +19,7 @@ use nix::unistd::{Gid, Group};
 
 use super::answers::{
     Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, IdleClass, KernelTypes,
-    Nanonap, Nap, Pinned, Segment, SegmentOutcome,
+    Library, Nanonap, Nap, Pinned, Segment, SegmentOutcome,
 };
 
 /// What to try it with.
@@ -50,6 +50,10 @@ pub(crate) fn ask(trial: Trial) -> Answers {
         idle_class: match idle_class() {
             Ok(()) => IdleClass::Granted,
             Err(error) => IdleClass::Refused(error.to_string()),
+        },
+        preload_library: match elfen_instrument::find_library() {
+            Ok(path) => Library::Found(path.display().to_string()),
+            Err(error) => Library::Missing(error.to_string()),
         },
         core_scheduling: core_scheduling(),
         idle_poll: fs::read_to_string("/proc/cmdline")

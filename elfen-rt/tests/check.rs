@@ -404,9 +404,11 @@ fn a_changed_policy_counts_from_the_next_request() {
 /// Goal: without a run, or with a broken inheritance, a batch goes on as if it had no checks.
 #[test]
 fn without_a_run_nothing_is_looked_at() {
-    for inherited in [None, Some(""), Some("1 2 3"), Some("1 0 0 - - - -"), Some("9 1 1 1 1 1 1")] {
+    let broken =
+        ["", "1 2 3", "1 0 0 - - - -", "1 0 0 - - - nobody", "1 0 0 2 2 2 -", "9 1 1 1 1 1 1"];
+    for inherited in [None].into_iter().chain(broken.map(Some)) {
         let board = Board { memory: segment(64) };
-        let mut command = batch("loop", &board);
+        let mut command = batch("errno", &board);
         command.env_remove("ELFEN_RUN");
         if let Some(inherited) = inherited {
             command.env("ELFEN_RUN", inherited);

@@ -7,13 +7,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::stage::{Run, Toggle, compile, segment, until};
+use crate::stage::{Run, Toggle, compile, library, segment, until};
 use elfen_rt::memory::Memory;
 use elfen_rt::signal::lane::LaneState;
 
-/// The ways, and the flags that ask for them. Of patched functions also those without room for the whole check, and a
-/// program at a fixed address.
-const WAYS: [(&str, &[&str]); 9] = [
+/// The ways, and the flags that ask for them. Of patched functions also those without room for the whole check, one byte short of
+/// it, and a program at a fixed address.
+const WAYS: [(&str, &[&str]); 10] = [
     ("inline", &["-DINLINE"]),
     ("inline-no-pie", &["-DINLINE", "-fno-pie", "-no-pie"]),
     ("mcount", &["-pg"]),
@@ -22,6 +22,7 @@ const WAYS: [(&str, &[&str]); 9] = [
     ("patch", &["-fpatchable-function-entry=43"]),
     ("patch-pair", &["-fpatchable-function-entry=19", "-fno-pie", "-no-pie"]),
     ("patch-jump", &["-fpatchable-function-entry=5"]),
+    ("patch-almost", &["-fpatchable-function-entry=18"]),
     ("patch-cet", &["-fpatchable-function-entry=43", "-fcf-protection=full"]),
 ];
 
@@ -81,6 +82,21 @@ fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
         assert!(batch.wait().unwrap().success(), "{way}");
         assert_eq!(run.lane().naps.load(Relaxed), 10, "{way}");
     }
+}
+
+/// Goal: nothing is written under the feet of a thread that runs. Method: a library that starts one before the program does; the
+/// lane is busy all the time, so that a program with checks would never end.
+#[test]
+fn a_program_that_has_threads_before_it_starts_is_not_patched() {
+    let early = compile("early.c", "early.so", &["-fPIC", "-shared"]).unwrap();
+    let Some((_, program)) = programs().iter().find(|(way, _)| *way == "patch") else { return };
+    let (run, mut worker) = Run::new();
+    worker.begin(1);
+    let mut batch = run.batch(program);
+    let preload = elfen_instrument::preload(library(), Some(early.as_os_str()));
+    let mut batch = batch.env("LD_PRELOAD", preload).args(["contexts"]).spawn().unwrap();
+    until("it ends", || batch.try_wait().unwrap().is_some_and(|status| status.success()));
+    assert_eq!(run.lane().naps.load(Relaxed), 0);
 }
 
 fn output_of(command: &mut Command) -> (String, Option<i32>) {

@@ -71,10 +71,10 @@ pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<Pat
     Some(output)
 }
 
-const LINKING: [&str; 3] = ["-no-pie", "-static", "-pie"];
+const LINKING: [&str; 3] = ["-no-pie", "-shared", "-static"];
 
 /// Waits for something that must happen.
-pub(crate) fn until(what: &str, happens: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, mut happens: impl FnMut() -> bool) {
     let start = Instant::now();
     while !happens() {
         assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");

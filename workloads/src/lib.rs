@@ -2,12 +2,15 @@
 //! tested.
 //!
 //! [`search`] is the service to protect, [`load`] the open-loop generator that asks, [`batch`] are
-//! the programs that borrow. Each binary in `src/bin` is little more than a call into its module here.
+//! the programs that borrow. Each binary in `src/bin` is little more than a call into its module
+//! here.
 
 mod affinity;
 pub mod batch;
 pub mod command;
+mod descriptors;
 mod interrupt;
+mod listener;
 pub mod load;
 pub mod search;
 pub mod text;

@@ -53,7 +53,7 @@ pub(crate) struct Line {
     pub(crate) address: SocketAddr,
     pub(crate) protocol: Protocol,
     pub(crate) connections: usize,
-    /// For the connections to stand.
+    /// For another of the connections to stand.
     pub(crate) patience: Duration,
     /// How long before a send the thread stops sleeping; `None` if it never sleeps.
     pub(crate) spin_ns: Option<Nanos>,
@@ -152,22 +152,24 @@ impl Driver {
     }
 
     fn connect_all(&mut self) -> io::Result<()> {
-        let deadline = Instant::now() + self.line.patience;
+        let mut progress_at = Instant::now();
         let (mut begun, mut standing) = (0, 0);
         while standing < self.links.len() {
             while begun < self.links.len() && begun - standing < OPENING_AT_ONCE {
                 self.open(begun)?;
                 begun += 1;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = self.line.patience.saturating_sub(progress_at.elapsed());
             if left.is_zero() || self.pulse.is_over() {
-                return Err(io::Error::new(ErrorKind::TimedOut, "not all connections stand"));
+                let problem = format!("{standing} of {} connections stand", self.links.len());
+                return Err(io::Error::new(ErrorKind::TimedOut, problem));
             }
             ignore_interrupt(self.poll.poll(&mut self.events, Some(left)))?;
             for event in &self.events {
                 let Some(link) = self.links.get_mut(event.token().0) else { continue };
-                if !link.stands {
-                    standing += usize::from(link.finish_opening()?);
+                if !link.stands && link.finish_opening()? {
+                    standing += 1;
+                    progress_at = Instant::now();
                 }
             }
         }

@@ -5,8 +5,8 @@
 //! looking without sleeping. So its own cost does not add up in the queue, and what a generator
 //! measures beyond the known time is the way there and back.
 
-use crate::interrupt;
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
+use crate::{interrupt, listener};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Registry, Token};
 use rand::{RngExt, SeedableRng};
@@ -119,7 +119,7 @@ impl std::fmt::Debug for Reference {
 impl Reference {
     pub(crate) fn bind(address: SocketAddr, times: ServiceTimes, seed: u64) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let mut listener = TcpListener::bind(address)?;
+        let mut listener = listener::bind(address)?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         Ok(Self {
             poll,

@@ -7,6 +7,7 @@ use super::engine::{Engine, Limits};
 use super::queries::QuerySet;
 use super::record::{Distribution, Keep, Recorder};
 use crate::affinity::{PinError, pin};
+use crate::descriptors::{self, TooMany};
 use crate::interrupt;
 use crate::units::{Nanos, nanos_from_f64, seconds};
 use std::sync::{Arc, Barrier, OnceLock};
@@ -41,6 +42,8 @@ pub(crate) enum RunError {
     Drive(#[from] DriveError),
     #[error(transparent)]
     Pin(#[from] PinError),
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
 }
 
 #[derive(Debug)]
@@ -110,6 +113,7 @@ impl Settings {
 
     /// Runs the plan of `seed` against the service.
     pub(crate) fn run(&self, seed: u64, pulse: &Arc<Pulse>) -> Result<Invocation, RunError> {
+        descriptors::allow(self.line.connections)?;
         let start = Start { barrier: Barrier::new(self.threads), origin: OnceLock::new() };
         let parts: Vec<Result<Driven, RunError>> = thread::scope(|scope| {
             let start = &start;

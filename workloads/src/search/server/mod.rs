@@ -10,14 +10,13 @@ mod worker;
 
 use super::index::SearchIndex;
 use crate::affinity::{PinError, pin};
+use crate::descriptors::{self, TooMany};
+use crate::listener;
 use coordinator::{Bounds, Coordinator, LISTENER, OUTBOX};
 use elfen_rt::service::{ClaimError, Service};
 use elfen_rt::signal::service::OpenError;
 use metrics::Metrics;
-use mio::net::TcpListener;
 use mio::{Interest, Poll, Waker};
-use nix::errno::Errno;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use queue::{Page, Queue};
 use std::io;
@@ -57,8 +56,8 @@ pub(super) enum ServeError {
     Claim { name: String, lane: u32, error: ClaimError },
     #[error(transparent)]
     Pin(#[from] PinError),
-    #[error("allowing {connections} connections: {errno}; raise `ulimit -n`, or allow fewer")]
-    Descriptors { connections: usize, errno: Errno },
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
     #[error("serving: {0}")]
     Io(#[from] io::Error),
     #[error("some answers were not taken within the time to drain; the clients were cut off")]
@@ -73,9 +72,9 @@ pub(super) fn serve(
 ) -> Result<(), ServeError> {
     let address = serving.address;
     let listen = |error| ServeError::Listen { address, error };
-    allow_descriptors(serving.connections)?;
+    descriptors::allow(serving.connections)?;
     let poll = Poll::new()?;
-    let mut listener = TcpListener::bind(address).map_err(listen)?;
+    let mut listener = listener::bind(address).map_err(listen)?;
     let page = serving.page.as_deref().map(|name| open_page(name, serving)).transpose()?;
     let queue = Queue::new(serving.queue, page.clone());
     let metrics = Metrics::default();
@@ -146,17 +145,4 @@ fn open_page(name: &str, serving: &Serving) -> Result<Page, ServeError> {
         Ok(service) => Ok(Page { service: Arc::new(service), lanes }),
         Err(error) => Err(ServeError::Page { name: name.to_owned(), error }),
     }
-}
-
-/// Descriptors that are no clients: the index's files, epoll, the listener, standard streams.
-const OTHER_DESCRIPTORS: u64 = 100;
-
-fn allow_descriptors(connections: usize) -> Result<(), ServeError> {
-    let failed = |errno| ServeError::Descriptors { connections, errno };
-    let wanted = connections as u64 + OTHER_DESCRIPTORS;
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(failed)?;
-    if soft >= wanted {
-        return Ok(());
-    }
-    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted)).map_err(failed)
 }

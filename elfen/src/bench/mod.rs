@@ -4,6 +4,7 @@
 //! what is printed is the subcommand's business.
 
 pub(crate) mod distribution;
+pub(crate) mod nap;
 pub(crate) mod reaction;
 pub(crate) mod service;
 pub(crate) mod signal;

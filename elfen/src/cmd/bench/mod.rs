@@ -1,5 +1,6 @@
 //! `elfen bench`: what Elfen's parts cost on this machine. One file a benchmark.
 
+mod nap;
 mod reaction;
 mod service;
 mod signal;
@@ -15,6 +16,7 @@ use crate::bench::distribution::Distribution;
 
 const EXAMPLES: &str = "\
 Examples:
+  elfen bench nap                      how long a lane takes to fall asleep and to wake
   sudo elfen bench signal              how late the task map is, and what it costs
   elfen bench service --json           what publishing a request costs, for scripts";
 
@@ -28,6 +30,7 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Benchmark {
+    Nap(nap::Args),
     Reaction(reaction::Args),
     Service(service::Args),
     Signal(signal::Args),
@@ -35,6 +38,7 @@ enum Benchmark {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.benchmark {
+        Benchmark::Nap(args) => nap::run(args, out),
         Benchmark::Reaction(args) => reaction::run(args, out),
         Benchmark::Service(args) => service::run(args, out),
         Benchmark::Signal(args) => signal::run(args, out),

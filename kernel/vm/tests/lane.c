@@ -91,7 +91,7 @@ static struct trace_counts read_trace(void)
 	return counts;
 }
 
-/* The lane of a napper for a second, with a rival that wakes on it every 0.4 ms, as the kernel traced it. */
+/* The lane of a napper for half a second, with a rival that wakes on it every 0.4 ms, as the kernel traced it. */
 static struct trace_counts traced_lane(void)
 {
 	struct napper napper = { 0 };
@@ -105,7 +105,7 @@ static struct trace_counts traced_lane(void)
 	pthread_create(&rival, NULL, wakes_often, &stop);
 	write_text(TRACE "trace", "");
 	write_text(TRACE "tracing_on", "1");
-	for (i = 0; i < 200; i++) {
+	for (i = 0; i < 120; i++) {
 		lane_thread_busy(&request, random_below(4 * MS));
 		usleep(5000);
 	}
@@ -124,7 +124,7 @@ static verdict kept(void)
 {
 	struct trace_counts counts = traced_lane();
 
-	if (counts.naps < 200 || counts.switches < 200)
+	if (counts.naps < 100 || counts.switches < 100)
 		return because("only %d naps and %d switches traced", counts.naps, counts.switches);
 	if (counts.switches_in_naps)
 		return because("%d switches in %d naps", counts.switches_in_naps, counts.naps);

@@ -39,7 +39,7 @@ static uint64_t naps_so_far(int fd, unsigned int cpu)
 	return stats.naps;
 }
 
-/* Goal: a process can be killed in its nap. Method: 200 times, at a random moment; each is gone, and naps still work. */
+/* Goal: a process can be killed in its nap. Method: 100 times, at a random moment; each is gone, and naps still work. */
 static verdict killed(void)
 {
 	struct lane_thread request;
@@ -47,7 +47,7 @@ static verdict killed(void)
 
 	lane_thread_start(&request, 0);
 	lane_thread_busy(&request, 0);
-	for (i = 0; i < 200; i++) {
+	for (i = 0; i < 100; i++) {
 		pid_t child = napping_process(0, 1);
 		int status;
 
@@ -56,7 +56,7 @@ static verdict killed(void)
 		CHECK(waitpid(child, &status, 0) == child);
 		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	}
-	CHECK(naps_so_far(fd, 1) > 20);
+	CHECK(naps_so_far(fd, 1) > 10);
 	lane_thread_stop(&request);
 	return NULL;
 }
@@ -90,7 +90,7 @@ static verdict stopped(void)
 }
 
 /*
- * Goal: a batch lane can be taken down while a thread naps on it. Method: 15 rounds of CPU 1 down and up; a thread that
+ * Goal: a batch lane can be taken down while a thread naps on it. Method: 8 rounds of CPU 1 down and up; a thread that
  * was moved is told so (ENXIO), and it naps again when the lane is back.
  */
 static verdict batch_lane_goes(void)
@@ -101,7 +101,7 @@ static verdict batch_lane_goes(void)
 	pin(0);
 	lane_thread_start(&request, 0);
 	lane_thread_busy(&request, 0);
-	for (round = 0; round < 15; round++) {
+	for (round = 0; round < 8; round++) {
 		pid_t child = napping_process(0, 1);
 		uint64_t naps = naps_so_far(fd, 1);
 
@@ -121,7 +121,7 @@ static verdict batch_lane_goes(void)
 }
 
 /*
- * Goal: a request lane can be taken down while its batch lane naps. Method: 15 rounds of CPU 1 down and up, naps on
+ * Goal: a request lane can be taken down while its batch lane naps. Method: 8 rounds of CPU 1 down and up, naps on
  * CPU 0; a lane that is gone is idle, so its batch thread runs.
  */
 static verdict request_lane_goes(void)
@@ -130,7 +130,7 @@ static verdict request_lane_goes(void)
 	int fd = open_device(), round;
 
 	slots = map_slots(fd);
-	for (round = 0; round < 15; round++) {
+	for (round = 0; round < 8; round++) {
 		pid_t child = napping_process(1, 0);
 		struct lane_thread request;
 
@@ -221,7 +221,7 @@ static verdict unloading(void)
 	return NULL;
 }
 
-/* Goal: loading and unloading leaves nothing behind. Method: 20 rounds under a storm of switches, then what is left. */
+/* Goal: loading and unloading leaves nothing behind. Method: 10 rounds under a storm of switches, then what is left. */
 static verdict reloading(void)
 {
 	static char left[1 << 20];
@@ -230,7 +230,7 @@ static verdict reloading(void)
 
 	pin(1);
 	lane_thread_start(&request, 0);
-	for (round = 0; round < 20; round++) {
+	for (round = 0; round < 10; round++) {
 		CHECK(!load(PRODUCT, "wait=spin"));
 		for (i = 0; i < 50; i++)
 			lane_thread_busy(&request, 1);

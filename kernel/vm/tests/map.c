@@ -65,7 +65,7 @@ static verdict read_only(void)
 	return NULL;
 }
 
-/* Goal: a slot follows a pinned thread. Method: the thread runs and sleeps on command, 500 times on either CPU. */
+/* Goal: a slot follows a pinned thread. Method: the thread runs and sleeps on command, 200 times on either CPU. */
 static verdict follows(void)
 {
 	const struct elfen_task_slot *slots = map_slots(open_device());
@@ -76,7 +76,7 @@ static verdict follows(void)
 
 		pin(!cpu);
 		lane_thread_start(&lane, cpu);
-		for (round = 0; round < 500; round++) {
+		for (round = 0; round < 200; round++) {
 			lane_thread_busy(&lane, 0);
 			while (peek(&slots[cpu].task) != lane.task)
 				sched_yield();

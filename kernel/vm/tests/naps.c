@@ -37,6 +37,14 @@ static void wait_until_busy(const struct lane_thread *request)
 		__builtin_ia32_pause();
 }
 
+static void pause_ns(uint64_t length_ns)
+{
+	uint64_t end_ns = now_ns() + length_ns;
+
+	while (now_ns() < end_ns)
+		__builtin_ia32_pause();
+}
+
 /*
  * A nap that ended by its bound although the lane had gone idle before it even began: the wake-up was lost.
  *
@@ -57,21 +65,24 @@ static bool lost(int why, uint64_t began_ns)
  * Short requests against a thread that looks and naps a moment later, as any thread does: many end in that moment. The
  * bound is below the time after which some kernel thread runs on the request lane and wakes the nap by accident.
  * Counts the naps that ended by idleness, stops at `enough` lost wake-ups, and returns those; -1 for an error.
+ *
+ * Who waits for the other sleeps: on a loaded host, two CPUs that spin on each other seldom run together.
  */
 static int nap_through(struct lane_thread *request, int naps, int enough, int *napped)
 {
 	int lost_count = 0;
 
 	for (*napped = 0; *napped < naps && lost_count < enough;) {
-		lane_thread_busy(request, 1 + random_below(40 * US));
+		lane_thread_busy(request, 1 + random_below(100 * US));
 		while (!lane_thread_finished(request) || peek(&slots[REQUEST].task)) {
-			uint64_t seen = peek(&slots[REQUEST].switches), began_ns, end;
+			uint64_t seen = peek(&slots[REQUEST].switches), began_ns;
 			int why;
 
-			if (!peek(&slots[REQUEST].task))
-				continue; /* not begun yet, or over */
-			for (end = now_ns() + random_below(40 * US); now_ns() < end;)
-				__builtin_ia32_pause();
+			if (!peek(&slots[REQUEST].task)) {
+				usleep(1); /* not begun yet, or over */
+				continue;
+			}
+			pause_ns(random_below(40 * US));
 			began_ns = now_ns();
 			why = nap_on(fd, REQUEST, seen, 2 * MS);
 			if (why < 0)
@@ -143,7 +154,7 @@ static void *batch_runs(void *argument)
 }
 
 /*
- * Goal: batch naps while the request lane is busy and runs when it idles. Method: 300 rounds; the request itself
+ * Goal: batch naps while the request lane is busy and runs when it idles. Method: 150 rounds; the request itself
  * watches that from the batch thread's first nap on no work is done, and work goes on when the request sleeps.
  */
 static verdict naps_while_busy(void)
@@ -156,14 +167,13 @@ static verdict naps_while_busy(void)
 	slots = map_slots(fd);
 	pin(REQUEST); /* this thread is the service */
 	pthread_create(&thread, NULL, batch_runs, &batch);
-	for (round = 0; round < 300; round++) {
-		uint64_t naps = peek(&batch.naps), work, end;
+	for (round = 0; round < 150; round++) {
+		uint64_t naps = peek(&batch.naps), work;
 
 		while (peek(&batch.naps) == naps)
 			__builtin_ia32_pause();
 		work = peek(&batch.work);
-		for (end = now_ns() + random_below(2 * MS); now_ns() < end;)
-			__builtin_ia32_pause();
+		pause_ns(random_below(2 * MS));
 		if (peek(&batch.work) != work)
 			return because("round %d: batch worked while the lane was busy", round);
 		while (peek(&batch.work) == work)
@@ -180,16 +190,19 @@ static void ignore(int signal)
 	(void)signal;
 }
 
+struct sender {
+	pid_t to;
+	int stop;
+};
+
 static void *sends_signals(void *argument)
 {
-	const struct sigaction action = { .sa_handler = ignore };
-	pid_t napping = *(pid_t *)argument;
-	int i;
+	struct sender *sender = argument;
 
-	sigaction(SIGUSR1, &action, NULL);
-	for (i = 0; i < 20; i++) {
+	pin(REQUEST); /* on the batch lane, it would end the nap by its own wake-up */
+	while (!__atomic_load_n(&sender->stop, __ATOMIC_ACQUIRE)) {
 		usleep(2000);
-		syscall(SYS_tgkill, getpid(), napping, SIGUSR1);
+		syscall(SYS_tgkill, getpid(), sender->to, SIGUSR1);
 	}
 	return NULL;
 }
@@ -197,10 +210,11 @@ static void *sends_signals(void *argument)
 /* Goal: each reason is told as it is. Method: bring each about while the lane is busy and nothing else can end a nap. */
 static verdict reasons(void)
 {
+	const struct sigaction action = { .sa_handler = ignore };
+	struct sender sender = { .to = gettid() };
 	struct lane_thread request, rival;
-	pid_t self = gettid();
+	pthread_t sending;
 	uint64_t seen, i;
-	pthread_t sender;
 	int why;
 
 	begin(&request);
@@ -221,11 +235,13 @@ static verdict reasons(void)
 	wait_until_busy(&request);
 	CHECK(nap_on(fd, REQUEST, seen, 50 * MS) == NANONAP_WOKE_IDLE);
 
-	pthread_create(&sender, NULL, sends_signals, &self);
+	sigaction(SIGUSR1, &action, NULL);
+	pthread_create(&sending, NULL, sends_signals, &sender);
 	for (i = 0, why = 0; i < 2000 && why != NANONAP_WOKE_SIGNAL; i++)
 		why = nap_on(fd, REQUEST, peek(&slots[REQUEST].switches), 50 * MS);
 	CHECK(why == NANONAP_WOKE_SIGNAL);
-	pthread_join(sender, NULL);
+	__atomic_store_n(&sender.stop, 1, __ATOMIC_RELEASE);
+	pthread_join(sending, NULL);
 
 	lane_thread_start(&rival, BATCH);
 	lane_thread_busy(&rival, 0);

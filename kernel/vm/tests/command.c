@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* The `elfen` command against the module, if kernel/vm/run was given one. */
+#define _GNU_SOURCE
+#include "harness.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* What `elfen` prints, errors too, with these words; its exit status. There is no shell here. */
+static int output_of(char *const words[], char *text, size_t bytes)
+{
+	size_t done = 0;
+	int ends[2], status;
+	ssize_t count;
+	pid_t child;
+
+	if (pipe(ends))
+		return -1;
+	child = fork();
+	if (!child) {
+		dup2(ends[1], 1);
+		dup2(ends[1], 2);
+		execv("/elfen", words);
+		_exit(127);
+	}
+	close(ends[1]);
+	while (done < bytes - 1 && (count = read(ends[0], text + done, bytes - 1 - done)) > 0)
+		done += count;
+	text[done] = 0;
+	close(ends[0]);
+	waitpid(child, &status, 0);
+	return status;
+}
+
+/* How often something was measured: the number after `"n": ` behind `key` of the device's entry. */
+static long measured(const char *json, const char *key)
+{
+	const char *at = strstr(json, "\"nap\": \"device\"");
+
+	at = at ? strstr(at, key) : NULL;
+	at = at ? strstr(at, "\"n\": ") : NULL;
+	return at ? strtol(at + 5, NULL, 10) : 0;
+}
+
+/*
+ * Goal: the Rust side naps through the device. Method: `elfen bench nap`; every wake-up is by the request lane's switch
+ * to idle, and the module has counted the naps.
+ */
+static verdict bench_nap(void)
+{
+	char *const words[] = { "elfen", "bench", "nap", "--json", "-n", "100", "--lanes", "0:1", NULL };
+	static char text[65536];
+	struct nanonap_stats stats = { .cpu = 1 };
+	int fd = open_device();
+
+	if (output_of(words, text, sizeof(text)))
+		return because("elfen bench nap failed: %.300s", text);
+	CHECK(strstr(text, "\"nap\": \"device\",\n      \"available\": true"));
+	CHECK(strstr(text, "\"auto\": \"device\""));
+	/* Of 100; a guest whose host forgets the batch lane meanwhile does not see when the other idled. */
+	if (measured(text, "\"wake_cycles\": {") < 10)
+		return because("%ld wake-ups measured", measured(text, "\"wake_cycles\": {"));
+	CHECK(!ioctl(fd, NANONAP_STATS, &stats) && stats.naps >= 50);
+	return NULL;
+}
+
+const struct test command_tests[] = {
+	{ "elfen-bench-nap", PRODUCT, "wait=spin", bench_nap },
+	{ 0 },
+};

@@ -272,7 +272,7 @@ const WON: &str = "0.25 is won where the lane is busy for 0.75; at the wall of 5
 const BATCH_TIME: &str =
     "half of a core takes twice the time: DaCapo cannot have used all of a core alone";
 const FIRST_ALONE: &str = "lends to the first request of a busy time only, as 5.3.4 says; the \
-    code that 5.9(b) prints, and the next row runs, goes on with the requests that waited behind it";
+    code that 5.9(b) prints, and the next row runs, goes on with requests that waited behind it";
 const FREE_QUEUE: &str = "\"as much as 1000\"; the model's queue costs nothing, the thesis's did";
 const LATER: &str = "cores of the model do not disturb each other; the thesis's did at high load";
 const TO_ITS_END: &str = "requests of 53 ms are shared to their ends, at 1.5 times their length";

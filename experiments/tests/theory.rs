@@ -152,7 +152,8 @@ fn rates_that_change() {
 /// All that an outcome tells, bit for bit. (The histogram's own notes on its smallest value depend on
 /// the order in which parts are added, and are told to nobody.)
 fn figures(outcome: &Outcome) -> (Vec<u64>, Vec<u64>, Tally) {
-    let quantiles = (1..=1000).map(|rank| outcome.quantile_ns(f64::from(rank) / 1000.0)).collect();
+    let quantile = |rank| outcome.quantile_ns(f64::from(rank) / 1000.0);
+    let quantiles = (1..=1000).map(quantile).collect();
     let means = [outcome.mean_ms(), outcome.mean_wait_ns(), outcome.core_seconds()];
     let means = means.iter().map(|mean| mean.to_bits());
     let counts = [outcome.requests, outcome.windows, outcome.windows_held];

@@ -152,6 +152,19 @@ proptest! {
         }
     }
 
+    /// How many wait does not matter, only whether any do: the simulator counts on it.
+    #[test]
+    fn a_queue_is_empty_or_not(looks in looks(), budget_ns in words()) {
+        let one = |&(now_ns, lane): &(u64, Lane)| {
+            let shorten = |service: Service| Service { queue_len: service.queue_len.min(1), ..service };
+            (now_ns, Lane { service: lane.service.map(shorten), ..lane })
+        };
+        let short: Vec<_> = looks.iter().map(one).collect();
+        for policy in [Policy::FixedBudget { budget_ns }, Policy::RefreshBudget { budget_ns }] {
+            prop_assert_eq!(verdicts(policy, &looks), verdicts(policy, &short));
+        }
+    }
+
     /// The state goes through shared memory unchanged, and whatever is found there is a state.
     #[test]
     fn a_state_is_four_words(looks in looks(), words: [u64; 4], budget_ns in words()) {

@@ -41,7 +41,7 @@ pub(crate) struct ModelArgs {
     queue: QueueName,
 
     /// Requests a second of a machine, at random times
-    #[arg(long, value_name = "RATE", value_parser = rate)]
+    #[arg(long, value_name = "RATE", value_parser = rate, allow_negative_numbers = true)]
     rps: Option<f64>,
 
     /// The rate at noon, if --rps is that at midnight: it follows a sine over each day

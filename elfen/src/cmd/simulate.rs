@@ -62,7 +62,7 @@ pub(crate) struct Args {
     policy: PolicyName,
 
     /// How long the batch may share a core with a request
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, allow_hyphen_values = true)]
     budget: Option<Duration>,
 
     /// The latency to keep, as in p99=100ms: steers slo-budget, and is judged window by window

@@ -2,8 +2,9 @@
 /*
  * /dev/nanonap: every argument from user space is checked here.
  *
- * An open file holds the module, a mapping holds its file, and a nap runs inside a call on its file: so the module can
- * be removed only when nobody naps, reads or watches, and whatever a process asked for ends with its files.
+ * An open file holds the module, a mapping holds its file, and a nap runs inside a call on its
+ * file: so the module can be removed only when nobody naps, reads or watches, and whatever a
+ * process asked for ends with its files.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 

@@ -2,9 +2,10 @@
 /*
  * The task map: who runs on every CPU, written on each context switch, mapped by readers.
  *
- * One writer a slot: the sched_switch probe, on the slot's own CPU with interrupts off. It stores and never waits, so
- * a switch costs the same whoever reads. The same layout and the same discipline as the eBPF program's, except that
- * timing a CPU is tied to open files and needs no leases.
+ * One writer a slot: the sched_switch probe, on the slot's own CPU with interrupts off. It stores
+ * and never waits, so a switch costs the same whoever reads. The same layout and the same
+ * discipline as the eBPF program's, except that timing a CPU is tied to open files and needs no
+ * leases.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -65,15 +66,18 @@ static void wake_siblings(unsigned int cpu, u64 count)
 
 	WRITE_ONCE(per_cpu(wake_words, cpu).idle_switch, count);
 	/*
-	 * What a nap looks at before the word that wakes it. A nap arms, then looks, then waits: if it looks too early to
-	 * see the lines above, the word is stored after it armed. Pairs with the smp_rmb() in arm_check_wait().
+	 * What a nap looks at before the word that wakes it. A nap arms, then looks, then waits: if
+	 * it looks too early to see the lines above, the word is stored after it armed. Pairs with
+	 * the smp_rmb() in arm_check_wait().
 	 */
 	smp_wmb();
 	for (i = 0; i < known; i++)
 		WRITE_ONCE(per_cpu(wake_words, list->cpus[i]).nap_word, count << 16 | cpu);
 }
 
-/* Adds up how long the CPU was busy while watched; a stretch that began unwatched is not counted. */
+/*
+ * Adds up how long the CPU was busy while watched; a stretch that began unwatched is not counted.
+ */
 static void count_busy(struct elfen_task_slot *slot, u64 task, u64 now_ns)
 {
 	u64 since_ns = slot->busy_since_ns;
@@ -143,7 +147,10 @@ static void find_sched_switch(struct tracepoint *tracepoint, void *unused)
 		sched_switch = tracepoint;
 }
 
-/* The slot of a CPU that has not switched since the probe is there: a lane may run one thread for hours. */
+/*
+ * The slot of a CPU that has not switched since the probe is there: a lane may run one thread for
+ * hours.
+ */
 static void first_switch(void *unused)
 {
 	if (!slot_of(smp_processor_id())->switches_begun)
@@ -151,8 +158,8 @@ static void first_switch(void *unused)
 }
 
 /*
- * A dead lane is idle. Its last switch, from the thread that took it down to the idle task, is not traced: the kernel
- * traces nothing on a CPU that is no longer online.
+ * A dead lane is idle. Its last switch, from the thread that took it down to the idle task, is not
+ * traced: the kernel traces nothing on a CPU that is no longer online.
  */
 static int lane_died(unsigned int cpu)
 {
@@ -171,8 +178,8 @@ static int follow_hotplug(void)
 	for_each_possible_cpu(cpu)
 		if (!cpu_online(cpu))
 			lane_died(cpu);
-	hotplug_state = cpuhp_setup_state_nocalls_cpuslocked(CPUHP_BP_PREPARE_DYN, "nanonap:dead", NULL,
-							     lane_died);
+	hotplug_state = cpuhp_setup_state_nocalls_cpuslocked(CPUHP_BP_PREPARE_DYN, "nanonap:dead",
+							     NULL, lane_died);
 	cpus_read_unlock();
 	return hotplug_state < 0 ? hotplug_state : 0;
 }

@@ -20,10 +20,14 @@
 struct vm_area_struct;
 
 /*
- * Two lines a CPU, one writer each. MONITOR watches whole lines, so nothing else may share the first.
+ * Two lines a CPU, one writer each. MONITOR watches whole lines, so nothing else may share the
+ * first.
  */
 struct wake_words {
-	/* Written by the siblings' probes when they go idle, waited on by a nap here. Never twice the same value. */
+	/*
+	 * Written by the siblings' probes when they go idle, waited on by a nap here. Never twice
+	 * the same value.
+	 */
 	u64 nap_word __aligned(128);
 	/* Written by this CPU's probe: its switch count when it last went idle. */
 	u64 idle_switch __aligned(128);

@@ -2,10 +2,11 @@
 /*
  * The nap: a thread gives its lane's resources to the sibling and keeps the lane.
  *
- * Preemption is off, so nothing else is scheduled here; interrupts are on, so everything that needs this CPU gets it:
- * each one ends the wait, and the thread looks whether it is wanted elsewhere. The order is arm, re-check, wait. The
- * published nanonap (the thesis's Figure 5.6) waits without the re-check, and sleeps through a wake-up that came before
- * it armed: kernel/vm builds that order from this file too, to show that its tests would notice.
+ * Preemption is off, so nothing else is scheduled here; interrupts are on, so everything that needs
+ * this CPU gets it: each one ends the wait, and the thread looks whether it is wanted elsewhere.
+ * The order is arm, re-check, wait. The published nanonap (the thesis's Figure 5.6) waits without
+ * the re-check, and sleeps through a wake-up that came before it armed: kernel/vm builds that order
+ * from this file too, to show that its tests would notice.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -28,7 +29,7 @@ MODULE_PARM_DESC(wait, "How a nap waits: mwait; or spin, for tests on machines w
 
 static unsigned int hint;
 module_param(hint, uint, 0444);
-MODULE_PARM_DESC(hint, "MWAIT hint, C-state and sub-state as in CPUID leaf 5: 0x00, the default, is C1");
+MODULE_PARM_DESC(hint, "MWAIT's hint, as in CPUID leaf 5: C-state and sub-state; 0x00 is C1");
 
 /* Everything here is written by its own CPU with preemption off. */
 struct napper {
@@ -90,7 +91,10 @@ static int why_wake(const struct napper *napper, const struct nanonap_nap *reque
 static void arm_mwait(const u64 *word)
 {
 #ifdef NANONAP_HAVE_IDLE_CLEAR
-	/* Stale buffers must not pass to the sibling. Where the header lacks this, __sti_mwait() does it. */
+	/*
+	 * Stale buffers must not pass to the sibling. Where the header lacks this, __sti_mwait()
+	 * does it.
+	 */
 	x86_idle_clear_cpu_buffers();
 #endif
 	if (boot_cpu_has_bug(X86_BUG_CLFLUSH_MONITOR)) {
@@ -110,8 +114,9 @@ static void wait_spin(const struct napper *napper, const u64 *word)
 }
 
 /*
- * Interrupts are off from arming to waiting. One that came between the re-check and MWAIT would have its say unheard
- * until the next; so it stays pending instead, and ends MWAIT, which starts in the shadow of STI.
+ * Interrupts are off from arming to waiting. One that came between the re-check and MWAIT would
+ * have its say unheard until the next; so it stays pending instead, and ends MWAIT, which starts in
+ * the shadow of STI.
  *
  * raw_: interrupt tracing and lockdep need not follow; nothing here takes a lock.
  */
@@ -138,7 +143,10 @@ static int arm_check_wait(struct napper *napper, const struct nanonap_nap *reque
 	} else {
 		__sti_mwait(hint, 0);
 	}
-	/* The word was not written since the lane was seen busy: it is the bound that passed, and no wake-up was lost. */
+	/*
+	 * The word was not written since the lane was seen busy: it is the bound that passed, and
+	 * no wake-up was lost.
+	 */
 	if (READ_ONCE(napper->bound_passed) && READ_ONCE(*word) == napper->armed_word)
 		return NANONAP_WOKE_BOUND;
 	return 0; /* look again */

@@ -2,9 +2,10 @@
 /*
  * Which lanes wake which.
  *
- * The kernel's topology says it, for any SMT width; a virtual machine may hide it, so the parameter `pairs` can say it
- * instead. Ties are only ever added: the topology forgets a CPU while it is taken down, before its last switch to idle,
- * and that switch must still wake the naps on its siblings.
+ * The kernel's topology says it, for any SMT width; a virtual machine may hide it, so the parameter
+ * `pairs` can say it instead. Ties are only ever added: the topology forgets a CPU while it is
+ * taken down, before its last switch to idle, and that switch must still wake the naps on its
+ * siblings.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -20,7 +21,7 @@
 
 static char *pairs;
 module_param(pairs, charp, 0444);
-MODULE_PARM_DESC(pairs, "Lanes by hand, REQUEST:BATCH[,...], as in 0:1,2:3 or 0:1-3; the topology's if empty");
+MODULE_PARM_DESC(pairs, "REQUEST:BATCH[,...], as in 0:1,2:3 or 0:1-3; the topology's if empty");
 
 DEFINE_PER_CPU(struct siblings, siblings);
 static int hotplug_state;

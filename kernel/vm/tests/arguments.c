@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What the device refuses, and to whom: arguments, order of calls, module parameters, permissions, 32-bit callers. */
+/*
+ * What the device refuses, and to whom: arguments, order of calls, module parameters, permissions,
+ * 32-bit callers.
+ */
 #define _GNU_SOURCE
 #include "harness.h"
 
@@ -17,7 +20,10 @@
 
 #define REFUSED(call, error) CHECK((call) == -1 && errno == (error))
 
-/* Goal: the version comes first, and no other one passes. Method: every call before it, then a version unknown. */
+/*
+ * Goal: the version comes first, and no other one passes. Method: every call before it, then a
+ * version unknown.
+ */
 static verdict version_first(void)
 {
 	struct nanonap_version version = { .version = NANONAP_ABI + 1 };
@@ -39,7 +45,10 @@ static verdict version_first(void)
 	return NULL;
 }
 
-/* Goal: every argument is checked. Method: each field at and beyond its limits, bad pointers, unknown calls. */
+/*
+ * Goal: every argument is checked. Method: each field at and beyond its limits, bad pointers,
+ * unknown calls.
+ */
 static verdict refused(void)
 {
 	const struct nanonap_nap good = { .request_cpu = 0, .bound_ns = MS };
@@ -80,7 +89,10 @@ static verdict refused(void)
 	return NULL;
 }
 
-/* Goal: a 32-bit program is served alike. Method: the 32-bit system call entry, with everything below 4 GiB. */
+/*
+ * Goal: a 32-bit program is served alike. Method: the 32-bit system call entry, with everything
+ * below 4 GiB.
+ */
 static verdict compat(void)
 {
 	struct {
@@ -91,7 +103,8 @@ static verdict compat(void)
 	long result;
 	int fd = open("/dev/nanonap", O_RDWR | O_CLOEXEC);
 
-	low = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	low = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1,
+		   0);
 	CHECK(fd >= 0 && low != MAP_FAILED);
 	pin(1);
 #define IOCTL_32(command, pointer)                                                                 \
@@ -127,7 +140,10 @@ static bool opens(gid_t group)
 	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* Goal: root and one group, nobody else. Method: the mode, and a user without privileges inside and outside the group. */
+/*
+ * Goal: root and one group, nobody else. Method: the mode, and a user without privileges inside and
+ * outside the group.
+ */
 static verdict permissions(void)
 {
 	struct stat stat_of_device;
@@ -141,13 +157,17 @@ static verdict permissions(void)
 	return NULL;
 }
 
-/* Goal: parameters that cannot be are refused at load. Method: each of them; then lanes by hand, in one direction. */
+/*
+ * Goal: parameters that cannot be are refused at load. Method: each of them; then lanes by hand, in
+ * one direction.
+ */
 static verdict parameters(void)
 {
 	static const char *const wrong[] = {
-		"wait=hlt", "wait=", "pairs=0", "pairs=0:", "pairs=:1", "pairs=0:0", "pairs=0:2", "pairs=2:0",
-		"pairs=0:1,", "pairs=0:1:1", "pairs=a:b", "pairs=-1:1", "pairs=0:0-1", "pairs=0:99999999999",
-		"hint=0x100", "hint=0xff", "hint=1x",
+		"wait=hlt",    "wait=",       "pairs=0",    "pairs=0:",    "pairs=:1",
+		"pairs=0:0",   "pairs=0:2",   "pairs=2:0",  "pairs=0:1,",  "pairs=0:1:1",
+		"pairs=a:b",   "pairs=-1:1",  "hint=0x100", "hint=0xff",   "hint=1x",
+		"pairs=0:0-1", "pairs=0:99999999999",
 	};
 	unsigned int i;
 	int fd;

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* A machine without MWAIT and without siblings, and without a tracer that has sched_switch enabled already. */
+/*
+ * A machine without MWAIT and without siblings, and without a tracer that has sched_switch enabled
+ * already.
+ */
 #define _GNU_SOURCE
 #include "harness.h"
 
@@ -8,7 +11,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* Goal: no MWAIT, no nap; the map works all the same. Method: naps as the product loads by default. */
+/*
+ * Goal: no MWAIT, no nap; the map works all the same. Method: naps as the product loads by default.
+ */
 static verdict no_mwait(void)
 {
 	struct nanonap_version version = { .version = NANONAP_ABI };
@@ -32,7 +37,10 @@ static verdict no_mwait(void)
 	return NULL;
 }
 
-/* Goal: without siblings there is nobody to nap for. Method: every CPU for every other, with a way to wait. */
+/*
+ * Goal: without siblings there is nobody to nap for. Method: every CPU for every other, with a way
+ * to wait.
+ */
 static verdict no_siblings(void)
 {
 	struct nanonap_version version = { .version = NANONAP_ABI };
@@ -47,7 +55,10 @@ static verdict no_siblings(void)
 	return NULL;
 }
 
-/* Goal: lanes named by hand wake each other where the topology shows none. Method: 300 naps that end by idleness. */
+/*
+ * Goal: lanes named by hand wake each other where the topology shows none. Method: 300 naps that
+ * end by idleness.
+ */
 static verdict by_hand(void)
 {
 	struct nanonap_stats stats = { .cpu = 1 };

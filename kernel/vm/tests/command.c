@@ -48,12 +48,13 @@ static long measured(const char *json, const char *key)
 }
 
 /*
- * Goal: the Rust side naps through the device. Method: `elfen bench nap`; every wake-up is by the request lane's switch
- * to idle, and the module has counted the naps.
+ * Goal: the Rust side naps through the device. Method: `elfen bench nap`; every wake-up is by the
+ * request lane's switch to idle, and the module has counted the naps.
  */
 static verdict bench_nap(void)
 {
-	char *const words[] = { "elfen", "bench", "nap", "--json", "-n", "100", "--lanes", "0:1", NULL };
+	char *const words[] = { "elfen", "bench", "nap",     "--json", "-n",
+				"100",   "--lanes", "0:1", NULL };
 	static char text[65536];
 	struct nanonap_stats stats = { .cpu = 1 };
 	int fd = open_device();
@@ -62,7 +63,10 @@ static verdict bench_nap(void)
 		return because("elfen bench nap failed: %.300s", text);
 	CHECK(strstr(text, "\"nap\": \"device\",\n      \"available\": true"));
 	CHECK(strstr(text, "\"auto\": \"device\""));
-	/* Of 100; a guest whose host forgets the batch lane meanwhile does not see when the other idled. */
+	/*
+	 * Of 100; a guest whose host forgets the batch lane meanwhile does not see when the other
+	 * idled.
+	 */
 	if (measured(text, "\"wake_cycles\": {") < 10)
 		return because("%ld wake-ups measured", measured(text, "\"wake_cycles\": {"));
 	CHECK(!ioctl(fd, NANONAP_STATS, &stats) && stats.naps >= 50);

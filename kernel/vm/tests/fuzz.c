@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Random calls from several threads and processes at once. The verdict is the kernel's: no warning (main.c looks), and
- * afterwards the device works and holds nothing back.
+ * Random calls from several threads and processes at once. The verdict is the kernel's: no warning
+ * (main.c looks), and afterwards the device works and holds nothing back.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -41,7 +41,8 @@ static uint64_t random_word(void)
 
 static unsigned long random_command(void)
 {
-	static const unsigned long real[] = { NANONAP_VERSION, NANONAP_NAP, NANONAP_WATCH, NANONAP_STATS };
+	static const unsigned long real[] = { NANONAP_VERSION, NANONAP_NAP, NANONAP_WATCH,
+					      NANONAP_STATS };
 
 	switch (random_below(4)) {
 	case 0:
@@ -138,11 +139,12 @@ static void *makes_calls(void *argument)
 static void be_killed(void)
 {
 	pid_t child = fork();
+	uintptr_t seed = random_below(1 << 20);
 	pthread_t thread;
 
 	if (!child) {
-		pthread_create(&thread, NULL, makes_calls, (void *)(uintptr_t)random_below(1 << 20));
-		makes_calls((void *)(uintptr_t)random_below(1 << 20));
+		pthread_create(&thread, NULL, makes_calls, (void *)seed);
+		makes_calls((void *)(seed + 1));
 		_exit(0);
 	}
 	usleep(random_below(200000));

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The device, the map and pinned threads, as every test needs them. What cannot fail in a sound guest exits here. */
+/*
+ * The device, the map and pinned threads, as every test needs them. What cannot fail in a sound
+ * guest exits here.
+ */
 #define _GNU_SOURCE
 #include "harness.h"
 

@@ -2,8 +2,8 @@
 /*
  * What the tests inside the guest share: the device, the map, pinned threads, and a verdict.
  *
- * A test is a function that returns NULL, or why it failed. It runs in a process of its own, as root, with the
- * module that its table entry names freshly loaded.
+ * A test is a function that returns NULL, or why it failed. It runs in a process of its own, as
+ * root, with the module that its table entry names freshly loaded.
  */
 #ifndef HARNESS_H
 #define HARNESS_H
@@ -77,7 +77,7 @@ struct lane_thread {
 void lane_thread_start(struct lane_thread *lane, int cpu);
 void lane_thread_busy(struct lane_thread *lane, uint64_t round_ns); /* begins a round */
 void lane_thread_idle(struct lane_thread *lane);                    /* ends an unlimited round */
-bool lane_thread_finished(const struct lane_thread *lane);          /* its rounds; it may not sleep yet */
+bool lane_thread_finished(const struct lane_thread *lane);          /* it may not sleep yet */
 void lane_thread_stop(struct lane_thread *lane);
 
 #endif /* HARNESS_H */

@@ -2,8 +2,9 @@
 /*
  * What the lane's other threads get while one naps: nothing during the nap, their share over time.
  *
- * A nap is seen from outside the module: its timer is started first and cancelled last with preemption off, if it does
- * not expire, and that is in the kernel's own trace, next to the context switches.
+ * A nap is seen from outside the module: its timer is started first and cancelled last with
+ * preemption off, if it does not expire, and that is in the kernel's own trace, next to the context
+ * switches.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -78,7 +79,8 @@ static struct trace_counts read_trace(void)
 		if (strstr(line, " hrtimer_start: ") && strstr(line, "[nanonap]")) {
 			word_after(line, "hrtimer=", timer);
 			counts.naps++;
-		} else if (strstr(line, " hrtimer_cancel: ") || strstr(line, " hrtimer_expire_entry: ")) {
+		} else if (strstr(line, " hrtimer_cancel: ") ||
+			   strstr(line, " hrtimer_expire_entry: ")) {
 			if (word_after(line, "hrtimer=", word) && !strcmp(word, timer))
 				timer[0] = 0;
 		} else if (strstr(line, " sched_switch: ")) {
@@ -91,7 +93,10 @@ static struct trace_counts read_trace(void)
 	return counts;
 }
 
-/* The lane of a napper for half a second, with a rival that wakes on it every 0.4 ms, as the kernel traced it. */
+/*
+ * The lane of a napper for half a second, with a rival that wakes on it every 0.4 ms, as the kernel
+ * traced it.
+ */
 static struct trace_counts traced_lane(void)
 {
 	struct napper napper = { 0 };
@@ -119,7 +124,10 @@ static struct trace_counts traced_lane(void)
 	return counts;
 }
 
-/* Goal: nothing else runs on the lane during a nap. Method: no switch between the start and the end of any nap. */
+/*
+ * Goal: nothing else runs on the lane during a nap. Method: no switch between the start and the end
+ * of any nap.
+ */
 static verdict kept(void)
 {
 	struct trace_counts counts = traced_lane();
@@ -150,8 +158,9 @@ static void *spins(void *argument)
 }
 
 /*
- * Goal: time slices end on time: a napping thread does not starve its lane. Method: one thread naps all the time, one
- * spins on the same lane; when they have used 1.5 s together, each has at least a quarter.
+ * Goal: time slices end on time: a napping thread does not starve its lane. Method: one thread naps
+ * all the time, one spins on the same lane; when they have used 1.5 s together, each has at least a
+ * quarter.
  */
 static verdict slices(void)
 {
@@ -176,7 +185,8 @@ static verdict slices(void)
 	lane_thread_stop(&request);
 	if (napped_ns * 4 < napped_ns + spun_ns || spun_ns * 4 < napped_ns + spun_ns)
 		return because("the napper had %llu ms, the other %llu ms",
-			       (unsigned long long)(napped_ns / MS), (unsigned long long)(spun_ns / MS));
+			       (unsigned long long)(napped_ns / MS),
+			       (unsigned long long)(spun_ns / MS));
 	return NULL;
 }
 

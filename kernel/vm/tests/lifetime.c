@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Ends of all kinds, while threads nap: of the process, of the CPU, of the module. Nothing hangs, nothing leaks. */
+/*
+ * Ends of all kinds, while threads nap: of the process, of the CPU, of the module. Nothing hangs,
+ * nothing leaks.
+ */
 #define _GNU_SOURCE
 #include "harness.h"
 
@@ -39,7 +42,10 @@ static uint64_t naps_so_far(int fd, unsigned int cpu)
 	return stats.naps;
 }
 
-/* Goal: a process can be killed in its nap. Method: 100 times, at a random moment; each is gone, and naps still work. */
+/*
+ * Goal: a process can be killed in its nap. Method: 100 times, at a random moment; each is gone,
+ * and naps still work.
+ */
 static verdict killed(void)
 {
 	struct lane_thread request;
@@ -61,7 +67,10 @@ static verdict killed(void)
 	return NULL;
 }
 
-/* Goal: SIGSTOP and SIGCONT work in a nap. Method: 100 rounds; a stopped process naps no more, a continued one does. */
+/*
+ * Goal: SIGSTOP and SIGCONT work in a nap. Method: 100 rounds; a stopped process naps no more, a
+ * continued one does.
+ */
 static verdict stopped(void)
 {
 	struct lane_thread request;
@@ -90,8 +99,8 @@ static verdict stopped(void)
 }
 
 /*
- * Goal: a batch lane can be taken down while a thread naps on it. Method: 8 rounds of CPU 1 down and up; a thread that
- * was moved is told so (ENXIO), and it naps again when the lane is back.
+ * Goal: a batch lane can be taken down while a thread naps on it. Method: 8 rounds of CPU 1 down
+ * and up; a thread that was moved is told so (ENXIO), and it naps again when the lane is back.
  */
 static verdict batch_lane_goes(void)
 {
@@ -121,8 +130,8 @@ static verdict batch_lane_goes(void)
 }
 
 /*
- * Goal: a request lane can be taken down while its batch lane naps. Method: 8 rounds of CPU 1 down and up, naps on
- * CPU 0; a lane that is gone is idle, so its batch thread runs.
+ * Goal: a request lane can be taken down while its batch lane naps. Method: 8 rounds of CPU 1 down
+ * and up, naps on CPU 0; a lane that is gone is idle, so its batch thread runs.
  */
 static verdict request_lane_goes(void)
 {
@@ -153,8 +162,9 @@ static verdict request_lane_goes(void)
 #define SUSPENDS "/sys/power/suspend_stats/success"
 
 /*
- * Goal: suspend and resume, with a thread in its nap. Method: the machine sleeps to memory and its clock wakes it: all
- * threads frozen, CPU 1 down, and back. The lane naps on, whichever thread it was.
+ * Goal: suspend and resume, with a thread in its nap. Method: the machine sleeps to memory and its
+ * clock wakes it: all threads frozen, CPU 1 down, and back. The lane naps on, whichever thread it
+ * was.
  */
 static verdict suspended(void)
 {
@@ -185,8 +195,9 @@ static verdict suspended(void)
 }
 
 /*
- * Goal: the module stays while anybody needs it, and goes when nobody does. Method: unload against a thread that naps,
- * against an open file, against a mapping alone whose file is closed, and against nothing.
+ * Goal: the module stays while anybody needs it, and goes when nobody does. Method: unload against
+ * a thread that naps, against an open file, against a mapping alone whose file is closed, and
+ * against nothing.
  */
 static verdict unloading(void)
 {
@@ -221,7 +232,10 @@ static verdict unloading(void)
 	return NULL;
 }
 
-/* Goal: loading and unloading leaves nothing behind. Method: 10 rounds under a storm of switches, then what is left. */
+/*
+ * Goal: loading and unloading leaves nothing behind. Method: 10 rounds under a storm of switches,
+ * then what is left.
+ */
 static verdict reloading(void)
 {
 	static char left[1 << 20];

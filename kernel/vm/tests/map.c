@@ -15,7 +15,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Goal: the header is the one that elfen_abi.h describes. Method: every field against the kernel's own CPU list. */
+/*
+ * Goal: the header is the one that elfen_abi.h describes. Method: every field against the kernel's
+ * own CPU list.
+ */
 static verdict layout(void)
 {
 	struct nanonap_version version = { .version = NANONAP_ABI };
@@ -36,7 +39,10 @@ static verdict layout(void)
 	return NULL;
 }
 
-/* Goal: a reader stays a reader. Method: every way to a writable or executable view, and an address out of range. */
+/*
+ * Goal: a reader stays a reader. Method: every way to a writable or executable view, and an address
+ * out of range.
+ */
 static verdict read_only(void)
 {
 	const int shared_or_private[] = { MAP_SHARED, MAP_PRIVATE };
@@ -65,7 +71,10 @@ static verdict read_only(void)
 	return NULL;
 }
 
-/* Goal: a slot follows a pinned thread. Method: the thread runs and sleeps on command, 200 times on either CPU. */
+/*
+ * Goal: a slot follows a pinned thread. Method: the thread runs and sleeps on command, 200 times on
+ * either CPU.
+ */
 static verdict follows(void)
 {
 	const struct elfen_task_slot *slots = map_slots(open_device());
@@ -101,8 +110,9 @@ static uint64_t kernel_switches(void)
 }
 
 /*
- * Goal: no switch is missed and none counted twice. Method: the slots' counts against the kernel's own count of
- * switches, over 2,000 wake-ups; the two are read one after the other, so a few may come between.
+ * Goal: no switch is missed and none counted twice. Method: the slots' counts against the kernel's
+ * own count of switches, over 2,000 wake-ups; the two are read one after the other, so a few may
+ * come between.
  */
 static verdict counts(void)
 {
@@ -144,8 +154,9 @@ static bool snapshot(const struct elfen_task_slot *slot, struct switch_words *wo
 }
 
 /*
- * Goal: the words between the two counters belong to one switch. Method: 200,000 snapshots of a lane that switches all
- * the time, and is timed: one count, one task and time; a later count, no earlier time; idle, no busy stretch.
+ * Goal: the words between the two counters belong to one switch. Method: 200,000 snapshots of a
+ * lane that switches all the time, and is timed: one count, one task and time; a later count, no
+ * earlier time; idle, no busy stretch.
  */
 static verdict whole(void)
 {
@@ -176,7 +187,10 @@ static verdict whole(void)
 	return NULL;
 }
 
-/* Goal: a lane that never switches is in the map too. Method: a thread spins on CPU 0 from before the module is there. */
+/*
+ * Goal: a lane that never switches is in the map too. Method: a thread spins on CPU 0 from before
+ * the module is there.
+ */
 static verdict first_slot(void)
 {
 	const struct elfen_task_slot *slots;
@@ -214,8 +228,8 @@ static bool timed(struct lane_thread *lane, const struct elfen_task_slot *slots)
 }
 
 /*
- * Goal: a CPU is timed while a file watches it, and a file's wish ends with the file. Method: two files, asking twice,
- * taking back, closing, and a process that is killed while it watches.
+ * Goal: a CPU is timed while a file watches it, and a file's wish ends with the file. Method: two
+ * files, asking twice, taking back, closing, and a process that is killed while it watches.
  */
 static verdict watching(void)
 {
@@ -252,8 +266,9 @@ static verdict watching(void)
 }
 
 /*
- * Goal: busy time is counted while somebody watches, and then alone. Method: 20 rounds of a millisecond, unwatched and
- * watched; the lane was busy for at least as long as the rounds say, and no longer than the clock.
+ * Goal: busy time is counted while somebody watches, and then alone. Method: 20 rounds of a
+ * millisecond, unwatched and watched; the lane was busy for at least as long as the rounds say, and
+ * no longer than the clock.
  */
 static verdict busy_time(void)
 {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Naps: when they begin, what ends them, and that no wake-up is lost. CPU 0 is the request lane, CPU 1 the batch lane. */
+/*
+ * Naps: when they begin, what ends them, and that no wake-up is lost. CPU 0 is the request lane,
+ * CPU 1 the batch lane.
+ */
 #define _GNU_SOURCE
 #include "harness.h"
 
@@ -46,10 +49,11 @@ static void pause_ns(uint64_t length_ns)
 }
 
 /*
- * A nap that ended by its bound although the lane had gone idle before it even began: the wake-up was lost.
+ * A nap that ended by its bound although the lane had gone idle before it even began: the wake-up
+ * was lost.
  *
- * Exact, however long the guest's host forgets either CPU: the probe stores the idle task before it reads the clock,
- * and NANONAP_WOKE_BOUND says that nothing woke the nap.
+ * Exact, however long the guest's host forgets either CPU: the probe stores the idle task before it
+ * reads the clock, and NANONAP_WOKE_BOUND says that nothing woke the nap.
  */
 static bool lost(int why, uint64_t began_ns)
 {
@@ -62,11 +66,13 @@ static bool lost(int why, uint64_t began_ns)
 }
 
 /*
- * Short requests against a thread that looks and naps a moment later, as any thread does: many end in that moment. The
- * bound is below the time after which some kernel thread runs on the request lane and wakes the nap by accident.
- * Counts the naps that ended by idleness, stops at `enough` lost wake-ups, and returns those; -1 for an error.
+ * Short requests against a thread that looks and naps a moment later, as any thread does: many end
+ * in that moment. The bound is below the time after which some kernel thread runs on the request
+ * lane and wakes the nap by accident. Counts the naps that ended by idleness, stops at `enough`
+ * lost wake-ups, and returns those; -1 for an error.
  *
- * Who waits for the other sleeps: on a loaded host, two CPUs that spin on each other seldom run together.
+ * Who waits for the other sleeps: on a loaded host, two CPUs that spin on each other seldom run
+ * together.
  */
 static int nap_through(struct lane_thread *request, int naps, int enough, int *napped)
 {
@@ -94,7 +100,10 @@ static int nap_through(struct lane_thread *request, int naps, int enough, int *n
 	return lost_count;
 }
 
-/* Goal: no wake-up is lost. Method: 10,000 naps against requests of random length, most of which begin to wait. */
+/*
+ * Goal: no wake-up is lost. Method: 10,000 naps against requests of random length, most of which
+ * begin to wait.
+ */
 static verdict none_lost(void)
 {
 	struct nanonap_stats stats = { .cpu = BATCH };
@@ -114,7 +123,10 @@ static verdict none_lost(void)
 	return NULL;
 }
 
-/* Goal: the test above can fail. Method: the same with the published order, which waits without a re-check. */
+/*
+ * Goal: the test above can fail. Method: the same with the published order, which waits without a
+ * re-check.
+ */
 static verdict published_order_loses(void)
 {
 	struct lane_thread request;
@@ -154,8 +166,9 @@ static void *batch_runs(void *argument)
 }
 
 /*
- * Goal: batch naps while the request lane is busy and runs when it idles. Method: 150 rounds; the request itself
- * watches that from the batch thread's first nap on no work is done, and work goes on when the request sleeps.
+ * Goal: batch naps while the request lane is busy and runs when it idles. Method: 150 rounds; the
+ * request itself watches that from the batch thread's first nap on no work is done, and work goes
+ * on when the request sleeps.
  */
 static verdict naps_while_busy(void)
 {
@@ -207,7 +220,10 @@ static void *sends_signals(void *argument)
 	return NULL;
 }
 
-/* Goal: each reason is told as it is. Method: bring each about while the lane is busy and nothing else can end a nap. */
+/*
+ * Goal: each reason is told as it is. Method: bring each about while the lane is busy and nothing
+ * else can end a nap.
+ */
 static verdict reasons(void)
 {
 	const struct sigaction action = { .sa_handler = ignore };
@@ -227,7 +243,10 @@ static verdict reasons(void)
 	} while (why == NANONAP_WOKE_RESCHED);
 	CHECK(why == NANONAP_WOKE_BOUND);
 
-	/* An idle moment before the count seen is over: one after it ends the nap, even if the lane is busy again. */
+	/*
+	 * An idle moment before the count seen is over: one after it ends the nap, even if the lane
+	 * is busy again.
+	 */
 	lane_thread_idle(&request);
 	while (peek(&slots[REQUEST].task))
 		sched_yield();
@@ -254,7 +273,10 @@ static verdict reasons(void)
 	return NULL;
 }
 
-/* Goal: STATS adds up. Method: 50 naps to their bound; each is counted once, on its own lane, with its time. */
+/*
+ * Goal: STATS adds up. Method: 50 naps to their bound; each is counted once, on its own lane, with
+ * its time.
+ */
 static verdict statistics(void)
 {
 	struct nanonap_stats batch = { .cpu = BATCH }, other = { .cpu = REQUEST };

@@ -115,6 +115,9 @@ pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool)
         model.requests = Requests::Drawn { load: load.scaled(factor), demand: demand.clone() };
         is_met(&model.run())
     };
+    // Beyond that the queue grows without end, in the simulator's memory too.
+    let saturated = real(model.cores) * 1e9 / (load.mean_rps() * demand.mean_ns());
+    let most = most.min(saturated);
     let (mut low, mut high) = (0.0, most);
     while high - low > most / 1000.0 {
         let middle = (low + high) / 2.0;

@@ -11,7 +11,7 @@ use elfen_rt::policy::slo::Slo;
 use crate::plan::{self, Budgeted};
 use crate::simulate::batches::KINDS;
 use crate::simulate::demand::Demand;
-use crate::simulate::figure::Rule;
+use crate::simulate::figure;
 use crate::simulate::load::Load;
 use crate::simulate::outcome::Outcome;
 use crate::simulate::pair::Control;
@@ -99,7 +99,7 @@ impl Lab {
             machines: 1,
             cores: 1,
             queue: Queue::Shared,
-            requests: Requests::Drawn { load: Load::steady(rps), demand: Demand::search() },
+            requests: Requests::Drawn { load: Load::steady(rps), demand: Demand::Search },
             until: Until::Requests(self.requests),
             batch: KINDS[TYPICAL].batch(),
             control,
@@ -219,8 +219,8 @@ impl Lab {
         let fixed = self.highest_utilisation(policy(Budgeted::Fixed));
         let refresh = self.highest_utilisation(policy(Budgeted::Refresh));
         let dynamic = self.highest_utilisation(policy(Budgeted::Dynamic));
-        let printed =
-            self.highest_utilisation(|budget_ns| Control::Figure(Rule::Fixed { budget_ns }));
+        let printed = self
+            .highest_utilisation(|budget_ns| Control::Figure(figure::FixedBudget { budget_ns }));
         let least = fixed.1.min(refresh.1).min(dynamic.1);
         let used =
             |what, least, found, remark| row("5.5", what, "", least, found, remark).at_least();

@@ -53,7 +53,7 @@ fn steer(windows: u64, rps: impl Fn(u64) -> f64, publishes: impl Fn(u64) -> bool
             if started_ns > free_ns {
                 pair.idle(free_ns, started_ns);
             }
-            pair.begin(unit_ns, started_ns, Demand::search().sample(&mut random));
+            pair.begin(unit_ns, started_ns, Demand::Search.sample(&mut random));
             free_ns = pair.finish(|now_ns| next_ns <= now_ns).expect("a request has begun");
             pending.push((free_ns, free_ns - arrived_ns));
         }
@@ -124,7 +124,7 @@ fn day(seed: u64) -> Model {
         machines: 3,
         cores: 1,
         queue: Queue::Shared,
-        requests: Requests::Drawn { load, demand: Demand::search() },
+        requests: Requests::Drawn { load, demand: Demand::Search },
         until: Until::Time { ns: DAY },
         batch: KINDS[0].batch(),
         control: Control::NoBatch,

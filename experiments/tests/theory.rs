@@ -167,8 +167,8 @@ fn the_same_seed_gives_the_same_outcome() {
     let bursts = Bursts { extra_rps: 300.0, length_ns: 1e8, pause_ns: 1e9 };
     let load = Load { low_rps: 200.0, high_rps: 300.0, bursts: Some(bursts) };
     for queue in [Queue::PerCore, Queue::Shared] {
-        let mut model = model(Demand::search(), 0.1, 160_000);
-        model.requests = Requests::Drawn { load, demand: Demand::search() };
+        let mut model = model(Demand::Search, 0.1, 160_000);
+        model.requests = Requests::Drawn { load, demand: Demand::Search };
         (model.cores, model.queue) = (5, queue);
         let budget_ns = 20 * MS;
         model.control = Control::Policy(Policy::RefreshBudget { budget_ns });
@@ -183,7 +183,7 @@ fn the_same_seed_gives_the_same_outcome() {
 /// A trace that a simulation wrote, put in again, gives the same requests.
 #[test]
 fn a_trace_is_its_simulation() {
-    let mut drawn = model(Demand::search(), 0.5, 8000);
+    let mut drawn = model(Demand::Search, 0.5, 8000);
     drawn.machines = 1;
     let mut trace = Vec::new();
     let first = drawn.run_into(&mut |served: &experiments::simulate::trace::Served| {

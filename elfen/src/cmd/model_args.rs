@@ -204,7 +204,7 @@ fn demand(text: &str) -> Result<Demand, Failure> {
     let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
     let time = || duration::parse(rest).ok().map(ns).filter(|&ns| ns > 0);
     let demand = match kind {
-        "search" if rest.is_empty() => Some(Demand::search()),
+        "search" if rest.is_empty() => Some(Demand::Search),
         "fixed" => time().map(|ns| Demand::Fixed { ns }),
         "exp" => time().map(|ns| Demand::Exponential { mean_ns: real(ns) }),
         "lognormal" => log_normal(rest),

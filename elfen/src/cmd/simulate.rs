@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
 use experiments::plan::Budgeted;
-use experiments::simulate::figure::Rule;
+use experiments::simulate::figure;
 use experiments::simulate::outcome::Outcome;
 use experiments::simulate::pair::Control;
 use experiments::simulate::time::{milliseconds, real};
@@ -148,7 +148,7 @@ impl Args {
             Name::DynamicBudget => Control::Policy(Budgeted::Dynamic.with(budget_ns)),
             // Until the first window ends: nothing.
             Name::SloBudget => Control::Policy(Policy::SloBudget { budget_ns: 0, until_ns: 0 }),
-            Name::FixedBudgetAsPrinted => Control::Figure(Rule::Fixed { budget_ns }),
+            Name::FixedBudgetAsPrinted => Control::Figure(figure::FixedBudget { budget_ns }),
         })
     }
 

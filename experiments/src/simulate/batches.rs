@@ -9,15 +9,14 @@ use super::pair::Batch;
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub name: &'static str,
-    pub about: &'static str,
     pub request_slowdown_milli: u64,
     pub batch_slowdown_milli: u64,
 }
 
 pub const KINDS: [Kind; 2] = [
+    // A real program beside a request.
     Kind {
         name: "typical",
-        about: "a real program beside a request: each takes 1.5 times as long",
         // Figure 5.10(c): a core is used 1.75 times at 600 RPS on seven cores where a request is
         // nearly always shared. With 5.8 ms a request alone, that is a factor of 1.51. Section 5.6
         // has 30 to 50 % from others.
@@ -25,9 +24,9 @@ pub const KINDS: [Kind; 2] = [
         // Not published.
         batch_slowdown_milli: 1500,
     },
+    // A program of IPC 0.01, which does next to nothing.
     Kind {
         name: "pause",
-        about: "a program of IPC 0.01, which does next to nothing: a request takes 1.37 times",
         // Section 5.2: with it, p99 at 40 RPS is what it is at 100 RPS without.
         request_slowdown_milli: 1370,
         batch_slowdown_milli: 1000,

@@ -1,7 +1,7 @@
 //! How long requests run when they have the core to themselves.
 //!
 //! Built in is the demand of the thesis's search service (Figure 5.1). The figure's numbers are not
-//! printed, so [`Demand::search`] is the simplest distribution that meets what is: see its
+//! printed, so [`Demand::Search`] is the simplest distribution that meets what is: see its
 //! documentation.
 
 use std::io::{self, BufRead};
@@ -25,6 +25,18 @@ pub enum Demand {
         mu: f64,
         sigma: f64,
     },
+    /// The demand of the thesis's Lucene, as far as it is published.
+    ///
+    /// - "Most requests are short, a few very long", by one to two orders of magnitude (Figure
+    ///   5.1): the median here is 4.7 ms, the longest 56 ms.
+    /// - One lane is busy for 70 to 71 % at 120 RPS (Figures 5.2 and 5.5): a mean of 5.8 ms, 69.6
+    ///   %.
+    /// - p99 is 60 ms at 70 RPS, 76 ms at 100, and 100 ms just above 120 (sections 5.2 and 5.5):
+    ///   what the three other numbers are fitted to.
+    ///
+    /// The last line leaves little choice: in a queue with one worker p99 rises that slowly from 70
+    /// to 120 RPS only if the short requests differ little and the p99 of the demand itself is
+    /// above 50 ms. `elfen simulate --check-thesis` prints how well it fits.
     Search,
     /// Any of these, with equal chance.
     Recorded {
@@ -53,22 +65,6 @@ const SHORT_SIGMA: f64 = 0.5;
 const MEAN_NS: f64 = 5.8e6;
 
 impl Demand {
-    /// The demand of the thesis's Lucene, as far as it is published.
-    ///
-    /// - "Most requests are short, a few very long", by one to two orders of magnitude (Figure
-    ///   5.1): the median here is 4.7 ms, the longest 56 ms.
-    /// - One lane is busy for 70 to 71 % at 120 RPS (Figures 5.2 and 5.5): a mean of 5.8 ms, 69.6
-    ///   %.
-    /// - p99 is 60 ms at 70 RPS, 76 ms at 100, and 100 ms just above 120 (sections 5.2 and 5.5):
-    ///   what the three other numbers are fitted to.
-    ///
-    /// The last line leaves little choice: in a queue with one worker p99 rises that slowly from 70
-    /// to 120 RPS only if the short requests differ little and the p99 of the demand itself is
-    /// above 50 ms. `elfen simulate --check-thesis` prints how well it fits.
-    pub fn search() -> Self {
-        Self::Search
-    }
-
     /// A lognormal demand by its mean and the deviation of its logarithm.
     pub fn log_normal(mean_ns: f64, sigma: f64) -> Self {
         Self::LogNormal { mu: mean_ns.ln() - sigma * sigma / 2.0, sigma }

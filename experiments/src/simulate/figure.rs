@@ -6,11 +6,10 @@
 
 use elfen_rt::policy::{Lane, Verdict};
 
-/// The part of the figure.
+/// Figure 5.9(b): once a period has begun, every request shares until the budget is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rule {
-    /// 5.9(b): once a period has begun, every request shares until the budget is over.
-    Fixed { budget_ns: u64 },
+pub struct FixedBudget {
+    pub budget_ns: u64,
 }
 
 /// `lane_status` and `start_stamp`.
@@ -24,9 +23,8 @@ pub enum State {
     },
 }
 
-impl Rule {
+impl FixedBudget {
     pub fn check(self, state: State, lane: &Lane, now_ns: u64) -> (State, Verdict) {
-        let Self::Fixed { budget_ns } = self;
         let queue_len = lane.service.map_or(0, |service| service.queue_len);
         if !lane.busy {
             let next = if queue_len == 0 { State::NewPeriod } else { state };
@@ -35,7 +33,7 @@ impl Rule {
         match state {
             State::Normal => (State::Normal, Verdict::Nap),
             State::NewPeriod => (State::CoRunning { start_ns: now_ns }, Verdict::Run),
-            State::CoRunning { start_ns } if now_ns.saturating_sub(start_ns) >= budget_ns => {
+            State::CoRunning { start_ns } if now_ns.saturating_sub(start_ns) >= self.budget_ns => {
                 (State::Normal, Verdict::Run)
             }
             State::CoRunning { .. } => (state, Verdict::Run),
@@ -45,9 +43,8 @@ impl Rule {
     /// When the verdict changes if the lane does not: the check after the one that finds the budget
     /// spent.
     pub fn deadline_ns(self, state: State, now_ns: u64) -> Option<u64> {
-        let Self::Fixed { budget_ns } = self;
         match state {
-            State::CoRunning { start_ns } => Some(start_ns.saturating_add(budget_ns)),
+            State::CoRunning { start_ns } => Some(start_ns.saturating_add(self.budget_ns)),
             State::Normal => Some(now_ns + 1),
             State::NewPeriod => None,
         }

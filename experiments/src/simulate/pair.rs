@@ -38,7 +38,7 @@ pub enum Control {
     Unrestrained,
     Policy(Policy),
     /// Figure 5.9 by the letter, for comparison.
-    Figure(figure::Rule),
+    Figure(figure::FixedBudget),
 }
 
 /// The reference IPC of a request with the core to itself; only its ratio to the IPC while sharing
@@ -141,8 +141,10 @@ impl Pair {
     pub fn begin(&mut self, id: u64, now_ns: u64, demand_ns: u64) {
         let left = demand_ns.saturating_mul(self.batch.request_slowdown_milli);
         self.running = Some(Running { id, started_ns: now_ns, now_ns, left });
+        // Not the earlier of the two: a check in the very moment of a start has not seen it.
+        let due_ns = self.check_after(now_ns);
         if let Batching::Runs { look_ns } = &mut self.batching {
-            *look_ns = (now_ns / self.batch.check_ns + 1) * self.batch.check_ns;
+            *look_ns = due_ns;
         }
     }
 
@@ -189,7 +191,7 @@ impl Pair {
         }
     }
 
-    /// The queue changed: the next check may decide otherwise.
+    /// The queue has changed: the next check may decide otherwise.
     pub fn look_at_next_check(&mut self, now_ns: u64) {
         let due_ns = self.check_after(now_ns);
         if let Batching::Runs { look_ns } = &mut self.batching {

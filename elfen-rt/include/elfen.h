@@ -408,10 +408,16 @@ static inline void elfen_service_queue(struct elfen_service *service, elfen_u32 
 		ELFEN_STORE(slot->queue_len, waiting);
 }
 
-/* A request that arrived at `arrived_ns` starts; its latency counts from there. Only the claimer of the slot calls this. */
+/*
+ * A request starts now. Its latency counts from `arrived_ns` of CLOCK_MONOTONIC; 0 says that it did not wait. Only the claimer
+ * of the slot calls this.
+ */
 static inline void elfen_service_begin(struct elfen_service_slot *slot, elfen_u64 request, elfen_u64 arrived_ns)
 {
-	ELFEN_STORE(slot->request_started_ns, arrived_ns);
+	elfen_u64 now = elfen_now_ns();
+
+	ELFEN_STORE(slot->request_arrived_ns, arrived_ns ? arrived_ns : now);
+	ELFEN_STORE(slot->request_started_ns, now);
 	__atomic_store_n(&slot->running_request, request ? request : ~0ULL, __ATOMIC_RELEASE);
 }
 
@@ -430,15 +436,15 @@ static inline void elfen_histogram_record(struct elfen_histogram *histogram, elf
 /* The running request ends and its latency is recorded. Without one, nothing happens. */
 static inline void elfen_service_end(struct elfen_service_slot *slot)
 {
-	elfen_u64 now, started;
+	elfen_u64 now, arrived;
 
 	if (ELFEN_LOAD(slot->running_request) == 0)
 		return;
-	started = ELFEN_LOAD(slot->request_started_ns);
+	arrived = ELFEN_LOAD(slot->request_arrived_ns);
 	__atomic_store_n(&slot->running_request, 0, __ATOMIC_RELEASE);
 	ELFEN_STORE(slot->finished_requests, ELFEN_LOAD(slot->finished_requests) + 1);
 	now = elfen_now_ns();
-	elfen_histogram_record(&slot->latency, now > started ? now - started : 0);
+	elfen_histogram_record(&slot->latency, now > arrived ? now - arrived : 0);
 }
 
 /* Gives a claimed slot back. */

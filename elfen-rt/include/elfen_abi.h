@@ -103,7 +103,8 @@ struct elfen_service_slot {
 	elfen_u64 running_request; /* 0 for none */
 	elfen_u64 request_started_ns;
 	elfen_u64 finished_requests;
-	elfen_u64 reserved_request[13];
+	elfen_u64 request_arrived_ns; /* before it started, if it waited */
+	elfen_u64 reserved_request[12];
 	/* the queueing thread's line */
 	elfen_u64 queue_len;
 	elfen_u64 reserved_queue[15];
@@ -115,6 +116,7 @@ ELFEN_AT(elfen_service_slot, cpu, 8);
 ELFEN_AT(elfen_service_slot, running_request, 128);
 ELFEN_AT(elfen_service_slot, request_started_ns, 136);
 ELFEN_AT(elfen_service_slot, finished_requests, 144);
+ELFEN_AT(elfen_service_slot, request_arrived_ns, 152);
 ELFEN_AT(elfen_service_slot, queue_len, 256);
 ELFEN_AT(elfen_service_slot, latency, 384);
 

@@ -123,13 +123,20 @@ impl Worker<'_> {
     /// A request that did not wait starts now. Ids are the service's own; 0, which means none, is published as `u64::MAX`.
     #[inline]
     pub fn begin(&mut self, request: u64) {
-        self.begin_arrived(request, monotonic_ns());
+        let now_ns = monotonic_ns();
+        self.publish(request, now_ns, now_ns);
     }
 
-    /// A request that arrived at `arrived_ns` of CLOCK_MONOTONIC starts now; its latency counts from there.
+    /// A request that arrived at `arrived_ns` of CLOCK_MONOTONIC starts now; its latency counts from its arrival.
     #[inline]
     pub fn begin_arrived(&mut self, request: u64, arrived_ns: u64) {
-        self.slot.request_started_ns.store(arrived_ns, Relaxed);
+        self.publish(request, arrived_ns, monotonic_ns());
+    }
+
+    #[inline]
+    fn publish(&mut self, request: u64, arrived_ns: u64, now_ns: u64) {
+        self.slot.request_arrived_ns.store(arrived_ns, Relaxed);
+        self.slot.request_started_ns.store(now_ns, Relaxed);
         let request = if request == 0 { u64::MAX } else { request };
         // Release: a reader that acquires the request sees its start.
         self.slot.running_request.store(request, Release);
@@ -141,12 +148,12 @@ impl Worker<'_> {
         if self.slot.running_request.load(Relaxed) == 0 {
             return;
         }
-        let started_ns = self.slot.request_started_ns.load(Relaxed);
+        let arrived_ns = self.slot.request_arrived_ns.load(Relaxed);
         // Release: orders the end after the start, for readers that see them both.
         self.slot.running_request.store(0, Release);
         let finished = self.slot.finished_requests.load(Relaxed);
         self.slot.finished_requests.store(finished.wrapping_add(1), Relaxed);
-        self.slot.latency.record(monotonic_ns().saturating_sub(started_ns));
+        self.slot.latency.record(monotonic_ns().saturating_sub(arrived_ns));
     }
 }
 

@@ -242,8 +242,9 @@ fn a_c_service_is_read_from_rust_until_it_is_killed() {
     let mut service = CService::start(&name);
     let reader = ServiceReader::open(&name).unwrap();
     let slot = reader.slot(1).unwrap();
-    let words = [&slot.cpu, &slot.queue_len, &slot.running_request, &slot.request_started_ns];
+    let words = [&slot.cpu, &slot.queue_len, &slot.running_request, &slot.request_arrived_ns];
     assert_eq!(words.map(|word| word.load(Relaxed)), [3, 5, 17, 123456]);
+    assert!(slot.request_started_ns.load(Relaxed) > 123456, "it waited since long before");
     assert_eq!(slot.finished_requests.load(Relaxed), 3);
     assert_eq!(slot.latency.count(), 3);
     // Each was said to have arrived a second before it ended.

@@ -25,7 +25,9 @@ pub struct ServiceSlot {
     pub running_request: AtomicU64,
     pub request_started_ns: AtomicU64,
     pub finished_requests: AtomicU64,
-    reserved_request: [AtomicU64; 13],
+    /// Before it started, if it waited: its latency counts from here, a budget from its start.
+    pub request_arrived_ns: AtomicU64,
+    reserved_request: [AtomicU64; 12],
 
     /// The queueing thread's line. Requests that wait, the running one not among them.
     pub queue_len: AtomicU64,
@@ -41,6 +43,7 @@ const _: () = assert!(offset_of!(ServiceSlot, cpu) == 8);
 const _: () = assert!(offset_of!(ServiceSlot, running_request) == 128);
 const _: () = assert!(offset_of!(ServiceSlot, request_started_ns) == 136);
 const _: () = assert!(offset_of!(ServiceSlot, finished_requests) == 144);
+const _: () = assert!(offset_of!(ServiceSlot, request_arrived_ns) == 152);
 const _: () = assert!(offset_of!(ServiceSlot, queue_len) == 256);
 const _: () = assert!(offset_of!(ServiceSlot, latency) == 384);
 

@@ -261,6 +261,47 @@ fn a_late_run_fails() {
     assert_eq!((&report["requests"], &report["errors"]), (&50.into(), &50.into()));
 }
 
+/// Goal: a search that no rate satisfies says so, and ends. Method: a service that refuses
+/// everything.
+#[test]
+fn hopeless_searches_fail() {
+    let url = format!("http://{}", service(refuse));
+    let args = ["--rps", "100000", "--search", "p99=1s", "--requests", "5", "--max-late", "1h"];
+    let output = load(&[&args[..], &[&url]].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("even 97.66 rps misses p99 <= 1.00 s"), "{stderr}");
+}
+
+fn refuse(mut stream: TcpStream) {
+    let mut buffer = [0; 1024];
+    while stream.read(&mut buffer).is_ok_and(|got| got > 0) {
+        let reply = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n";
+        if stream.write_all(reply).is_err() {
+            return;
+        }
+    }
+}
+
+/// Goal: a person gets the rate, the latencies, the send schedule's error and the warnings. Method:
+/// a run with failures.
+#[test]
+fn people_get_a_table() {
+    let url = format!("http://{}", service(refuse));
+    let output = load(&["--rps", "1000", "--requests", "30", "--allow-late", &url]);
+    assert!(output.status.success());
+    let table = String::from_utf8_lossy(&output.stdout);
+    for part in [
+        "rate: 1000.0 rps intended, 0.0 rps achieved; 30 requests, 30 errors; seed 1\n",
+        " p50 ",
+        "\n latency ",
+        "\nsend schedule's error: p50 ",
+        "\nwarning: 30 of 30 requests failed (503: 30); the latencies are of the others\n",
+    ] {
+        assert!(table.contains(part), "{part:?} is missing in\n{table}");
+    }
+}
+
 /// Goal: Ctrl-C ends a run early and still reports it. Method: interrupt an hour's run after its
 /// first answers.
 #[test]

@@ -54,8 +54,8 @@ impl Slo {
     }
 }
 
-/// A search gives up below this rate: it would wait longer for requests than anyone for an answer.
-const LOWEST_RPS: f64 = 0.01;
+/// A search gives up so far below where it began.
+const LOWEST_SHARE: f64 = 1.0 / 1024.0;
 const MOST_PROBES: u32 = 60;
 
 /// Which rate to try next: doubles or halves to bracket the highest good rate, then halves the
@@ -82,7 +82,7 @@ impl RateSearch {
         match (self.good, self.bad) {
             (None, None) => Some(self.first),
             (Some(good), None) => Some(good * 2.0),
-            (None, Some(bad)) => Some(bad / 2.0).filter(|rps| *rps >= LOWEST_RPS),
+            (None, Some(bad)) => Some(bad / 2.0).filter(|rps| *rps >= self.first * LOWEST_SHARE),
             (Some(good), Some(bad)) => {
                 (bad > good * (1.0 + self.precision)).then(|| (good * bad).sqrt())
             }
@@ -159,8 +159,9 @@ mod tests {
         /// border and start.
         #[test]
         fn the_border_is_found(
-            border in 0.02f64..1e7, first in 0.02f64..1e7, precision in 0.005f64..0.2,
+            first in 0.02f64..1e6, share in 0.001f64..1_000.0, precision in 0.005f64..0.2,
         ) {
+            let border = first * share;
             let mut search = RateSearch::new(first, precision);
             while let Some(rps) = search.next_rps() {
                 search.tried(rps, rps <= border);

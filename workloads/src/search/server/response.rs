@@ -34,7 +34,9 @@ pub(super) fn write(out: &mut Vec<u8>, shape: Shape, kind: &str, body: &[u8]) {
         Status::MethodNotAllowed => head += "Allow: GET, HEAD\r\n",
         _ => {}
     }
-    head += if keep_alive { "\r\n" } else { "Connection: close\r\n\r\n" };
+    // Said in either case: a client of HTTP/1.0 does not take it for granted.
+    let connection = if keep_alive { "keep-alive" } else { "close" };
+    head += &format!("Connection: {connection}\r\n\r\n");
     out.extend_from_slice(head.as_bytes());
     if !head_only {
         out.extend_from_slice(body);

@@ -15,7 +15,7 @@ mod nops;
 
 pub use code::{CHECK_BYTES, Check, Code, JUMP_BYTES, PAIR_CHECK_BYTES, call_through, jump};
 pub use functions::FunctionStarts;
-pub use nops::nop_run;
+pub use nops::{filling, nop_run};
 
 /// The section in which compilers list the addresses of the NOPs they left.
 pub const SECTION: &str = "__patchable_function_entries";

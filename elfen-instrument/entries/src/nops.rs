@@ -9,6 +9,29 @@ pub fn nop_run(code: &[u8]) -> usize {
     run
 }
 
+/// The forms that both makers' manuals recommend, by their length less one.
+const FORMS: [&[u8]; 9] = [
+    &[0x90],
+    &[0x66, 0x90],
+    &[0x0f, 0x1f, 0x00],
+    &[0x0f, 0x1f, 0x40, 0x00],
+    &[0x0f, 0x1f, 0x44, 0x00, 0x00],
+    &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
+    &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
+    &[0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+    &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+];
+
+/// As few NOPs as fill this many bytes: single bytes cost as much as any instruction.
+pub fn filling(mut bytes: usize) -> impl Iterator<Item = &'static [u8]> {
+    core::iter::from_fn(move || {
+        let longest = bytes.min(FORMS.len()).checked_sub(1)?;
+        let form = FORMS.get(longest)?;
+        bytes -= form.len();
+        Some(*form)
+    })
+}
+
 /// The length of the NOP that `code` starts with.
 fn nop(code: &[u8]) -> Option<usize> {
     let prefixes = code.iter().take_while(|&&byte| byte == 0x66 || byte == 0x2e).count();
@@ -42,25 +65,26 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// The forms that Intel's and AMD's manuals recommend, 1 to 9 bytes, and LLVM's longer ones.
-    const FORMS: [&[u8]; 12] = [
-        &[0x90],
-        &[0x66, 0x90],
-        &[0x0f, 0x1f, 0x00],
-        &[0x0f, 0x1f, 0x40, 0x00],
-        &[0x0f, 0x1f, 0x44, 0x00, 0x00],
-        &[0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00],
-        &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
-        &[0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
-        &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
+    /// LLVM's longer ones.
+    const LONGER: [&[u8]; 3] = [
         &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
         &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
         &[0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
     ];
 
     #[test]
+    fn any_room_is_filled_with_few_nops() {
+        for bytes in 0..=60 {
+            let filled: Vec<&[u8]> = filling(bytes).collect();
+            let code = filled.concat();
+            assert_eq!((code.len(), nop_run(&code)), (bytes, bytes));
+            assert_eq!(filled.len(), bytes.div_ceil(9));
+        }
+    }
+
+    #[test]
     fn every_form_is_one_nop_and_half_of_it_none() {
-        for form in FORMS {
+        for form in FORMS.into_iter().chain(LONGER) {
             assert_eq!(nop_run(form), form.len(), "{form:x?}");
             let half = &form[..form.len() - 1];
             assert!(nop_run(half) < half.len() || half.is_empty(), "{half:x?}");

@@ -2,7 +2,7 @@
 //! of checking, the preload library as it is shipped, and a service, all in processes of their own.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -94,7 +94,8 @@ fn a_program_that_has_threads_before_it_starts_is_not_patched() {
     worker.begin(1);
     let mut batch = run.batch(program);
     let preload = elfen_instrument::preload(library(), Some(early.as_os_str()));
-    let mut batch = batch.env("LD_PRELOAD", preload).args(["contexts"]).spawn().unwrap();
+    let batch = batch.env("LD_PRELOAD", preload).args(["contexts"]).stdout(Stdio::null());
+    let mut batch = batch.spawn().unwrap();
     until("it ends", || batch.try_wait().unwrap().is_some_and(|status| status.success()));
     assert_eq!(run.lane().naps.load(Relaxed), 0);
 }

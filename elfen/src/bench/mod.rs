@@ -3,6 +3,7 @@
 //! A benchmark pins its threads, measures in batches that alternate with their baseline, and returns distributions;
 //! what is printed is the subcommand's business.
 
+pub(crate) mod check;
 pub(crate) mod distribution;
 pub(crate) mod nap;
 pub(crate) mod reaction;

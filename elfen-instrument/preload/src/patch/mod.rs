@@ -21,12 +21,14 @@ mod write;
 
 use core::ffi::{c_int, c_void};
 
-use elfen_entries::{CHECK_BYTES, Check, FunctionStarts, JUMP_BYTES, call_through, is_entry, jump};
+use elfen_entries::{
+    CHECK_BYTES, Check, FunctionStarts, JUMP_BYTES, call_through, filling, is_entry, jump,
+};
 use elfen_rt::check;
 
 use crate::hooks::elfen_patched;
 use object::Object;
-use write::Stubs;
+use write::{Opened, Stubs};
 
 /// Patches all that is loaded. Does nothing if this process belongs to no run.
 pub(crate) fn patch_all() {
@@ -71,6 +73,7 @@ fn patch(object: &Object<'_>) -> Option<()> {
         };
         if let Some(code) = code {
             open.write(site.address, code.bytes());
+            form.fill(&open, site.address, code.bytes().len());
         }
     }
     Some(())
@@ -127,15 +130,27 @@ impl Form {
 
     fn write_stub(&self, stubs: &Stubs, index: usize, site: u64) -> Option<()> {
         let stub = stubs.address(index);
+        let back = site.checked_add(self.room as u64)?;
         if self.is_in_place() {
-            return ask(stubs, stub, site.checked_add(self.check.size() as u64)?);
+            return ask(stubs, stub, back);
         }
-        let back = site.checked_add(JUMP_BYTES as u64)?;
         let on = stub.checked_add(self.check.size() as u64)?;
         let ask_at = on.checked_add(JUMP_BYTES as u64)?;
         stubs.write(stub, self.check.code(stub, ask_at)?.bytes());
         stubs.write(on, jump(on, back)?.bytes());
         ask(stubs, ask_at, back)
+    }
+
+    /// What is left of the NOPs, as fewer and longer ones. Behind a jump nobody executes them.
+    fn fill(&self, open: &Opened, site: u64, written: usize) {
+        if !self.is_in_place() {
+            return;
+        }
+        let mut at = site.saturating_add(written as u64);
+        for nop in filling(self.room.saturating_sub(written)) {
+            open.write(at, nop);
+            at = at.saturating_add(nop.len() as u64);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `elfen bench`: what Elfen's parts cost on this machine. One file a benchmark.
 
+mod check;
 mod nap;
 mod reaction;
 mod service;
@@ -16,6 +17,7 @@ use crate::bench::distribution::Distribution;
 
 const EXAMPLES: &str = "\
 Examples:
+  elfen bench check                    what each kind of check adds to a call
   elfen bench nap                      how long a lane takes to fall asleep and to wake
   sudo elfen bench signal              how late the task map is, and what it costs
   elfen bench service --json           what publishing a request costs, for scripts";
@@ -30,6 +32,7 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Benchmark {
+    Check(check::Args),
     Nap(nap::Args),
     Reaction(reaction::Args),
     Service(service::Args),
@@ -38,6 +41,7 @@ enum Benchmark {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.benchmark {
+        Benchmark::Check(args) => check::run(args, out),
         Benchmark::Nap(args) => nap::run(args, out),
         Benchmark::Reaction(args) => reaction::run(args, out),
         Benchmark::Service(args) => service::run(args, out),

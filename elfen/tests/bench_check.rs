@@ -1,0 +1,102 @@
+//! Goal: `elfen bench check` says what it measured, and why if it can't. Method: one round of it, with the preload library as it
+//! is shipped, and machines that lack something.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// The folder of the preload library, in a release build.
+fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preload");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--release", "--offline", "--quiet", "-p", "elfen-preload"]);
+        let command = command.arg("--target-dir").arg(&target);
+        let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        target.join("release")
+    })
+}
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(["bench", "check"]).args(arguments);
+    command.env("ELFEN_LIB", library());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn every_program_is_measured_with_every_kind_that_the_compiler_builds() {
+    let output = bench(&["--json", "-n", "1"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    let mut programs: Vec<&str> =
+        checks.iter().map(|check| check["program"].as_str().unwrap()).collect();
+    programs.dedup();
+    assert_eq!(programs, ["calls", "fib", "matrix", "words"]);
+    assert_eq!(checks.len() + programs.len() * skipped.len(), programs.len() * 10);
+    for check in checks {
+        assert!(check["added_ns_per_call"].is_f64(), "{check}");
+        assert!(check["slowdown"].as_f64().unwrap() > 0.0, "{check}");
+        let counted = check["program"] == "calls" && report["not_counted"].is_null();
+        assert_eq!(check["added_instructions_per_call"].is_f64(), counted, "{check}");
+    }
+}
+
+/// Goal: a check in place costs instructions, and as many as it has. Method: callgrind's counts, which repeat.
+#[test]
+fn instructions_are_those_of_the_check() {
+    let output = bench(&["--json", "-n", "1"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    if let Some(why) = report["not_counted"].as_str() {
+        let mut terminal = std::io::stderr();
+        std::io::Write::write_fmt(&mut terminal, format_args!("skipped: instructions: {why}\n"))
+            .unwrap();
+        return;
+    }
+    let added = |kind: &str| {
+        let checks = report["checks"].as_array().unwrap().iter();
+        let mut of_kind = checks.filter(|check| check["kind"] == kind);
+        of_kind.find_map(|check| check["added_instructions_per_call"].as_f64())
+    };
+    // A load, a comparison, a branch.
+    assert_eq!(added("patch-pair"), Some(3.0));
+    // The call and the return.
+    assert_eq!(added("fentry-return"), Some(2.0));
+    assert!(added("fentry") > Some(2.0), "{:?}", added("fentry"));
+}
+
+fn fails(output: &Output, status: i32, with: &str) {
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains(with), "{stderr}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn what_is_missing_is_named_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    fails(&bench(&["--cpu", "8191"]).output().unwrap(), 2, "CPU 8191 is not one of");
+    fails(&bench(&["-n", "0"]).output().unwrap(), 2, "arguments");
+    let no_cc = bench(&[]).env("PATH", folder.path()).output().unwrap();
+    fails(&no_cc, 3, "no C compiler");
+    let no_library = bench(&[]).env("ELFEN_LIB", folder.path()).output().unwrap();
+    // Where a release build lies beside the command, it is found there.
+    let beside = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name("libelfen_preload.so");
+    if !beside.exists() {
+        fails(&no_library, 1, "no libelfen_preload.so at ");
+    }
+    let no_room = bench(&[]).env("TMPDIR", folder.path().join("none")).output().unwrap();
+    fails(&no_room, 1, "a folder to build in");
+}

@@ -15,6 +15,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+struct switch_words {
+	uint64_t task, at_ns, busy_since_ns, count;
+};
+
+static bool snapshot(const struct elfen_task_slot *slot, struct switch_words *words)
+{
+	words->count = peek(&slot->switches);
+	words->task = peek(&slot->task);
+	words->at_ns = peek(&slot->switched_at_ns);
+	words->busy_since_ns = peek(&slot->busy_since_ns);
+	return peek(&slot->switches_begun) == words->count;
+}
+
 /*
  * Goal: the header is the one that elfen_abi.h describes. Method: every field against the kernel's
  * own CPU list.
@@ -140,19 +153,6 @@ static verdict counts(void)
 	return NULL;
 }
 
-struct switch_words {
-	uint64_t task, at_ns, busy_since_ns, count;
-};
-
-static bool snapshot(const struct elfen_task_slot *slot, struct switch_words *words)
-{
-	words->count = peek(&slot->switches);
-	words->task = peek(&slot->task);
-	words->at_ns = peek(&slot->switched_at_ns);
-	words->busy_since_ns = peek(&slot->busy_since_ns);
-	return peek(&slot->switches_begun) == words->count;
-}
-
 /*
  * Goal: the words between the two counters belong to one switch. Method: 200,000 snapshots of a
  * lane that switches all the time, and is timed: one count, one task and time; a later count, no
@@ -215,16 +215,16 @@ static verdict first_slot(void)
 /* Makes CPU 0 switch, and says whether it was timed. */
 static bool timed(struct lane_thread *lane, const struct elfen_task_slot *slots)
 {
-	uint64_t before = now_ns(), at;
+	uint64_t before = now_ns();
+	struct switch_words words;
 
 	lane_thread_busy(lane, 0);
-	while (peek(&slots[0].task) != lane->task)
+	while (!snapshot(&slots[0], &words) || words.task != lane->task)
 		sched_yield();
-	at = peek(&slots[0].switched_at_ns);
 	lane_thread_idle(lane);
 	while (peek(&slots[0].task) == lane->task)
 		sched_yield();
-	return at >= before && at <= now_ns();
+	return words.at_ns >= before && words.at_ns <= now_ns();
 }
 
 /*

@@ -142,7 +142,7 @@ fn matched(turns: &[Stretch], pauses: &[Stretch]) -> (Vec<f64>, Vec<f64>) {
         let mut during = pauses.iter().filter(|&&(stop, resume)| resume > from && stop < to);
         let &(stop, resume) = during.next()?;
         let alone = during.next().is_none();
-        (alone && stop >= from && resume >= to).then_some((stop - from, resume - to))
+        (alone && stop >= from && resume >= to).then(|| (stop - from, resume - to))
     });
     answers.map(|(stop, resume)| (number(stop), number(resume))).unzip()
 }

@@ -20,6 +20,7 @@ use thiserror::Error;
 
 const DEFAULT_RPS: f64 = 100.0;
 const DEFAULT_DURATION_NS: Nanos = 10_000_000_000;
+const DEFAULT_SPIN_NS: Nanos = 100_000;
 
 /// Loads a service at a rate that does not depend on its answers, and measures latency from the
 /// moment each request was due.
@@ -119,11 +120,11 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',')]
     cpu: Vec<usize>,
 
-    /// How long before a send to stop sleeping and look at the clock instead
-    #[arg(long, value_parser = parse_nanos, default_value = "100us")]
-    spin: Nanos,
+    /// How long before a send to stop sleeping and look at the clock instead [default: 100us]
+    #[arg(long, value_parser = parse_nanos)]
+    spin: Option<Nanos>,
 
-    /// Never sleep: sees answers at once, and takes a whole CPU (--self-check always does)
+    /// Never sleep: sees answers at once, and takes a whole CPU (--self-check does, without --spin)
     #[arg(long, conflicts_with = "spin")]
     busy: bool,
 
@@ -248,7 +249,7 @@ impl Args {
                 protocol: target.protocol,
                 connections,
                 patience: Duration::from_nanos(self.timeout),
-                spin_ns: (!self.busy).then_some(self.spin),
+                spin_ns: (!self.busy).then_some(self.spin.unwrap_or(DEFAULT_SPIN_NS)),
             },
             queries: Arc::new(queries),
             arrivals,
@@ -285,6 +286,11 @@ impl Args {
     /// How late a send may be, whether or not the run goes on.
     pub(crate) fn late_bound_ns(&self) -> Nanos {
         self.max_late
+    }
+
+    /// `None`: it never sleeps.
+    pub(crate) fn self_check_spin_ns(&self) -> Option<Nanos> {
+        self.spin
     }
 
     pub(crate) fn self_check_duration_ns(&self) -> Nanos {

@@ -116,7 +116,7 @@ fn run(args: &Args) -> Result<(), LoadError> {
 }
 
 fn serve_reference(args: &Args, address: SocketAddr) -> io::Result<()> {
-    let reference = Reference::bind(address, args.service, args.seed)?;
+    let reference = Reference::bind(address, args.service, args.seed, false)?;
     // A port of 0 asks for any: say which it is.
     println!("serving on {}", reference.address()?);
     reference.serve(&AtomicBool::new(false))
@@ -245,6 +245,7 @@ fn self_check(args: &Args) -> Result<(), LoadError> {
         service_ns: args.service.mean_ns,
         duration_ns: args.self_check_duration_ns(),
         seed: args.seed,
+        spin_ns: args.self_check_spin_ns(),
         most_late_ns: (!args.allow_late).then_some(args.late_bound_ns()),
     };
     let outcome = check.run(|step| {

@@ -103,6 +103,7 @@ pub(crate) struct Reference {
     poll: Poll,
     listener: TcpListener,
     services: Box<dyn Iterator<Item = Nanos> + Send>,
+    sleeps: bool,
     clients: HashMap<usize, Client>,
     next_client: usize,
     due: VecDeque<Due>,
@@ -117,7 +118,13 @@ impl std::fmt::Debug for Reference {
 }
 
 impl Reference {
-    pub(crate) fn bind(address: SocketAddr, times: ServiceTimes, seed: u64) -> io::Result<Self> {
+    /// One that `sleeps` does so while nobody waits for an answer, and sees the next request later.
+    pub(crate) fn bind(
+        address: SocketAddr,
+        times: ServiceTimes,
+        seed: u64,
+        sleeps: bool,
+    ) -> io::Result<Self> {
         let poll = Poll::new()?;
         let mut listener = listener::bind(address)?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
@@ -125,6 +132,7 @@ impl Reference {
             poll,
             listener,
             services: Box::new(times.iter(seed)),
+            sleeps,
             clients: HashMap::new(),
             next_client: 0,
             due: VecDeque::new(),
@@ -143,7 +151,8 @@ impl Reference {
         while !stop.load(Relaxed) && !interrupt::asked() {
             self.answer_due();
             // Without clients there is nothing to be precise about.
-            let wait = Duration::from_millis(if self.clients.is_empty() { 20 } else { 0 });
+            let idle = self.clients.is_empty() || (self.sleeps && self.due.is_empty());
+            let wait = Duration::from_millis(if idle { 20 } else { 0 });
             match self.poll.poll(&mut events, Some(wait)) {
                 Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
                 _ => {}

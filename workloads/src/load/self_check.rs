@@ -40,6 +40,8 @@ pub(crate) struct Check {
     /// Of each of the six runs.
     pub(crate) duration_ns: Nanos,
     pub(crate) seed: u64,
+    /// As in [`Line`]; the reference service sleeps where the generator does.
+    pub(crate) spin_ns: Option<Nanos>,
     pub(crate) most_late_ns: Option<Nanos>,
 }
 
@@ -110,7 +112,8 @@ impl Check {
 
     fn measure(&self, model: Model, load: f64) -> Result<(Settings, Invocation), CheckError> {
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let reference = Reference::bind(any_port, self.service_times(model), self.seed)
+        let times = self.service_times(model);
+        let reference = Reference::bind(any_port, times, self.seed, self.spin_ns.is_some())
             .map_err(CheckError::Reference)?;
         let address = reference.address().map_err(CheckError::Reference)?;
         // The service on the last CPU, the generator on the first: they spin, and must not share
@@ -150,7 +153,7 @@ impl Check {
                 protocol: Protocol::Http,
                 connections,
                 patience: Duration::from_secs(5),
-                spin_ns: None,
+                spin_ns: self.spin_ns,
             },
             queries: Arc::new(QuerySet::of_target(&target).expect("`/` is a good target")),
             arrivals: Arrivals::Exponential,

@@ -142,6 +142,8 @@ fn anonymous_kib() -> io::Result<u64> {
     kib.ok_or_else(|| io::Error::other("/proc/self/status has no RssAnon"))
 }
 
+/// So many milliseconds have a row of their own; the JSON has all.
+const ROWS: usize = 20;
 /// The longest bar of the histogram.
 const BAR: usize = 50;
 
@@ -163,11 +165,15 @@ impl Report {
             self.documents, self.queries, self.searches
         )?;
         let most = self.histogram_ms.iter().max().copied().unwrap_or(1).max(1);
-        for (ms, count) in self.histogram_ms.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let shown = self.histogram_ms.len().min(ROWS);
+        let (rows, beyond) = self.histogram_ms.split_at(shown);
+        for (ms, count) in rows.iter().enumerate() {
             let share = *count as f64 / self.searches as f64;
             let bar = usize::try_from(count * BAR as u64 / most).unwrap_or(BAR);
             writeln!(out, "{ms:4} ms {:7.3} % {}", share * 100.0, "#".repeat(bar))?;
         }
+        let beyond = beyond.iter().sum::<u64>() as f64 / self.searches as f64;
+        writeln!(out, "  more  {:7.3} %", beyond * 100.0)?;
         writeln!(
             out,
             "one worker: {:.0} queries/s; while publishing, a pass takes {:.4} of the time\n\

@@ -28,6 +28,8 @@ pub(crate) struct Executable {
     pub(crate) mcount: bool,
     pub(crate) fentry: bool,
     pub(crate) cyg: bool,
+    /// Built with AddressSanitizer, which refuses to start behind a preloaded library.
+    pub(crate) asan: bool,
     /// Checks in its source, and whether their slow path is ours to bring.
     pub(crate) inline: Option<SlowPath>,
     pub(crate) entries: Option<Entries>,
@@ -86,6 +88,7 @@ fn read_64(bytes: &[u8]) -> Result<Elf, object::Error> {
             b"mcount" | b"_mcount" => program.mcount = true,
             b"__fentry__" => program.fentry = true,
             b"__cyg_profile_func_enter" => program.cyg = true,
+            b"__asan_init" => program.asan = true,
             b"elfen_look_1" => program.inline = Some(SlowPath::InLibrary),
             _ => {}
         }

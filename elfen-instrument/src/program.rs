@@ -65,6 +65,8 @@ pub enum Reason {
     SetId,
     #[error("has file capabilities: the loader preloads nothing into it")]
     Capabilities,
+    #[error("is built with AddressSanitizer, which starts behind no preloaded library")]
+    Sanitizer,
     #[error("was not built for it: {0}")]
     NotBuiltFor(&'static str),
     #[error(
@@ -171,6 +173,9 @@ impl Program {
         }
         if preload && !program.dynamic {
             return Err(Reason::Static);
+        }
+        if preload && program.asan {
+            return Err(Reason::Sanitizer);
         }
         Ok(Plan { inject, preload })
     }

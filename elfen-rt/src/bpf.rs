@@ -28,8 +28,9 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
+        // Not the C library's close, which is a cancellation point: checks open descriptors in any thread.
         // SAFETY: ours by the contract of `from_raw`.
-        unsafe { libc::close(self.0) };
+        unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
 

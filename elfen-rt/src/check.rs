@@ -158,8 +158,10 @@ fn run(thread: &Thread, word: Option<&'static AtomicU64>, busy: bool, cpu: u32) 
 fn is_frozen(process: &Process, cpu: u32, thread: &Thread) -> bool {
     let before = process.switches(cpu);
     let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    let no_rest = core::ptr::null_mut::<libc::timespec>();
+    // Not the C library's nanosleep, which is a cancellation point.
     // SAFETY: `pause` is ours; what remained of an interrupted sleep is of no interest.
-    let slept = unsafe { libc::nanosleep(&pause, core::ptr::null_mut()) } == 0;
+    let slept = unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, no_rest) } == 0;
     // Asleep, this thread was switched out and in again: at least one of that on this CPU if it is still here.
     slept && before.is_some() && thread.here() == cpu && process.switches(cpu) == before
 }

@@ -148,16 +148,20 @@ pub(crate) fn parse_u64(digits: &[u8]) -> Option<u64> {
 }
 
 /// Reads the start of a file; no allocation, one `read`, as `/proc` files give their first page in one.
+///
+/// By system calls of our own: the C library's are cancellation points, and a thread that was cancelled would end in here,
+/// where its program has none.
 fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: `path` is NUL-terminated.
-    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
     if fd < 0 {
         return None;
     }
     // SAFETY: `buffer` is ours and as long as said.
-    let count = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+    let count = unsafe { libc::syscall(libc::SYS_read, fd, buffer.as_mut_ptr(), buffer.len()) };
     // SAFETY: `fd` was opened above and nobody else knows it.
-    unsafe { libc::close(fd) };
+    unsafe { libc::syscall(libc::SYS_close, fd) };
     usize::try_from(count).ok().and_then(|n| buffer.get(..n))
 }
 

@@ -41,10 +41,9 @@ const OSXSAVE: u32 = 27;
 ///     | the caller's %rax          |
 /// ```
 macro_rules! hook {
-    ($(#[$doc:meta])* $name:ident) => {
-        $(#[$doc])*
+    ($(#[$attribute:meta])* $name:ident) => {
+        $(#[$attribute])*
         #[unsafe(naked)]
-        #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
@@ -74,17 +73,19 @@ macro_rules! hook {
 
 hook! {
     /// `-pg`: called behind the function's prologue.
+    #[unsafe(no_mangle)]
     mcount
 }
 
 hook! {
     /// `-pg -mfentry`: called before it.
+    #[unsafe(no_mangle)]
     __fentry__
 }
 
 hook! {
     /// Where a check that was written into a function goes when there is a reason to.
-    elfen_patched
+    patched
 }
 
 /// The rest of a hook: calls `elfen_look_1` for the thread's block in `%rax`, and returns from the hook.

@@ -283,6 +283,35 @@ static int masked(void)
 	return 0;
 }
 
+/* ---- cancelled: a thread that was cancelled, and works on until it says that it may end ---- */
+
+static volatile word finished;
+
+static void *cancelled(void *unused)
+{
+	word value = 3;
+	int i;
+
+	(void)unused;
+	for (i = 0; i < 4000; i++)
+		value = work(value, 1000);
+	finished = value;
+	for (;;)
+		pthread_testcancel();
+	return NULL;
+}
+
+static int cancel(void)
+{
+	pthread_t id;
+	void *result;
+
+	if (pthread_create(&id, NULL, cancelled, NULL) || pthread_cancel(id) || pthread_join(id, &result))
+		return 1;
+	printf("cancel %d %lx\n", result == PTHREAD_CANCELED, finished);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -299,6 +328,8 @@ int main(int argc, char **argv)
 		return signals();
 	if (!strcmp(what, "contexts"))
 		return contexts();
+	if (!strcmp(what, "cancel"))
+		return cancel();
 	if (!strcmp(what, "masked"))
 		return masked();
 	return 2;

@@ -103,6 +103,14 @@ fn what_no_loader_maps_takes_no_library() {
     assert_eq!(plan_of(&program), Plan { inject: Inject::Guard, preload: false });
 }
 
+#[test]
+fn a_sanitized_program_takes_no_library() {
+    let flags = ["-pg", "-fsanitize=address"];
+    let Some(program) = compile("programs.c", "inspect-asan", &flags) else { return };
+    assert!(why_not(&program, Inject::Mcount).starts_with("is built with AddressSanitizer"));
+    assert_eq!(plan_of(&program), Plan { inject: Inject::Guard, preload: false });
+}
+
 /// Method: this test program, which has a check of its own.
 #[test]
 fn a_rust_program_with_checks_needs_no_library() {

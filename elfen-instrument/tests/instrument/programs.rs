@@ -154,6 +154,12 @@ fn blocked_signals_and_a_changed_affinity() {
     same_with_and_without_checks(&["masked"]);
 }
 
+/// Looking whether the service lives takes system calls, and some of the C library's would end a cancelled thread.
+#[test]
+fn a_thread_that_was_cancelled_works_until_it_may_end() {
+    same_with_and_without_checks(&["cancel"]);
+}
+
 /// Goal: a hook changes no register that a function was given. Method: arguments in all of them, vectors of every width that this
 /// CPU has, while the lane turns busy and idle all the time.
 #[test]

@@ -71,7 +71,7 @@ pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<Pat
     Some(output)
 }
 
-const LINKING: [&str; 3] = ["-no-pie", "-shared", "-static"];
+const LINKING: [&str; 4] = ["-fsanitize=address", "-no-pie", "-shared", "-static"];
 
 /// Waits for something that must happen.
 pub(crate) fn until(what: &str, mut happens: impl FnMut() -> bool) {

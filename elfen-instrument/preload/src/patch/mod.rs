@@ -26,7 +26,7 @@ use elfen_entries::{
 };
 use elfen_rt::check;
 
-use crate::hooks::elfen_patched;
+use crate::hooks::patched;
 use object::Object;
 use write::{Opened, Stubs};
 
@@ -164,5 +164,5 @@ fn ask(stubs: &Stubs, at: u64, back: u64) -> Option<()> {
 
 /// What stubs call.
 fn hook_address() -> u64 {
-    (elfen_patched as *const ()).addr() as u64
+    (patched as *const ()).addr() as u64
 }

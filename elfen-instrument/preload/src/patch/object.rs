@@ -35,8 +35,13 @@ impl<'a> Object<'a> {
         let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         // SAFETY: the loader's names are NUL-terminated.
         let name = unsafe { CStr::from_ptr(info.dlpi_name) };
-        // The program itself has no name.
-        let path = if name.is_empty() { c"/proc/self/exe" } else { name };
+        let path = match name.to_bytes().first() {
+            // The program itself has no name.
+            None => c"/proc/self/exe",
+            Some(b'/') => name,
+            // What the kernel maps without a file has one that is no path.
+            Some(_) => return None,
+        };
         Some(Self { base: info.dlpi_addr, headers, path })
     }
 

@@ -26,11 +26,11 @@ pub(super) fn find(path: &CStr) -> Option<Section> {
         return None;
     }
     let at = |index: u64| header.e_shoff.checked_add(index * size_of::<libc::Elf64_Shdr>() as u64);
-    let names: libc::Elf64_Shdr = file.read(at(header.e_shstrndx.into())?)?;
+    let names = Names::of(&file, at(header.e_shstrndx.into())?)?;
     let mut index = 0;
     while index < sections {
         let some: [libc::Elf64_Shdr; AT_ONCE] = file.read_some(at(index)?)?;
-        let is_it = |section: &&libc::Elf64_Shdr| file.is_named(&names, section);
+        let is_it = |section: &&libc::Elf64_Shdr| names.is_of(section);
         let left = usize::try_from(sections - index).ok()?;
         if let Some(found) = some.iter().take(left).find(is_it) {
             return Some(Section { address: found.sh_addr, len: found.sh_size });
@@ -47,23 +47,49 @@ const AT_ONCE: usize = 16;
 const SHT_PROGBITS: u32 = 1;
 const SHF_WRITE_ALLOC: u64 = 1 | 2;
 
+/// The names of a file's sections, the first of them read at once: most files have no more.
+struct Names<'a> {
+    file: &'a File,
+    at: u64,
+    first: [u8; 512],
+}
+
+/// The name, with the zero that ends it.
+const NAME_BYTES: usize = SECTION.len() + 1;
+
+impl<'a> Names<'a> {
+    /// From the section header at `header`.
+    fn of(file: &'a File, header: u64) -> Option<Self> {
+        let header: libc::Elf64_Shdr = file.read(header)?;
+        Some(Self { file, at: header.sh_offset, first: file.read_some(header.sh_offset)? })
+    }
+
+    /// Whether it is the section with the entries.
+    fn is_of(&self, section: &libc::Elf64_Shdr) -> bool {
+        if section.sh_type != SHT_PROGBITS || section.sh_flags & SHF_WRITE_ALLOC != SHF_WRITE_ALLOC
+        {
+            return false;
+        }
+        let name = self.name(section.sh_name);
+        name.is_some_and(|name| name.split_last() == Some((&0, SECTION.as_bytes())))
+    }
+
+    fn name(&self, offset: u32) -> Option<[u8; NAME_BYTES]> {
+        let known = self.first.get(usize::try_from(offset).ok()?..);
+        match known.and_then(|known| known.first_chunk()) {
+            Some(name) => Some(*name),
+            None => self.file.read(self.at.checked_add(offset.into())?),
+        }
+    }
+}
+
 struct File(c_int);
 
 impl File {
     fn open(path: &CStr) -> Option<Self> {
         // SAFETY: `path` is NUL-terminated.
         let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        (fd >= 0).then_some(Self(fd))
-    }
-
-    fn is_named(&self, names: &libc::Elf64_Shdr, section: &libc::Elf64_Shdr) -> bool {
-        if section.sh_type != SHT_PROGBITS || section.sh_flags & SHF_WRITE_ALLOC != SHF_WRITE_ALLOC
-        {
-            return false;
-        }
-        let at = names.sh_offset.checked_add(section.sh_name.into());
-        let name = at.and_then(|at| self.read::<[u8; SECTION.len() + 1]>(at));
-        name.is_some_and(|name| name.split_last() == Some((&0, SECTION.as_bytes())))
+        (fd >= 0).then(|| Self(fd))
     }
 
     fn read<T: Plain>(&self, at: u64) -> Option<T> {

@@ -18,6 +18,9 @@
 #include <linux/timekeeping.h>
 #include <linux/version.h>
 #include <asm/cpufeature.h>
+#if __has_include(<asm/cpuid/api.h>)
+#include <asm/cpuid/api.h>
+#endif
 #include <asm/mwait.h>
 #include <asm/nospec-branch.h>
 
@@ -217,7 +220,7 @@ static bool mwait_works(void)
 static bool hint_works(void)
 {
 	unsigned int state = ((hint >> 4) + 1) & 0xf;
-	unsigned int substates = state > 7 ? 0 : cpuid_edx(CPUID_MWAIT_LEAF) >> (4 * state) & 0xf;
+	unsigned int substates = state > 7 ? 0 : cpuid_edx(5) >> (4 * state) & 0xf;
 
 	if (!hint)
 		return true;

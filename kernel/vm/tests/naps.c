@@ -71,7 +71,7 @@ static bool lost(int why, uint64_t began_ns)
  * lane and wakes the nap by accident. Counts the naps that ended by idleness, stops at `enough`
  * lost wake-ups, and returns those; -1 for an error.
  *
- * Who waits for the other sleeps: on a loaded host, two CPUs that spin on each other seldom run
+ * Who waits long for the other sleeps: on a loaded host, two CPUs that spin on each other seldom run
  * together.
  */
 static int nap_through(struct lane_thread *request, int naps, int enough, int *napped)
@@ -79,13 +79,16 @@ static int nap_through(struct lane_thread *request, int naps, int enough, int *n
 	int lost_count = 0;
 
 	for (*napped = 0; *napped < naps && lost_count < enough;) {
+		uint64_t patient_until_ns = now_ns() + 200 * US;
+
 		lane_thread_busy(request, 1 + random_below(100 * US));
 		while (!lane_thread_finished(request) || peek(&slots[REQUEST].task)) {
 			uint64_t seen = peek(&slots[REQUEST].switches), began_ns;
 			int why;
 
-			if (!peek(&slots[REQUEST].task)) {
-				usleep(1); /* not begun yet, or over */
+			if (!peek(&slots[REQUEST].task)) { /* not begun yet, or over */
+				if (now_ns() > patient_until_ns)
+					usleep(50);
 				continue;
 			}
 			pause_ns(random_below(40 * US));

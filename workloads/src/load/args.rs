@@ -21,6 +21,9 @@ use thiserror::Error;
 const DEFAULT_RPS: f64 = 100.0;
 const DEFAULT_DURATION_NS: Nanos = 10_000_000_000;
 const DEFAULT_SPIN_NS: Nanos = 100_000;
+const REFERENCE_MEAN_NS: Nanos = 1_000_000;
+/// The way through two TCP sockets and back, some 20 us, is below 2 % of it.
+const CHECKED_MEAN_NS: Nanos = 2_000_000;
 
 /// Loads a service at a rate that does not depend on its answers, and measures latency from the
 /// moment each request was due.
@@ -149,9 +152,10 @@ pub(crate) struct Args {
     pub(crate) reference_server: Option<SocketAddr>,
 
     /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
-    /// takes 100 ms more)
-    #[arg(long, default_value = "exponential:1ms")]
-    pub(crate) service: ServiceTimes,
+    /// takes 100 ms more); --self-check uses their mean [default: exponential:1ms, and 2ms to
+    /// check]
+    #[arg(long)]
+    service: Option<ServiceTimes>,
 }
 
 #[derive(Clone, Debug)]
@@ -286,6 +290,15 @@ impl Args {
     /// How late a send may be, whether or not the run goes on.
     pub(crate) fn late_bound_ns(&self) -> Nanos {
         self.max_late
+    }
+
+    pub(crate) fn reference_service(&self) -> ServiceTimes {
+        let mean_ns = REFERENCE_MEAN_NS;
+        self.service.unwrap_or(ServiceTimes { exponential: true, mean_ns, stall: None })
+    }
+
+    pub(crate) fn self_check_service_ns(&self) -> Nanos {
+        self.service.map_or(CHECKED_MEAN_NS, |service| service.mean_ns)
     }
 
     /// `None`: it never sleeps.

@@ -116,7 +116,7 @@ fn run(args: &Args) -> Result<(), LoadError> {
 }
 
 fn serve_reference(args: &Args, address: SocketAddr) -> io::Result<()> {
-    let reference = Reference::bind(address, args.service, args.seed, false)?;
+    let reference = Reference::bind(address, args.reference_service(), args.seed, false)?;
     // A port of 0 asks for any: say which it is.
     println!("serving on {}", reference.address()?);
     reference.serve(&AtomicBool::new(false))
@@ -242,7 +242,7 @@ fn search(
 
 fn self_check(args: &Args) -> Result<(), LoadError> {
     let check = Check {
-        service_ns: args.service.mean_ns,
+        service_ns: args.self_check_service_ns(),
         duration_ns: args.self_check_duration_ns(),
         seed: args.seed,
         spin_ns: args.self_check_spin_ns(),

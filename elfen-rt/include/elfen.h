@@ -447,6 +447,16 @@ static inline void elfen_service_end(struct elfen_service_slot *slot)
 	elfen_histogram_record(&slot->latency, now > arrived ? now - arrived : 0);
 }
 
+/*
+ * How many instructions the serving thread has executed so far, in how many cycles, from any counters the service has:
+ * dynamic-budget goes by it on machines that show Elfen none. To be called while requests run, every few milliseconds.
+ */
+static inline void elfen_service_count(struct elfen_service_slot *slot, elfen_u64 instructions, elfen_u64 cycles)
+{
+	ELFEN_STORE(slot->instructions, instructions);
+	__atomic_store_n(&slot->cycles, cycles, __ATOMIC_RELEASE);
+}
+
 /* Gives a claimed slot back. */
 static inline void elfen_service_release(struct elfen_service_slot *slot)
 {

@@ -104,7 +104,9 @@ struct elfen_service_slot {
 	elfen_u64 request_started_ns;
 	elfen_u64 finished_requests;
 	elfen_u64 request_arrived_ns; /* before it started, if it waited */
-	elfen_u64 reserved_request[12];
+	elfen_u64 instructions; /* of the serving thread so far, in `cycles`; both 0 if nobody counts */
+	elfen_u64 cycles;
+	elfen_u64 reserved_request[10];
 	/* the queueing thread's line */
 	elfen_u64 queue_len;
 	elfen_u64 reserved_queue[15];
@@ -117,6 +119,8 @@ ELFEN_AT(elfen_service_slot, running_request, 128);
 ELFEN_AT(elfen_service_slot, request_started_ns, 136);
 ELFEN_AT(elfen_service_slot, finished_requests, 144);
 ELFEN_AT(elfen_service_slot, request_arrived_ns, 152);
+ELFEN_AT(elfen_service_slot, instructions, 160);
+ELFEN_AT(elfen_service_slot, cycles, 168);
 ELFEN_AT(elfen_service_slot, queue_len, 256);
 ELFEN_AT(elfen_service_slot, latency, 384);
 
@@ -134,7 +138,8 @@ struct elfen_lane_slot {
 	elfen_u64 policy_state[4]; /* what the policy remembers from check to check */
 	elfen_u64 counted_to_ns;   /* borrowed and overlapped are counted up to then, */
 	elfen_u64 counted_busy_ns; /* when the request lane had been busy for so long */
-	elfen_u64 reserved[2];
+	elfen_u64 ipc;		   /* of the request lane: ns with instructions per 1000 cycles in the low 20 bits */
+	elfen_u64 wakes;	   /* counts up when the request lane idles */
 	struct elfen_histogram reaction;
 	struct elfen_histogram wake;
 } ELFEN_ALIGNED;
@@ -150,6 +155,8 @@ ELFEN_AT(elfen_lane_slot, napped_ns, 56);
 ELFEN_AT(elfen_lane_slot, policy_state, 64);
 ELFEN_AT(elfen_lane_slot, counted_to_ns, 96);
 ELFEN_AT(elfen_lane_slot, counted_busy_ns, 104);
+ELFEN_AT(elfen_lane_slot, ipc, 112);
+ELFEN_AT(elfen_lane_slot, wakes, 120);
 ELFEN_AT(elfen_lane_slot, reaction, 128);
 ELFEN_AT(elfen_lane_slot, wake, 4992);
 
@@ -177,7 +184,8 @@ struct elfen_control_slot {
 	elfen_u64 lanes_segment; /* id of the lane page's segment */
 	elfen_u64 keeper;        /* pid << 42 | start time of the process that keeps the lanes */
 	elfen_u64 batch;         /* and of the program it started */
-	elfen_u64 reserved[3];
+	elfen_u64 nap; /* how to nap; 0 for the first way that works */
+	elfen_u64 reserved[2];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_control_slot) == 128);
 ELFEN_AT(elfen_control_slot, generation, 0);
@@ -193,5 +201,6 @@ ELFEN_AT(elfen_control_slot, service_process, 72);
 ELFEN_AT(elfen_control_slot, lanes_segment, 80);
 ELFEN_AT(elfen_control_slot, keeper, 88);
 ELFEN_AT(elfen_control_slot, batch, 96);
+ELFEN_AT(elfen_control_slot, nap, 104);
 
 #endif /* ELFEN_ABI_H */

@@ -119,7 +119,7 @@ impl<'a> Borrow<'a> {
             // The page alone. A service that died or never came has no work; no page at all says nothing.
             None => published.unwrap_or(self.sources.service.is_none()),
         };
-        Lane { busy, service, ipc_milli: None }
+        Lane { busy, service, ipc_milli: self.lane.ipc_milli(now_ns) }
     }
 
     /// What the service publishes, if it lives.

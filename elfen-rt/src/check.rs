@@ -18,6 +18,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::monotonic_ns;
+use crate::nap::block::Block;
 use crate::nap::line::Pause;
 use crate::nap::{Nap, protocol};
 use crate::policy::Verdict;
@@ -37,6 +38,8 @@ const QUIET_TICKS: u64 = 4096;
 /// A nap ends when the request lane idles; at the latest after this, because a policy may let the thread run for other
 /// reasons.
 const NAP_BOUND_NS: u64 = 50_000;
+/// Blocking again costs more than a look, and other reasons to run can wait.
+const BLOCK_BOUND_NS: u64 = 2_000_000;
 
 /// After napping this long without a break, a thread makes sure that the kernel still writes the task map.
 const FROZEN_AFTER_NS: u64 = 1_000_000_000;
@@ -187,10 +190,12 @@ impl Seen {
 fn nap(how: &Nap, lane: &Lane, seen: Seen, now_ns: u64) {
     let Some(word) = lane.word() else { return };
     let same = || Seen::of(lane) == seen;
-    let left_ns = || (now_ns + NAP_BOUND_NS).saturating_sub(monotonic_ns());
+    let bound_ns = if matches!(how, Nap::Block) { BLOCK_BOUND_NS } else { NAP_BOUND_NS };
+    let left_ns = || (now_ns + bound_ns).saturating_sub(monotonic_ns());
     match how {
         Nap::Umwait(has) => protocol::nap(&has.on(word), same, left_ns),
         Nap::Mwaitx(has) => protocol::nap(&has.on(word), same, left_ns),
+        Nap::Block => protocol::nap(&Block::on(lane.wakes()), same, left_ns),
         Nap::Spin | Nap::Device(_) => protocol::nap(&Pause, same, left_ns),
     };
 }

@@ -16,7 +16,8 @@ use crate::signal::page::{Page, Slot};
 use crate::signal::service::ServiceReader;
 use crate::signal::task::{Descriptors, TaskMap};
 
-/// The variable: `1 LANES CONTROL TASKS WATCH LINK SERVICE`, with `-` for what there is none of.
+/// The variable: `1 LANES CONTROL TASKS WATCH LINK SERVICE`, with `-` for what there is none of, and `module - -` for the
+/// nanonap module's task map.
 pub const VARIABLE: &CStr = c"ELFEN_RUN";
 const PROTOCOL: &[u8] = b"1";
 
@@ -34,9 +35,16 @@ pub struct Run {
 struct Fields<'a> {
     lanes: c_int,
     control: c_int,
-    /// Task map, leases, link.
-    descriptors: Option<[c_int; 3]>,
+    tasks: Option<Tasks>,
     service: Option<&'a [u8]>,
+}
+
+/// Where the task map is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tasks {
+    /// Task map, leases, link.
+    Descriptors([c_int; 3]),
+    Module,
 }
 
 /// Whether the environment says that this process belongs to a run.
@@ -62,9 +70,12 @@ impl Run {
     }
 
     fn open(fields: &Fields<'_>) -> Option<Self> {
-        let tasks = fields.descriptors.and_then(|numbers| {
+        let tasks = fields.tasks.and_then(|tasks| match tasks {
             // The program may have closed them; pins serve everybody.
-            task_map(numbers).or_else(|| TaskMap::open_pinned().ok())
+            Tasks::Descriptors(numbers) => {
+                task_map(numbers).or_else(|| TaskMap::open_pinned().ok())
+            }
+            Tasks::Module => TaskMap::open_module_unseen().ok(),
         });
         let service = fields.service.and_then(|name| str::from_utf8(name).ok());
         let service = service.and_then(|name| ServiceReader::open(name).ok());
@@ -99,14 +110,14 @@ fn parse(text: &[u8]) -> Option<Fields<'_>> {
         return None;
     }
     let (lanes, control) = (number(next()?)?, number(next()?)?);
-    let maps = [number(next()?), number(next()?), number(next()?)];
+    let maps = [next()?, next()?, next()?];
     let service = next()?;
-    let descriptors = match maps {
-        [Some(tasks), Some(watch), Some(link)] => Some([tasks, watch, link]),
-        _ => None,
+    let tasks = match maps.map(number) {
+        [Some(tasks), Some(watch), Some(link)] => Some(Tasks::Descriptors([tasks, watch, link])),
+        _ => (maps[0] == b"module").then_some(Tasks::Module),
     };
     let service = (service != b"-").then_some(service);
-    Some(Fields { lanes, control, descriptors, service })
+    Some(Fields { lanes, control, tasks, service })
 }
 
 fn number(digits: &[u8]) -> Option<c_int> {
@@ -156,14 +167,16 @@ mod tests {
     const FULL: Fields<'_> = Fields {
         lanes: 12,
         control: 13,
-        descriptors: Some([900, 901, 902]),
+        tasks: Some(Tasks::Descriptors([900, 901, 902])),
         service: Some(b"the search"),
     };
 
     #[test]
     fn a_whole_value_is_read_to_the_last_word() {
         assert_eq!(parse(b"1 12 13 900 901 902 the search"), Some(FULL));
-        let without = Fields { descriptors: None, service: None, ..FULL };
+        let without = Fields { tasks: None, service: None, ..FULL };
+        let module = Fields { tasks: Some(Tasks::Module), service: None, ..FULL };
+        assert_eq!(parse(b"1 12 13 module - - -"), Some(module));
         assert_eq!(parse(b"1 12 13 - - - -"), Some(without));
         assert_eq!(parse(b"1 12 13 900 - 902 -"), Some(without), "a map is all three");
     }

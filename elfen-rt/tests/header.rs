@@ -142,8 +142,10 @@ fn task_slots_are_the_same_on_both_sides() {
 
 #[test]
 fn lane_slots_are_the_same_on_both_sides() {
-    let page =
-        page_from_c::<LaneSlot>("lane", &[2, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23, 18, 19]);
+    let page = page_from_c::<LaneSlot>(
+        "lane",
+        &[2, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23, 24, 25, 18, 19],
+    );
     let slot = page.slot(0).unwrap();
     assert_eq!(slot.state(), Some((LaneState::Napping, 11)));
     let words = [&slot.batch_cpu, &slot.request_cpu, &slot.naps, &slot.borrowed_ns]
@@ -155,6 +157,7 @@ fn lane_slots_are_the_same_on_both_sides() {
     assert_eq!(words, [20, 21]);
     let words = [&slot.counted_to_ns, &slot.counted_busy_ns].map(|word| word.load(Relaxed));
     assert_eq!(words, [22, 23]);
+    assert_eq!((slot.ipc.load(Relaxed), slot.wakes.load(Relaxed)), (24, 25));
     assert_eq!((slot.reaction.max_ns(), slot.wake.max_ns()), (18, 19));
 
     let words = shown_by_c("lane", |slot: &LaneSlot| {
@@ -167,10 +170,12 @@ fn lane_slots_are_the_same_on_both_sides() {
         slot.policy_state[3].store(62, Relaxed);
         slot.counted_to_ns.store(63, Relaxed);
         slot.counted_busy_ns.store(64, Relaxed);
+        slot.ipc.store(65, Relaxed);
+        slot.wakes.store(66, Relaxed);
         slot.reaction.record_shared(70);
         slot.wake.record_shared(80);
     });
-    assert_eq!(words, [1, 1700, 3, 2, 1, 50, 60, 700, 61, 62, 63, 64, 70, 80]);
+    assert_eq!(words, [1, 1700, 3, 2, 1, 50, 60, 700, 61, 62, 63, 64, 65, 66, 70, 80]);
 }
 
 #[test]

@@ -144,7 +144,11 @@ fn files() -> Vec<PathBuf> {
             let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
             // cargo marks its output folders with this file, wherever CARGO_TARGET_DIR puts them.
             let build_output = name == "target" || path.join("CACHEDIR.TAG").exists();
-            if kind.is_dir() && name != ".git" && !build_output {
+            // A folder, or in a work tree a file.
+            if name == ".git" {
+                continue;
+            }
+            if kind.is_dir() && !build_output {
                 folders.push(path);
             } else if kind.is_file() {
                 files.push(path);

@@ -2,10 +2,14 @@
 //!
 //! [`simulate`] is a model of SMT cores that runs the very policies of `elfen-rt`; [`plan`] asks it
 //! for the budget that is safe and for what that is worth; [`thesis`] holds it against what the
-//! thesis published. The `elfen` command reads the arguments and prints the results.
+//! thesis published; [`live`] measures real processes and [`record`] is what that leaves behind;
+//! [`report`] draws both. The `elfen` command reads the arguments and prints the results.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod live;
 pub mod plan;
+pub mod record;
+pub mod report;
 pub mod simulate;
 pub mod thesis;

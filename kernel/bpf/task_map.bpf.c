@@ -8,19 +8,7 @@
  *
  * Builds with `clang -target bpf` and nothing else; see the Makefile.
  */
-#include "elfen_abi.h"
-
-#define SECTION(name) __attribute__((section(name), used))
-#define STORE(word, value) (*(volatile elfen_u64 *)&(word) = (value))
-#define LOAD(word) (*(volatile elfen_u64 *)&(word))
-
-/* Helpers by their number in the kernel's stable list. */
-static void *(*const map_lookup_elem)(void *map, const void *key) = (void *)1;
-static elfen_u64 (*const ktime_get_ns)(void) = (void *)5;
-static elfen_u32 (*const get_smp_processor_id)(void) = (void *)8;
-
-#define BPF_MAP_TYPE_ARRAY 2
-#define BPF_F_MMAPABLE 1024
+#include "bpf.h"
 
 /*
  * Entry 0 is the page's header; entry c + 1 is CPU c. The loader sizes both maps for the machine, writes the header and
@@ -50,8 +38,7 @@ struct task_struct {
 } __attribute__((preserve_access_index));
 
 /* When the CPU switched, or 0 if nobody watches it. A lease runs from the first switch after its renewal. */
-static inline __attribute__((always_inline)) elfen_u64 switch_time(struct elfen_task_slot *slot,
-								   struct elfen_watch_slot *watch)
+INLINE elfen_u64 switch_time(struct elfen_task_slot *slot, struct elfen_watch_slot *watch)
 {
 	elfen_u64 renewal = LOAD(watch->renewals);
 	elfen_u64 end = slot->lease_end_ns;
@@ -70,7 +57,7 @@ static inline __attribute__((always_inline)) elfen_u64 switch_time(struct elfen_
 }
 
 /* Adds up how long the CPU was busy while watched. A stretch that began unwatched is not counted. */
-static inline __attribute__((always_inline)) void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 now)
+INLINE void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 now)
 {
 	elfen_u64 since = slot->busy_since_ns;
 

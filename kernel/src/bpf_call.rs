@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_int};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+const BPF_MAP_LOOKUP_ELEM: c_int = 1;
 const BPF_MAP_UPDATE_ELEM: c_int = 2;
 const BPF_OBJ_PIN: c_int = 6;
 const BPF_MAP_GET_FD_BY_ID: c_int = 14;
@@ -17,7 +18,7 @@ const BPF_LINK_GET_NEXT_ID: c_int = 31;
 /// `union bpf_attr` for each command, as far as it is read. The kernel takes a shorter one as padded with zeroes.
 #[repr(C)]
 #[derive(Default)]
-struct UpdateElement {
+struct Element {
     map_fd: u32,
     _pad: u32,
     key: u64,
@@ -95,11 +96,34 @@ fn address<T: ?Sized>(of: &T) -> u64 {
 
 /// Replaces one value of an array. `value` is as long as the map's values are.
 pub(crate) fn update_element(map: BorrowedFd<'_>, key: u32, value: &[u64]) -> io::Result<()> {
-    let mut attribute = UpdateElement {
+    let mut attribute = Element {
         map_fd: number(map),
         key: address(&key),
         value: address(value),
-        ..UpdateElement::default()
+        ..Element::default()
+    };
+    call(BPF_MAP_UPDATE_ELEM, &mut attribute).map(drop)
+}
+
+/// Copies one value of an array. `value` is as long as the map's values are.
+pub(crate) fn look_up_element(map: BorrowedFd<'_>, key: u32, value: &mut [u64]) -> io::Result<()> {
+    let mut attribute = Element {
+        map_fd: number(map),
+        key: address(&key),
+        value: value.as_mut_ptr().expose_provenance() as u64,
+        ..Element::default()
+    };
+    call(BPF_MAP_LOOKUP_ELEM, &mut attribute).map(drop)
+}
+
+/// Puts an event into an array of events.
+pub(crate) fn put_event(map: BorrowedFd<'_>, cpu: u32, event: BorrowedFd<'_>) -> io::Result<()> {
+    let event = number(event);
+    let mut attribute = Element {
+        map_fd: number(map),
+        key: address(&cpu),
+        value: address(&event),
+        ..Element::default()
     };
     call(BPF_MAP_UPDATE_ELEM, &mut attribute).map(drop)
 }

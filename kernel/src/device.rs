@@ -9,6 +9,7 @@ use std::path::Path;
 
 use elfen_rt::memory::MemoryError;
 use elfen_rt::nap::device::{Device, DeviceError, WaitKind};
+use elfen_rt::signal::task::TaskMap;
 
 const NODE: &str = "/dev/nanonap";
 const MODULES: &str = "/proc/modules";
@@ -67,6 +68,11 @@ pub fn open() -> Result<Device, Missing> {
         return Err(Missing::NoTies);
     }
     Ok(device)
+}
+
+/// Opens the module's task map.
+pub fn open_map() -> Result<TaskMap, Missing> {
+    TaskMap::open_module().map_err(why_not)
 }
 
 fn why_not(error: DeviceError) -> Missing {

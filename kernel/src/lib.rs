@@ -7,7 +7,10 @@
 #![cfg(target_os = "linux")]
 
 mod bpf_call;
+pub mod counters;
 pub mod device;
 pub mod holders;
+mod object;
 pub mod pins;
+pub mod sleep;
 pub mod task_map;

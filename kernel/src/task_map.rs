@@ -9,9 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use aya::maps::Map;
-use aya::programs::{BtfTracePoint, ProgramInfo, loaded_programs};
-use aya::{Btf, Ebpf, EbpfLoader};
+use aya::programs::{ProgramInfo, loaded_programs};
 use elfen_rt::bpf::Descriptor;
 use elfen_rt::memory::MemoryError;
 use elfen_rt::signal::ABI_VERSION;
@@ -21,6 +19,7 @@ use elfen_rt::signal::task::{
 };
 
 use crate::bpf_call;
+use crate::object::{DUPLICATING, Object};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
 
@@ -162,22 +161,10 @@ pub struct Loaded {
 impl Loaded {
     /// Loads the program, writes the task map's header, and freezes the map.
     pub fn load() -> Result<Self, Error> {
-        let types = Btf::from_sys_fs().map_err(|_| Error::NoKernelTypes)?;
         let cpus = possible_cpus()?;
-        let mut ebpf = EbpfLoader::new()
-            .btf(Some(&types))
-            .map_max_entries(TASKS, cpus + 1)
-            .map_max_entries(WATCH, cpus)
-            .load(OBJECT)
-            .map_err(refused)?;
-        let program: &mut BtfTracePoint = ebpf
-            .program_mut(PROGRAM)
-            .and_then(|program| program.try_into().ok())
-            .ok_or_else(|| Error::Refused(format!("it holds no program {PROGRAM}")))?;
-        program.load("sched_switch", &types).map_err(refused)?;
-        let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
-        let program = program.map_err(Error::call(DUPLICATING))?;
-        let (tasks, watch) = (map_of(&ebpf, TASKS)?, map_of(&ebpf, WATCH)?);
+        let mut object = Object::load(OBJECT, &[(TASKS, cpus + 1), (WATCH, cpus)])?;
+        let program = object.program(PROGRAM, "sched_switch")?;
+        let (tasks, watch) = (object.map(TASKS)?, object.map(WATCH)?);
         fill(tasks.as_fd(), cpus)?;
         bpf_call::freeze(tasks.as_fd()).map_err(Error::call("freezing the task map"))?;
         Ok(Self { program, tasks, watch, cpus })
@@ -194,30 +181,6 @@ impl Loaded {
         let link = bpf_call::attach(self.program.as_fd()).map_err(Error::call("attaching"))?;
         Ok(Parts { tasks, watch, link })
     }
-}
-
-const DUPLICATING: &str = "duplicating a descriptor";
-
-/// aya wraps errors in errors; what a caller can act on is whether the kernel said EPERM.
-fn refused(error: impl std::error::Error + 'static) -> Error {
-    let mut texts = Vec::new();
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    while let Some(error) = cause {
-        let system = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-        if matches!(system, Some(libc::EPERM | libc::EACCES)) {
-            return Error::NotPermitted;
-        }
-        texts.push(error.to_string());
-        cause = error.source();
-    }
-    Error::Refused(texts.join(": "))
-}
-
-fn map_of(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, Error> {
-    let Some(Map::Array(map)) = ebpf.map(name) else {
-        return Err(Error::Refused(format!("it holds no array {name}")));
-    };
-    map.fd().as_fd().try_clone_to_owned().map_err(Error::call(DUPLICATING))
 }
 
 /// Writes the header, and marks every CPU unknown until its first switch.
@@ -245,7 +208,7 @@ fn header(cpus: u32) -> [u64; 16] {
 }
 
 /// One more than the highest CPU that this kernel can ever have.
-fn possible_cpus() -> Result<u32, Error> {
+pub(crate) fn possible_cpus() -> Result<u32, Error> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").map_err(Error::Cpus)?;
     let last = text.trim().rsplit(['-', ',']).next().and_then(|last| last.parse::<u32>().ok());
     last.map(|last| last + 1).ok_or_else(|| Error::Cpus(io::ErrorKind::InvalidData.into()))

@@ -91,8 +91,8 @@ fn a_reader_finds_itself_on_its_cpu() {
 fn a_cpu_beyond_the_last_has_no_slot() {
     let _alone = alone();
     let Some((map, _)) = open_or_skip("a_cpu_beyond_the_last_has_no_slot") else { return };
-    assert!(map.slot(map.cpus()).is_none() && map.watch(map.cpus()).is_none());
-    assert!(map.slot(u32::MAX).is_none() && map.watch(u32::MAX).is_none());
+    assert!(map.slot(map.cpus()).is_none() && !map.renew(map.cpus()));
+    assert!(map.slot(u32::MAX).is_none() && !map.renew(u32::MAX));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn only_watched_cpus_are_timed() {
         switch_away();
         assert_eq!(slot.snapshot().unwrap().at_ns, None, "nobody watches");
     }
-    map.watch(own_cpu()).unwrap().renew();
+    assert!(map.renew(own_cpu()));
     let before = elfen_rt::clock::monotonic_ns();
     switch_away();
     let switch = slot.snapshot().unwrap();
@@ -162,7 +162,7 @@ fn busy_time_is_what_the_cpu_was_not_idle() {
         let now_ns = elfen_rt::clock::monotonic_ns();
         (slot.snapshot().unwrap().busy_until_ns(now_ns), now_ns)
     };
-    map.watch(own_cpu()).unwrap().renew();
+    assert!(map.renew(own_cpu()));
     switch_away();
     let (busy_before, from_ns) = busy_ns();
     while elfen_rt::clock::monotonic_ns() < from_ns + 3_000_000 {}

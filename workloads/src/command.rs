@@ -5,6 +5,7 @@
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 pub const USAGE: u8 = 2;
@@ -13,10 +14,10 @@ pub const USAGE: u8 = 2;
 /// line.
 pub fn parse<T: Parser>(program: &str) -> Result<T, ExitCode> {
     T::try_parse().map_err(|error| match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            print!("{error}");
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match say(&error.to_string()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failure(program, &format!("writing the help: {error}")),
+        },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             usage(program, "a subcommand is missing")
         }
@@ -24,14 +25,28 @@ pub fn parse<T: Parser>(program: &str) -> Result<T, ExitCode> {
     })
 }
 
+/// Writes to the standard output. A reader that has left, as `head` does, has read enough.
+pub fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
 pub fn usage(program: &str, message: &str) -> ExitCode {
-    eprintln!("{program}: {message}; `{program} --help` shows the options and an example");
+    complain(program, &format!("{message}; `{program} --help` shows the options and an example"));
     ExitCode::from(USAGE)
 }
 
 pub fn failure(program: &str, message: &str) -> ExitCode {
-    eprintln!("{program}: {message}");
+    complain(program, message);
     ExitCode::FAILURE
+}
+
+/// One line on the standard error. Where that is closed or full, the exit status must do.
+pub fn complain(program: &str, message: &str) {
+    let _told = writeln!(io::stderr(), "{program}: {message}");
 }
 
 /// clap's first paragraph (the rest repeats the usage), on one line and without its prefix.

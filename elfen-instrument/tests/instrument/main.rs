@@ -4,3 +4,4 @@ mod inspect;
 mod library;
 mod programs;
 mod stage;
+mod tasks;

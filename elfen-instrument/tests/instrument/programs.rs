@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::stage::{Run, Toggle, compile, library, segment, until};
-use elfen_rt::memory::Memory;
+use crate::stage::{Batch, Board, Run, Toggle, compile, library, until};
+use elfen_rt::nap::{Kind, block};
 use elfen_rt::signal::lane::LaneState;
 
 /// The ways, and the flags that ask for them. Of patched functions also those without room for the whole check, one byte short of
@@ -37,49 +37,62 @@ fn programs() -> &'static [(&'static str, PathBuf)] {
     })
 }
 
+/// The program with one way of checking, if the compiler has it.
+pub(crate) fn program(way: &str) -> Option<&'static Path> {
+    programs().iter().find(|(found, _)| *found == way).map(|(_, program)| program.as_path())
+}
+
 fn plain() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| compile("programs.c", "programs-plain", &[]).unwrap())
-}
-
-/// The words that `loop` shares with us: what it counts, and whether it shall stop.
-struct Board {
-    memory: Memory,
-}
-
-impl Board {
-    fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < 4);
-        // SAFETY: the segment has 4 words, is aligned to a page, and lives as long as `self`.
-        let word = unsafe { self.memory.base().cast::<AtomicU64>().add(index) };
-        // SAFETY: see above; both sides use atomics.
-        unsafe { word.as_ref() }
-    }
 }
 
 #[test]
 fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
     for (way, program) in programs() {
         let (run, mut worker) = Run::new();
-        let board = Board { memory: segment(32) };
-        let id = board.memory.segment_id().unwrap().to_string();
-        let mut batch = run.batch(program).args(["loop", &id]).spawn().unwrap();
-        let progress = || board.word(0).load(Relaxed);
-        let is = |state| run.lane().state().is_some_and(|(found, _)| found == state);
+        let board = Board::new();
+        let mut batch = Batch::start(run.batch(program).args(["loop", &board.id()]));
         for request in 1..=10 {
-            let before = progress();
-            until(way, || progress() > before && is(LaneState::Running));
+            let before = board.progress();
+            until(way, || board.progress() > before && run.is(LaneState::Running));
             worker.begin(request);
-            until(way, || is(LaneState::Napping));
-            let before = progress();
+            until(way, || run.is(LaneState::Napping));
+            let before = board.progress();
             std::thread::sleep(Duration::from_millis(10));
-            assert_eq!(progress(), before, "{way}: a napping thread makes no progress");
+            assert_eq!(board.progress(), before, "{way}: a napping thread makes no progress");
             worker.end();
         }
-        let before = progress();
-        until(way, || progress() > before);
-        board.word(1).store(1, Relaxed);
-        assert!(batch.wait().unwrap().success(), "{way}");
+        let before = board.progress();
+        until(way, || board.progress() > before);
+        board.stop();
+        assert!(batch.succeeds(), "{way}");
+        assert_eq!(run.lane().naps.load(Relaxed), 10, "{way}");
+    }
+}
+
+/// Goal: a thread that blocks leaves its lane to others, and comes back when it is woken. Method: what a waker does is done by the
+/// test.
+#[test]
+fn a_thread_that_blocks_sleeps_in_the_kernel() {
+    for way in ["inline", "patch", "mcount"] {
+        let Some(program) = program(way) else { continue };
+        let (run, mut worker) = Run::new();
+        run.nap_by(Kind::Block);
+        let board = Board::new();
+        let mut batch = Batch::start(run.batch(program).args(["loop", &board.id()]));
+        for request in 1..=10 {
+            let before = board.progress();
+            until(way, || board.progress() > before && run.is(LaneState::Running));
+            worker.begin(request);
+            until(way, || run.is(LaneState::Napping) && batch.sleeps());
+            let before = board.progress();
+            worker.end();
+            block::wake(&run.lane().wakes);
+            until(way, || board.progress() > before);
+        }
+        board.stop();
+        assert!(batch.succeeds(), "{way}");
         assert_eq!(run.lane().naps.load(Relaxed), 10, "{way}");
     }
 }
@@ -89,7 +102,7 @@ fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
 #[test]
 fn a_program_that_has_threads_before_it_starts_is_not_patched() {
     let early = compile("early.c", "early.so", &["-fPIC", "-shared"]).unwrap();
-    let Some((_, program)) = programs().iter().find(|(way, _)| *way == "patch") else { return };
+    let Some(program) = program("patch") else { return };
     let (run, mut worker) = Run::new();
     worker.begin(1);
     let mut batch = run.batch(program);

@@ -1,21 +1,22 @@
-//! What the tests of this crate play: the compiler, the service of a pair, and `elfen run` for a batch on it. Channels by the
-//! service's page alone, which takes no privileges.
+//! What the tests of this crate play: the compiler, the service of a pair, and `elfen run` for a batch on it. Signals come from the
+//! service's page alone, which takes no privileges, unless a test has the task map.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use elfen_rt::memory::Memory;
+use elfen_rt::nap::Kind;
 use elfen_rt::process::pid_namespace;
 use elfen_rt::service::{Service, Worker};
 use elfen_rt::signal::control::{ControlSlot, Settings};
-use elfen_rt::signal::lane::LaneSlot;
+use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 
 /// How long a thing that must happen may take before a test gives up.
@@ -82,7 +83,7 @@ pub(crate) fn until(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
-pub(crate) fn segment(bytes: usize) -> Memory {
+fn segment(bytes: usize) -> Memory {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
     memory.remove_name().unwrap();
     memory
@@ -92,41 +93,127 @@ fn page<S: Slot>(slots: u32) -> Page<S> {
     Page::format(segment(Page::<S>::bytes(slots)), slots, pid_namespace(), &[0; 32]).unwrap()
 }
 
+/// The words that the programs' `loop` shares with us.
+pub(crate) struct Board {
+    memory: Memory,
+}
+
+impl Board {
+    pub(crate) fn new() -> Self {
+        Self { memory: segment(32) }
+    }
+
+    /// What the program finds it by.
+    pub(crate) fn id(&self) -> String {
+        self.memory.segment_id().unwrap().to_string()
+    }
+
+    /// What it counts.
+    pub(crate) fn progress(&self) -> u64 {
+        self.word(0).load(Relaxed)
+    }
+
+    /// Has it end.
+    pub(crate) fn stop(&self) {
+        self.word(1).store(1, Relaxed);
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < 4);
+        // SAFETY: the segment has 4 words, is aligned to a page, and lives as long as `self`.
+        let word = unsafe { self.memory.base().cast::<AtomicU64>().add(index) };
+        // SAFETY: see above; both sides use atomics.
+        unsafe { word.as_ref() }
+    }
+}
+
+/// A program that ends with the test, also with one that fails.
+pub(crate) struct Batch(Child);
+
+impl Batch {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    /// Whether it sleeps in the kernel.
+    pub(crate) fn sleeps(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('S')
+    }
+
+    /// Waits for its end.
+    pub(crate) fn succeeds(&mut self) -> bool {
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        // Fails, as it should, where the program has ended.
+        let _ended = self.0.kill();
+        self.0.wait().unwrap();
+    }
+}
+
 /// A request lane that no machine has: nobody but the test says what it does.
 const REQUEST_CPU: u32 = 6001;
 
-/// A run with one pair and the service on its request lane.
+/// A run with one pair.
 pub(crate) struct Run {
     lanes: Page<LaneSlot>,
     control: Page<ControlSlot>,
-    service: &'static Service,
-    name: String,
+    /// By its name; `-` if there is none.
+    service: (String, Option<&'static Service>),
     cpu: u32,
 }
 
 impl Run {
+    /// With a service on a request lane that it alone speaks for.
     pub(crate) fn new() -> (Self, Worker<'static>) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("check-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         // Lives as long as the test, so that its worker needs no owner.
         let service: &'static Service = Box::leak(Box::new(Service::open(&name, 1).unwrap()));
         let worker = service.claim(0, REQUEST_CPU).unwrap();
-        let (lanes, control, cpu) = (page::<LaneSlot>(1), page::<ControlSlot>(1), first_cpu());
-        lanes.slot(0).unwrap().assign(cpu, REQUEST_CPU);
+        (Self::on(cpus()[0], REQUEST_CPU, (name, Some(service))), worker)
+    }
+
+    /// By the task map alone.
+    pub(crate) fn on_tasks(batch: u32, request: u32) -> Self {
+        Self::on(batch, request, ("-".to_owned(), None))
+    }
+
+    fn on(cpu: u32, request: u32, service: (String, Option<&'static Service>)) -> Self {
+        let (lanes, control) = (page::<LaneSlot>(1), page::<ControlSlot>(1));
+        lanes.slot(0).unwrap().assign(cpu, request);
         control.slot(0).unwrap().publish(&Settings::BORROW_IDLE);
-        (Self { lanes, control, service, name, cpu }, worker)
+        Self { lanes, control, service, cpu }
     }
 
     pub(crate) fn lane(&self) -> &LaneSlot {
         self.lanes.slot(0).unwrap()
     }
 
+    /// Has threads that check nap in this way.
+    pub(crate) fn nap_by(&self, kind: Kind) {
+        self.control.slot(0).unwrap().nap.store(kind as u64, Relaxed);
+    }
+
+    pub(crate) fn is(&self, state: LaneState) -> bool {
+        self.lane().state().is_some_and(|(found, _)| found == state)
+    }
+
     /// The program as a batch of this run, on its lane.
     pub(crate) fn batch(&self, program: &Path) -> Command {
+        self.batch_with(program, "- - -")
+    }
+
+    /// The same, with the numbers of the task map's descriptors.
+    pub(crate) fn batch_with(&self, program: &Path, tasks: &str) -> Command {
         let id = |memory: &Memory| memory.segment_id().unwrap();
         let (lanes, control) = (id(self.lanes.memory()), id(self.control.memory()));
         let mut command = Command::new(program);
-        command.env("ELFEN_RUN", format!("1 {lanes} {control} - - - {}", self.name));
+        command.env("ELFEN_RUN", format!("1 {lanes} {control} {tasks} {}", self.service.0));
         command.env("LD_PRELOAD", library()).current_dir(env!("CARGO_TARGET_TMPDIR"));
         let cpu = self.cpu;
         // SAFETY: `pin` makes one system call.
@@ -137,23 +224,28 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.service.page().memory().remove_name().unwrap();
+        if let Some(service) = self.service.1 {
+            service.page().memory().remove_name().unwrap();
+        }
     }
 }
 
-fn first_cpu() -> u32 {
+/// CPUs that this process may use; one of them twice if there is only one.
+pub(crate) fn cpus() -> [u32; 2] {
     // SAFETY: an all-zero cpu_set_t is an empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: `set` is ours and as large as said.
     assert_eq!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) }, 0);
     // SAFETY: `set` was filled in, and no index reaches its size.
-    (0..1024u32).find(|&cpu| unsafe { libc::CPU_ISSET(cpu as usize, &set) }).unwrap()
+    let mut usable = (0..1024u32).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu as usize, &set) });
+    let first = usable.next().unwrap();
+    [first, usable.next().unwrap_or(first)]
 }
 
-fn pin(cpu: u32) -> io::Result<()> {
+pub(crate) fn pin(cpu: u32) -> io::Result<()> {
     // SAFETY: an all-zero cpu_set_t is an empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `cpu` came from `first_cpu`.
+    // SAFETY: `cpu` came from `cpus`.
     unsafe { libc::CPU_SET(cpu as usize, &mut set) };
     // SAFETY: `set` is ours and as large as said.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {

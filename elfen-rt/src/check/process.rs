@@ -22,8 +22,8 @@ use crate::signal::service::{ServiceReader, ServiceSlot};
 pub(super) struct Process {
     run: Run,
     views: Views,
-    /// How threads of the program nap. Not by the device: it takes a descriptor, and descriptors are the program's; the guard of
-    /// the lane, who takes over when it looks, has it.
+    /// How threads of the program nap: as the run does, if a thread of the program can. Not by the device: it takes a descriptor,
+    /// and descriptors are the program's; the guard of the lane, who takes over when it looks, has it.
     nap: Nap,
     /// The kernel has stopped writing the task map: nothing that it says counts.
     frozen: AtomicBool,
@@ -31,14 +31,25 @@ pub(super) struct Process {
 
 static PROCESS: Once<Process> = Once::new();
 
+fn nap_of(run: &Run) -> Nap {
+    let word = run.control.slot(0).map_or(0, |slot| slot.nap.load(Relaxed));
+    match Kind::from_word(word) {
+        Some(Kind::Block) => Nap::Block,
+        Some(Kind::Spin) => Nap::Spin,
+        Some(Kind::Umwait | Kind::Mwaitx | Kind::Device) | None => {
+            let kinds = [Kind::Umwait, Kind::Mwaitx];
+            kinds.into_iter().find_map(|kind| Nap::open(kind).ok()).unwrap_or(Nap::Spin)
+        }
+    }
+}
+
 impl Process {
     /// What this process inherited; `Never` if that is nothing.
     pub(super) fn own() -> Made<'static, Self> {
         PROCESS.get_or_make(|| {
             let run = Run::inherited()?;
             let views = Views::of(&run)?;
-            let kinds = [Kind::Umwait, Kind::Mwaitx];
-            let nap = kinds.into_iter().find_map(|kind| Nap::open(kind).ok()).unwrap_or(Nap::Spin);
+            let nap = nap_of(&run);
             Some(Self { run, views, nap, frozen: AtomicBool::new(false) })
         })
     }
@@ -100,6 +111,11 @@ impl Lane {
     pub(super) fn word(&self) -> Option<&'static AtomicU64> {
         let service = || self.service().map(|slot| &slot.running_request);
         self.sources.tasks.map(|tasks| &tasks.task).or_else(service)
+    }
+
+    /// What a thread that blocks waits for.
+    pub(super) fn wakes(&self) -> &'static AtomicU64 {
+        &self.slot.wakes
     }
 
     pub(super) fn service(&self) -> Option<&'static ServiceSlot> {

@@ -231,12 +231,12 @@ impl Device {
 
     /// Has a CPU's switches timed, or no longer; at the latest until this is dropped.
     pub fn watch(&self, cpu: u32, on: bool) -> Result<(), MemoryError> {
-        let mut request = WatchRequest { cpu, on: on.into() };
-        match call(&self.file, WATCH, &mut request) {
-            Ok(_) => Ok(()),
-            Err(libc::EINVAL) => Err(MemoryError::Absent),
-            Err(errno) => Err(MemoryError::Other(errno)),
-        }
+        watch(&self.file, cpu, on)
+    }
+
+    /// The file and the task map apart, for who wants the map alone.
+    pub(crate) fn into_map(self) -> (Descriptor, Page<TaskSlot>) {
+        (self.file, self.page)
     }
 
     /// What naps have done since the module was loaded: on one batch lane, or on all.
@@ -267,6 +267,16 @@ impl Device {
             Ok(_) => Woken::Wanted,
             Err(_) => Woken::Elsewhere,
         }
+    }
+}
+
+/// Has a CPU's switches timed as long as `file` is open, or no longer.
+pub(crate) fn watch(file: &Descriptor, cpu: u32, on: bool) -> Result<(), MemoryError> {
+    let mut request = WatchRequest { cpu, on: on.into() };
+    match call(file, WATCH, &mut request) {
+        Ok(_) => Ok(()),
+        Err(libc::EINVAL) => Err(MemoryError::Absent),
+        Err(errno) => Err(MemoryError::Other(errno)),
     }
 }
 

@@ -5,27 +5,31 @@
 //! | [`Kind::Device`] | the nanonap module | in the kernel, by MWAIT with preemption off |
 //! | [`Kind::Umwait`] | an Intel CPU with WAITPKG | by UMWAIT on the request lane's own slot |
 //! | [`Kind::Mwaitx`] | an AMD CPU with MWAITX | by MWAITX on the same |
-//! | [`Kind::Block`] | a program in the kernel that wakes sleepers: there is none yet | |
+//! | [`Kind::Block`] | `elfen run` with eBPF, which wakes it, and checks | asleep in the kernel: see [`block`] |
 //! | [`Kind::Spin`] | nothing | by PAUSE; gives the sibling little |
 //!
 //! All follow [`protocol`]: arm, re-check, wait; and all are bounded, because whoever should wake a
 //! thread may have died. What a thread does between two naps is not decided here: see `policy`.
 
+pub mod block;
 pub mod device;
 pub mod line;
 pub mod protocol;
 
 use core::fmt;
+use core::sync::atomic::AtomicU64;
 
 use crate::clock::monotonic_ns;
 use crate::signal::task::TaskSlot;
+use block::Block;
 use device::{Device, DeviceError};
 use line::{Monitorx, Pause, Waitpkg};
 
-/// The ways to nap, in the order in which [`Nap::auto`] tries them.
+/// The ways to nap, in the order in which [`Nap::auto`] tries them. The discriminants are the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
 pub enum Kind {
-    Device,
+    Device = 1,
     Umwait,
     Mwaitx,
     Block,
@@ -34,6 +38,11 @@ pub enum Kind {
 
 impl Kind {
     pub const ALL: [Self; 5] = [Self::Device, Self::Umwait, Self::Mwaitx, Self::Block, Self::Spin];
+
+    /// `None` for a word that is no kind: the page is another process's.
+    pub fn from_word(word: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|&kind| kind as u64 == word)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -54,7 +63,7 @@ pub enum Missing {
     DeviceCannotWait,
     /// CPUID does not show the instructions; a hypervisor may hide them.
     Instructions(&'static str),
-    /// Nothing in the kernel wakes a thread that sleeps until its request lane idles.
+    /// Outside of a run that was started for it, nobody wakes a thread that blocks.
     NobodyWakes,
 }
 
@@ -66,9 +75,7 @@ impl fmt::Display for Missing {
                 f.write_str("the nanonap module finds no MONITOR/MWAIT that works on this CPU")
             }
             Self::Instructions(names) => write!(f, "this CPU shows no {names}"),
-            Self::NobodyWakes => f.write_str(
-                "nothing in the kernel wakes a thread that sleeps until its request lane idles",
-            ),
+            Self::NobodyWakes => f.write_str("only `elfen run --nap block` wakes who blocks"),
         }
     }
 }
@@ -94,6 +101,8 @@ pub enum Nap {
     Device(Device),
     Umwait(Waitpkg),
     Mwaitx(Monitorx),
+    /// Only where somebody calls [`block::wake`] when the request lane idles.
+    Block,
     Spin,
 }
 
@@ -129,13 +138,20 @@ impl Nap {
             Self::Device(_) => Kind::Device,
             Self::Umwait(_) => Kind::Umwait,
             Self::Mwaitx(_) => Kind::Mwaitx,
+            Self::Block => Kind::Block,
             Self::Spin => Kind::Spin,
         }
     }
 
     /// Gives the lane away until `request_cpu` idles. `slot` says whether it does, in the task map
-    /// that the caller reads; the device looks at its own.
-    pub fn nap(&self, request_cpu: u32, slot: &TaskSlot, bound_ns: u64) -> Woken {
+    /// that the caller reads; the device looks at its own. `wakes` is what a thread that blocks waits for.
+    pub fn nap(
+        &self,
+        request_cpu: u32,
+        slot: &TaskSlot,
+        wakes: &AtomicU64,
+        bound_ns: u64,
+    ) -> Woken {
         let end_ns = monotonic_ns().saturating_add(bound_ns);
         let left_ns = || end_ns.saturating_sub(monotonic_ns());
         let busy = || slot.is_busy();
@@ -144,6 +160,7 @@ impl Nap {
             Self::Device(device) => device.nap(request_cpu, bound_ns),
             Self::Umwait(has) => protocol::nap(&has.on(line), busy, left_ns),
             Self::Mwaitx(has) => protocol::nap(&has.on(line), busy, left_ns),
+            Self::Block => protocol::nap(&Block::on(wakes), busy, left_ns),
             Self::Spin => protocol::nap(&Pause, busy, left_ns),
         }
     }
@@ -191,11 +208,12 @@ mod tests {
     #[test]
     fn naps_end_when_the_lane_idles_or_their_bound_passes() {
         for nap in here() {
+            let wakes = AtomicU64::new(0);
             let page = Arc::new(task_page());
             let slot = page.slot(0).unwrap();
-            assert_eq!(nap.nap(0, slot, u64::MAX), Woken::Idle, "{nap:?}: it idled before");
+            assert_eq!(nap.nap(0, slot, &wakes, u64::MAX), Woken::Idle, "{nap:?}: it idled before");
             slot.task.store(1 << 32 | 1, Relaxed);
-            assert_eq!(nap.nap(0, slot, 100_000), Woken::Bound, "{nap:?}");
+            assert_eq!(nap.nap(0, slot, &wakes, 100_000), Woken::Bound, "{nap:?}");
             let idler = {
                 let page = page.clone();
                 std::thread::spawn(move || {
@@ -203,7 +221,7 @@ mod tests {
                     page.slot(0).unwrap().task.store(0, Relaxed);
                 })
             };
-            assert_eq!(nap.nap(0, slot, u64::MAX), Woken::Idle, "{nap:?}");
+            assert_eq!(nap.nap(0, slot, &wakes, u64::MAX), Woken::Idle, "{nap:?}");
             idler.join().unwrap();
         }
     }

@@ -209,6 +209,82 @@ mod tests {
         );
     }
 
+    /// A word that the kernel compares as it puts a thread to sleep: `nap::block`.
+    #[derive(Default)]
+    struct Futex {
+        wakes: AtomicU64,
+        closed: Mutex<bool>,
+        changed: Condvar,
+    }
+
+    impl Futex {
+        /// `block::wake`.
+        fn wake(&self) {
+            self.wakes.fetch_add(1, Release);
+            drop(self.closed.lock().unwrap());
+            self.changed.notify_all();
+        }
+    }
+
+    struct FutexSleeper<'a> {
+        futex: &'a Futex,
+        armed: core::cell::Cell<u64>,
+    }
+
+    impl Wait for FutexSleeper<'_> {
+        fn arm(&self) {
+            self.armed.set(self.futex.wakes.load(Acquire));
+        }
+
+        fn wait(&self, _: u64) {
+            let mut closed = self.futex.closed.lock().unwrap();
+            while self.futex.wakes.load(Relaxed) == self.armed.get() {
+                assert!(!*closed, "a wake-up was lost");
+                closed = self.futex.changed.wait(closed).unwrap();
+            }
+        }
+    }
+
+    /// A thread that blocks, the request lane, and the waker that the lane's idling has woken.
+    fn explore_block(wake_first: bool) {
+        loom::model(move || {
+            let shared = Arc::new((AtomicU64::new(BUSY), Futex::default()));
+            let (lane, sleeper) = (shared.clone(), shared.clone());
+            let lane = thread::spawn(move || {
+                let (task, futex) = &*lane;
+                if wake_first {
+                    futex.wake();
+                }
+                task.store(0, Relaxed);
+                if !wake_first {
+                    futex.wake();
+                }
+            });
+            let sleeper = thread::spawn(move || {
+                let (task, futex) = &*sleeper;
+                let sleeper = FutexSleeper { futex, armed: core::cell::Cell::new(0) };
+                let busy = || task.load(Relaxed) != 0;
+                assert_eq!(nap(&sleeper, busy, NO_BOUND), Woken::Idle);
+            });
+            lane.join().unwrap();
+            *shared.1.closed.lock().unwrap() = true;
+            shared.1.changed.notify_all();
+            sleeper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_thread_that_blocks_loses_no_wake_up() {
+        explore_block(false);
+    }
+
+    /// The model can fail.
+    #[test]
+    #[should_panic(expected = "a wake-up was lost")]
+    fn the_model_finds_a_sleeper_that_was_woken_too_early() {
+        explore_block(true);
+    }
+
     /// The bound ends a nap that nothing wakes, even if every wait ends early.
     #[test]
     fn a_bound_ends_the_nap_of_a_lane_that_stays_busy() {

@@ -82,7 +82,9 @@ pub struct ControlSlot {
     pub keeper: AtomicU64,
     /// and of the program that it started; 0 before.
     pub batch: AtomicU64,
-    reserved: [AtomicU64; 3],
+    /// How to nap: a [`crate::nap::Kind`], or 0 for the first that works.
+    pub nap: AtomicU64,
+    reserved: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<ControlSlot>() == 128);
@@ -99,6 +101,7 @@ const _: () = assert!(offset_of!(ControlSlot, service_process) == 72);
 const _: () = assert!(offset_of!(ControlSlot, lanes_segment) == 80);
 const _: () = assert!(offset_of!(ControlSlot, keeper) == 88);
 const _: () = assert!(offset_of!(ControlSlot, batch) == 96);
+const _: () = assert!(offset_of!(ControlSlot, nap) == 104);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNCTRL" is used nowhere else.
 unsafe impl Slot for ControlSlot {

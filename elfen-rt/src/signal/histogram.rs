@@ -80,6 +80,11 @@ impl Histogram {
         self.max_ns.load(Relaxed)
     }
 
+    /// All values together.
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns.load(Relaxed)
+    }
+
     /// `None` while nothing is counted.
     pub fn mean_ns(&self) -> Option<u64> {
         self.sum_ns.load(Relaxed).checked_div(self.count())
@@ -171,6 +176,7 @@ mod tests {
             prop_assert!(found >= truth && found <= truth + truth / 16, "{found} for {truth}");
             prop_assert_eq!(histogram.count(), values.len() as u64);
             prop_assert_eq!(histogram.max_ns(), *values.last().unwrap());
+            prop_assert_eq!(histogram.sum_ns(), values.iter().sum::<u64>());
         }
 
         #[test]

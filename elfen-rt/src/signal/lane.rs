@@ -52,7 +52,11 @@ pub struct LaneSlot {
     pub counted_to_ns: AtomicU64,
     /// when the request lane had been busy for so long.
     pub counted_busy_ns: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// Instructions per 1000 cycles of the request lane in the low [`IPC_BITS`], above them when that was measured: one
+    /// store, so that no reader takes an old time for a new figure. 0 while nobody measures.
+    pub ipc: AtomicU64,
+    /// Counts up when the request lane idles; threads that block wait for it to change.
+    pub wakes: AtomicU64,
     /// From the request lane turning busy to the batch thread off its lane, and from idle to back on it.
     pub reaction: Histogram,
     pub wake: Histogram,
@@ -70,6 +74,8 @@ const _: () = assert!(offset_of!(LaneSlot, napped_ns) == 56);
 const _: () = assert!(offset_of!(LaneSlot, policy_state) == 64);
 const _: () = assert!(offset_of!(LaneSlot, counted_to_ns) == 96);
 const _: () = assert!(offset_of!(LaneSlot, counted_busy_ns) == 104);
+const _: () = assert!(offset_of!(LaneSlot, ipc) == 112);
+const _: () = assert!(offset_of!(LaneSlot, wakes) == 120);
 const _: () = assert!(offset_of!(LaneSlot, reaction) == 128);
 const _: () = assert!(offset_of!(LaneSlot, wake) == 128 + 4864);
 
@@ -79,7 +85,26 @@ unsafe impl Slot for LaneSlot {
     const CHANNEL: &'static str = "lane";
 }
 
+/// The part of [`LaneSlot::ipc`] that is no time. What it leaves of the time counts milliseconds.
+const IPC_BITS: u32 = 20;
+const IPC_MAX: u64 = (1 << IPC_BITS) - 1;
+/// For how long an IPC counts as that of now. Counters are read at the request lane's own timer interrupts, the rarest of which
+/// come every 10 ms.
+const IPC_TRUSTED_NS: u64 = 25_000_000;
+
 impl LaneSlot {
+    /// The request lane's IPC as of `now_ns`.
+    pub fn publish_ipc(&self, ipc_milli: u64, now_ns: u64) {
+        self.ipc.store(now_ns & !IPC_MAX | ipc_milli.min(IPC_MAX), Relaxed);
+    }
+
+    /// The request lane's IPC, unless that was long ago.
+    pub fn ipc_milli(&self, now_ns: u64) -> Option<u64> {
+        let word = self.ipc.load(Relaxed);
+        let fresh = word != 0 && now_ns.saturating_sub(word & !IPC_MAX) < IPC_TRUSTED_NS;
+        fresh.then_some(word & IPC_MAX)
+    }
+
     /// Says which lanes this slot is about, before any batch thread runs.
     pub fn assign(&self, batch_cpu: u32, request_cpu: u32) {
         self.batch_cpu.store(u64::from(batch_cpu), Relaxed);
@@ -113,5 +138,30 @@ impl LaneSlot {
     pub fn state(&self) -> Option<(LaneState, u64)> {
         let state = LaneState::from_word(self.state.load(Relaxed))?;
         Some((state, self.state_since_ns.load(Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+    use crate::signal::page::Page;
+
+    #[test]
+    fn an_ipc_is_believed_for_a_while() {
+        let memory =
+            Memory::create_segment(libc::IPC_PRIVATE, Page::<LaneSlot>::bytes(1), 0o600).unwrap();
+        memory.remove_name().unwrap();
+        let page: Page<LaneSlot> = Page::format(memory, 1, 0, &[0; 32]).unwrap();
+        let slot = page.slot(0).unwrap();
+        assert_eq!(slot.ipc_milli(0), None, "nobody measures");
+        let now_ns = 5_000_000_000;
+        slot.publish_ipc(850, now_ns);
+        assert_eq!(slot.ipc_milli(now_ns), Some(850));
+        assert_eq!(slot.ipc_milli(now_ns + 20_000_000), Some(850));
+        assert_eq!(slot.ipc_milli(now_ns + IPC_TRUSTED_NS), None);
+        assert_eq!(slot.ipc_milli(now_ns - 3_000_000), Some(850), "another CPU's clock");
+        slot.publish_ipc(u64::MAX, now_ns);
+        assert_eq!(slot.ipc_milli(now_ns), Some(IPC_MAX));
     }
 }

@@ -27,7 +27,10 @@ pub struct ServiceSlot {
     pub finished_requests: AtomicU64,
     /// Before it started, if it waited: its latency counts from here, a budget from its start.
     pub request_arrived_ns: AtomicU64,
-    reserved_request: [AtomicU64; 12],
+    /// What the serving thread has executed so far, if the service counts; both 0 if it does not.
+    pub instructions: AtomicU64,
+    pub cycles: AtomicU64,
+    reserved_request: [AtomicU64; 10],
 
     /// The queueing thread's line. Requests that wait, the running one not among them.
     pub queue_len: AtomicU64,
@@ -44,6 +47,8 @@ const _: () = assert!(offset_of!(ServiceSlot, running_request) == 128);
 const _: () = assert!(offset_of!(ServiceSlot, request_started_ns) == 136);
 const _: () = assert!(offset_of!(ServiceSlot, finished_requests) == 144);
 const _: () = assert!(offset_of!(ServiceSlot, request_arrived_ns) == 152);
+const _: () = assert!(offset_of!(ServiceSlot, instructions) == 160);
+const _: () = assert!(offset_of!(ServiceSlot, cycles) == 168);
 const _: () = assert!(offset_of!(ServiceSlot, queue_len) == 256);
 const _: () = assert!(offset_of!(ServiceSlot, latency) == 384);
 

@@ -16,6 +16,7 @@ use super::page::{NAME_BYTES, Page, PageError, Slot};
 use super::snapshot;
 use crate::bpf::{self, Descriptor};
 use crate::memory::{Access, Memory, MemoryError};
+use crate::nap::device::{self, Device, DeviceError};
 
 /// What the kernel says about one CPU. Entry `cpu + 1` of the map; entry 0 is the page's header.
 #[repr(C, align(128))]
@@ -157,7 +158,7 @@ pub const LEASE_NS: u64 = 4_000_000_000;
 
 impl WatchSlot {
     /// Asks for timestamps on this CPU for another lease.
-    pub fn renew(&self) {
+    fn renew(&self) {
         // Relaxed: the kernel only compares it with what it saw last. Added, not stored: watchers share the word.
         self.renewals.fetch_add(1, Relaxed);
     }
@@ -196,12 +197,19 @@ impl From<PageError> for TaskMapError {
     }
 }
 
-/// The mapped task map, and the reference that keeps its program attached: no reader is left with a frozen map.
+/// The mapped task map, and what keeps its writer there: no reader is left with a frozen map.
 #[derive(Debug)]
 pub struct TaskMap {
     page: Page<TaskSlot>,
-    watch: Memory,
-    descriptors: Descriptors,
+    writer: MapWriter,
+}
+
+#[derive(Debug)]
+enum MapWriter {
+    /// The eBPF program: its leases, and the descriptors with its link.
+    Program { watch: Memory, descriptors: Descriptors },
+    /// The nanonap module, which cannot go while its map is mapped; timing needs its file.
+    Module { file: Option<Descriptor> },
 }
 
 /// What a task map is opened from, and what a child that inherits these can open it from again.
@@ -232,7 +240,19 @@ impl TaskMap {
         if watch.len() < expected {
             return Err(TaskMapError::Open(MemoryError::Size));
         }
-        Ok(Self { page, watch, descriptors })
+        Ok(Self { page, writer: MapWriter::Program { watch, descriptors } })
+    }
+
+    /// Maps the nanonap module's task map.
+    pub fn open_module() -> Result<Self, DeviceError> {
+        let (file, page) = Device::open()?.into_map();
+        Ok(Self { page, writer: MapWriter::Module { file: Some(file) } })
+    }
+
+    /// The same, holding no descriptor: nobody is timed on behalf of this map.
+    pub(crate) fn open_module_unseen() -> Result<Self, DeviceError> {
+        let (_, page) = Device::open()?.into_map();
+        Ok(Self { page, writer: MapWriter::Module { file: None } })
     }
 
     /// How many CPUs the map has room for: one more than the highest possible CPU.
@@ -245,20 +265,32 @@ impl TaskMap {
         self.page.slot(cpu)
     }
 
-    /// The lease of one CPU.
-    pub fn watch(&self, cpu: u32) -> Option<&WatchSlot> {
+    /// Has a CPU's switches timed for another lease; `false` if there is no such CPU. From the module, timing lasts as
+    /// long as this map.
+    pub fn renew(&self, cpu: u32) -> bool {
         if cpu >= self.cpus() {
-            return None;
+            return false;
         }
-        // SAFETY: `from_descriptors` checked that there are as many leases as CPUs.
-        let slot = unsafe { self.watch.base().cast::<WatchSlot>().add(cpu as usize) };
-        // SAFETY: the mapping lives as long as `self`, starts at a page boundary, and holds atomics alone.
-        Some(unsafe { slot.as_ref() })
+        match &self.writer {
+            MapWriter::Program { watch, .. } => {
+                // SAFETY: `from_descriptors` checked that there are as many leases as CPUs.
+                let slot = unsafe { watch.base().cast::<WatchSlot>().add(cpu as usize) };
+                // SAFETY: the mapping lives as long as `self`, starts at a page boundary, and holds atomics alone.
+                unsafe { slot.as_ref() }.renew();
+                true
+            }
+            MapWriter::Module { file: Some(file) } => device::watch(file, cpu, true).is_ok(),
+            MapWriter::Module { file: None } => false,
+        }
     }
 
-    /// For handing the map to a child, with what keeps the program attached.
-    pub fn descriptors(&self) -> &Descriptors {
-        &self.descriptors
+    /// For handing the map to a child, with what keeps the program attached; `None` of the module's map, which a child opens
+    /// for itself.
+    pub fn descriptors(&self) -> Option<&Descriptors> {
+        match &self.writer {
+            MapWriter::Program { descriptors, .. } => Some(descriptors),
+            MapWriter::Module { .. } => None,
+        }
     }
 }
 

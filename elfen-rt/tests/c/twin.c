@@ -13,7 +13,8 @@ FIELDS(lane_words, AT(elfen_lane_slot, state), AT(elfen_lane_slot, state_since_n
        AT(elfen_lane_slot, request_cpu), AT(elfen_lane_slot, naps), AT(elfen_lane_slot, borrowed_ns),
        AT(elfen_lane_slot, overlapped_ns), AT(elfen_lane_slot, napped_ns), AT(elfen_lane_slot, policy_state),
        AT(elfen_lane_slot, policy_state[3]), AT(elfen_lane_slot, counted_to_ns), AT(elfen_lane_slot, counted_busy_ns),
-       AT(elfen_lane_slot, reaction.max_ns), AT(elfen_lane_slot, wake.max_ns));
+       AT(elfen_lane_slot, ipc),
+       AT(elfen_lane_slot, wakes), AT(elfen_lane_slot, reaction.max_ns), AT(elfen_lane_slot, wake.max_ns));
 FIELDS(control_words, AT(elfen_control_slot, generation), AT(elfen_control_slot, generation_begun),
        AT(elfen_control_slot, policy), AT(elfen_control_slot, budget_ns), AT(elfen_control_slot, budget_until_ns), AT(elfen_control_slot, slo_latency_ns),
        AT(elfen_control_slot, slo_per_million), AT(elfen_control_slot, ref_ipc_milli),
@@ -94,6 +95,7 @@ static int serve(const char *name)
 	elfen_service_end(slot); /* nothing runs: not counted */
 	elfen_service_queue(&service, 1, 5);
 	elfen_service_begin(slot, 17, 123456);
+	elfen_service_count(slot, 900, 1000);
 	printf("serving\n");
 	fflush(stdout);
 	while (getchar() != EOF)

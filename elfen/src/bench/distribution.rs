@@ -1,9 +1,9 @@
 //! Many measurements of one thing, as median, 99th percentile and maximum.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What every benchmark prints of a series. Values are rounded to a tenth of their unit.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize, Serialize)]
 pub(crate) struct Distribution {
     pub(crate) median: f64,
     pub(crate) p99: f64,

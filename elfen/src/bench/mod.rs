@@ -3,9 +3,12 @@
 //! A benchmark pins its threads, measures in batches that alternate with their baseline, and returns distributions;
 //! what is printed is the subcommand's business.
 
+pub(crate) mod borrower;
 pub(crate) mod check;
 pub(crate) mod distribution;
+pub(crate) mod guard;
 pub(crate) mod nap;
+pub(crate) mod overlap;
 pub(crate) mod reaction;
 pub(crate) mod service;
 pub(crate) mod signal;

@@ -12,14 +12,14 @@ use std::thread;
 use std::time::Duration;
 
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::nap::Nap;
 
+use super::borrower::{Inject, Stretch, pauses};
 use super::distribution::{Distribution, number};
 use crate::host::affinity;
 use crate::host::run::Order;
 use crate::host::run::channels::Channels;
 use crate::host::run::guard::Guards;
-use crate::host::run::tree::Place;
+use crate::host::run::waker::Wakers;
 
 const BUSY_NS: u64 = 2_000_000;
 const IDLE: Duration = Duration::from_millis(3);
@@ -28,23 +28,6 @@ const TURNS: usize = 400;
 const PAUSE_NS: u64 = 300_000;
 /// How often leases are renewed, in turns: well within one.
 const RENEW_EVERY: usize = 100;
-
-/// How the batch thread is made to stop.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Inject {
-    Guard,
-    /// `check!()` in its loop, and no guard.
-    Inline,
-}
-
-impl Inject {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Guard => "guard",
-            Self::Inline => "inline",
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reaction {
@@ -66,7 +49,6 @@ pub(crate) enum Error {
 pub(crate) fn measure(
     order: &Order,
     channels: &Arc<Channels>,
-    nap: &Arc<Nap>,
     inject: Inject,
 ) -> Result<Reaction, Error> {
     let Some(&(batch, request)) = channels.assigned().first() else {
@@ -74,13 +56,14 @@ pub(crate) fn measure(
     };
     channels.renew_leases();
     let _guards = match inject {
-        Inject::Guard => Some(Guards::start(channels, nap, order.look_every)?),
+        Inject::Guard => Some(Guards::start(channels, &order.nap, order.look_every)?),
         Inject::Inline => None,
     };
+    let _wakers = order.alarm.as_ref().map(|a| Wakers::start(channels, a)).transpose()?;
     let stop = Arc::new(AtomicBool::new(false));
     let borrower = {
         let stop = stop.clone();
-        thread::spawn(move || pauses(batch, inject, &stop))
+        thread::spawn(move || pauses(batch, inject, PAUSE_NS, &stop))
     };
     let turns = {
         let channels = channels.clone();
@@ -96,9 +79,6 @@ pub(crate) fn measure(
     }
 }
 
-/// A stretch of time, from and to.
-type Stretch = (u64, u64);
-
 /// The request's side: when each of its busy turns began and ended.
 fn turns(cpu: u32, channels: &Channels) -> io::Result<Vec<Stretch>> {
     affinity::pin(cpu)?;
@@ -108,29 +88,13 @@ fn turns(cpu: u32, channels: &Channels) -> io::Result<Vec<Stretch>> {
             channels.renew_leases();
         }
         thread::sleep(IDLE);
-        let from_ns = monotonic_ns();
-        while monotonic_ns() < from_ns + BUSY_NS {}
+        let now_ns = monotonic_ns();
+        // The lane was busy before this thread could note it, and a check reacts in less time than that takes.
+        let from_ns = channels.busy_since_ns(cpu).unwrap_or(now_ns);
+        while monotonic_ns() < now_ns + BUSY_NS {}
         turns.push((from_ns, monotonic_ns()));
     }
     Ok(turns)
-}
-
-/// The batch's side: when it did not run.
-fn pauses(cpu: u32, inject: Inject, stop: &AtomicBool) -> io::Result<Vec<Stretch>> {
-    Place::new(&[cpu].into_iter().collect()).take(0)?;
-    let mut pauses = Vec::new();
-    let mut last_ns = monotonic_ns();
-    while !stop.load(Relaxed) {
-        if inject == Inject::Inline {
-            elfen_rt::check!();
-        }
-        let now_ns = monotonic_ns();
-        if now_ns - last_ns > PAUSE_NS {
-            pauses.push((last_ns, now_ns));
-        }
-        last_ns = now_ns;
-    }
-    Ok(pauses)
 }
 
 /// For each turn that one pause answers: from its start to the pause's, from its end to the pause's.

@@ -91,7 +91,7 @@ fn pin(cpu: u32) -> Result<(), Error> {
 fn delays(map: &TaskMap, cpus: Cpus) -> Result<Vec<f64>, Error> {
     let request = slot(map, cpus.request)?;
     let stop = AtomicBool::new(false);
-    let renew = || map.watch(cpus.request).into_iter().for_each(|watch| watch.renew());
+    let renew = || map.renew(cpus.request);
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             pin(cpus.request)?;
@@ -162,8 +162,8 @@ fn added(loaded: &Loaded, cpu: u32) -> Result<Added, Error> {
         for _ in 0..ROUNDS {
             let before = turns.ns_a_switch()?;
             let map = loaded.map()?;
-            if watched {
-                map.watch(cpu).ok_or(Error::NoCpu(cpu))?.renew();
+            if watched && !map.renew(cpu) {
+                return Err(Error::NoCpu(cpu));
             }
             let attached = turns.ns_a_switch()?;
             drop(map);

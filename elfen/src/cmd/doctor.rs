@@ -1,7 +1,7 @@
 //! `elfen doctor`: what of Elfen can run on this machine, why not the rest, and what stands in the
 //! way.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     if args.json {
         super::print_json(out, &Report::new(&checks, &verdict))?;
     } else {
-        let text = text(&checks, &verdict, Paint { on: colours() });
+        let text = text(&checks, &verdict, Paint { on: super::colours() });
         out.write_all(text.as_bytes()).map_err(Failure::output)?;
     }
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Failed as u8 }))
@@ -224,13 +224,6 @@ fn wrap(text: &str, columns: usize) -> Vec<String> {
         }
     }
     lines
-}
-
-/// Whether to colour: on a terminal, unless the user or the terminal does not want it.
-fn colours() -> bool {
-    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    io::stdout().is_terminal() && !unwanted && !dumb
 }
 
 #[derive(Clone, Copy)]

@@ -4,55 +4,93 @@
 //! object), warnings to stderr, and returns either an exit status or a [`Failure`].
 
 mod bench;
+mod calibrate;
+mod config;
+mod demo;
 mod doctor;
 pub(crate) mod duration;
+mod experiment;
 pub(crate) mod failure;
+mod generate;
+mod help;
 mod inject_args;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
+mod live_args;
+mod metrics;
 mod model_args;
+mod model_file;
 mod plan;
 mod policy_args;
+mod report;
 mod run;
+mod serve;
 mod set;
+pub(crate) mod settings;
 mod signals;
 mod simulate;
 mod status;
 mod table;
+mod top;
 pub(crate) mod usage;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use failure::Failure;
 
+/// Lends the idle half of an SMT core to batch programs, and hands it back in microseconds.
+#[derive(clap::Parser)]
+#[command(name = "elfen", version, after_help = help::all())]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Bench(bench::Args),
+    Calibrate(calibrate::Args),
+    Config(config::Args),
+    Demo(demo::Args),
     Doctor(doctor::Args),
+    Experiment(experiment::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
     Lanes(lanes::Args),
+    Metrics(metrics::Args),
     Plan(plan::Args),
+    Report(report::Args),
     Run(run::Args),
+    Serve(serve::Args),
     Set(set::Args),
     Signals(signals::Args),
     Simulate(simulate::Args),
     Status(status::Args),
-    Top(status::TopArgs),
+    Top(top::Args),
 }
 
 impl Command {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         match self {
             Self::Bench(args) => bench::run(&args, out),
+            Self::Calibrate(args) => calibrate::run(&args, out),
+            Self::Config(args) => config::run(&args, out),
+            Self::Demo(args) => demo::run(&args, out),
             Self::Doctor(args) => doctor::run(&args, out),
+            Self::Experiment(args) => experiment::run(&args, out),
+            Self::Generate(args) => generate::run(&args, out),
             Self::Lanes(args) => lanes::run(&args, out),
+            Self::Metrics(args) => metrics::run(&args, out),
             Self::Plan(args) => plan::run(&args, out),
+            Self::Report(args) => report::run(&args, out),
             Self::Run(args) => run::run(&args, out),
+            Self::Serve(args) => serve::run(&args, out),
             Self::Set(args) => set::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),
             Self::Simulate(args) => simulate::run(&args, out),
             Self::Status(args) => status::run(&args, out),
-            Self::Top(args) => status::top(&args, out),
+            Self::Top(args) => top::run(&args, out),
         }
     }
 }
@@ -69,4 +107,11 @@ pub(crate) fn print_json(
 /// A warning: one line on stderr, like a failure, and the command goes on.
 pub(crate) fn warn(warning: &str) {
     failure::to_stderr(&format!("warning: {warning}"));
+}
+
+/// Whether to colour: on a terminal, unless the user or the terminal does not want it.
+pub(crate) fn colours() -> bool {
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    std::io::stdout().is_terminal() && !unwanted && !dumb
 }

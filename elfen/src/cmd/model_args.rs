@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use experiments::simulate::batches::KINDS;
+use experiments::simulate::batches::{KINDS, Kind};
 use experiments::simulate::demand::Demand;
 use experiments::simulate::load::{Bursts, Load};
 use experiments::simulate::pair::{Batch, Control};
@@ -13,8 +13,11 @@ use experiments::simulate::source::{Requests, Until};
 use experiments::simulate::time::{nanoseconds, real};
 use experiments::simulate::{Model, Queue, trace};
 
+use serde::Serialize;
+
 use super::duration;
 use super::failure::{Failure, Status};
+use super::model_file::ModelFile;
 
 const DEFAULT_REQUESTS: u64 = 1_000_000;
 
@@ -82,11 +85,15 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
 
-    /// The batch program: `typical` (a request beside it takes 1.5 times as long) or `pause` (IPC
-    /// 0.01, 1.37 times)
-    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(KINDS.map(|k| k.name)),
-        default_value = KINDS[0].name)]
-    batch: String,
+    /// Take slowdowns and nap times from this TOML file, which `elfen calibrate` writes, instead of
+    /// the thesis
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+
+    /// The batch program: one of the --model file, or of the thesis `typical` (a request beside it
+    /// takes 1.5 times as long) or `pause` (IPC 0.01, 1.37 times) [default: the first]
+    #[arg(long, value_name = "NAME")]
+    batch: Option<String>,
 
     /// How much longer a request takes while the batch runs, instead of --batch's
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
@@ -130,7 +137,7 @@ impl ModelArgs {
             queue,
             requests: self.requests()?,
             until,
-            batch: self.batch(),
+            batch: self.parameters()?.batch(),
             control: Control::NoBatch,
             watch: None,
             seed: self.seed,
@@ -163,17 +170,100 @@ impl ModelArgs {
         Ok(Requests::Drawn { load, demand: demand(&self.demand)? })
     }
 
-    fn batch(&self) -> Batch {
-        let kind = KINDS.iter().find(|kind| kind.name == self.batch).unwrap_or(&KINDS[0]);
-        let batch = kind.batch();
-        Batch {
-            request_slowdown_milli: self.slowdown.unwrap_or(batch.request_slowdown_milli),
-            batch_slowdown_milli: self.batch_slowdown.unwrap_or(batch.batch_slowdown_milli),
+    /// What stands behind every figure.
+    pub(crate) fn parameters(&self) -> Result<Parameters, Failure> {
+        let (source, name, batch) = match &self.model {
+            Some(file) => self.of_file(file)?,
+            None => {
+                let kind = self.batch.as_deref().map_or(Ok(&KINDS[0]), built_in)?;
+                ("the thesis's numbers".to_owned(), kind.name.to_owned(), kind.batch())
+            }
+        };
+        Ok(Parameters {
+            source,
+            batch: name,
+            given: [
+                ("slowdown", self.slowdown.is_some()),
+                ("batch-slowdown", self.batch_slowdown.is_some()),
+                ("check", self.check.is_some()),
+                ("sleep", self.sleep.is_some()),
+                ("wake", self.wake.is_some()),
+            ]
+            .into_iter()
+            .filter_map(|(option, given)| given.then_some(option))
+            .collect(),
+            request_slowdown: factor(self.slowdown.unwrap_or(batch.request_slowdown_milli)),
+            batch_slowdown: factor(self.batch_slowdown.unwrap_or(batch.batch_slowdown_milli)),
             check_ns: self.check.map_or(batch.check_ns, ns),
             sleep_ns: self.sleep.map_or(batch.sleep_ns, ns),
             wake_ns: self.wake.map_or(batch.wake_ns, ns),
+        })
+    }
+
+    fn of_file(&self, file: &Path) -> Result<(String, String, Batch), Failure> {
+        let model = ModelFile::read(file)?;
+        let interference = model.interference(self.batch.as_deref()).ok_or_else(|| {
+            let names: Vec<&str> = model.batch.iter().map(|batch| batch.name.as_str()).collect();
+            let name = self.batch.as_deref().unwrap_or_default();
+            let why = format!("{} has no such program", file.display());
+            let fix = format!("use one of {}", names.join(", "));
+            Failure::new(Status::Usage, format!("batch {name:?}"), why, fix)
+        })?;
+        let siblings = if model.machine.siblings { "" } else { ", not measured on SMT" };
+        let source = format!("{} ({}{siblings})", file.display(), model.machine.cpu);
+        Ok((source, interference.name.clone(), model.batch(interference)))
+    }
+}
+
+fn built_in(name: &str) -> Result<&'static Kind, Failure> {
+    KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
+        let names = KINDS.map(|kind| kind.name).join(" or ");
+        let fix = format!("use {names}, or a program of a file with --model");
+        Failure::new(Status::Usage, format!("batch {name:?}"), "it is none of those known", fix)
+    })
+}
+
+/// The parameters of a simulation, as every output names them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Parameters {
+    source: String,
+    batch: String,
+    /// Options that go before the source.
+    given: Vec<&'static str>,
+    request_slowdown: f64,
+    batch_slowdown: f64,
+    check_ns: u64,
+    sleep_ns: u64,
+    wake_ns: u64,
+}
+
+impl Parameters {
+    fn batch(&self) -> Batch {
+        Batch {
+            request_slowdown_milli: nanoseconds(self.request_slowdown * 1000.0),
+            batch_slowdown_milli: nanoseconds(self.batch_slowdown * 1000.0),
+            check_ns: self.check_ns,
+            sleep_ns: self.sleep_ns,
+            wake_ns: self.wake_ns,
         }
     }
+
+    /// One line.
+    pub(crate) fn text(&self) -> String {
+        let Self { source, batch, request_slowdown, batch_slowdown, .. } = self;
+        let [check, sleep, wake] = [self.check_ns, self.sleep_ns, self.wake_ns].map(duration::show);
+        let given: Vec<String> = self.given.iter().map(|option| format!("--{option}")).collect();
+        let given =
+            if given.is_empty() { String::new() } else { format!(" and {}", given.join(", ")) };
+        format!(
+            "parameters: {source}{given}: batch {batch}, requests slowed {request_slowdown} x, batch \
+             {batch_slowdown} x; check every {check}, to sleep {sleep}, to wake {wake}\n"
+        )
+    }
+}
+
+fn factor(milli: u64) -> f64 {
+    real(milli) / 1000.0
 }
 
 /// Refuses what cannot be simulated.

@@ -15,7 +15,7 @@ use experiments::simulate::windows::Watch;
 use serde::Serialize;
 
 use super::failure::{Failure, Status};
-use super::model_args::{self, ModelArgs, ns};
+use super::model_args::{self, ModelArgs, Parameters, ns};
 use super::{duration, table};
 
 const EXAMPLES: &str = "\
@@ -99,6 +99,7 @@ struct Report {
     /// Times the given rate that the service could take without a batch; null for a trace.
     highest_load: Option<f64>,
     policies: Vec<PolicyReport>,
+    parameters: Parameters,
 }
 
 #[derive(Serialize)]
@@ -150,6 +151,7 @@ impl Report {
             batch_load_cores: args.batch_load,
             highest_load,
             policies,
+            parameters: args.model.parameters()?,
         })
     }
 
@@ -171,7 +173,7 @@ impl Report {
                 format!("{} in {} % of windows of {window}", self.slo, part * 100.0)
             }
         };
-        table::lines(&heading, &rows) + &format!("SLO: {goal}{limit}\n")
+        table::lines(&heading, &rows) + &format!("SLO: {goal}{limit}\n") + &self.parameters.text()
     }
 }
 

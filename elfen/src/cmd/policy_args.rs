@@ -36,8 +36,8 @@ pub(crate) struct PolicyArgs {
     #[arg(long, value_name = "SLO")]
     slo: Option<Slo>,
 
-    /// For dynamic-budget: instructions per 1000 cycles of the service alone
-    #[arg(long, value_name = "IPC")]
+    /// For dynamic-budget: instructions per cycle of the service alone, as in 0.9
+    #[arg(long, value_name = "IPC", value_parser = per_thousand)]
     ref_ipc: Option<u64>,
 }
 
@@ -58,11 +58,12 @@ impl PolicyArgs {
             PolicyName::BorrowIdle => (false, false),
             PolicyName::FixedBudget | PolicyName::RefreshBudget => (true, false),
             PolicyName::SloBudget => (false, true),
-            PolicyName::DynamicBudget => return Err(self.no_counters()),
+            PolicyName::DynamicBudget => (true, false),
         };
+        let needs_ipc = self.policy == PolicyName::DynamicBudget;
         self.hold(self.budget.is_some(), needs_budget, "--budget", "--budget 2ms")?;
         self.hold(self.slo.is_some(), needs_slo, "--slo", "--slo p99=100ms")?;
-        self.hold(self.ref_ipc.is_some(), false, "--ref-ipc", "--policy dynamic-budget")?;
+        self.hold(self.ref_ipc.is_some(), needs_ipc, "--ref-ipc", "--ref-ipc 0.9")?;
         let policy = match self.policy {
             PolicyName::BorrowIdle => PolicyKind::BorrowIdle,
             PolicyName::FixedBudget => PolicyKind::FixedBudget,
@@ -76,6 +77,7 @@ impl PolicyArgs {
             budget_ns: u64::try_from(budget).unwrap_or(u64::MAX),
             slo_latency_ns: self.slo.map_or(0, |slo| slo.latency_ns),
             slo_per_million: self.slo.map_or(0, |slo| slo.per_million.into()),
+            ref_ipc_milli: self.ref_ipc.unwrap_or(0),
             ..Settings::BORROW_IDLE
         };
         Ok((settings, self.slo))
@@ -102,12 +104,31 @@ impl PolicyArgs {
             )
         })
     }
+}
 
-    /// Nothing in this version counts the instructions of a request lane, so the policy would be refresh-budget by
-    /// another name.
-    fn no_counters(&self) -> Failure {
-        let why = "this version does not count the instructions of a request lane";
-        let fix = "use --policy refresh-budget, which is what it comes to without them";
-        Failure::new(Status::Unsupported, format!("policy {}", self.name()), why, fix)
+/// An IPC in thousandths.
+fn per_thousand(text: &str) -> Result<u64, String> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = format!("{whole}{fraction:0<3}").parse().ok();
+    let fits = !whole.is_empty() && fraction.len() <= 3 && digits(whole) && digits(fraction);
+    number.filter(|&milli| fits && (1..=100_000).contains(&milli)).ok_or_else(|| {
+        "an IPC is a number like 0.9, with three digits at most after the point".into()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::per_thousand;
+
+    #[test]
+    fn an_ipc_is_a_decimal_number() {
+        for (text, milli) in [("1", 1000), ("0.9", 900), ("1.25", 1250), ("0.001", 1), ("4.", 4000)]
+        {
+            assert_eq!(per_thousand(text), Ok(milli), "{text}");
+        }
+        for text in ["", "0", ".9", "-1", "1.2345", "1e3", "0.0", "1.2.3", "+1", "1000"] {
+            assert!(per_thousand(text).is_err(), "{text}");
+        }
     }
 }

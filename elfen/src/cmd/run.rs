@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use elfen_kernel::task_map::Source as TaskSource;
+use elfen_instrument::Inject;
+use elfen_kernel::sleep::Alarm;
+use elfen_kernel::task_map::Source;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::{Kind, Nap};
 use elfen_rt::signal::control::Settings;
@@ -22,10 +24,11 @@ use super::policy_args::PolicyArgs;
 use super::{duration, signals, warn};
 use crate::host::lanes::remedy;
 use crate::host::run::Order;
-use crate::host::run::channels::{Channels, Error, Wanted};
+use crate::host::run::channels::{Channels, Error, Wanted, Writer};
 use crate::host::run::figures::{self, Figures};
 use crate::host::run::front::{self, Ending};
-use crate::host::source::Source;
+use crate::host::run::ipc::Counts;
+use crate::host::source;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,7 +84,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-enum NapName {
+pub(super) enum NapName {
     /// The first of these that this machine has
     Auto,
     /// MWAIT in the kernel, by the nanonap module
@@ -90,20 +93,36 @@ enum NapName {
     Umwait,
     /// MWAITX, on AMD CPUs
     Mwaitx,
+    /// Asleep in the kernel, for programs with checks; others may have the lane meanwhile
+    Block,
     /// PAUSE, which runs anywhere and yields the least
     Spin,
 }
 
 impl NapName {
-    fn open(self) -> Result<Nap, Failure> {
+    pub(super) fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Device => Self::Device,
+            Kind::Umwait => Self::Umwait,
+            Kind::Mwaitx => Self::Mwaitx,
+            Kind::Block => Self::Block,
+            Kind::Spin => Self::Spin,
+        }
+    }
+
+    pub(super) fn open(self) -> Result<(Nap, Option<Alarm>), Failure> {
         let kind = match self {
-            Self::Auto => return Ok(Nap::auto()),
+            Self::Auto => return Ok((Nap::auto(), None)),
+            Self::Block => {
+                let alarm = Alarm::attach().map_err(|e| signals::failure("nap block", &e))?;
+                return Ok((Nap::Block, Some(alarm)));
+            }
             Self::Device => Kind::Device,
             Self::Umwait => Kind::Umwait,
             Self::Mwaitx => Kind::Mwaitx,
             Self::Spin => Kind::Spin,
         };
-        Nap::open(kind).map_err(|missing| {
+        Nap::open(kind).map(|nap| (nap, None)).map_err(|missing| {
             let fix = "use --nap auto for the first that works; `elfen doctor` lists them all";
             Failure::new(Status::Unsupported, format!("nap {}", kind.name()), missing, fix)
         })
@@ -117,6 +136,8 @@ struct Report<'a> {
     lanes: &'a str,
     signal: &'static str,
     nap: &'static str,
+    /// Whose counters `dynamic-budget` goes by; absent under other policies.
+    ipc: Option<&'static str>,
     inject: &'static str,
     look_every_ns: u64,
     wall_ns: u64,
@@ -134,13 +155,16 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let channels = Channels::open(&order, args.signal, args.service.as_deref());
     let channels = Arc::new(channels.map_err(|error| refuse(&error))?);
     require_a_service(&order, &channels)?;
+    require_tasks_to_block(&order, &channels)?;
     let lanes = lanes_text(&order);
     let signal = signal_name(&channels);
     let policy = args.policy.name();
     let nap = order.nap.kind().name();
     let inject = order.inject.name();
+    let ipc = channels.counts.as_ref().map(Counts::name);
     let chosen = format!(
-        "{policy} on lanes {lanes}; signal {signal}, nap {nap}, inject {inject}, guards look every {}",
+        "{policy} on lanes {lanes}; signal {signal}{}, nap {nap}, inject {inject}, guards look every {}",
+        ipc.map(|ipc| format!(", ipc {ipc}")).unwrap_or_default(),
         duration::show(nanos(args.look_every))
     );
     if args.dry_run {
@@ -161,6 +185,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         lanes: &lanes,
         signal,
         nap,
+        ipc,
         inject,
         look_every_ns: nanos(args.look_every),
         wall_ns: monotonic_ns() - start_ns,
@@ -179,7 +204,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 fn order(args: &Args) -> Result<Order, Failure> {
     let (settings, slo) = args.policy.settings()?;
-    let topology = lane_args::topology(&Source::live())?;
+    let topology = lane_args::topology(&source::Source::live())?;
     let lanes = args.lanes.resolve(&topology)?;
     lanes.warnings.iter().for_each(|warning| warn(warning));
     if lanes.pairs.is_empty() {
@@ -197,12 +222,18 @@ fn order(args: &Args) -> Result<Order, Failure> {
             fix,
         ));
     }
-    let nap = Arc::new(args.nap.open()?);
+    let (nap, alarm) = args.nap.open()?;
     let Chosen { inject, library } = args.inject.choose(program)?;
+    if alarm.is_some() && inject == Inject::Guard {
+        warn(
+            "nap block: this program has no checks of its own, so its guard will hold the lane instead",
+        );
+    }
     Ok(Order {
         inject,
         library,
-        nap,
+        nap: Arc::new(nap),
+        alarm: alarm.map(Arc::new),
         pairs: lanes.pairs,
         settings,
         slo,
@@ -222,6 +253,19 @@ fn require_a_service(order: &Order, channels: &Channels) -> Result<(), Failure> 
     Err(Failure::new(Status::Usage, "this policy", why, fix))
 }
 
+/// The kernel wakes who blocks when the lane idles, which the service's page need not agree with.
+fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Failure> {
+    let Some(alarm) = &order.alarm else { return Ok(()) };
+    if channels.tasks.is_some() {
+        // What the wakers will do: a run whose sleepers nobody can wake is refused, and not run at half its speed.
+        let open = |request| alarm.sleeper(request).map(drop);
+        return (channels.requests().into_iter().try_for_each(open))
+            .map_err(|error| signals::failure("nap block", &error));
+    }
+    let fix = "use --signal tasks, or another nap";
+    Err(Failure::new(Status::Usage, "nap block", "it goes by the task map alone", fix))
+}
+
 fn create(path: &PathBuf) -> Result<File, Failure> {
     File::create(path).map_err(|error| unwritable(path, &error.to_string()))
 }
@@ -235,12 +279,22 @@ pub(super) fn refuse(error: &Error) -> Failure {
     const WHAT: &str = "learning what the request lanes do";
     match error {
         Error::Tasks(error) => signals::failure(WHAT, error),
+        Error::Module(missing) => Failure::new(Status::Unsupported, WHAT, missing, missing.fix()),
         Error::Nothing(_) => {
             let fix = "run it as root, have root run `elfen signals up`, or name a service with --service";
             Failure::new(Status::Unsupported, WHAT, error, fix)
         }
         Error::Service { .. } => {
             Failure::new(Status::Failed, WHAT, error, "start the service first, and check its name")
+        }
+        Error::Counts(error) => {
+            let fix = "have the service publish its own (`elfen_service_count`), or use --policy refresh-budget";
+            Failure::new(
+                Status::Unsupported,
+                "counting instructions of the request lanes",
+                error,
+                fix,
+            )
         }
         Error::NoService => Failure::new(Status::Usage, WHAT, error, "name one with --service"),
         Error::Memory(_) | Error::Page(_) | Error::Descriptor(_) => Failure::new(
@@ -258,13 +312,16 @@ fn lanes_text(order: &Order) -> String {
 }
 
 fn signal_name(channels: &Channels) -> &'static str {
-    match (&channels.tasks, &channels.service) {
-        (Some((_, TaskSource::Pinned)), None) => "tasks (pinned)",
-        (Some((_, TaskSource::Shared)), None) => "tasks (shared)",
-        (Some((_, TaskSource::Attached)), None) => "tasks (attached)",
-        (Some((_, TaskSource::Pinned)), Some(_)) => "tasks (pinned) and service",
-        (Some((_, TaskSource::Shared)), Some(_)) => "tasks (shared) and service",
-        (Some((_, TaskSource::Attached)), Some(_)) => "tasks (attached) and service",
+    let writer = channels.tasks.as_ref().map(|(_, writer)| *writer);
+    match (writer, &channels.service) {
+        (Some(Writer::Program(Source::Pinned)), None) => "tasks (pinned)",
+        (Some(Writer::Program(Source::Shared)), None) => "tasks (shared)",
+        (Some(Writer::Program(Source::Attached)), None) => "tasks (attached)",
+        (Some(Writer::Module), None) => "module",
+        (Some(Writer::Program(Source::Pinned)), Some(_)) => "tasks (pinned) and service",
+        (Some(Writer::Program(Source::Shared)), Some(_)) => "tasks (shared) and service",
+        (Some(Writer::Program(Source::Attached)), Some(_)) => "tasks (attached) and service",
+        (Some(Writer::Module), Some(_)) => "module and service",
         (None, _) => "service alone",
     }
 }

@@ -4,6 +4,9 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::control::PolicyKind;
+
 use super::failure::{Failure, Status};
 use super::policy_args::PolicyArgs;
 use super::status::batches;
@@ -39,6 +42,12 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let (Some(wanted), Some(holds)) = (page.slot(1), page.slot(0)) else {
         return refuse("its control page has no room for wishes", "use the same version of elfen");
     };
+    let counted = || batch.lanes.slots().any(|slot| slot.ipc_milli(monotonic_ns()).is_some());
+    if settings.policy == PolicyKind::DynamicBudget && !counted() {
+        let why = "nobody counts the instructions of its request lanes";
+        let fix = "start the batch with --policy dynamic-budget, or use refresh-budget";
+        return Err(Failure::new(Status::Unsupported, what, why, fix));
+    }
     wanted.publish(&settings);
     let start = Instant::now();
     let taken_over = || {

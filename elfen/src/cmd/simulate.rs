@@ -20,7 +20,7 @@ use experiments::thesis;
 use serde::Serialize;
 
 use super::failure::{Failure, Status};
-use super::model_args::{self, ModelArgs, ns};
+use super::model_args::{self, ModelArgs, Parameters, ns};
 use super::{duration, table};
 
 const EXAMPLES: &str = "\
@@ -110,7 +110,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         (None, Some(threads)) => model.run_on(threads.into()),
         (None, None) => model.run(),
     };
-    let report = Report::new(args, &model, &outcome, began.elapsed());
+    let parameters = args.model.parameters()?;
+    let report = Report::new(args, parameters, &model, &outcome, began.elapsed());
     if args.json {
         super::print_json(out, &report)?;
     } else {
@@ -211,12 +212,20 @@ struct Report {
     slo_held: Option<f64>,
     simulated_seconds: f64,
     simulated_requests_per_second: f64,
+    parameters: Parameters,
 }
 
 impl Report {
-    fn new(args: &Args, model: &Model, outcome: &Outcome, took: Duration) -> Self {
+    fn new(
+        args: &Args,
+        parameters: Parameters,
+        model: &Model,
+        outcome: &Outcome,
+        took: Duration,
+    ) -> Self {
         let core_seconds = outcome.core_seconds();
         Self {
+            parameters,
             policy: name_of(args.policy),
             budget_ms: args.budget.map(|budget| milliseconds(ns(budget))),
             machines: model.machines,
@@ -263,7 +272,7 @@ impl Report {
         }
         let speed = format!("{:.1} million", self.simulated_requests_per_second / 1e6);
         rows.push(row("requests simulated a second", speed));
-        table::lines(&["policy", &self.policy], &rows)
+        table::lines(&["policy", &self.policy], &rows) + &self.parameters.text()
     }
 }
 

@@ -1,11 +1,9 @@
-//! `elfen status`: the batches that run now, and what they have borrowed. `elfen top` shows the same again and again.
+//! `elfen status`: the batches that run now, and what they have borrowed.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use serde::Serialize;
@@ -22,21 +20,6 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Watch lanes and batches
-#[derive(clap::Args, Debug)]
-#[command(
-    after_help = "Examples:\n  elfen top           until Ctrl-C\n  elfen top --once    once, for scripts"
-)]
-pub(crate) struct TopArgs {
-    /// Print it once and end
-    #[arg(long)]
-    once: bool,
-
-    /// How long to wait between two pictures
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
-    every: Duration,
 }
 
 #[derive(Serialize)]
@@ -72,22 +55,6 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The terminal's own screen is left as it was: this draws over the last picture, and Ctrl-C needs no cleaning up.
-pub(crate) fn top(args: &TopArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    const TO_THE_TOP_AND_CLEAR: &str = "\x1b[H\x1b[J";
-    loop {
-        let report = Report { batches: batches()?.iter().map(report).collect() };
-        let clear =
-            if args.once || !std::io::stdout().is_terminal() { "" } else { TO_THE_TOP_AND_CLEAR };
-        let text = format!("{clear}{}", report.picture());
-        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::output)?;
-        if args.once {
-            return Ok(ExitCode::SUCCESS);
-        }
-        std::thread::sleep(args.every);
-    }
 }
 
 pub(super) fn batches() -> Result<Vec<Batch>, Failure> {
@@ -126,7 +93,7 @@ fn lane(slot: &LaneSlot) -> LaneReport {
     }
 }
 
-fn policy_name(settings: &Settings) -> &'static str {
+pub(super) fn policy_name(settings: &Settings) -> &'static str {
     match settings.policy {
         PolicyKind::BorrowIdle => "borrow-idle",
         PolicyKind::FixedBudget => "fixed-budget",
@@ -155,24 +122,5 @@ impl Report {
         let rows: Vec<Vec<String>> = self.batches.iter().map(row).collect();
         let heading = ["pid", "program", "policy", "lanes", "borrowed", "overlapped", "naps"];
         table::lines(&heading, &rows)
-    }
-
-    /// The batches, and under them what each of their lanes does.
-    fn picture(&self) -> String {
-        let now_ns = monotonic_ns();
-        let lane = |batch: &BatchReport, lane: &LaneReport| {
-            vec![
-                format!("{}:{}", lane.request, lane.batch),
-                batch.pid.to_string(),
-                lane.state.to_owned(),
-                duration::show(now_ns.saturating_sub(lane.state_since_ns)),
-            ]
-        };
-        let rows: Vec<Vec<String>> =
-            self.batches.iter().flat_map(|b| b.lanes.iter().map(move |l| lane(b, l))).collect();
-        if rows.is_empty() {
-            return self.text();
-        }
-        format!("{}\n{}", self.text(), table::lines(&["pair", "pid", "state", "since"], &rows))
     }
 }

@@ -27,13 +27,17 @@ pub(crate) fn report(error: &clap::Error, out: &mut dyn Write) -> Result<ExitCod
 /// clap writes `error: SENTENCE`, perhaps a `tip: SENTENCE`, then `Usage: elfen SUBCOMMAND
 /// [OPTIONS]`, as paragraphs.
 fn usage_failure(rendered: &str) -> Failure {
-    let sentence = rendered.split("\n\n").next().unwrap_or(rendered);
-    let sentence = sentence.strip_prefix("error: ").unwrap_or(sentence);
-    let words: Vec<&str> = sentence.split_whitespace().collect();
     let tip = rendered.lines().find_map(|line| line.trim_start().strip_prefix("tip: "));
     let tip = tip.map(|tip| format!("{tip}; ")).unwrap_or_default();
     let fix = format!("{tip}see `{} --help`", command_of(rendered));
-    Failure::new(Status::Usage, "arguments", words.join(" "), fix)
+    Failure::new(Status::Usage, "arguments", sentence(rendered), fix)
+}
+
+/// What clap says is wrong, as one line.
+pub(crate) fn sentence(rendered: &str) -> String {
+    let sentence = rendered.split("\n\n").next().unwrap_or(rendered);
+    let sentence = sentence.strip_prefix("error: ").unwrap_or(sentence);
+    sentence.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The command and subcommand that clap's usage line names.

@@ -73,7 +73,58 @@ static verdict bench_nap(void)
 	return NULL;
 }
 
+/* A request lane that is busy and idle in turns, until it is told to end. */
+static void *take_turns(void *told)
+{
+	struct lane_thread lane;
+
+	lane_thread_start(&lane, 0);
+	while (!peek(told)) {
+		lane_thread_busy(&lane, 5 * 1000 * 1000);
+		usleep(10 * 1000);
+	}
+	lane_thread_stop(&lane);
+	return NULL;
+}
+
+/* The number after `"key": `; -1 if there is none. */
+static long number_of(const char *json, const char *key)
+{
+	const char *at = strstr(json, key);
+
+	return at ? strtol(at + strlen(key), NULL, 10) : -1;
+}
+
+/*
+ * Goal: a batch borrows by the module alone: its task map tells when, its naps hold the lane. Method: `elfen run` of a
+ * program without checks, beside a request lane that works in turns; its own report.
+ */
+static verdict run_by_module(void)
+{
+	char *const words[] = { "elfen", "run", "--lanes", "0:1", "--signal", "module", "--nap", "device",
+				"--report", "/tmp/report", "--", "/bin/busybox", "sh", "-c",
+				"i=0; while [ $i -lt 60000 ]; do i=$((i + 1)); done; echo $i", NULL };
+	static char text[65536], report[65536];
+	uint64_t end = 0;
+	pthread_t turns;
+	int status;
+
+	CHECK(!pthread_create(&turns, NULL, take_turns, &end));
+	status = output_of(words, text, sizeof(text));
+	__atomic_store_n(&end, 1, __ATOMIC_RELEASE);
+	pthread_join(turns, NULL);
+	if (status || !strstr(text, "60000"))
+		return because("elfen run failed: %.300s", text);
+	CHECK(read_text("/tmp/report", report, sizeof(report)) > 0);
+	CHECK(strstr(report, "\"signal\": \"module\"") && strstr(report, "\"nap\": \"device\""));
+	CHECK(number_of(report, "\"naps\": ") > 0);
+	CHECK(number_of(report, "\"request_busy_ns\": ") > 0);
+	CHECK(number_of(report, "\"borrowed_ns\": ") > 0);
+	return NULL;
+}
+
 const struct test command_tests[] = {
+	{ "elfen-run-module", PRODUCT, "wait=spin", run_by_module },
 	{ "elfen-bench-nap", PRODUCT, "wait=spin", bench_nap },
 	{ 0 },
 };

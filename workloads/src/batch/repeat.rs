@@ -5,7 +5,7 @@ use crate::units::{Nanos, parse_nanos};
 use crate::{command, interrupt};
 use clap::Args;
 use serde::Serialize;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -106,15 +106,12 @@ fn repeat<'a>(
 }
 
 fn print(repetition: &Repetition, report: &Report<'_>) -> io::Result<()> {
-    let mut out = io::stdout().lock();
     if repetition.json {
-        serde_json::to_writer(&mut out, report)?;
-        return writeln!(out);
+        return command::say(&(serde_json::to_string(report)? + "\n"));
     }
     let Report { program, lang, iterations, seconds, per_second, unit, checksum, .. } = report;
-    writeln!(
-        out,
+    command::say(&format!(
         "{program} ({lang}): {iterations} iterations in {seconds:.2} s, {per_second:.0} {unit}/s, \
-         checksum {checksum}"
-    )
+         checksum {checksum}\n"
+    ))
 }

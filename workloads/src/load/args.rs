@@ -22,8 +22,9 @@ const DEFAULT_RPS: f64 = 100.0;
 const DEFAULT_DURATION_NS: Nanos = 10_000_000_000;
 const DEFAULT_SPIN_NS: Nanos = 100_000;
 const REFERENCE_MEAN_NS: Nanos = 1_000_000;
-/// The way through two TCP sockets and back, some 20 us, is below 2 % of it.
-const CHECKED_MEAN_NS: Nanos = 2_000_000;
+/// The way through two TCP sockets and back is below 2 % of it, also where others use the caches:
+/// 20 to 75 us, on a busy 2-vCPU AMD EPYC VM in November 2026.
+const CHECKED_MEAN_NS: Nanos = 4_000_000;
 
 /// Loads a service at a rate that does not depend on its answers, and measures latency from the
 /// moment each request was due.
@@ -152,7 +153,7 @@ pub(crate) struct Args {
     pub(crate) reference_server: Option<SocketAddr>,
 
     /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
-    /// takes 100 ms more); --self-check uses their mean [default: exponential:1ms, and 2ms to
+    /// takes 100 ms more); --self-check uses their mean [default: exponential:1ms, and 4ms to
     /// check]
     #[arg(long)]
     service: Option<ServiceTimes>,
@@ -254,6 +255,7 @@ impl Args {
                 connections,
                 patience: Duration::from_nanos(self.timeout),
                 spin_ns: (!self.busy).then_some(self.spin.unwrap_or(DEFAULT_SPIN_NS)),
+                notes_pauses: false,
             },
             queries: Arc::new(queries),
             arrivals,

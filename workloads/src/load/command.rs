@@ -16,6 +16,7 @@ use super::trace::TraceError;
 use crate::units::{micros, show_nanos};
 use crate::{command, interrupt};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::net::SocketAddr;
@@ -87,7 +88,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_usage() => command::usage(PROGRAM, &error.to_string()),
         Err(LoadError::NothingMeasured) => {
-            eprintln!("{PROGRAM}: {}", LoadError::NothingMeasured);
+            command::complain(PROGRAM, &LoadError::NothingMeasured.to_string());
             ExitCode::from(INTERRUPTED)
         }
         Err(error) => command::failure(PROGRAM, &error.to_string()),
@@ -106,7 +107,8 @@ fn run(args: &Args) -> Result<(), LoadError> {
     let target = args.url.as_ref().expect("clap requires it here");
     let settings = args.settings(target)?;
     if settings.queries.skipped > 0 {
-        eprintln!("{PROGRAM}: left out {} tasks that are no text query", settings.queries.skipped);
+        let skipped = settings.queries.skipped;
+        command::complain(PROGRAM, &format!("left out {skipped} tasks that are no text query"));
     }
     let report = match args.search {
         Some(slo) => search(args, target, settings, slo)?,
@@ -118,19 +120,16 @@ fn run(args: &Args) -> Result<(), LoadError> {
 fn serve_reference(args: &Args, address: SocketAddr) -> io::Result<()> {
     let reference = Reference::bind(address, args.reference_service(), args.seed, false)?;
     // A port of 0 asks for any: say which it is.
-    println!("serving on {}", reference.address()?);
-    reference.serve(&AtomicBool::new(false))
+    command::say(&format!("serving on {}\n", reference.address()?))?;
+    reference.serve(&AtomicBool::new(false)).map(drop)
 }
 
 fn print(args: &Args, report: &Report) -> Result<(), LoadError> {
-    let mut out = io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, report).map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else {
-        out.write_all(report.table().as_bytes())?;
-    }
-    Ok(out.flush()?)
+    Ok(command::say(&if args.json { json(report)? } else { report.table() })?)
+}
+
+fn json(report: &impl Serialize) -> io::Result<String> {
+    Ok(serde_json::to_string(report)? + "\n")
 }
 
 fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, LoadError> {
@@ -256,13 +255,7 @@ fn self_check(args: &Args) -> Result<(), LoadError> {
     if interrupt::asked() {
         return Err(LoadError::NothingMeasured);
     }
-    let mut out = io::stdout().lock();
-    if args.json {
-        serde_json::to_writer(&mut out, &outcome).map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else {
-        writeln!(out, "{}", outcome.table())?;
-    }
+    command::say(&if args.json { json(&outcome)? } else { outcome.table() + "\n" })?;
     if outcome.passed { Ok(()) } else { Err(LoadError::Inaccurate) }
 }
 

@@ -7,6 +7,7 @@
 use super::engine::{Engine, Overrun};
 use super::link::Link;
 use super::outcome::Failure;
+use super::pauses::{Pause, Pauses};
 use super::protocol::{Malformed, Protocol};
 use super::queries::QuerySet;
 use super::record::{Distribution, Recorder};
@@ -57,6 +58,8 @@ pub(crate) struct Line {
     pub(crate) patience: Duration,
     /// How long before a send the thread stops sleeping; `None` if it never sleeps.
     pub(crate) spin_ns: Option<Nanos>,
+    /// Whether to notice when the thread is kept from running; it must never sleep then.
+    pub(crate) notes_pauses: bool,
 }
 
 /// What other threads may see and say while an invocation runs.
@@ -114,6 +117,8 @@ pub(crate) struct Driven {
     pub(crate) overslept: Distribution,
     /// Connections that ended during the run.
     pub(crate) lost: u64,
+    /// When the thread was kept from running, if that was to be noted.
+    pub(crate) pauses: Vec<Pause>,
 }
 
 impl Driver {
@@ -181,7 +186,12 @@ impl Driver {
         self.origin = origin;
         std::thread::sleep(origin.saturating_duration_since(Instant::now()));
         (0..self.links.len()).for_each(|at| self.engine.opened(at));
+        let begin = || Pauses::begin().map_err(io::Error::from);
+        let mut pauses = self.line.notes_pauses.then(begin).transpose()?;
         loop {
+            if let Some(pauses) = &mut pauses {
+                pauses.look().map_err(io::Error::from)?;
+            }
             if self.pulse.is_over() {
                 self.engine.stop();
             }
@@ -191,8 +201,12 @@ impl Driver {
                 self.close(at, Failure::Timeout, None);
             }
             if self.engine.is_done() {
-                let recorder = self.engine.into_recorder();
-                return Ok(Driven { recorder, overslept: self.overslept, lost: self.lost });
+                return Ok(Driven {
+                    recorder: self.engine.into_recorder(),
+                    overslept: self.overslept,
+                    lost: self.lost,
+                    pauses: pauses.map(Pauses::found).unwrap_or_default(),
+                });
             }
             self.reopen(now);
             self.wait()?;

@@ -13,6 +13,7 @@ mod engine;
 mod link;
 mod logs;
 mod outcome;
+mod pauses;
 mod protocol;
 mod queries;
 pub(crate) mod record;
@@ -25,5 +26,6 @@ pub(crate) mod stats;
 mod table;
 mod theory;
 mod trace;
+mod undisturbed;
 
 pub(crate) use queries::task_query;

@@ -5,6 +5,7 @@
 //! looking without sleeping. So its own cost does not add up in the queue, and what a generator
 //! measures beyond the known time is the way there and back.
 
+use super::pauses::{Pause, Pauses};
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
 use crate::{interrupt, listener};
 use mio::net::{TcpListener, TcpStream};
@@ -145,10 +146,12 @@ impl Reference {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop`, or until the process is asked to end.
-    pub(crate) fn serve(mut self, stop: &AtomicBool) -> io::Result<()> {
+    /// Serves until `stop`, or until the process is asked to end. Returns when it was kept from running, if it never sleeps while it has clients.
+    pub(crate) fn serve(mut self, stop: &AtomicBool) -> io::Result<Vec<Pause>> {
         let mut events = Events::with_capacity(1024);
+        let mut pauses = Pauses::begin()?;
         while !stop.load(Relaxed) && !interrupt::asked() {
+            pauses.look()?;
             self.answer_due();
             // Without clients there is nothing to be precise about.
             let idle = self.clients.is_empty() || (self.sleeps && self.due.is_empty());
@@ -164,7 +167,7 @@ impl Reference {
                 }
             }
         }
-        Ok(())
+        Ok(if self.sleeps { Vec::new() } else { pauses.found() })
     }
 
     fn now(&self) -> Nanos {

@@ -18,10 +18,10 @@ const WORTH_SHARE: f64 = 0.02;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Latency {
-    pub p50: f64,
-    pub p90: f64,
-    pub p99: f64,
-    pub p999: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
     pub(crate) max: f64,
     pub(crate) mean: f64,
 }
@@ -54,18 +54,18 @@ impl Latency {
 /// 95 % confidence intervals of the medians over invocations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct LatencyCi {
-    pub p50: [f64; 2],
-    pub p90: [f64; 2],
-    pub p99: [f64; 2],
-    pub p999: [f64; 2],
+    pub(crate) p50: [f64; 2],
+    pub(crate) p90: [f64; 2],
+    pub(crate) p99: [f64; 2],
+    pub(crate) p999: [f64; 2],
     pub(crate) max: [f64; 2],
     pub(crate) mean: [f64; 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Late {
-    pub p50: f64,
-    pub p99: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
     pub(crate) max: f64,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Report {
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) latency_us: Latency,
-    pub latency_us_ci95: Option<LatencyCi>,
+    pub(crate) latency_us_ci95: Option<LatencyCi>,
     pub(crate) late_us: Late,
     pub(crate) seed: u64,
     pub(crate) invocations: Vec<InvocationReport>,

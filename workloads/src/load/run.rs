@@ -4,6 +4,7 @@
 use super::arrivals::{Arrival, Arrivals, End, Plan};
 use super::driver::{DriveError, Driven, Driver, Line, Pulse};
 use super::engine::{Engine, Limits};
+use super::pauses::Pause;
 use super::queries::QuerySet;
 use super::record::{Distribution, Keep, Recorder};
 use crate::affinity::{PinError, pin};
@@ -56,6 +57,9 @@ pub(crate) struct Invocation {
     /// From the end of the warm-up to the last answer, or to the planned end if that is later and
     /// was waited for.
     pub(crate) span_ns: Nanos,
+    /// What the plan's times count from.
+    pub(crate) origin: Instant,
+    pub(crate) pauses: Vec<Pause>,
 }
 
 impl Invocation {
@@ -125,8 +129,10 @@ impl Settings {
         let mut recorder = Recorder::new(self.keep(seed));
         let mut overslept = Distribution::default();
         let mut lost = 0;
+        let mut pauses = Vec::new();
         for part in parts {
             let part = part?;
+            pauses.extend(part.pauses);
             recorder.add(part.recorder);
             overslept.add(&part.overslept);
             lost += part.lost;
@@ -136,7 +142,8 @@ impl Settings {
             _ => 0,
         };
         let span_ns = recorder.last_done_ns.max(planned).saturating_sub(self.warmup_ns);
-        Ok(Invocation { seed, recorder, overslept, lost, span_ns })
+        let origin = *start.origin.get().expect("each part that ran has set it");
+        Ok(Invocation { seed, recorder, overslept, lost, span_ns, origin, pauses })
     }
 
     /// Every `threads`th request of the plan, on this thread's share of the connections.

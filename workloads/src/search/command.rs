@@ -12,7 +12,7 @@ use crate::{command, interrupt};
 use clap::{Args, Parser, Subcommand};
 use elfen_rt::service::{ClaimError, Service};
 use elfen_rt::signal::service::OpenError;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -231,24 +231,17 @@ fn build(args: &IndexArgs) -> Result<(), SearchFailure> {
         eprintln!();
     }
     let manifest = manifest?;
-    println!(
-        "{}: {} documents in {:.1} s, corpus checksum {}",
+    Ok(command::say(&format!(
+        "{}: {} documents in {:.1} s, corpus checksum {}\n",
         args.dir.display(),
         manifest.documents,
         begin.elapsed().as_secs_f64(),
         manifest.corpus_checksum
-    );
-    Ok(())
+    ))?)
 }
 
 fn print_tasks(args: &TaskArgs) -> Result<(), SearchFailure> {
-    let mut text = tasks(args.docs, args.seed).join("\n");
-    text.push('\n');
-    match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads has read enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
-    }
+    Ok(command::say(&(tasks(args.docs, args.seed).join("\n") + "\n"))?)
 }
 
 fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
@@ -268,8 +261,8 @@ fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
         drain: Duration::from_nanos(args.drain),
         warmup,
     };
-    server::serve(&index, &serving, |address| println!("serving on {address}"))?;
-    Ok(())
+    let ready = |address| command::say(&format!("serving on {address}\n"));
+    Ok(server::serve(&index, &serving, ready)?)
 }
 
 fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
@@ -293,12 +286,11 @@ fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
     drop(worker);
     service.remove().map_err(|error| io::Error::other(error.to_string()))?;
     let report = report?;
-    if args.json {
-        println!("{}", serde_json::to_string(&report).map_err(io::Error::from)?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    let text = match args.json {
+        true => serde_json::to_string(&report).map_err(io::Error::from)? + "\n",
+        false => report.text(),
+    };
+    Ok(command::say(&text)?)
 }
 
 fn last_cpu() -> Result<Vec<usize>, PinError> {

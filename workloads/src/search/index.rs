@@ -8,7 +8,7 @@
 use super::corpus::{Article, CorpusError};
 use super::query::{self, QueryError};
 use crate::batch::checksum;
-use crate::interrupt;
+use crate::{command, interrupt};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -229,7 +229,8 @@ impl Drop for Staging {
         if let Err(error) = fs::remove_dir_all(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            eprintln!("elfen-search: removing {}: {error}", self.path.display());
+            let what = format!("removing {}: {error}", self.path.display());
+            command::complain("elfen-search", &what);
         }
     }
 }

@@ -57,6 +57,9 @@ pub(super) struct Shared {
     lane: Page<TaskSlot>,
 }
 
+/// `Nap::open` gives no nap that blocks; the futex stands beside them as a baseline.
+static NOBODY_BLOCKS: AtomicU64 = AtomicU64::new(0);
+
 impl Shared {
     pub(super) fn new() -> Result<Self, MemoryError> {
         let bytes = Page::<TaskSlot>::bytes(1);
@@ -132,7 +135,7 @@ impl Shared {
 
     fn sleep(&self, way: &Way, request_cpu: u32) -> Woken {
         match way {
-            Way::Nap(nap) => nap.nap(request_cpu, self.slot(), BOUND_NS),
+            Way::Nap(nap) => nap.nap(request_cpu, self.slot(), &NOBODY_BLOCKS, BOUND_NS),
             Way::Futex => {
                 let timeout = libc::timespec { tv_sec: 0, tv_nsec: BOUND_NS.cast_signed() };
                 futex(&self.futex, libc::FUTEX_WAIT, 1, Some(&timeout));

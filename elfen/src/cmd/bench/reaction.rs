@@ -1,23 +1,22 @@
 //! `elfen bench reaction`: from request start to batch stopped, from request end to batch running.
 
-use std::ffi::OsString;
 use std::io::Write;
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::process::{Command, ExitCode};
+use std::str::FromStr;
 use std::time::Duration;
 
-use elfen_rt::nap::{Kind, Nap};
-use elfen_rt::signal::control::Settings;
-use serde::Serialize;
+use elfen_rt::nap::Kind;
+use serde::{Deserialize, Serialize};
 
+use crate::bench::borrower::Inject;
 use crate::bench::distribution::Distribution;
-use crate::bench::reaction::{self, Inject, Reaction};
+use crate::bench::reaction::{self, Reaction};
+use crate::cmd::bench::{Signals, run_here};
 use crate::cmd::failure::{Failure, Status};
 use crate::cmd::lane_args::LaneArgs;
-use crate::cmd::run::refuse;
+use crate::cmd::run::NapName;
 use crate::cmd::{duration, table, warn};
-use crate::host::run::Order;
-use crate::host::run::channels::{Channels, VARIABLE, Wanted};
+use crate::host::pair::Pair;
 
 const EXAMPLE: &str = "\
 Example:
@@ -25,7 +24,7 @@ Example:
 
 /// Measure how fast a batch leaves its lane, and how fast it is back
 ///
-/// For guards, by each nap that this machine has, and for checks in the source. Two pinned threads, timed from outside
+/// For guards and for checks in the source, by each nap that this machine has. Two pinned threads, timed from outside
 /// the runtime.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
@@ -37,35 +36,60 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
     look_every: Duration,
 
+    /// Measure one combination alone, as in inline:spin
+    #[arg(long, value_name = "INJECT:NAP")]
+    only: Option<Only>,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Serialize)]
+/// One way of stopping a batch.
+#[derive(Clone, Copy, Debug)]
+struct Only {
+    inject: Inject,
+    kind: Kind,
+}
+
+impl FromStr for Only {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let named = |only: &Only| text == format!("{}:{}", only.inject.name(), only.kind.name());
+        combinations().find(named).ok_or_else(|| {
+            let all =
+                combinations().map(|only| format!("{}:{}", only.inject.name(), only.kind.name()));
+            format!("choose one of {}", all.collect::<Vec<_>>().join(", "))
+        })
+    }
+}
+
+#[derive(Deserialize, Serialize)]
 struct Report {
     look_every_ns: u128,
     reactions: Vec<ReactionReport>,
 }
 
-#[derive(Serialize)]
+#[derive(Deserialize, Serialize)]
 struct ReactionReport {
-    inject: &'static str,
-    nap: &'static str,
+    inject: String,
+    nap: String,
     stop_ns: Distribution,
     resume_ns: Distribution,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let pair = args.lanes.first_pair()?;
     let mut reactions = Vec::new();
-    for kind in Kind::ALL {
-        match Nap::open(kind) {
-            Ok(nap) => reactions.push(one(args, &pair, Inject::Guard, nap)?),
-            Err(missing) => warn(&format!("nap {} left out: {missing}", kind.name())),
+    match args.only {
+        Some(only) => reactions.push(one(args, only)?),
+        None => {
+            let pair = args.lanes.first_pair()?;
+            for only in combinations() {
+                reactions.extend(apart(args, &pair, only)?);
+            }
         }
     }
-    reactions.push(one(args, &pair, Inject::Inline, Nap::auto())?);
     let report = Report { look_every_ns: args.look_every.as_nanos(), reactions };
     if args.json {
         crate::cmd::print_json(out, &report)?;
@@ -75,43 +99,56 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-fn one(
-    args: &Args,
-    pair: &crate::host::pair::Pair,
-    inject: Inject,
-    nap: Nap,
-) -> Result<ReactionReport, Failure> {
-    let nap_name = nap.kind().name();
-    let nap = Arc::new(nap);
-    let order = Order {
-        pairs: vec![pair.clone()],
-        settings: Settings::BORROW_IDLE,
-        slo: None,
-        inject: elfen_instrument::Inject::Guard,
-        library: None,
-        nap: nap.clone(),
-        look_every: args.look_every,
-        program: OsString::from("bench"),
-        arguments: Vec::new(),
+fn combinations() -> impl Iterator<Item = Only> {
+    let naps = |inject: Inject| {
+        let can = Kind::ALL.into_iter().filter(move |&kind| inject.can_nap(kind));
+        can.map(move |kind| Only { inject, kind })
     };
-    let channels = Channels::open(&order, Wanted::Tasks, None).map_err(|error| refuse(&error))?;
-    let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
-    // SAFETY: between two measurements this process has one thread.
-    unsafe { std::env::set_var(VARIABLE, inheritance) };
-    let measured = reaction::measure(&order, &Arc::new(channels), &nap, inject);
+    [Inject::Guard, Inject::Inline].into_iter().flat_map(naps)
+}
+
+/// One combination in a process of its own: what checks know of their run is made once in a process.
+fn apart(args: &Args, pair: &Pair, only: Only) -> Result<Vec<ReactionReport>, Failure> {
+    let what = format!("measuring {}:{}", only.inject.name(), only.kind.name());
+    let fix = "try it alone with --only";
+    let failed = |why: &dyn std::fmt::Display| Failure::new(Status::Failed, what.clone(), why, fix);
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["bench", "reaction", "--json", "--only"]);
+    command.arg(format!("{}:{}", only.inject.name(), only.kind.name()));
+    command.arg("--look-every").arg(format!("{}ns", args.look_every.as_nanos()));
+    command.arg("--lanes").arg(pair.to_string());
+    let output = command.output().map_err(|error| failed(&error))?;
+    // Its warnings were ours as well.
+    let message = String::from_utf8_lossy(&output.stderr);
+    let why = message.lines().last().unwrap_or_default().trim_start_matches("elfen: ");
+    if output.status.code() == Some(Status::Unsupported as i32) {
+        warn(&format!("{}:{} left out: {why}", only.inject.name(), only.kind.name()));
+        return Ok(Vec::new());
+    }
+    if !output.status.success() {
+        return Err(failed(&why));
+    }
+    let report: Report = serde_json::from_slice(&output.stdout).map_err(|error| failed(&error))?;
+    Ok(report.reactions)
+}
+
+fn one(args: &Args, Only { inject, kind }: Only) -> Result<ReactionReport, Failure> {
+    let (order, channels) =
+        run_here(&args.lanes, NapName::of(kind), args.look_every, Signals::Tasks)?;
+    let measured = reaction::measure(&order, &channels, inject);
     let Reaction { stop, resume } = measured.map_err(|error| {
         let fix = "make sure that the request lane idles now and then: see `elfen doctor`";
         Failure::new(Status::Failed, "measuring the reaction", error, fix)
     })?;
-    Ok(ReactionReport { inject: inject.name(), nap: nap_name, stop_ns: stop, resume_ns: resume })
+    let [inject, nap] = [inject.name(), kind.name()].map(str::to_owned);
+    Ok(ReactionReport { inject, nap, stop_ns: stop, resume_ns: resume })
 }
 
 impl Report {
     fn text(&self) -> String {
         let cells = |what: &str, reaction: &ReactionReport, times: &Distribution| {
             let Distribution { median, p99, max, n } = times;
-            let mut row =
-                vec![reaction.inject.to_owned(), reaction.nap.to_owned(), what.to_owned()];
+            let mut row = vec![reaction.inject.clone(), reaction.nap.clone(), what.to_owned()];
             row.extend([median, p99, max].map(|ns| format!("{:.2}", ns / 1000.0)));
             row.push(n.to_string());
             row

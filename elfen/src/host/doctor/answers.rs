@@ -25,7 +25,6 @@ pub(crate) struct Answers {
     pub(crate) monitor: Option<bool>,
     pub(crate) umwait: Nap,
     pub(crate) mwaitx: Nap,
-    pub(crate) block: Nap,
     pub(crate) idle_class: IdleClass,
     pub(crate) preload_library: Library,
     pub(crate) core_scheduling: CoreScheduling,

@@ -22,7 +22,6 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         examine: Examine::By(patchable),
     },
     later("inject-entries", "function entries of any dynamic program rewritten as it is loaded"),
-    later("inject-signal", "programs without checks, interrupted by a signal"),
     later("inject-java", "checks in bytecode, by a Java agent"),
 ];
 

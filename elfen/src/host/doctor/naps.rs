@@ -1,7 +1,7 @@
 //! How a batch thread gives its lane away without giving it up. The naps stand in the order in which
 //! they are tried.
 
-use super::answers::{Nanonap, Nap};
+use super::answers::{Attach, Nanonap, Nap};
 use super::{Enough, Examine, Finding, Machine, Mechanism};
 use crate::host::pair::Pair;
 use crate::host::source::SourceError;
@@ -77,12 +77,16 @@ fn mwaitx(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
+/// Whoever may attach one program may attach the one that wakes.
 fn block(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    Ok(match &machine.answers.block {
-        Nap::Missing(why) => {
-            Finding::no(format!("not in this version: {why}"), "use a version that has it")
-        }
-        Nap::Works => Finding::yes("sleeps in the kernel until the request lane idles"),
+    Ok(match &machine.answers.attach {
+        Attach::Attached => Finding::yes(
+            "asleep in the kernel, for programs with checks; waking takes tens of microseconds",
+        ),
+        _ => Finding::no(
+            "nobody wakes who sleeps in the kernel: no eBPF program can be attached",
+            "see task-map-attach",
+        ),
     })
 }
 

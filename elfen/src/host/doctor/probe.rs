@@ -46,7 +46,6 @@ pub(crate) fn ask(trial: Trial) -> Answers {
         monitor: monitor(),
         umwait: nap(Kind::Umwait),
         mwaitx: nap(Kind::Mwaitx),
-        block: nap(Kind::Block),
         idle_class: match idle_class() {
             Ok(()) => IdleClass::Granted,
             Err(error) => IdleClass::Refused(error.to_string()),

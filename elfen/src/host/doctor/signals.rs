@@ -183,7 +183,7 @@ fn nanonap(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-/// `dynamic-budget` needs the instructions of the lane; cycles stand for all hardware counters.
+/// `dynamic-budget` goes by the instructions of the lane; cycles stand for all hardware counters.
 fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let paranoid = machine.source.text("/proc/sys/kernel/perf_event_paranoid")?;
     let paranoid = paranoid.unwrap_or_else(|| "unknown".to_owned());
@@ -194,12 +194,12 @@ fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match (of_this_thread, of_a_lane) {
         (_, Counting::Counts) => Finding::yes("cycles of a whole lane can be counted"),
         (Counting::NoCall, _) | (_, Counting::NoCall) => Finding::no(
-            "the kernel has no perf_event_open(2), so no dynamic-budget",
+            "the kernel has no perf_event_open(2), so dynamic-budget takes a service that publishes its own counters",
             "use a kernel built with CONFIG_PERF_EVENTS",
         ),
         (Counting::NoCounter(error), _) | (Counting::Counts, Counting::NoCounter(error)) => {
             let why = format!(
-                "no hardware counts cycles here (perf_event_open: {error}), so no dynamic-budget"
+                "no hardware counts cycles here (perf_event_open: {error}), so dynamic-budget takes a service that publishes its own counters"
             );
             let fix = if machine.topology.hypervisor {
                 "use a machine, or an instance type, that shows its PMU to virtual machines"
@@ -213,11 +213,13 @@ fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             format!("{permit} to 0 or less"),
         ),
         (Counting::NotPermitted, _) if may => Finding::no(
-            "not permitted although this process has CAP_PERFMON, so no dynamic-budget",
+            "not permitted although this process has CAP_PERFMON, so dynamic-budget takes a service that publishes its own counters",
             "allow perf_event_open(2) in the seccomp profile or the security module's policy",
         ),
         (Counting::NotPermitted, _) => Finding::no(
-            format!("not permitted: {level}, so no dynamic-budget"),
+            format!(
+                "not permitted: {level}, so dynamic-budget takes a service that publishes its own counters"
+            ),
             format!("{permit} to 2 for one's own threads, 0 for whole lanes"),
         ),
     })

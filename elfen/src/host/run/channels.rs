@@ -6,17 +6,20 @@
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_kernel::counters::Counted;
+use elfen_kernel::device::{self, Missing};
 use elfen_kernel::task_map::{self, Source};
 use elfen_rt::borrow::Sources;
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::process::pid_namespace;
-use elfen_rt::signal::control::{ControlSlot, Settings};
+use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::{NAME_BYTES, Page, PageError, Slot};
-use elfen_rt::signal::service::{OpenError, ServiceReader};
+use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot};
 use elfen_rt::signal::task::TaskMap;
 
 use super::Order;
+use super::ipc::{Counts, NoCounts};
 
 /// The variable that tells batch processes where their pages are.
 pub(crate) const VARIABLE: &str = "ELFEN_RUN";
@@ -29,6 +32,8 @@ pub(crate) enum Wanted {
     Auto,
     /// The task map by eBPF, or fail
     Tasks,
+    /// The task map by the nanonap module, or fail
+    Module,
     /// The service's page alone, which needs no privileges
     Service,
 }
@@ -37,6 +42,8 @@ pub(crate) enum Wanted {
 pub(crate) enum Error {
     #[error(transparent)]
     Tasks(#[from] task_map::Error),
+    #[error(transparent)]
+    Module(#[from] Missing),
     #[error("service {name:?}: {error}")]
     Service { name: String, error: OpenError },
     #[error("neither the task map ({0}) nor a service's page")]
@@ -47,6 +54,8 @@ pub(crate) enum Error {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Page(#[from] PageError),
+    #[error(transparent)]
+    Counts(#[from] NoCounts),
     #[error("keeping a descriptor open for the batch: {0}")]
     Descriptor(io::Error),
 }
@@ -67,6 +76,10 @@ impl Service {
         }
     }
 
+    pub(crate) fn slot(&self, request: u32) -> Option<&ServiceSlot> {
+        self.slot_of(request).and_then(|slot| self.reader.slot(slot))
+    }
+
     /// The slot that stands for a request lane.
     fn slot_of(&self, request: u32) -> Option<u32> {
         let stands_for = |lane: &u32| {
@@ -79,8 +92,10 @@ impl Service {
 
 #[derive(Debug)]
 pub(crate) struct Channels {
-    pub(crate) tasks: Option<(TaskMap, Source)>,
+    pub(crate) tasks: Option<(TaskMap, Writer)>,
     pub(crate) service: Option<Service>,
+    /// For `dynamic-budget`.
+    pub(crate) counts: Option<Counts>,
     control: Page<ControlSlot>,
     lanes: Page<LaneSlot>,
     /// The pairs of the lane page's slots, as (batch, request).
@@ -94,13 +109,12 @@ impl Channels {
         service: Option<&str>,
     ) -> Result<Self, Error> {
         let service = service.map(Service::open).transpose()?;
-        let tasks = match (wanted, task_map_unless_unwanted(wanted)) {
-            (_, Some(Ok(opened))) => Some(opened),
-            (Wanted::Tasks, Some(Err(error))) => return Err(error.into()),
-            (_, Some(Err(error))) if service.is_none() => return Err(Error::Nothing(error)),
-            (_, Some(Err(_))) => None,
-            (_, None) if service.is_none() => return Err(Error::NoService),
-            (_, None) => None,
+        let tasks = match wanted {
+            Wanted::Auto => open_any(service.is_some())?,
+            Wanted::Tasks => Some(open_program()?),
+            Wanted::Module => Some((device::open_map()?, Writer::Module)),
+            Wanted::Service if service.is_none() => return Err(Error::NoService),
+            Wanted::Service => None,
         };
         let assigned: Vec<(u32, u32)> = order.lanes().collect();
         let name = page_name(order);
@@ -109,7 +123,16 @@ impl Channels {
             slot.assign(batch, request);
         }
         let control = page::<ControlSlot>(CONTROL_SLOTS, &name)?;
-        let channels = Self { tasks, service, control, lanes, assigned };
+        let mut channels = Self { tasks, service, counts: None, control, lanes, assigned };
+        if order.settings.policy == PolicyKind::DynamicBudget {
+            let requests = channels.requests();
+            let slots = channels
+                .service
+                .as_ref()
+                .map(|service| requests.iter().filter_map(|&request| service.slot(request)));
+            channels.counts = Some(Counts::open(&requests, slots)?);
+        }
+        channels.control().nap.store(order.nap.kind() as u64, Relaxed);
         channels.control().publish(&order.settings);
         channels.control().lanes_segment.store(segment(&channels.lanes), Relaxed);
         Ok(channels)
@@ -152,23 +175,45 @@ impl Channels {
         Sources { tasks, service: slot }
     }
 
+    /// What a request lane has executed; `None` if nobody counts, or not yet.
+    pub(crate) fn counted(&self, request: u32) -> Option<Counted> {
+        let service = self.service.as_ref();
+        self.counts.as_ref()?.read(request, service.and_then(|service| service.slot(request)))
+    }
+
+    /// How long a lane has been busy so far; `None` without a task map.
+    pub(crate) fn busy_ns(&self, cpu: u32, now_ns: u64) -> Option<u64> {
+        let (map, _) = self.tasks.as_ref()?;
+        Some(map.slot(cpu)?.snapshot()?.busy_until_ns(now_ns))
+    }
+
+    /// When a lane turned busy, by the kernel's note; `None` while it idles, or without a task map.
+    pub(crate) fn busy_since_ns(&self, cpu: u32) -> Option<u64> {
+        let (map, _) = self.tasks.as_ref()?;
+        map.slot(cpu)?.snapshot()?.busy_since_ns
+    }
+
     /// Asks for another lease on the clocks of all lanes.
     pub(crate) fn renew_leases(&self) {
         let Some((map, _)) = &self.tasks else { return };
         let cpus = self.assigned.iter().flat_map(|&(batch, request)| [batch, request]);
-        cpus.filter_map(|cpu| map.watch(cpu)).for_each(|watch| watch.renew());
+        cpus.for_each(|cpu| {
+            map.renew(cpu);
+        });
     }
 
     /// The value of [`VARIABLE`], with descriptors that stay open in the batch.
     pub(crate) fn inheritance(&self) -> Result<String, Error> {
         let [lanes, control] = [segment(&self.lanes), segment(&self.control)];
         let descriptors = match &self.tasks {
-            Some((map, _)) => {
-                let ours = map.descriptors();
-                let kept = [&ours.tasks, &ours.watch, &ours.link].map(|fd| keep_open(fd.raw()));
-                let [tasks, watch, link] = kept;
-                format!("{} {} {}", tasks?, watch?, link?)
-            }
+            Some((map, _)) => match map.descriptors() {
+                Some(ours) => {
+                    let kept = [&ours.tasks, &ours.watch, &ours.link].map(|fd| keep_open(fd.raw()));
+                    let [tasks, watch, link] = kept;
+                    format!("{} {} {}", tasks?, watch?, link?)
+                }
+                None => "module - -".to_owned(),
+            },
             None => "- - -".to_owned(),
         };
         let service = self.service.as_ref().map_or("-", |service| &service.name);
@@ -179,8 +224,29 @@ impl Channels {
 /// What holds, and what `elfen set` wants.
 pub(super) const CONTROL_SLOTS: u32 = 2;
 
-fn task_map_unless_unwanted(wanted: Wanted) -> Option<Result<(TaskMap, Source), task_map::Error>> {
-    (wanted != Wanted::Service).then(task_map::open)
+/// Who writes the task map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Writer {
+    /// The eBPF program, and how it was come by.
+    Program(Source),
+    Module,
+}
+
+fn open_program() -> Result<(TaskMap, Writer), task_map::Error> {
+    task_map::open().map(|(map, source)| (map, Writer::Program(source)))
+}
+
+/// The program's map, or the module's; neither is an error unless a service's page can stand in for them.
+fn open_any(has_service: bool) -> Result<Option<(TaskMap, Writer)>, Error> {
+    let error = match open_program() {
+        Ok(opened) => return Ok(Some(opened)),
+        Err(error) => error,
+    };
+    match device::open_map() {
+        Ok(map) => Ok(Some((map, Writer::Module))),
+        Err(_) if has_service => Ok(None),
+        Err(_) => Err(Error::Nothing(error)),
+    }
 }
 
 /// The program's name, as far as it fits, so that `elfen status` can tell runs apart.

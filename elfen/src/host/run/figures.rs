@@ -70,10 +70,6 @@ impl Figures {
 
 /// How long the request lanes have been busy so far, all together; `None` without a task map.
 pub(crate) fn request_busy_ns(channels: &Channels) -> Option<u64> {
-    let (map, _) = channels.tasks.as_ref()?;
-    let busy = |request| {
-        let switch = map.slot(request)?.snapshot()?;
-        Some(switch.busy_until_ns(monotonic_ns()))
-    };
+    let busy = |request| channels.busy_ns(request, monotonic_ns());
     channels.requests().into_iter().map(busy).sum()
 }

@@ -13,7 +13,7 @@ use elfen_rt::signal::control::ControlSlot;
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::Page;
 
-const SEGMENTS: &str = "/proc/sysvipc/shm";
+pub(crate) const SEGMENTS: &str = "/proc/sysvipc/shm";
 
 /// One running batch.
 #[derive(Debug)]

@@ -22,6 +22,7 @@ use super::channels::Channels;
 use super::guard::Guards;
 use super::launch::launch;
 use super::tree::{Place, lighten_session, processes_below, threads_of};
+use super::waker::Wakers;
 
 /// What the front learns of the batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,8 +83,8 @@ pub(super) struct Tending {
     steering: Option<Steering>,
     chores_at_ns: u64,
     wanted: u64,
-    /// Ends first: its threads use the channels.
     _guards: Guards,
+    _wakers: Option<Wakers>,
 }
 
 impl Tending {
@@ -99,6 +100,7 @@ impl Tending {
             steering: order.slo.map(Steering::new),
             chores_at_ns: 0,
             wanted: channels.wanted().generation.load(Relaxed),
+            _wakers: order.alarm.as_ref().map(|a| Wakers::start(channels, a)).transpose()?,
             _guards: Guards::start(channels, &order.nap, order.look_every)?,
         })
     }

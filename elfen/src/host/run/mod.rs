@@ -14,9 +14,11 @@ pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod front;
 pub(crate) mod guard;
+pub(crate) mod ipc;
 mod keeper;
 mod launch;
 pub(crate) mod tree;
+pub(crate) mod waker;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elfen_instrument::Inject;
+use elfen_kernel::sleep::Alarm;
 use elfen_rt::nap::Nap;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::Settings;
@@ -42,6 +45,8 @@ pub(crate) struct Order {
     pub(crate) library: Option<PathBuf>,
     /// How guards wait on their lanes.
     pub(crate) nap: Arc<Nap>,
+    /// For naps that block: what wakes the wakers.
+    pub(crate) alarm: Option<Arc<Alarm>>,
     /// How long a guard sleeps between two looks at an idle lane: the bound on every reaction.
     pub(crate) look_every: Duration,
     pub(crate) program: OsString,

@@ -68,7 +68,7 @@ pub(super) enum ServeError {
 pub(super) fn serve(
     index: &SearchIndex,
     serving: &Serving,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(SocketAddr) -> io::Result<()>,
 ) -> Result<(), ServeError> {
     let address = serving.address;
     let listen = |error| ServeError::Listen { address, error };
@@ -117,7 +117,7 @@ pub(super) fn serve(
             pin(cpu)?;
         }
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        ready(listener.local_addr()?);
+        ready(listener.local_addr()?)?;
         let bounds = Bounds {
             connections: serving.connections,
             patience: serving.patience,

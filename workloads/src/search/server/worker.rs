@@ -12,7 +12,6 @@ use crate::search::index::{Found, SearchError, Seeker};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::Worker as Slot;
 use mio::Waker;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 /// A search that waits.
@@ -107,15 +106,7 @@ fn outcome(found: Result<Found, SearchError>) -> (Status, Vec<u8>) {
 }
 
 fn answer(job: &Job, begun_ns: u64, seeker: &mut Seeker, metrics: &Metrics) -> Answer {
-    // A bug that a query brings out fails that query, and not the service.
-    let found = catch_unwind(AssertUnwindSafe(|| seeker.search(&job.query, job.limit)));
-    let (status, body) = match found {
-        Err(_) => {
-            let status = Status::InternalError;
-            (status, response::error_body(status, "the search broke off"))
-        }
-        Ok(found) => outcome(found),
-    };
+    let (status, body) = outcome(seeker.search(&job.query, job.limit));
     let ended_ns = monotonic_ns();
     let service_ns = ended_ns.saturating_sub(begun_ns);
     let queue_ns = begun_ns.saturating_sub(job.arrived_ns);

@@ -2,137 +2,22 @@
 //! signals, and a service's page that the test itself writes, so that no privilege is needed; the task map is
 //! covered where it can be had. One CPU is not enough: skipped there, in so many words.
 
-use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+mod killed;
+mod stage;
 
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_rt::clock::monotonic_ns;
 use elfen_rt::memory::{Access, Memory};
-use elfen_rt::service::Service;
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::Page;
 
-/// A service of the test's own, for lane 0 of pair 0:1. Its page goes with it.
-struct Serving {
-    service: Option<Service>,
-    name: String,
-}
-
-impl Serving {
-    fn start() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("run-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
-        Self { service: Some(Service::open(&name, 1).unwrap()), name }
-    }
-
-    fn service(&self) -> &Service {
-        self.service.as_ref().unwrap()
-    }
-
-    /// `elfen run` next to this service, on pair 0:1.
-    fn elfen(&self, options: &[&str], program: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-        command.args(["run", "--lanes", "0:1", "--signal", "service", "--service", &self.name]);
-        command.args(options).arg("--").args(program);
-        command.env_remove("ELFEN_LANES");
-        command
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.service.take().unwrap().remove().unwrap();
-    }
-}
-
-fn two_cpus_or_skip(test: &str) -> bool {
-    let enough = fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() != "0";
-    if !enough {
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: {test}: it takes two CPUs").unwrap();
-    }
-    enough
-}
-
-/// Waits for something that other processes do. A minute is for a machine that is busy with other things.
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn exists(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    !status.is_empty() && !status.contains("State:\tZ")
-}
-
-fn parent_of(pid: u32) -> u32 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    status.lines().find_map(|line| line.strip_prefix("PPid:\t")).unwrap().parse().unwrap()
-}
-
-fn kill(pid: u32, signal: i32) {
-    // SAFETY: takes numbers; the caller started this process.
-    assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) }, 0);
-}
-
-/// A run whose batch program has said its process id and its ELFEN_RUN.
-struct Running {
-    front: Child,
-    output: BufReader<ChildStdout>,
-    batch: u32,
-    inheritance: Vec<String>,
-}
-
-impl Running {
-    fn start(serving: &Serving, script: &str) -> Self {
-        let script = format!("echo $$ $ELFEN_RUN; {script}");
-        let mut command = serving.elfen(&[], &["sh", "-c", &script]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut front = command.process_group(0).spawn().unwrap();
-        let mut output = BufReader::new(front.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        let mut words = line.split_whitespace().map(str::to_owned);
-        let batch = words.next().expect("the batch says who it is").parse().unwrap();
-        Self { front, output, batch, inheritance: words.collect() }
-    }
-
-    fn keeper(&self) -> u32 {
-        parent_of(self.batch)
-    }
-
-    fn lanes(&self) -> Page<LaneSlot> {
-        let id = self.inheritance[1].parse().unwrap();
-        Page::open(Memory::attach_id(id, Access::Read).unwrap()).unwrap()
-    }
-
-    fn rest_of_output(&mut self) -> String {
-        let mut text = String::new();
-        self.output.read_to_string(&mut text).unwrap();
-        text
-    }
-
-    fn end(mut self) -> ExitStatus {
-        self.front.wait().unwrap()
-    }
-}
-
-/// A test that fails must not leave a batch behind.
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Ok(None) = self.front.try_wait() {
-            kill(self.batch, libc::SIGKILL);
-            self.front.kill().ok();
-            self.front.wait().ok();
-        }
-    }
-}
+use stage::{Running, Serving, exists, kill, parent_of, two_cpus_or_skip, wait_until};
 
 #[test]
 fn output_input_and_status_are_the_programs_own() {
@@ -404,6 +289,54 @@ fn a_running_batch_is_listed_and_can_be_given_another_policy() {
     wait_until("the end of the listing", || listed().is_none());
 }
 
+/// Goal: dynamic-budget goes by the IPC that the service publishes, and by that of now. Method: a service that counts, and whose
+/// requests slow down; the lane page shows what checks go by.
+#[test]
+fn dynamic_budget_goes_by_published_counters() {
+    if !two_cpus_or_skip("published counters") {
+        return;
+    }
+    let serving = Serving::start();
+    let mut worker = serving.service().claim(0, 0).unwrap();
+    let policy = ["--policy", "dynamic-budget", "--budget", "1ms", "--ref-ipc", "1.0"];
+    let refused = serving.elfen(&policy, &["true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    if refused.status.code() == Some(0) {
+        assert!(said.contains("ipc hardware"), "{said}");
+        return;
+    }
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(said.contains("the service publishes none; have the service publish"), "{said}");
+    worker.count(1, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let mut options = policy.to_vec();
+    options.extend(["--report", report.to_str().unwrap()]);
+    let script = "echo $$ $ELFEN_RUN; read line";
+    let mut command = serving.elfen(&options, &["sh", "-c", script]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut front = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(front.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let id = line.split_whitespace().nth(2).unwrap().parse().unwrap();
+    let lanes: Page<LaneSlot> = Page::open(Memory::attach_id(id, Access::Read).unwrap()).unwrap();
+    let lane = lanes.slot(0).unwrap();
+    let mut counted = (1, 1);
+    for ipc_milli in [900, 250] {
+        wait_until("a new IPC", || {
+            counted = (counted.0 + 100_000 * ipc_milli / 1000, counted.1 + 100_000);
+            worker.count(counted.0, counted.1);
+            lane.ipc_milli(monotonic_ns()) == Some(ipc_milli)
+        });
+    }
+    wait_until("an old IPC counts no longer", || lane.ipc_milli(monotonic_ns()).is_none());
+    drop(front.stdin.take());
+    front.wait().unwrap();
+    let report: serde_json::Value =
+        serde_json::from_slice(&fs::read(&report).unwrap()).expect("a report");
+    assert_eq!((&report["policy"], &report["ipc"]), (&"dynamic-budget".into(), &"service".into()));
+}
+
 #[test]
 fn wrong_arguments_start_nothing() {
     let cases: [(&[&str], i32, &str); 13] = [
@@ -419,7 +352,7 @@ fn wrong_arguments_start_nothing() {
         (&["--budget", "2ms", "--", "true"], 2, "it has no use for --budget"),
         (&["--policy", "fixed-budget", "--budget", "-5", "--", "true"], 2, "a duration is a whole"),
         (&["--policy", "slo-budget", "--slo", "p99=0", "--", "true"], 2, "an SLO is a percentile"),
-        (&["--policy", "dynamic-budget", "--", "true"], 3, "does not count the instructions"),
+        (&["--policy", "dynamic-budget", "--", "true"], 2, "it needs --budget"),
         (&["--lanes", "0:0", "--", "true"], 2, "CPU 0 is named twice"),
         (&["--look-every", "0ms", "--lanes", "0:1", "--", "true"], 2, "would never sleep"),
         (&["--lanes", "0:1"], 2, "required arguments were not provided"),

@@ -1,0 +1,178 @@
+//! Goal: a batch heeds the kernel's own map of what runs, as long as the kernel writes it and no longer. Method: the real eBPF
+//! program and a real request lane with a thread that works and sleeps. Needs CAP_BPF, CAP_PERFMON and two CPUs; says so without.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use elfen_kernel::task_map::{Error, Loaded};
+use elfen_rt::signal::lane::LaneState;
+use elfen_rt::signal::task::TaskMap;
+
+use crate::programs::program;
+use crate::stage::{Batch, Board, Run, cpus, pin, skipped, until};
+
+/// The numbers under which the batch finds the map, its leases and its link.
+const DESCRIPTORS: [i32; 3] = [900, 901, 902];
+
+/// The kernel's program, attached for this test alone.
+fn attach(test: &str) -> Option<(Loaded, TaskMap)> {
+    let loaded = match Loaded::load() {
+        Ok(loaded) => loaded,
+        Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
+            skipped(test, &error.to_string());
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let map = loaded.map().unwrap();
+    Some((loaded, map))
+}
+
+/// A thread on the request lane, which works while it is told to. It ends with this, also when a test fails.
+struct RequestThread {
+    order: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+const SLEEP: u64 = 0;
+const WORK: u64 = 1;
+const END: u64 = 2;
+
+impl RequestThread {
+    fn start(cpu: u32) -> Self {
+        let order = Arc::new(AtomicU64::new(SLEEP));
+        let told = order.clone();
+        let serve = move || {
+            pin(cpu).unwrap();
+            loop {
+                match told.load(Relaxed) {
+                    SLEEP => thread::sleep(Duration::from_micros(200)),
+                    WORK => std::hint::spin_loop(),
+                    _ => return,
+                }
+            }
+        };
+        Self { order, thread: Some(thread::spawn(serve)) }
+    }
+
+    fn work(&self) {
+        self.order.store(WORK, Relaxed);
+    }
+
+    fn sleep(&self) {
+        self.order.store(SLEEP, Relaxed);
+    }
+}
+
+impl Drop for RequestThread {
+    fn drop(&mut self) {
+        self.order.store(END, Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Whether the CPU idles now and then. What others do there makes the batch nap, too, which is right, and no test.
+fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
+    let slot = map.slot(cpu).unwrap();
+    let idle = (0..2000).any(|_| {
+        thread::sleep(Duration::from_millis(1));
+        !slot.is_busy()
+    });
+    if !idle {
+        skipped(test, &format!("something else keeps CPU {cpu} busy all the time"));
+    }
+    idle
+}
+
+fn batch(run: &Run, map: &TaskMap, program: &Path) -> Command {
+    let mut command = run.batch_with(program, &DESCRIPTORS.map(|fd| fd.to_string()).join(" "));
+    let ours = map.descriptors().unwrap();
+    let ours = [ours.tasks.raw(), ours.watch.raw(), ours.link.raw()];
+    let hand_on = move || {
+        for (from, to) in ours.into_iter().zip(DESCRIPTORS) {
+            // SAFETY: takes numbers; the copy has no close-on-exec flag.
+            if unsafe { libc::dup2(from, to) } < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: `hand_on` makes system calls alone.
+    unsafe { command.pre_exec(hand_on) };
+    command
+}
+
+#[test]
+fn a_thread_on_the_request_lane_stops_the_batch() {
+    let test = "checks by the task map";
+    let [first, second] = cpus();
+    if first == second {
+        return skipped(test, "one CPU");
+    }
+    let Some((_loaded, map)) = attach(test) else { return };
+    if !idles(test, &map, second) {
+        return;
+    }
+    for way in ["inline", "patch", "fentry"] {
+        let Some(program) = program(way) else { continue };
+        let run = Run::on_tasks(first, second);
+        let (board, request) = (Board::new(), RequestThread::start(second));
+        let mut batch = Batch::start(batch(&run, &map, program).args(["loop", &board.id()]));
+        for _ in 0..5 {
+            let before = board.progress();
+            until(way, || board.progress() > before + 1000);
+            request.work();
+            until(way, || run.is(LaneState::Napping));
+            request.sleep();
+        }
+        board.stop();
+        assert!(batch.succeeds(), "{way}");
+    }
+}
+
+/// Goal: no batch naps for ever because a program in the kernel has gone. Method: the batch closes all its descriptors, the lane is
+/// busy, and the last who holds the map lets it go.
+#[test]
+fn a_map_that_nobody_writes_any_more_stops_nobody() {
+    let test = "a task map that froze";
+    let [first, second] = cpus();
+    if first == second {
+        return skipped(test, "one CPU");
+    }
+    let Some((loaded, map)) = attach(test) else { return };
+    let Some(program) = program("patch") else { return };
+    if !idles(test, &map, second) {
+        return;
+    }
+    let run = Run::on_tasks(first, second);
+    let (board, request) = (Board::new(), RequestThread::start(second));
+    let mut batch = batch(&run, &map, program);
+    let mut batch = Batch::start(batch.args(["loop-closed", &board.id()]));
+    until("it runs without descriptors", || board.progress() > 1000);
+    request.work();
+    until("it naps", || run.is(LaneState::Napping));
+    drop((map, loaded));
+    let before = board.progress();
+    until("it goes on", || board.progress() > before + 1000);
+    board.stop();
+    assert!(batch.succeeds());
+}
+
+/// Method: a batch that was told of descriptors that are none of the map's, and no pins.
+#[test]
+fn other_descriptors_are_no_map() {
+    let Some(program) = program("fentry") else { return };
+    let [first, second] = cpus();
+    let run = Run::on_tasks(first, second);
+    let board = Board::new();
+    let mut batch = run.batch_with(program, "0 1 2");
+    let mut batch = Batch::start(batch.args(["loop", &board.id()]));
+    until("it runs", || board.progress() > 1000);
+    board.stop();
+    assert!(batch.succeeds());
+}

@@ -1,0 +1,151 @@
+//! How long a batch runs next to requests under borrow-idle, and whether the runtime's own account of it is true.
+//!
+//! Two pinned threads as in `reaction`: one is busy and idle in turns and notes them; the other, the batch, reads the clock
+//! all the time, so that a stretch without a reading is one that it did not run. What the two notes have in common is the overlap
+//! as seen from outside; beside it stands what the lane page says of the same turns.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::lane::LaneSlot;
+
+use super::borrower::{Inject, Stretch, pauses};
+use crate::host::affinity;
+use crate::host::run::Order;
+use crate::host::run::channels::Channels;
+use crate::host::run::guard::Guards;
+
+/// A stretch without a reading that is longer was no reading of the clock, but something else on the CPU.
+const PAUSE_NS: u64 = 2_000;
+/// Notes are made in memory that is there already: so many turns at most.
+const TURNS_MAX: usize = 8_000;
+
+/// Of all turns of one length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Overlap {
+    pub(crate) turns: usize,
+    /// By the request thread's notes.
+    pub(crate) busy_ns: u64,
+    /// By the notes of both.
+    pub(crate) seen_ns: u64,
+    /// By the task map and the lane page.
+    pub(crate) reported_busy_ns: u64,
+    pub(crate) reported_ns: u64,
+}
+
+/// Plays turns of each length for `time`.
+pub(crate) fn measure(
+    order: &Order,
+    channels: &Arc<Channels>,
+    inject: Inject,
+    turns: &[Duration],
+    time: Duration,
+) -> io::Result<Vec<Overlap>> {
+    let (batch, request) = channels.assigned()[0];
+    channels.renew_leases();
+    let _guards = match inject {
+        Inject::Guard => Some(Guards::start(channels, &order.nap, order.look_every)?),
+        Inject::Inline => None,
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let borrower = {
+        let stop = stop.clone();
+        thread::spawn(move || pauses(batch, inject, PAUSE_NS, &stop))
+    };
+    let player = {
+        let (channels, turns) = (channels.clone(), turns.to_vec());
+        thread::spawn(move || {
+            affinity::pin(request)?;
+            turns.iter().map(|&turn| play(&channels, request, turn, time)).collect()
+        })
+    };
+    let played: io::Result<Vec<Played>> = join(player);
+    stop.store(true, Relaxed);
+    let pauses = join(borrower)?;
+    let overlap = |played: Played| {
+        let length = |&(from, to): &Stretch| to - from;
+        Overlap {
+            turns: played.busy.len(),
+            busy_ns: played.busy.iter().map(length).sum(),
+            seen_ns: shared_ns(&played.busy, &pauses),
+            reported_busy_ns: played.reported_busy_ns,
+            reported_ns: played.reported_ns,
+        }
+    };
+    Ok(played?.into_iter().map(overlap).collect())
+}
+
+fn join<T>(thread: thread::JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+struct Played {
+    busy: Vec<Stretch>,
+    reported_busy_ns: u64,
+    reported_ns: u64,
+}
+
+/// The request's side, for turns of one length.
+fn play(channels: &Channels, request: u32, turn: Duration, time: Duration) -> io::Result<Played> {
+    let lane: &LaneSlot = channels.lanes().slot(0).ok_or(io::ErrorKind::NotFound)?;
+    let account = || {
+        let busy_ns = channels.busy_ns(request, monotonic_ns()).unwrap_or(0);
+        (busy_ns, lane.overlapped_ns.load(Relaxed))
+    };
+    let turn_ns = u64::try_from(turn.as_nanos()).unwrap_or(u64::MAX);
+    let mut busy = Vec::with_capacity(TURNS_MAX);
+    channels.renew_leases();
+    // The first turn brings the lease, and the batch to its lane.
+    thread::sleep(turn + Duration::from_millis(20));
+    let before = account();
+    let (start, mut renewed) = (Instant::now(), Instant::now());
+    while start.elapsed() < time && busy.len() < TURNS_MAX {
+        let now_ns = monotonic_ns();
+        // The lane was busy before this thread could note it.
+        let from_ns = channels.busy_since_ns(request).unwrap_or(now_ns);
+        while monotonic_ns() < now_ns + turn_ns {}
+        if renewed.elapsed() > Duration::from_secs(1) {
+            channels.renew_leases();
+            renewed = Instant::now();
+        }
+        busy.push((from_ns, monotonic_ns()));
+        thread::sleep(turn);
+    }
+    // The batch counts at its next look: let it have one.
+    thread::sleep(Duration::from_millis(20));
+    let after = account();
+    Ok(Played { busy, reported_busy_ns: after.0 - before.0, reported_ns: after.1 - before.1 })
+}
+
+/// How much of `busy` is in none of the pauses. Both are in their order.
+fn shared_ns(busy: &[Stretch], pauses: &[Stretch]) -> u64 {
+    let mut first = 0;
+    let mut shared_ns = 0;
+    for &(from, to) in busy {
+        while pauses.get(first).is_some_and(|&(_, end)| end <= from) {
+            first += 1;
+        }
+        let during = pauses[first..].iter().take_while(|&&(begin, _)| begin < to);
+        let paused_ns: u64 = during.map(|&(begin, end)| end.min(to) - begin.max(from)).sum();
+        shared_ns += (to - from).saturating_sub(paused_ns);
+    }
+    shared_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_no_pause_is_shared() {
+        let busy = [(100, 200), (300, 400), (500, 600)];
+        assert_eq!(shared_ns(&busy, &[]), 300);
+        assert_eq!(shared_ns(&busy, &[(0, 1000)]), 0, "one pause over all turns");
+        assert_eq!(shared_ns(&busy, &[(10, 90), (110, 250), (290, 390)]), 10 + 10 + 100);
+        assert_eq!(shared_ns(&busy, &[(150, 350), (550, 560), (570, 700)]), 50 + 50 + 60);
+    }
+}

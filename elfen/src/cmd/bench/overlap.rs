@@ -1,0 +1,132 @@
+//! `elfen bench overlap`: how long a batch runs next to requests, by turns of the request lane.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::bench::borrower::Inject;
+use crate::bench::distribution::number;
+use crate::bench::overlap::{self, Overlap};
+use crate::cmd::bench::{Signals, run_here};
+use crate::cmd::failure::{Failure, Status};
+use crate::cmd::lane_args::LaneArgs;
+use crate::cmd::run::NapName;
+use crate::cmd::{duration, table};
+
+const EXAMPLE: &str = "\
+Example:
+  sudo elfen bench overlap --lanes 0:1 --nap spin";
+
+/// Measure how long a batch runs next to requests under borrow-idle
+///
+/// The request lane is busy and idle in turns of 50 us to 50 ms. For checks in the source and for guards; as seen from
+/// outside, and as the runtime reports it.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// How batch and guard nap
+    #[arg(long, value_enum, default_value = "auto")]
+    nap: NapName,
+
+    /// How often a guard looks
+    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
+    look_every: Duration,
+
+    /// How long turns of one length are played
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration::parse)]
+    duration: Duration,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const TURNS: [Duration; 6] = [
+    Duration::from_micros(50),
+    Duration::from_micros(200),
+    Duration::from_millis(1),
+    Duration::from_millis(5),
+    Duration::from_millis(20),
+    Duration::from_millis(50),
+];
+
+#[derive(Serialize)]
+struct Report {
+    nap: &'static str,
+    look_every_ns: u128,
+    overlaps: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    inject: &'static str,
+    turn_ns: u128,
+    turns: usize,
+    busy_ns: u64,
+    seen_ns: u64,
+    seen_percent: f64,
+    reported_busy_ns: u64,
+    reported_ns: u64,
+    reported_percent: f64,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let mut overlaps = Vec::new();
+    let mut nap = "";
+    // Checks first: they find the run that was in the environment when they first looked.
+    for inject in [Inject::Inline, Inject::Guard] {
+        let (order, channels) = run_here(&args.lanes, args.nap, args.look_every, Signals::Tasks)?;
+        nap = order.nap.kind().name();
+        let found = overlap::measure(&order, &channels, inject, &TURNS, args.duration);
+        let found = found.map_err(|error| {
+            let fix = "allow this process both CPUs: see `elfen doctor`";
+            Failure::new(Status::Failed, "measuring the overlap", error, fix)
+        })?;
+        overlaps.extend(TURNS.iter().zip(found).map(|(turn, found)| row(inject, *turn, &found)));
+    }
+    let report = Report { nap, look_every_ns: args.look_every.as_nanos(), overlaps };
+    if args.json {
+        crate::cmd::print_json(out, &report)?;
+    } else {
+        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(inject: Inject, turn: Duration, overlap: &Overlap) -> Row {
+    let percent = |part: u64, whole: u64| {
+        let thousandths = (number(part) / number(whole.max(1)) * 100_000.0).round();
+        thousandths / 1000.0
+    };
+    let Overlap { turns, busy_ns, seen_ns, reported_busy_ns, reported_ns } = *overlap;
+    Row {
+        inject: inject.name(),
+        turn_ns: turn.as_nanos(),
+        turns,
+        busy_ns,
+        seen_ns,
+        seen_percent: percent(seen_ns, busy_ns),
+        reported_busy_ns,
+        reported_ns,
+        reported_percent: percent(reported_ns, reported_busy_ns),
+    }
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let cells = |row: &Row| {
+            let turn = duration::show(u64::try_from(row.turn_ns).unwrap_or(u64::MAX));
+            let percents = [row.seen_percent, row.reported_percent].map(|p| format!("{p:.3}"));
+            let [seen, reported] = percents;
+            vec![row.inject.to_owned(), turn, row.turns.to_string(), seen, reported]
+        };
+        let rows: Vec<Vec<String>> = self.overlaps.iter().map(cells).collect();
+        let heading = ["inject", "turn", "turns", "% seen", "% reported"];
+        table::lines(&heading, &rows)
+    }
+}

@@ -1,0 +1,91 @@
+//! `elfen metrics`: lanes, batches and services for Prometheus.
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::task::TaskMap;
+
+use super::failure::{Failure, Status, to_stderr};
+use super::status::{self, policy_name};
+use super::warn;
+use crate::host::metrics::server::{self, Scraped};
+use crate::host::metrics::{Seen, scrape};
+use crate::host::run::find;
+use crate::host::services::{Tails, services};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen metrics                                for a Prometheus on this machine
+  elfen metrics --once | grep _seconds_total   to look at it
+  curl http://127.0.0.1:9752/metrics
+
+It shows what its user may see: own batches and services; as root, all of the machine's.";
+
+/// Serve what lanes, batches and services do to Prometheus
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The address to serve on; loopback, so that nobody else's machine can look
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9752")]
+    listen: SocketAddr,
+
+    /// Print it once and end
+    #[arg(long, conflicts_with = "listen")]
+    once: bool,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    // Whether this machine can have batches at all is said now, not to each scraper.
+    status::batches()?;
+    let machine = Machine::default();
+    if args.once {
+        let text = machine.scrape().map_err(|error| {
+            Failure::new(Status::Failed, "looking for batches", error, "try again")
+        })?;
+        out.write_all(text.as_bytes()).map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let address = args.listen;
+    let what = format!("listening on {address}");
+    let listener = TcpListener::bind(address).map_err(|error| {
+        Failure::new(Status::Failed, &what, error, "choose another with --listen 127.0.0.1:PORT")
+    })?;
+    let address = listener.local_addr().unwrap_or(address);
+    if !address.ip().is_loopback() {
+        warn(&format!("whoever reaches {address} can see which programs run here"));
+    }
+    to_stderr(&format!("metrics at http://{address}/metrics"));
+    let error = server::serve(&listener, &Arc::new(machine));
+    Err(Failure::new(Status::Failed, what, error, "start it again"))
+}
+
+/// What is seen of this machine, with the memory that tails need.
+#[derive(Debug, Default)]
+struct Machine {
+    tails: Mutex<Tails>,
+}
+
+impl Scraped for Machine {
+    fn scrape(&self) -> io::Result<String> {
+        let (batches, services) = (find::batches()?, services()?);
+        let tasks = TaskMap::open_pinned().ok();
+        let tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(scrape(&Seen {
+            batches: &batches,
+            services: &services,
+            tails: &tails,
+            tasks: tasks.as_ref(),
+            policy_name,
+        }))
+    }
+
+    fn observe(&self) {
+        // Without the list, the scrape says what is wrong with it.
+        let Ok(services) = services() else { return };
+        let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
+        tails.observe(&services, monotonic_ns());
+    }
+}

@@ -1,0 +1,125 @@
+//! `elfen top`: lanes, who runs on them, what batches borrow, and tails against their SLOs; and keys to change it.
+
+mod change;
+mod picture;
+mod seen;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use super::duration;
+use super::failure::{Failure, Status};
+use crate::host::terminal::{self, Input, Role, Screen};
+use change::Changes;
+use picture::{Line, Style, draw};
+use seen::Watch;
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen top              until q or Ctrl-C
+  elfen top --once       once, for scripts
+  sudo elfen top         with everybody's batches, and who runs on their lanes
+
+Keys: up and down select a batch; p takes its next policy; + and - change its budget; q ends.
+Shares are of the time since the last picture, tails those of the last ten seconds.";
+
+/// Watch lanes and batches, and change their policies
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Print it once and end
+    #[arg(long)]
+    once: bool,
+
+    /// How long to wait between two pictures
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
+    every: Duration,
+}
+
+/// What a picture has where no terminal says how large it may be.
+const OFF_TERMINAL: (usize, usize) = (120, 200);
+const SHORTEST: Duration = Duration::from_millis(50);
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    super::status::batches()?;
+    if args.every < SHORTEST {
+        let why = "a picture takes some time itself";
+        let fix = format!("give it {} ms or more", SHORTEST.as_millis());
+        return Err(Failure::new(Status::Usage, "--every", why, fix));
+    }
+    if args.once || !terminal::is_there() {
+        return print(args, out);
+    }
+    let failed = |error| Failure::new(Status::Failed, "the terminal", error, "use --once");
+    match terminal::split().map_err(failed)? {
+        Role::Draw(screen) => watch(args, &screen).map_err(failed),
+        Role::Done(code) => Ok(code),
+        Role::Died(signal) => {
+            let why = format!("what drew was ended by {signal}");
+            Err(Failure::new(Status::Failed, "the terminal", why, "use --once, and report this"))
+        }
+    }
+}
+
+/// Off a terminal: text, once or again and again.
+fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let mut watch = Watch::new();
+    loop {
+        let view = watch.look().map_err(|error| {
+            Failure::new(Status::Failed, "looking for batches", error, "try again")
+        })?;
+        let (columns, rows) = OFF_TERMINAL;
+        let mut lines = draw(&view, columns, rows);
+        // The keys are no use here.
+        lines.pop();
+        let text: Vec<&str> = lines.iter().map(|line| line.text.trim_end()).collect();
+        let text = text.join("\n");
+        writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()).map_err(Failure::output)?;
+        if args.once {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(args.every);
+    }
+}
+
+fn watch(args: &Args, screen: &Screen) -> io::Result<ExitCode> {
+    let (mut watch, mut changes, colours) = (Watch::new(), Changes::default(), super::colours());
+    let mut view = watch.look()?;
+    let mut next = Instant::now() + args.every;
+    loop {
+        view.note = changes.note();
+        view.selected = changes.select(&view.batches);
+        let (columns, rows) = Screen::size();
+        let lines = draw(&view, columns, rows);
+        screen.show(&lines.iter().map(|line| painted(line, colours)).collect::<Vec<_>>())?;
+        for input in screen.input(next.saturating_duration_since(Instant::now()))? {
+            match input {
+                Input::End | Input::Letter('q') => return Ok(ExitCode::SUCCESS),
+                Input::Up | Input::Letter('k') => changes.up(&view.batches),
+                Input::Down | Input::Letter('j') => changes.down(&view.batches),
+                Input::Letter('p') => changes.policy(&watch),
+                Input::Letter('+' | '=') => changes.budget(&watch, true),
+                Input::Letter('-') => changes.budget(&watch, false),
+                Input::Letter(_) | Input::Resized => {}
+            }
+        }
+        if Instant::now() >= next {
+            view = watch.look()?;
+            next = Instant::now() + args.every;
+            changes.forget();
+        }
+    }
+}
+
+fn painted(line: &Line, colours: bool) -> String {
+    let code = match line.style {
+        _ if !colours => return line.text.clone(),
+        Style::Plain => return line.text.clone(),
+        Style::Heading => "1",
+        Style::Selected => "7",
+        Style::Alarm => "31",
+        Style::Dim => "2",
+    };
+    format!("\x1b[{code}m{}", line.text)
+}

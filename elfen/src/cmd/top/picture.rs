@@ -1,0 +1,344 @@
+//! What `elfen top` draws: a pure function from what was seen to lines that fit the terminal.
+
+use crate::cmd::duration;
+
+/// Everything that a picture shows.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct View {
+    pub(super) batches: Vec<BatchView>,
+    pub(super) lanes: Vec<LaneView>,
+    pub(super) services: Vec<ServiceView>,
+    /// The batch that keys change.
+    pub(super) selected: usize,
+    /// What the last key did, or why not.
+    pub(super) note: Option<String>,
+}
+
+/// A share of the time since the last picture, in thousandths; `None` in the first one.
+pub(super) type Share = Option<u64>;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct BatchView {
+    pub(super) pid: u32,
+    pub(super) program: String,
+    pub(super) policy: &'static str,
+    pub(super) budget_ns: Option<u64>,
+    pub(super) borrowed: Share,
+    pub(super) overlapped: Share,
+    pub(super) reaction_p99_ns: Option<u64>,
+    pub(super) slo: Option<SloView>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SloView {
+    pub(super) per_million: u32,
+    pub(super) latency_ns: u64,
+    /// Of the last ten seconds; `None` without requests.
+    pub(super) tail_ns: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct LaneView {
+    pub(super) request: u64,
+    pub(super) request_runs: String,
+    pub(super) batch: u64,
+    pub(super) batch_runs: String,
+    pub(super) state: &'static str,
+    pub(super) borrowed: Share,
+    pub(super) overlapped: Share,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct ServiceView {
+    pub(super) name: String,
+    pub(super) lane: u64,
+    pub(super) alive: bool,
+    pub(super) per_second: Option<u64>,
+    pub(super) queue: u64,
+    pub(super) median_ns: Option<u64>,
+    pub(super) p99_ns: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Style {
+    Plain,
+    Heading,
+    Selected,
+    Alarm,
+    Dim,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Line {
+    pub(super) style: Style,
+    pub(super) text: String,
+}
+
+impl Line {
+    fn new(style: Style, text: impl Into<String>) -> Self {
+        Self { style, text: text.into() }
+    }
+}
+
+const KEYS: &str = "q quit   up/down select   p policy   +/- budget";
+
+/// The picture: at most `rows` lines of at most `columns` columns; the last one says what keys do.
+pub(super) fn draw(view: &View, columns: usize, rows: usize) -> Vec<Line> {
+    let selected = view.batches.iter().take(view.selected + 1).map(height).sum::<usize>();
+    let sections = [
+        Section { heading: BATCHES.heading(), rows: batch_rows(view, columns), keep: selected },
+        Section { heading: LANES.heading(), rows: lane_rows(view, columns), keep: 1 },
+        Section { heading: SERVICES.heading(), rows: service_rows(view), keep: 1 },
+    ];
+    let mut lines = vec![Line::new(Style::Heading, summary(view))];
+    let left = rows.saturating_sub(2);
+    for (section, room) in sections.iter().zip(rooms(&sections, left)) {
+        lines.extend(section.lines(room));
+    }
+    lines.truncate(rows.saturating_sub(1));
+    lines.resize(rows.saturating_sub(1), Line::new(Style::Plain, ""));
+    lines.push(match &view.note {
+        Some(note) => Line::new(Style::Selected, note.as_str()),
+        None => Line::new(Style::Dim, KEYS),
+    });
+    lines.iter_mut().for_each(|line| line.text = cut(&line.text, columns));
+    lines
+}
+
+fn summary(view: &View) -> String {
+    let count = |state| view.lanes.iter().filter(|lane| lane.state == state).count();
+    let number =
+        |n: usize, one: &str, more: &str| format!("{n} {}", if n == 1 { one } else { more });
+    format!(
+        "elfen {}   {}   {}: {} running, {} napping   {}",
+        env!("CARGO_PKG_VERSION"),
+        number(view.batches.len(), "batch", "batches"),
+        number(view.lanes.len(), "batch lane", "batch lanes"),
+        count("running"),
+        count("napping"),
+        number(view.services.len(), "service lane", "service lanes"),
+    )
+}
+
+/// Columns of a table: title and width; numbers are at the right of theirs.
+struct Table<const N: usize>([(&'static str, usize, bool); N]);
+
+const BATCHES: Table<7> = Table([
+    ("PID", 8, false),
+    ("PROGRAM", 17, false),
+    ("POLICY", 15, false),
+    ("BUDGET", 8, true),
+    ("BORROWED", 8, true),
+    ("OVERLAP", 7, true),
+    ("REACT p99", 9, true),
+]);
+
+const LANES: Table<7> = Table([
+    ("CPU", 4, true),
+    ("RUNS", 17, false),
+    ("BATCH", 5, true),
+    ("RUNS", 17, false),
+    ("STATE", 9, false),
+    ("BORROWED", 8, true),
+    ("OVERLAP", 7, true),
+]);
+
+const SERVICES: Table<7> = Table([
+    ("SERVICE", 30, false),
+    ("CPU", 4, true),
+    ("REQ/S", 8, true),
+    ("QUEUE", 6, true),
+    ("MEDIAN", 8, true),
+    ("P99", 8, true),
+    ("", 4, false),
+]);
+
+impl<const N: usize> Table<N> {
+    fn heading(&self) -> String {
+        self.row(self.0.map(|(title, ..)| title.to_owned()))
+    }
+
+    fn row(&self, cells: [String; N]) -> String {
+        let cell = |((_, width, right), text): (&(&str, usize, bool), String)| {
+            let (width, text) = (*width, cut(&printable(&text), *width));
+            if *right { format!("{text:>width$}") } else { format!("{text:width$}") }
+        };
+        let cells: Vec<String> = self.0.iter().zip(cells).map(cell).collect();
+        format!("  {}", cells.join(" ").trim_end())
+    }
+}
+
+/// Lines of a batch: one, and another for its SLO.
+fn height(batch: &BatchView) -> usize {
+    1 + usize::from(batch.slo.is_some())
+}
+
+fn batch_rows(view: &View, columns: usize) -> Vec<Line> {
+    let mut rows = Vec::new();
+    for (at, batch) in view.batches.iter().enumerate() {
+        let mut row = BATCHES.row([
+            batch.pid.to_string(),
+            batch.program.clone(),
+            batch.policy.to_owned(),
+            time(batch.budget_ns),
+            percent(batch.borrowed),
+            percent(batch.overlapped),
+            time(batch.reaction_p99_ns),
+        ]);
+        let is_selected = at == view.selected;
+        if is_selected {
+            row.replace_range(0..1, ">");
+        }
+        rows.push(Line::new(if is_selected { Style::Selected } else { Style::Plain }, row));
+        rows.extend(batch.slo.map(|slo| slo_row(slo, columns)));
+    }
+    rows
+}
+
+/// The tail against its SLO, as a bar that is full where the SLO breaks.
+fn slo_row(slo: SloView, columns: usize) -> Line {
+    let SloView { per_million, latency_ns, tail_ns } = slo;
+    let percentile = format!("{}.{:04}", per_million / 10_000, per_million % 10_000);
+    let percentile = percentile.trim_end_matches('0').trim_end_matches('.');
+    let limit = duration::show(latency_ns);
+    let Some(tail_ns) = tail_ns else {
+        return Line::new(
+            Style::Dim,
+            format!("           p{percentile}: no requests; SLO {limit}"),
+        );
+    };
+    let share = u128::from(tail_ns) * 1000 / u128::from(latency_ns.max(1));
+    let share = u64::try_from(share).unwrap_or(u64::MAX);
+    let bar = bar(&[('#', share.min(1000))], columns.saturating_sub(58).clamp(10, 100));
+    let verdict = match 1000u64.checked_sub(share) {
+        Some(left) => format!("{} left", percent(Some(left))),
+        None => "BROKEN".to_owned(),
+    };
+    let tail = duration::show(tail_ns);
+    let text = format!("           p{percentile} {tail:>8} of {limit:<8} [{bar}] {verdict}");
+    Line::new(if share > 1000 { Style::Alarm } else { Style::Plain }, text)
+}
+
+/// Columns of a lane's row before its bar, and what is the least that a bar can show.
+const LANE_COLUMNS: usize = 78;
+const LEAST_BAR: usize = 12;
+
+fn lane_rows(view: &View, columns: usize) -> Vec<Line> {
+    let width = columns.saturating_sub(LANE_COLUMNS).min(100);
+    let row = |lane: &LaneView| {
+        let mut row = LANES.row([
+            lane.request.to_string(),
+            lane.request_runs.clone(),
+            lane.batch.to_string(),
+            lane.batch_runs.clone(),
+            lane.state.to_owned(),
+            percent(lane.borrowed),
+            percent(lane.overlapped),
+        ]);
+        if let (Some(borrowed), Some(overlapped), true) =
+            (lane.borrowed, lane.overlapped, width >= LEAST_BAR)
+        {
+            let bar = bar(&[('#', borrowed), ('+', overlapped)], width - 4);
+            row = format!("{row:LANE_COLUMNS$} [{bar}]");
+        }
+        Line::new(Style::Plain, row)
+    };
+    view.lanes.iter().map(row).collect()
+}
+
+fn service_rows(view: &View) -> Vec<Line> {
+    let row = |service: &ServiceView| {
+        let row = SERVICES.row([
+            service.name.clone(),
+            service.lane.to_string(),
+            service.per_second.map_or("-".to_owned(), |n| n.to_string()),
+            service.queue.to_string(),
+            time(service.median_ns),
+            time(service.p99_ns),
+            if service.alive { String::new() } else { "gone".to_owned() },
+        ]);
+        Line::new(if service.alive { Style::Plain } else { Style::Dim }, row)
+    };
+    view.services.iter().map(row).collect()
+}
+
+struct Section {
+    heading: String,
+    rows: Vec<Line>,
+    /// So many rows of it must be seen, or the last of them.
+    keep: usize,
+}
+
+impl Section {
+    /// A blank line, the heading, and as many rows as there is room for.
+    fn lines(&self, room: usize) -> Vec<Line> {
+        if self.rows.is_empty() || room == 0 {
+            return Vec::new();
+        }
+        let mut lines =
+            vec![Line::new(Style::Plain, ""), Line::new(Style::Heading, self.heading.as_str())];
+        if self.rows.len() <= room {
+            lines.extend(self.rows.iter().cloned());
+            return lines;
+        }
+        let shown = room - 1;
+        let first = self.keep.saturating_sub(shown);
+        lines.extend(self.rows.iter().skip(first).take(shown).cloned());
+        lines.push(Line::new(Style::Dim, format!("  {} more", self.rows.len() - shown)));
+        lines
+    }
+}
+
+/// How many rows of each section fit: the longest gives way first.
+fn rooms(sections: &[Section], left: usize) -> Vec<usize> {
+    let mut rooms: Vec<usize> = sections.iter().map(|section| section.rows.len()).collect();
+    let taken = |rooms: &[usize]| {
+        rooms.iter().map(|&room| if room == 0 { 0 } else { room + 2 }).sum::<usize>()
+    };
+    while taken(&rooms) > left {
+        let Some(longest) = rooms.iter_mut().max().filter(|room| **room > 0) else { break };
+        *longest -= 1;
+    }
+    rooms
+}
+
+fn time(ns: Option<u64>) -> String {
+    ns.map_or("-".to_owned(), duration::show)
+}
+
+fn percent(share: Share) -> String {
+    share.map_or("-".to_owned(), |share| format!("{}.{} %", share / 10, share % 10))
+}
+
+/// Shares of a bar one after the other, and dots for the rest.
+fn bar(parts: &[(char, u64)], width: usize) -> String {
+    let mut bar = String::with_capacity(width);
+    let mut sum = 0;
+    for &(mark, share) in parts {
+        sum += share;
+        let end = usize::try_from(sum.min(1000)).unwrap_or(1000) * width / 1000;
+        while bar.chars().count() < end {
+            bar.push(mark);
+        }
+    }
+    format!("{bar:.<width$}")
+}
+
+/// Names come from other processes: nothing that a terminal obeys is let through.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn cut(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(columns.saturating_sub(1)).collect();
+    if columns > 0 {
+        cut.push('~');
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Goal: what the documents say to type, works. Method: the `sh` blocks of each section are one script, run as it stands, in a
+//! folder of its own; commands of this repository are those that were built with this test. A section that needs what is not
+//! here is skipped, and says so.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+struct Section {
+    title: String,
+    script: String,
+}
+
+/// The `sh` blocks by the headings that they stand under.
+fn sections(document: &str) -> Vec<Section> {
+    let mut sections = vec![Section { title: "the beginning".to_owned(), script: String::new() }];
+    let mut inside = false;
+    for line in document.lines() {
+        let last = sections.last_mut().unwrap();
+        match line {
+            "```sh" => inside = true,
+            "```" => inside = false,
+            _ if inside => last.script += &format!("{line}\n"),
+            _ => {
+                if let Some(title) = line.strip_prefix("## ") {
+                    sections.push(Section { title: title.to_owned(), script: String::new() });
+                }
+            }
+        }
+    }
+    sections.retain(|section| !section.script.is_empty());
+    sections
+}
+
+/// Commands that a machine may lack.
+const MAY_LACK: [&str; 8] =
+    ["cc", "elfen-load", "elfen-search", "nginx", "redis-cli", "redis-server", "taskset", "xz"];
+
+fn missing(script: &str, path: &str) -> Option<String> {
+    let words: Vec<&str> = script.split_whitespace().collect();
+    if words.contains(&"sudo") {
+        // SAFETY: takes nothing.
+        if unsafe { libc::geteuid() } != 0 {
+            return Some("it takes root".to_owned());
+        }
+    }
+    let lacks = |command: &&&str| {
+        let mut look = Command::new("sh");
+        look.args(["-c", &format!("command -v {command}")]).env("PATH", path);
+        !look.output().unwrap().status.success()
+    };
+    let lacked = MAY_LACK.iter().filter(|command| words.contains(command)).find(lacks)?;
+    Some(format!("there is no {lacked}"))
+}
+
+fn skipped(name: &str, why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: {name}: {why}").unwrap();
+}
+
+fn run(document: &str) {
+    if fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() == "0" {
+        return skipped(document, "it takes two CPUs");
+    }
+    let built = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap();
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let sections = sections(&text);
+    assert!(!sections.is_empty(), "{document} has commands");
+    for Section { title, script } in sections {
+        let folder = tempfile::tempdir().unwrap();
+        // A worker of nginx that has given up root reads what it serves from here.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let tools = folder.path().join("tools");
+        fs::create_dir_all(folder.path().join("target")).unwrap();
+        symlink(built, folder.path().join("target/release")).unwrap();
+        fs::create_dir(&tools).unwrap();
+        fs::write(tools.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").unwrap();
+        fs::set_permissions(tools.join("sudo"), fs::Permissions::from_mode(0o755)).unwrap();
+        let usual = std::env::var("PATH").unwrap();
+        let path = format!("{}:{}:{usual}:/usr/sbin", built.display(), tools.display());
+        let name = format!("{document}, {title}");
+        if let Some(why) = missing(&script, &path) {
+            skipped(&name, &why);
+            continue;
+        }
+        fs::write(folder.path().join("script"), format!("set -eu\n{script}")).unwrap();
+        fs::write(folder.path().join("backup.tar"), vec![7; 3_000_000]).unwrap();
+        let output = Command::new("timeout")
+            .args(["-k", "5", "300", "bash", "script"])
+            .current_dir(folder.path())
+            .env("PATH", path)
+            .env("ELFEN_INCLUDE", root().join("elfen-rt/include"))
+            .env("ELFEN_EXAMPLES", root().join("elfen-rt/examples"))
+            .env_remove("ELFEN_LANES")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(output.status.success(), "{name}: {}\n{}\n{}", output.status, said[0], said[1]);
+    }
+}
+
+#[test]
+fn the_guide_works_word_for_word() {
+    run("docs/guide.md");
+}
+
+#[test]
+fn the_readme_works_word_for_word() {
+    run("README.md");
+}

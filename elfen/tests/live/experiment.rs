@@ -1,0 +1,230 @@
+//! Goal: an experiment is what was asked for, goes on where it was, and its parameters reach the model. Method: real
+//! experiments, made short with a small index; results files cut off and changed; plans with mistakes. Nothing is asserted
+//! about speeds.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::place::{Place, skip, text, wait_until};
+use serde_json::Value;
+
+const SHORT: &str = "experiment --lanes 0:1 --signal service --docs 200 --load 20 --company none,borrow-idle \
+     --batch loop --invocations 2 --duration 300ms --warmup 0ms --out it.jsonl";
+
+fn lines(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// What tells runs apart.
+fn runs(file: &Path) -> Vec<String> {
+    let lines = lines(file);
+    let runs = lines.iter().filter(|line| line["kind"] == "run");
+    let mut runs: Vec<String> = runs
+        .map(|run| format!("{} {} {}", run["asked"], run["batch"], run["invocation"]))
+        .collect();
+    runs.sort();
+    runs
+}
+
+const ALL: [&str; 4] = [
+    "\"borrow-idle\" \"loop\" 0",
+    "\"borrow-idle\" \"loop\" 1",
+    "\"none\" null 0",
+    "\"none\" null 1",
+];
+
+/// Goal: interrupted, killed in the middle of a line, and finished: every run is there once, under one setup. Method: end
+/// an experiment after its first run, cut its file within the last line, go on.
+#[test]
+fn an_experiment_goes_on_where_it_was() {
+    let Some(place) = Place::new("an_experiment_goes_on") else { return };
+    let file = place.path("it.jsonl");
+    let running = place.start(SHORT);
+    wait_until("the first run", || {
+        fs::read_to_string(&file).is_ok_and(|text| text.contains("\"kind\":\"run\""))
+    });
+    running.signal(libc::SIGINT);
+    let output = running.end();
+    let said = text(&output.stderr);
+    // It may have been done by then; what counts is the file.
+    if !output.status.success() {
+        assert!(
+            said.contains("the same command goes on with what is missing in it.jsonl"),
+            "{said}"
+        );
+    }
+    let scratch = place.scratch();
+    assert_eq!(scratch, Vec::<String>::new());
+    let begun = fs::read_to_string(&file).unwrap();
+    let setup = begun.lines().next().unwrap().to_owned();
+    let cut = begun.trim_end().len() - 20;
+    fs::write(&file, &begun[..cut]).unwrap();
+
+    let output = place.elfen(&format!("{SHORT} --json --report it.html")).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(runs(&file), ALL);
+    assert_eq!(fs::read_to_string(&file).unwrap().lines().next().unwrap(), setup);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!(row["invocations"], 2, "{row}");
+    }
+    assert_eq!(rows[1]["batch_verified"], true);
+    assert!(report["setup"]["capacity_rps"].as_f64().unwrap() > 0.0);
+    assert!(fs::read_to_string(place.path("it.html")).unwrap().contains("<html"));
+
+    // Nothing is missing any more: nothing is run, and the same is said.
+    let whole = fs::read(&file).unwrap();
+    let again = place.elfen(&format!("{SHORT} --json")).output().unwrap();
+    let again: Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(again["rows"], report["rows"]);
+    assert!(fs::read(&file).unwrap() == whole);
+
+    // Another plan is not added to it.
+    let other = place.elfen(&SHORT.replace("--load 20", "--load 30")).output().unwrap();
+    let said = text(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "{said}");
+    assert!(said.contains("loads of its plan is [0.2] and not [0.3]; name another file"), "{said}");
+    assert_eq!(runs(&file), ALL);
+}
+
+fn elfen(folder: &Path, words: &str) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(words.split_whitespace()).current_dir(folder).env_remove("ELFEN_LANES");
+    let output = command.output().unwrap();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn folder(test: &str) -> std::path::PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("experiment-{test}"));
+    fs::remove_dir_all(&folder).ok();
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Whether two CPUs are there to be named.
+fn two_cpus_or_skip(test: &str) -> bool {
+    let enough = fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() != "0";
+    if !enough {
+        skip(test, "it takes two CPUs");
+    }
+    enough
+}
+
+#[test]
+fn a_plan_is_read_from_a_file_and_options_go_before_it() {
+    if !two_cpus_or_skip("a_plan_is_read_from_a_file_and_options_go_before_it") {
+        return;
+    }
+    let folder = folder("plan");
+    let plan = "load = [20, 50]\ncompany = [\"none\", \"fixed-budget:2ms\"]\nbatch = [\"loop\", \"spin\"]\n\
+                invocations = 2\nduration = \"3s\"\nwarmup = \"1s\"\nseed = 4\n";
+    fs::write(folder.join("plan.toml"), plan).unwrap();
+    let run = |more: &str| {
+        let words = format!("experiment --lanes 0:1 --plan plan.toml --dry-run {more}");
+        let (status, out, said) = elfen(&folder, &words);
+        assert_eq!(status, Some(0), "{said}");
+        out
+    };
+    let out = run("");
+    assert!(out.starts_with("12 runs on lanes 0:1, 48 s at least, in this order:\n"), "{out}");
+    assert_eq!(out.matches("20 %, fixed-budget:2ms with spin").count(), 2, "{out}");
+    assert_eq!(run(""), out, "the same seed, the same order");
+    assert_ne!(run("--seed 5"), out);
+    let out = run("--load 70 --invocations 1");
+    assert_eq!(out.matches("70 %").count(), 3, "{out}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn mistakes_are_named_before_anything_runs() {
+    if !two_cpus_or_skip("mistakes_are_named_before_anything_runs") {
+        return;
+    }
+    let folder = folder("mistakes");
+    fs::write(folder.join("key.toml"), "load = [20]\nloads = [20]\n").unwrap();
+    fs::write(folder.join("type.toml"), "\ninvocations = \"two\"\n").unwrap();
+    fs::write(folder.join("strange.jsonl"), "{\"kind\":\"walk\"}\n").unwrap();
+    let cases = [
+        ("--plan key.toml", 2, "line 2: unknown field `loads`"),
+        ("--plan type.toml", 2, "line 2: "),
+        ("--plan none.toml", 2, "name a file that can be read"),
+        ("--company all", 2, "\"all\" is none of none, unrestrained"),
+        ("--company fixed-budget", 2, "as in fixed-budget:2ms"),
+        ("--batch xz", 2, "\"xz\" is none of loop"),
+        ("--load 0", 2, "a load of 0 %"),
+        ("--load 20 --invocations 0", 2, "nothing to measure"),
+        ("--duration 5ms", 2, "100 ms to a day"),
+        ("--capacity -1", 2, "'-1'"),
+        ("--lanes 0:0", 2, "named twice"),
+        ("--out /no/such/folder/it.jsonl", 1, "name a file that can be written"),
+        ("--out strange.jsonl", 1, "line 1: "),
+    ];
+    for (words, status, says) in cases {
+        let lanes = if words.contains("--lanes") { "" } else { "--lanes 0:1" };
+        let (found, _, said) = elfen(&folder, &format!("experiment {lanes} {words}"));
+        assert_eq!(found, Some(status), "{words}: {said}");
+        assert!(said.contains(says), "{words}: {said}");
+        assert!(said.lines().last().unwrap().starts_with("elfen: "), "{said}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Goal: what is measured reaches the simulator, which says so. Method: calibrate two CPUs, and simulate with the file.
+#[test]
+fn parameters_reach_the_model() {
+    let Some(place) = Place::new("parameters_reach_the_model") else { return };
+    let words =
+        "calibrate --lanes 0:1 --batch loop,spin --rounds 1 --duration 50ms --docs 200 --json";
+    let output = place.elfen(words).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let slowdowns = report["slowdowns"].as_array().unwrap();
+    assert_eq!(slowdowns.len(), 2 + 3);
+    place.assert_nothing_left(&[]);
+    let file = fs::read_to_string(place.path("elfen-model.toml")).unwrap();
+    let siblings = report["model"]["machine"]["siblings"].as_bool().unwrap();
+    assert_eq!(file.contains("NOT MEASURED ON SMT"), !siblings);
+
+    let simulate =
+        "simulate --rps 80 --policy borrow-idle --requests 1000 --model elfen-model.toml";
+    let (status, out, said) = elfen(&place.path(""), &format!("{simulate} --batch spin --json"));
+    assert_eq!(status, Some(0), "{said}");
+    let parameters: Value = serde_json::from_str::<Value>(&out).unwrap()["parameters"].take();
+    assert!(parameters["source"].as_str().unwrap().contains("elfen-model.toml"), "{parameters}");
+    assert_eq!(parameters["batch"], "spin");
+    let measured = &report["model"]["batch"][1];
+    let slowdown = measured["request_slowdown"].as_f64().unwrap().max(1.0);
+    let used = parameters["request_slowdown"].as_f64().unwrap();
+    assert!((used - slowdown).abs() < 0.001, "{used}, {slowdown}");
+    let (_, out, _) = elfen(&place.path(""), &format!("{simulate} --slowdown 1.25"));
+    assert!(
+        out.contains("elfen-model.toml") && out.contains("and --slowdown: batch loop"),
+        "{out}"
+    );
+
+    let (status, _, said) = elfen(&place.path(""), &format!("{simulate} --batch typical"));
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("use one of loop, spin"), "{said}");
+}
+
+#[test]
+fn models_and_batches_that_are_none_are_refused() {
+    let folder = folder("models");
+    fs::write(folder.join("key.toml"), "[machine]\nelfen = \"0\"\nlanes = 3\n").unwrap();
+    for (words, says) in [
+        ("--model key.toml", "line 3: "),
+        ("--model none.toml", "elfen calibrate"),
+        ("--batch loop", "use typical or pause"),
+    ] {
+        let (status, _, said) = elfen(&folder, &format!("simulate --rps 80 {words}"));
+        assert_eq!(status, Some(2), "{words}: {said}");
+        assert!(said.contains(says), "{words}: {said}");
+    }
+    let (_, out, _) = elfen(&folder, "simulate --rps 80 --requests 1000");
+    assert!(out.contains("parameters: the thesis's numbers: batch typical"), "{out}");
+    fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,5 @@
+//! `elfen demo`, `elfen experiment` and `elfen calibrate`, with real children.
+
+mod demo;
+mod experiment;
+mod place;

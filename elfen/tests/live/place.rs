@@ -1,0 +1,187 @@
+//! What the tests of live runs share: an `elfen` with a folder of its own for temporary files, and a look at what it
+//! leaves behind.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use elfen_rt::signal::service::ServiceReader;
+
+/// Live runs measure with two CPUs: one at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A folder for one test's files, in which temporary ones have a folder of their own.
+pub(crate) struct Place {
+    folder: PathBuf,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Place {
+    /// `None`, with a word about it, where a live run is not possible.
+    pub(crate) fn new(test: &str) -> Option<Self> {
+        if let Some(why) = missing() {
+            skip(test, &why);
+            return None;
+        }
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("live-{test}"));
+        fs::remove_dir_all(&folder).ok();
+        fs::create_dir_all(folder.join("tmp")).unwrap();
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Self { folder, _turn: turn })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// `elfen` in this place.
+    pub(crate) fn elfen(&self, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        command.args(words.split_whitespace()).current_dir(&self.folder);
+        command.env("TMPDIR", self.path("tmp"));
+        command.env_remove("ELFEN_LANES").stdin(Stdio::null());
+        command
+    }
+
+    /// One that runs in the background, its output kept.
+    pub(crate) fn start(&self, words: &str) -> Running {
+        let mut command = self.elfen(words);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        Running { child: Some(command.spawn().unwrap()) }
+    }
+
+    /// The folders of live runs, and the names of their services.
+    pub(crate) fn scratch(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path("tmp")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect()
+    }
+
+    /// Fails if a file or a service's page is left. `scratch` is what was there while it ran.
+    #[track_caller]
+    pub(crate) fn assert_nothing_left(&self, scratch: &[String]) {
+        assert_eq!(self.scratch(), Vec::<String>::new());
+        for service in scratch.iter().filter_map(|name| name.split_once('.')) {
+            assert!(ServiceReader::open(service.0).is_err(), "the page of {service:?} is left");
+        }
+    }
+}
+
+/// Tests that fail leave their files for whoever looks into it.
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            fs::remove_dir_all(&self.folder).ok();
+        }
+    }
+}
+
+/// Past the capture of output: a test that was skipped must be seen.
+pub(crate) fn skip(test: &str, why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: {test}: {why}").unwrap();
+}
+
+fn missing() -> Option<String> {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        return Some("it takes two CPUs".to_owned());
+    }
+    let folder = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap();
+    let programs = ["elfen-search", "elfen-load", "elfen-batch"];
+    let absent = programs.into_iter().find(|program| !folder.join(program).is_file())?;
+    Some(format!("{absent} is not built; `cargo test --workspace` builds it"))
+}
+
+/// An `elfen` that must not outlive its test.
+pub(crate) struct Running {
+    child: Option<Child>,
+}
+
+impl Running {
+    pub(crate) fn id(&self) -> u32 {
+        self.child.as_ref().expect("it has not been waited for").id()
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        kill(self.id(), signal);
+    }
+
+    pub(crate) fn end(mut self) -> Output {
+        self.child.take().expect("it is waited for once").wait_with_output().unwrap()
+    }
+
+    /// Waits for a descendant of this name.
+    #[track_caller]
+    pub(crate) fn await_child(&self, name: &str) -> u32 {
+        let mut found = None;
+        wait_until(&format!("a child named {name}"), || {
+            let family = descendants(self.id());
+            found = family.into_iter().find(|&pid| name_of(pid).as_deref() == Some(name));
+            found.is_some()
+        });
+        found.unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            kill(child.id(), libc::SIGTERM);
+            child.wait().ok();
+        }
+    }
+}
+
+pub(crate) fn kill(pid: u32, signal: i32) {
+    // SAFETY: takes numbers; the caller started this process.
+    unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
+}
+
+/// Waits for something that other processes do. Two minutes are for a machine that is busy with other things.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(120), "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// All processes below one, by their parents.
+pub(crate) fn descendants(process: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
+    let mut family = vec![process];
+    let mut next = 0;
+    while let Some(&ancestor) = family.get(next) {
+        family.extend(parents.iter().filter(|(_, p)| *p == ancestor).map(|(pid, _)| pid));
+        next += 1;
+    }
+    family.split_off(1)
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn name_of(process: u32) -> Option<String> {
+    Some(fs::read_to_string(format!("/proc/{process}/comm")).ok()?.trim_end().to_owned())
+}
+
+/// Whether a process of this name still runs under this id.
+pub(crate) fn lives(pid: u32, names: &[&str]) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let over = status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX");
+    !over && name_of(pid).is_some_and(|name| names.contains(&name.as_str()))
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

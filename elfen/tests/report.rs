@@ -1,0 +1,239 @@
+//! `elfen report` as a user meets it: what it prints and writes, and how it refuses.
+//!
+//! `report/results.jsonl` are live runs, `report/nap.json` is what `elfen bench nap --json`
+//! printed, and `report/live.json` and `report/help.txt` what the command makes of them. After a
+//! change that is meant, `SNAPSHOTS=overwrite cargo test -p elfen --test report` writes the last
+//! two anew.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use snapbox::data::DataFormat;
+use snapbox::{Assert, Data};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report")
+}
+
+/// `elfen report` with these words, in a folder.
+fn report(words: &[&str], folder: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.arg("report").args(words).current_dir(folder).output().expect("elfen starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// What it prints without a word on stderr.
+#[track_caller]
+fn printed(words: &[&str], folder: &Path) -> String {
+    let output = report(words, folder);
+    assert_eq!((text(&output.stderr), output.status.code()), (String::new(), Some(0)));
+    text(&output.stdout)
+}
+
+#[track_caller]
+fn json(words: &[&str]) -> Value {
+    serde_json::from_str(&printed(words, &folder())).expect("one JSON value")
+}
+
+fn assert_file(name: &str, actual: String) {
+    let expected = Data::read_from(&folder().join(name), Some(DataFormat::Text));
+    Assert::new().action_env("SNAPSHOTS").normalize_paths(false).eq(actual, expected);
+}
+
+fn ids(report: &Value) -> Vec<&str> {
+    let figures = report["figures"].as_array().expect("figures");
+    figures.iter().map(|figure| figure["id"].as_str().expect("an id")).collect()
+}
+
+/// Goal: help and JSON stay as they are until a change is meant. Method: both against files.
+#[test]
+fn as_recorded() {
+    assert_file("help.txt", printed(&["--help"], &folder()));
+    assert_file("live.json", printed(&["results.jsonl", "--json"], &folder()));
+}
+
+/// Goal: one file is written, where it was said, and the command says so. Method: with and without
+/// a name, and to standard output; all three are the same page.
+#[test]
+fn where_it_goes() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let results = folder().join("results.jsonl").display().to_string();
+    assert_eq!(printed(&[&results], scratch.path()), "report.html: 3 figures\n");
+    assert_eq!(printed(&[&results, "-o", "a b.html"], scratch.path()), "a b.html: 3 figures\n");
+    let page = printed(&[&results, "-o", "-"], scratch.path());
+    assert!(page.starts_with("<!DOCTYPE html>\n") && page.ends_with("</html>\n"));
+    for name in ["report.html", "a b.html"] {
+        assert_eq!(fs::read_to_string(scratch.path().join(name)).expect("the page"), page);
+    }
+    assert_eq!(fs::read_dir(scratch.path()).expect("a folder").count(), 2);
+}
+
+/// Goal: what each set of arguments brings. Method: the figures' ids.
+#[test]
+fn what_is_in_it() {
+    let few = ["--requests", "1000", "--json"];
+    let simulated = json(&few);
+    assert_eq!(ids(&simulated).len(), 10);
+    assert_eq!(ids(&simulated)[9], "naps");
+    assert_eq!(simulated["figures"][9]["source"], "published");
+    assert_eq!(simulated["command"], "elfen report --requests 1000 --seed 1");
+
+    let live = json(&["results.jsonl", "--json"]);
+    assert_eq!(ids(&live), ["live-cost", "live-at-one-load", "live-throughput"]);
+    let both = json(&[&["results.jsonl", "--thesis"], &few[..]].concat());
+    let all = [ids(&live), ids(&simulated)].concat();
+    assert_eq!(ids(&both), all);
+    let expected = "elfen report results.jsonl --thesis --requests 1000 --seed 1";
+    assert_eq!(both["command"], expected);
+
+    let naps = json(&["results.jsonl", "--nap", "nap.json", "--json"]);
+    assert_eq!(ids(&naps)[3], "naps");
+    let figure = &naps["figures"][3];
+    assert_eq!(figure["source"], "live");
+    let names = figure["x"]["names"]["names"].as_array().expect("names");
+    assert_eq!(names[..], ["mwait", "device", "futex", "spin"]);
+    let reading = figure["reading"].as_str().expect("words");
+    let here = " Here: spin 210.0 and 520.0, futex 5200 and 91\u{202f}000.";
+    assert!(reading.ends_with(here), "{reading}");
+    let measured = &figure["panels"][1]["series"][1];
+    assert_eq!(measured["name"], "measured here");
+    let point = |index: usize| {
+        (measured["points"][index]["x"].as_f64(), measured["points"][index]["y"].as_f64())
+    };
+    assert_eq!([point(0), point(1)], [(Some(3.0), Some(520.0)), (Some(2.0), Some(91_000.0))]);
+}
+
+/// Goal: figures say that their parameters were measured, and by what. Method: a file as `elfen
+/// calibrate` writes it; nothing of the thesis stands beside its figures.
+#[test]
+fn a_calibrated_model() {
+    let words = ["--model", "model.toml", "--requests", "2000", "--json"];
+    let report = json(&words);
+    assert_eq!(report["tables"].as_array().map(Vec::len), Some(0));
+    assert_eq!(report["command"], "elfen report --requests 2000 --seed 1 --model model.toml");
+    for figure in &report["figures"].as_array().expect("figures")[..9] {
+        let made_with = figure["made_with"].as_str().expect("words");
+        let expected = "Simulated with model.toml (calibrated on a CPU with SMT) and the thesis's \
+                        demand: a request takes 1.25 times as long beside \"loop\", 2 times as long beside \"flush\"";
+        assert!(made_with.starts_with(expected), "{made_with}");
+        assert!(!figure.to_string().contains("published in the thesis"), "{figure}");
+    }
+}
+
+/// Goal: the command under a simulated figure makes what the figure shows. Method: run each command
+/// that makes one point, and look for the p99 that it prints among the figure's points.
+#[test]
+fn the_command_below_makes_the_point_above() {
+    let few = ["--requests", "20000", "--seed", "3", "--json"];
+    let reports = [json(&few), json(&[&["--model", "model.toml"], &few[..]].concat())];
+    let figures = reports.iter().map(|report| report["figures"].as_array().expect("figures"));
+    let mut made = 0;
+    for figure in figures.flatten() {
+        let command = figure["command"].as_str().expect("a command");
+        let Some((_, point)) = command.split_once("# one of its points:\n") else { continue };
+        let words: Vec<&str> = point.split(' ').skip(1).collect();
+        if words.contains(&"--trace-out") || figure["id"] == "simulated-overhead" {
+            continue;
+        }
+        let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let output = elfen.args(&words).arg("--json").current_dir(folder()).output();
+        let output = output.expect("elfen starts");
+        assert!(output.status.success(), "{point}: {}", text(&output.stderr));
+        let simulated: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let at = words.iter().position(|word| *word == "--rps").expect("a rate");
+        let rps: f64 = words[at + 1].parse().expect("a rate");
+        let points = figure["panels"][0]["series"].as_array().expect("series").iter();
+        let mut points = points.flat_map(|series| series["points"].as_array().expect("points"));
+        let same = |point: &Value| point["x"] == rps && point["y"] == simulated["p99_ms"];
+        assert!(points.any(same), "{point}: {} in {figure}", simulated["p99_ms"]);
+        made += 1;
+    }
+    assert_eq!(made, 12);
+}
+
+/// Goal: a last line that was cut off is left out, and said. Method: the results without their last
+/// bytes.
+#[test]
+fn a_file_that_was_cut_off() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let whole = fs::read(folder().join("results.jsonl")).expect("the results");
+    fs::write(scratch.path().join("cut.jsonl"), &whole[..whole.len() - 5]).expect("room");
+    let output = report(&["cut.jsonl"], scratch.path());
+    assert_eq!(output.status.code(), Some(0));
+    let warning = "elfen: warning: results \"cut.jsonl\": line 10 is cut off and left out\n";
+    assert_eq!(text(&output.stderr), warning);
+}
+
+/// Goal: whatever is wrong is one line that names the file and the line, with status 2, and nothing
+/// is written. Method: each argument and each file wrong in turn.
+#[test]
+fn what_is_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let whole = fs::read_to_string(folder().join("results.jsonl")).expect("the results");
+    let lines: Vec<&str> = whole.lines().collect();
+    let wrong = whole.replacen("\"p99_ms\":2.5", "\"p99_ms\":-2.5", 1);
+    assert_ne!(wrong, whole);
+    let files: [(&str, Vec<u8>); 9] = [
+        ("empty.jsonl", Vec::new()),
+        ("setup.jsonl", format!("{}\n", lines[0]).into_bytes()),
+        ("headless.jsonl", format!("{}\n", lines[1]).into_bytes()),
+        ("text.jsonl", b"these are\nno results\n".to_vec()),
+        ("binary.jsonl", [lines[0].as_bytes(), b"\n\xff\xfe\n"].concat()),
+        ("half.jsonl", format!("{}\n{}\n", lines[0], &lines[1][..90]).into_bytes()),
+        ("negative.jsonl", wrong.into_bytes()),
+        ("huge.json", HUGE_NAP.as_bytes().to_vec()),
+        ("other.json", b"{\"naps\": []}".to_vec()),
+    ];
+    for (name, bytes) in &files {
+        fs::write(scratch.path().join(name), bytes).expect("room");
+    }
+    for (line, why) in [
+        ("empty.jsonl", "elfen: results \"empty.jsonl\": it is empty; "),
+        ("setup.jsonl", "elfen: results \"setup.jsonl\": it has no runs, only a setup; "),
+        ("headless.jsonl", "elfen: results \"headless.jsonl\": line 1 is no setup; "),
+        ("text.jsonl", "elfen: results \"text.jsonl\": line 1: expected "),
+        ("binary.jsonl", "elfen: results \"binary.jsonl\": line 2 is no text; "),
+        ("half.jsonl", "elfen: results \"half.jsonl\": line 2: "),
+        ("negative.jsonl", "line 2: p99_ms is -2.5, which nothing measures; "),
+        ("missing.jsonl", "elfen: results \"missing.jsonl\": No such file"),
+        (".", "elfen: results \".\": Is a directory"),
+        ("--nap other.json", "elfen: nap \"other.json\": missing field `request_cpu`"),
+        ("--nap huge.json --requests 10", "1e300 is no number that can be drawn; "),
+        ("--model other.json", "elfen: model \"other.json\": line 1: "),
+        ("--requests 0", "elfen: the simulation: nothing to simulate"),
+        ("--requests 99999999999", "elfen: the simulation: a figure shows no more of"),
+        ("--requests many", "invalid value 'many'"),
+        ("--json -o x.html", "cannot be used with"),
+        ("--theses", "unexpected argument '--theses'"),
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = report(&words, scratch.path());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
+        assert!(stderr.starts_with("elfen: ") && stderr.contains(why), "{line}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{line}: {stderr}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+    assert_eq!(fs::read_dir(scratch.path()).expect("a folder").count(), files.len());
+}
+
+const HUGE_NAP: &str = r#"{"request_cpu": 0, "batch_cpu": 1, "tsc_mhz": 2000, "naps":
+    [{"nap": "spin", "sleep_cycles": {"median": 1e300}, "wake_cycles": null}]}"#;
+
+/// Goal: a place that cannot be written is a failure that names it. Method: a folder that does not
+/// exist, and a full device.
+#[test]
+fn places_that_cannot_be_written() {
+    for file in ["/nonexistent/report.html", "/dev/full"] {
+        let output = report(&["results.jsonl", "-o", file], &folder());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.starts_with(&format!("elfen: report {file:?}: ")), "{stderr}");
+        assert!(stderr.ends_with("; name a file that can be written with -o\n"), "{stderr}");
+    }
+}

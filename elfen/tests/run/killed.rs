@@ -1,0 +1,148 @@
+//! Goal: whoever is killed, whenever: the others go on, the lane is guarded as long as there is a batch, and nothing is left in
+//! the end. Method: rounds of a service, a front, a keeper and a batch, each a process of its own; a seed says who is killed and
+//! when. `ELFEN_ROUNDS=200` plays that many, `ELFEN_SEED` repeats one.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, SystemTime};
+
+use elfen_rt::memory::{Access, Memory};
+use elfen_rt::service::Service;
+use elfen_rt::signal::lane::LaneState;
+
+use crate::stage::{Running, exists, kill, parent_if_alive, two_cpus_or_skip, wait_until};
+
+const ROUNDS: u64 = 10;
+const SERVICE: &str = "ELFEN_TEST_SERVICE";
+
+/// The service's process: requests in turns, until its standard input ends or somebody kills it.
+#[test]
+fn serves_if_asked() {
+    let Ok(name) = std::env::var(SERVICE) else { return };
+    let service = Service::open(&name, 1).unwrap();
+    std::thread::spawn(|| {
+        let mut rest = Vec::new();
+        std::io::stdin().read_to_end(&mut rest).ok();
+        std::process::exit(0);
+    });
+    let mut worker = service.claim(0, 0).unwrap();
+    println!("serving");
+    for request in 1.. {
+        worker.begin(request);
+        std::thread::sleep(Duration::from_millis(3));
+        worker.end();
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}
+
+struct Serving(Child);
+
+impl Serving {
+    fn start(name: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "killed::serves_if_asked", "--nocapture"]).env(SERVICE, name);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.ends_with("serving")));
+        Self(child)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Victim {
+    Service,
+    Front,
+    Keeper,
+    Batch,
+}
+
+/// xorshift64*.
+fn next(seed: &mut u64) -> u64 {
+    *seed ^= *seed >> 12;
+    *seed ^= *seed << 25;
+    *seed ^= *seed >> 27;
+    seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+}
+
+#[test]
+fn whoever_is_killed_the_others_go_on_and_nothing_is_left() {
+    if !two_cpus_or_skip("whoever_is_killed_the_others_go_on_and_nothing_is_left") {
+        return;
+    }
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+    let random = u64::try_from(clock % u128::from(u64::MAX)).unwrap() | 1;
+    let mut seed = number("ELFEN_SEED").unwrap_or(random);
+    for round in 0..number("ELFEN_ROUNDS").unwrap_or(ROUNDS) {
+        println!("round {round}: ELFEN_SEED={seed}");
+        play(&mut seed);
+    }
+}
+
+fn play(seed: &mut u64) {
+    let name = format!("killed-{}", std::process::id());
+    let mut serving = Serving::start(&name);
+    // A child of its own, so that more than one process has to be stopped.
+    let script = "(while :; do :; done) & while :; do :; done";
+    let running = Running::start_beside(&name, script);
+    let (keeper, front) = (running.keeper(), running.front.id());
+    let child = children_of(running.batch);
+    let pages = [1, 2].map(|field: usize| running.inheritance[field].parse::<i32>().unwrap());
+    let victim = match next(seed) % 4 {
+        0 => Victim::Service,
+        1 => Victim::Front,
+        2 => Victim::Keeper,
+        _ => Victim::Batch,
+    };
+    std::thread::sleep(Duration::from_micros(next(seed) % 40_000));
+    println!("  {victim:?}");
+    match victim {
+        Victim::Service => serving.0.kill().unwrap(),
+        Victim::Front => kill(front, libc::SIGKILL),
+        Victim::Keeper => kill(keeper, libc::SIGKILL),
+        Victim::Batch => kill(running.batch, libc::SIGKILL),
+    }
+    match victim {
+        // Dead in the middle of a request or not, it holds nobody.
+        Victim::Service => wait_until("borrowing", || running.is(LaneState::Running)),
+        Victim::Front | Victim::Keeper => {
+            let naps = || running.lanes().slot(0).unwrap().naps.load(Relaxed);
+            let before = naps();
+            wait_until("heeding the service", || naps() > before + 3);
+        }
+        Victim::Batch => {}
+    }
+    if victim != Victim::Batch {
+        assert!(exists(running.batch), "the batch goes on");
+        kill(running.batch, libc::SIGKILL);
+    }
+    child.iter().for_each(|&child| kill(child, libc::SIGKILL));
+    let ended = running.end();
+    assert_eq!(ended.signal(), Some(libc::SIGKILL), "{ended}");
+    wait_until("the keeper's end", || !exists(keeper));
+    drop(serving);
+    Service::open(&name, 1).unwrap().remove().unwrap();
+    for page in pages {
+        assert!(Memory::attach_id(page, Access::Read).is_err(), "a page is left");
+    }
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    wait_until("a child", || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        found = ids.filter(|&pid| parent_if_alive(pid) == Some(parent)).collect();
+        !found.is_empty()
+    });
+    found
+}

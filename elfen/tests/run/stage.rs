@@ -1,0 +1,153 @@
+//! What the tests of `elfen run` play: a service on its page, a shell that starts a run, and whoever looks at processes from
+//! outside.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use elfen_rt::memory::{Access, Memory};
+use elfen_rt::service::Service;
+use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::page::Page;
+
+/// A service of the test's own, for lane 0 of pair 0:1. Its page goes with it.
+pub(crate) struct Serving {
+    service: Option<Service>,
+    pub(crate) name: String,
+}
+
+impl Serving {
+    pub(crate) fn start() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("run-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        Self { service: Some(Service::open(&name, 1).unwrap()), name }
+    }
+
+    pub(crate) fn service(&self) -> &Service {
+        self.service.as_ref().unwrap()
+    }
+
+    /// `elfen run` next to this service, on pair 0:1.
+    pub(crate) fn elfen(&self, options: &[&str], program: &[&str]) -> Command {
+        elfen(&self.name, options, program)
+    }
+}
+
+/// `elfen run` next to a service of this name, on pair 0:1.
+fn elfen(service: &str, options: &[&str], program: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(["run", "--lanes", "0:1", "--signal", "service", "--service", service]);
+    command.args(options).arg("--").args(program);
+    command.env_remove("ELFEN_LANES");
+    command
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.service.take().unwrap().remove().unwrap();
+    }
+}
+
+pub(crate) fn two_cpus_or_skip(test: &str) -> bool {
+    let enough = fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() != "0";
+    if !enough {
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: {test}: it takes two CPUs").unwrap();
+    }
+    enough
+}
+
+/// Waits for something that other processes do. A minute is for a machine that is busy with other things.
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(crate) fn exists(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    !status.is_empty() && !status.contains("State:\tZ")
+}
+
+pub(crate) fn parent_of(pid: u32) -> u32 {
+    parent_if_alive(pid).unwrap()
+}
+
+pub(crate) fn parent_if_alive(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:\t"))?.parse().ok()
+}
+
+pub(crate) fn kill(pid: u32, signal: i32) {
+    // SAFETY: takes numbers; the caller started this process.
+    assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) }, 0);
+}
+
+/// A run whose batch program has said its process id and its ELFEN_RUN.
+pub(crate) struct Running {
+    pub(crate) front: Child,
+    pub(crate) output: BufReader<ChildStdout>,
+    pub(crate) batch: u32,
+    pub(crate) inheritance: Vec<String>,
+}
+
+impl Running {
+    pub(crate) fn start(serving: &Serving, script: &str) -> Self {
+        Self::start_beside(&serving.name, script)
+    }
+
+    /// Next to a service that is another process's.
+    pub(crate) fn start_beside(service: &str, script: &str) -> Self {
+        let script = format!("echo $$ $ELFEN_RUN; {script}");
+        let mut command = elfen(service, &[], &["sh", "-c", &script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut front = command.process_group(0).spawn().unwrap();
+        let mut output = BufReader::new(front.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let batch = words.next().expect("the batch says who it is").parse().unwrap();
+        Self { front, output, batch, inheritance: words.collect() }
+    }
+
+    pub(crate) fn keeper(&self) -> u32 {
+        parent_of(self.batch)
+    }
+
+    pub(crate) fn lanes(&self) -> Page<LaneSlot> {
+        let id = self.inheritance[1].parse().unwrap();
+        Page::open(Memory::attach_id(id, Access::Read).unwrap()).unwrap()
+    }
+
+    /// What the guard of the one lane does.
+    pub(crate) fn is(&self, state: LaneState) -> bool {
+        let lanes = self.lanes();
+        lanes.slot(0).is_some_and(|slot| slot.state().is_some_and(|(found, _)| found == state))
+    }
+
+    pub(crate) fn rest_of_output(&mut self) -> String {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    pub(crate) fn end(mut self) -> ExitStatus {
+        self.front.wait().unwrap()
+    }
+}
+
+/// A test that fails must not leave a batch behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.front.try_wait() {
+            kill(self.batch, libc::SIGKILL);
+            self.front.kill().ok();
+            self.front.wait().ok();
+        }
+    }
+}

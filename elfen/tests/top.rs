@@ -1,0 +1,239 @@
+//! Goal: `elfen top` leaves the terminal as it found it however it ends, and its keys do what they say. Method: a terminal of
+//! the test's own (a pty), every way to end, and a run whose policy the keys change.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use elfen_rt::service::Service;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The two ends of a terminal, and what was written to it.
+struct Terminal {
+    keyboard: File,
+    device: OwnedFd,
+    written: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    fn new(columns: u16, rows: u16) -> Self {
+        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let (mut master, mut device) = (-1, -1);
+        let (name, flags) = (std::ptr::null_mut(), std::ptr::null());
+        // SAFETY: both numbers and the size are ours; openpty takes no name and no flags for absent.
+        let made = unsafe { libc::openpty(&mut master, &mut device, name, flags, &size) };
+        assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+        // A terminal whose keyboard its own programs hold never hangs up, whatever becomes of the test.
+        for end in [master, device] {
+            // SAFETY: takes numbers.
+            assert_eq!(unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
+        }
+        // SAFETY: openpty has just given us this descriptor.
+        let keyboard = unsafe { File::from_raw_fd(master) };
+        // SAFETY: and this one.
+        let device = unsafe { OwnedFd::from_raw_fd(device) };
+        let (mut screen, written) =
+            (keyboard.try_clone().unwrap(), Arc::new(Mutex::new(Vec::new())));
+        let kept = written.clone();
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(n @ 1..) = screen.read(&mut buffer) {
+                kept.lock().unwrap().extend_from_slice(&buffer[..n]);
+            }
+        });
+        Self { keyboard, device, written }
+    }
+
+    /// Input, output and local modes with the special characters.
+    fn modes(&self) -> (u32, u32, u32, [u8; 32]) {
+        // SAFETY: a termios is numbers alone, for which zeros are valid.
+        let mut found: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: `found` is ours, and the descriptor that of a terminal.
+        let got = unsafe { libc::tcgetattr(self.device.as_raw_fd(), &mut found) };
+        assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
+        (found.c_iflag, found.c_oflag, found.c_lflag, found.c_cc)
+    }
+
+    fn start(&self) -> Child {
+        let end = || Stdio::from(self.device.try_clone().unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        command.args(["top", "--every", "50ms"]).stdin(end()).stdout(end()).stderr(end());
+        command.env("ELFEN_CONFIG", "/dev/null");
+        // SAFETY: two system calls that take numbers, in a process that has just been made.
+        unsafe { command.pre_exec(own_session) };
+        command.spawn().expect("elfen starts")
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.written.lock().unwrap()).into_owned()
+    }
+
+    fn wait_for(&self, what: &str) {
+        let start = Instant::now();
+        while !self.text().contains(what) {
+            assert!(start.elapsed() < PATIENCE, "no {what:?} in {:?}", self.text());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+}
+
+/// A session with this terminal, so that Ctrl-C is a signal.
+fn own_session() -> std::io::Result<()> {
+    // SAFETY: setsid takes nothing.
+    if unsafe { libc::setsid() } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: TIOCSCTTY takes a number.
+    if unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn pid(process: u32) -> Pid {
+    Pid::from_raw(i32::try_from(process).expect("a pid"))
+}
+
+/// The process that draws.
+fn child_of(parent: u32) -> Pid {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+    pid(children.split_whitespace().next().expect("a child").parse().expect("a pid"))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Keys(&'static str),
+    Parent(Signal),
+    Child(Signal),
+}
+
+#[test]
+fn the_terminal_is_as_it_was_however_it_ends() {
+    let ends = [
+        (End::Keys("q"), Some(0)),
+        (End::Keys("\x03"), Some(0)),
+        (End::Parent(Signal::SIGTERM), Some(0)),
+        (End::Parent(Signal::SIGHUP), Some(0)),
+        (End::Parent(Signal::SIGKILL), None),
+        (End::Child(Signal::SIGKILL), Some(1)),
+        (End::Child(Signal::SIGSEGV), Some(1)),
+        (End::Child(Signal::SIGABRT), Some(1)),
+        (End::Child(Signal::SIGTERM), Some(0)),
+    ];
+    for (end, code) in ends {
+        let mut terminal = Terminal::new(80, 24);
+        let before = terminal.modes();
+        let mut elfen = terminal.start();
+        terminal.wait_for("q quit");
+        assert_ne!(terminal.modes(), before, "keys come unseen");
+        let draws = child_of(elfen.id());
+        match end {
+            End::Keys(keys) => terminal.press(keys),
+            End::Parent(signal) => kill(pid(elfen.id()), signal).unwrap(),
+            End::Child(signal) => kill(draws, signal).unwrap(),
+        }
+        assert_eq!(elfen.wait().unwrap().code(), code, "{end:?}: {:?}", terminal.text());
+        // Whoever is left after SIGKILL tidies up in its own time.
+        terminal.wait_for("\x1b[?25h\x1b[?1049l");
+        let start = Instant::now();
+        while terminal.modes() != before {
+            assert!(start.elapsed() < PATIENCE, "{end:?}: {:?}", terminal.modes());
+            thread::sleep(Duration::from_millis(5));
+        }
+        let text = terminal.text();
+        let after = text.rsplit_once("\x1b[?1049l").expect("it left the other screen").1;
+        assert!(!after.contains("\x1b["), "{end:?}: drawn afterwards: {after:?}");
+        assert_eq!(after.contains("elfen: the terminal: "), code == Some(1), "{end:?}: {after:?}");
+    }
+}
+
+/// What `elfen status` says of the batch of this program's pid.
+fn status_of(batch: &str) -> Option<(String, u64, u64)> {
+    let output = Command::new(env!("CARGO_BIN_EXE_elfen")).args(["status", "--json"]).output();
+    let report: serde_json::Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
+    let found = report["batches"].as_array()?.iter().find(|b| b["program"] == batch)?.clone();
+    let policy = found["policy"].as_str()?.to_owned();
+    Some((policy, found["budget_ns"].as_u64()?, found["pid"].as_u64()?))
+}
+
+#[test]
+fn keys_change_policy_and_budget_of_the_selected_batch() {
+    if thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
+        println!("skipped: keys of elfen top: a pair of lanes takes two CPUs");
+        return;
+    }
+    let name = format!("top-{}", std::process::id());
+    let service = Service::open(&name, 1).expect("a page");
+    let worker = service.claim(0, 0).expect("nobody else has it");
+    // A program of a name of its own, among whatever else runs here.
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join(&name);
+    fs::copy("/bin/sleep", &program).unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    run.args(["run", "--lanes", "0:1", "--signal", "service", "--service", &name, "--"]);
+    run.env("ELFEN_CONFIG", "/dev/null").arg(&program).arg("60").stderr(Stdio::null());
+    let mut run = run.spawn().expect("elfen starts");
+    let becomes = |policy: &str, budget_ns| {
+        let start = Instant::now();
+        loop {
+            match status_of(&name) {
+                Some((found, budget, pid)) if found == policy && budget == budget_ns => return pid,
+                found => assert!(start.elapsed() < PATIENCE, "{policy}: {found:?}"),
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let batch = becomes("borrow-idle", 0);
+    let mut terminal = Terminal::new(200, 50);
+    let mut top = terminal.start();
+    terminal.wait_for(&format!("{batch}"));
+    let start = Instant::now();
+    while !terminal.text().contains(&format!("> {batch} ")) {
+        assert!(start.elapsed() < PATIENCE, "{batch} is never selected");
+        terminal.press("\x1b[B");
+        thread::sleep(Duration::from_millis(100));
+    }
+    terminal.press("p");
+    becomes("fixed-budget", 1_000_000);
+    terminal.wait_for("fixed-budget, budget 1.00 ms");
+    terminal.press("+");
+    becomes("fixed-budget", 2_000_000);
+    terminal.press("-");
+    becomes("fixed-budget", 1_000_000);
+    terminal.press("pp");
+    becomes("borrow-idle", 0);
+    terminal.press("+");
+    terminal.wait_for("borrow-idle has no budget");
+    terminal.press("q");
+    assert_eq!(top.wait().unwrap().code(), Some(0));
+    kill(pid(run.id()), Signal::SIGTERM).unwrap();
+    run.wait().unwrap();
+    drop(worker);
+    service.remove().unwrap();
+}
+
+/// Goal: off a terminal it is text. Method: a pipe; and what cannot be.
+#[test]
+fn off_a_terminal_it_is_text() {
+    let elfen = |words: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_elfen")).args(words).output().expect("elfen starts")
+    };
+    let once = elfen(&["top", "--once"]);
+    let text = String::from_utf8(once.stdout).unwrap();
+    assert_eq!(once.status.code(), Some(0));
+    assert!(text.starts_with("elfen ") && !text.contains(['\x1b', '\r']), "{text:?}");
+    let often = elfen(&["top", "--every", "1us"]);
+    assert_eq!(often.status.code(), Some(2));
+}

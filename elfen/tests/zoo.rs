@@ -1,0 +1,215 @@
+//! Goal: programs that nobody changed do the same work under `elfen run` as without, and the lane is theirs while it idles alone.
+//! Method: each runs twice, the second time beside a request lane that is busy and idle in turns of 10 ms; output and status
+//! have to be the same. The service's page says when the lane is busy, so that nothing else on the machine slows the test down;
+//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map and prints what each overlapped.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use elfen_rt::service::Service;
+
+/// A program: its name, the commands it takes, and a script that uses it and prints what it did.
+type Animal = (&'static str, &'static [&'static str], &'static str);
+
+const ZOO: &[Animal] = &[
+    ("xz", &["xz"], "xz -6 -T1 -c data | sha256sum"),
+    ("zstd -T2", &["zstd"], "zstd -q -T2 -15 -c data | sha256sum"),
+    ("python3", &["python3"], "python3 work.py"),
+    ("perl", &["perl"], "perl work.pl"),
+    ("gcc", &["gcc"], "gcc -O2 -S -o - big.c | sha256sum"),
+    ("make -j2", &["make", "gcc"], "make -s -j2 && ./all"),
+    ("sqlite3", &["sqlite3"], "sqlite3 :memory: < work.sql"),
+    ("go", &["go"], "./go-work"),
+    ("busybox, static", &["busybox"], "busybox sh work.sh"),
+    ("java", &["java", "javac"], "java -cp . Work"),
+];
+
+#[test]
+fn programs_that_nobody_changed_do_the_same_work() {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        return skipped("the zoo", "it takes two CPUs");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let name = format!("zoo-{}", std::process::id());
+    let service = Arc::new(Service::open(&name, 1).unwrap());
+    prepare(folder.path());
+    for (animal, needs, script) in ZOO {
+        if let Some(missing) = needs.iter().find(|command| !is_there(command)) {
+            skipped(animal, &format!("there is no {missing}"));
+            continue;
+        }
+        build(folder.path(), animal);
+        let shell = |command: &mut Command| {
+            let output = command.current_dir(folder.path()).stdin(Stdio::null()).output().unwrap();
+            (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
+        };
+        let script = format!("rm -f all *.o; {script}");
+        let alone = shell(Command::new("sh").args(["-c", &script]));
+        assert!(alone.1 == Some(0) && !alone.0.is_empty(), "{animal} alone: {alone:?}");
+        let turns = Turns::start(service.clone());
+        let report = folder.path().join("report");
+        let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let signal = std::env::var("ZOO_SIGNAL").unwrap_or_else(|_| "service".to_owned());
+        elfen.args(["run", "--lanes", "0:1", "--service", &name, "--signal", &signal]);
+        elfen.arg("--report").arg(&report);
+        let beside = shell(elfen.args(["--", "sh", "-c", &script]).env_remove("ELFEN_LANES"));
+        drop(turns);
+        assert_eq!(beside, alone, "{animal}");
+        show(animal, &fs::read(&report).unwrap());
+    }
+    Arc::into_inner(service).unwrap().remove().unwrap();
+}
+
+fn show(animal: &str, report: &[u8]) {
+    let report: serde_json::Value = serde_json::from_slice(report).unwrap();
+    assert!(report["naps"].as_u64().unwrap() > 0, "{animal} met no busy turn: {report}");
+    let ms = |key: &str| report[key].as_u64().unwrap_or_default() / 1_000_000;
+    let busy_ns = report["request_busy_ns"].as_f64();
+    let share = busy_ns.map(|busy_ns| 100.0 * report["overlapped_ns"].as_f64().unwrap() / busy_ns);
+    let share = share.map_or("unknown without the task map".to_owned(), |s| format!("{s:.2} %"));
+    println!(
+        "{animal}: {} ms, borrowed {} ms, overlapped {} ms of the lane's busy time: {share}",
+        ms("wall_ns"),
+        ms("borrowed_ns"),
+        ms("overlapped_ns"),
+    );
+}
+
+fn skipped(name: &str, why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: {name}: {why}").unwrap();
+}
+
+fn is_there(command: &str) -> bool {
+    let look = format!("command -v {command}");
+    Command::new("sh").args(["-c", &look]).output().unwrap().status.success()
+}
+
+/// A request lane on CPU 0, busy and idle in turns: a thread that works, and says so on the service's page.
+struct Turns {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Turns {
+    fn start(service: Arc<Service>) -> Self {
+        const TURN: Duration = Duration::from_millis(10);
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let turns = move || {
+            let cpu = [1_u64];
+            // SAFETY: the kernel reads 8 bytes of `cpu`; 0 is this thread.
+            let pinned = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, cpu.as_ptr()) };
+            assert_eq!(pinned, 0);
+            let mut worker = service.claim(0, 0).unwrap();
+            while !told.load(Relaxed) {
+                worker.begin(1);
+                let start = Instant::now();
+                while start.elapsed() < TURN {}
+                worker.end();
+                thread::sleep(TURN);
+            }
+        };
+        Self { stop, thread: Some(thread::spawn(turns)) }
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Writes what the programs work on: the same on every machine.
+fn prepare(folder: &Path) {
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    let mut seed = 1_u64;
+    let words = (0..400_000).map(|_| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        format!("word{} ", (seed >> 33) % 5000)
+    });
+    write("data", &words.collect::<String>());
+    let functions = (0..500).map(|n| {
+        format!("int f{n}(int a, int b) {{ for (int i = 0; i < b; i++) a = a * {n} + i % 7; return a ^ {n}; }}\n")
+    });
+    write("big.c", &functions.collect::<String>());
+    write(
+        "work.py",
+        "import hashlib, json\n\
+         rows = [{'n': n, 'hash': hashlib.sha256(str(n).encode()).hexdigest()} for n in range(60000)]\n\
+         print(hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest())\n",
+    );
+    write(
+        "work.pl",
+        "my %count; my $n = 1; for (1..600000) { $n = ($n * 1103515245 + 12345) % 2147483648; $count{$n % 997}++; }\n\
+         print join(',', map { $count{$_} } sort { $a <=> $b } keys %count), \"\\n\";\n",
+    );
+    write(
+        "work.sql",
+        "create table t(a integer, b text);\n\
+         with recursive n(i) as (select 1 union all select i + 1 from n where i < 150000)\n\
+         insert into t select i * 7919 % 100003, hex(i) from n;\n\
+         create index by_a on t(a);\n\
+         select count(*), sum(a), max(b), (select count(*) from t x join t y on x.a = y.a + 1) from t;\n",
+    );
+    write(
+        "work.sh",
+        "i=0; sum=0; while [ $i -lt 200000 ]; do sum=$(((sum * 31 + i) % 1000003)); i=$((i + 1)); done; echo $sum\n",
+    );
+    write(
+        "work.go",
+        "package main\nimport (\"crypto/sha256\"; \"fmt\"; \"sync\")\n\
+         func main() {\n\
+         \tvar sums [8][32]byte\n\tvar all sync.WaitGroup\n\
+         \tfor worker := range sums {\n\t\tall.Add(1)\n\t\tgo func(worker int) {\n\t\t\tdefer all.Done()\n\
+         \t\t\tsums[worker][0] = byte(worker)\n\
+         \t\t\tfor i := 0; i < 60000; i++ { sums[worker] = sha256.Sum256(sums[worker][:]) }\n\t\t}(worker)\n\t}\n\
+         \tall.Wait()\n\tfmt.Printf(\"%x\\n\", sums)\n}\n",
+    );
+    write(
+        "Work.java",
+        "import java.util.*; import java.util.stream.*;\n\
+         public class Work { public static void main(String[] a) {\n\
+         long sum = IntStream.range(0, 400000).parallel().mapToLong(i -> Arrays.hashCode(new int[] {i, i * 31}) % 1009).sum();\n\
+         Map<Integer, Integer> m = new TreeMap<>(); Random r = new Random(7);\n\
+         for (int i = 0; i < 300000; i++) m.merge(r.nextInt(5000), 1, Integer::sum);\n\
+         System.out.println(sum + \" \" + m.hashCode()); } }\n",
+    );
+    for n in 0..24 {
+        write(
+            &format!("part{n}.c"),
+            &format!(
+                "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\nint part{n}(int x) {{ char t[64]; snprintf(t, 64, \"%d\", x * {n}); return (int)strlen(t) + atoi(t); }}\n"
+            ),
+        );
+    }
+    let (declared, summed): (String, String) =
+        (0..24).map(|n| (format!("int part{n}(int);\n"), format!(" + part{n}(i)"))).unzip();
+    write(
+        "main.c",
+        &format!(
+            "#include <stdio.h>\n{declared}int main(void) {{ long s = 0; for (int i = 0; i < 1000; i++) s = s{summed}; printf(\"%ld\\n\", s); return 0; }}\n"
+        ),
+    );
+    let objects: String = (0..24).map(|n| format!("part{n}.o ")).collect();
+    write("Makefile", &format!("CFLAGS = -O2\nall: main.o {objects}\n\t$(CC) -o $@ $^\n"));
+}
+
+/// What has to be compiled before the program can be tried.
+fn build(folder: &Path, animal: &str) {
+    let command = match animal {
+        "go" => "GOCACHE=$PWD/cache GO111MODULE=off go build -o go-work work.go",
+        "java" => "javac Work.java",
+        _ => return,
+    };
+    let output = Command::new("sh").args(["-c", command]).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,396 @@
+//! A service that stands ready, and one measurement with it.
+//!
+//! The service stays up from run to run: what changes between two runs is the company and nothing else. CPU time is read at
+//! the beginning and at the end of the time that the generator measures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::company::{Batches, Done, Start};
+use super::os::Rank;
+use super::plan::{Job, Spec};
+use super::process::Process;
+use super::programs::Programs;
+use super::scratch::Scratch;
+use super::service::{Corpus, Helpers, Serving};
+use super::{LOOK_EVERY, LiveError, Machine, go_on, sleep_until, usage};
+use crate::record::{Alone, Company, Plan, Run};
+
+/// Every request of a run, for what the generator's summary leaves out.
+const REQUESTS: &str = "requests.csv";
+const CONNECTIONS: &str = "64";
+/// For the generator to connect: nothing is due before.
+const LEAD: Duration = Duration::from_millis(30);
+/// After that a request has failed, and counts as having taken so long.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// For the last answers, at a load beyond the capacity.
+const TO_ANSWER: Duration = Duration::from_secs(30);
+/// How long a batch program runs alone.
+const ALONE: Duration = Duration::from_millis(1000);
+
+/// What a bench is set up for.
+#[derive(Clone, Debug)]
+pub struct Order {
+    pub machine: Machine,
+    /// Of the index that is built, unless `index` names one that stands there.
+    pub documents: u64,
+    pub index: Option<PathBuf>,
+    pub signal: String,
+}
+
+/// Fields go in this order: the service before its page and its files.
+#[derive(Debug)]
+pub struct Bench {
+    serving: Serving,
+    pub(super) programs: Programs,
+    pub(super) corpus: Corpus,
+    helpers: Helpers,
+    order: Order,
+    pub(super) scratch: Scratch,
+}
+
+impl Bench {
+    /// Builds what there is to build and starts the service.
+    pub fn start(order: Order) -> Result<Self, LiveError> {
+        let programs = Programs::find()?;
+        let lanes = u32::try_from(order.machine.pairs.len()).unwrap_or(u32::MAX);
+        let scratch =
+            Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
+        let helpers = Helpers::choose(&order.machine, &scratch)?;
+        let corpus = Corpus::open(&programs, &scratch, order.index.as_deref(), order.documents)?;
+        let serving = Serving::start(&programs, &scratch, &order.machine, &helpers, &corpus)?;
+        Ok(Self { serving, programs, corpus, helpers, order, scratch })
+    }
+
+    pub fn documents(&self) -> u64 {
+        self.corpus.documents
+    }
+
+    pub fn capacity_rps(&self) -> Result<f64, LiveError> {
+        let Self { programs, scratch, helpers, order, .. } = self;
+        self.corpus.capacity_rps(programs, scratch, &order.machine, helpers)
+    }
+
+    /// Where coordinator and generator run.
+    pub fn helpers(&self) -> String {
+        self.helpers.words()
+    }
+
+    /// What cannot be shown with these lanes, a sentence each.
+    pub fn limits(&self) -> Vec<String> {
+        let mut limits = Vec::new();
+        if !self.order.machine.smt {
+            limits.push(format!(
+                "not shown: the price of sharing an SMT core; nothing says that lanes {} share one, \
+                 so a batch takes no resources from the service whatever restrains it",
+                self.order.machine.lanes()
+            ));
+        }
+        if self.helpers.share_a_lane {
+            limits.push(format!(
+                "{}; the batch has what they leave of that lane",
+                self.helpers.words()
+            ));
+        }
+        limits
+    }
+
+    /// A batch program with nothing beside it.
+    pub fn alone(&mut self, program: &str) -> Result<Alone, LiveError> {
+        let unrestrained = Spec::plain(Company::Unrestrained);
+        let mut batches = self.start_batches(&unrestrained, program, ALONE)?;
+        sleep_until(Instant::now() + ALONE, || batches.lives())?;
+        let done = batches.end()?.ok_or_else(|| {
+            LiveError::Refused(format!(
+                "{program} alone gets no work done: the machine is too busy"
+            ))
+        })?;
+        Ok(Alone {
+            batch: program.to_owned(),
+            per_second: done.per_second,
+            unit: done.unit,
+            checksum: done.checksums.into_iter().next().unwrap_or_default(),
+        })
+    }
+
+    fn start_batches(
+        &self,
+        spec: &Spec,
+        program: &str,
+        lasting: Duration,
+    ) -> Result<Batches, LiveError> {
+        let Self { programs, scratch, order, .. } = self;
+        let (machine, signal) = (&order.machine, order.signal.as_str());
+        Start { programs, scratch, machine, signal, lasting }.batches(spec, program)
+    }
+
+    /// One run of a plan.
+    pub fn measure(&mut self, job: &Job, plan: &Plan, alone: &[Alone]) -> Result<Run, LiveError> {
+        let warmup = Duration::from_secs_f64(plan.warmup_s);
+        let lasting = Duration::from_secs_f64(plan.duration_s);
+        let mut batches = match &job.batch {
+            Some(program) => self.start_batches(&job.spec, program, warmup + lasting)?,
+            None => Batches::none(),
+        };
+        let mut load = self.load(job, warmup, lasting)?;
+        let begin = Instant::now() + LEAD + warmup;
+        sleep_until(begin, || {
+            self.serving.lives()?;
+            batches.lives()?;
+            load.lives()
+        })?;
+        let before = self.sample(&load, &batches);
+        let mut after = before;
+        // The last reading must find the generator still there, and that of a plan whose last request is due early ends early.
+        let end = begin + lasting.saturating_sub(LEAD * 2);
+        while load.ended()?.is_none() && Instant::now() < end {
+            go_on()?;
+            self.serving.lives()?;
+            batches.lives()?;
+            after = self.sample(&load, &batches);
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let answered = load.finish_json(None, TO_ANSWER)?;
+        if !answered["invocations"][0]["requests"].is_u64() {
+            let (name, why) = ("elfen-load".to_owned(), "no invocation in it".to_owned());
+            return Err(LiveError::Garbled { name, why });
+        }
+        if after.at == before.at {
+            let why = "its last request was due before anything could be measured: ask for a longer duration";
+            return Err(LiveError::Garbled { name: "elfen-load".to_owned(), why: why.to_owned() });
+        }
+        let done = batches.end()?;
+        let latencies = Latencies::read(&self.scratch.path(REQUESTS))?;
+        Ok(self.run(job, &answered, done.as_ref(), &before.until(&after), alone, &latencies))
+    }
+
+    fn load(&self, job: &Job, warmup: Duration, lasting: Duration) -> Result<Process, LiveError> {
+        let mut command = Command::new(&self.programs.load);
+        command.args(["--rps", &job.rps.to_string(), "--seed", &job.seed.to_string()]);
+        let us = |time: Duration| format!("{}us", time.as_micros());
+        command.args(["--duration", &us(lasting), "--warmup", &us(warmup)]);
+        command.args(["--connections", CONNECTIONS, "--json", "--allow-late", "--spin", "20us"]);
+        command.arg("--queries").arg(&self.corpus.queries).arg("--tasks");
+        command.args(["--template", "/search?q={}", "--timeout", &us(TIMEOUT)]);
+        command.args(["--cpu", &self.helpers.generator.to_string()]);
+        command.arg("--csv").arg(self.scratch.path(REQUESTS));
+        command.arg(format!("http://{}", self.serving.address));
+        Process::start("elfen-load", command, &self.helpers.generator_place(), &self.scratch)
+    }
+
+    fn sample(&self, load: &Process, batches: &Batches) -> Sample {
+        let (coordinator_ns, workers_ns) = self.serving.used_ns();
+        Sample {
+            at: Instant::now(),
+            workers_ns,
+            helpers_ns: coordinator_ns + usage::of_process(load.id()),
+            batch_ns: batches.used_ns(),
+        }
+    }
+
+    fn run(
+        &self,
+        job: &Job,
+        answered: &Value,
+        done: Option<&Done>,
+        used: &Used,
+        alone: &[Alone],
+        latencies: &Latencies,
+    ) -> Run {
+        let machine = &self.order.machine;
+        let invocation = &answered["invocations"][0];
+        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+        let count = |key: &str| invocation[key].as_u64().unwrap_or(0);
+        let reports = done.map(|done| done.reports.clone()).unwrap_or_default();
+        let known = alone.iter().find(|alone| Some(&alone.batch) == job.batch.as_ref());
+        let right = |done: &Done| {
+            let sum = known.map(|alone| alone.checksum.as_str());
+            done.checksums.iter().all(|checksum| Some(checksum.as_str()) == sum)
+        };
+        let warnings = answered["warnings"].as_array().into_iter().flatten();
+        let lanes = number_of(machine.batch_lanes().count());
+        Run {
+            company: job.spec.company,
+            budget_ns: job.spec.budget_ns(),
+            slo: job.spec.slo(),
+            asked: job.spec.to_string(),
+            batch: job.batch.clone(),
+            load: job.load,
+            rps: job.rps,
+            invocation: job.invocation,
+            seed: job.seed,
+            duration_s: used.seconds,
+            requests: count("requests"),
+            errors: count("errors"),
+            achieved_rps: number(&invocation["achieved_rps"]),
+            p50_ms: latencies.at(500),
+            p95_ms: latencies.at(950),
+            p99_ms: latencies.at(990),
+            p999_ms: latencies.at(999),
+            max_ms: latencies.at(1000),
+            mean_ms: latencies.mean(),
+            late_p99_ms: number(&invocation["late_us"]["p99"]) / 1e3,
+            request_lane_utilisation: used.workers / number_of(machine.pairs.len()),
+            batch_lane_utilisation: done.map_or(0.0, |_| on_the_lane(used.batch, &reports) / lanes),
+            batch_per_second: done.map(|done| done.per_second),
+            batch_verified: done.map(right),
+            batch_unit: done.map(|done| done.unit.clone()),
+            batch_checksum: done.and_then(|done| done.checksums.first().cloned()),
+            report: reports.first().cloned(),
+            more_reports: reports.into_iter().skip(1).collect(),
+            helper_utilisation: used.helpers,
+            warnings: warnings.filter_map(|text| text.as_str().map(str::to_owned)).collect(),
+            ended_s: now_s(),
+        }
+    }
+}
+
+/// Latencies of all requests of a run, in milliseconds and in order. The generator's own percentiles leave out those that
+/// failed, and a service that answers nobody would look fast: here they count as the time that the generator waits.
+#[derive(Debug, PartialEq)]
+struct Latencies(Vec<f64>);
+
+impl Latencies {
+    /// From the generator's CSV.
+    fn read(csv: &Path) -> Result<Self, LiveError> {
+        let failed = || LiveError::io(format!("reading {}", csv.display()));
+        Self::parse(&fs::read_to_string(csv).map_err(failed())?).ok_or_else(|| LiveError::Garbled {
+            name: "elfen-load".to_owned(),
+            why: "a CSV without requests, or without latency_us and outcome".to_owned(),
+        })
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let heading: Vec<&str> = lines.next()?.split(',').collect();
+        let column = |name: &str| heading.iter().position(|column| *column == name);
+        let (latency, outcome) = column("latency_us").zip(column("outcome"))?;
+        let waited_ms = TIMEOUT.as_secs_f64() * 1e3;
+        let read = |line: &str| {
+            let cells: Vec<&str> = line.split(',').collect();
+            match *cells.get(outcome)? {
+                "ok" => Some(cells.get(latency)?.parse::<f64>().ok()? / 1e3),
+                _ => Some(waited_ms),
+            }
+        };
+        let mut latencies: Vec<f64> = lines.map(read).collect::<Option<_>>()?;
+        latencies.sort_unstable_by(f64::total_cmp);
+        (!latencies.is_empty()).then_some(Self(latencies))
+    }
+
+    /// The lowest that so many of a thousand do not exceed.
+    fn at(&self, per_thousand: usize) -> f64 {
+        let rank = (self.0.len() * per_thousand).div_ceil(1000);
+        self.0[rank.saturating_sub(1)]
+    }
+
+    fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / number_of(self.0.len())
+    }
+}
+
+/// How many lanes' worth of time a batch ran. Its CPU time counts naps within its own checks; the time that Elfen says it
+/// was on the lane counts others who had the CPU meanwhile. It cannot have run longer than either.
+fn on_the_lane(cpu_time: f64, reports: &[Value]) -> f64 {
+    if reports.is_empty() {
+        return cpu_time;
+    }
+    let share = |report: &Value| {
+        let ns = |key: &str| report[key].as_f64().unwrap_or(0.0);
+        (ns("borrowed_ns") + ns("overlapped_ns")) / ns("wall_ns").max(1.0)
+    };
+    cpu_time.min(reports.iter().map(share).sum())
+}
+
+/// CPU time so far, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Instant,
+    workers_ns: u64,
+    helpers_ns: u64,
+    batch_ns: u64,
+}
+
+/// CPU time in between, in CPUs.
+#[derive(Clone, Copy, Debug)]
+struct Used {
+    seconds: f64,
+    workers: f64,
+    helpers: f64,
+    batch: f64,
+}
+
+impl Sample {
+    fn until(&self, later: &Self) -> Used {
+        let seconds = later.at.duration_since(self.at).as_secs_f64();
+        // Of a process that ended meanwhile there is nothing to read any more.
+        let cpus = |of: fn(&Self) -> u64| {
+            Duration::from_nanos(of(later).saturating_sub(of(self))).as_secs_f64() / seconds
+        };
+        Used {
+            seconds,
+            workers: cpus(|sample| sample.workers_ns),
+            helpers: cpus(|sample| sample.helpers_ns),
+            batch: cpus(|sample| sample.batch_ns),
+        }
+    }
+}
+
+pub(super) fn number_of(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::MAX, f64::from)
+}
+
+pub(super) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Whether the kernel schedules by core here, or why not.
+pub fn core_scheduling() -> Result<(), String> {
+    super::os::core_scheduling().map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => "this kernel has no core scheduling".to_owned(),
+        Some(libc::ENODEV) => "core scheduling needs SMT".to_owned(),
+        _ => format!("core scheduling: {error}"),
+    })
+}
+
+/// The rank of a program that is measured beside another.
+pub(super) const PLAIN: Rank = Rank::Normal;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Goal: percentiles are those of all requests, failed ones included. Method: a CSV of four requests, one of which was
+    /// refused at once, and files that are none.
+    #[test]
+    fn who_gets_no_answer_counts_as_slow() {
+        let csv = "seed,latency_us,outcome\n1,3000,ok\n1,1000,ok\n1,10,HTTP 503\n1,2000,ok\n";
+        let latencies = Latencies::parse(csv).unwrap();
+        assert_eq!(latencies.0, [1.0, 2.0, 3.0, 10_000.0]);
+        let found = [500, 750, 751, 990, 1000].map(|per_thousand| latencies.at(per_thousand));
+        assert_eq!(found, [2.0, 3.0, 10_000.0, 10_000.0, 10_000.0]);
+        assert_eq!(latencies.mean(), 2501.5);
+        for wrong in [
+            "",
+            "seed,latency_us,outcome\n",
+            "latency,outcome\n1,ok\n",
+            "latency_us,outcome\nx,ok\n",
+        ] {
+            assert_eq!(Latencies::parse(wrong), None, "{wrong:?}");
+        }
+    }
+
+    /// Goal: neither naps nor others count as the batch. Method: reports with more and with less than its CPU time.
+    #[test]
+    fn a_batch_ran_no_longer_than_either_clock_says() {
+        let report = json!({"borrowed_ns": 600, "overlapped_ns": 100, "wall_ns": 1000});
+        assert_eq!(on_the_lane(0.9, &[]), 0.9);
+        assert_eq!(on_the_lane(0.9, std::slice::from_ref(&report)), 0.7);
+        assert_eq!(on_the_lane(0.5, &[report]), 0.5);
+    }
+}

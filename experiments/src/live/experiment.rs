@@ -1,0 +1,360 @@
+//! A plan from its beginning to its end, or on from where it was.
+//!
+//! The results file is all the state there is: a line for the setup, then a line for each run as it ends. Whatever
+//! interrupts an experiment, the file holds the runs that were finished, and the same command makes those that are missing.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{BufReader, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use super::bench::{Bench, Order, now_s};
+use super::plan::{Job, Spec, jobs};
+use super::{LiveError, Machine};
+use crate::record::{self, Alone, Line, Plan, Run, Setup};
+
+/// A results file that is ours until this drops; or results that nobody asked to keep.
+#[derive(Debug, Default)]
+pub struct Results {
+    file: Option<File>,
+    pub lines: Vec<Line>,
+}
+
+impl Results {
+    /// Opens the file or makes it; a last line that was cut off is cut away.
+    pub fn open(path: &Path) -> Result<Self, LiveError> {
+        let failed = || format!("opening {}", path.display());
+        let mut options = OpenOptions::new();
+        let opened = options.read(true).write(true).create(true).truncate(false).open(path);
+        let mut file = opened.map_err(LiveError::io(failed()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(LiveError::Locked),
+            Err(TryLockError::Error(error)) => return Err(LiveError::io(failed())(error)),
+        }
+        let lines = record::read(BufReader::new(&file)).map_err(LiveError::io(failed()))?;
+        let whole = fs::read(path).map_err(LiveError::io(failed()))?;
+        let end = whole.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let end = u64::try_from(end).unwrap_or(u64::MAX);
+        file.set_len(end).map_err(LiveError::io(failed()))?;
+        file.seek(SeekFrom::Start(end)).map_err(LiveError::io(failed()))?;
+        Ok(Self { file: Some(file), lines })
+    }
+
+    /// The setup of a file that was begun.
+    pub fn setup(&self) -> Option<&Setup> {
+        self.lines.first().and_then(|line| match line {
+            Line::Setup(setup) => Some(setup),
+            Line::Run(_) => None,
+        })
+    }
+
+    fn runs(&self) -> impl Iterator<Item = &Run> {
+        self.lines.iter().filter_map(|line| match line {
+            Line::Run(run) => Some(run),
+            Line::Setup(_) => None,
+        })
+    }
+
+    /// Of all runs of a plan, those that are missing.
+    pub fn missing(&self, jobs: Vec<Job>) -> Vec<Job> {
+        jobs.into_iter().filter(|job| !self.runs().any(|run| job.is(run))).collect()
+    }
+
+    fn add(&mut self, line: Line) -> Result<(), LiveError> {
+        let Some(file) = &mut self.file else {
+            self.lines.push(line);
+            return Ok(());
+        };
+        let failed = || LiveError::io("writing the results");
+        let mut text = serde_json::to_string(&line).map_err(|error| failed()(error.into()))?;
+        text.push('\n');
+        file.write_all(text.as_bytes()).map_err(failed())?;
+        file.sync_data().map_err(failed())?;
+        // As it will be read again: JSON may lose the last bit of a number.
+        let read = serde_json::from_str(&text).map_err(|error| failed()(error.into()))?;
+        self.lines.push(read);
+        Ok(())
+    }
+}
+
+/// Why a file that was begun is not gone on with: what is another in it than was asked for.
+pub fn other_than(begun: &Setup, asked: &Setup) -> Option<String> {
+    let other = |what: &str, begun: &str, asked: &str| {
+        (begun != asked).then(|| format!("its {what} is {begun:?} and not {asked:?}"))
+    };
+    let plans = || {
+        let text = |setup: &Setup| {
+            let plan = setup.plan.as_ref().and_then(|plan| serde_json::to_value(plan).ok());
+            plan.unwrap_or_default()
+        };
+        let (begun, asked) = (text(begun), text(asked));
+        let keys = asked.as_object().into_iter().flat_map(|plan| plan.keys());
+        let differs = keys.into_iter().find(|key| begun[*key] != asked[*key]);
+        differs.map(|key| format!("{key} of its plan is {} and not {}", begun[key], asked[key]))
+    };
+    plans()
+        .or_else(|| other("version of elfen", &begun.elfen, &asked.elfen))
+        .or_else(|| other("kernel", &begun.kernel, &asked.kernel))
+        .or_else(|| other("processor", &begun.cpu, &asked.cpu))
+        .or_else(|| other("choice of lanes", &begun.lanes, &asked.lanes))
+        .or_else(|| {
+            let documents = [begun, asked].map(|setup| setup.documents.to_string());
+            other("number of documents", &documents[0], &documents[1])
+        })
+}
+
+/// What is known of a machine and an order before anything is measured.
+pub fn setup(order: &Order, plan: &Plan, command: String) -> Setup {
+    Setup {
+        elfen: env!("CARGO_PKG_VERSION").to_owned(),
+        kernel: first_line("/proc/sys/kernel/osrelease"),
+        cpu: processor(),
+        cpus: order.machine.cpus,
+        smt: order.machine.smt,
+        lanes: Machine::lanes(&order.machine),
+        command,
+        started_s: now_s(),
+        seed: plan.seed,
+        documents: order.documents,
+        plan: Some(plan.clone()),
+        ..Setup::default()
+    }
+}
+
+fn first_line(file: &str) -> String {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().next().unwrap_or("unknown").to_owned()
+}
+
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let names = ["model name", "Processor", "cpu model", "uarch"];
+    let value = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        names.contains(&name.trim()).then(|| value.trim().to_owned())
+    };
+    text.lines().find_map(value).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// How far an experiment is.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// The index is built, the service started.
+    Preparing(&'static str),
+    /// These runs are still to be made.
+    Begin {
+        missing: usize,
+        all: usize,
+    },
+    Made {
+        run: &'a Run,
+        left: usize,
+    },
+}
+
+/// What an experiment is to measure.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    pub order: Order,
+    pub plan: Plan,
+    pub specs: Vec<Spec>,
+    /// Instead of measuring what the service can serve.
+    pub capacity_rps: Option<f64>,
+    /// What the caller knows that this machine cannot show.
+    pub limits: Vec<String>,
+    pub command: String,
+}
+
+impl Experiment {
+    /// Makes the runs that are missing in `results`.
+    pub fn run(
+        &self,
+        results: &mut Results,
+        progress: &mut dyn FnMut(&Progress<'_>),
+    ) -> Result<(), LiveError> {
+        let begun = results.setup().cloned();
+        if let Some(begun) = &begun {
+            let all = jobs(&self.plan, &self.specs, begun.capacity_rps);
+            if results.missing(all).is_empty() {
+                return Ok(());
+            }
+        }
+        progress(&Progress::Preparing("building the index and starting the service"));
+        let mut bench = Bench::start(self.order.clone())?;
+        let setup = match begun {
+            Some(begun) => {
+                refuse_other_bench(&begun, &bench)?;
+                begun
+            }
+            None => {
+                progress(&Progress::Preparing("measuring what the service can serve"));
+                let setup = self.measure_setup(&mut bench)?;
+                results.add(Line::Setup(setup.clone()))?;
+                setup
+            }
+        };
+        let all = jobs(&self.plan, &self.specs, setup.capacity_rps);
+        let count = all.len();
+        let missing = results.missing(all);
+        progress(&Progress::Begin { missing: missing.len(), all: count });
+        let mut left = missing.len();
+        for job in missing {
+            let run = bench.measure(&job, &self.plan, &setup.alone)?;
+            left -= 1;
+            progress(&Progress::Made { run: &run, left });
+            results.add(Line::Run(run))?;
+        }
+        Ok(())
+    }
+
+    fn measure_setup(&self, bench: &mut Bench) -> Result<Setup, LiveError> {
+        let alone: Vec<Alone> = self
+            .plan
+            .batches
+            .iter()
+            .filter(|_| self.specs.iter().any(Spec::has_batch))
+            .map(|batch| bench.alone(batch))
+            .collect::<Result<_, _>>()?;
+        let capacity_rps = match self.capacity_rps {
+            Some(given) => given,
+            None => bench.capacity_rps()?,
+        };
+        Ok(Setup {
+            capacity_rps,
+            documents: bench.documents(),
+            limits: [bench.limits(), self.limits.clone()].concat(),
+            helpers: bench.helpers(),
+            alone,
+            ..setup(&self.order, &self.plan, self.command.clone())
+        })
+    }
+}
+
+/// What shows only when the service stands.
+fn refuse_other_bench(begun: &Setup, bench: &Bench) -> Result<(), LiveError> {
+    let (was, is) = (begun.documents, bench.documents());
+    if was != is {
+        let why = format!("its index had {was} documents, and this one has {is}");
+        return Err(LiveError::Refused(why));
+    }
+    let (was, is) = (&begun.helpers, bench.helpers());
+    if *was != is {
+        return Err(LiveError::Refused(format!("it was begun where {was}; now {is}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Company;
+
+    fn file(name: &str) -> std::path::PathBuf {
+        std::env::temp_dir().join(format!("elfen-results-{}-{name}", std::process::id()))
+    }
+
+    /// Other tests start children meanwhile, which have our files open until they are the program that they start.
+    fn open(path: &Path) -> Results {
+        let begin = std::time::Instant::now();
+        loop {
+            match Results::open(path) {
+                Err(LiveError::Locked) if begin.elapsed().as_secs() < 60 => {
+                    std::thread::yield_now();
+                }
+                other => return other.unwrap(),
+            }
+        }
+    }
+
+    fn plan() -> Plan {
+        Plan {
+            loads: vec![0.3],
+            companies: vec!["none".to_owned(), "borrow-idle".to_owned()],
+            batches: vec!["loop".to_owned()],
+            invocations: 2,
+            duration_s: 1.0,
+            ..Plan::default()
+        }
+    }
+
+    fn run(job: &Job) -> Run {
+        Run {
+            asked: job.spec.to_string(),
+            batch: job.batch.clone(),
+            rps: job.rps,
+            invocation: job.invocation,
+            ..Run::default()
+        }
+    }
+
+    /// Goal: an experiment that was cut off anywhere goes on with the very runs that are missing. Method: a file of a setup
+    /// and three of four runs, cut at every byte; opened, its runs are whole, and what is added stands on a line of its own.
+    #[test]
+    fn a_file_cut_off_anywhere_is_gone_on_with() {
+        let path = file("cut");
+        let plan = plan();
+        let specs = super::super::plan::check(&plan).unwrap();
+        let all = jobs(&plan, &specs, 977.123_456_789);
+        assert_eq!(all.len(), 4);
+        fs::remove_file(&path).ok();
+        let mut results = open(&path);
+        results.add(Line::Setup(Setup { plan: Some(plan), ..Setup::default() })).unwrap();
+        for job in &all[..3] {
+            results.add(Line::Run(run(job))).unwrap();
+        }
+        drop(results);
+        let whole = fs::read(&path).unwrap();
+        for length in 0..=whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            let mut results = open(&path);
+            let lines = whole[..length].iter().filter(|&&byte| byte == b'\n').count();
+            assert_eq!(results.lines.len(), lines, "cut at {length}");
+            let missing = results.missing(all.clone());
+            assert_eq!(missing.len(), 4 - lines.saturating_sub(1), "cut at {length}");
+            results.add(Line::Run(run(&missing[0]))).unwrap();
+            drop(results);
+            let again = open(&path);
+            assert_eq!(again.lines.len(), lines + 1, "cut at {length}");
+            assert_eq!(again.missing(all.clone()).len(), missing.len() - 1, "cut at {length}");
+        }
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_file_has_one_writer() {
+        let path = file("locked");
+        let first = open(&path);
+        assert!(matches!(Results::open(&path), Err(LiveError::Locked)));
+        drop(first);
+        open(&path);
+        fs::remove_file(path).unwrap();
+    }
+
+    /// Goal: results of two plans or two machines don't get mixed. Method: setups that differ in one thing each.
+    #[test]
+    fn another_plan_or_machine_is_named() {
+        let setup = Setup { plan: Some(plan()), lanes: "0:1".to_owned(), ..Setup::default() };
+        assert_eq!(other_than(&setup, &setup), None);
+        // What is measured, and when, may differ.
+        let later = Setup { started_s: 7, capacity_rps: 3.0, ..setup.clone() };
+        assert_eq!(other_than(&setup, &later), None);
+        let longer = Plan { duration_s: 2.0, ..plan() };
+        let asked = Setup { plan: Some(longer), ..setup.clone() };
+        let says = "duration_s of its plan is 1.0 and not 2.0";
+        assert_eq!(other_than(&setup, &asked).as_deref(), Some(says));
+        let asked = Setup { lanes: "2:3".to_owned(), ..setup.clone() };
+        let says = "its choice of lanes is \"0:1\" and not \"2:3\"";
+        assert_eq!(other_than(&setup, &asked).as_deref(), Some(says));
+    }
+
+    #[test]
+    fn runs_of_other_companies_are_other_runs() {
+        let plan = plan();
+        let specs = super::super::plan::check(&plan).unwrap();
+        let all = jobs(&plan, &specs, 100.0);
+        let idle = all.iter().find(|job| job.spec.company == Company::BorrowIdle).unwrap();
+        assert!(idle.is(&run(idle)));
+        assert!(!idle.is(&Run { asked: "fixed-budget:2ms".to_owned(), ..run(idle) }));
+        assert!(!idle.is(&Run { invocation: 7, ..run(idle) }));
+    }
+}

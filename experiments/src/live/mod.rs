@@ -1,0 +1,129 @@
+//! Live runs: a service, a generator and batch programs as real processes, measured.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | [`plan`] | which runs there are, and in which order |
+//! | [`bench`] | a service that stands ready, and one measurement with it |
+//! | [`experiment`] | a plan from its beginning to its end, or on from where it was |
+//! | [`calibrate`] | slowdowns of programs that share a core, for the model |
+//! | [`summary`] | medians over invocations, and how far they can be trusted |
+//! | [`programs`] | where `elfen-search`, `elfen-load` and `elfen-batch` are |
+//! | `company` | the batch programs beside the service, and what restrains them |
+//! | `service` | the index, the queries and the running service |
+//! | `process` | a child and its end; `os`: what that takes of the kernel; `usage`: its CPU time |
+//! | `scratch` | files and pages that must not stay behind |
+//!
+//! Everything is called as a user would call it: what is measured is what users get. Whatever ends a
+//! run, the children end with it.
+
+pub mod bench;
+pub mod calibrate;
+mod company;
+pub mod experiment;
+#[expect(unsafe_code, reason = "places, ranks and last words of children are set by system calls")]
+mod os;
+pub mod plan;
+mod process;
+pub mod programs;
+mod scratch;
+mod service;
+pub mod summary;
+mod usage;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+/// Why a live run did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum LiveError {
+    #[error("no {name} at {}", .tried.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    NotFound { name: &'static str, tried: Vec<PathBuf> },
+    #[error("{what}: {error}")]
+    Io { what: String, error: io::Error },
+    /// In the words of the program that failed.
+    #[error("{name} ended early ({status}): {said}")]
+    Failed { name: String, status: ExitStatus, said: String },
+    #[error("{name} printed what cannot be read: {why}")]
+    Garbled { name: String, why: String },
+    #[error("{name} did not end within {seconds} s of being asked to")]
+    Stuck { name: String, seconds: u64 },
+    #[error("{name} did not get ready within {seconds} s")]
+    NotReady { name: String, seconds: u64 },
+    #[error("{0}")]
+    Refused(String),
+    #[error("another experiment writes it")]
+    Locked,
+    #[error("interrupted by signal {0}")]
+    Interrupted(i32),
+}
+
+impl LiveError {
+    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |error| Self::Io { what, error }
+    }
+}
+
+/// The lanes to measure on, and who may run elsewhere.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Machine {
+    pub pairs: Vec<Pair>,
+    /// CPUs that this process may use and that are in no pair.
+    pub spare: Vec<u32>,
+    /// Whether the lanes of every pair share a core, as far as the kernel says.
+    pub smt: bool,
+    pub cpus: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pair {
+    pub request: u32,
+    pub batch: Vec<u32>,
+}
+
+impl Machine {
+    /// As `--lanes` takes them.
+    pub fn lanes(&self) -> String {
+        let pair = |pair: &Pair| {
+            let batch: Vec<String> = pair.batch.iter().map(u32::to_string).collect();
+            format!("{}:{}", pair.request, batch.join(","))
+        };
+        self.pairs.iter().map(pair).collect::<Vec<_>>().join(",")
+    }
+
+    /// Every batch lane with its request lane.
+    fn batch_lanes(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|&batch| (pair.request, batch)))
+    }
+}
+
+/// Has Ctrl-C end what runs instead of us; call it once, before anything is started.
+pub fn heed_signals() -> Result<(), LiveError> {
+    os::heed_signals().map_err(LiveError::io("installing the handler of Ctrl-C"))
+}
+
+/// Fails once we have been asked to end.
+fn go_on() -> Result<(), LiveError> {
+    os::asked_to_end().map_or(Ok(()), |signal| Err(LiveError::Interrupted(signal)))
+}
+
+/// How often a wait looks whether it should end.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Sleeps until then, unless `broken` says that there is nothing left to wait for.
+fn sleep_until(
+    then: Instant,
+    mut broken: impl FnMut() -> Result<(), LiveError>,
+) -> Result<(), LiveError> {
+    loop {
+        go_on()?;
+        broken()?;
+        let left = then.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(LOOK_EVERY));
+    }
+}

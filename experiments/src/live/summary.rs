@@ -1,0 +1,275 @@
+//! What many runs say together: medians over invocations, and how far they can be trusted.
+//!
+//! Runs of one invocation met the same requests, so companies are compared with no batch invocation by invocation: the
+//! ratio of two runs a minute apart, and the median of these ratios. Intervals are by bootstrap over invocations, as
+//! requests within one wait behind each other and are no independent sample.
+
+use std::collections::BTreeMap;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::record::{Alone, Company, Line, Run, Setup};
+
+const RESAMPLES: usize = 10_000;
+const SEED: u64 = 1;
+
+/// A median with its 95 % interval, which takes three values or more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    pub median: f64,
+    pub ci95: Option<[f64; 2]>,
+}
+
+/// One load with one company.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub load: f64,
+    pub rps: f64,
+    pub company: Company,
+    /// In the words of the plan.
+    pub asked: String,
+    pub batch: Option<String>,
+    pub invocations: usize,
+    pub requests: u64,
+    pub errors: u64,
+    pub p50_ms: Figure,
+    pub p95_ms: Figure,
+    pub p99_ms: Figure,
+    /// To no batch, invocation by invocation.
+    pub p99_ratio: Option<Figure>,
+    pub mean_ms: Figure,
+    pub request_lane_utilisation: Figure,
+    pub batch_lane_utilisation: Figure,
+    /// The part of the time that Elfen left the batch lanes to the batch, whoever ran there then.
+    pub lent: Option<Figure>,
+    /// Of both lanes, where 1 is one lane that is always busy.
+    pub utilisation: Figure,
+    /// The same, with coordinator and generator where they share the batch lane.
+    pub utilisation_with_helpers: Figure,
+    pub helper_utilisation: Figure,
+    pub batch_per_second: Option<Figure>,
+    pub batch_unit: Option<String>,
+    /// Of what the batch does with nothing beside it.
+    pub batch_relative: Option<Figure>,
+    /// Whether the batch found every result right, with the checksum that it has alone.
+    pub batch_verified: Option<bool>,
+    /// Of the request lane's busy time, the part with the batch beside it.
+    pub overlapped: Option<Figure>,
+    pub reaction_us: Option<Figure>,
+    pub reaction_p99_us: Option<Figure>,
+    pub mechanisms: Option<String>,
+}
+
+/// The rows of a results file, in the order of load, batch and company.
+pub fn rows(lines: &[Line]) -> Vec<Row> {
+    let mut alone: &[Alone] = &[];
+    let mut groups: BTreeMap<Key, Vec<&Run>> = BTreeMap::new();
+    for line in lines {
+        match line {
+            Line::Setup(Setup { alone: known, .. }) => alone = known,
+            Line::Run(run) => groups.entry(Key::of(run)).or_default().push(run),
+        }
+    }
+    let without: Vec<&Run> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Run(run) if run.company == Company::None => Some(run),
+            _ => None,
+        })
+        .collect();
+    groups.values().map(|runs| row(runs, &without, alone)).collect()
+}
+
+/// Rates in millionths of a request a second, as numbers with a point have no order of their own.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    micro_rps: u128,
+    batch: Option<String>,
+    company: Company,
+    asked: String,
+}
+
+impl Key {
+    fn of(run: &Run) -> Self {
+        Self {
+            micro_rps: std::time::Duration::from_secs_f64(run.rps.clamp(0.0, 1e9)).as_micros(),
+            batch: run.batch.clone(),
+            company: run.company,
+            asked: run.asked.clone(),
+        }
+    }
+}
+
+fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
+    let first = runs[0];
+    let over = |of: fn(&Run) -> f64| figure(&runs.iter().map(|run| of(run)).collect::<Vec<_>>());
+    let some = |of: &dyn Fn(&Run) -> Option<f64>| {
+        let values: Vec<f64> = runs.iter().filter_map(|run| of(run)).collect();
+        (!values.is_empty()).then(|| figure(&values))
+    };
+    let partner = |run: &Run| {
+        let same = |other: &&&Run| {
+            (other.invocation, other.seed) == (run.invocation, run.seed)
+                && (other.rps - run.rps).abs() <= run.rps * 1e-9
+        };
+        without.iter().find(same).map(|other| run.p99_ms / other.p99_ms)
+    };
+    let known = alone.iter().find(|alone| Some(&alone.batch) == first.batch.as_ref());
+    let relative = |run: &Run| Some(run.batch_per_second? / known?.per_second);
+    let verified: Vec<bool> = runs.iter().filter_map(|run| run.batch_verified).collect();
+    let reports = |run: &Run, of: &dyn Fn(&Value) -> Option<f64>| run.report.as_ref().and_then(of);
+    let reaction = |which: &'static str| {
+        some(&move |run| reports(run, &|r| Some(r["reaction_ns"][which].as_f64()? / 1e3)))
+    };
+    Row {
+        load: first.load,
+        rps: first.rps,
+        company: first.company,
+        asked: first.asked.clone(),
+        batch: first.batch.clone(),
+        invocations: runs.len(),
+        requests: runs.iter().map(|run| run.requests).sum(),
+        errors: runs.iter().map(|run| run.errors).sum(),
+        p50_ms: over(|run| run.p50_ms),
+        p95_ms: over(|run| run.p95_ms),
+        p99_ms: over(|run| run.p99_ms),
+        p99_ratio: (first.company != Company::None).then(|| some(&partner)).flatten(),
+        mean_ms: over(|run| run.mean_ms),
+        request_lane_utilisation: over(|run| run.request_lane_utilisation),
+        batch_lane_utilisation: over(|run| run.batch_lane_utilisation),
+        lent: some(&|run| reports(run, &lent)),
+        utilisation: over(|run| run.request_lane_utilisation + run.batch_lane_utilisation),
+        utilisation_with_helpers: over(|run| {
+            run.request_lane_utilisation + run.batch_lane_utilisation + run.helper_utilisation
+        }),
+        helper_utilisation: over(|run| run.helper_utilisation),
+        batch_per_second: some(&|run| run.batch_per_second),
+        batch_unit: first.batch_unit.clone(),
+        batch_relative: some(&relative),
+        batch_verified: (!verified.is_empty()).then(|| verified.iter().all(|right| *right)),
+        overlapped: some(&|run| reports(run, &overlapped)),
+        reaction_us: reaction("median"),
+        reaction_p99_us: reaction("p99"),
+        mechanisms: first.report.as_ref().map(mechanisms),
+    }
+}
+
+/// Of the request lane's busy time; without a task map nobody counts that.
+fn overlapped(report: &Value) -> Option<f64> {
+    let busy = report["request_busy_ns"].as_f64().filter(|busy| *busy > 0.0)?;
+    Some(report["overlapped_ns"].as_f64()? / busy)
+}
+
+/// Of the time of one run.
+fn lent(report: &Value) -> Option<f64> {
+    let ns = |key: &str| report[key].as_f64();
+    let wall = ns("wall_ns").filter(|wall| *wall > 0.0)?;
+    Some((ns("borrowed_ns")? + ns("overlapped_ns")?) / wall)
+}
+
+fn mechanisms(report: &Value) -> String {
+    let word = |key: &str| report[key].as_str().unwrap_or("unknown");
+    format!("signal {}, nap {}, inject {}", word("signal"), word("nap"), word("inject"))
+}
+
+/// `values` must not be empty.
+pub fn figure(values: &[f64]) -> Figure {
+    Figure { median: median(values), ci95: bootstrap(values) }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { sorted[middle - 1].midpoint(sorted[middle]) }
+}
+
+/// The 95 % interval of the median, by percentile bootstrap.
+fn bootstrap(values: &[f64]) -> Option<[f64; 2]> {
+    if values.len() < 3 {
+        return None;
+    }
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(SEED);
+    let mut resample = vec![0.0; values.len()];
+    let mut medians: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            resample.iter_mut().for_each(|slot| *slot = values[rng.random_range(0..values.len())]);
+            median(&resample)
+        })
+        .collect();
+    medians.sort_unstable_by(f64::total_cmp);
+    Some([medians[RESAMPLES / 40], medians[RESAMPLES - 1 - RESAMPLES / 40]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn run(company: Company, invocation: u32, p99_ms: f64) -> Line {
+        Line::Run(Run {
+            company,
+            batch: (company != Company::None).then(|| "loop".to_owned()),
+            rps: 50.0,
+            load: 0.5,
+            invocation,
+            seed: invocation.into(),
+            p99_ms,
+            request_lane_utilisation: 0.5,
+            batch_lane_utilisation: 0.4,
+            helper_utilisation: 0.1,
+            batch_per_second: (company != Company::None).then_some(40.0),
+            batch_verified: (company != Company::None).then_some(invocation != 3),
+            report: (company == Company::BorrowIdle).then(|| {
+                json!({"overlapped_ns": 5, "borrowed_ns": 95, "wall_ns": 200, "request_busy_ns": 100,
+                       "reaction_ns": {"median": 2000, "p99": 4000}, "signal": "s"})
+            }),
+            ..Run::default()
+        })
+    }
+
+    /// Goal: companies are compared within an invocation. Method: invocations that drift by more than what the companies
+    /// differ in; by hand, 1.1, 1.2 and 1.3 times no batch.
+    #[test]
+    fn drift_cancels() {
+        let alone = Alone { batch: "loop".to_owned(), per_second: 100.0, ..Alone::default() };
+        let mut lines = vec![Line::Setup(Setup { alone: vec![alone], ..Setup::default() })];
+        for (invocation, (base, factor)) in (1..).zip([(1.0, 1.2), (10.0, 1.1), (100.0, 1.3)]) {
+            lines.push(run(Company::BorrowIdle, invocation, base * factor));
+            lines.push(run(Company::None, invocation, base));
+        }
+        let rows = rows(&lines);
+        let [none, idle] = rows.as_slice() else { panic!("{rows:?}") };
+        assert_eq!((none.company, none.p99_ratio, none.p99_ms.median), (Company::None, None, 10.0));
+        let ratio = idle.p99_ratio.unwrap();
+        assert!((ratio.median - 1.2).abs() < 1e-12, "{ratio:?}");
+        let [low, high] = ratio.ci95.unwrap();
+        assert!((low - 1.1).abs() < 1e-9 && (high - 1.3).abs() < 1e-9, "{ratio:?}");
+        assert!((idle.utilisation.median - 0.9).abs() < 1e-12);
+        assert!((idle.utilisation_with_helpers.median - 1.0).abs() < 1e-12);
+        assert_eq!(idle.batch_relative.unwrap().median, 0.4);
+        assert_eq!((idle.overlapped.unwrap().median, idle.lent.unwrap().median), (0.05, 0.5));
+        assert_eq!((idle.reaction_us.unwrap().median, idle.batch_verified), (2.0, Some(false)));
+    }
+
+    #[test]
+    fn two_values_have_no_interval() {
+        assert_eq!(figure(&[1.0, 3.0]), Figure { median: 2.0, ci95: None });
+    }
+
+    proptest! {
+        /// Goal: an interval is ordered, lies within the values, and is the same each time. Method: any values.
+        #[test]
+        fn intervals_are_sane(values in proptest::collection::vec(-1e9f64..1e9, 3..12)) {
+            let Figure { median, ci95 } = figure(&values);
+            let [low, high] = ci95.expect("three values or more");
+            prop_assert!(low <= median && median <= high);
+            prop_assert!(values.iter().any(|v| *v <= low) && values.iter().any(|v| *v >= high));
+            prop_assert_eq!(figure(&values).ci95, ci95);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! CPU time of processes and threads, from /proc.
+
+use std::collections::HashMap;
+use std::fs;
+
+/// A thread's CPU time in nanoseconds; `None` if it is gone.
+fn of_thread(process: u32, thread: u32) -> Option<u64> {
+    let folder = format!("/proc/{process}/task/{thread}");
+    if let Ok(text) = fs::read_to_string(format!("{folder}/schedstat"))
+        && let Some(ns) = text.split_whitespace().next().and_then(|word| word.parse().ok())
+    {
+        return Some(ns);
+    }
+    // Kernels without scheduler statistics count in hundredths of a second.
+    let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
+    Some((ticks(11)? + ticks(12)?) * 10_000_000)
+}
+
+/// The threads of a process.
+pub(super) fn threads(process: u32) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// All threads of a process, in nanoseconds; without those that are gone.
+pub(super) fn of_process(process: u32) -> u64 {
+    threads(process).into_iter().filter_map(|thread| of_thread(process, thread)).sum()
+}
+
+/// The first thread of a process, and all others together.
+pub(super) fn first_and_others(process: u32) -> (u64, u64) {
+    let first = of_thread(process, process).unwrap_or(0);
+    (first, of_process(process).saturating_sub(first))
+}
+
+/// All descendants of a process, itself left out.
+pub(super) fn descendants(process: u32) -> Vec<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        if let Some(parent) = parent_of(pid) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let (mut found, mut ahead) = (Vec::new(), vec![process]);
+    while let Some(next) = ahead.pop() {
+        let born = children.remove(&next).unwrap_or_default();
+        ahead.extend(&born);
+        found.extend(born);
+    }
+    found
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The name of a process's program, cut to 15 bytes as the kernel does.
+pub(super) fn name_of(process: u32) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
+/// Whether a process has a handler for a signal: before that, the signal would end it without a word.
+pub(super) fn catches(process: u32, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    /// Goal: who is ready for SIGTERM is told from who is not. Method: a shell with a trap, which says when it is set; this
+    /// process, where SIGUSR2 has no handler.
+    #[test]
+    fn handlers_are_seen() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap 'exit 0' TERM; echo; read x"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = command.spawn().unwrap();
+        let mut said = [0];
+        shell.stdout.take().unwrap().read_exact(&mut said).unwrap();
+        assert!(catches(shell.id(), libc::SIGTERM) && !catches(shell.id(), libc::SIGUSR2));
+        assert!(!catches(u32::MAX, libc::SIGTERM));
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+    }
+
+    /// Goal: descendants are found, and CPU time is the kernel's. Method: a shell that has a child; our own time grows by
+    /// what we work, and by no more than passes on all CPUs.
+    #[test]
+    fn families_and_times_are_the_kernels() {
+        let mut shell = Command::new("sh").args(["-c", "sleep 600 & wait"]).spawn().unwrap();
+        let sleeps = |pid: &u32| name_of(*pid).as_deref() == Some("sleep");
+        while !descendants(std::process::id()).iter().any(sleeps) {
+            std::thread::yield_now();
+        }
+        let sleeper = descendants(shell.id()).into_iter().find(sleeps).unwrap();
+        super::super::os::send(sleeper, libc::SIGKILL);
+        shell.wait().unwrap();
+
+        let before = of_process(std::process::id());
+        let mut x = 1_u64;
+        while of_process(std::process::id()) - before < 20_000_000 {
+            x = std::hint::black_box(x.wrapping_mul(3));
+        }
+        assert!(of_process(u32::MAX) == 0 && x != 0);
+    }
+}

@@ -1,0 +1,188 @@
+//! What a live experiment writes: JSON lines, one about the machine and the plan, then one for each run as it ends.
+//!
+//! A line is written whole or, after a crash, is the last and cut off; [`read`] leaves such a tail out, so that an experiment
+//! goes on where it was. The report draws from these lines alone.
+
+use std::io::{self, BufRead};
+
+use serde::{Deserialize, Serialize};
+
+/// One line of a results file.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Line {
+    Setup(Setup),
+    Run(Run),
+}
+
+/// All that is needed to repeat the runs that follow.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Setup {
+    pub elfen: String,
+    pub kernel: String,
+    pub cpu: String,
+    pub cpus: u32,
+    /// Whether the lanes are hyperthreads of one core, or CPUs that were only said to be.
+    pub smt: bool,
+    /// As in `--lanes`.
+    pub lanes: String,
+    /// The command that made the file.
+    pub command: String,
+    /// Seconds since 1970.
+    pub started_s: u64,
+    pub seed: u64,
+    /// What the service can serve, by which loads are shares.
+    pub capacity_rps: f64,
+    pub documents: u64,
+    /// What this machine cannot show, a sentence each.
+    pub limits: Vec<String>,
+    /// What was asked for; a file goes on with the same alone.
+    #[serde(default)]
+    pub plan: Option<Plan>,
+    /// Where coordinator and generator ran, and at which priority.
+    #[serde(default)]
+    pub helpers: String,
+    /// Every batch program without a request beside it, on one lane.
+    #[serde(default)]
+    pub alone: Vec<Alone>,
+}
+
+/// Everything that decides which runs there are.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Plan {
+    /// Shares of the service's capacity.
+    pub loads: Vec<f64>,
+    /// Requests per second, besides or instead.
+    pub rates: Vec<f64>,
+    /// As a user writes them: `none`, `fixed-budget:2ms`.
+    pub companies: Vec<String>,
+    pub batches: Vec<String>,
+    pub invocations: u32,
+    pub duration_s: f64,
+    pub warmup_s: f64,
+    pub seed: u64,
+    /// As in `elfen run --signal`.
+    pub signal: String,
+}
+
+/// A batch program with nothing beside it.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Alone {
+    pub batch: String,
+    pub per_second: f64,
+    pub unit: String,
+    pub checksum: String,
+}
+
+/// What shared the core with the service.
+#[derive(
+    Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Company {
+    /// Nothing.
+    #[default]
+    None,
+    /// A batch program without any restraint.
+    Unrestrained,
+    Nice19,
+    SchedIdle,
+    CoreScheduling,
+    BorrowIdle,
+    FixedBudget,
+    RefreshBudget,
+    DynamicBudget,
+    SloBudget,
+}
+
+/// One measurement: the service under one load, with one kind of company, for one invocation.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Run {
+    pub company: Company,
+    pub budget_ns: Option<u64>,
+    /// The batch program; nothing if there was none.
+    pub batch: Option<String>,
+    /// The share of the service's capacity that was asked for.
+    pub load: f64,
+    pub rps: f64,
+    pub invocation: u32,
+    pub seed: u64,
+    pub duration_s: f64,
+    pub requests: u64,
+    pub errors: u64,
+    pub achieved_rps: f64,
+    /// Of all requests; one that failed counts as the generator's timeout, 10 s.
+    pub p50_ms: f64,
+    pub p95_ms: f64,
+    pub p99_ms: f64,
+    pub p999_ms: f64,
+    pub max_ms: f64,
+    pub mean_ms: f64,
+    /// How late the generator sent, at its 99th percentile.
+    pub late_p99_ms: f64,
+    /// Shares of the wall time, of all pairs together divided by their number.
+    pub request_lane_utilisation: f64,
+    pub batch_lane_utilisation: f64,
+    /// Work of the batch per second, in the program's own unit; nothing if there was none, or if it was so starved that it
+    /// could not even end.
+    pub batch_per_second: Option<f64>,
+    /// Whether the batch found its results right.
+    pub batch_verified: Option<bool>,
+    /// What `elfen run --report` wrote; nothing for the baselines.
+    pub report: Option<serde_json::Value>,
+    /// The same for every batch lane after the first.
+    #[serde(default)]
+    pub more_reports: Vec<serde_json::Value>,
+    /// The company in the words of the plan: `fixed-budget:2ms`.
+    #[serde(default)]
+    pub asked: String,
+    /// The objective of slo-budget, as in `--slo`.
+    #[serde(default)]
+    pub slo: Option<String>,
+    #[serde(default)]
+    pub batch_unit: Option<String>,
+    #[serde(default)]
+    pub batch_checksum: Option<String>,
+    /// CPU time of coordinator and generator, in CPUs. Where they share the batch lane's CPU, the
+    /// batch cannot have had this part of it.
+    #[serde(default)]
+    pub helper_utilisation: f64,
+    /// What the generator warned of.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// Seconds since 1970.
+    #[serde(default)]
+    pub ended_s: u64,
+}
+
+/// The lines of a file, in their order. A last line without its end is left out.
+pub fn read(input: impl BufRead) -> io::Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    let mut input = input;
+    let mut text = String::new();
+    for number in 1.. {
+        text.clear();
+        if input.read_line(&mut text)? == 0 || !text.ends_with('\n') {
+            break;
+        }
+        let line = serde_json::from_str(&text).map_err(|e| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("line {number}: {e}"))
+        })?;
+        lines.push(line);
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_off_is_left_out_and_a_wrong_one_is_named() {
+        let setup = Line::Setup(Setup { lanes: "0:1".to_owned(), ..Setup::default() });
+        let whole = serde_json::to_string(&setup).unwrap();
+        assert_eq!(read(format!("{whole}\n{{\"kind\":\"ru").as_bytes()).unwrap(), [setup]);
+        let error = read(format!("{whole}\n{{}}\n").as_bytes()).unwrap_err();
+        assert!(error.to_string().starts_with("line 2: "), "{error}");
+    }
+}

@@ -1,0 +1,37 @@
+//! What shared the core with the service: one name and one style in every figure.
+
+use super::figure::Style;
+use crate::record::Company;
+
+impl Company {
+    /// As the figures and tables have it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::None => "no batch",
+            Self::Unrestrained => "unrestrained",
+            Self::Nice19 => "nice 19",
+            Self::SchedIdle => "SCHED_IDLE",
+            Self::CoreScheduling => "core scheduling",
+            Self::BorrowIdle => "borrow-idle",
+            Self::FixedBudget => "fixed-budget",
+            Self::RefreshBudget => "refresh-budget",
+            Self::DynamicBudget => "dynamic-budget",
+            Self::SloBudget => "slo-budget",
+        }
+    }
+
+    pub(super) fn style(self) -> Style {
+        match self {
+            Self::None => Style::Ink,
+            Self::Unrestrained => Style::Red,
+            Self::Nice19 => Style::Orange,
+            Self::SchedIdle => Style::Green,
+            Self::CoreScheduling => Style::Grey,
+            Self::BorrowIdle => Style::Blue,
+            Self::FixedBudget => Style::Aqua,
+            Self::RefreshBudget => Style::Ochre,
+            Self::DynamicBudget => Style::Violet,
+            Self::SloBudget => Style::Pink,
+        }
+    }
+}

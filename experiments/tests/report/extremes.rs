@@ -1,0 +1,186 @@
+//! Goal: no data makes a page that a browser or a tool could not read, or that loads anything.
+//! Method: figures and tables of any text and any number are rendered and parsed; what is no number
+//! is refused before a byte is written.
+
+use experiments::report::figure::{
+    Across, Axis, Figure, Mark, Panel, Point, Rule, Scale, Series, Source, Style,
+};
+use experiments::report::{RenderError, Report, Table};
+use proptest::prelude::*;
+
+use super::page::{Node, csv_of, render};
+
+const XMLNS: [&str; 2] = ["http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"];
+/// What a name may try.
+const NASTY: [&str; 8] = [
+    "<script>alert(1)</script>",
+    "\"/><img src=x onerror=alert(1)>",
+    "a&amp;b &lt; ]]> -->",
+    "' onload='alert(1)",
+    "comma, \"quote\"\r\nnew line\ttab",
+    "\u{0}\u{7f}\u{1b}[31m\u{ffff}\u{202e}",
+    "漢字 العربية 🧝",
+    "",
+];
+
+fn words() -> impl Strategy<Value = String> {
+    prop_oneof![
+        prop::sample::select(&NASTY[..]).prop_map(str::to_owned),
+        any::<String>(),
+        "[a-z ]{0,600}",
+    ]
+}
+
+fn value() -> impl Strategy<Value = f64> {
+    prop_oneof![-1e15..1e15, -1.0..1.0, Just(0.0), Just(1e15), Just(1e-300), 1.0..1000.0]
+}
+
+fn panel() -> impl Strategy<Value = Panel> {
+    let mark = prop_oneof![
+        Just(Mark::Line),
+        Just(Mark::Curve),
+        Just(Mark::Dots),
+        Just(Mark::Rings),
+        Just(Mark::Bars),
+        (1e-9..1e15).prop_map(|width| Mark::Histogram { width }),
+    ];
+    let scale = prop::sample::select(vec![Scale::Linear, Scale::Log, Scale::Auto, Scale::Near]);
+    let point = (value(), value(), prop::option::of((value(), value())));
+    let point = point.prop_map(|(x, y, interval)| Point { x, y, interval });
+    let style = prop::sample::select(&Style::ALL[..]);
+    let series = (words(), mark, style, prop::collection::vec(point, 0..6))
+        .prop_map(|(name, mark, style, points)| Series::new(name, mark, style, points));
+    let rule = (value(), words()).prop_map(|(y, name)| Rule { y, name });
+    let some = (prop::collection::vec(series, 0..12), prop::collection::vec(rule, 0..2));
+    (words(), words(), scale, some).prop_map(|(quantity, unit, scale, (series, rules))| Panel {
+        y: Axis { quantity, unit, scale },
+        series,
+        rules,
+    })
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let names = prop::option::of(prop::collection::vec(words(), 1..5));
+    let texts = prop::array::uniform5(words());
+    let figure = (texts, names, prop::collection::vec(panel(), 0..5));
+    let figure =
+        figure.prop_map(|([title, reading, made_with, command, axis], names, mut panels)| {
+            let count = names.as_ref().map_or(0, Vec::len);
+            let x = match names {
+                Some(names) => Across::Names { quantity: axis, names, one_scale: true },
+                None => Across::Number(Axis::new(axis, "")),
+            };
+            if count > 0 {
+                let points = panels.iter_mut().flat_map(|panel| &mut panel.series);
+                for (index, point) in points.flat_map(|series| &mut series.points).enumerate() {
+                    point.x = (index % count) as f64;
+                }
+            }
+            let (id, source) = ("figure".to_owned(), Source::Simulated);
+            Figure { id, title, reading, source, made_with, command, x, panels }
+        });
+    let cells = prop::collection::vec(prop::collection::vec(words(), 0..4), 0..4);
+    (words(), words(), prop::collection::vec(words(), 0..3), cells, figure).prop_map(
+        |(title, command, notes, mut rows, figure)| {
+            let head = rows.pop().unwrap_or_default();
+            let table = Table { title: title.clone(), head, rows, note: command.clone() };
+            let appendix = vec![table.clone()];
+            Report { title, command, notes, tables: vec![table], figures: vec![figure], appendix }
+        },
+    )
+}
+
+/// Attributes that a browser would follow or run.
+fn forbidden(node: &Node) -> Option<String> {
+    let bad_element = ["script", "img", "iframe", "object", "embed"].contains(&node.name.as_str());
+    let bad = |(key, value): &&(String, String)| match key.as_str() {
+        "xmlns" => !XMLNS.contains(&value.as_str()),
+        "href" => !(value.starts_with('#') || value.starts_with("data:")),
+        key => key.starts_with("on") || key == "src" || key == "xlink:href",
+    };
+    let attribute = node.attributes.iter().find(bad);
+    let element = bad_element.then(|| node.name.clone());
+    element.or_else(|| attribute.map(|(key, value)| format!("{} {key}={value}", node.name)))
+}
+
+/// Coordinates that no browser can draw.
+fn undrawable(node: &Node) -> Option<String> {
+    let keys = ["x", "y", "x1", "x2", "y1", "y2", "d", "width", "height", "transform", "viewBox"];
+    let mut attributes = node.attributes.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+    let bad = |value: &str| value.contains("NaN") || value.contains("inf");
+    let negative = |key: &str, value: &str| key.ends_with("th") && value.starts_with('-');
+    let found = attributes.find(|(key, value)| bad(value) || negative(key, value));
+    found.map(|(key, value)| format!("{} {key}={value}", node.name))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn any_text_and_any_number(report in report()) {
+        let (html, page) = render(&report);
+        for node in page.all() {
+            prop_assert_eq!(forbidden(node), None);
+            prop_assert_eq!(undrawable(node), None);
+        }
+        prop_assert_eq!(page.named("script").len(), 0);
+        let figure = page.named("figure")[0];
+        let drawn = figure.of_class("plot");
+        prop_assert_eq!(drawn[0].attribute("role"), "img");
+        prop_assert_eq!(drawn[0].children[0].name.as_str(), "title");
+        let points: usize = report.figures[0]
+            .panels
+            .iter()
+            .flat_map(|panel| &panel.series)
+            .map(|series| series.points.len())
+            .sum();
+        prop_assert_eq!(csv_of(figure).len(), points);
+        prop_assert_eq!(render(&report).0, html);
+    }
+
+    /// A place for a number holds what is no number, once in each report.
+    #[test]
+    fn what_is_no_number_is_refused(
+        bad in prop::sample::select(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 2e15]),
+        place in 0..6,
+    ) {
+        let mut point = Point { x: 1.0, y: 1.0, interval: Some((1.0, 1.0)) };
+        let (mut width, mut rule) = (1.0, 1.0);
+        match place {
+            0 => point.x = bad,
+            1 => point.y = bad,
+            2 => point.interval = Some((bad, 1.0)),
+            3 => point.interval = Some((1.0, bad)),
+            4 => width = bad,
+            _ => rule = bad,
+        }
+        let series = Series::new("s", Mark::Histogram { width }, Style::Ink, vec![point]);
+        let rules = vec![Rule { y: rule, name: "s".to_owned() }];
+        let panel = Panel { y: Axis::default(), series: vec![series], rules };
+        let figures = vec![of(Across::Number(Axis::default()), panel)];
+        let report = Report { figures, ..Report::default() };
+        let mut out = Vec::new();
+        let error = report.render(&mut out);
+        prop_assert!(matches!(error, Err(RenderError::Refused(_))), "{error:?}");
+        prop_assert!(out.is_empty());
+    }
+}
+
+fn of(x: Across, panel: Panel) -> Figure {
+    let text = String::new;
+    let (id, source, panels) = ("f".to_owned(), Source::Live, vec![panel]);
+    let (title, reading, made_with, command) = (text(), text(), text(), text());
+    Figure { id, title, reading, source, made_with, command, x, panels }
+}
+
+/// Goal: a point at a name that does not exist is refused. Method: one name, points beside it.
+#[test]
+fn names_that_do_not_exist() {
+    for (x, fine) in [(0.0, true), (1.0, false), (0.5, false), (-1.0, false)] {
+        let series = Series::new("s", Mark::Bars, Style::Ink, vec![Point::at(x, 1.0)]);
+        let panel = Panel { y: Axis::default(), series: vec![series], rules: Vec::new() };
+        let names = vec!["only".to_owned()];
+        let across = Across::Names { quantity: String::new(), names, one_scale: false };
+        assert_eq!(of(across, panel).check().is_ok(), fine, "{x}");
+    }
+}

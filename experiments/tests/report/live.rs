@@ -1,0 +1,322 @@
+//! Goal: a report of live runs says what the runs measured, and a damaged file is named by its
+//! line. Method: runs whose medians and ratios are known by hand, written as an experiment writes
+//! them.
+
+use experiments::record::{Alone, Company, Line, Run, Setup};
+use experiments::report::figure::{Across, Figure, Point};
+use experiments::report::live::{BadFile, Unusable, read, report};
+use experiments::report::{Report, Table};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::page::{csv_of, render};
+
+fn setup() -> Line {
+    Line::Setup(Setup {
+        elfen: "0.1.0".to_owned(),
+        kernel: "6.18".to_owned(),
+        cpu: "a CPU".to_owned(),
+        cpus: 2,
+        lanes: "0:1".to_owned(),
+        command: "elfen experiment --lanes 0:1".to_owned(),
+        capacity_rps: 1000.0,
+        documents: 500,
+        alone: vec![Alone { batch: "xz".to_owned(), per_second: 1e4, ..Alone::default() }],
+        helpers: "somebody helped on CPU 1".to_owned(),
+        limits: vec!["not shown: interference".to_owned()],
+        ..Setup::default()
+    })
+}
+
+/// A run whose p99 is given; the rest follows from it.
+fn run(company: Company, load: f64, invocation: u32, p99_ms: f64) -> Run {
+    let alone = company == Company::None;
+    Run {
+        company,
+        batch: (!alone).then(|| "xz".to_owned()),
+        load,
+        rps: load * 1000.0,
+        invocation,
+        seed: 1,
+        duration_s: 10.0,
+        requests: 1000,
+        achieved_rps: load * 1000.0,
+        p50_ms: p99_ms / 10.0,
+        p95_ms: p99_ms / 2.0,
+        p99_ms,
+        p999_ms: p99_ms * 2.0,
+        max_ms: p99_ms * 3.0,
+        mean_ms: p99_ms / 5.0,
+        request_lane_utilisation: load,
+        batch_lane_utilisation: if alone { 0.0 } else { 1.0 - load },
+        batch_per_second: (!alone).then_some(p99_ms * 100.0),
+        batch_verified: (!alone).then_some(true),
+        ..Run::default()
+    }
+}
+
+/// Three invocations at each load; p99 of the service alone is 10, 20 and 60 ms at every load.
+fn lines(loads: &[f64], companies: &[(Company, f64)]) -> Vec<Line> {
+    let mut lines = vec![setup()];
+    for (invocation, p99_ms) in [(0, 10.0), (1, 20.0), (2, 60.0)] {
+        for &load in loads {
+            for &(company, times) in companies {
+                lines.push(Line::Run(run(company, load, invocation, p99_ms * times)));
+            }
+        }
+    }
+    lines
+}
+
+const THREE: [(Company, f64); 3] =
+    [(Company::None, 1.0), (Company::Unrestrained, 4.0), (Company::BorrowIdle, 1.25)];
+
+#[track_caller]
+fn figure<'a>(report: &'a Report, id: &str) -> &'a Figure {
+    report.figures.iter().find(|figure| figure.id == id).unwrap_or_else(|| panic!("no {id}"))
+}
+
+fn ids(report: &Report) -> Vec<&str> {
+    report.figures.iter().map(|figure| figure.id.as_str()).collect()
+}
+
+/// The cell of the summary in a row that starts with these, under a heading.
+#[track_caller]
+fn cell<'a>(table: &'a Table, row: [&str; 2], head: &str) -> &'a str {
+    let column = table.head.iter().position(|one| one == head).expect("a column");
+    let found = table.rows.iter().find(|cells| cells[..2] == row);
+    &found.unwrap_or_else(|| panic!("{row:?} in {:?}", table.rows))[column]
+}
+
+#[test]
+fn medians_and_ratios() {
+    let report = report(&lines(&[0.2, 0.5], &THREE)).expect("a report");
+    let expected =
+        ["live-cost", "live-percentiles", "live-co-running", "live-policies", "live-throughput"];
+    assert_eq!(ids(&report), expected);
+    let cost = figure(&report, "live-cost");
+    assert!(
+        matches!(&cost.x, Across::Names { names, .. } if *names == ["unrestrained", "borrow-idle"])
+    );
+    assert_eq!(cost.panels.len(), 2);
+    for panel in &cost.panels {
+        // The same ratio in every invocation, though p99 differs sixfold between them.
+        let ratio = |x, y| Point { x, y, interval: Some((y, y)) };
+        assert_eq!(panel.series[0].points, [ratio(0.0, 4.0), ratio(1.0, 1.25)]);
+    }
+    let p99 = &figure(&report, "live-percentiles").panels[0].series[2];
+    assert_eq!(p99.name, "p99");
+    let point = |x| Point { x, y: 20.0, interval: Some((10.0, 60.0)) };
+    assert_eq!(p99.points, [point(20.0), point(50.0)]);
+    let policies = &figure(&report, "live-policies").panels[1];
+    let borrow = policies.series.iter().find(|series| series.name == "borrow-idle");
+    assert!(borrow.expect("borrow-idle").points.iter().all(|point| point.y == 1.0));
+    let work = &figure(&report, "live-throughput").panels[0].series[0].points;
+    assert_eq!((work[0].y, work[1].y), (0.8, 0.25));
+}
+
+#[test]
+fn the_summary() {
+    let mut lines = lines(&[0.5], &THREE);
+    for line in &mut lines {
+        if let Line::Run(run) = line
+            && run.company == Company::BorrowIdle
+        {
+            run.report = Some(json!({
+                "signal": "tasks (pinned)", "nap": "mwaitx", "inject": "guard",
+                "request_busy_ns": 4000, "overlapped_ns": 100,
+                "reaction_ns": { "median": 52_000, "p99": 480_000, "max": 1, "n": 9 },
+            }));
+        }
+    }
+    let report = report(&lines).expect("a report");
+    let table = &report.tables[0];
+    assert_eq!(cell(table, ["50 %", "no batch"], "p99, ms"), "20.00 (10–60)");
+    assert_eq!(cell(table, ["50 %", "no batch"], "p99 to no batch"), "");
+    assert_eq!(cell(table, ["50 %", "unrestrained"], "p99 to no batch"), "4.000 (4–4)");
+    assert_eq!(cell(table, ["50 %", "unrestrained"], "overlap"), "");
+    assert_eq!(cell(table, ["50 %", "borrow-idle"], "batch"), "25.00 % (12.5–75)");
+    assert_eq!(cell(table, ["50 %", "borrow-idle"], "utilisation"), "1.000");
+    assert_eq!(cell(table, ["50 %", "borrow-idle"], "overlap"), "2.500 %");
+    assert_eq!(cell(table, ["50 %", "borrow-idle"], "reaction, µs"), "52, 480");
+    assert_eq!(cell(table, ["50 %", "borrow-idle"], "runs"), "3");
+    assert!(report.notes.contains(&"Somebody helped on CPU 1.".to_owned()), "{:?}", report.notes);
+    assert!(report.notes.contains(&"Not shown: interference.".to_owned()));
+    let mechanisms = "Elfen ran with signal tasks (pinned), nap mwaitx, inject guard.";
+    assert!(report.notes.iter().any(|note| note == mechanisms), "{:?}", report.notes);
+    assert!(
+        report.notes[0].contains("Lanes 0:1, not known to share a core."),
+        "{}",
+        report.notes[0]
+    );
+}
+
+/// Runs of one load have no line to draw; two batch programs have a figure each; companies that did
+/// not run have no figure.
+#[test]
+fn what_there_is_to_draw() {
+    let one = report(&lines(&[0.5], &THREE)).expect("a report");
+    assert_eq!(ids(&one), ["live-cost", "live-at-one-load", "live-throughput"]);
+    let alone = report(&lines(&[0.2, 0.5], &THREE[..1])).expect("a report");
+    assert_eq!(ids(&alone), ["live-percentiles"]);
+    let without = report(&lines(&[0.2, 0.5], &THREE[1..])).expect("a report");
+    assert_eq!(ids(&without), ["live-co-running", "live-policies", "live-throughput"]);
+    let last = without.figures.last().expect("figures");
+    assert_eq!(last.panels[0].y.unit, "part of that with nothing beside it");
+
+    let mut two = lines(&[0.5], &THREE);
+    let others = lines(&[0.5], &THREE[1..]);
+    two.extend(others.into_iter().skip(1).map(|line| match line {
+        Line::Run(run) => Line::Run(Run { batch: Some("lua <5>".to_owned()), ..run }),
+        setup @ Line::Setup(_) => setup,
+    }));
+    let two = report(&two).expect("a report");
+    let expected = ["live-cost-1", "live-at-one-load-1", "live-throughput-1", "live-cost-2"];
+    assert_eq!(ids(&two)[..4], expected);
+    assert_eq!(two.tables[0].head[2], "program");
+    assert!(figure(&two, "live-cost-1").title.ends_with(": lua <5>"));
+    let (html, _) = render(&two);
+    assert!(html.contains("lua &lt;5&gt;") && !html.contains("lua <5>"));
+}
+
+/// Several budgets of one policy are several lines, told apart by their style.
+#[test]
+fn budgets() {
+    let mut lines = lines(&[0.2, 0.5], &THREE[..1]);
+    for budget in ["1ms", "2500us"] {
+        for load in [0.2, 0.5] {
+            let run = run(Company::FixedBudget, load, 0, 30.0);
+            lines.push(Line::Run(Run { asked: format!("fixed-budget:{budget}"), ..run }));
+        }
+    }
+    let report = report(&lines).expect("a report");
+    let series = &figure(&report, "live-policies").panels[0].series;
+    let names: Vec<&str> = series.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["no batch", "fixed-budget 1ms", "fixed-budget 2500us"]);
+    assert_ne!(series[1].style, series[2].style);
+    // One run has no interval.
+    assert!(series[1].points.iter().all(|point| point.interval.is_none()));
+}
+
+/// Failures stand on top of the page, warnings at its end: alike ones once, with their runs.
+#[test]
+fn failures_and_warnings() {
+    let mut lines = lines(&[0.5], &THREE);
+    let Some(Line::Run(run)) = lines.last_mut() else { panic!("the last line is a run") };
+    (run.errors, run.batch_verified, run.late_p99_ms) = (3, Some(false), run.p99_ms / 2.0);
+    for (index, line) in lines.iter_mut().enumerate() {
+        if let Line::Run(run) = line {
+            run.warnings.push(format!("the generator took {index} us to wake"));
+        }
+    }
+    let report = report(&lines).expect("a report");
+    for failure in ["requests failed, in 1 run.", "results wrong, in 1 run."] {
+        let found =
+            |note: &String| note.starts_with("borrow-idle at 50 %") && note.ends_with(failure);
+        assert!(report.notes.iter().any(found), "{failure}: {:?}", report.notes);
+    }
+    let pointer = "There are 2 kinds of warnings, at the end of the page.".to_owned();
+    assert_eq!(report.notes.last(), Some(&pointer));
+    let rows = &report.appendix[0].rows;
+    let late = "the load generator was late by more than a tenth of p99";
+    assert_eq!(rows[1], ["1 of 9", late, "borrow-idle at 50 % load"]);
+    assert_eq!(rows[0][..2], ["9 of 9", "the generator took 1 us to wake"]);
+    let quiet = report_of_quiet_runs();
+    assert!(!quiet.tables[0].head.iter().any(|head| head == "overlap" || head == "with helpers"));
+    assert!(quiet.appendix.is_empty() && !quiet.notes.iter().any(|note| note.contains("warning")));
+}
+
+fn report_of_quiet_runs() -> Report {
+    report(&lines(&[0.5], &THREE)).expect("a report")
+}
+
+#[test]
+fn lines_that_give_no_report() {
+    assert_eq!(report(&[]), Err(Unusable::Empty));
+    assert_eq!(report(&[setup()]), Err(Unusable::NoRuns));
+    let all = lines(&[0.5], &THREE);
+    assert_eq!(report(&all[1..]), Err(Unusable::NoSetup));
+    // An experiment that was continued has a second setup.
+    let mut continued = all.clone();
+    continued.insert(4, setup());
+    assert_eq!(report(&continued).map(|one| one.tables), report(&all).map(|one| one.tables));
+    let other = Setup { cpu: "another".to_owned(), ..Setup::default() };
+    continued[4] = Line::Setup(other);
+    assert_eq!(report(&continued), Err(Unusable::OtherSetup { line: 5 }));
+    for bad in [f64::NAN, f64::INFINITY, -1.0, 1e13] {
+        let mut lines = all.clone();
+        let Line::Run(run) = &mut lines[3] else { panic!("line 4 is a run") };
+        run.p95_ms = bad;
+        let error = report(&lines).map(|_| ()).expect_err("nothing measures that");
+        assert!(error.to_string().starts_with("line 4: p95_ms is "), "{error}");
+    }
+}
+
+fn text(lines: &[Line]) -> String {
+    lines.iter().map(|line| serde_json::to_string(line).expect("JSON") + "\n").collect()
+}
+
+#[test]
+fn files_that_are_damaged() {
+    let whole = text(&lines(&[0.5], &THREE));
+    let results = read(whole.as_bytes()).expect("lines");
+    assert_eq!((results.lines.len(), results.cut), (10, None));
+    let cut = read(&whole.as_bytes()[..whole.len() - 9]).expect("lines");
+    assert_eq!((cut.lines.len(), cut.cut), (9, Some(10)));
+    let wrong = whole.replacen("\"p50_ms\":1.0", "\"p50_ms\":\"slow\"", 1);
+    let error = read(wrong.as_bytes()).expect_err("no number").to_string();
+    assert!(error.starts_with("line 2: invalid type: string"), "{error}");
+    assert!(!error.contains("line 1"), "{error}");
+    let mut binary = whole.clone().into_bytes();
+    binary.insert(whole.find('\n').expect("lines") + 5, 0xff);
+    assert_eq!(read(&binary), Err(BadFile::NoText(2)));
+    let error = read(b"\n").expect_err("no JSON").to_string();
+    assert!(error.starts_with("line 1: "), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Cut anywhere, or with any byte changed, a file gives a report or names a line.
+    #[test]
+    fn any_damage(at in 0.0..1.0, byte in any::<u8>(), cut in any::<bool>()) {
+        let mut bytes = text(&lines(&[0.2, 0.5], &THREE)).into_bytes();
+        let at = experiments::simulate::time::nanoseconds(at * (bytes.len() - 1) as f64);
+        let at = usize::try_from(at).expect("an index");
+        if cut { bytes.truncate(at) } else { bytes[at] = byte }
+        match read(&bytes) {
+            Err(error) => prop_assert!(error.to_string().starts_with("line "), "{error}"),
+            Ok(results) => {
+                prop_assert!(results.lines.len() <= 19);
+                if let Ok(report) = report(&results.lines) {
+                    let (_, page) = render(&report);
+                    for figure in page.named("figure") {
+                        prop_assert!(!csv_of(figure).is_empty());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Extreme measurements are drawn: all zero, huge, tiny, one run.
+    #[test]
+    fn any_measurement(
+        values in prop::collection::vec(
+            prop_oneof![Just(0.0), 1e-9..1e-3, 1.0..100.0, 1e9..1e12], 1..12),
+        loads in prop::collection::vec(prop_oneof![Just(0.0), 0.001..2.0, 1e6..1e8], 1..3),
+    ) {
+        let mut all = vec![setup()];
+        for (index, value) in values.iter().enumerate() {
+            let (company, _) = THREE[index % 3];
+            let invocation = u32::try_from(index / 3).expect("few");
+            let mut run = run(company, loads[index % loads.len()], invocation, *value);
+            run.max_ms = 0.0;
+            run.p999_ms = 0.0;
+            run.request_lane_utilisation = *value;
+            run.batch_lane_utilisation = 0.0;
+            run.batch_per_second = Some(*value);
+            all.push(Line::Run(run));
+        }
+        render(&report(&all).expect("a report"));
+    }
+}

@@ -1,0 +1,74 @@
+//! Our eBPF objects: into the kernel, and from there as plain descriptors whose lifetime is the kernel's.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::maps::{Map, MapData};
+use aya::programs::BtfTracePoint;
+use aya::{Btf, Ebpf, EbpfLoader};
+
+use crate::task_map::Error;
+
+pub(crate) const DUPLICATING: &str = "duplicating a descriptor";
+
+/// An object whose maps are in the kernel.
+#[derive(Debug)]
+pub(crate) struct Object {
+    ebpf: Ebpf,
+    types: Btf,
+}
+
+impl Object {
+    /// Makes the object's maps, each with as many entries as said.
+    pub(crate) fn load(bytes: &[u8], entries: &[(&str, u32)]) -> Result<Self, Error> {
+        let types = Btf::from_sys_fs().map_err(|_| Error::NoKernelTypes)?;
+        let mut loader = EbpfLoader::new();
+        loader.btf(Some(&types));
+        for &(map, entries) in entries {
+            loader.map_max_entries(map, entries);
+        }
+        let ebpf = loader.load(bytes).map_err(refused)?;
+        Ok(Self { ebpf, types })
+    }
+
+    /// Loads one program for a tracepoint; it is not attached.
+    pub(crate) fn program(&mut self, name: &str, tracepoint: &str) -> Result<OwnedFd, Error> {
+        let program: &mut BtfTracePoint = self
+            .ebpf
+            .program_mut(name)
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(|| Error::Refused(format!("it holds no program {name}")))?;
+        program.load(tracepoint, &self.types).map_err(refused)?;
+        let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+        program.map_err(Error::call(DUPLICATING))
+    }
+
+    pub(crate) fn map(&self, name: &str) -> Result<OwnedFd, Error> {
+        let map = self.ebpf.map(name).and_then(data);
+        let map = map.ok_or_else(|| Error::Refused(format!("it holds no map {name}")))?;
+        map.fd().as_fd().try_clone_to_owned().map_err(Error::call(DUPLICATING))
+    }
+}
+
+/// The kinds of maps that our programs have.
+fn data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(map) | Map::PerfEventArray(map) => Some(map),
+        _ => None,
+    }
+}
+
+/// aya wraps errors in errors; what a caller can act on is whether the kernel said EPERM.
+fn refused(error: impl std::error::Error + 'static) -> Error {
+    let mut texts = Vec::new();
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(error) = cause {
+        let system = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if matches!(system, Some(libc::EPERM | libc::EACCES)) {
+            return Error::NotPermitted;
+        }
+        texts.push(error.to_string());
+        cause = error.source();
+    }
+    Error::Refused(texts.join(": "))
+}

@@ -1,0 +1,97 @@
+//! Sleeping in the kernel until a CPU idles, by `kernel/bpf/wake.bpf.c`.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use perf_event::events::Software;
+use perf_event::{Builder, Sampler};
+
+use crate::bpf_call;
+use crate::counters::borrowed;
+use crate::object::Object;
+use crate::task_map::{Error, possible_cpus};
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/wake.bpf.o");
+
+const SLEEPERS: &str = "elfen_sleepers";
+
+/// The program that wakes sleepers, attached as long as this lives.
+#[derive(Debug)]
+pub struct Alarm {
+    sleepers: OwnedFd,
+    _link: OwnedFd,
+}
+
+impl Alarm {
+    pub fn attach() -> Result<Self, Error> {
+        let mut object = Object::load(OBJECT, &[(SLEEPERS, possible_cpus()?)])?;
+        let program = object.program("elfen_wake", "sched_switch")?;
+        let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
+        Ok(Self { sleepers: object.map(SLEEPERS)?, _link: link })
+    }
+
+    /// The one sleeper that `cpu` wakes whenever it goes idle.
+    pub fn sleeper(&self, cpu: u32) -> Result<Sleeper<'_>, Error> {
+        const OPENING: &str = "opening an event";
+        let mut builder = Builder::new(Software::BPF_OUTPUT);
+        // Each event wakes, and is recorded: one without a record would not.
+        builder.one_cpu(cpu as usize).any_pid().sample_period(1).wakeup_events(1).enabled(true);
+        builder.sample(perf_event::SampleFlag::RAW);
+        let event = builder.build().map_err(Error::call(OPENING))?;
+        let event = event.sampled(RING_BYTES).map_err(Error::call(OPENING))?;
+        bpf_call::put_event(self.sleepers.as_fd(), cpu, borrowed(event.as_counter()))
+            .map_err(Error::call(OPENING))?;
+        Ok(Sleeper { cpu, event, _alarm: self })
+    }
+}
+
+/// Some hundred records. A ring that is full wakes nobody, so [`Sleeper::sleep`] empties it.
+const RING_BYTES: usize = 4096;
+
+pub struct Sleeper<'a> {
+    cpu: u32,
+    event: Sampler,
+    _alarm: &'a Alarm,
+}
+
+impl fmt::Debug for Sleeper<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sleeper").field("cpu", &self.cpu).finish_non_exhaustive()
+    }
+}
+
+impl Sleeper<'_> {
+    /// Sleeps until the CPU has gone idle since the last call, or for `at_most`.
+    pub fn sleep(&mut self, at_most: Duration) -> bool {
+        let idled = self.event.next_blocking(Some(at_most)).is_some();
+        while self.event.next_record().is_some() {}
+        idled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{self, Write};
+
+    /// Goal: whoever sleeps is woken by the CPU that it sleeps for. Method: an idle moment of the CPU comes sooner or later; one of a
+    /// CPU that does not exist never does.
+    #[test]
+    fn a_cpu_that_idles_wakes_its_sleeper() {
+        let alarm = match Alarm::attach() {
+            Ok(alarm) => alarm,
+            Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
+                writeln!(io::stderr(), "skipped: sleeping until a CPU idles: {error}").unwrap();
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mut sleeper = alarm.sleeper(0).unwrap();
+        // More often than the ring has room for.
+        for _ in 0..120 {
+            assert!(sleeper.sleep(Duration::from_secs(60)), "CPU 0 has not idled for a minute");
+        }
+        assert!(alarm.sleeper(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! `elfen-search` as its users meet it, and in `faults` as its enemies do. Nothing here looks at how
+//! long anything took.
+
+mod faults;
+mod service;
+
+use elfen_rt::signal::service::{ServiceReader, Writer};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use service::{INDEX, Service, search, text};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+
+/// Goal: a search finds what is there, and says what it took; nobody but coordinator and workers
+/// runs. Method: one search, its headers, and the threads of the process.
+#[test]
+fn searches_are_answered() {
+    let service = Service::start(&[]);
+    let answer = service.exchange(b"GET /search?q=te&n=3 HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.contains("\r\nServer-Timing: queue;dur="), "{answer}");
+    let body: Value =
+        serde_json::from_str(answer.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
+    assert!(body["hits"].as_u64().is_some_and(|hits| hits > 200), "the commonest word: {body}");
+    assert_eq!(body["top"].as_array().map(Vec::len), Some(3));
+    let threads = fs::read_dir(format!("/proc/{}/task", service.child.id())).expect("it runs");
+    assert_eq!(threads.count(), 2, "the coordinator and one worker");
+    assert_eq!(service.get("/search?q=%22open").0, 400);
+    assert_eq!((service.get("/nowhere").0, service.get("/health").0), (404, 200));
+    let head = service.exchange(b"HEAD /search?q=te HTTP/1.0\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200 OK") && head.ends_with("\r\n\r\n"), "{head}");
+    let (status, metrics) = service.get("/metrics");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("elfen_search_answers_total{status=\"200\"} 3\n"), "{metrics}");
+}
+
+/// Goal: the service page tells who serves, how much was done, and that nothing runs or waits.
+/// Method: read it around a hundred searches, and after the service was killed.
+#[test]
+fn the_page_is_published() {
+    let service = Service::start(&[]);
+    let page = ServiceReader::open(&service.name).expect("the service made it");
+    let slot = page.slot(0).expect("one request lane");
+    for n in 0..100 {
+        assert_eq!(service.get(&format!("/search?q=te&n={}", n % 10)).0, 200);
+    }
+    assert_eq!(slot.finished_requests.load(Relaxed), 100);
+    assert_eq!(slot.latency.count(), 100);
+    assert!(!page.is_busy(0));
+    let Writer::Process(writer, _) = page.writer(0) else { panic!("nobody writes the page") };
+    assert_eq!(writer.pid().unsigned_abs(), service.child.id());
+    service.signal(Signal::SIGKILL);
+    let mut service = service;
+    service.child.wait().expect("it was killed");
+    assert!(!page.is_busy(0), "the dead are not busy");
+}
+
+/// Asks over one connection until it ends, and counts the answers. True if one was broken off.
+fn ask_to_the_end(mut stream: TcpStream, answers: &AtomicU64) -> bool {
+    loop {
+        if stream.write_all(b"GET /search?q=te+to HTTP/1.1\r\nHost: x\r\n\r\n").is_err() {
+            return false;
+        }
+        let mut buffer = [0; 16 * 1024];
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"]}\n") {
+            match stream.read(&mut buffer) {
+                // A close before the first byte is a clean end; later, a lost answer.
+                Ok(0) | Err(_) => return !answer.is_empty(),
+                Ok(got) => answer.extend_from_slice(&buffer[..got]),
+            }
+        }
+        answers.fetch_add(1, Relaxed);
+    }
+}
+
+/// Goal: SIGTERM ends the service only after all that was asked is answered. Method: eight clients
+/// that ask until they are turned away, and the signal in their midst.
+#[test]
+fn draining_loses_nothing() {
+    let mut service = Service::start(&[]);
+    let answers = AtomicU64::new(0);
+    let clients: Vec<TcpStream> = (0..8).map(|_| service.connect()).collect();
+    let broken_off = thread::scope(|scope| {
+        let answers = &answers;
+        let start = |client| scope.spawn(move || ask_to_the_end(client, answers));
+        let clients: Vec<_> = clients.into_iter().map(start).collect();
+        while answers.load(Relaxed) < 100 {
+            thread::yield_now();
+        }
+        service.signal(Signal::SIGTERM);
+        clients
+            .into_iter()
+            .map(|client| client.join().expect("no panic"))
+            .filter(|lost| *lost)
+            .count()
+    });
+    assert_eq!(broken_off, 0);
+    assert!(service.child.wait().expect("it ends").success());
+    let mut rest = String::new();
+    service.stdout.read_to_string(&mut rest).expect("it closed its output");
+    assert_eq!(rest, "");
+}
+
+/// Goal: dumps and line files are indexed, whole or up to --docs; a truncated .bz2 says where it
+/// ends. Method: small files, packed by bzip2's own format.
+#[test]
+fn dumps_are_indexed() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = |name: &str| text(&scratch.path().join(name)).to_owned();
+    let page = |n: u32| {
+        format!(
+            "<page><title>T{n}</title><ns>0</ns><revision><text>words {n}</text></revision></page>"
+        )
+    };
+    let pages: String = (0..3_000).map(page).collect();
+    let xml = format!("<mediawiki>{pages}</mediawiki>");
+    let mut packer = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    packer.write_all(xml.as_bytes()).expect("memory");
+    let packed = packer.finish().expect("memory");
+    fs::write(path("dump.bz2"), &packed).expect("writable");
+    fs::write(path("cut.bz2"), &packed[..packed.len() / 2]).expect("writable");
+    fs::write(path("lines"), "A\td\tone\nB\td\ttwo\nbroken\n").expect("writable");
+    let index = |kind: &str, file: &str, docs: &str, name: &str| {
+        search(&["index", kind, &path(file), "--docs", docs, &path(name)])
+    };
+    let good = index("--wikipedia", "dump.bz2", "100000", "a");
+    assert!(String::from_utf8_lossy(&good.stdout).contains("3000 documents"));
+    assert!(index("--wikipedia", "dump.bz2", "10", "b").status.success());
+    assert!(index("--line-docs", "lines", "2", "c").status.success());
+    for (kind, file, part) in [
+        ("--wikipedia", "cut.bz2", "near byte"),
+        ("--line-docs", "lines", "line 3"),
+        ("--wikipedia", "lines", "articles"),
+        ("--wikipedia", "absent", "opening"),
+    ] {
+        let bad = index(kind, file, "100000", "bad");
+        let stderr = String::from_utf8_lossy(&bad.stderr);
+        assert_eq!(bad.status.code(), Some(1), "{file}: {stderr}");
+        assert!(stderr.contains(part) && stderr.lines().count() == 1, "{file}: {stderr}");
+        assert!(!scratch.path().join("bad").exists());
+    }
+}
+
+/// Goal: errors are one line with the right status. Method: wrong arguments, taken names and
+/// addresses.
+#[test]
+fn errors_are_one_line() {
+    let service = Service::start(&[]);
+    let index = INDEX.path().join("index");
+    let index = text(&index);
+    let (address, name) = (service.address.to_string(), service.name.clone());
+    let free = "127.0.0.1:0";
+    for (args, status, part) in [
+        (&[][..], 2, "subcommand"),
+        (&["index", index], 2, "exists already"),
+        (&["serve", "--queue", "0", index], 2, "--queue"),
+        (&["serve", "/nonexistent"], 1, "no finished index"),
+        (&["serve", "--listen", &address, index], 1, "free"),
+        (&["serve", "--listen", free, "--service-name", &name, index], 1, "writes this slot"),
+        (&["serve", "--listen", free, "--service-name", "", "--lanes", "99999", index], 1, "CPU"),
+        (&["serve", "--listen", free, "--warmup", "/nonexistent", index], 1, "reading"),
+    ] {
+        let output = search(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {stderr}");
+        assert!(
+            stderr.starts_with("elfen-search: ") && stderr.contains(part),
+            "{args:?}: {stderr}"
+        );
+        assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{args:?}: {stderr}");
+    }
+}
+
+/// Goal: the bench's figures are there and agree. Method: one pass over a small index.
+#[test]
+fn the_bench_reports() {
+    let index = INDEX.path().join("index");
+    let output = search(&["bench", "--passes", "1", "--json", text(&index)]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let searches = report["searches"].as_u64().expect("a count");
+    assert_eq!((searches, report["queries"].as_u64()), (3 * 1_141, Some(1_141)));
+    let histogram = report["histogram_ms"].as_array().expect("buckets");
+    assert_eq!(histogram.iter().filter_map(Value::as_u64).sum::<u64>(), searches);
+    assert!(report["queries_per_second"].as_f64().is_some_and(|rate| rate > 0.0));
+}

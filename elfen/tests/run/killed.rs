@@ -8,11 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
-use elfen_rt::memory::{Access, Memory};
 use elfen_rt::service::Service;
 use elfen_rt::signal::lane::LaneState;
 
-use crate::stage::{Running, exists, kill, parent_if_alive, two_cpus_or_skip, wait_until};
+use crate::stage::{
+    Running, exists, kill, parent_if_alive, two_cpus_or_skip, wait_until, wait_until_gone,
+};
 
 const ROUNDS: u64 = 10;
 const SERVICE: &str = "ELFEN_TEST_SERVICE";
@@ -131,9 +132,7 @@ fn play(seed: &mut u64) {
     wait_until("the keeper's end", || !exists(keeper));
     drop(serving);
     Service::open(&name, 1).unwrap().remove().unwrap();
-    for page in pages {
-        assert!(Memory::attach_id(page, Access::Read).is_err(), "a page is left");
-    }
+    pages.into_iter().for_each(wait_until_gone);
 }
 
 fn children_of(parent: u32) -> Vec<u32> {

@@ -74,6 +74,12 @@ pub(crate) fn exists(pid: u32) -> bool {
     !status.is_empty() && !status.contains("State:\tZ")
 }
 
+/// A page goes with whoever has it mapped last: a thread of the keeper that is still ending, or an `elfen status` of
+/// another test that looks at all runs.
+pub(crate) fn wait_until_gone(page: i32) {
+    wait_until("the page's end", || Memory::attach_id(page, Access::Read).is_err());
+}
+
 pub(crate) fn parent_of(pid: u32) -> u32 {
     parent_if_alive(pid).unwrap()
 }

@@ -185,7 +185,8 @@ struct elfen_control_slot {
 	elfen_u64 keeper;        /* pid << 42 | start time of the process that keeps the lanes */
 	elfen_u64 batch;         /* and of the program it started */
 	elfen_u64 nap; /* how to nap; 0 for the first way that works */
-	elfen_u64 reserved[2];
+	elfen_u64 told_to_end_ns; /* when the batch was last told to end; 0 if never */
+	elfen_u64 reserved[1];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_control_slot) == 128);
 ELFEN_AT(elfen_control_slot, generation, 0);
@@ -202,5 +203,6 @@ ELFEN_AT(elfen_control_slot, lanes_segment, 80);
 ELFEN_AT(elfen_control_slot, keeper, 88);
 ELFEN_AT(elfen_control_slot, batch, 96);
 ELFEN_AT(elfen_control_slot, nap, 104);
+ELFEN_AT(elfen_control_slot, told_to_end_ns, 112);
 
 #endif /* ELFEN_ABI_H */

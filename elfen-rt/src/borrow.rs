@@ -70,6 +70,11 @@ impl<'a> Borrow<'a> {
 
     /// Samples, decides and counts. Between two looks the batch did what the first one said.
     pub fn look(&mut self, now_ns: u64) -> Look {
+        self.look_after(now_ns, now_ns)
+    }
+
+    /// The same for who took the lane from the batch at `stopped_ns` in order to look.
+    pub fn look_after(&mut self, stopped_ns: u64, now_ns: u64) -> Look {
         if self.control.generation.load(Relaxed) != self.generation {
             self.read_settings();
         }
@@ -80,8 +85,9 @@ impl<'a> Borrow<'a> {
         let due_ns = policy.deadline_ns(before, &lane, now_ns);
         let (after, verdict) = policy.check(before, &lane, now_ns);
         self.remember(after);
-        self.count(switch.as_ref(), &lane, now_ns);
-        self.enter(verdict, switch.as_ref(), &lane, due_ns, now_ns);
+        self.count(switch.as_ref(), &lane, stopped_ns, now_ns);
+        self.react(verdict, switch.as_ref(), &lane, due_ns, stopped_ns);
+        self.enter(verdict, switch.as_ref(), &lane, now_ns);
         let until_ns = match verdict {
             Verdict::Run if lane.busy => policy.deadline_ns(after, &lane, now_ns),
             _ => None,
@@ -93,7 +99,7 @@ impl<'a> Borrow<'a> {
     pub fn leave(&mut self, now_ns: u64) {
         let switch = self.sources.tasks.and_then(TaskSlot::snapshot);
         let lane = self.sample(switch.as_ref(), now_ns);
-        self.count(switch.as_ref(), &lane, now_ns);
+        self.count(switch.as_ref(), &lane, now_ns, now_ns);
         self.lane.enter(LaneState::Off, now_ns);
     }
 
@@ -158,8 +164,8 @@ impl<'a> Borrow<'a> {
         }
     }
 
-    /// Adds the time since the last look to what the lane borrowed and overlapped, if it ran.
-    fn count(&self, switch: Option<&Switch>, lane: &Lane, now_ns: u64) {
+    /// Adds the time from the last look until the batch stopped to what the lane borrowed and overlapped, if it ran.
+    fn count(&self, switch: Option<&Switch>, lane: &Lane, stopped_ns: u64, now_ns: u64) {
         // Swapped: of two threads that count at once, each stretch goes to one.
         let from_ns = self.lane.counted_to_ns.swap(now_ns, Relaxed);
         let busy_ns = switch.map_or(0, |switch| switch.busy_until_ns(now_ns));
@@ -168,10 +174,12 @@ impl<'a> Borrow<'a> {
         if !ran || from_ns == 0 {
             return;
         }
-        let stretch_ns = now_ns.saturating_sub(from_ns);
+        let stretch_ns = stopped_ns.saturating_sub(from_ns);
         let shared_ns = match (switch, lane.service) {
-            (Some(_), _) => busy_ns.saturating_sub(busy_before_ns),
-            (None, Some(service)) if lane.busy => now_ns.saturating_sub(service.request_started_ns),
+            (Some(switch), _) => switch.busy_until_ns(stopped_ns).saturating_sub(busy_before_ns),
+            (None, Some(service)) if lane.busy => {
+                stopped_ns.saturating_sub(service.request_started_ns)
+            }
             (None, _) => 0,
         };
         let overlapped_ns = shared_ns.min(stretch_ns);
@@ -179,30 +187,34 @@ impl<'a> Borrow<'a> {
         self.lane.add_borrowed(stretch_ns - overlapped_ns);
     }
 
-    /// Records how fast the lane was left or taken, and what it does from now on.
-    fn enter(
+    /// Records how fast the lane was left, if it is left now.
+    fn react(
         &self,
         verdict: Verdict,
         switch: Option<&Switch>,
         lane: &Lane,
         due_ns: Option<u64>,
-        now_ns: u64,
+        stopped_ns: u64,
     ) {
         let ran = matches!(self.lane.state(), Some((LaneState::Running, _)));
+        if verdict != Verdict::Nap || !ran {
+            return;
+        }
+        let Some(since_ns) = self.busy_since_ns(switch, lane) else { return };
+        // A thread that had a budget was due off its lane when that ended.
+        let due_ns = due_ns.map_or(since_ns, |due_ns| due_ns.max(since_ns));
+        self.lane.reaction.record_shared(stopped_ns.saturating_sub(due_ns));
+    }
+
+    /// Says what the lane does from now on, and records how fast it was taken.
+    fn enter(&self, verdict: Verdict, switch: Option<&Switch>, lane: &Lane, now_ns: u64) {
+        let before = self.lane.state().map(|(state, _)| state);
         match verdict {
-            Verdict::Nap => {
-                if ran && let Some(since_ns) = self.busy_since_ns(switch, lane) {
-                    // A thread that had a budget was due off its lane when that ended.
-                    let due_ns = due_ns.map_or(since_ns, |due_ns| due_ns.max(since_ns));
-                    self.lane.reaction.record_shared(now_ns.saturating_sub(due_ns));
-                }
-                self.lane.enter(LaneState::Napping, now_ns);
-            }
-            Verdict::Run if ran => {}
+            Verdict::Nap => self.lane.enter(LaneState::Napping, now_ns),
+            Verdict::Run if before == Some(LaneState::Running) => {}
             Verdict::Run => {
                 let idle_at_ns = switch.filter(|_| !lane.busy).and_then(|switch| switch.at_ns);
-                let napped = matches!(self.lane.state(), Some((LaneState::Napping, _)));
-                if let (true, Some(idle_at_ns)) = (napped, idle_at_ns) {
+                if let (Some(LaneState::Napping), Some(idle_at_ns)) = (before, idle_at_ns) {
                     self.lane.wake.record_shared(now_ns.saturating_sub(idle_at_ns));
                 }
                 self.lane.enter(LaneState::Running, now_ns);

@@ -9,3 +9,8 @@ pub fn monotonic_ns() -> u64 {
     // The monotonic clock starts at boot: neither field is ever negative.
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
+
+/// A duration as the channels' words have it.
+pub fn nanos(duration: core::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -79,6 +79,25 @@ fn a_busy_stretch_is_overlapped_until_it_is_seen_and_napped_after() {
 }
 
 #[test]
+fn who_took_the_lane_to_look_counts_until_then() {
+    let pair = Pair::new();
+    let mut borrow = pair.borrow();
+    pair.switch(0, 10 * US);
+    borrow.look(100 * US);
+    pair.switch(7, 150 * US);
+    assert_eq!(borrow.look_after(180 * US, 195 * US).verdict, Nap);
+    assert_eq!(pair.counted(), [50 * US, 30 * US, 0]);
+    assert_eq!(pair.lane().reaction.max_ns(), 30 * US);
+    pair.switch(0, 400 * US);
+    borrow.look(403 * US);
+    pair.switch(7, 450 * US);
+    // It was on its way to the lane when the request began.
+    assert_eq!(borrow.look_after(440 * US, 460 * US).verdict, Nap);
+    assert_eq!(pair.counted()[..2], [(50 + 37) * US, 30 * US]);
+    assert_eq!(pair.lane().reaction.count(), 2);
+}
+
+#[test]
 fn a_request_that_no_look_met_is_overlapped_all_the_same() {
     let pair = Pair::new();
     let mut borrow = pair.borrow();

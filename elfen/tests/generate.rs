@@ -59,7 +59,7 @@ fn bash_completes_subcommands_and_options() {
     };
     assert_eq!(complete("elfen", "sig"), "signals");
     assert_eq!(complete("elfen", "gener"), "");
-    assert_eq!(complete("elfen run", "--look"), "--look-every");
+    assert_eq!(complete("elfen run", "--look-e"), "--look-every");
     assert!(complete("elfen run --policy", "").contains("refresh-budget"));
     for file in ["_elfen", "elfen.fish"] {
         let text = fs::read_to_string(folder.path().join(file)).unwrap();

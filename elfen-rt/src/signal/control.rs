@@ -84,7 +84,9 @@ pub struct ControlSlot {
     pub batch: AtomicU64,
     /// How to nap: a [`crate::nap::Kind`], or 0 for the first that works.
     pub nap: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// When the batch was last told to end, CLOCK_MONOTONIC; 0 if never. It takes a CPU to die.
+    pub told_to_end_ns: AtomicU64,
+    reserved: [AtomicU64; 1],
 }
 
 const _: () = assert!(size_of::<ControlSlot>() == 128);
@@ -102,6 +104,7 @@ const _: () = assert!(offset_of!(ControlSlot, lanes_segment) == 80);
 const _: () = assert!(offset_of!(ControlSlot, keeper) == 88);
 const _: () = assert!(offset_of!(ControlSlot, batch) == 96);
 const _: () = assert!(offset_of!(ControlSlot, nap) == 104);
+const _: () = assert!(offset_of!(ControlSlot, told_to_end_ns) == 112);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNCTRL" is used nowhere else.
 unsafe impl Slot for ControlSlot {

@@ -5,7 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use elfen_rt::clock::monotonic_ns;
 
 use super::borrower::{Inject, pauses};
 use super::distribution::{Distribution, number};
@@ -16,6 +18,7 @@ use crate::host::run::guard::Guards;
 /// Two readings of the clock are nearer than this unless something came between them.
 const PAUSE_NS: u64 = 200;
 const ROUND: Duration = Duration::from_millis(200);
+const SETTLE: Duration = Duration::from_millis(300);
 
 /// Millionths of the time in which the batch was not running.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +38,7 @@ pub(crate) fn measure(
     let (mut with, mut without, mut added) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         let baseline = lost_per_million(channels)?;
-        let guards = Guards::start(channels, &order.nap, order.look_every)?;
+        let guards = Guards::start(channels, &order.nap, order.looks)?;
         let guarded = lost_per_million(channels)?;
         drop(guards);
         with.push(guarded);
@@ -54,10 +57,13 @@ fn lost_per_million(channels: &Channels) -> io::Result<f64> {
         let stop = stop.clone();
         thread::spawn(move || pauses(batch, Inject::Guard, PAUSE_NS, &stop))
     };
-    let start = Instant::now();
+    // On a lane that has idled for a while, guards look less often.
+    thread::sleep(SETTLE);
+    let start_ns = monotonic_ns();
     thread::sleep(ROUND);
     stop.store(true, Relaxed);
     let pauses = borrower.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    let lost_ns: u64 = pauses.iter().map(|&(from, to)| to - from).sum();
-    Ok(number(lost_ns) / start.elapsed().as_secs_f64() / 1000.0)
+    let counted = pauses.iter().filter(|&&(from, _)| from >= start_ns);
+    let lost_ns: u64 = counted.map(|&(from, to)| to - from).sum();
+    Ok(number(lost_ns) / number(monotonic_ns() - start_ns) * 1e6)
 }

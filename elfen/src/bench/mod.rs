@@ -12,3 +12,4 @@ pub(crate) mod overlap;
 pub(crate) mod reaction;
 pub(crate) mod service;
 pub(crate) mod signal;
+mod trace;

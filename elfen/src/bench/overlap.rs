@@ -2,11 +2,11 @@
 //!
 //! Two pinned threads as in `reaction`: one is busy and idle in turns and notes them; the other, the batch, reads the clock
 //! all the time, so that a stretch without a reading is one that it did not run. What the two notes have in common is the overlap
-//! as seen from outside; beside it stands what the lane page says of the same turns.
+//! as seen from outside; beside it stands what the scheduler's trace and what the lane page say of the same turns.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::lane::LaneSlot;
 
 use super::borrower::{Inject, Stretch, pauses};
+use super::trace::Trace;
 use crate::host::affinity;
 use crate::host::run::Order;
 use crate::host::run::channels::Channels;
@@ -32,6 +33,8 @@ pub(crate) struct Overlap {
     pub(crate) busy_ns: u64,
     /// By the notes of both.
     pub(crate) seen_ns: u64,
+    /// By the scheduler's trace; `None` without one, or if the batch naps on its lane, where the scheduler sees it run.
+    pub(crate) traced_ns: Option<u64>,
     /// By the task map and the lane page.
     pub(crate) reported_busy_ns: u64,
     pub(crate) reported_ns: u64,
@@ -48,19 +51,30 @@ pub(crate) fn measure(
     let (batch, request) = channels.assigned()[0];
     channels.renew_leases();
     let _guards = match inject {
-        Inject::Guard => Some(Guards::start(channels, &order.nap, order.look_every)?),
+        Inject::Guard => Some(Guards::start(channels, &order.nap, order.looks)?),
         Inject::Inline => None,
     };
     let stop = Arc::new(AtomicBool::new(false));
+    let (say_task, task) = mpsc::channel();
     let borrower = {
         let stop = stop.clone();
-        thread::spawn(move || pauses(batch, inject, PAUSE_NS, &stop))
+        thread::spawn(move || {
+            // Nobody who waits for it hears nothing but that this has ended.
+            let _heard = say_task.send(nix::unistd::gettid().as_raw());
+            pauses(batch, inject, PAUSE_NS, &stop)
+        })
+    };
+    let task = task.recv().map_err(io::Error::other)?;
+    let trace = match inject {
+        Inject::Guard => Trace::start(&[batch, request]).ok(),
+        Inject::Inline => None,
     };
     let player = {
         let (channels, turns) = (channels.clone(), turns.to_vec());
+        let traced = Traced { trace, task };
         thread::spawn(move || {
             affinity::pin(request)?;
-            turns.iter().map(|&turn| play(&channels, request, turn, time)).collect()
+            turns.iter().map(|&turn| play(&channels, &traced, turn, time)).collect()
         })
     };
     let played: io::Result<Vec<Played>> = join(player);
@@ -72,6 +86,7 @@ pub(crate) fn measure(
             turns: played.busy.len(),
             busy_ns: played.busy.iter().map(length).sum(),
             seen_ns: shared_ns(&played.busy, &pauses),
+            traced_ns: played.traced_ns,
             reported_busy_ns: played.reported_busy_ns,
             reported_ns: played.reported_ns,
         }
@@ -83,14 +98,27 @@ fn join<T>(thread: thread::JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
+/// The scheduler's trace, and which task of it is the batch.
+struct Traced {
+    trace: Option<Trace>,
+    task: i32,
+}
+
 struct Played {
     busy: Vec<Stretch>,
+    traced_ns: Option<u64>,
     reported_busy_ns: u64,
     reported_ns: u64,
 }
 
 /// The request's side, for turns of one length.
-fn play(channels: &Channels, request: u32, turn: Duration, time: Duration) -> io::Result<Played> {
+fn play(
+    channels: &Channels,
+    Traced { trace, task }: &Traced,
+    turn: Duration,
+    time: Duration,
+) -> io::Result<Played> {
+    let (batch, request) = channels.assigned()[0];
     let lane: &LaneSlot = channels.lanes().slot(0).ok_or(io::ErrorKind::NotFound)?;
     let account = || {
         let busy_ns = channels.busy_ns(request, monotonic_ns()).unwrap_or(0);
@@ -101,12 +129,15 @@ fn play(channels: &Channels, request: u32, turn: Duration, time: Duration) -> io
     channels.renew_leases();
     // The first turn brings the lease, and the batch to its lane.
     thread::sleep(turn + Duration::from_millis(20));
-    let before = account();
+    trace.as_ref().map(Trace::clear).transpose()?;
+    // The trace knows who runs on a lane from its next switch on, and the guard looks meanwhile.
+    thread::sleep(Duration::from_millis(5));
+    let (before, start_ns) = (account(), monotonic_ns());
     let (start, mut renewed) = (Instant::now(), Instant::now());
     while start.elapsed() < time && busy.len() < TURNS_MAX {
         let now_ns = monotonic_ns();
         // The lane was busy before this thread could note it.
-        let from_ns = channels.busy_since_ns(request).unwrap_or(now_ns);
+        let from_ns = channels.busy_since_ns(request).unwrap_or(now_ns).max(start_ns);
         while monotonic_ns() < now_ns + turn_ns {}
         if renewed.elapsed() > Duration::from_secs(1) {
             channels.renew_leases();
@@ -118,7 +149,15 @@ fn play(channels: &Channels, request: u32, turn: Duration, time: Duration) -> io
     // The batch counts at its next look: let it have one.
     thread::sleep(Duration::from_millis(20));
     let after = account();
-    Ok(Played { busy, reported_busy_ns: after.0 - before.0, reported_ns: after.1 - before.1 })
+    let switches = trace.as_ref().map(Trace::read).transpose()?;
+    let traced_ns = switches.map(|traced| {
+        let (since_ns, until_ns) = traced.known(batch);
+        let inside = |(from, to): Stretch| (from.max(since_ns), to.min(until_ns));
+        let busy = traced.busy(request).into_iter().map(inside).filter(|(from, to)| from < to);
+        shared_ns(&busy.collect::<Vec<_>>(), &traced.without(batch, *task))
+    });
+    let (reported_busy_ns, reported_ns) = (after.0 - before.0, after.1 - before.1);
+    Ok(Played { busy, traced_ns, reported_busy_ns, reported_ns })
 }
 
 /// How much of `busy` is in none of the pauses. Both are in their order.

@@ -56,7 +56,7 @@ pub(crate) fn measure(
     };
     channels.renew_leases();
     let _guards = match inject {
-        Inject::Guard => Some(Guards::start(channels, &order.nap, order.look_every)?),
+        Inject::Guard => Some(Guards::start(channels, &order.nap, order.looks)?),
         Inject::Inline => None,
     };
     let _wakers = order.alarm.as_ref().map(|a| Wakers::start(channels, a)).transpose()?;

@@ -17,6 +17,7 @@ mod inject_args;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
 mod live_args;
+mod look_args;
 mod metrics;
 mod model_args;
 mod model_file;

@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use elfen_instrument::Inject;
 use elfen_kernel::sleep::Alarm;
 use elfen_kernel::task_map::Source;
-use elfen_rt::clock::monotonic_ns;
+use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::{Kind, Nap};
 use elfen_rt::signal::control::Settings;
 use serde::Serialize;
@@ -20,6 +19,7 @@ use serde::Serialize;
 use super::failure::{Failure, Status, to_stderr};
 use super::inject_args::{Chosen, InjectName};
 use super::lane_args::{self, LaneArgs};
+use super::look_args::{LookArgs, Looked};
 use super::policy_args::PolicyArgs;
 use super::{duration, signals, warn};
 use crate::host::lanes::remedy;
@@ -66,9 +66,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     inject: InjectName,
 
-    /// How often a guard looks at an idle request lane: the longest reaction
-    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
-    look_every: Duration,
+    #[command(flatten)]
+    looks: LookArgs,
 
     /// Write what was measured to a file, as one JSON object
     #[arg(long, value_name = "FILE")]
@@ -139,7 +138,8 @@ struct Report<'a> {
     /// Whose counters `dynamic-budget` goes by; absent under other policies.
     ipc: Option<&'static str>,
     inject: &'static str,
-    look_every_ns: u64,
+    #[serde(flatten)]
+    looked: Looked,
     wall_ns: u64,
     #[serde(flatten)]
     figures: Figures,
@@ -165,7 +165,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let chosen = format!(
         "{policy} on lanes {lanes}; signal {signal}{}, nap {nap}, inject {inject}, guards look every {}",
         ipc.map(|ipc| format!(", ipc {ipc}")).unwrap_or_default(),
-        duration::show(nanos(args.look_every))
+        duration::show(nanos(order.looks.every))
     );
     if args.dry_run {
         writeln!(out, "{chosen}").map_err(Failure::output)?;
@@ -187,7 +187,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         nap,
         ipc,
         inject,
-        look_every_ns: nanos(args.look_every),
+        looked: order.looks.into(),
         wall_ns: monotonic_ns() - start_ns,
         figures: Figures::of(channels.lanes()),
         request_busy_ns: busy_ns,
@@ -213,15 +213,7 @@ fn order(args: &Args) -> Result<Order, Failure> {
     }
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
-    if args.look_every.is_zero() {
-        let fix = "give it 50us or more, as in --look-every 500us";
-        return Err(Failure::new(
-            Status::Usage,
-            "--look-every 0",
-            "the guard would never sleep",
-            fix,
-        ));
-    }
+    let looks = args.looks.looks()?;
     let (nap, alarm) = args.nap.open()?;
     let Chosen { inject, library } = args.inject.choose(program)?;
     if alarm.is_some() && inject == Inject::Guard {
@@ -237,7 +229,7 @@ fn order(args: &Args) -> Result<Order, Failure> {
         pairs: lanes.pairs,
         settings,
         slo,
-        look_every: args.look_every,
+        looks,
         program: program.clone(),
         arguments: arguments.to_vec(),
     })
@@ -353,10 +345,6 @@ impl Report<'_> {
             latency("wake", wake_ns)
         )
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn exit_status(ending: Ending) -> u8 {

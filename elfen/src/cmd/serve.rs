@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use elfen_rt::clock::nanos;
 use serde::Serialize;
 
 use super::failure::{Failure, Status, to_stderr};
@@ -375,8 +376,4 @@ fn never_idle(never: &NeverIdle) -> String {
 
 fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

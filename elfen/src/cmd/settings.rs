@@ -37,7 +37,7 @@ const LANES: &[&str] =
     &["run", "serve", "lanes", "doctor", "bench", "calibrate", "demo", "experiment"];
 const POLICY: &[&str] = &["run", "set"];
 
-pub(crate) const KNOWN: [Known; 10] = [
+pub(crate) const KNOWN: [Known; 11] = [
     known("lanes", "ELFEN_LANES", LANES),
     known("policy", "ELFEN_POLICY", POLICY),
     known("budget", "ELFEN_BUDGET", POLICY),
@@ -48,6 +48,7 @@ pub(crate) const KNOWN: [Known; 10] = [
     known("nap", "ELFEN_NAP", &["run"]),
     known("inject", "ELFEN_INJECT", &["run"]),
     known("look-every", "ELFEN_LOOK_EVERY", &["run"]),
+    known("look-slack", "ELFEN_LOOK_SLACK", &["run"]),
 ];
 
 impl Known {

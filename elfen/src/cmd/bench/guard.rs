@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use elfen_rt::service::Service;
 use serde::Serialize;
@@ -12,8 +11,9 @@ use crate::bench::guard::{self, Taken};
 use crate::cmd::bench::{Signals, run_here};
 use crate::cmd::failure::{Failure, Status};
 use crate::cmd::lane_args::LaneArgs;
+use crate::cmd::look_args::{LookArgs, Looked};
 use crate::cmd::run::NapName;
-use crate::cmd::{duration, table};
+use crate::cmd::table;
 
 const EXAMPLE: &str = "\
 Example:
@@ -28,11 +28,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// How often the guard looks
-    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
-    look_every: Duration,
+    #[command(flatten)]
+    looks: LookArgs,
 
-    /// Pairs of rounds, of 200 ms each
+    /// Pairs of rounds, of half a second each
     #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
@@ -43,7 +42,8 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct Report {
-    look_every_ns: u128,
+    #[serde(flatten)]
+    looked: Looked,
     lost_per_million: Lost,
 }
 
@@ -59,21 +59,23 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "allow this process both CPUs: see `elfen doctor`";
         Failure::new(Status::Failed, "measuring a guard", error, fix)
     };
+    let looks = args.looks.looks()?;
     let name = format!("bench-guard-{}", std::process::id());
     let service = Service::open(&name, 1).map_err(|error| failed(&error))?;
     let request = args.lanes.first_pair()?.request;
     let worker = service.claim(0, request).map_err(|error| failed(&error))?;
-    let measured = run_here(&args.lanes, NapName::Spin, args.look_every, Signals::Service(&name))
-        .and_then(|(order, channels)| {
+    let measured = run_here(&args.lanes, NapName::Spin, looks, Signals::Service(&name)).and_then(
+        |(order, channels)| {
             guard::measure(&order, &channels, args.rounds.into()).map_err(|error| failed(&error))
-        });
+        },
+    );
     drop(worker);
     service.remove().map_err(|error| failed(&error))?;
     let Some(Taken { with, without, added }) = measured? else {
         return Err(failed(&"nothing was measured"));
     };
     let lost_per_million = Lost { with, without, added };
-    let report = Report { look_every_ns: args.look_every.as_nanos(), lost_per_million };
+    let report = Report { looked: looks.into(), lost_per_million };
     if args.json {
         crate::cmd::print_json(out, &report)?;
     } else {

@@ -12,7 +12,6 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use elfen_instrument::Inject;
 use elfen_rt::signal::control::Settings;
@@ -25,6 +24,7 @@ use super::table;
 use crate::bench::distribution::Distribution;
 use crate::host::run::Order;
 use crate::host::run::channels::{Channels, VARIABLE, Wanted};
+use crate::host::run::looks::Looks;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -76,7 +76,7 @@ enum Signals<'a> {
 fn run_here(
     lanes: &LaneArgs,
     nap: NapName,
-    look_every: Duration,
+    looks: Looks,
     signals: Signals<'_>,
 ) -> Result<(Order, Arc<Channels>), Failure> {
     let (nap, alarm) = nap.open()?;
@@ -88,7 +88,7 @@ fn run_here(
         library: None,
         nap: Arc::new(nap),
         alarm: alarm.map(Arc::new),
-        look_every,
+        looks,
         program: OsString::from("bench"),
         arguments: Vec::new(),
     };

@@ -12,8 +12,9 @@ use crate::bench::overlap::{self, Overlap};
 use crate::cmd::bench::{Signals, run_here};
 use crate::cmd::failure::{Failure, Status};
 use crate::cmd::lane_args::LaneArgs;
+use crate::cmd::look_args::{LookArgs, Looked};
 use crate::cmd::run::NapName;
-use crate::cmd::{duration, table};
+use crate::cmd::{duration, table, warn};
 
 const EXAMPLE: &str = "\
 Example:
@@ -33,9 +34,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     nap: NapName,
 
-    /// How often a guard looks
-    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
-    look_every: Duration,
+    #[command(flatten)]
+    looks: LookArgs,
 
     /// How long turns of one length are played
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration::parse)]
@@ -58,7 +58,8 @@ const TURNS: [Duration; 6] = [
 #[derive(Serialize)]
 struct Report {
     nap: &'static str,
-    look_every_ns: u128,
+    #[serde(flatten)]
+    looked: Looked,
     overlaps: Vec<Row>,
 }
 
@@ -70,17 +71,21 @@ struct Row {
     busy_ns: u64,
     seen_ns: u64,
     seen_percent: f64,
+    /// By the scheduler's trace, of the busy time that is reported; for guards, where this process may have a trace.
+    traced_ns: Option<u64>,
+    traced_percent: Option<f64>,
     reported_busy_ns: u64,
     reported_ns: u64,
     reported_percent: f64,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let looks = args.looks.looks()?;
     let mut overlaps = Vec::new();
     let mut nap = "";
     // Checks first: they find the run that was in the environment when they first looked.
     for inject in [Inject::Inline, Inject::Guard] {
-        let (order, channels) = run_here(&args.lanes, args.nap, args.look_every, Signals::Tasks)?;
+        let (order, channels) = run_here(&args.lanes, args.nap, looks, Signals::Tasks)?;
         nap = order.nap.kind().name();
         let found = overlap::measure(&order, &channels, inject, &TURNS, args.duration);
         let found = found.map_err(|error| {
@@ -89,7 +94,12 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         })?;
         overlaps.extend(TURNS.iter().zip(found).map(|(turn, found)| row(inject, *turn, &found)));
     }
-    let report = Report { nap, look_every_ns: args.look_every.as_nanos(), overlaps };
+    if overlaps.iter().all(|row| row.traced_ns.is_none()) {
+        warn(
+            "no scheduler's trace: it takes root, and `mount -t tracefs tracefs /sys/kernel/tracing`",
+        );
+    }
+    let report = Report { nap, looked: looks.into(), overlaps };
     if args.json {
         crate::cmd::print_json(out, &report)?;
     } else {
@@ -103,7 +113,7 @@ fn row(inject: Inject, turn: Duration, overlap: &Overlap) -> Row {
         let thousandths = (number(part) / number(whole.max(1)) * 100_000.0).round();
         thousandths / 1000.0
     };
-    let Overlap { turns, busy_ns, seen_ns, reported_busy_ns, reported_ns } = *overlap;
+    let Overlap { turns, busy_ns, seen_ns, traced_ns, reported_busy_ns, reported_ns } = *overlap;
     Row {
         inject: inject.name(),
         turn_ns: turn.as_nanos(),
@@ -111,6 +121,8 @@ fn row(inject: Inject, turn: Duration, overlap: &Overlap) -> Row {
         busy_ns,
         seen_ns,
         seen_percent: percent(seen_ns, busy_ns),
+        traced_ns,
+        traced_percent: traced_ns.map(|traced_ns| percent(traced_ns, reported_busy_ns)),
         reported_busy_ns,
         reported_ns,
         reported_percent: percent(reported_ns, reported_busy_ns),
@@ -121,12 +133,15 @@ impl Report {
     fn text(&self) -> String {
         let cells = |row: &Row| {
             let turn = duration::show(u64::try_from(row.turn_ns).unwrap_or(u64::MAX));
-            let percents = [row.seen_percent, row.reported_percent].map(|p| format!("{p:.3}"));
-            let [seen, reported] = percents;
-            vec![row.inject.to_owned(), turn, row.turns.to_string(), seen, reported]
+            let percents = [Some(row.seen_percent), row.traced_percent, Some(row.reported_percent)];
+            let percents = percents.map(|p| p.map_or("-".to_owned(), |p| format!("{p:.3}")));
+            [row.inject.to_owned(), turn, row.turns.to_string()]
+                .into_iter()
+                .chain(percents)
+                .collect()
         };
         let rows: Vec<Vec<String>> = self.overlaps.iter().map(cells).collect();
-        let heading = ["inject", "turn", "turns", "% seen", "% reported"];
+        let heading = ["inject", "turn", "turns", "% seen", "% traced", "% reported"];
         table::lines(&heading, &rows)
     }
 }

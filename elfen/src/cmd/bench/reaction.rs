@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::process::{Command, ExitCode};
 use std::str::FromStr;
-use std::time::Duration;
 
 use elfen_rt::nap::Kind;
 use serde::{Deserialize, Serialize};
@@ -14,8 +13,9 @@ use crate::bench::reaction::{self, Reaction};
 use crate::cmd::bench::{Signals, run_here};
 use crate::cmd::failure::{Failure, Status};
 use crate::cmd::lane_args::LaneArgs;
+use crate::cmd::look_args::{LookArgs, Looked};
 use crate::cmd::run::NapName;
-use crate::cmd::{duration, table, warn};
+use crate::cmd::{table, warn};
 use crate::host::pair::Pair;
 
 const EXAMPLE: &str = "\
@@ -32,9 +32,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// How often a guard looks
-    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
-    look_every: Duration,
+    #[command(flatten)]
+    looks: LookArgs,
 
     /// Measure one combination alone, as in inline:spin
     #[arg(long, value_name = "INJECT:NAP")]
@@ -67,7 +66,8 @@ impl FromStr for Only {
 
 #[derive(Deserialize, Serialize)]
 struct Report {
-    look_every_ns: u128,
+    #[serde(flatten)]
+    looked: Looked,
     reactions: Vec<ReactionReport>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             }
         }
     }
-    let report = Report { look_every_ns: args.look_every.as_nanos(), reactions };
+    let report = Report { looked: args.looks.looks()?.into(), reactions };
     if args.json {
         crate::cmd::print_json(out, &report)?;
     } else {
@@ -115,7 +115,7 @@ fn apart(args: &Args, pair: &Pair, only: Only) -> Result<Vec<ReactionReport>, Fa
     let mut command = Command::new("/proc/self/exe");
     command.args(["bench", "reaction", "--json", "--only"]);
     command.arg(format!("{}:{}", only.inject.name(), only.kind.name()));
-    command.arg("--look-every").arg(format!("{}ns", args.look_every.as_nanos()));
+    command.args(args.looks.words());
     command.arg("--lanes").arg(pair.to_string());
     let output = command.output().map_err(|error| failed(&error))?;
     // Its warnings were ours as well.
@@ -134,7 +134,7 @@ fn apart(args: &Args, pair: &Pair, only: Only) -> Result<Vec<ReactionReport>, Fa
 
 fn one(args: &Args, Only { inject, kind }: Only) -> Result<ReactionReport, Failure> {
     let (order, channels) =
-        run_here(&args.lanes, NapName::of(kind), args.look_every, Signals::Tasks)?;
+        run_here(&args.lanes, NapName::of(kind), args.looks.looks()?, Signals::Tasks)?;
     let measured = reaction::measure(&order, &channels, inject);
     let Reaction { stop, resume } = measured.map_err(|error| {
         let fix = "make sure that the request lane idles now and then: see `elfen doctor`";

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_rt::clock::monotonic_ns;
 use elfen_rt::process::Identity;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -43,6 +44,9 @@ const NOT_OURS: [Signal; 8] = [
     Signal::SIGABRT,
     Signal::SIGTRAP,
 ];
+
+/// What a batch that is told so ends of, unless it decides otherwise.
+const ENDS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
 /// Runs the batch to its end.
 pub(crate) fn run(
@@ -210,6 +214,9 @@ impl Front<'_> {
     fn pass_on(&mut self, signal: &siginfo) {
         let number = signal.ssi_signo.cast_signed();
         let from_the_terminal = signal.ssi_code == libc::SI_KERNEL;
+        if ENDS.contains(&number) {
+            self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
+        }
         if number != libc::SIGCHLD && !from_the_terminal {
             self.send(number);
         }

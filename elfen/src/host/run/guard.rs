@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use elfen_rt::borrow::{Borrow, Sources};
-use elfen_rt::clock::monotonic_ns;
+use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::block::Block;
 use elfen_rt::nap::{Nap, protocol};
 use elfen_rt::policy::Verdict;
@@ -18,6 +18,7 @@ use elfen_rt::signal::task::TaskSlot;
 
 use super::channels::Channels;
 use super::ipc::Meter;
+use super::looks::{Activity, Idling, Looks};
 use crate::host::affinity;
 
 /// How long a nap lasts without looking at the policy again, when nothing that the guard watches changes.
@@ -35,13 +36,13 @@ impl Guards {
     pub(crate) fn start(
         channels: &Arc<Channels>,
         nap: &Arc<Nap>,
-        look_every: Duration,
+        looks: Looks,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut guards = Self { stop: stop.clone(), threads: Vec::new() };
         for index in 0..channels.assigned().len() {
             let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
-            let guard = move || guard(&channels, index, &nap, look_every, &stop);
+            let guard = move || guard(&channels, index, &nap, looks, &stop);
             guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
         }
         Ok(guards)
@@ -59,7 +60,7 @@ impl Drop for Guards {
     }
 }
 
-fn guard(channels: &Channels, index: usize, how: &Nap, look_every: Duration, stop: &AtomicBool) {
+fn guard(channels: &Channels, index: usize, how: &Nap, looks: Looks, stop: &AtomicBool) {
     let (batch, request) = channels.assigned()[index];
     let Some(slot) = u32::try_from(index).ok().and_then(|index| channels.lanes().slot(index))
     else {
@@ -67,6 +68,14 @@ fn guard(channels: &Channels, index: usize, how: &Nap, look_every: Duration, sto
     };
     stay_on(batch);
     let sources = channels.sources(request);
+    let own = channels.sources(batch).tasks;
+    let active = |now_ns| {
+        let service = sources.service.and_then(|(reader, lane)| reader.slot(lane));
+        Activity::of(channels.busy_ns(request, now_ns), service)
+    };
+    let told_to_end_ns = || channels.control().told_to_end_ns.load(Relaxed);
+    let mut slack = Slack::none();
+    let mut idling = Idling::from(monotonic_ns(), active(monotonic_ns()));
     let mut borrow = Borrow::new(sources, channels.control(), slot);
     let mut meter = Meter::default();
     let mut disobeyed = Disobeyed::default();
@@ -75,33 +84,68 @@ fn guard(channels: &Channels, index: usize, how: &Nap, look_every: Duration, sto
         if let Some(ipc_milli) = channels.counted(request).and_then(|now| meter.window(now)) {
             slot.publish_ipc(ipc_milli, now_ns);
         }
-        let look = borrow.look(now_ns);
+        // The batch stopped when we were switched in, which is a while before we look.
+        let stopped_ns = own.and_then(TaskSlot::snapshot).and_then(|switch| switch.at_ns);
+        let look = borrow.look_after(stopped_ns.unwrap_or(now_ns), now_ns);
+        slack.set(idling.slack(&look, active(now_ns), now_ns).min(looks.slack));
         match look.verdict {
+            Verdict::Nap if let Some(slice) = time_to_end(told_to_end_ns(), now_ns) => {
+                thread::sleep(slice);
+                slot.add_overlapped(monotonic_ns() - now_ns);
+            }
             Verdict::Nap if matches!(how, Nap::Block) => {
                 if disobeyed.since_last(channels.busy_ns(batch, now_ns), now_ns) {
                     hold(sources);
                 } else {
-                    let bound_ns = u64::try_from(look_every.as_nanos()).unwrap_or(u64::MAX);
-                    block(&slot.wakes, sources, bound_ns);
+                    block(&slot.wakes, sources, nanos(looks.every));
                 }
             }
             Verdict::Nap => nap(how, request, sources, &slot.wakes),
             Verdict::Run => {
                 disobeyed = Disobeyed::default();
                 let budget = look.until_ns.map(|until| until.saturating_sub(now_ns));
-                let budget = budget.map_or(look_every, Duration::from_nanos);
-                thread::sleep(look_every.min(budget));
+                let budget = budget.map_or(looks.every, Duration::from_nanos);
+                thread::sleep(looks.every.min(budget));
             }
         }
     }
     borrow.leave(monotonic_ns());
 }
 
+/// A batch that was told to end may have its lane for a tenth of the next second, whatever runs there: on a lane that is busy all the
+/// time it could not even die. The rest of the slice, if this is one.
+fn time_to_end(told_ns: u64, now_ns: u64) -> Option<Duration> {
+    const FOR: Duration = Duration::from_secs(1);
+    const EVERY: Duration = Duration::from_millis(100);
+    const SLICE: Duration = Duration::from_millis(10);
+    let since = Duration::from_nanos(now_ns.saturating_sub(told_ns));
+    let phase = Duration::from_nanos(nanos(since) % nanos(EVERY));
+    (told_ns != 0 && since < FOR).then(|| SLICE.checked_sub(phase)).flatten()
+}
+
 /// The lane can go offline while we run: then the kernel moves us, and the keeper's next look at the batch brings us back.
 fn stay_on(batch: u32) {
     let _moved = affinity::pin(batch);
-    // SAFETY: prctl takes numbers. Timers of this thread fire when they are due, not up to 50 us later.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+}
+
+/// How much later than due the kernel may let this thread's timers fire, to save an interrupt.
+struct Slack(Duration);
+
+impl Slack {
+    /// Instead of the usual 50 us.
+    fn none() -> Self {
+        let mut slack = Self(Duration::MAX);
+        slack.set(Duration::ZERO);
+        slack
+    }
+
+    fn set(&mut self, slack: Duration) {
+        if self.0 != slack {
+            self.0 = slack;
+            // SAFETY: prctl takes numbers; of these, 0 would stand for the usual slack.
+            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanos(slack).max(1), 0, 0, 0) };
+        }
+    }
 }
 
 /// Whether somebody runs on a batch lane whose threads ought to block: a program without checks, or one whose checks are
@@ -164,5 +208,21 @@ impl Seen {
             service: slot
                 .map(|s| [&s.running_request, &s.queue_len].map(|word| word.load(Relaxed))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_told_to_end_gets_a_tenth_of_a_second_in_all() {
+        const MS: u64 = 1_000_000;
+        assert_eq!(time_to_end(0, 5 * MS), None, "nobody told it");
+        let at =
+            |ms: u64| time_to_end(1_000 * MS, (1_000 + ms) * MS).map(|slice| slice.as_millis());
+        assert_eq!([at(0), at(4), at(9), at(11), at(99)], [Some(10), Some(6), Some(1), None, None]);
+        let given = (0..3_000).filter(|&ms| at(ms).is_some_and(|slice| slice > 0)).count();
+        assert_eq!(given, 100);
     }
 }

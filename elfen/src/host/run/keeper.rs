@@ -101,7 +101,7 @@ impl Tending {
             chores_at_ns: 0,
             wanted: channels.wanted().generation.load(Relaxed),
             _wakers: order.alarm.as_ref().map(|a| Wakers::start(channels, a)).transpose()?,
-            _guards: Guards::start(channels, &order.nap, order.look_every)?,
+            _guards: Guards::start(channels, &order.nap, order.looks)?,
         })
     }
 

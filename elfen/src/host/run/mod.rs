@@ -17,13 +17,13 @@ pub(crate) mod guard;
 pub(crate) mod ipc;
 mod keeper;
 mod launch;
+pub(crate) mod looks;
 pub(crate) mod tree;
 pub(crate) mod waker;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use elfen_instrument::Inject;
 use elfen_kernel::sleep::Alarm;
@@ -31,6 +31,7 @@ use elfen_rt::nap::Nap;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::Settings;
 
+use self::looks::Looks;
 use super::pair::Pair;
 
 /// Everything that is decided before anything is started.
@@ -47,8 +48,8 @@ pub(crate) struct Order {
     pub(crate) nap: Arc<Nap>,
     /// For naps that block: what wakes the wakers.
     pub(crate) alarm: Option<Arc<Alarm>>,
-    /// How long a guard sleeps between two looks at an idle lane: the bound on every reaction.
-    pub(crate) look_every: Duration,
+    /// How long guards sleep between two looks: the bound on every reaction.
+    pub(crate) looks: Looks,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
 }

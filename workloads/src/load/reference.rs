@@ -69,6 +69,9 @@ impl ServiceTimes {
     /// The service times in the order of arrival: the same for the same seed.
     pub(crate) fn iter(self, seed: u64) -> impl Iterator<Item = Nanos> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        // Arrivals of the same seed come from the beginning of its stream: service times drawn there
+        // as well would be as long as the gaps before them.
+        rng.long_jump();
         (1u64..).map(move |n| {
             let base = if self.exponential {
                 let ns = self.mean_ns as f64 * rng.sample::<f64, _>(Exp1);

@@ -7,7 +7,7 @@
 use super::engine::{Engine, Overrun};
 use super::link::Link;
 use super::outcome::Failure;
-use super::pauses::{Pause, Pauses};
+use super::pauses::{Did, Pause, Pauses};
 use super::protocol::{Malformed, Protocol};
 use super::queries::QuerySet;
 use super::record::{Distribution, Recorder};
@@ -188,14 +188,15 @@ impl Driver {
         (0..self.links.len()).for_each(|at| self.engine.opened(at));
         let begin = || Pauses::begin().map_err(io::Error::from);
         let mut pauses = self.line.notes_pauses.then(begin).transpose()?;
+        let mut did = Did::Work;
         loop {
             if let Some(pauses) = &mut pauses {
-                pauses.look().map_err(io::Error::from)?;
+                pauses.look(did).map_err(io::Error::from)?;
             }
             if self.pulse.is_over() {
                 self.engine.stop();
             }
-            self.send_due()?;
+            let sent = self.send_due()?;
             let now = self.now();
             while let Some(at) = self.engine.expired(now) {
                 self.close(at, Failure::Timeout, None);
@@ -210,7 +211,7 @@ impl Driver {
             }
             self.reopen(now);
             self.wait()?;
-            self.take_events();
+            did = if self.take_events() || sent { Did::Work } else { Did::Nothing };
         }
     }
 
@@ -218,10 +219,13 @@ impl Driver {
         Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
     }
 
-    fn send_due(&mut self) -> Result<(), DriveError> {
+    /// Whether anything was sent.
+    fn send_due(&mut self) -> Result<bool, DriveError> {
+        let mut sent = false;
         loop {
             match self.engine.next_send(self.now()) {
                 Ok(Some(send)) => {
+                    sent = true;
                     let at = send.connection;
                     match self.links[at].send(self.queries.request(send.query)) {
                         Ok(true) => {}
@@ -229,7 +233,7 @@ impl Driver {
                         Err(error) => self.close(at, Failure::Closed, Some(error)),
                     }
                 }
-                Ok(None) => return Ok(()),
+                Ok(None) => return Ok(sent),
                 Err(overrun) => {
                     // A lost connection explains requests that waited for one, and nothing else.
                     let last_error = self.last_error.take().filter(|_| overrun.starved);
@@ -267,12 +271,15 @@ impl Driver {
         Ok(())
     }
 
-    fn take_events(&mut self) {
+    /// Whether there was anything to take.
+    fn take_events(&mut self) -> bool {
         let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
         for event in &events {
             self.take_event(event);
         }
+        let any = !events.is_empty();
         self.events = events;
+        any
     }
 
     fn take_event(&mut self, event: &Event) {

@@ -27,5 +27,6 @@ mod table;
 mod theory;
 mod trace;
 mod undisturbed;
+mod verdict;
 
 pub(crate) use queries::task_query;

@@ -5,7 +5,7 @@
 //! looking without sleeping. So its own cost does not add up in the queue, and what a generator
 //! measures beyond the known time is the way there and back.
 
-use super::pauses::{Pause, Pauses};
+use super::pauses::{Did, Pause, Pauses};
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
 use crate::{interrupt, listener};
 use mio::net::{TcpListener, TcpStream};
@@ -149,13 +149,15 @@ impl Reference {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop`, or until the process is asked to end. Returns when it was kept from running, if it never sleeps while it has clients.
+    /// Serves until `stop`, or until the process is asked to end. Returns when it was kept from
+    /// running, if it never sleeps while it has clients.
     pub(crate) fn serve(mut self, stop: &AtomicBool) -> io::Result<Vec<Pause>> {
         let mut events = Events::with_capacity(1024);
         let mut pauses = Pauses::begin()?;
+        let mut did = Did::Work;
         while !stop.load(Relaxed) && !interrupt::asked() {
-            pauses.look()?;
-            self.answer_due();
+            pauses.look(did)?;
+            let answered = self.answer_due();
             // Without clients there is nothing to be precise about.
             let idle = self.clients.is_empty() || (self.sleeps && self.due.is_empty());
             let wait = Duration::from_millis(if idle { 20 } else { 0 });
@@ -169,6 +171,7 @@ impl Reference {
                     Token(at) => self.read(at),
                 }
             }
+            did = if answered || !events.is_empty() { Did::Work } else { Did::Nothing };
         }
         Ok(if self.sleeps { Vec::new() } else { pauses.found() })
     }
@@ -223,7 +226,9 @@ impl Reference {
         self.due.push_back(Due { at_ns: self.free_at, queue_ns: begin - now, service_ns, to });
     }
 
-    fn answer_due(&mut self) {
+    /// Whether any was.
+    fn answer_due(&mut self) -> bool {
+        let mut answered = false;
         while let Some(due) = self.due.front()
             && due.at_ns <= self.now()
         {
@@ -233,6 +238,7 @@ impl Reference {
                 micros(due.queue_ns) / 1e3,
                 micros(due.service_ns) / 1e3,
             );
+            answered = true;
             let to = due.to;
             self.due.pop_front();
             let Some(client) = self.clients.get_mut(&to) else { continue };
@@ -243,6 +249,7 @@ impl Reference {
                 _ => drop(self.clients.remove(&to)),
             }
         }
+        answered
     }
 }
 

@@ -15,6 +15,15 @@ pub(crate) enum Model {
     Md1,
 }
 
+impl Model {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Mm1 => "M/M/1",
+            Self::Md1 => "M/D/1",
+        }
+    }
+}
+
 /// The response time (waiting and service) that a share `quantile` of requests stays below, in
 /// units of the mean service time, at a load of `0 < load < 1`.
 pub(crate) fn response_quantile(model: Model, load: f64, quantile: f64) -> f64 {
@@ -132,7 +141,8 @@ mod tests {
 
     /// Goal: the recursion and the formulas agree, which come from different sides, on the arrivals
     /// and service times of one seed: a queue where one follows the other is no M/M/1. Method: two
-    /// million requests at 80 % load; percentiles within 3 %, several standard errors.
+    /// million requests at 80 % load; percentiles within several standard errors, which are 2 % for
+    /// p99: it lives on some 400 busy periods.
     #[test]
     fn recursion_and_formulas_agree() {
         for model in [Model::Mm1, Model::Md1] {
@@ -143,9 +153,11 @@ mod tests {
             let mut all: Vec<Nanos> =
                 lindley(plan.map(|arrival| arrival.at_ns), times.iter(77)).collect();
             all.sort_unstable();
-            for (quantile, rank) in [(0.5, 1_000_000), (0.9, 1_800_000), (0.99, 1_980_000)] {
+            let figures =
+                [(0.5, 1_000_000, 0.03), (0.9, 1_800_000, 0.03), (0.99, 1_980_000, 0.06)];
+            for (quantile, rank, tolerance) in figures {
                 let expected = response_quantile(model, 0.8, quantile) * 1e6;
-                close(all[rank] as f64, expected, 0.03);
+                close(all[rank] as f64, expected, tolerance);
             }
         }
     }

@@ -5,7 +5,7 @@
 //! nothing counts until the service has idled, in truth and according to the plan.
 
 use super::record::Sample;
-use crate::units::Nanos;
+use crate::units::{Nanos, micros};
 
 /// Times from the run's origin.
 #[derive(Clone, Copy, Debug)]
@@ -14,14 +14,15 @@ pub(super) struct Interval {
     pub(super) to_ns: Nanos,
 }
 
+impl Interval {
+    pub(super) fn ms(&self) -> f64 {
+        micros(self.to_ns - self.from_ns) / 1e3
+    }
+}
+
 /// For each sample, whether it counts. Samples are in the order of the plan, `planned` are the
-/// response times it has for them.
-pub(super) fn undisturbed(
-    samples: &[Sample],
-    planned: &[Nanos],
-    pauses: Vec<Interval>,
-) -> Vec<bool> {
-    let pauses = one_after_the_other(pauses);
+/// response times it has for them; pauses come one after the other.
+pub(super) fn undisturbed(samples: &[Sample], planned: &[Nanos], pauses: &[Interval]) -> Vec<bool> {
     let mut counts = Vec::with_capacity(samples.len());
     let (mut free_by_plan, mut free, mut clean) = (0, 0, true);
     for (sample, response) in samples.iter().zip(planned) {
@@ -37,7 +38,7 @@ pub(super) fn undisturbed(
 }
 
 /// Two threads pause at their own times: what overlaps becomes one.
-fn one_after_the_other(mut pauses: Vec<Interval>) -> Vec<Interval> {
+pub(super) fn one_after_the_other(mut pauses: Vec<Interval>) -> Vec<Interval> {
     pauses.sort_by_key(|pause| pause.from_ns);
     let mut joined: Vec<Interval> = Vec::with_capacity(pauses.len());
     for pause in pauses {
@@ -78,7 +79,7 @@ mod tests {
         let interval =
             |(from_ns, to_ns): &(Nanos, Nanos)| Interval { from_ns: *from_ns, to_ns: *to_ns };
         let pauses: Vec<Interval> = pauses.iter().map(interval).collect();
-        undisturbed(&samples, &planned, pauses)
+        undisturbed(&samples, &planned, &one_after_the_other(pauses))
     }
 
     /// Goal: a pause takes out what it touched and what queued behind, and nothing else. Method:

@@ -188,11 +188,11 @@ impl Driver {
         (0..self.links.len()).for_each(|at| self.engine.opened(at));
         let begin = || Pauses::begin().map_err(io::Error::from);
         let mut pauses = self.line.notes_pauses.then(begin).transpose()?;
-        let mut did = Did::Work;
+        let mut look = |did| match &mut pauses {
+            Some(pauses) => pauses.look(did).map_err(io::Error::from),
+            None => Ok(()),
+        };
         loop {
-            if let Some(pauses) = &mut pauses {
-                pauses.look(did).map_err(io::Error::from)?;
-            }
             if self.pulse.is_over() {
                 self.engine.stop();
             }
@@ -210,8 +210,12 @@ impl Driver {
                 });
             }
             self.reopen(now);
+            look(if sent { Did::Work } else { Did::Ask })?;
             self.wait()?;
-            did = if self.take_events() || sent { Did::Work } else { Did::Nothing };
+            look(Did::Ask)?;
+            if self.take_events() {
+                look(Did::Work)?;
+            }
         }
     }
 

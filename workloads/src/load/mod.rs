@@ -8,6 +8,7 @@
 mod args;
 mod arrivals;
 pub mod command;
+mod disturbed;
 mod driver;
 mod engine;
 mod link;
@@ -26,7 +27,6 @@ pub(crate) mod stats;
 mod table;
 mod theory;
 mod trace;
-mod undisturbed;
 mod verdict;
 
 pub(crate) use queries::task_query;

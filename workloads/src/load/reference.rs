@@ -154,10 +154,9 @@ impl Reference {
     pub(crate) fn serve(mut self, stop: &AtomicBool) -> io::Result<Vec<Pause>> {
         let mut events = Events::with_capacity(1024);
         let mut pauses = Pauses::begin()?;
-        let mut did = Did::Work;
         while !stop.load(Relaxed) && !interrupt::asked() {
-            pauses.look(did)?;
             let answered = self.answer_due();
+            pauses.look(if answered { Did::Work } else { Did::Ask })?;
             // Without clients there is nothing to be precise about.
             let idle = self.clients.is_empty() || (self.sleeps && self.due.is_empty());
             let wait = Duration::from_millis(if idle { 20 } else { 0 });
@@ -165,13 +164,16 @@ impl Reference {
                 Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
                 _ => {}
             }
+            pauses.look(Did::Ask)?;
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept()?,
                     Token(at) => self.read(at),
                 }
             }
-            did = if answered || !events.is_empty() { Did::Work } else { Did::Nothing };
+            if !events.is_empty() {
+                pauses.look(Did::Work)?;
+            }
         }
         Ok(if self.sleeps { Vec::new() } else { pauses.found() })
     }

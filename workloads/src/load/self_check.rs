@@ -3,15 +3,16 @@
 //!
 //! Two truths stand beside each measurement. Theory is the stationary distribution, which a finite
 //! run approaches slowly; the plan is Lindley's recursion over the very arrivals and service times of
-//! the run, which leaves no sampling error. The verdict is against the plan: within 2 % or 20 us. How
+//! the run, which leaves no sampling error. The verdict is against the latter: within 2 % or 20 us. How
 //! far plans of this length are from theory by chance is known from plans of other seeds, and stands
 //! beside it.
 //!
 //! On a shared machine others take CPUs away, which is no fault of the generator. Neither it nor the
-//! service sleeps, so both know when they were kept from running ([`super::pauses`]), and requests
-//! that this touched are left out of plan and measurement alike ([`super::undisturbed`]).
+//! service sleeps, so both know when they were kept from running ([`super::pauses`]), and the
+//! recursion has that in it ([`super::disturbed`]).
 
 use super::arrivals::{Arrivals, End};
+use super::disturbed::{Paused, with_pauses};
 use super::driver::{Line, Pulse};
 use super::engine::Limits;
 use super::pauses::Pause;
@@ -21,21 +22,26 @@ use super::record::{Distribution, Sample};
 use super::reference::{Reference, ServiceTimes};
 use super::run::{RunError, Settings};
 use super::theory::{Model, lindley};
-use super::undisturbed::{Interval, one_after_the_other, undisturbed};
 use super::verdict::{Compared, Figures, Outcome};
 use crate::affinity::{PinError, allowed, pin};
-use crate::units::Nanos;
+use crate::interrupt;
+use crate::units::{Nanos, micros};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thiserror::Error;
 
 /// A percentile of fewer requests is chance.
 const FEWEST: usize = 200;
+/// Of a run's time that generator and service were kept from running: with more, their packets wait
+/// as well, which nobody notes. A run beyond the first is tried again, one beyond the second is none.
+const CALM: f64 = 0.05;
+const DISTURBED: f64 = 0.2;
+const TRIES: usize = 3;
 const LOADS: [f64; 3] = [0.3, 0.6, 0.8];
 /// Enough to know a spread to a tenth.
 const OTHER_SEEDS: u64 = 50;
@@ -61,10 +67,12 @@ pub(crate) enum CheckError {
     #[error(transparent)]
     Run(#[from] RunError),
     #[error(
-        "generator or service was kept from running {pauses} times, which disturbed all but {kept} \
-         of {all} requests of a run; give the check two CPUs that nobody else uses"
+        "generator and service were kept from running {share:.0} % of their time, in the calmest of \
+         several runs; give the check two CPUs that nobody else uses"
     )]
-    Disturbed { pauses: usize, kept: usize, all: usize },
+    Disturbed { share: f64 },
+    #[error("{requests} requests a run say nothing of a percentile; use a longer --duration")]
+    Few { requests: usize },
     #[error("{failed} of {all} requests of the check failed; it measures nothing")]
     Failures { failed: u64, all: u64 },
 }
@@ -75,7 +83,7 @@ impl Check {
         for model in [Model::Md1, Model::Mm1] {
             for load in LOADS {
                 progress(&format!("{} at {:.0} % load", model.name(), load * 100.0));
-                let run = self.measure(model, load, self.service_times(model))?;
+                let run = self.calmest(|| self.measure(load, self.service_times(model)))?;
                 self.judge(model, load, &run, &mut outcome)?;
             }
         }
@@ -87,8 +95,28 @@ impl Check {
         ServiceTimes { exponential, mean_ns: self.service_ns, stall: None }
     }
 
+    /// The first run that was disturbed little, or the one of a few that was disturbed least. What was
+    /// measured has no say in it.
+    fn calmest(&self, measure: impl Fn() -> Result<Run, CheckError>) -> Result<Run, CheckError> {
+        let mut calmest = measure()?;
+        for _ in 1..TRIES {
+            if self.share_paused(&calmest) <= CALM || interrupt::asked() {
+                break;
+            }
+            let run = measure()?;
+            if self.share_paused(&run) < self.share_paused(&calmest) {
+                calmest = run;
+            }
+        }
+        Ok(calmest)
+    }
+
+    fn share_paused(&self, run: &Run) -> f64 {
+        run.paused_ns() as f64 / (2 * self.duration_ns) as f64
+    }
+
     /// A run against a service that takes these `times`.
-    fn measure(&self, model: Model, load: f64, times: ServiceTimes) -> Result<Run, CheckError> {
+    fn measure(&self, load: f64, times: ServiceTimes) -> Result<Run, CheckError> {
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let reference = Reference::bind(any_port, times, self.seed, self.spin_ns.is_some())
             .map_err(CheckError::Reference)?;
@@ -114,13 +142,9 @@ impl Check {
                 let all = invocation.recorder.requests();
                 return Err(CheckError::Failures { failed, all });
             }
-            let pauses = invocation.pauses.iter().chain(&of_service);
-            Ok(Run {
-                pauses: pauses.map(|pause| interval(pause, invocation.origin)).collect(),
-                plan: self.planned(model, &settings, self.seed),
-                samples: invocation.recorder.samples,
-                settings,
-            })
+            let paused = |pauses: &[Pause]| Paused::new(pauses, invocation.origin);
+            let (generator, service) = (paused(&invocation.pauses), paused(&of_service));
+            Ok(Run { samples: invocation.recorder.samples, settings, generator, service })
         })
     }
 
@@ -161,7 +185,6 @@ impl Check {
         }
     }
 
-    /// Compares what was not disturbed with its plan.
     fn judge(
         &self,
         model: Model,
@@ -169,81 +192,82 @@ impl Check {
         run: &Run,
         outcome: &mut Outcome,
     ) -> Result<(), CheckError> {
-        let samples = &run.samples;
-        let pauses = run.pauses.len();
-        let intervals = one_after_the_other(run.pauses.clone());
-        let counts = undisturbed(samples, &run.plan, &intervals);
-        let [mut whole_plan, mut plan, mut measured, mut late]: [Distribution; 4] =
-            Default::default();
-        for ((sample, planned), counts) in samples.iter().zip(&run.plan).zip(counts) {
-            whole_plan.record(*planned);
-            if counts {
-                plan.record(*planned);
-                measured.record(sample.latency_ns());
-                late.record(sample.late_ns().unwrap_or(0));
-            }
+        let Run { settings, samples, generator, service } = run;
+        if samples.len() < FEWEST {
+            return Err(CheckError::Few { requests: samples.len() });
         }
-        let kept = usize::try_from(measured.count()).unwrap_or(usize::MAX);
-        if kept < FEWEST {
-            return Err(CheckError::Disturbed { pauses, kept, all: samples.len() });
+        let share = self.share_paused(run);
+        if share > DISTURBED {
+            return Err(CheckError::Disturbed { share: 100.0 * share });
         }
         let theory = Figures::in_theory(model, load, self.service_ns);
-        outcome.pauses += pauses;
-        outcome.paused_ms += intervals.iter().map(Interval::ms).sum::<f64>();
+        let (arrivals, services) = self.times(model, settings, self.seed);
+        let expected = with_pauses(arrivals, services, generator, service);
         let compared = Compared {
             model: model.name(),
             load,
-            rps: run.settings.rps,
+            rps: settings.rps,
             requests: samples.len(),
-            kept,
             theory,
-            chance: theory.spread(&self.plans_of_other_seeds(model, &run.settings)),
-            whole_plan: Figures::of(&whole_plan),
-            plan: Figures::of(&plan),
-            measured: Figures::of(&measured),
+            chance: theory.spread(&self.plans_of_other_seeds(model, settings)),
+            plan: self.planned(model, settings, self.seed),
+            expected: Figures::of(&distribution(expected)),
+            measured: Figures::of(&distribution(samples.iter().map(Sample::latency_ns))),
         };
-        outcome.add(&compared, &late);
+        outcome.pauses += generator.number() + service.number();
+        outcome.paused_ms += micros(run.paused_ns()) / 1e3;
+        outcome.add(&compared, &distribution(samples.iter().filter_map(Sample::late_ns)));
         Ok(())
     }
 
-    /// The response times of this very plan.
-    fn planned(&self, model: Model, settings: &Settings, seed: u64) -> Vec<Nanos> {
+    fn times(
+        &self,
+        model: Model,
+        settings: &Settings,
+        seed: u64,
+    ) -> (impl Iterator<Item = Nanos> + use<>, impl Iterator<Item = Nanos> + use<>) {
         let arrivals = settings.plan(seed).map(|arrival| arrival.at_ns);
-        lindley(arrivals, self.service_times(model).iter(seed)).collect()
+        (arrivals, self.service_times(model).iter(seed))
+    }
+
+    fn planned(&self, model: Model, settings: &Settings, seed: u64) -> Figures {
+        let (arrivals, services) = self.times(model, settings, seed);
+        Figures::of(&distribution(lindley(arrivals, services)))
     }
 
     fn plans_of_other_seeds(&self, model: Model, settings: &Settings) -> Vec<Figures> {
         let seeds = (1..=OTHER_SEEDS).map(|n| self.seed.wrapping_add(n));
-        let figures = seeds.map(|seed| {
-            let mut distribution = Distribution::default();
-            let planned = self.planned(model, settings, seed);
-            planned.into_iter().for_each(|planned| distribution.record(planned));
-            Figures::of(&distribution)
-        });
-        figures.collect()
+        seeds.map(|seed| self.planned(model, settings, seed)).collect()
     }
 }
 
-/// What a run measured, and what it should have.
+fn distribution(all: impl IntoIterator<Item = Nanos>) -> Distribution {
+    let mut distribution = Distribution::default();
+    all.into_iter().for_each(|ns| distribution.record(ns));
+    distribution
+}
+
+/// What a run measured, and what kept it from measuring better.
 #[derive(Clone, Debug)]
 struct Run {
     settings: Settings,
     /// In the order of the plan, as recorders give them.
     samples: Vec<Sample>,
-    /// The response times of the plan, in its order.
-    plan: Vec<Nanos>,
-    pauses: Vec<Interval>,
+    generator: Paused,
+    service: Paused,
 }
 
-fn interval(pause: &Pause, origin: Instant) -> Interval {
-    let since = |at: Instant| at.saturating_duration_since(origin).as_nanos();
-    let ns = |at: Instant| Nanos::try_from(since(at)).unwrap_or(Nanos::MAX);
-    Interval { from_ns: ns(pause.from), to_ns: ns(pause.to) }
+impl Run {
+    fn paused_ns(&self) -> Nanos {
+        self.generator.total_ns() + self.service.total_ns()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+    use std::time::Instant;
 
     const CHECK: Check = Check {
         service_ns: 1_000_000,
@@ -256,22 +280,30 @@ mod tests {
     /// There and back.
     const WAY_NS: Nanos = 15_000;
 
-    /// A run in which all went by the plan.
-    fn exact(model: Model) -> Run {
+    /// A run in which all went by the plan, and by the pauses.
+    fn exact(model: Model, generator: &[(Nanos, Nanos)], service: &[(Nanos, Nanos)]) -> Run {
         let settings = CHECK.settings(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), LOAD, None);
-        let plan = CHECK.planned(model, &settings, CHECK.seed);
-        let samples = settings.plan(CHECK.seed).zip(&plan).map(|(arrival, planned)| Sample {
+        let origin = Instant::now();
+        let paused = |times: &[(Nanos, Nanos)]| {
+            let at = |ns| origin + Duration::from_nanos(ns);
+            let pauses = times.iter().map(|(from, to)| Pause { from: at(*from), to: at(*to) });
+            Paused::new(&pauses.collect::<Vec<_>>(), origin)
+        };
+        let (generator, service) = (paused(generator), paused(service));
+        let (arrivals, services) = CHECK.times(model, &settings, CHECK.seed);
+        let responses = with_pauses(arrivals, services, &generator, &service);
+        let samples = settings.plan(CHECK.seed).zip(responses).map(|(arrival, response)| Sample {
             index: arrival.index,
             query: 0,
             connection: Some(0),
             intended_ns: arrival.at_ns,
             sent_ns: Some(arrival.at_ns),
-            done_ns: arrival.at_ns + planned + WAY_NS,
+            done_ns: arrival.at_ns + response + WAY_NS,
             result: Ok(()),
             queue_ns: None,
             service_ns: None,
         });
-        Run { samples: samples.collect(), plan, pauses: Vec::new(), settings }
+        Run { samples: samples.collect(), settings, generator, service }
     }
 
     fn passes(model: Model, run: &Run) -> bool {
@@ -285,7 +317,7 @@ mod tests {
     #[test]
     fn faults_of_a_generator_are_found() {
         for model in [Model::Md1, Model::Mm1] {
-            let exact = exact(model);
+            let exact = exact(model, &[], &[]);
             assert!(passes(model, &exact), "a perfect run");
             let with_fault = |fault: fn(&mut Sample, &mut Nanos)| {
                 let mut run = exact.clone();
@@ -313,34 +345,53 @@ mod tests {
         }
     }
 
-    /// Goal: what a pause did to a perfect run is left out, and nothing else. Method: a pause of
-    /// 20 ms and what the service answers after it; without the pause noted it must not pass.
+    /// Goal: what a pause did to a perfect run is excused, as long as it was noted. Method: one of
+    /// 30 ms on either side, and the same samples without it.
     #[test]
     fn a_pause_excuses_what_it_did() {
-        let mut run = exact(Model::Mm1);
-        let pause = Interval { from_ns: 500_000_000, to_ns: 520_000_000 };
-        let mut free_ns = 0;
-        let services: Vec<Nanos> =
-            CHECK.service_times(Model::Mm1).iter(CHECK.seed).take(run.samples.len()).collect();
-        for (sample, service) in run.samples.iter_mut().zip(services) {
-            let mut begin_ns = free_ns.max(sample.intended_ns);
-            if (pause.from_ns..pause.to_ns).contains(&begin_ns) {
-                begin_ns = pause.to_ns;
-            }
-            free_ns = begin_ns + service;
-            sample.done_ns = free_ns + WAY_NS;
+        let pause = [(500_000_000, 530_000_000)];
+        for run in [exact(Model::Mm1, &pause, &[]), exact(Model::Mm1, &[], &pause)] {
+            assert!(passes(Model::Mm1, &run));
+            let unnoted = Run { generator: Paused::default(), service: Paused::default(), ..run };
+            assert!(!passes(Model::Mm1, &unnoted), "its backlog shows");
         }
-        assert!(!passes(Model::Mm1, &run), "its backlog shows");
-        run.pauses.push(pause);
-        assert!(passes(Model::Mm1, &run));
+    }
+
+    /// Goal: who is kept from running too long is told so. Method: a fifth of the time less and
+    /// more a little, on both sides.
+    #[test]
+    fn a_machine_without_time_is_refused() {
+        for (ms, refused) in [(390, false), (410, true)] {
+            let pause = [(0, ms * 1_000_000)];
+            let run = exact(Model::Md1, &pause, &pause);
+            let judged = CHECK.judge(Model::Md1, LOAD, &run, &mut Outcome::default());
+            assert_eq!(matches!(judged, Err(CheckError::Disturbed { .. })), refused, "{ms} ms");
+        }
+    }
+
+    /// Goal: the calmest run counts, and a calm one at once. Method: pauses of several lengths.
+    #[test]
+    fn the_calmest_run_counts() {
+        for (tries_ms, counts_ms, took) in
+            [([90, 0, 0], 90, 1), ([300, 90, 0], 90, 2), ([300, 200, 250], 200, 3)]
+        {
+            let tries = Cell::new(0);
+            let measure = || {
+                let ms = tries_ms[tries.replace(tries.get() + 1)];
+                let pause = [(0, ms * 1_000_000)];
+                Ok(exact(Model::Md1, &pause, &pause))
+            };
+            let run = CHECK.calmest(measure).expect("none fails");
+            assert_eq!((run.paused_ns(), tries.get()), (2 * counts_ms * 1_000_000, took));
+        }
     }
 
     /// Goal: a service that errs does not pass, measured for real. Method: one that takes 6 % longer
-    /// than it should. On a busy machine too few requests are kept, and that is no pass either.
+    /// than it should. A machine without time for the run is told so, and that is no pass either.
     #[test]
     fn faults_of_a_service_are_found() {
         let slower = ServiceTimes { exponential: false, mean_ns: 1_060_000, stall: None };
-        let run = CHECK.measure(Model::Md1, LOAD, slower);
+        let run = CHECK.measure(LOAD, slower);
         let mut outcome = Outcome::default();
         let judged = run.and_then(|run| CHECK.judge(Model::Md1, LOAD, &run, &mut outcome));
         assert!(judged.is_err() || !outcome.passed, "{}", outcome.table());

@@ -153,8 +153,7 @@ mod tests {
             let mut all: Vec<Nanos> =
                 lindley(plan.map(|arrival| arrival.at_ns), times.iter(77)).collect();
             all.sort_unstable();
-            let figures =
-                [(0.5, 1_000_000, 0.03), (0.9, 1_800_000, 0.03), (0.99, 1_980_000, 0.06)];
+            let figures = [(0.5, 1_000_000, 0.03), (0.9, 1_800_000, 0.03), (0.99, 1_980_000, 0.06)];
             for (quantile, rank, tolerance) in figures {
                 let expected = response_quantile(model, 0.8, quantile) * 1e6;
                 close(all[rank] as f64, expected, tolerance);

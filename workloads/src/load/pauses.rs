@@ -108,8 +108,8 @@ mod tests {
     }
 
     /// Goal: what a thread does itself is no excuse: neither work nor sleep is a pause. Method: it
-    /// computes and says so, and what others did to it meanwhile is no more than the time that its
-    /// own clock lacks; then it sleeps, and says that it had nothing to do.
+    /// computes and says so, and paused no more than the time that its own clock lacks; then it
+    /// sleeps, and says that it asked.
     #[test]
     fn own_doing_is_no_pause() {
         let begin = Instant::now();
@@ -131,25 +131,30 @@ mod tests {
     fn what_others_take_is_a_pause() {
         let cpu = *crate::affinity::allowed().expect("Linux says").first().expect("one at least");
         let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        let compete = || {
             crate::affinity::pin(cpu).expect("it is allowed");
-            let mut pauses = Pauses::begin().expect("Linux has this clock");
-            let from = Instant::now();
-            compute(Duration::from_millis(5));
-            pauses.look(Did::Ask).expect("as before");
-            let pause = pauses.found[0];
-            assert!(pause.from <= from && pause.to > from);
+            while !stop.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        std::thread::scope(|scope| {
+            let suffering = scope.spawn(|| {
+                crate::affinity::pin(cpu).expect("it is allowed");
+                let mut pauses = Pauses::begin().expect("Linux has this clock");
+                let from = Instant::now();
+                compute(Duration::from_millis(5));
+                pauses.look(Did::Ask).expect("as before");
+                let pause = pauses.found[0];
+                assert!(pause.from <= from && pause.to > from);
 
-            // It inherits the CPU.
-            scope.spawn(|| {
-                while !stop.load(Relaxed) {
-                    std::hint::spin_loop();
+                scope.spawn(compete);
+                while pauses.found.len() == 1 {
+                    pauses.look(Did::Work).expect("as before");
                 }
             });
-            while pauses.found.len() == 1 {
-                pauses.look(Did::Work).expect("as before");
-            }
+            let suffered = suffering.join();
             stop.store(true, Relaxed);
+            suffered.expect("its assertions hold");
         });
     }
 }

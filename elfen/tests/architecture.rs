@@ -209,6 +209,50 @@ fn no_file_names_a_folder_of_one_machine() {
     });
 }
 
+/// What a document names between backquotes, outside its blocks of commands.
+fn named_in(document: &str) -> Vec<String> {
+    let text = fs::read_to_string(root().join(document)).expect("a document");
+    let prose = text.split("```").step_by(2).collect::<String>();
+    prose.split('`').skip(1).step_by(2).map(|name| name.replace('\n', " ")).collect()
+}
+
+/// A path of the repository, or the end of one, with the function in it; `None` for anything else.
+fn place(name: &str) -> Option<(&str, Option<&str>)> {
+    let (path, function) = match name.split_once(": ") {
+        Some((path, function)) => (path, Some(function)),
+        None => (name, None),
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let is_path = path.contains('/') || has_extension(Path::new(path), &["rs", "c", "h"]);
+    let ours = is_path && !path.starts_with(['/', '.', '-']) && path.chars().all(plain);
+    ours.then_some((path, function))
+}
+
+/// Goal: the documents are true to the code. Method: every path that they name is there, and defines the function that
+/// is named with it.
+#[test]
+fn what_the_documents_name_is_there() {
+    let files = files();
+    let mut functions = 0;
+    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        for name in named_in(document) {
+            let Some((path, function)) = place(&name) else { continue };
+            let is_it = |file: &&PathBuf| file.ancestors().any(|part| part.ends_with(path));
+            let file = files.iter().find(is_it);
+            let file = file.unwrap_or_else(|| panic!("{document}: there is no {path}"));
+            let Some(function) = function else { continue };
+            let source = fs::read_to_string(file).expect("UTF-8");
+            let defined = ["fn ", "int "].iter().any(|kind| {
+                let before = |end| source.contains(&format!("{kind}{function}{end}"));
+                before("(") || before("<")
+            });
+            assert!(defined, "{document}: {path} has no {function}");
+            functions += 1;
+        }
+    }
+    assert!(functions > 10, "ARCHITECTURE.md names the functions that a signal passes");
+}
+
 /// Goal: who opens a crate is told what it is. Method: a README, or a header in its root file.
 #[test]
 fn every_crate_says_what_it_is() {

@@ -15,7 +15,7 @@ use elfen_rt::signal::control::{BusyWhen, ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 use elfen_rt::signal::service::{ServiceReader, Writer};
-use elfen_rt::signal::task::{Running, Switch, Task, TaskSlot};
+use elfen_rt::signal::task::{LEASE_NS, Running, Switch, Task, TaskSlot};
 
 const WARNINGS: [&str; 6] =
     ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"];
@@ -113,6 +113,12 @@ fn the_header_compiles_without_warnings() {
     let source = root().join("tests/c/twin.c");
     compile("cc", &["-std=c11"], &source, "twin-c11");
     compile("c++", &["-x", "c++", "-std=c++17"], &source, "twin-cxx17");
+}
+
+#[test]
+fn a_lease_is_as_long_on_both_sides() {
+    let printed = twin().arg("lease").output().unwrap().stdout;
+    assert_eq!(String::from_utf8(printed).unwrap(), LEASE_NS.to_string());
 }
 
 #[test]
@@ -257,16 +263,18 @@ fn a_c_service_is_read_from_rust_until_it_is_killed() {
     assert!(
         matches!(reader.writer(1), Writer::Process(who, Liveness::Alive) if who.pid() == service.pid())
     );
-    assert_eq!((reader.is_busy(1), reader.is_busy(0)), (true, false));
+    assert_eq!((reader.lane_of(3), reader.lane_of(1)), (Some(1), None));
 
     service.child.kill().unwrap();
     service.child.wait().unwrap();
-    assert!(slot.has_work(), "the page still says so");
-    assert!(!reader.is_busy(1), "a dead writer counts as idle");
+    assert_eq!(slot.running_request.load(Relaxed), 17, "the page still says so");
+    assert!(matches!(reader.writer(1), Writer::Process(_, Liveness::Dead)));
 
     // Its successor takes the slot over, on the same page: our reader sees it without opening anything again.
     let successor = CService::start(&name);
-    assert!(reader.is_busy(1));
+    assert!(
+        matches!(reader.writer(1), Writer::Process(who, Liveness::Alive) if who.pid() == successor.pid())
+    );
     successor.finish();
     assert_eq!(reader.writer(1), Writer::Nobody);
     assert_eq!(slot.finished_requests.load(Relaxed), 3 + 4);

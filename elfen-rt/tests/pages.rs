@@ -153,7 +153,7 @@ fn read_everything(bytes: &[u8]) {
     }
     if let Ok(reader) = ServiceReader::from_memory(memory_of(bytes), &[0; NAME_BYTES]) {
         for lane in 0..reader.lanes() {
-            let _answers = (reader.is_busy(lane), reader.writer(lane));
+            let _answers = (reader.stands_for(lane, 0), reader.writer(lane));
             let _quantile = reader.slot(lane).map(|slot| slot.latency.quantile_ns(500_000));
         }
     }

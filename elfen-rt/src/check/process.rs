@@ -222,19 +222,15 @@ impl Views {
 }
 
 impl View {
-    /// The service's slot for this request lane. A restarted service may have claimed another.
+    /// The service's slot for this request lane: the last one, as long as it is that.
     fn service(
         &self,
         reader: &'static ServiceReader,
         request: u32,
     ) -> Option<(&'static ServiceReader, u32)> {
-        let stands_for = |lane: &u32| {
-            let cpu = reader.slot(*lane).map(|slot| slot.cpu.load(Relaxed));
-            cpu == Some(u64::from(request))
-        };
         let last = self.service_slot.load(Relaxed);
-        let slot = Some(last).filter(&stands_for);
-        let slot = slot.or_else(|| (0..reader.lanes()).find(&stands_for))?;
+        let slot = Some(last).filter(|&last| reader.stands_for(last, request));
+        let slot = slot.or_else(|| reader.lane_of(request))?;
         self.service_slot.store(slot, Relaxed);
         Some((reader, slot))
     }

@@ -67,52 +67,12 @@ struct WatchRequest {
     on: u32,
 }
 
-/// What naps have done, of one batch lane or of all: `struct nanonap_stats`.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Stats {
-    cpu: u32,
-    reserved: u32,
-    pub naps: u64,
-    pub napped_ns: u64,
-    /// How often a lane fell asleep: more than `naps` where interrupts woke it early.
-    pub waits: u64,
-    woke: [u64; WOKE_REASONS],
-}
-
-const WOKE_REASONS: usize = 8;
 const WOKE_IDLE: c_int = 1;
-const WOKE_RESCHED: c_int = 2;
-const WOKE_SIGNAL: c_int = 3;
 const WOKE_BOUND: c_int = 4;
-const ALL_CPUS: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<Version>() == 32 && offset_of!(Version, map_bytes) == 16);
 const _: () = assert!(size_of::<NapRequest>() == 24 && offset_of!(NapRequest, bound_ns) == 16);
 const _: () = assert!(size_of::<WatchRequest>() == 8);
-const _: () = assert!(size_of::<Stats>() == 96 && offset_of!(Stats, woke) == 32);
-
-impl Stats {
-    /// Naps that ended because the request lane idled.
-    pub fn woke_idle(&self) -> u64 {
-        self.woke[WOKE_IDLE.unsigned_abs() as usize]
-    }
-
-    /// Naps that ended because the scheduler wanted the lane.
-    pub fn woke_rescheduled(&self) -> u64 {
-        self.woke[WOKE_RESCHED.unsigned_abs() as usize]
-    }
-
-    /// Naps that ended for a signal.
-    pub fn woke_signal(&self) -> u64 {
-        self.woke[WOKE_SIGNAL.unsigned_abs() as usize]
-    }
-
-    /// Naps that lasted to their bound.
-    pub fn woke_bound(&self) -> u64 {
-        self.woke[WOKE_BOUND.unsigned_abs() as usize]
-    }
-}
 
 const READ: c_ulong = 2;
 const WRITE: c_ulong = 1;
@@ -125,7 +85,6 @@ const fn command<T>(direction: c_ulong, number: c_ulong) -> c_ulong {
 const VERSION: c_ulong = command::<Version>(READ | WRITE, 0);
 const NAP: c_ulong = command::<NapRequest>(WRITE, 1);
 const WATCH: c_ulong = command::<WatchRequest>(WRITE, 2);
-const STATS: c_ulong = command::<Stats>(READ | WRITE, 3);
 
 /// Why the device could not be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -208,11 +167,6 @@ impl Device {
         self.wait_kind() != WaitKind::None
     }
 
-    /// MWAIT's hint: the C-state that a nap asks for.
-    pub fn hint(&self) -> u32 {
-        self.version.hint
-    }
-
     /// How many (request lane, batch lane) wake each other. 0: the machine hides its SMT.
     pub fn ties(&self) -> u32 {
         self.version.ties
@@ -237,16 +191,6 @@ impl Device {
     /// The file and the task map apart, for who wants the map alone.
     pub(crate) fn into_map(self) -> (Descriptor, Page<TaskSlot>) {
         (self.file, self.page)
-    }
-
-    /// What naps have done since the module was loaded: on one batch lane, or on all.
-    pub fn stats(&self, cpu: Option<u32>) -> Result<Stats, MemoryError> {
-        let mut stats = Stats { cpu: cpu.unwrap_or(ALL_CPUS), ..Stats::default() };
-        match call(&self.file, STATS, &mut stats) {
-            Ok(_) => Ok(stats),
-            Err(libc::EINVAL) => Err(MemoryError::Absent),
-            Err(errno) => Err(MemoryError::Other(errno)),
-        }
     }
 
     /// Naps until `request_cpu` idles. The module arms, looks and waits; this only tells it from
@@ -303,20 +247,14 @@ int main(void)
 {
 	printf("%d %llu ", NANONAP_ABI, NANONAP_BOUND_MAX_NS);
 	printf("%lu %lu ", (unsigned long)NANONAP_VERSION, (unsigned long)NANONAP_NAP);
-	printf("%lu %lu ", (unsigned long)NANONAP_WATCH, (unsigned long)NANONAP_STATS);
-	printf("%d %d ", NANONAP_WOKE_IDLE, NANONAP_WOKE_RESCHED);
-	printf("%d %d ", NANONAP_WOKE_SIGNAL, NANONAP_WOKE_BOUND);
-	printf("%d %u ", NANONAP_WOKE_REASONS, NANONAP_ALL_CPUS);
-	printf("%zu %zu ", offsetof(struct nanonap_version, wait),
-	       offsetof(struct nanonap_version, hint));
+	printf("%lu ", (unsigned long)NANONAP_WATCH);
+	printf("%d %d ", NANONAP_WOKE_IDLE, NANONAP_WOKE_BOUND);
+	printf("%zu ", offsetof(struct nanonap_version, wait));
 	printf("%zu %zu ", offsetof(struct nanonap_version, map_bytes),
 	       offsetof(struct nanonap_version, ties));
 	printf("%zu %zu ", offsetof(struct nanonap_nap, seen_switches),
 	       offsetof(struct nanonap_nap, bound_ns));
-	printf("%zu %zu ", offsetof(struct nanonap_watch, on),
-	       offsetof(struct nanonap_stats, naps));
-	printf("%zu %zu\n", offsetof(struct nanonap_stats, napped_ns),
-	       offsetof(struct nanonap_stats, waits));
+	printf("%zu\n", offsetof(struct nanonap_watch, on));
 	return 0;
 }
 "#;
@@ -340,27 +278,18 @@ int main(void)
         for file in [&source, &program] {
             std::fs::remove_file(file).unwrap();
         }
-        let ours: Vec<u64> = [u64::from(ABI), BOUND_MAX_NS, VERSION, NAP, WATCH, STATS]
+        let offsets = [
+            offset_of!(Version, wait),
+            offset_of!(Version, map_bytes),
+            offset_of!(Version, ties),
+            offset_of!(NapRequest, seen_switches),
+            offset_of!(NapRequest, bound_ns),
+            offset_of!(WatchRequest, on),
+        ];
+        let ours: Vec<u64> = [u64::from(ABI), BOUND_MAX_NS, VERSION, NAP, WATCH]
             .into_iter()
-            .chain(
-                [WOKE_IDLE, WOKE_RESCHED, WOKE_SIGNAL, WOKE_BOUND].map(|n| n.try_into().unwrap()),
-            )
-            .chain([WOKE_REASONS as u64, u64::from(ALL_CPUS)])
-            .chain(
-                [
-                    offset_of!(Version, wait),
-                    offset_of!(Version, hint),
-                    offset_of!(Version, map_bytes),
-                    offset_of!(Version, ties),
-                    offset_of!(NapRequest, seen_switches),
-                    offset_of!(NapRequest, bound_ns),
-                    offset_of!(WatchRequest, on),
-                    offset_of!(Stats, naps),
-                    offset_of!(Stats, napped_ns),
-                    offset_of!(Stats, waits),
-                ]
-                .map(|offset| offset as u64),
-            )
+            .chain([WOKE_IDLE, WOKE_BOUND].map(|n| n.try_into().unwrap()))
+            .chain(offsets.map(|offset| offset as u64))
             .collect();
         let ours: Vec<String> = ours.iter().map(u64::to_string).collect();
         assert_eq!(String::from_utf8_lossy(&printed).trim(), ours.join(" "));

@@ -33,9 +33,20 @@ impl PolicyKind {
     pub fn from_word(word: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|&kind| kind as u64 == word)
     }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BorrowIdle => "borrow-idle",
+            Self::FixedBudget => "fixed-budget",
+            Self::RefreshBudget => "refresh-budget",
+            Self::DynamicBudget => "dynamic-budget",
+            Self::SloBudget => "slo-budget",
+        }
+    }
 }
 
-/// What counts as busy (DESIGN: anything but the idle task, unless narrowed).
+/// What counts as busy: anything but the idle task, unless narrowed: what a kernel thread does there
+/// is mostly for the service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum BusyWhen {

@@ -20,14 +20,19 @@ pub enum LaneState {
 }
 
 impl LaneState {
+    pub const ALL: [Self; 3] = [Self::Off, Self::Running, Self::Napping];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Running => "running",
+            Self::Napping => "napping",
+        }
+    }
+
     /// `None` for a word that is no state: the page is another process's.
     pub fn from_word(word: u64) -> Option<Self> {
-        match word {
-            0 => Some(Self::Off),
-            1 => Some(Self::Running),
-            2 => Some(Self::Napping),
-            _ => None,
-        }
+        Self::ALL.into_iter().find(|&state| state as u64 == word)
     }
 }
 

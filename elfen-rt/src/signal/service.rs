@@ -58,16 +58,6 @@ unsafe impl Slot for ServiceSlot {
     const CHANNEL: &'static str = "service";
 }
 
-impl ServiceSlot {
-    /// A running request, or a queue that isn't empty. Whether anybody is left to work on it says
-    /// [`ServiceReader::is_busy`].
-    #[inline]
-    pub fn has_work(&self) -> bool {
-        // Relaxed: hints about now, each on its own.
-        self.running_request.load(Relaxed) != 0 || self.queue_len.load(Relaxed) != 0
-    }
-}
-
 /// Who writes a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writer {
@@ -180,6 +170,16 @@ impl ServiceReader {
         self.page.slot(lane)
     }
 
+    /// Whether a slot is that of the request lane `cpu`.
+    pub fn stands_for(&self, lane: u32, cpu: u32) -> bool {
+        self.slot(lane).is_some_and(|slot| slot.cpu.load(Relaxed) == u64::from(cpu))
+    }
+
+    /// The slot of the request lane `cpu`. A restarted service may have claimed another.
+    pub fn lane_of(&self, cpu: u32) -> Option<u32> {
+        (0..self.lanes()).find(|&lane| self.stands_for(lane, cpu))
+    }
+
     /// Who writes a slot, and whether they live. System calls: for slow paths.
     pub fn writer(&self, lane: u32) -> Writer {
         // Acquire: what the writer stored before its claim is seen with it.
@@ -189,12 +189,6 @@ impl ServiceReader {
             Some(identity) if self.same_namespace => Writer::Process(identity, identity.liveness()),
             Some(identity) => Writer::Process(identity, Liveness::Unknown),
         }
-    }
-
-    /// Whether the lane has work and somebody to do it: a dead writer counts as idle. System calls only if it has work.
-    pub fn is_busy(&self, lane: u32) -> bool {
-        self.slot(lane).is_some_and(ServiceSlot::has_work)
-            && matches!(self.writer(lane), Writer::Process(_, Liveness::Alive | Liveness::Unknown))
     }
 }
 

@@ -13,10 +13,10 @@ FIELDS(lane_words, AT(elfen_lane_slot, state), AT(elfen_lane_slot, state_since_n
        AT(elfen_lane_slot, request_cpu), AT(elfen_lane_slot, naps), AT(elfen_lane_slot, borrowed_ns),
        AT(elfen_lane_slot, overlapped_ns), AT(elfen_lane_slot, napped_ns), AT(elfen_lane_slot, policy_state),
        AT(elfen_lane_slot, policy_state[3]), AT(elfen_lane_slot, counted_to_ns), AT(elfen_lane_slot, counted_busy_ns),
-       AT(elfen_lane_slot, ipc),
-       AT(elfen_lane_slot, wakes), AT(elfen_lane_slot, reaction.max_ns), AT(elfen_lane_slot, wake.max_ns));
+       AT(elfen_lane_slot, ipc), AT(elfen_lane_slot, wakes), AT(elfen_lane_slot, reaction.max_ns), AT(elfen_lane_slot, wake.max_ns));
 FIELDS(control_words, AT(elfen_control_slot, generation), AT(elfen_control_slot, generation_begun),
-       AT(elfen_control_slot, policy), AT(elfen_control_slot, budget_ns), AT(elfen_control_slot, budget_until_ns), AT(elfen_control_slot, slo_latency_ns),
+       AT(elfen_control_slot, policy), AT(elfen_control_slot, budget_ns),
+       AT(elfen_control_slot, budget_until_ns), AT(elfen_control_slot, slo_latency_ns),
        AT(elfen_control_slot, slo_per_million), AT(elfen_control_slot, ref_ipc_milli),
        AT(elfen_control_slot, busy_when), AT(elfen_control_slot, service_process));
 
@@ -128,6 +128,8 @@ int main(int argc, char **argv)
 {
 	size_t i;
 
+	if (argc == 2 && !strcmp(argv[1], "lease"))
+		return printf("%llu", ELFEN_LEASE_NS) < 0;
 	if (argc == 3 && !strcmp(argv[1], "serve"))
 		return serve(argv[2]);
 	if (argc == 3 && !strcmp(argv[1], "read"))

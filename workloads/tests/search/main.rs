@@ -4,6 +4,7 @@
 mod faults;
 mod service;
 
+use elfen_rt::process::Liveness;
 use elfen_rt::signal::service::{ServiceReader, Writer};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -50,13 +51,14 @@ fn the_page_is_published() {
     }
     assert_eq!(slot.finished_requests.load(Relaxed), 100);
     assert_eq!(slot.latency.count(), 100);
-    assert!(!page.is_busy(0));
+    let work = || [&slot.running_request, &slot.queue_len].map(|word| word.load(Relaxed));
+    assert_eq!(work(), [0, 0]);
     let Writer::Process(writer, _) = page.writer(0) else { panic!("nobody writes the page") };
     assert_eq!(writer.pid().unsigned_abs(), service.child.id());
     service.signal(Signal::SIGKILL);
     let mut service = service;
     service.child.wait().expect("it was killed");
-    assert!(!page.is_busy(0), "the dead are not busy");
+    assert!(matches!(page.writer(0), Writer::Process(_, Liveness::Dead)));
 }
 
 /// Asks over one connection until it ends, and counts the answers. True if one was broken off.

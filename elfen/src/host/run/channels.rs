@@ -77,16 +77,7 @@ impl Service {
     }
 
     pub(crate) fn slot(&self, request: u32) -> Option<&ServiceSlot> {
-        self.slot_of(request).and_then(|slot| self.reader.slot(slot))
-    }
-
-    /// The slot that stands for a request lane.
-    fn slot_of(&self, request: u32) -> Option<u32> {
-        let stands_for = |lane: &u32| {
-            let slot = self.reader.slot(*lane);
-            slot.is_some_and(|slot| slot.cpu.load(Relaxed) == u64::from(request))
-        };
-        (0..self.reader.lanes()).find(stands_for)
+        self.reader.lane_of(request).and_then(|slot| self.reader.slot(slot))
     }
 }
 
@@ -171,7 +162,7 @@ impl Channels {
     pub(crate) fn sources(&self, request: u32) -> Sources<'_> {
         let tasks = self.tasks.as_ref().and_then(|(map, _)| map.slot(request));
         let service = self.service.as_ref();
-        let slot = service.and_then(|s| s.slot_of(request).map(|slot| (&s.reader, slot)));
+        let slot = service.and_then(|s| s.reader.lane_of(request).map(|slot| (&s.reader, slot)));
         Sources { tasks, service: slot }
     }
 

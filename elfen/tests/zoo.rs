@@ -128,79 +128,24 @@ impl Drop for Turns {
     }
 }
 
-/// Writes what the programs work on: the same on every machine.
+/// Puts there what the programs work on: the same on every machine.
 fn prepare(folder: &Path) {
-    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/zoo");
+    for entry in fs::read_dir(zoo).unwrap() {
+        let file = entry.unwrap();
+        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
     let mut seed = 1_u64;
     let words = (0..400_000).map(|_| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         format!("word{} ", (seed >> 33) % 5000)
     });
-    write("data", &words.collect::<String>());
+    fs::write(folder.join("data"), words.collect::<String>()).unwrap();
     let functions = (0..500).map(|n| {
-        format!("int f{n}(int a, int b) {{ for (int i = 0; i < b; i++) a = a * {n} + i % 7; return a ^ {n}; }}\n")
+        let loops = format!("for (int i = 0; i < b; i++) a = a * {n} + i % 7;");
+        format!("int f{n}(int a, int b) {{ {loops} return a ^ {n}; }}\n")
     });
-    write("big.c", &functions.collect::<String>());
-    write(
-        "work.py",
-        "import hashlib, json\n\
-         rows = [{'n': n, 'hash': hashlib.sha256(str(n).encode()).hexdigest()} for n in range(60000)]\n\
-         print(hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest())\n",
-    );
-    write(
-        "work.pl",
-        "my %count; my $n = 1; for (1..600000) { $n = ($n * 1103515245 + 12345) % 2147483648; $count{$n % 997}++; }\n\
-         print join(',', map { $count{$_} } sort { $a <=> $b } keys %count), \"\\n\";\n",
-    );
-    write(
-        "work.sql",
-        "create table t(a integer, b text);\n\
-         with recursive n(i) as (select 1 union all select i + 1 from n where i < 150000)\n\
-         insert into t select i * 7919 % 100003, hex(i) from n;\n\
-         create index by_a on t(a);\n\
-         select count(*), sum(a), max(b), (select count(*) from t x join t y on x.a = y.a + 1) from t;\n",
-    );
-    write(
-        "work.sh",
-        "i=0; sum=0; while [ $i -lt 200000 ]; do sum=$(((sum * 31 + i) % 1000003)); i=$((i + 1)); done; echo $sum\n",
-    );
-    write(
-        "work.go",
-        "package main\nimport (\"crypto/sha256\"; \"fmt\"; \"sync\")\n\
-         func main() {\n\
-         \tvar sums [8][32]byte\n\tvar all sync.WaitGroup\n\
-         \tfor worker := range sums {\n\t\tall.Add(1)\n\t\tgo func(worker int) {\n\t\t\tdefer all.Done()\n\
-         \t\t\tsums[worker][0] = byte(worker)\n\
-         \t\t\tfor i := 0; i < 60000; i++ { sums[worker] = sha256.Sum256(sums[worker][:]) }\n\t\t}(worker)\n\t}\n\
-         \tall.Wait()\n\tfmt.Printf(\"%x\\n\", sums)\n}\n",
-    );
-    write(
-        "Work.java",
-        "import java.util.*; import java.util.stream.*;\n\
-         public class Work { public static void main(String[] a) {\n\
-         long sum = IntStream.range(0, 400000).parallel().mapToLong(i -> Arrays.hashCode(new int[] {i, i * 31}) % 1009).sum();\n\
-         Map<Integer, Integer> m = new TreeMap<>(); Random r = new Random(7);\n\
-         for (int i = 0; i < 300000; i++) m.merge(r.nextInt(5000), 1, Integer::sum);\n\
-         System.out.println(sum + \" \" + m.hashCode()); } }\n",
-    );
-    for n in 0..24 {
-        write(
-            &format!("part{n}.c"),
-            &format!(
-                "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\nint part{n}(int x) {{ char t[64]; snprintf(t, 64, \"%d\", x * {n}); return (int)strlen(t) + atoi(t); }}\n"
-            ),
-        );
-    }
-    let (declared, summed): (String, String) =
-        (0..24).map(|n| (format!("int part{n}(int);\n"), format!(" + part{n}(i)"))).unzip();
-    write(
-        "main.c",
-        &format!(
-            "#include <stdio.h>\n{declared}int main(void) {{ long s = 0; for (int i = 0; i < 1000; i++) s = s{summed}; printf(\"%ld\\n\", s); return 0; }}\n"
-        ),
-    );
-    let objects: String = (0..24).map(|n| format!("part{n}.o ")).collect();
-    write("Makefile", &format!("CFLAGS = -O2\nall: main.o {objects}\n\t$(CC) -o $@ $^\n"));
+    fs::write(folder.join("big.c"), functions.collect::<String>()).unwrap();
 }
 
 /// What has to be compiled before the program can be tried.

@@ -13,7 +13,7 @@ use crate::affinity::{PinError, pin};
 use crate::descriptors::{self, TooMany};
 use crate::listener;
 use coordinator::{Bounds, Coordinator, LISTENER, OUTBOX};
-use elfen_rt::service::{ClaimError, Service};
+use elfen_rt::service::{ClaimError, Service, Worker as Slot};
 use elfen_rt::signal::service::OpenError;
 use metrics::Metrics;
 use mio::{Interest, Poll, Waker};
@@ -21,7 +21,7 @@ use nix::sys::signal::{SigSet, Signal};
 use queue::{Page, Queue};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use thiserror::Error;
@@ -42,6 +42,13 @@ pub(super) struct Serving {
     pub(super) drain: Duration,
     /// Asked once by each worker before it serves.
     pub(super) warmup: Vec<String>,
+}
+
+impl Serving {
+    fn bounds(&self) -> Bounds {
+        let Self { connections, patience, idle, drain, .. } = *self;
+        Bounds { connections, patience, idle, drain }
+    }
 }
 
 #[derive(Debug, Error)]
@@ -84,22 +91,13 @@ pub(super) fn serve(
     signals.thread_block().map_err(io::Error::from)?;
     thread::scope(|scope| {
         let closing = CloseOnDrop(&queue);
-        let mut workers = Vec::new();
-        for (lane, cpu) in (0..).zip(&serving.lanes) {
-            let slot = match (&page, &serving.page) {
-                (Some(page), Some(name)) => {
-                    let cpu = u32::try_from(*cpu).unwrap_or(u32::MAX);
-                    let claim = page.service.claim(lane, cpu);
-                    let name = name.clone();
-                    Some(claim.map_err(|error| ServeError::Claim { name, lane, error })?)
-                }
-                _ => None,
-            };
+        for (lane, &cpu) in (0..).zip(&serving.lanes) {
+            let slot = claim(serving, page.as_ref(), lane, cpu)?;
             let (queue, outbox, metrics) = (&queue, &outbox, &metrics);
             let mut seeker = index.seeker();
-            let (started, start) = std::sync::mpsc::channel();
-            workers.push(scope.spawn(move || {
-                let pinned = pin(*cpu);
+            let (started, start) = mpsc::channel();
+            scope.spawn(move || {
+                let pinned = pin(cpu);
                 let failed = pinned.is_err();
                 for query in serving.warmup.iter().filter(|_| !failed) {
                     // Whether a query of the warm-up is good is not asked here.
@@ -109,7 +107,7 @@ pub(super) fn serve(
                 if !failed {
                     worker::work(queue, outbox, metrics, &mut seeker, slot);
                 }
-            }));
+            });
             start.recv().expect("each worker says whether it started")?;
         }
         signals.thread_unblock().map_err(io::Error::from)?;
@@ -118,12 +116,7 @@ pub(super) fn serve(
         }
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         ready(listener.local_addr()?)?;
-        let bounds = Bounds {
-            connections: serving.connections,
-            patience: serving.patience,
-            idle: serving.idle,
-            drain: serving.drain,
-        };
+        let bounds = serving.bounds();
         let drained = Coordinator::new(poll, listener, &queue, &outbox, &metrics, bounds).run()?;
         drop(closing);
         if drained { Ok(()) } else { Err(ServeError::Undrained) }
@@ -145,4 +138,17 @@ fn open_page(name: &str, serving: &Serving) -> Result<Page, ServeError> {
         Ok(service) => Ok(Page { service: Arc::new(service), lanes }),
         Err(error) => Err(ServeError::Page { name: name.to_owned(), error }),
     }
+}
+
+/// The slot of one request lane; nothing if nothing is published.
+fn claim<'page>(
+    serving: &Serving,
+    page: Option<&'page Page>,
+    lane: u32,
+    cpu: usize,
+) -> Result<Option<Slot<'page>>, ServeError> {
+    let (Some(page), Some(name)) = (page, &serving.page) else { return Ok(None) };
+    let claimed = page.service.claim(lane, u32::try_from(cpu).unwrap_or(u32::MAX));
+    let failed = |error| ServeError::Claim { name: name.clone(), lane, error };
+    claimed.map(Some).map_err(failed)
 }

@@ -1,9 +1,7 @@
 //! What a live experiment writes: JSON lines, one about the machine and the plan, then one for each run as it ends.
 //!
-//! A line is written whole or, after a crash, is the last and cut off; [`read`] leaves such a tail out, so that an experiment
-//! goes on where it was. The report draws from these lines alone.
-
-use std::io::{self, BufRead};
+//! A line is written whole or, after a crash, is the last and cut off; [`read`] leaves such a tail out, so that an
+//! experiment goes on where it was. The report draws from these lines alone; a user may hand it anything.
 
 use serde::{Deserialize, Serialize};
 
@@ -155,34 +153,41 @@ pub struct Run {
     pub ended_s: u64,
 }
 
-/// The lines of a file, in their order. A last line without its end is left out.
-pub fn read(input: impl BufRead) -> io::Result<Vec<Line>> {
-    let mut lines = Vec::new();
-    let mut input = input;
-    let mut text = String::new();
-    for number in 1.. {
-        text.clear();
-        if input.read_line(&mut text)? == 0 || !text.ends_with('\n') {
-            break;
-        }
-        let line = serde_json::from_str(&text).map_err(|e| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("line {number}: {e}"))
-        })?;
-        lines.push(line);
-    }
-    Ok(lines)
+/// The lines of a file, in their order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    pub lines: Vec<Line>,
+    /// How many bytes they take: all, unless the last line is cut off.
+    pub bytes: usize,
+    /// The number of a last line without its end, which is left out: the run was interrupted.
+    pub cut: Option<usize>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Why a file is no results file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadLine {
+    #[error("line {0} is no text")]
+    NoText(usize),
+    #[error("line {line}: {why}")]
+    NoLine { line: usize, why: String },
+}
 
-    #[test]
-    fn a_line_that_was_cut_off_is_left_out_and_a_wrong_one_is_named() {
-        let setup = Line::Setup(Setup { lanes: "0:1".to_owned(), ..Setup::default() });
-        let whole = serde_json::to_string(&setup).unwrap();
-        assert_eq!(read(format!("{whole}\n{{\"kind\":\"ru").as_bytes()).unwrap(), [setup]);
-        let error = read(format!("{whole}\n{{}}\n").as_bytes()).unwrap_err();
-        assert!(error.to_string().starts_with("line 2: "), "{error}");
+/// Reads all lines, or names the first that is wrong.
+pub fn read(file: &[u8]) -> Result<Written, BadLine> {
+    let mut written = Written { lines: Vec::new(), bytes: 0, cut: None };
+    for (line, bytes) in (1..).zip(file.split_inclusive(|&byte| byte == b'\n')) {
+        let Some(whole) = bytes.strip_suffix(b"\n") else {
+            written.cut = Some(line);
+            break;
+        };
+        let text = std::str::from_utf8(whole).map_err(|_| BadLine::NoText(line))?;
+        written.lines.push(serde_json::from_str(text).map_err(|error| {
+            // The parser saw this line alone, and calls it line 1.
+            let text = error.to_string();
+            let why = text.rsplit_once(" at line ").map_or(text.as_str(), |(why, _)| why);
+            BadLine::NoLine { line, why: why.to_owned() }
+        })?);
+        written.bytes += bytes.len();
     }
+    Ok(written)
 }

@@ -13,7 +13,7 @@
 //! than one batch lane: with one, a thread has nowhere to go.
 
 /// Bytes of the check for one pair, and of the whole.
-pub const PAIR_CHECK_BYTES: usize = 19;
+const PAIR_CHECK_BYTES: usize = 19;
 pub const CHECK_BYTES: usize = 43;
 pub const JUMP_BYTES: usize = 5;
 

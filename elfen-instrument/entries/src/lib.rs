@@ -13,7 +13,7 @@ mod code;
 mod functions;
 mod nops;
 
-pub use code::{CHECK_BYTES, Check, Code, JUMP_BYTES, PAIR_CHECK_BYTES, call_through, jump};
+pub use code::{CHECK_BYTES, Check, Code, JUMP_BYTES, call_through, jump};
 pub use functions::FunctionStarts;
 pub use nops::{filling, nop_run};
 
@@ -21,7 +21,7 @@ pub use nops::{filling, nop_run};
 pub const SECTION: &str = "__patchable_function_entries";
 
 /// `endbr64`: where control-flow protection is on, the NOPs come after it.
-pub const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// Whether `address` is where a function's own code begins, so that what is written there runs on every call, and nothing jumps
 /// into the middle of it. `before` are the four bytes in front.

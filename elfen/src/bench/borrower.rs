@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::Kind;
 
-use crate::host::run::tree::Place;
+use crate::host::run::place::Place;
 
 /// A stretch of time, from and to.
 pub(super) type Stretch = (u64, u64);

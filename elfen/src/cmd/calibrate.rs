@@ -14,9 +14,9 @@ use serde::Serialize;
 
 use super::failure::{Failure, Status};
 use super::lane_args::{self, LaneArgs};
-use super::live_args::{self, Meter};
+use super::meter::Meter;
 use super::model_file::{Interference, Measured, ModelFile, NapTimes, PairOf};
-use super::{duration, print_json, table, warn};
+use super::{duration, live_args, live_rows, print, shell, table, warn};
 use crate::bench::nap::{self, Lanes};
 use crate::host::lanes;
 use crate::host::source::Source;
@@ -103,16 +103,10 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     drop(meter);
     let slowdowns = slowdowns.map_err(failed)?;
     let model = model(&machine, nap, &slowdowns);
-    fs::write(&args.out, model.text()).map_err(|error| {
-        let what = format!("model {:?}", args.out.display().to_string());
-        Failure::new(Status::Failed, what, error, "name a file that can be written with --out")
-    })?;
+    let written = fs::write(&args.out, model.text());
+    written.map_err(|error| Failure::unwritable("model", &args.out, error))?;
     let report = Report { file: args.out.clone(), model, slowdowns };
-    if args.json {
-        print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -153,13 +147,13 @@ fn naps(lanes: Lanes) -> NapTimes {
 }
 
 fn model(machine: &Machine, nap: NapTimes, slowdowns: &[Slowdown]) -> ModelFile {
-    let order = live::bench::Order {
+    let order = live::testbed::Order {
         machine: machine.clone(),
         documents: 0,
         index: None,
         signal: String::new(),
     };
-    let known = experiment::setup(&order, &Default::default(), live_args::command_line());
+    let known = experiment::setup(&order, &Default::default(), shell::command_line());
     let with_service = |slowdown: &&Slowdown| slowdown.first == SERVICE;
     let interference = |slowdown: &Slowdown| Interference {
         name: slowdown.second.clone(),
@@ -192,12 +186,13 @@ fn model(machine: &Machine, nap: NapTimes, slowdowns: &[Slowdown]) -> ModelFile 
 impl Report {
     fn text(&self) -> String {
         let row = |slowdown: &Slowdown| {
-            let cell = |figure: &live::summary::Figure| match figure.ci95 {
-                Some([low, high]) => format!("{:.3} [{low:.3}, {high:.3}]", figure.median),
-                None => format!("{:.3}", figure.median),
-            };
             let (first, second) = (slowdown.first.clone(), slowdown.second.clone());
-            vec![first, second, cell(&slowdown.of_first), cell(&slowdown.of_second)]
+            vec![
+                first,
+                second,
+                live_rows::interval(&slowdown.of_first),
+                live_rows::interval(&slowdown.of_second),
+            ]
         };
         let rows: Vec<Vec<String>> = self.slowdowns.iter().map(row).collect();
         let heading = ["request lane", "batch lane", "its slowdown", "the other's"];

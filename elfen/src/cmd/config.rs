@@ -64,11 +64,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             .map(|l| FileReport { file: l.file.display().to_string(), found: l.found })
             .collect(),
     };
-    if args.json {
-        super::print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    super::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 

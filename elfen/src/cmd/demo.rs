@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use experiments::live::bench::Order;
 use experiments::live::experiment::{Experiment, Results};
 use experiments::live::summary::{self, Row};
+use experiments::live::testbed::Order;
 use experiments::live::{self, plan};
 use experiments::record::{Line, Plan};
 use serde::Serialize;
 
 use super::failure::{Failure, Status, to_stderr};
 use super::lane_args::LaneArgs;
-use super::live_args::{self, Meter};
-use super::{duration, print_json};
+use super::meter::Meter;
+use super::{duration, live_args, live_rows, print, shell};
 use crate::host::run::channels::Wanted;
 
 const EXAMPLES: &str = "\
@@ -94,17 +94,13 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
         capacity_rps: capacity(&lines),
-        remarks: live_args::remarks(&lines, &rows),
+        remarks: live_rows::remarks(&lines, &rows),
         rows,
         report: args.report.clone(),
     };
     live_args::write_report(&args.report, "Elfen: demo", &lines)?;
-    if args.json {
-        print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
-    Ok(if live_args::all_right(&report.rows) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    print(out, args.json, &report, || report.text())?;
+    Ok(if live_rows::all_right(&report.rows) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn experiment(args: &Args) -> Result<Experiment, Failure> {
@@ -127,7 +123,7 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
         index: None,
         signal: plan.signal.clone(),
     };
-    let command = live_args::command_line();
+    let command = shell::command_line();
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits: Vec::new(), command })
 }
 
@@ -153,11 +149,11 @@ fn capacity(lines: &[Line]) -> f64 {
 
 impl Report {
     fn text(&self) -> String {
-        let mut text = live_args::rows_text(&self.rows);
+        let mut text = live_rows::text(&self.rows);
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
         text += &format!(
-            "\nlanes {}: {rps:.0} of {:.0} searches a second; batch work is a share of what the batch does \
-             with nothing beside it\n",
+            "\nlanes {}: {rps:.0} of {:.0} searches a second; batch work is a share of what the batch \
+             does with nothing beside it\n",
             self.lanes, self.capacity_rps
         );
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));

@@ -72,12 +72,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         out.write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.json {
-        super::print_json(out, &Report::new(&checks, &verdict))?;
-    } else {
-        let text = text(&checks, &verdict, Paint { on: super::colours() });
-        out.write_all(text.as_bytes()).map_err(Failure::output)?;
-    }
+    let paint = Paint { on: super::colours() };
+    let report = Report::new(&checks, &verdict);
+    super::print(out, args.json, &report, || text(&checks, &verdict, paint))?;
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Failed as u8 }))
 }
 

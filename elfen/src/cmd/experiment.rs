@@ -7,18 +7,18 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use experiments::live::bench::{self, Order};
 use experiments::live::experiment::{self as live_experiment, Experiment, Results};
 use experiments::live::plan::{self, Job};
 use experiments::live::summary::{self, Row};
+use experiments::live::testbed::{self, Order};
 use experiments::live::{self, LiveError};
 use experiments::record::{Plan, Setup};
 use serde::{Deserialize, Serialize};
 
-use super::failure::{Failure, Status};
+use super::failure::{Failure, Status, named};
 use super::lane_args::LaneArgs;
-use super::live_args::{self, Meter};
-use super::{duration, print_json};
+use super::meter::Meter;
+use super::{duration, live_args, live_rows, print, shell};
 use crate::host::run::channels::Wanted;
 
 const EXAMPLES: &str = "\
@@ -32,7 +32,9 @@ A plan in TOML has the options' names as keys: load = [20, 50], company = [\"non
 duration = \"10s\"; an option on the command line goes before the file's.
 
 Companies: none, unrestrained, nice19, sched-idle, core-scheduling, borrow-idle, fixed-budget:TIME,
-refresh-budget:TIME, dynamic-budget:TIME:IPC, slo-budget:SLO. Ctrl-C ends it; the same command goes on with what is missing.";
+refresh-budget:TIME, dynamic-budget:TIME:IPC, slo-budget:SLO.
+
+Ctrl-C ends it; the same command goes on with what is missing.";
 
 const WHAT: &str = "the experiment";
 const DEFAULT_LOADS: [f64; 3] = [20.0, 50.0, 70.0];
@@ -161,14 +163,10 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         live_args::write_report(file, "Elfen: an experiment", &results.lines)?;
     }
     let rows = summary::rows(&results.lines);
-    let right = live_args::all_right(&rows);
-    let remarks = live_args::remarks(&results.lines, &rows);
+    let right = live_rows::all_right(&rows);
+    let remarks = live_rows::remarks(&results.lines, &rows);
     let report = Report { results: &args.out, setup: results.setup(), rows, remarks };
-    if args.json {
-        print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    print(out, args.json, &report, || report.text())?;
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -180,7 +178,9 @@ impl Args {
                 let fix = format!("the same command goes on with what is missing in {file}");
                 Failure::new(Status::Failed, WHAT, error, fix)
             }
-            LiveError::Locked => live_args::failure(&format!("file {:?}", file.to_string()), error),
+            LiveError::Locked | LiveError::NoResults(_) => {
+                live_args::failure(&named("results", &self.out), error)
+            }
             _ => live_args::failure(WHAT, error),
         }
     }
@@ -230,13 +230,13 @@ impl Args {
             index: self.index.clone().or(file.index),
             signal: plan.signal.clone(),
         };
-        let command = live_args::command_line();
+        let command = shell::command_line();
         Ok(Experiment { order, plan, specs, capacity_rps, limits, command })
     }
 
     /// A file of another plan or machine keeps its runs to itself.
     fn refuse_other(&self, experiment: &Experiment, results: &Results) -> Result<(), Failure> {
-        let name = format!("results {:?}", self.out.display().to_string());
+        let name = named("results", &self.out);
         let refuse = |why: &str| {
             let fix = "name another file with --out, or give the command that it names";
             Failure::new(Status::Usage, name.clone(), why, fix)
@@ -256,7 +256,7 @@ impl Args {
 
 /// What was asked for; by default everything that this kernel can do.
 fn companies(asked: Option<Vec<String>>, limits: &mut Vec<String>) -> Result<Vec<String>, Failure> {
-    let scheduled = bench::core_scheduling();
+    let scheduled = testbed::core_scheduling();
     let Some(asked) = asked else {
         let mut companies = DEFAULT_COMPANIES.map(str::to_owned).to_vec();
         match scheduled {
@@ -279,7 +279,7 @@ fn wrong_plan(why: &str) -> Failure {
 }
 
 fn read_plan(file: &Path) -> Result<PlanFile, Failure> {
-    let what = || format!("plan {:?}", file.display().to_string());
+    let what = || named("plan", file);
     let text = fs::read_to_string(file).map_err(|error| {
         Failure::new(Status::Usage, what(), error, "name a file that can be read")
     })?;
@@ -316,7 +316,7 @@ fn dry_run(experiment: &Experiment, out: &mut dyn Write) -> Result<ExitCode, Fai
 
 impl Report<'_> {
     fn text(&self) -> String {
-        let mut text = live_args::rows_text(&self.rows) + "\n";
+        let mut text = live_rows::text(&self.rows) + "\n";
         if let Some(Setup { capacity_rps, documents, .. }) = self.setup {
             text += &format!(
                 "100 % are {capacity_rps:.0} searches a second in {documents} documents\n"

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// What a script reads.
@@ -43,6 +44,11 @@ impl Failure {
         Self::Reported { status, what, why, fix }
     }
 
+    /// A file of the user's cannot be written.
+    pub(crate) fn unwritable(kind: &str, path: &Path, why: impl fmt::Display) -> Self {
+        Self::new(Status::Failed, named(kind, path), why, "name a file that can be written")
+    }
+
     /// Standard output could not be written.
     pub(crate) fn output(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
@@ -73,6 +79,11 @@ impl fmt::Display for Failure {
             Self::ReaderGone => f.write_str("nobody reads the output"),
         }
     }
+}
+
+/// A file or a folder, as messages name it: `report "run.json"`.
+pub(crate) fn named(kind: &str, path: &Path) -> String {
+    format!("{kind} {:?}", path.display().to_string())
 }
 
 /// One line on stderr. With stderr closed or full there is nobody left to tell: the exit status

@@ -42,6 +42,18 @@ impl LaneArgs {
 }
 
 impl LaneArgs {
+    /// The pairs of a run or a service, which there must be; warnings are printed.
+    pub(crate) fn pairs(&self) -> Result<Vec<Pair>, Failure> {
+        let topology = topology(&Source::live())?;
+        let lanes = self.resolve(&topology)?;
+        lanes.warnings.iter().for_each(|warning| super::warn(warning));
+        if lanes.pairs.is_empty() {
+            let (why, fix) = ("this machine shows no pair of lanes", lanes::remedy(&topology));
+            return Err(Failure::new(Status::Unsupported, "lanes", why, fix));
+        }
+        Ok(lanes.pairs)
+    }
+
     /// For benchmarks: the first pair of this machine; or, where there is none, its first two CPUs.
     pub(crate) fn first_pair(&self) -> Result<Pair, Failure> {
         let topology = topology(&Source::live())?;

@@ -54,11 +54,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         super::warn(warning);
     }
     let report = Report::new(&topology, lanes, args.lanes.by_hand());
-    if args.json {
-        super::print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    super::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,7 +9,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::TaskMap;
 
 use super::failure::{Failure, Status, to_stderr};
-use super::status::{self, policy_name};
+use super::status;
 use super::warn;
 use crate::host::metrics::server::{self, Scraped};
 use crate::host::metrics::{Seen, scrape};
@@ -78,7 +78,6 @@ impl Scraped for Machine {
             services: &services,
             tails: &tails,
             tasks: tasks.as_ref(),
-            policy_name,
         }))
     }
 

@@ -17,7 +17,9 @@ mod inject_args;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
 mod live_args;
+mod live_rows;
 mod look_args;
+mod meter;
 mod metrics;
 mod model_args;
 mod model_file;
@@ -28,6 +30,7 @@ mod run;
 mod serve;
 mod set;
 pub(crate) mod settings;
+mod shell;
 mod signals;
 mod simulate;
 mod status;
@@ -93,6 +96,19 @@ impl Command {
             Self::Status(args) => status::run(&args, out),
             Self::Top(args) => top::run(&args, out),
         }
+    }
+}
+
+/// Prints a result: for scripts as one JSON object, for people as text.
+pub(crate) fn print(
+    out: &mut dyn Write,
+    json: bool,
+    result: &impl serde::Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    match json {
+        true => print_json(out, result),
+        false => out.write_all(text().as_bytes()).map_err(Failure::output),
     }
 }
 

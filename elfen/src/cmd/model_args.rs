@@ -5,6 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use elfen_rt::clock::nanos;
 use experiments::simulate::batches::{KINDS, Kind};
 use experiments::simulate::demand::Demand;
 use experiments::simulate::load::{Bursts, Load};
@@ -124,7 +125,7 @@ impl ModelArgs {
     /// The model, without a batch program and without an SLO.
     pub(crate) fn model(&self) -> Result<Model, Failure> {
         let until = match self.duration {
-            Some(duration) => Until::Time { ns: ns(duration) },
+            Some(duration) => Until::Time { ns: nanos(duration) },
             None => Until::Requests(self.requests.unwrap_or(DEFAULT_REQUESTS)),
         };
         let queue = match self.queue {
@@ -163,8 +164,8 @@ impl ModelArgs {
         })?;
         let bursts = self.burst_rps.map(|extra_rps| Bursts {
             extra_rps,
-            length_ns: real(ns(self.burst_length)),
-            pause_ns: real(ns(self.burst_pause)),
+            length_ns: real(nanos(self.burst_length)),
+            pause_ns: real(nanos(self.burst_pause)),
         });
         let load = Load { low_rps, high_rps: self.noon_rps.unwrap_or(low_rps), bursts };
         Ok(Requests::Drawn { load, demand: demand(&self.demand)? })
@@ -194,9 +195,9 @@ impl ModelArgs {
             .collect(),
             request_slowdown: factor(self.slowdown.unwrap_or(batch.request_slowdown_milli)),
             batch_slowdown: factor(self.batch_slowdown.unwrap_or(batch.batch_slowdown_milli)),
-            check_ns: self.check.map_or(batch.check_ns, ns),
-            sleep_ns: self.sleep.map_or(batch.sleep_ns, ns),
-            wake_ns: self.wake.map_or(batch.wake_ns, ns),
+            check_ns: self.check.map_or(batch.check_ns, nanos),
+            sleep_ns: self.sleep.map_or(batch.sleep_ns, nanos),
+            wake_ns: self.wake.map_or(batch.wake_ns, nanos),
         })
     }
 
@@ -272,11 +273,6 @@ pub(crate) fn validate(model: &Model) -> Result<(), Failure> {
     model.validate().map_err(|error| Failure::new(Status::Usage, "the model", error, fix))
 }
 
-/// Nanoseconds of an option; 584 years at most.
-pub(crate) fn ns(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// For clap: a rate in requests a second.
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
@@ -292,7 +288,7 @@ fn slowdown(text: &str) -> Result<u64, String> {
 
 fn demand(text: &str) -> Result<Demand, Failure> {
     let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
-    let time = || duration::parse(rest).ok().map(ns).filter(|&ns| ns > 0);
+    let time = || duration::parse(rest).ok().map(nanos).filter(|&ns| ns > 0);
     let demand = match kind {
         "search" if rest.is_empty() => Some(Demand::Search),
         "fixed" => time().map(|ns| Demand::Fixed { ns }),
@@ -309,7 +305,7 @@ fn demand(text: &str) -> Result<Demand, Failure> {
 
 fn log_normal(text: &str) -> Option<Demand> {
     let (mean, sigma) = text.split_once(':')?;
-    let mean_ns = duration::parse(mean).ok().map(ns).filter(|&ns| ns > 0)?;
+    let mean_ns = duration::parse(mean).ok().map(nanos).filter(|&ns| ns > 0)?;
     let sigma = sigma.parse().ok().filter(|sigma| (0.0..=4.0).contains(sigma))?;
     Some(Demand::log_normal(real(mean_ns), sigma))
 }

@@ -8,7 +8,7 @@ use experiments::simulate::pair::Batch;
 use experiments::simulate::time::nanoseconds;
 use serde::{Deserialize, Serialize};
 
-use super::failure::{Failure, Status};
+use super::failure::{Failure, Status, named};
 
 /// What a slowdown can be; measured ones below 1 are noise, and count as 1.
 const HIGHEST: f64 = 1000.0;
@@ -71,7 +71,7 @@ pub(crate) struct PairOf {
 impl ModelFile {
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
         let wrong = |why: String| {
-            let what = format!("model {:?}", file.display().to_string());
+            let what = named("model", file);
             let fix = "give a file that `elfen calibrate` wrote, or one like it";
             Failure::new(Status::Usage, what, why, fix)
         };

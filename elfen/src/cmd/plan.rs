@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use elfen_rt::clock::nanos;
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
 use experiments::plan::{self, Budgeted, Goal};
@@ -15,7 +16,7 @@ use experiments::simulate::windows::Watch;
 use serde::Serialize;
 
 use super::failure::{Failure, Status};
-use super::model_args::{self, ModelArgs, Parameters, ns};
+use super::model_args::{self, ModelArgs, Parameters};
 use super::{duration, table};
 
 const EXAMPLES: &str = "\
@@ -62,18 +63,14 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut model = args.model.model()?;
-    let control_ns = ns(args.control_window);
-    let watch = Watch { slo: args.slo, judge_ns: ns(args.window), control_ns: None };
+    let control_ns = nanos(args.control_window);
+    let watch = Watch { slo: args.slo, judge_ns: nanos(args.window), control_ns: None };
     let steered = Watch { control_ns: Some(control_ns), ..watch };
     model.watch = Some(steered);
     model_args::validate(&model)?;
     model.watch = Some(watch);
     let report = Report::new(args, &model, steered)?;
-    if args.json {
-        super::print_json(out, &report)?;
-    } else {
-        out.write_all(report.text(args).as_bytes()).map_err(Failure::output)?;
-    }
+    super::print(out, args.json, &report, || report.text(args))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -169,7 +166,7 @@ impl Report {
         let goal = match args.held {
             None => self.slo.clone(),
             Some(part) => {
-                let window = duration::show(ns(args.window));
+                let window = duration::show(nanos(args.window));
                 format!("{} in {} % of windows of {window}", self.slo, part * 100.0)
             }
         };

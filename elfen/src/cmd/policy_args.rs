@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use elfen_rt::clock::nanos;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 
@@ -43,12 +44,16 @@ pub(crate) struct PolicyArgs {
 
 impl PolicyArgs {
     pub(crate) fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+
+    fn kind(&self) -> PolicyKind {
         match self.policy {
-            PolicyName::BorrowIdle => "borrow-idle",
-            PolicyName::FixedBudget => "fixed-budget",
-            PolicyName::RefreshBudget => "refresh-budget",
-            PolicyName::DynamicBudget => "dynamic-budget",
-            PolicyName::SloBudget => "slo-budget",
+            PolicyName::BorrowIdle => PolicyKind::BorrowIdle,
+            PolicyName::FixedBudget => PolicyKind::FixedBudget,
+            PolicyName::RefreshBudget => PolicyKind::RefreshBudget,
+            PolicyName::DynamicBudget => PolicyKind::DynamicBudget,
+            PolicyName::SloBudget => PolicyKind::SloBudget,
         }
     }
 
@@ -64,17 +69,9 @@ impl PolicyArgs {
         self.hold(self.budget.is_some(), needs_budget, "--budget", "--budget 2ms")?;
         self.hold(self.slo.is_some(), needs_slo, "--slo", "--slo p99=100ms")?;
         self.hold(self.ref_ipc.is_some(), needs_ipc, "--ref-ipc", "--ref-ipc 0.9")?;
-        let policy = match self.policy {
-            PolicyName::BorrowIdle => PolicyKind::BorrowIdle,
-            PolicyName::FixedBudget => PolicyKind::FixedBudget,
-            PolicyName::RefreshBudget => PolicyKind::RefreshBudget,
-            PolicyName::DynamicBudget => PolicyKind::DynamicBudget,
-            PolicyName::SloBudget => PolicyKind::SloBudget,
-        };
-        let budget = self.budget.unwrap_or_default().as_nanos();
         let settings = Settings {
-            policy,
-            budget_ns: u64::try_from(budget).unwrap_or(u64::MAX),
+            policy: self.kind(),
+            budget_ns: self.budget.map_or(0, nanos),
             slo_latency_ns: self.slo.map_or(0, |slo| slo.latency_ns),
             slo_per_million: self.slo.map_or(0, |slo| slo.per_million.into()),
             ref_ipc_milli: self.ref_ipc.unwrap_or(0),

@@ -6,13 +6,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use experiments::record;
 use experiments::report::naps::{self, Naps};
 use experiments::report::simulated::{Impossible, Parameters, Simulation};
 use experiments::report::{Report, live};
 
-use super::failure::{Failure, Status};
+use super::failure::{Failure, Status, named};
 use super::model_file::{Interference, ModelFile};
-use super::warn;
+use super::{shell, warn};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -82,10 +83,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         return Ok(ExitCode::SUCCESS);
     }
     let name = output.display();
-    fs::write(output, &html).map_err(|error| {
-        let fix = "name a file that can be written with -o";
-        Failure::new(Status::Failed, format!("report {:?}", name.to_string()), error, fix)
-    })?;
+    fs::write(output, &html).map_err(|error| Failure::unwritable("report", output, error))?;
     writeln!(out, "{name}: {} figures", report.figures.len()).map_err(Failure::output)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -166,11 +164,10 @@ impl Args {
 
 fn of_results(file: &Path) -> Result<Report, Failure> {
     const FIX: &str = "give a file that `elfen experiment` wrote";
-    let results = live::read(&read(file, "results")?);
+    let results = record::read(&read(file, "results")?);
     let results = results.map_err(|error| wrong(file, "results", error, FIX))?;
     if let Some(line) = results.cut {
-        let name = file.display().to_string();
-        warn(&format!("results {name:?}: line {line} is cut off and left out"));
+        warn(&format!("{}: line {line} is cut off and left out", named("results", file)));
     }
     live::report(&results.lines).map_err(|error| wrong(file, "results", error, FIX))
 }
@@ -185,16 +182,10 @@ fn read(file: &Path, what: &str) -> Result<Vec<u8>, Failure> {
 }
 
 fn wrong(file: &Path, what: &str, error: impl std::fmt::Display, fix: &str) -> Failure {
-    Failure::new(Status::Usage, format!("{what} {:?}", file.display().to_string()), error, fix)
+    Failure::new(Status::Usage, named(what, file), error, fix)
 }
 
 /// A path as a shell takes it.
 fn shell_word(path: &Path) -> String {
-    let path = path.display().to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:+=@".contains(c);
-    if !path.is_empty() && path.chars().all(plain) {
-        path
-    } else {
-        format!("'{}'", path.replace('\'', "'\\''"))
-    }
+    shell::word(&path.display().to_string())
 }

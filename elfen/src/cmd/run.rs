@@ -18,17 +18,16 @@ use serde::Serialize;
 
 use super::failure::{Failure, Status, to_stderr};
 use super::inject_args::{Chosen, InjectName};
-use super::lane_args::{self, LaneArgs};
+use super::lane_args::LaneArgs;
 use super::look_args::{LookArgs, Looked};
 use super::policy_args::PolicyArgs;
 use super::{duration, signals, warn};
-use crate::host::lanes::remedy;
+use crate::host::pair;
 use crate::host::run::Order;
 use crate::host::run::channels::{Channels, Error, Wanted, Writer};
 use crate::host::run::figures::{self, Figures};
 use crate::host::run::front::{self, Ending};
 use crate::host::run::ipc::Counts;
-use crate::host::source;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -156,7 +155,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let channels = Arc::new(channels.map_err(|error| refuse(&error))?);
     require_a_service(&order, &channels)?;
     require_tasks_to_block(&order, &channels)?;
-    let lanes = lanes_text(&order);
+    let lanes = pair::list(&order.pairs);
     let signal = signal_name(&channels);
     let policy = args.policy.name();
     let nap = order.nap.kind().name();
@@ -197,20 +196,15 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         to_stderr(&measured.summary());
     }
     if let (Some(file), Some(path)) = (&mut report, &args.report) {
-        super::print_json(file, &measured).map_err(|_| unwritable(path, "the disk is full"))?;
+        super::print_json(file, &measured)
+            .map_err(|_| Failure::unwritable("report", path, "the disk is full"))?;
     }
     end(&order, ending)
 }
 
 fn order(args: &Args) -> Result<Order, Failure> {
     let (settings, slo) = args.policy.settings()?;
-    let topology = lane_args::topology(&source::Source::live())?;
-    let lanes = args.lanes.resolve(&topology)?;
-    lanes.warnings.iter().for_each(|warning| warn(warning));
-    if lanes.pairs.is_empty() {
-        let why = "this machine shows no pair of lanes";
-        return Err(Failure::new(Status::Unsupported, "lanes", why, remedy(&topology)));
-    }
+    let pairs = args.lanes.pairs()?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
     let looks = args.looks.looks()?;
@@ -226,7 +220,7 @@ fn order(args: &Args) -> Result<Order, Failure> {
         library,
         nap: Arc::new(nap),
         alarm: alarm.map(Arc::new),
-        pairs: lanes.pairs,
+        pairs,
         settings,
         slo,
         looks,
@@ -259,12 +253,7 @@ fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Fail
 }
 
 fn create(path: &PathBuf) -> Result<File, Failure> {
-    File::create(path).map_err(|error| unwritable(path, &error.to_string()))
-}
-
-fn unwritable(path: &std::path::Path, why: &str) -> Failure {
-    let what = format!("report {:?}", path.display().to_string());
-    Failure::new(Status::Failed, what, why, "name a file that can be written")
+    File::create(path).map_err(|error| Failure::unwritable("report", path, error))
 }
 
 pub(super) fn refuse(error: &Error) -> Failure {
@@ -296,11 +285,6 @@ pub(super) fn refuse(error: &Error) -> Failure {
             "see `ipcs -l` and `ulimit -n` for the limits",
         ),
     }
-}
-
-fn lanes_text(order: &Order) -> String {
-    let pair = |pair: &crate::host::pair::Pair| pair.to_string();
-    order.pairs.iter().map(pair).collect::<Vec<_>>().join(",")
 }
 
 fn signal_name(channels: &Channels) -> &'static str {

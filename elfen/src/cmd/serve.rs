@@ -10,14 +10,12 @@ use std::time::Duration;
 use elfen_rt::clock::nanos;
 use serde::Serialize;
 
-use super::failure::{Failure, Status, to_stderr};
-use super::lane_args::{self, LaneArgs};
-use super::{duration, print_json, warn};
+use super::failure::{Failure, Status, named, to_stderr};
+use super::lane_args::LaneArgs;
+use super::{duration, print, print_json, warn};
 use crate::host::cpulist::CpuSet;
-use crate::host::lanes::remedy;
-use crate::host::pair::Pair;
+use crate::host::pair::{self, Pair};
 use crate::host::serve::{self, Figures, NeverIdle, Notice, Order, Refused, Service};
-use crate::host::source::Source;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,7 +98,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let pairs = pairs(args)?;
+    let pairs = args.lanes.pairs()?;
     let order = Order {
         request_lanes: pairs.iter().map(|pair| pair.request).collect(),
         look_every: look_every(args.look_every)?,
@@ -110,7 +108,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     if args.dry_run {
         return preview(args, &order, &pairs, &name, existing, out);
     }
-    let lanes = pairs.iter().map(Pair::to_string).collect::<Vec<_>>().join(",");
+    let lanes = pair::list(&pairs);
     let report = report_path(args.report.as_deref())?;
     let teller = Teller { order: &order, lanes: &lanes, name: &name, report };
     teller.write_report(&Figures::default())?;
@@ -147,17 +145,6 @@ fn become_program(
     Ok(ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }))
 }
 
-fn pairs(args: &Args) -> Result<Vec<Pair>, Failure> {
-    let topology = lane_args::topology(&Source::live())?;
-    let lanes = args.lanes.resolve(&topology)?;
-    lanes.warnings.iter().for_each(|warning| warn(warning));
-    if lanes.pairs.is_empty() {
-        let why = "this machine shows no pair of lanes";
-        return Err(Failure::new(Status::Unsupported, "lanes", why, remedy(&topology)));
-    }
-    Ok(lanes.pairs)
-}
-
 fn look_every(time: Duration) -> Result<Duration, Failure> {
     if (SHORTEST_LOOK..=LONGEST_LOOK).contains(&time) {
         return Ok(time);
@@ -178,7 +165,7 @@ fn existing(args: &Args) -> Result<Option<Service>, Refused> {
 
 fn service_name(args: &Args) -> String {
     if let Some(path) = &args.cgroup {
-        return format!("cgroup {:?}", path.display().to_string());
+        return named("cgroup", path);
     }
     match (args.pid.as_slice(), args.program.first()) {
         ([], Some(program)) => format!("program {:?}", program.to_string_lossy()),
@@ -208,11 +195,7 @@ fn preview(
         processes: counts.map(|(processes, _)| processes),
         threads: counts.map(|(_, threads)| threads),
     };
-    if args.json {
-        print_json(out, &plan)?;
-    } else {
-        out.write_all(plan.text().as_bytes()).map_err(Failure::output)?;
-    }
+    print(out, args.json, &plan, || plan.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -347,21 +330,19 @@ impl Teller<'_> {
         // Renaming over /dev/stdout, or a pipe that somebody reads, would take its place.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             let why = "it is not a regular file, which could be kept up to date";
-            return Err(unwritable(path, &why));
+            return Err(Failure::unwritable("report", path, why));
         }
         let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-        written.map_err(|error| unwritable(path, &error))
+        written.map_err(|error| Failure::unwritable("report", path, error))
     }
 }
 
 /// Where the report goes, also from the watcher, which works in the root folder.
 fn report_path(path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
-    path.map(|path| std::path::absolute(path).map_err(|error| unwritable(path, &error))).transpose()
-}
-
-fn unwritable(path: &Path, why: &dyn std::fmt::Display) -> Failure {
-    let what = format!("report {:?}", path.display().to_string());
-    Failure::new(Status::Failed, what, why, "name a file that can be written")
+    path.map(|path| {
+        std::path::absolute(path).map_err(|error| Failure::unwritable("report", path, error))
+    })
+    .transpose()
 }
 
 fn never_idle(never: &NeverIdle) -> String {

@@ -123,11 +123,7 @@ fn status(json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Ok(None) | Err(_) => gid.to_string(),
     });
     let report = Report { up: pins::are_up(), group, program, program_hidden };
-    if json {
-        super::print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    super::print(out, json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use elfen_rt::clock::nanos;
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
 use experiments::plan::Budgeted;
@@ -20,7 +21,7 @@ use experiments::thesis;
 use serde::Serialize;
 
 use super::failure::{Failure, Status};
-use super::model_args::{self, ModelArgs, Parameters, ns};
+use super::model_args::{self, ModelArgs, Parameters};
 use super::{duration, table};
 
 const EXAMPLES: &str = "\
@@ -112,11 +113,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     };
     let parameters = args.model.parameters()?;
     let report = Report::new(args, parameters, &model, &outcome, began.elapsed());
-    if args.json {
-        super::print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    super::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -139,7 +136,7 @@ impl Args {
         if self.policy == Name::SloBudget && self.slo.is_none() {
             return Err(wrong_policy("slo-budget", "it needs --slo", "add --slo p99=100ms"));
         }
-        let budget_ns = self.budget.map_or(0, ns);
+        let budget_ns = self.budget.map_or(0, nanos);
         Ok(match self.policy {
             Name::None => Control::NoBatch,
             Name::Unrestrained => Control::Unrestrained,
@@ -155,8 +152,8 @@ impl Args {
 
     fn watch(&self) -> Option<Watch> {
         let steered = self.policy == PolicyName::SloBudget;
-        let control_ns = steered.then(|| ns(self.control_window));
-        self.slo.map(|slo| Watch { slo, judge_ns: ns(self.window), control_ns })
+        let control_ns = steered.then(|| nanos(self.control_window));
+        self.slo.map(|slo| Watch { slo, judge_ns: nanos(self.window), control_ns })
     }
 }
 
@@ -170,10 +167,7 @@ fn wrong_policy(name: &str, why: &str, fix: &str) -> Failure {
 }
 
 fn run_into(model: &Model, file: &Path) -> Result<Outcome, Failure> {
-    let failed = |error: io::Error| {
-        let what = format!("trace {:?}", file.display().to_string());
-        Failure::new(Status::Failed, what, error, "give a file that can be written")
-    };
+    let failed = |error: io::Error| Failure::unwritable("trace", file, error);
     let mut csv = BufWriter::new(File::create(file).map_err(failed)?);
     let mut written = writeln!(csv, "{}", trace::HEADING);
     let outcome = model.run_into(&mut |served: &trace::Served| {
@@ -227,7 +221,7 @@ impl Report {
         Self {
             parameters,
             policy: name_of(args.policy),
-            budget_ms: args.budget.map(|budget| milliseconds(ns(budget))),
+            budget_ms: args.budget.map(|budget| milliseconds(nanos(budget))),
             machines: model.machines,
             cores: model.cores,
             seed: model.seed,
@@ -324,24 +318,30 @@ fn check_thesis(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
             remark: row.remark,
         })
         .collect();
-    if args.json {
-        super::print_json(out, &Thesis { seed, rows })?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let cells = |row: &ThesisRow| {
-        let claim = if row.claim == "about" { String::new() } else { format!("{} ", row.claim) };
-        let fitted = if row.fitted { "fitted; " } else { "" };
-        vec![
-            row.place.to_owned(),
-            row.what.clone(),
-            format!("{claim}{} {}", row.published, row.unit).trim_end().to_owned(),
-            format!("{:.4}", row.simulated).chars().take(6).collect(),
-            format!("{:+.1} %", row.error * 100.0),
-            format!("{fitted}{}", row.remark).trim_end_matches("; ").to_owned(),
-        ]
-    };
-    let heading = ["place", "what", "thesis", "model", "error", "remark"];
-    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
-    out.write_all(table::lines(&heading, &rows).as_bytes()).map_err(Failure::output)?;
+    let thesis = Thesis { seed, rows };
+    super::print(out, args.json, &thesis, || thesis.text())?;
     Ok(ExitCode::SUCCESS)
+}
+
+impl Thesis {
+    fn text(&self) -> String {
+        let heading = ["place", "what", "thesis", "model", "error", "remark"];
+        let rows: Vec<Vec<String>> = self.rows.iter().map(ThesisRow::cells).collect();
+        table::lines(&heading, &rows)
+    }
+}
+
+impl ThesisRow {
+    fn cells(&self) -> Vec<String> {
+        let claim = if self.claim == "about" { String::new() } else { format!("{} ", self.claim) };
+        let fitted = if self.fitted { "fitted; " } else { "" };
+        vec![
+            self.place.to_owned(),
+            self.what.clone(),
+            format!("{claim}{} {}", self.published, self.unit).trim_end().to_owned(),
+            format!("{:.4}", self.simulated).chars().take(6).collect(),
+            format!("{:+.1} %", self.error * 100.0),
+            format!("{fitted}{}", self.remark).trim_end_matches("; ").to_owned(),
+        ]
+    }
 }

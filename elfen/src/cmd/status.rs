@@ -4,8 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 
-use elfen_rt::signal::control::{PolicyKind, Settings};
-use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::lane::LaneSlot;
 use serde::Serialize;
 
 use super::failure::{Failure, Status};
@@ -49,11 +48,7 @@ struct LaneReport {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let report = Report { batches: batches()?.iter().map(report).collect() };
-    if args.json {
-        super::print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    super::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -65,13 +60,12 @@ pub(super) fn batches() -> Result<Vec<Batch>, Failure> {
 }
 
 fn report(batch: &Batch) -> BatchReport {
-    let settings = batch.control.slot(0).and_then(|slot| slot.settings());
-    let settings = settings.map(|(_, settings)| settings);
+    let settings = batch.settings();
     BatchReport {
         pid: batch.pid,
         program: batch.program.clone(),
         keeper: batch.keeper.pid().unsigned_abs(),
-        policy: settings.as_ref().map(policy_name),
+        policy: settings.map(|settings| settings.policy.name()),
         budget_ns: settings.map_or(0, |settings| settings.budget_ns),
         lanes: batch.lanes.slots().map(lane).collect(),
         figures: Figures::of(&batch.lanes),
@@ -79,27 +73,13 @@ fn report(batch: &Batch) -> BatchReport {
 }
 
 fn lane(slot: &LaneSlot) -> LaneReport {
-    let (state, since_ns) = match slot.state() {
-        Some((LaneState::Off, since_ns)) => ("off", since_ns),
-        Some((LaneState::Running, since_ns)) => ("running", since_ns),
-        Some((LaneState::Napping, since_ns)) => ("napping", since_ns),
-        None => ("unknown", 0),
-    };
+    let state = slot.state().map(|(state, since_ns)| (state.name(), since_ns));
+    let (state, since_ns) = state.unwrap_or(("unknown", 0));
     LaneReport {
         request: slot.request_cpu.load(Relaxed),
         batch: slot.batch_cpu.load(Relaxed),
         state,
         state_since_ns: since_ns,
-    }
-}
-
-pub(super) fn policy_name(settings: &Settings) -> &'static str {
-    match settings.policy {
-        PolicyKind::BorrowIdle => "borrow-idle",
-        PolicyKind::FixedBudget => "fixed-budget",
-        PolicyKind::RefreshBudget => "refresh-budget",
-        PolicyKind::DynamicBudget => "dynamic-budget",
-        PolicyKind::SloBudget => "slo-budget",
     }
 }
 

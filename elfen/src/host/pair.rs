@@ -83,6 +83,11 @@ impl fmt::Display for Pair {
     }
 }
 
+/// The same of several.
+pub(crate) fn list(pairs: &[Pair]) -> String {
+    pairs.iter().map(Pair::to_string).collect::<Vec<_>>().join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,8 +163,7 @@ mod tests {
         /// Goal: what we print can be given back. Method: any pairs, printed and parsed.
         #[test]
         fn parses_what_it_prints(pairs in pairs()) {
-            let text = pairs.iter().map(Pair::to_string).collect::<Vec<_>>().join(",");
-            prop_assert_eq!(parse(&text), Ok(pairs));
+            prop_assert_eq!(parse(&list(&pairs)), Ok(pairs));
         }
 
         /// Goal: no input panics, and no CPU comes out twice. Method: strings over the grammar's

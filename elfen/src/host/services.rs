@@ -3,8 +3,7 @@
 //! As with batches there is no registry: the kernel lists its segments, and one whose key is that of the name in it is a
 //! service's page. Pages of other users that we may not map are theirs.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,7 +13,7 @@ use elfen_rt::signal::histogram::{BUCKETS, quantile_ns};
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::{ServiceReader, ServiceSlot, Writer, key_of};
 
-use super::run::find::SEGMENTS;
+use super::segment::{Segment, segments, text_of};
 
 /// One service's page.
 #[derive(Debug)]
@@ -24,15 +23,14 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    fn open(key: i32, segment: i32) -> Option<Self> {
-        let memory = || Memory::attach_id(segment, Access::Read).ok();
+    fn open(Segment { key, id, .. }: Segment) -> Option<Self> {
+        let memory = || Memory::attach_id(id, Access::Read).ok();
         let name = Page::<ServiceSlot>::open(memory()?).ok()?.name();
         if key_of(&name) != key {
             return None;
         }
         let reader = ServiceReader::from_memory(memory()?, &name).ok()?;
-        let text = name.split(|&byte| byte == 0).next().unwrap_or_default();
-        Some(Self { name: String::from_utf8_lossy(text).into_owned(), reader })
+        Some(Self { name: text_of(&name), reader })
     }
 
     /// The slots that somebody has claimed, each with its request lane's CPU.
@@ -50,13 +48,7 @@ impl Published {
 
 /// All services that we may see, by name.
 pub(crate) fn services() -> io::Result<Vec<Published>> {
-    let list = fs::read_to_string(SEGMENTS)?;
-    let segment = |line: &str| {
-        let mut fields = line.split_whitespace();
-        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
-    };
-    let open = |(key, segment)| Published::open(key, segment);
-    let mut found: Vec<Published> = list.lines().filter_map(segment).filter_map(open).collect();
+    let mut found: Vec<Published> = segments()?.into_iter().filter_map(Published::open).collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
@@ -97,7 +89,7 @@ impl Tails {
     pub(crate) fn of_lanes_ns(
         &self,
         services: &[Published],
-        lanes: &[u64],
+        lanes: &BTreeSet<u64>,
         per_million: u32,
     ) -> Option<u64> {
         self.tail_of(&counts_of(services), |_, lane| lanes.contains(&lane), per_million)

@@ -161,7 +161,7 @@ fn mistakes_are_named_before_anything_runs() {
         ("--capacity -1", 2, "'-1'"),
         ("--lanes 0:0", 2, "named twice"),
         ("--out /no/such/folder/it.jsonl", 1, "name a file that can be written"),
-        ("--out strange.jsonl", 1, "line 1: "),
+        ("--out strange.jsonl", 2, "results \"strange.jsonl\": line 1: "),
     ];
     for (words, status, says) in cases {
         let lanes = if words.contains("--lanes") { "" } else { "--lanes 0:1" };

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::bench::PLAIN;
-use super::os::Place;
+use super::os::{Place, Rank};
 use super::process::{Process, wait_for};
 use super::programs::Programs;
 use super::scratch::Scratch;
@@ -145,13 +144,13 @@ impl Lab {
     }
 
     fn search(&self, cpu: u32) -> Result<Searching, LiveError> {
-        self.corpus.searching(&self.programs, &self.scratch, cpu, PLAIN)
+        self.corpus.searching(&self.programs, &self.scratch, cpu, Rank::Normal)
     }
 
     fn batch(&self, program: &str, cpu: u32) -> Result<Process, LiveError> {
         let mut command = Command::new(&self.programs.batch);
         command.args([program, "--json", "--duration", "600s"]);
-        let place = Place { cpus: vec![cpu], rank: PLAIN, last_word: libc::SIGKILL };
+        let place = Place::on(cpu, Rank::Normal);
         let mut batch = Process::start("elfen-batch", command, &place, &self.scratch)?;
         let id = batch.id();
         wait_for(&mut batch, TO_END, |_| usage::catches(id, libc::SIGTERM).then_some(()))?;

@@ -78,7 +78,7 @@ impl Start<'_> {
         let direct = |rank| {
             let mut command = Command::new(&self.programs.batch);
             command.args(words);
-            let place = Place { cpus: vec![batch], rank, last_word: libc::SIGKILL };
+            let place = Place::on(batch, rank);
             let mut process = Process::start(COMMAND, command, &place, self.scratch)?;
             let batch = process.id();
             wait_for(&mut process, TO_START, |_| is_ready(batch).then_some(()))?;
@@ -112,7 +112,7 @@ impl Start<'_> {
         command: Command,
         report: std::path::PathBuf,
     ) -> Result<Lane, LiveError> {
-        let place = Place { cpus: Vec::new(), rank: Rank::Normal, last_word: libc::SIGTERM };
+        let place = Place { last_word: libc::SIGTERM, ..Place::anywhere(Rank::Normal) };
         let mut process = Process::start("elfen run", command, &place, self.scratch)?;
         let batch = wait_for(&mut process, TO_START, |process| {
             let family = usage::descendants(process.id());

@@ -4,13 +4,13 @@
 //! interrupts an experiment, the file holds the runs that were finished, and the same command makes those that are missing.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{BufReader, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use super::bench::{Bench, Order, now_s};
 use super::plan::{Job, Spec, jobs};
+use super::testbed::{Order, Testbed, now_s};
 use super::{LiveError, Machine};
-use crate::record::{self, Alone, Line, Plan, Run, Setup};
+use crate::record::{self, Alone, Line, Plan, Run, Setup, Written};
 
 /// A results file that is ours until this drops; or results that nobody asked to keep.
 #[derive(Debug, Default)]
@@ -31,9 +31,8 @@ impl Results {
             Err(TryLockError::WouldBlock) => return Err(LiveError::Locked),
             Err(TryLockError::Error(error)) => return Err(LiveError::io(failed())(error)),
         }
-        let lines = record::read(BufReader::new(&file)).map_err(LiveError::io(failed()))?;
-        let whole = fs::read(path).map_err(LiveError::io(failed()))?;
-        let end = whole.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let bytes = fs::read(path).map_err(LiveError::io(failed()))?;
+        let Written { lines, bytes: end, .. } = record::read(&bytes)?;
         let end = u64::try_from(end).unwrap_or(u64::MAX);
         file.set_len(end).map_err(LiveError::io(failed()))?;
         file.seek(SeekFrom::Start(end)).map_err(LiveError::io(failed()))?;
@@ -180,15 +179,15 @@ impl Experiment {
             }
         }
         progress(&Progress::Preparing("building the index and starting the service"));
-        let mut bench = Bench::start(self.order.clone())?;
+        let mut testbed = Testbed::start(self.order.clone())?;
         let setup = match begun {
             Some(begun) => {
-                refuse_other_bench(&begun, &bench)?;
+                refuse_other_testbed(&begun, &testbed)?;
                 begun
             }
             None => {
                 progress(&Progress::Preparing("measuring what the service can serve"));
-                let setup = self.measure_setup(&mut bench)?;
+                let setup = self.measure_setup(&mut testbed)?;
                 results.add(Line::Setup(setup.clone()))?;
                 setup
             }
@@ -199,7 +198,7 @@ impl Experiment {
         progress(&Progress::Begin { missing: missing.len(), all: count });
         let mut left = missing.len();
         for job in missing {
-            let run = bench.measure(&job, &self.plan, &setup.alone)?;
+            let run = testbed.measure(&job, &self.plan, &setup.alone)?;
             left -= 1;
             progress(&Progress::Made { run: &run, left });
             results.add(Line::Run(run))?;
@@ -207,23 +206,23 @@ impl Experiment {
         Ok(())
     }
 
-    fn measure_setup(&self, bench: &mut Bench) -> Result<Setup, LiveError> {
+    fn measure_setup(&self, testbed: &mut Testbed) -> Result<Setup, LiveError> {
         let alone: Vec<Alone> = self
             .plan
             .batches
             .iter()
             .filter(|_| self.specs.iter().any(Spec::has_batch))
-            .map(|batch| bench.alone(batch))
+            .map(|batch| testbed.alone(batch))
             .collect::<Result<_, _>>()?;
         let capacity_rps = match self.capacity_rps {
             Some(given) => given,
-            None => bench.capacity_rps()?,
+            None => testbed.capacity_rps()?,
         };
         Ok(Setup {
             capacity_rps,
-            documents: bench.documents(),
-            limits: [bench.limits(), self.limits.clone()].concat(),
-            helpers: bench.helpers(),
+            documents: testbed.documents(),
+            limits: [testbed.limits(), self.limits.clone()].concat(),
+            helpers: testbed.helpers(),
             alone,
             ..setup(&self.order, &self.plan, self.command.clone())
         })
@@ -231,15 +230,18 @@ impl Experiment {
 }
 
 /// What shows only when the service stands.
-fn refuse_other_bench(begun: &Setup, bench: &Bench) -> Result<(), LiveError> {
-    let (was, is) = (begun.documents, bench.documents());
+fn refuse_other_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveError> {
+    let (was, is) = (begun.documents, testbed.documents());
     if was != is {
         let why = format!("its index had {was} documents, and this one has {is}");
-        return Err(LiveError::Refused(why));
+        let fix = "use the index that it was begun with, or name another file with --out";
+        return Err(LiveError::Refused { why, fix });
     }
-    let (was, is) = (&begun.helpers, bench.helpers());
+    let (was, is) = (&begun.helpers, testbed.helpers());
     if *was != is {
-        return Err(LiveError::Refused(format!("it was begun where {was}; now {is}")));
+        let why = format!("it was begun where {was}, and now {is}");
+        let fix = "give this process the same CPUs and privileges, or name another file with --out";
+        return Err(LiveError::Refused { why, fix });
     }
     Ok(())
 }

@@ -3,12 +3,13 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | [`plan`] | which runs there are, and in which order |
-//! | [`bench`] | a service that stands ready, and one measurement with it |
+//! | [`testbed`] | a service that stands ready, and one measurement with it |
 //! | [`experiment`] | a plan from its beginning to its end, or on from where it was |
 //! | [`calibrate`] | slowdowns of programs that share a core, for the model |
 //! | [`summary`] | medians over invocations, and how far they can be trusted |
 //! | [`programs`] | where `elfen-search`, `elfen-load` and `elfen-batch` are |
 //! | `company` | the batch programs beside the service, and what restrains them |
+//! | `latencies` | every request of a run, those that failed as well |
 //! | `service` | the index, the queries and the running service |
 //! | `process` | a child and its end; `os`: what that takes of the kernel; `usage`: its CPU time |
 //! | `scratch` | files and pages that must not stay behind |
@@ -16,10 +17,10 @@
 //! Everything is called as a user would call it: what is measured is what users get. Whatever ends a
 //! run, the children end with it.
 
-pub mod bench;
 pub mod calibrate;
 mod company;
 pub mod experiment;
+mod latencies;
 #[expect(unsafe_code, reason = "places, ranks and last words of children are set by system calls")]
 mod os;
 pub mod plan;
@@ -28,12 +29,15 @@ pub mod programs;
 mod scratch;
 mod service;
 pub mod summary;
+pub mod testbed;
 mod usage;
 
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
+
+use crate::record::BadLine;
 
 /// Why a live run did not come to its end.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +55,12 @@ pub enum LiveError {
     Stuck { name: String, seconds: u64 },
     #[error("{name} did not get ready within {seconds} s")]
     NotReady { name: String, seconds: u64 },
-    #[error("{0}")]
-    Refused(String),
+    /// Neither a program nor the machine failed: what was asked for cannot be measured, and what can.
+    #[error("{why}")]
+    Refused { why: String, fix: &'static str },
+    /// Of the file that the results go to.
+    #[error(transparent)]
+    NoResults(#[from] BadLine),
     #[error("another experiment writes it")]
     Locked,
     #[error("interrupted by signal {0}")]

@@ -36,6 +36,16 @@ pub(super) struct Place {
     pub(super) last_word: i32,
 }
 
+impl Place {
+    pub(super) fn on(cpu: u32, rank: Rank) -> Self {
+        Self { cpus: vec![cpu], ..Self::anywhere(rank) }
+    }
+
+    pub(super) fn anywhere(rank: Rank) -> Self {
+        Self { cpus: Vec::new(), rank, last_word: libc::SIGKILL }
+    }
+}
+
 /// Has the command start in its place, in a process group of its own: what a terminal sends is for us to act upon.
 pub(super) fn prepare(command: &mut Command, place: &Place) {
     let mask = mask_of(&place.cpus);
@@ -83,10 +93,7 @@ pub(super) fn send(pid: u32, signal: i32) {
 /// Whether core scheduling can be asked for here; tried in a child, which ends with its cookie.
 pub(super) fn core_scheduling() -> io::Result<()> {
     let mut command = Command::new("true");
-    prepare(
-        &mut command,
-        &Place { cpus: Vec::new(), rank: Rank::OwnCore, last_word: libc::SIGKILL },
-    );
+    prepare(&mut command, &Place::anywhere(Rank::OwnCore));
     command.status().map(|_| ())
 }
 

@@ -180,7 +180,7 @@ mod tests {
     fn start(script: &str, scratch: &Scratch) -> Process {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let place = Place { cpus: Vec::new(), rank: Rank::Normal, last_word: libc::SIGKILL };
+        let place = Place::anywhere(Rank::Normal);
         Process::start("it", command, &place, scratch).unwrap()
     }
 

@@ -39,9 +39,10 @@ impl Helpers {
     /// CPUs outside all pairs if there are any; else the first batch lane, at the best rank that may be had.
     pub(super) fn choose(machine: &Machine, scratch: &Scratch) -> Result<Self, LiveError> {
         let mut batch_lanes = machine.batch_lanes();
-        let (_, lane) = batch_lanes
-            .next()
-            .ok_or_else(|| LiveError::Refused("there is no pair of lanes".to_owned()))?;
+        let (_, lane) = batch_lanes.next().ok_or_else(|| {
+            let why = "there is no pair of lanes".to_owned();
+            LiveError::Refused { why, fix: "give one by hand, as in --lanes 0:1" }
+        })?;
         let (coordinator, generator) = match machine.spare.as_slice() {
             [] => (lane, lane),
             [only] => (*only, *only),
@@ -49,7 +50,7 @@ impl Helpers {
         };
         let share_a_lane = machine.spare.is_empty();
         let may = |rank: &Rank| {
-            let place = Place { cpus: Vec::new(), rank: *rank, last_word: libc::SIGKILL };
+            let place = Place::anywhere(*rank);
             let tried = Process::start("true", Command::new("true"), &place, scratch);
             tried.and_then(|tried| tried.finish(None, TO_ANSWER)).is_ok()
         };
@@ -68,7 +69,7 @@ impl Helpers {
 
     pub(super) fn generator_place(&self) -> Place {
         let [_, rank, _] = self.ranks();
-        Place { cpus: vec![self.generator], rank, last_word: libc::SIGKILL }
+        Place::on(self.generator, rank)
     }
 
     /// One sentence for the results.
@@ -118,13 +119,14 @@ impl Corpus {
         if !index.exists() {
             let mut command = Command::new(&programs.search);
             command.args(["index", "--docs", &documents.to_string()]).arg(&index);
-            let place = anywhere(Rank::Normal);
+            let place = Place::anywhere(Rank::Normal);
             Process::start("elfen-search", command, &place, scratch)?.finish(None, TO_BUILD)?;
         }
         let (documents, seed) = manifest(&index)?;
         let mut command = Command::new(&programs.search);
         command.args(["tasks", "--docs", &documents.to_string(), "--seed", &seed.to_string()]);
-        let tasks = Process::start("elfen-search", command, &anywhere(Rank::Normal), scratch)?;
+        let tasks =
+            Process::start("elfen-search", command, &Place::anywhere(Rank::Normal), scratch)?;
         let tasks = tasks.finish(None, TO_ANSWER)?;
         let queries = scratch.path("tasks");
         fs::write(&queries, heavy(&tasks))
@@ -159,7 +161,7 @@ impl Corpus {
         let mut command = Command::new(&programs.search);
         command.args(["bench", "--json", "--passes", "1", "--cpu", &cpu.to_string()]);
         command.arg("--tasks").arg(&self.queries).arg(&self.index);
-        let place = Place { cpus: vec![cpu], rank, last_word: libc::SIGKILL };
+        let place = Place::on(cpu, rank);
         Ok(Searching(Process::start("elfen-search", command, &place, scratch)?))
     }
 }
@@ -200,13 +202,12 @@ fn heavy(tasks: &str) -> String {
     text
 }
 
-pub(super) fn anywhere(rank: Rank) -> Place {
-    Place { cpus: Vec::new(), rank, last_word: libc::SIGKILL }
-}
-
 /// Documents and seed of an index; queries can be made for the built-in corpus alone.
 fn manifest(index: &Path) -> Result<(u64, u64), LiveError> {
-    let refuse = |why: &str| LiveError::Refused(format!("the index {}: {why}", index.display()));
+    let refuse = |why: &str| LiveError::Refused {
+        why: format!("the index {}: {why}", index.display()),
+        fix: "leave --index out, or name a folder that is not there yet: one is built in it",
+    };
     let text = fs::read_to_string(index.join("elfen-search.json"))
         .map_err(|error| refuse(&format!("its manifest cannot be read: {error}")))?;
     let manifest: Value = serde_json::from_str(&text)
@@ -239,7 +240,7 @@ impl Serving {
         command.args(["--coordinator-cpu", &helpers.coordinator.to_string()]);
         command.args(["--service-name", scratch.service()]);
         command.arg("--warmup").arg(&corpus.queries).arg(&corpus.index);
-        let place = anywhere(Rank::Normal);
+        let place = Place::anywhere(Rank::Normal);
         let mut process = Process::start("elfen-search", command, &place, scratch)?;
         let address = wait_for(&mut process, TO_OPEN, |process| {
             let line = process.printed();

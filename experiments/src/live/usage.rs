@@ -102,10 +102,12 @@ mod tests {
     fn families_and_times_are_the_kernels() {
         let mut shell = Command::new("sh").args(["-c", "sleep 600 & wait"]).spawn().unwrap();
         let sleeps = |pid: &u32| name_of(*pid).as_deref() == Some("sleep");
-        while !descendants(std::process::id()).iter().any(sleeps) {
-            std::thread::yield_now();
-        }
-        let sleeper = descendants(shell.id()).into_iter().find(sleeps).unwrap();
+        let sleeper = loop {
+            match descendants(shell.id()).into_iter().find(sleeps) {
+                Some(sleeper) => break sleeper,
+                None => std::thread::yield_now(),
+            }
+        };
         super::super::os::send(sleeper, libc::SIGKILL);
         shell.wait().unwrap();
 

@@ -2,9 +2,9 @@
 //! line. Method: runs whose medians and ratios are known by hand, written as an experiment writes
 //! them.
 
-use experiments::record::{Alone, Company, Line, Run, Setup};
+use experiments::record::{Alone, BadLine, Company, Line, Run, Setup, read};
 use experiments::report::figure::{Across, Figure, Point};
-use experiments::report::live::{BadFile, Unusable, read, report};
+use experiments::report::live::{Unusable, report};
 use experiments::report::{Report, Table};
 use proptest::prelude::*;
 use serde_json::json;
@@ -259,17 +259,18 @@ fn text(lines: &[Line]) -> String {
 #[test]
 fn files_that_are_damaged() {
     let whole = text(&lines(&[0.5], &THREE));
-    let results = read(whole.as_bytes()).expect("lines");
-    assert_eq!((results.lines.len(), results.cut), (10, None));
+    let all = read(whole.as_bytes()).expect("lines");
+    assert_eq!((all.lines.len(), all.bytes, all.cut), (10, whole.len(), None));
     let cut = read(&whole.as_bytes()[..whole.len() - 9]).expect("lines");
     assert_eq!((cut.lines.len(), cut.cut), (9, Some(10)));
+    assert!(whole[..cut.bytes].ends_with("}\n") && whole[cut.bytes..].lines().count() == 1);
     let wrong = whole.replacen("\"p50_ms\":1.0", "\"p50_ms\":\"slow\"", 1);
     let error = read(wrong.as_bytes()).expect_err("no number").to_string();
     assert!(error.starts_with("line 2: invalid type: string"), "{error}");
     assert!(!error.contains("line 1"), "{error}");
     let mut binary = whole.clone().into_bytes();
     binary.insert(whole.find('\n').expect("lines") + 5, 0xff);
-    assert_eq!(read(&binary), Err(BadFile::NoText(2)));
+    assert_eq!(read(&binary), Err(BadLine::NoText(2)));
     let error = read(b"\n").expect_err("no JSON").to_string();
     assert!(error.starts_with("line 1: "), "{error}");
 }

@@ -124,10 +124,6 @@ fn print(
     report: &impl Serialize,
     rows: &[Vec<String>],
 ) -> Result<ExitCode, Failure> {
-    if json {
-        super::print_json(out, report)?;
-    } else {
-        out.write_all(table(rows).as_bytes()).map_err(Failure::output)?;
-    }
+    super::print(out, json, report, || table(rows))?;
     Ok(ExitCode::SUCCESS)
 }

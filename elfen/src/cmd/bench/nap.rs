@@ -9,7 +9,7 @@ use crate::bench::distribution::Distribution;
 use crate::bench::nap::{self, Error, Figures, Lanes, Measured, SleepSeenBy};
 use crate::cmd::failure::{Failure, Status};
 use crate::cmd::lane_args::LaneArgs;
-use crate::cmd::{print_json, table};
+use crate::cmd::table;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,11 +91,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let count = usize::try_from(args.count).unwrap_or(usize::MAX);
     let figures = nap::measure(lanes, count).map_err(|error| failure(&error))?;
     let report = Report::new(lanes, figures);
-    if args.json {
-        print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    crate::cmd::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 

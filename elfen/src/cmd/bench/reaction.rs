@@ -91,11 +91,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         }
     }
     let report = Report { looked: args.looks.looks()?.into(), reactions };
-    if args.json {
-        crate::cmd::print_json(out, &report)?;
-    } else {
-        out.write_all(report.text().as_bytes()).map_err(Failure::output)?;
-    }
+    crate::cmd::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 

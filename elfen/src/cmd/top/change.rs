@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use elfen_rt::signal::control::{PolicyKind, Settings};
 
 use super::picture::BatchView;
-use super::seen::{Watch, settings};
+use super::seen::Watch;
 use crate::cmd::duration;
-use crate::cmd::status::policy_name;
 use crate::host::run::find::Batch;
 
 /// What a policy with a budget begins with if there was none.
@@ -89,7 +88,7 @@ impl Changes {
         let wished = self
             .wished
             .filter(|(pid, _, at)| *pid == batch.pid && at.elapsed() < TAKEN_OVER_WITHIN);
-        let Some(now) = wished.map(|(_, wish, _)| wish).or_else(|| settings(batch)) else {
+        let Some(now) = wished.map(|(_, wish, _)| wish).or_else(|| batch.settings()) else {
             return self.say(format!("{}: its settings are being changed", batch.pid));
         };
         if now.slo_latency_ns != 0 {
@@ -116,7 +115,7 @@ fn wish(batch: &Batch, settings: &Settings) -> String {
         return "it is another user's".to_owned();
     };
     slot.publish(settings);
-    let policy = policy_name(settings);
+    let policy = settings.policy.name();
     match settings.policy {
         PolicyKind::BorrowIdle | PolicyKind::SloBudget => policy.to_owned(),
         _ => format!("{policy}, budget {}", duration::show(settings.budget_ns)),

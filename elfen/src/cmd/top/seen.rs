@@ -8,11 +8,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_kernel::task_map;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::control::{PolicyKind, Settings};
-use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::task::{Running, TaskMap};
 
 use super::picture::{BatchView, LaneView, ServiceView, Share, SloView, View};
-use crate::cmd::status::policy_name;
 use crate::host::run::figures::Figures;
 use crate::host::run::find::{self, Batch};
 use crate::host::services::{Published, Tails, services};
@@ -100,7 +99,7 @@ impl Watch {
     }
 
     fn batch(&self, batch: &Batch, passed_ns: Option<u64>) -> BatchView {
-        let settings = settings(batch);
+        let settings = batch.settings();
         let since: Option<Vec<Spent>> =
             batch.lanes.slots().map(|slot| self.since(batch.pid, slot)).collect();
         let lanes = u64::from(batch.lanes.slot_count());
@@ -113,7 +112,7 @@ impl Watch {
         BatchView {
             pid: batch.pid,
             program: batch.program.clone(),
-            policy: settings.as_ref().map_or("unknown", policy_name),
+            policy: settings.map_or("unknown", |settings| settings.policy.name()),
             budget_ns: settings.as_ref().filter(has_budget).map(|settings| settings.budget_ns),
             borrowed,
             overlapped,
@@ -124,7 +123,7 @@ impl Watch {
 
     fn slo(&self, batch: &Batch, settings: &Settings) -> SloView {
         let per_million = u32::try_from(settings.slo_per_million).unwrap_or(u32::MAX);
-        let tail_ns = self.tails.of_lanes_ns(&self.services, &request_lanes(batch), per_million);
+        let tail_ns = self.tails.of_lanes_ns(&self.services, &batch.request_lanes(), per_million);
         SloView { per_million, latency_ns: settings.slo_latency_ns, tail_ns }
     }
 
@@ -137,12 +136,7 @@ impl Watch {
                 request_runs: self.who_runs_on(request),
                 batch: own,
                 batch_runs: self.who_runs_on(own),
-                state: match slot.state() {
-                    Some((LaneState::Off, _)) => "off",
-                    Some((LaneState::Running, _)) => "running",
-                    Some((LaneState::Napping, _)) => "napping",
-                    None => "unknown",
-                },
+                state: slot.state().map_or("unknown", |(state, _)| state.name()),
                 borrowed: share(since.map(|since| since.borrowed_ns), passed_ns),
                 overlapped: share(since.map(|since| since.overlapped_ns), passed_ns),
             }
@@ -190,20 +184,10 @@ impl Watch {
 
     /// Whether a living service publishes on a request lane of a batch.
     pub(super) fn is_published(&self, batch: &Batch) -> bool {
-        let lanes = request_lanes(batch);
+        let lanes = batch.request_lanes();
         let mut slots = self.services.iter().flat_map(Published::slots);
         slots.any(|(cpu, _, alive)| alive && lanes.contains(&cpu))
     }
-}
-
-pub(super) fn settings(batch: &Batch) -> Option<Settings> {
-    batch.control.slot(0)?.settings().map(|(_, settings)| settings)
-}
-
-fn request_lanes(batch: &Batch) -> Vec<u64> {
-    let mut lanes: Vec<u64> = batch.lanes.slots().map(|s| s.request_cpu.load(Relaxed)).collect();
-    lanes.dedup();
-    lanes
 }
 
 fn spent(slot: &LaneSlot) -> Spent {

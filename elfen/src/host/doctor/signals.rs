@@ -183,6 +183,9 @@ fn nanonap(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
+/// What is left where the hardware's cannot be had.
+const INSTEAD: &str = "so dynamic-budget takes a service that publishes its own counters";
+
 /// `dynamic-budget` goes by the instructions of the lane; cycles stand for all hardware counters.
 fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let paranoid = machine.source.text("/proc/sys/kernel/perf_event_paranoid")?;
@@ -194,13 +197,12 @@ fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match (of_this_thread, of_a_lane) {
         (_, Counting::Counts) => Finding::yes("cycles of a whole lane can be counted"),
         (Counting::NoCall, _) | (_, Counting::NoCall) => Finding::no(
-            "the kernel has no perf_event_open(2), so dynamic-budget takes a service that publishes its own counters",
+            format!("the kernel has no perf_event_open(2), {INSTEAD}"),
             "use a kernel built with CONFIG_PERF_EVENTS",
         ),
         (Counting::NoCounter(error), _) | (Counting::Counts, Counting::NoCounter(error)) => {
-            let why = format!(
-                "no hardware counts cycles here (perf_event_open: {error}), so dynamic-budget takes a service that publishes its own counters"
-            );
+            let why =
+                format!("no hardware counts cycles here (perf_event_open: {error}), {INSTEAD}");
             let fix = if machine.topology.hypervisor {
                 "use a machine, or an instance type, that shows its PMU to virtual machines"
             } else {
@@ -213,13 +215,11 @@ fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             format!("{permit} to 0 or less"),
         ),
         (Counting::NotPermitted, _) if may => Finding::no(
-            "not permitted although this process has CAP_PERFMON, so dynamic-budget takes a service that publishes its own counters",
+            format!("not permitted although this process has CAP_PERFMON, {INSTEAD}"),
             "allow perf_event_open(2) in the seccomp profile or the security module's policy",
         ),
         (Counting::NotPermitted, _) => Finding::no(
-            format!(
-                "not permitted: {level}, so dynamic-budget takes a service that publishes its own counters"
-            ),
+            format!("not permitted: {level}, {INSTEAD}"),
             format!("{permit} to 2 for one's own threads, 0 for whole lanes"),
         ),
     })

@@ -6,10 +6,10 @@
 pub(crate) mod exposition;
 pub(crate) mod server;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::control::Settings;
 use elfen_rt::signal::histogram::{Histogram, bucket_top_ns};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::task::TaskMap;
@@ -26,7 +26,6 @@ pub(crate) struct Seen<'a> {
     pub(crate) tails: &'a Tails,
     /// The pinned task map, where we may read it.
     pub(crate) tasks: Option<&'a TaskMap>,
-    pub(crate) policy_name: fn(&Settings) -> &'static str,
 }
 
 /// The text of one scrape.
@@ -62,13 +61,10 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
         "1 less the tail's share of the SLO; below 0 the SLO is broken.",
     );
     for batch in seen.batches {
-        let Some((_, settings)) = batch.control.slot(0).and_then(|slot| slot.settings()) else {
-            continue;
-        };
+        let Some(settings) = batch.settings() else { continue };
         let pid = batch.pid.to_string();
         let labels = [("pid", pid.as_str()), ("program", &batch.program)];
-        let policy = (seen.policy_name)(&settings);
-        info.number(&[labels[0], labels[1], ("policy", policy)], 1);
+        info.number(&[labels[0], labels[1], ("policy", settings.policy.name())], 1);
         budget.time(&labels, settings.budget_ns);
         if settings.slo_latency_ns == 0 {
             continue;
@@ -77,9 +73,8 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
         let quantile = (f64::from(per_million) / 1e6).to_string();
         let labels = [labels[0], labels[1], ("quantile", quantile.as_str())];
         slo.time(&labels, settings.slo_latency_ns);
-        let lanes: Vec<u64> =
-            batch.lanes.slots().map(|slot| slot.request_cpu.load(Relaxed)).collect();
-        if let Some(tail_ns) = seen.tails.of_lanes_ns(seen.services, &once(lanes), per_million) {
+        let tail_ns = seen.tails.of_lanes_ns(seen.services, &batch.request_lanes(), per_million);
+        if let Some(tail_ns) = tail_ns {
             tail.time(&labels, tail_ns);
             headroom.ratio(&labels, headroom_of(tail_ns, settings.slo_latency_ns));
         }
@@ -91,13 +86,6 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
 pub(crate) fn headroom_of(tail_ns: u64, slo_ns: u64) -> f64 {
     let real = crate::bench::distribution::number;
     1.0 - real(tail_ns) / real(slo_ns.max(1))
-}
-
-/// Several batch lanes can have one request lane.
-fn once(mut lanes: Vec<u64>) -> Vec<u64> {
-    lanes.sort_unstable();
-    lanes.dedup();
-    lanes
 }
 
 fn of_lanes(batches: &[Batch]) -> Vec<Family> {
@@ -146,12 +134,10 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
 
 fn states(family: &mut Family, labels: &[(&'static str, &str); 4], slot: &LaneSlot) {
     let now = slot.state().map(|(state, _)| state);
-    let names =
-        [(LaneState::Off, "off"), (LaneState::Running, "running"), (LaneState::Napping, "napping")];
-    for (state, name) in names {
+    for state in LaneState::ALL {
         let [pid, program, lane, request] = *labels;
         let is_now = u64::from(now == Some(state));
-        family.number(&[pid, program, lane, request, ("state", name)], is_now);
+        family.number(&[pid, program, lane, request, ("state", state.name())], is_now);
     }
 }
 
@@ -162,8 +148,8 @@ fn of_request_lanes(seen: &Seen<'_>) -> Family {
         "Time for which a batch's request lane was not idle; where the task map is pinned.",
     );
     let Some(tasks) = seen.tasks else { return busy };
-    let slots = seen.batches.iter().flat_map(|batch| batch.lanes.slots());
-    for cpu in once(slots.map(|slot| slot.request_cpu.load(Relaxed)).collect()) {
+    let lanes: BTreeSet<u64> = seen.batches.iter().flat_map(Batch::request_lanes).collect();
+    for cpu in lanes {
         let slot = u32::try_from(cpu).ok().and_then(|cpu| tasks.slot(cpu));
         if let Some(switch) = slot.and_then(|slot| slot.snapshot()) {
             let lane = cpu.to_string();

@@ -3,17 +3,17 @@
 //! There is no registry to go stale: the kernel lists its segments, and one that we may map and that holds a control page is
 //! a run. Other users' runs are theirs.
 
-use std::fs;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_rt::memory::{Access, Memory};
 use elfen_rt::process::{Identity, Liveness};
-use elfen_rt::signal::control::ControlSlot;
+use elfen_rt::signal::control::{ControlSlot, Settings};
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::Page;
 
-pub(crate) const SEGMENTS: &str = "/proc/sysvipc/shm";
+use crate::host::segment::{segments, text_of};
 
 /// One running batch.
 #[derive(Debug)]
@@ -32,6 +32,16 @@ impl Batch {
         Page::open(Memory::attach_id(self.segment, Access::Write).ok()?).ok()
     }
 
+    /// What holds; `None` while the keeper is in the middle of a change.
+    pub(crate) fn settings(&self) -> Option<Settings> {
+        self.control.slot(0)?.settings().map(|(_, settings)| settings)
+    }
+
+    /// Every request lane once: several batch lanes can have the same.
+    pub(crate) fn request_lanes(&self) -> BTreeSet<u64> {
+        self.lanes.slots().map(|slot| slot.request_cpu.load(Relaxed)).collect()
+    }
+
     fn open(segment: i32) -> Option<Self> {
         let control: Page<ControlSlot> =
             Page::open(Memory::attach_id(segment, Access::Read).ok()?).ok()?;
@@ -43,11 +53,9 @@ impl Batch {
         let batch = Identity::from_word(slot.batch.load(Relaxed))?;
         let lanes = i32::try_from(slot.lanes_segment.load(Relaxed)).ok()?;
         let lanes = Page::open(Memory::attach_id(lanes, Access::Read).ok()?).ok()?;
-        let name = control.name();
-        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         Some(Self {
             pid: batch.pid().unsigned_abs(),
-            program: String::from_utf8_lossy(name).into_owned(),
+            program: text_of(&control.name()),
             keeper,
             lanes,
             segment,
@@ -58,14 +66,9 @@ impl Batch {
 
 /// All batches that we may see, by process id.
 pub(crate) fn batches() -> io::Result<Vec<Batch>> {
-    let list = fs::read_to_string(SEGMENTS)?;
-    let size = Page::<ControlSlot>::bytes(super::channels::CONTROL_SLOTS);
-    let segment = |line: &str| {
-        let mut fields = line.split_whitespace().skip(1);
-        let (id, found) = (fields.next()?.parse().ok()?, fields.nth(1)?.parse::<usize>().ok()?);
-        (found == size).then_some(id)
-    };
-    let mut found: Vec<Batch> = list.lines().filter_map(segment).filter_map(Batch::open).collect();
+    let bytes = Page::<ControlSlot>::bytes(super::channels::CONTROL_SLOTS);
+    let controls = segments()?.into_iter().filter(|segment| segment.bytes == bytes);
+    let mut found: Vec<Batch> = controls.filter_map(|segment| Batch::open(segment.id)).collect();
     found.sort_by_key(|batch| batch.pid);
     Ok(found)
 }

@@ -13,6 +13,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::policy::slo::{Controller, Slo, Window};
 use elfen_rt::process::Identity;
 use elfen_rt::signal::histogram::BUCKETS;
+use elfen_rt::signal::task::LEASE_NS;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -21,8 +22,9 @@ use super::Order;
 use super::channels::Channels;
 use super::guard::Guards;
 use super::launch::launch;
-use super::tree::{Place, lighten_session, processes_below, threads_of};
+use super::place::{Place, lighten_session};
 use super::waker::Wakers;
+use crate::host::process::{below, threads_of};
 
 /// What the front learns of the batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +73,7 @@ impl Event {
 }
 
 /// Leases are renewed four times as often as they run out, and so is everything else that is slow.
-const CHORES_EVERY_NS: u64 = 1_000_000_000;
+const CHORES_EVERY_NS: u64 = LEASE_NS / 4;
 const TICK_MS: u16 = 100;
 
 /// The care of one running batch.
@@ -162,7 +164,7 @@ impl Tending {
 
     /// Brings back what left the batch lanes or its low priority.
     fn put_back(&self) {
-        for process in processes_below(std::process::id()) {
+        for process in below(std::process::id()) {
             lighten_session(process);
             for thread in threads_of(process) {
                 if self.place.is_left_by(thread) == Some(true) {

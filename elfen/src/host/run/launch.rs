@@ -12,7 +12,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
 use super::Order;
 use super::channels::{Channels, VARIABLE};
-use super::tree::Place;
+use super::place::Place;
 use crate::host::cpulist::CpuSet;
 
 /// The loader's list of libraries that come before all others.

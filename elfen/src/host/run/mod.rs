@@ -18,7 +18,7 @@ pub(crate) mod ipc;
 mod keeper;
 mod launch;
 pub(crate) mod looks;
-pub(crate) mod tree;
+pub(crate) mod place;
 pub(crate) mod waker;
 
 use std::ffi::OsString;

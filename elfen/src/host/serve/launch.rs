@@ -16,9 +16,9 @@ use nix::fcntl::OFlag;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork, pipe2, setsid};
 
-use super::process::stat;
 use super::{Notice, Order, Service, watch};
 use crate::host::affinity;
+use crate::host::process::stat;
 
 /// Executes the program on the request lanes, and leaves a watcher behind. Returns only if that
 /// fails: before the program, or with what `execve` said.

@@ -17,7 +17,6 @@
 mod idle;
 mod keeping;
 mod launch;
-mod process;
 mod service;
 mod watch;
 

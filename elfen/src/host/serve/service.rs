@@ -8,8 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::process::{Stat, stat};
-use crate::host::run::tree::{processes_below, threads_of};
+use crate::host::process::{Stat, below, stat, threads_of};
 
 /// Where hierarchies are mounted: version 2 alone, beside version 1, and systemd's own of version
 /// 1.
@@ -107,7 +106,7 @@ impl Service {
                 let mut found = BTreeSet::new();
                 for &process in known.keys() {
                     if !found.contains(&process) {
-                        found.extend(processes_below(process));
+                        found.extend(below(process));
                     }
                 }
                 let identify = |pid: u32| Some((pid, running(pid)?.started_ticks));

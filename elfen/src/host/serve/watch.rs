@@ -13,10 +13,9 @@ use serde::Serialize;
 
 use super::idle::{self, CpuTime, IdleWatch};
 use super::keeping::{Found, Keeping, Move};
-use super::process::{stat, thread_name};
 use super::{Notice, Order, Refused, Service};
 use crate::host::affinity;
-use crate::host::run::tree::threads_of;
+use crate::host::process::{stat, thread_name, threads_of};
 
 /// Threads start others while we move them: until a look finds none outside, but no more than this.
 const ROUNDS: u32 = 20;

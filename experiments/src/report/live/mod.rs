@@ -5,12 +5,9 @@
 
 mod doubts;
 mod figures;
-mod file;
 mod machine;
 mod measured;
 mod table;
-
-pub use file::{BadFile, Results, read};
 
 use super::Report;
 use crate::live::summary;

@@ -3,15 +3,14 @@
 //! The service stays up from run to run: what changes between two runs is the company and nothing else. CPU time is read at
 //! the beginning and at the end of the time that the generator measures.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
 use super::company::{Batches, Done, Start};
-use super::os::Rank;
+use super::latencies::{Latencies, TIMEOUT};
 use super::plan::{Job, Spec};
 use super::process::Process;
 use super::programs::Programs;
@@ -25,14 +24,12 @@ const REQUESTS: &str = "requests.csv";
 const CONNECTIONS: &str = "64";
 /// For the generator to connect: nothing is due before.
 const LEAD: Duration = Duration::from_millis(30);
-/// After that a request has failed, and counts as having taken so long.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// For the last answers, at a load beyond the capacity.
 const TO_ANSWER: Duration = Duration::from_secs(30);
 /// How long a batch program runs alone.
 const ALONE: Duration = Duration::from_millis(1000);
 
-/// What a bench is set up for.
+/// What a testbed is set up for.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub machine: Machine,
@@ -44,7 +41,7 @@ pub struct Order {
 
 /// Fields go in this order: the service before its page and its files.
 #[derive(Debug)]
-pub struct Bench {
+pub struct Testbed {
     serving: Serving,
     pub(super) programs: Programs,
     pub(super) corpus: Corpus,
@@ -53,7 +50,7 @@ pub struct Bench {
     pub(super) scratch: Scratch,
 }
 
-impl Bench {
+impl Testbed {
     /// Builds what there is to build and starts the service.
     pub fn start(order: Order) -> Result<Self, LiveError> {
         let programs = Programs::find()?;
@@ -105,9 +102,8 @@ impl Bench {
         let mut batches = self.start_batches(&unrestrained, program, ALONE)?;
         sleep_until(Instant::now() + ALONE, || batches.lives())?;
         let done = batches.end()?.ok_or_else(|| {
-            LiveError::Refused(format!(
-                "{program} alone gets no work done: the machine is too busy"
-            ))
+            let why = format!("{program} alone gets no work done: the machine is too busy");
+            LiveError::Refused { why, fix: "end what else runs on these lanes, and try again" }
         })?;
         Ok(Alone {
             batch: program.to_owned(),
@@ -160,8 +156,8 @@ impl Bench {
             return Err(LiveError::Garbled { name, why });
         }
         if after.at == before.at {
-            let why = "its last request was due before anything could be measured: ask for a longer duration";
-            return Err(LiveError::Garbled { name: "elfen-load".to_owned(), why: why.to_owned() });
+            let why = "a run's last request was due before anything could be measured".to_owned();
+            return Err(LiveError::Refused { why, fix: "ask for a longer --duration" });
         }
         let done = batches.end()?;
         let latencies = Latencies::read(&self.scratch.path(REQUESTS))?;
@@ -249,50 +245,6 @@ impl Bench {
     }
 }
 
-/// Latencies of all requests of a run, in milliseconds and in order. The generator's own percentiles leave out those that
-/// failed, and a service that answers nobody would look fast: here they count as the time that the generator waits.
-#[derive(Debug, PartialEq)]
-struct Latencies(Vec<f64>);
-
-impl Latencies {
-    /// From the generator's CSV.
-    fn read(csv: &Path) -> Result<Self, LiveError> {
-        let failed = || LiveError::io(format!("reading {}", csv.display()));
-        Self::parse(&fs::read_to_string(csv).map_err(failed())?).ok_or_else(|| LiveError::Garbled {
-            name: "elfen-load".to_owned(),
-            why: "a CSV without requests, or without latency_us and outcome".to_owned(),
-        })
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines();
-        let heading: Vec<&str> = lines.next()?.split(',').collect();
-        let column = |name: &str| heading.iter().position(|column| *column == name);
-        let (latency, outcome) = column("latency_us").zip(column("outcome"))?;
-        let waited_ms = TIMEOUT.as_secs_f64() * 1e3;
-        let read = |line: &str| {
-            let cells: Vec<&str> = line.split(',').collect();
-            match *cells.get(outcome)? {
-                "ok" => Some(cells.get(latency)?.parse::<f64>().ok()? / 1e3),
-                _ => Some(waited_ms),
-            }
-        };
-        let mut latencies: Vec<f64> = lines.map(read).collect::<Option<_>>()?;
-        latencies.sort_unstable_by(f64::total_cmp);
-        (!latencies.is_empty()).then_some(Self(latencies))
-    }
-
-    /// The lowest that so many of a thousand do not exceed.
-    fn at(&self, per_thousand: usize) -> f64 {
-        let rank = (self.0.len() * per_thousand).div_ceil(1000);
-        self.0[rank.saturating_sub(1)]
-    }
-
-    fn mean(&self) -> f64 {
-        self.0.iter().sum::<f64>() / number_of(self.0.len())
-    }
-}
-
 /// How many lanes' worth of time a batch ran. Its CPU time counts naps within its own checks; the time that Elfen says it
 /// was on the lane counts others who had the CPU meanwhile. It cannot have run longer than either.
 fn on_the_lane(cpu_time: f64, reports: &[Value]) -> f64 {
@@ -357,33 +309,10 @@ pub fn core_scheduling() -> Result<(), String> {
     })
 }
 
-/// The rank of a program that is measured beside another.
-pub(super) const PLAIN: Rank = Rank::Normal;
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    /// Goal: percentiles are those of all requests, failed ones included. Method: a CSV of four requests, one of which was
-    /// refused at once, and files that are none.
-    #[test]
-    fn who_gets_no_answer_counts_as_slow() {
-        let csv = "seed,latency_us,outcome\n1,3000,ok\n1,1000,ok\n1,10,HTTP 503\n1,2000,ok\n";
-        let latencies = Latencies::parse(csv).unwrap();
-        assert_eq!(latencies.0, [1.0, 2.0, 3.0, 10_000.0]);
-        let found = [500, 750, 751, 990, 1000].map(|per_thousand| latencies.at(per_thousand));
-        assert_eq!(found, [2.0, 3.0, 10_000.0, 10_000.0, 10_000.0]);
-        assert_eq!(latencies.mean(), 2501.5);
-        for wrong in [
-            "",
-            "seed,latency_us,outcome\n",
-            "latency,outcome\n1,ok\n",
-            "latency_us,outcome\nx,ok\n",
-        ] {
-            assert_eq!(Latencies::parse(wrong), None, "{wrong:?}");
-        }
-    }
 
     /// Goal: neither naps nor others count as the batch. Method: reports with more and with less than its CPU time.
     #[test]

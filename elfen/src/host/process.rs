@@ -1,21 +1,21 @@
-//! What /proc tells of a process: since when it runs, what it has consumed, what it is called.
+//! What /proc tells of a process: since when it runs, what it has consumed, its threads, its name, its descendants.
 
 use std::fs;
 
 /// A line of /proc/PID/stat, as far as it matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Stat {
-    pub(super) parent: u32,
+pub(crate) struct Stat {
+    pub(crate) parent: u32,
     /// Time on a CPU, of all its threads, in clock ticks.
-    pub(super) cpu_ticks: u64,
+    pub(crate) cpu_ticks: u64,
     /// With the process id, who it is: the id alone comes back.
-    pub(super) started_ticks: u64,
+    pub(crate) started_ticks: u64,
     /// Ended, and not yet collected by its parent.
-    pub(super) ended: bool,
+    pub(crate) ended: bool,
 }
 
 /// `None` if there is no such process any more.
-pub(super) fn stat(process: u32) -> Option<Stat> {
+pub(crate) fn stat(process: u32) -> Option<Stat> {
     parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
@@ -33,9 +33,41 @@ fn parse(line: &str) -> Option<Stat> {
 }
 
 /// The name of a thread; empty if it has ended.
-pub(super) fn thread_name(thread: u32) -> String {
+pub(crate) fn thread_name(thread: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{thread}/comm")).unwrap_or_default();
     name.trim_end().to_owned()
+}
+
+/// All descendants of a process.
+pub(crate) fn below(ancestor: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut ahead = children(ancestor);
+    while let Some(process) = ahead.pop() {
+        ahead.extend(children(process));
+        found.push(process);
+    }
+    found
+}
+
+pub(crate) fn threads_of(process: u32) -> Vec<u32> {
+    numbers_in(&format!("/proc/{process}/task"))
+}
+
+/// Processes that a process started or inherited, over all its threads.
+fn children(process: u32) -> Vec<u32> {
+    let lists = threads_of(process).into_iter().map(|thread| {
+        // Ended meanwhile: its children are somebody else's, and found there the next time.
+        fs::read_to_string(format!("/proc/{process}/task/{thread}/children")).unwrap_or_default()
+    });
+    let numbers = |list: String| {
+        list.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>()
+    };
+    lists.flat_map(numbers).collect()
+}
+
+fn numbers_in(folder: &str) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use snapbox::data::DataFormat;
 use snapbox::{Assert, Data};
 
 /// Report, machine, and arguments besides.
-const REPORTS: [(&str, &str, &[&str]); 10] = [
+const REPORTS: [(&str, &str, &[&str]); 11] = [
+    ("bare", "bare", &[]),
     ("container", "container", &[]),
     ("desktop-user", "desktop-user", &[]),
     ("lockdown", "lockdown", &[]),

@@ -304,13 +304,9 @@ fn the_dashboard_asks_for_what_there_is() {
         assert!(!targets.is_empty(), "{}", panel["title"]);
         expressions.extend(targets.iter().map(|t| t["expr"].as_str().expect("an expression")));
     }
-    expressions.extend(
-        dashboard["templating"]["list"]
-            .as_array()
-            .expect("variables")
-            .iter()
-            .filter_map(|v| v["definition"].as_str()),
-    );
+    let variables = dashboard["templating"]["list"].as_array().expect("variables");
+    expressions.extend(variables.iter().filter_map(|v| v["query"]["query"].as_str()));
+    assert_eq!(expressions.len(), 19, "no query is overlooked");
     let mut asked = BTreeSet::new();
     for expression in expressions {
         let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');

@@ -23,11 +23,11 @@ use crate::host::source::Source;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen calibrate                               on the first pair of lanes, into elfen-model.toml
+  elfen calibrate                the first pair of lanes, into elfen-model.toml
   elfen calibrate --lanes 2:6 --batch loop,json --rounds 10
-  elfen simulate --rps 80 --policy borrow-idle --model elfen-model.toml --batch json
+  elfen simulate --rps 80 --policy borrow-idle --model elfen-model.toml
 
-Every two programs run alone and then beside each other, round by round; the service is one worker that
+Every two programs run alone and then beside each other, round by round; the service is one worker that \
 searches without a pause. On a machine without SMT there is nothing to measure, and it says so.";
 
 const WHAT: &str = "calibrating";

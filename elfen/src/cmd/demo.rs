@@ -20,11 +20,11 @@ use crate::host::run::channels::Wanted;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen demo                               on the first pair of lanes, or on two CPUs if there is none
-  elfen demo --lanes 2:6 --batch json      on this pair, with another batch program
+  elfen demo                            on the first pair of lanes, or two CPUs
+  elfen demo --lanes 2:6 --batch json   on this pair, with another program
   elfen demo --json --report /tmp/demo.html
 
-It needs no root; with it, the eBPF task map says who runs on a lane, and not the service alone. It needs
+It needs no root; with it, the eBPF task map says who runs on a lane, and not the service alone. It needs \
 elfen-search, elfen-load and elfen-batch, which `cargo build --release` puts beside it.";
 
 const WHAT: &str = "the demo";

@@ -18,7 +18,7 @@ use crate::host::source::Source;
 use crate::host::topology::Topology;
 
 const AFTER: &str = "\
-Each line says yes, no or warn; under conflicts, yes means that there is none. The last line says
+Each line says yes, no or warn; under conflicts, yes means that there is none. The last line says \
 whether borrow-idle can run here. Exit status: 0 if it can, 1 if not.
 
 Examples:
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let lanes = args.lanes.resolve(&topology)?;
     let answers = match args.machine {
         Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(&error))?,
-        None => probe::ask(trial(&lanes, &topology)),
+        None => ask(&lanes, &topology),
     };
     let by_hand = args.lanes.by_hand();
     let (source, topology, lanes) = (&source, &topology, &lanes);
@@ -86,6 +86,11 @@ fn open(args: &Args) -> Result<Source, Failure> {
 fn not_a_recording(error: &dyn std::error::Error) -> Failure {
     let fix = "give a file that `elfen doctor --record` wrote";
     Failure::new(Exit::Usage, "reading a recorded machine", error, fix)
+}
+
+/// Asks the kernel of this machine.
+pub(super) fn ask(lanes: &Lanes, topology: &Topology) -> Answers {
+    probe::ask(trial(lanes, topology))
 }
 
 /// Without a pair, any CPU stands for the lanes.
@@ -184,7 +189,7 @@ fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
 }
 
 /// `a, b and c`.
-fn listed(items: &[&str]) -> String {
+pub(super) fn listed(items: &[&str]) -> String {
     match items {
         [] => String::new(),
         [only] => (*only).to_owned(),
@@ -205,7 +210,7 @@ fn heading(group: Group) -> &'static str {
 /// Lines of at most `columns`, broken between words; longer words stay whole, so that a command can
 /// be copied. Names of devices and processes are in here, so nothing that a terminal obeys is let
 /// through.
-fn wrap(text: &str, columns: usize) -> Vec<String> {
+pub(super) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         let mut plain = String::with_capacity(word.len());

@@ -23,15 +23,15 @@ use crate::host::run::channels::Wanted;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen experiment --load 50 --company none,borrow-idle --batch loop    a first one, of two minutes
-  elfen experiment --load 20,50,70 --invocations 20 --out night.jsonl --report night.html
-  elfen experiment --company none,fixed-budget:2ms,slo-budget:p99=20ms --batch compress,json
+  elfen experiment --load 50 --company none,borrow-idle --batch loop
+  elfen experiment --load 20,50,70 --invocations 20 --out night.jsonl
+  elfen experiment --company none,fixed-budget:2ms,slo-budget:p99=20ms
   elfen experiment --plan plan.toml --out results.jsonl
 
-A plan in TOML has the options' names as keys: load = [20, 50], company = [\"none\", \"borrow-idle\"],
+A plan in TOML has the options' names as keys: load = [20, 50], company = [\"none\", \"borrow-idle\"], \
 duration = \"10s\"; an option on the command line goes before the file's.
 
-Companies: none, unrestrained, nice19, sched-idle, core-scheduling, borrow-idle, fixed-budget:TIME,
+Companies: none, unrestrained, nice19, sched-idle, core-scheduling, borrow-idle, fixed-budget:TIME, \
 refresh-budget:TIME, dynamic-budget:TIME:IPC, slo-budget:SLO.
 
 Ctrl-C ends it; the same command goes on with what is missing.";

@@ -28,6 +28,11 @@ pub(crate) enum Failure {
         why: String,
         fix: String,
     },
+    /// One that takes more than a line to explain: the line, and what stands below it.
+    WithScreen {
+        failure: Box<Failure>,
+        screen: String,
+    },
     /// Whoever read our output has read enough, as in `elfen lanes | head -1`. Nothing to report.
     ReaderGone,
 }
@@ -49,6 +54,10 @@ impl Failure {
         Self::new(Status::Failed, named(kind, path), why, "name a file that can be written")
     }
 
+    pub(crate) fn with_screen(self, screen: String) -> Self {
+        Self::WithScreen { failure: Box::new(self), screen }
+    }
+
     /// Standard output could not be written.
     pub(crate) fn output(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
@@ -60,11 +69,16 @@ impl Failure {
 
     /// Prints the line, if there is one, and gives the exit status.
     pub(crate) fn report(self) -> ExitCode {
-        match &self {
+        match self {
             Self::ReaderGone => ExitCode::SUCCESS,
             Self::Reported { status, .. } => {
                 to_stderr(&self.to_string());
-                ExitCode::from(*status as u8)
+                ExitCode::from(status as u8)
+            }
+            Self::WithScreen { failure, screen } => {
+                let code = failure.report();
+                io::stderr().write_all(screen.as_bytes()).ok();
+                code
             }
         }
     }
@@ -76,6 +90,7 @@ impl fmt::Display for Failure {
             Self::Reported { what, why, fix, .. } => {
                 write!(f, "{what}: {why}; {fix}")
             }
+            Self::WithScreen { failure, .. } => failure.fmt(f),
             Self::ReaderGone => f.write_str("nobody reads the output"),
         }
     }

@@ -25,14 +25,14 @@ const STATUSES: [(&str, &str); 7] = [
 const OTHER_VARIABLES: [(&str, &str); 6] = [
     (VARIABLE, "one settings file to read instead of those below"),
     ("ELFEN_GROUP", "default of `signals up --group`: elfen"),
-    ("ELFEN_LIB", "a further folder in which to look for libraries and programs of Elfen"),
-    ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`, see `lanes --record`"),
+    ("ELFEN_LIB", "a further folder with libraries and programs of Elfen"),
+    ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
     ("ELFEN_RUN", "set by `run` for its program: where its channels are"),
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),
 ];
 
 const FILES: [(&str, &str); 2] = [
-    ("$XDG_CONFIG_HOME/elfen/config.toml", "settings of the user; ~/.config without the variable"),
+    ("$XDG_CONFIG_HOME/elfen/config.toml", "settings of the user; ~/.config without it"),
     (MACHINE_FILE, "settings of the machine"),
 ];
 
@@ -56,8 +56,8 @@ that before what is built in; `elfen config` shows what holds. Keys of the files
 the options: policy = \"fixed-budget\", budget = \"2ms\".";
 
 /// A failure's shape.
-pub(crate) const FAILURES: &str =
-    "A failure is one line on stderr: `elfen: what failed: why; what to do`.";
+pub(crate) const FAILURES: &str = "A failure is one line on stderr: `elfen: what failed: why; what to do`. Where the machine lacks \
+     what `run` needs, a screen below it says what works, what doesn't, and the next step.";
 
 const COLUMNS: usize = 78;
 
@@ -70,9 +70,9 @@ pub(crate) fn all() -> String {
     let [status, environment, files] = tables();
     let example =
         "Example:\n  elfen doctor     what works on this machine, and what to do next\n\n";
-    let order = filled(ORDER);
+    let (failures, order) = (filled(FAILURES), filled(ORDER));
     format!(
-        "{example}{}{FAILURES}\n\n{}{}{order}",
+        "{example}{}{failures}\n\n{}{}{order}",
         table(&status),
         table(&environment),
         table(&files)
@@ -96,4 +96,41 @@ fn filled(text: &str) -> String {
         column += width;
     }
     filled
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::super::Cli;
+
+    /// Every command and its subcommands.
+    fn all(command: &clap::Command) -> Vec<&clap::Command> {
+        let mut found = vec![command];
+        found.extend(command.get_subcommands().flat_map(all));
+        found
+    }
+
+    /// Goal: every command's help ends with an example, and is whole on a terminal of 80 columns. Method: what stands after
+    /// the options; prose has one line a paragraph, for clap to break.
+    #[test]
+    fn every_command_has_an_example() {
+        let cli = Cli::command();
+        for command in all(&cli) {
+            let name = command.get_name();
+            let text = command.get_after_help().expect(name).to_string();
+            assert!(text.contains("Example:\n  ") || text.contains("Examples:\n  "), "{name}");
+            let lines: Vec<&str> = text.lines().collect();
+            let verbatim = |line: &&&str| line.starts_with(' ');
+            let long = lines.iter().filter(verbatim).find(|line| line.chars().count() > 80);
+            assert_eq!(long, None, "{name}");
+            let broken = |pair: &&[&str]| {
+                pair.iter().all(|line| !line.is_empty() && !line.starts_with(' '))
+                    && !pair[0].ends_with('.')
+            };
+            // The command's own is filled to its columns already.
+            let broken = lines.windows(2).find(broken).filter(|_| name != "elfen");
+            assert_eq!(broken, None, "{name}");
+        }
+    }
 }

@@ -20,7 +20,7 @@ Examples:
   elfen lanes                      the pairs of this machine
   elfen lanes --json               the same for scripts
   elfen lanes --lanes 0:1,2:3      whether these pairs can be used
-  elfen lanes --record > machine   what the kernel says of this machine, for a report";
+  elfen lanes --record > machine   what the kernel says of it, for a report";
 
 /// List this machine's pairs of lanes, and what limits them
 #[derive(clap::Args, Debug)]

@@ -14,6 +14,7 @@ pub(crate) mod failure;
 mod generate;
 mod help;
 mod inject_args;
+mod lacking;
 pub(crate) mod lane_args;
 pub(crate) mod lanes;
 mod live_args;

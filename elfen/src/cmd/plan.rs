@@ -21,12 +21,13 @@ use super::{duration, table};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen plan --slo p99=100ms --rps 80                       one core, the thesis's search service
+  elfen plan --slo p99=100ms --rps 80      one core, the thesis's search service
   elfen plan --slo p99=100ms --rps 400 --cores 7 --machines 20 --batch-load 60
   elfen plan --slo p99=5ms --rps 2000 --demand file:service.csv --slowdown 1.4
-  elfen plan --slo p99=100ms --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s --held 99.9
+  elfen plan --slo p99=100ms --rps 10 --noon-rps 70 --burst-rps 30 \\
+      --duration 86400s --held 99.9
 
-For each policy that takes a budget, the highest one that keeps the SLO is searched, up to the SLO's
+For each policy that takes a budget, the highest one that keeps the SLO is searched, up to the SLO's \
 latency. What a policy buys is batch work, where 1.0 is a lane of its own.";
 
 /// Find the policies and budgets that keep an SLO, and the machines that they save

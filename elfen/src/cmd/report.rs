@@ -17,10 +17,10 @@ use super::{shell, warn};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen report                             the thesis's figures, simulated, in report.html
-  elfen report results.jsonl -o runs.html  what `elfen experiment` measured
-  elfen bench nap --json > nap.json; elfen report results.jsonl --thesis --nap nap.json
-  elfen report results.jsonl --json | jq '.figures[] | {id, reading}'
+  elfen report                   the thesis's figures, simulated, in report.html
+  elfen report runs.jsonl -o runs.html   what `elfen experiment` measured
+  elfen bench nap --json > nap.json && elfen report runs.jsonl --nap nap.json
+  elfen report runs.jsonl --json | jq '.figures[] | {id, reading}'
 
 The file needs no network and no other file; each figure's numbers can be saved from it as CSV.";
 

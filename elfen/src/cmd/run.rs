@@ -21,7 +21,7 @@ use super::inject_args::{Chosen, InjectName};
 use super::lane_args::LaneArgs;
 use super::look_args::{LookArgs, Looked};
 use super::policy_args::PolicyArgs;
-use super::{duration, signals, warn};
+use super::{duration, lacking, signals, warn};
 use crate::host::pair;
 use crate::host::run::Order;
 use crate::host::run::channels::{Channels, Error, Wanted, Writer};
@@ -31,13 +31,14 @@ use crate::host::run::ipc::Counts;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen run --lanes 0:1 -- xz -9 backup.tar           only while CPU 0 idles
-  elfen run --signal service --service search -- make -j8  without privileges
-  elfen run --policy fixed-budget --budget 2ms --service search -- ./batch
+  sudo elfen run --lanes 0:1 -- xz -9 backup.tar          only while CPU 0 idles
+  elfen run --signal service --service shop -- make -j8   without privileges
+  elfen run --policy fixed-budget --budget 2ms --service shop -- ./batch
 
-The exit status is the program's own; 126 if it cannot be run, 127 if it is not found. Before anything is started:
+The exit status is the program's own; 126 if it cannot be run, 127 if it is not found. Before anything is started: \
 2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other failures.
-ELFEN_LANES is the default of --lanes. The program finds its channels in ELFEN_RUN.";
+
+The program finds its channels in ELFEN_RUN.";
 
 /// Run a program on the batch lanes while their request lanes idle
 #[derive(clap::Args, Debug)]
@@ -79,6 +80,13 @@ pub(crate) struct Args {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
+}
+
+impl Args {
+    /// What the machine lacks, of which the run has seen something.
+    fn lacking(&self, seen: Failure) -> Failure {
+        lacking::failure(&self.lanes, self.service.is_some(), seen)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -152,7 +160,10 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let order = order(args)?;
     let mut report = args.report.as_ref().map(create).transpose()?;
     let channels = Channels::open(&order, args.signal, args.service.as_deref());
-    let channels = Arc::new(channels.map_err(|error| refuse(&error))?);
+    let channels = Arc::new(channels.map_err(|error| match error {
+        Error::Nothing(_) => args.lacking(refuse(&error)),
+        _ => refuse(&error),
+    })?);
     require_a_service(&order, &channels)?;
     require_tasks_to_block(&order, &channels)?;
     let lanes = pair::list(&order.pairs);
@@ -204,7 +215,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 fn order(args: &Args) -> Result<Order, Failure> {
     let (settings, slo) = args.policy.settings()?;
-    let pairs = args.lanes.pairs()?;
+    let pairs = args.lanes.pairs().map_err(|seen| args.lacking(seen))?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
     let looks = args.looks.looks()?;

@@ -19,23 +19,22 @@ use crate::host::serve::{self, Figures, NeverIdle, Notice, Order, Refused, Servi
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen serve --lanes 0:1 -- redis-server --save ''      start a service on CPU 0
-  sudo elfen serve --lanes 0:1 --pid $(pidof memcached)   move one that runs; Ctrl-C undoes it
-  sudo elfen serve --cgroup system.slice/nginx.service    the same, across its restarts
-  sudo elfen run --lanes 0:1 -- xz -9 backup.tar          and lend what it leaves idle
+  elfen serve --lanes 0:1 -- redis-server --save ''     a new service on CPU 0
+  sudo elfen serve --lanes 0:1 --pid $(pidof memcached)    moved, until Ctrl-C
+  sudo elfen serve --cgroup system.slice/nginx.service     and across restarts
+  sudo elfen run --lanes 0:1 -- xz -9 backup.tar           in what that leaves
 
-A program started here replaces this command: process id, signals, input, output and exit status
-are its own; 126 if it cannot be run, 127 if it is not found. Keep it in the foreground (nginx -g
-'daemon off;'): who goes into the background stays on the lanes, but is not watched. Before anything
+A program started here replaces this command: process id, signals, input, output and exit status \
+are its own; 126 if it cannot be run, 127 if it is not found. Keep it in the foreground (nginx -g \
+'daemon off;'): who goes into the background stays on the lanes, but is not watched. Before anything \
 is started: 2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other failures.
 
---pid and --cgroup move what runs already, until SIGINT, SIGTERM or SIGHUP; then every thread gets
+--pid and --cgroup move what runs already, until SIGINT, SIGTERM or SIGHUP; then every thread gets \
 back what it had. After SIGKILL they stay on the lanes: `taskset -acp CPUS PID` frees them.
 
-New threads and children inherit the lanes; one that chooses other CPUs itself is brought back at
-the next look, ever less often the more it insists, and is named. A choice among the request lanes
-is respected.
-ELFEN_LANES is the default of --lanes.";
+New threads and children inherit the lanes; one that chooses other CPUs itself is brought back at \
+the next look, ever less often the more it insists, and is named. A choice among the request lanes \
+is respected.";
 
 /// Keep a service on the request lanes, as it is
 #[derive(clap::Args, Debug)]

@@ -14,8 +14,8 @@ use crate::host::run::find::Batch;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen set --policy borrow-idle                       the one batch that runs
-  elfen set 4711 --policy fixed-budget --budget 2ms    the batch whose program is process 4711";
+  elfen set --policy borrow-idle                      the one batch that runs
+  elfen set 4711 --policy fixed-budget --budget 2ms   that of process 4711";
 
 /// Change the policy of a running batch
 #[derive(clap::Args, Debug)]

@@ -15,9 +15,9 @@ use super::{table, warn};
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen signals up --group batch    from now on, group batch can see who runs on every CPU
-  elfen signals status                   whether it is up, and who holds it
-  sudo elfen signals down                no longer; programs that read it now may go on";
+  sudo elfen signals up --group batch   who runs on every CPU, for group batch
+  elfen signals status                  whether it is up, and who holds it
+  sudo elfen signals down               no longer; who reads it now may go on";
 
 /// Let users without privileges read who runs on every CPU
 #[derive(clap::Args, Debug)]
@@ -30,14 +30,17 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand, Debug)]
 enum Action {
     /// Attach the sched_switch program and pin its map for a group (as root, once)
+    #[command(after_help = "Example:\n  sudo elfen signals up --group batch")]
     Up {
         /// The group that may read the map, by name or number
         #[arg(long, default_value = "elfen", env = "ELFEN_GROUP")]
         group: String,
     },
     /// Remove the pins; the program stays until its last reader ends (as root)
+    #[command(after_help = "Example:\n  sudo elfen signals down")]
     Down,
     /// Say whether the map is pinned, and which processes hold the program
+    #[command(after_help = "Example:\n  elfen signals status --json | jq .group")]
     Status {
         /// Print one JSON object
         #[arg(long)]

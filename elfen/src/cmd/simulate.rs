@@ -26,14 +26,14 @@ use super::{duration, table};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen simulate --rps 100                                  a service alone
-  elfen simulate --rps 100 --policy borrow-idle             with a batch program in its idle time
+  elfen simulate --rps 100                          a service alone
+  elfen simulate --rps 100 --policy borrow-idle     a batch in its idle time
   elfen simulate --rps 80 --policy fixed-budget --budget 37ms --json
   elfen simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
-      --policy slo-budget --slo p99=100ms                   a day of it, with bursts
-  elfen simulate --check-thesis                             the model against what was published
+      --policy slo-budget --slo p99=100ms           a day of it, with bursts
+  elfen simulate --check-thesis                     the model against the thesis
 
-Every fraction is one of a core's time, so that utilisation, which is 2.0 when both lanes are always
+Every fraction is one of a core's time, so that utilisation, which is 2.0 when both lanes are always \
 busy, is their sum: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]

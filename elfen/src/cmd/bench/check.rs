@@ -12,10 +12,10 @@ use crate::host::affinity;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench check                    every kind, on the last CPU of this process
-  elfen bench check --cpu 3 --json | jq '.checks[] | select(.program == \"calls\")'
+  elfen bench check              every kind, on the last CPU of this process
+  elfen bench check --cpu 3 --json | jq '.checks[] | {program, kind}'
 
-The programs are built by cc and take no privileges. A slowdown of 1.2 is a fifth more time than without checks; a
+The programs are built by cc and take no privileges. A slowdown of 1.2 is a fifth more time than without checks; a \
 kind `X-return` calls hooks that do nothing, which shows how much of `X` is the call.";
 
 /// Measure what a check costs

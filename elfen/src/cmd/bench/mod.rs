@@ -28,11 +28,11 @@ use crate::host::run::looks::Looks;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench check                    what each kind of check adds to a call
-  elfen bench nap                      how long a lane takes to fall asleep and to wake
-  sudo elfen bench overlap             how long a batch runs next to requests
-  sudo elfen bench signal              how late the task map is, and what it costs
-  elfen bench service --json           what publishing a request costs, for scripts";
+  elfen bench check               what each kind of check adds to a call
+  elfen bench nap                 how long a lane takes to sleep and to wake
+  sudo elfen bench overlap        how long a batch runs next to requests
+  sudo elfen bench signal         how late the task map is, and what it costs
+  elfen bench service --json      what publishing a request costs, for scripts";
 
 /// Measure what Elfen's parts cost on this machine
 #[derive(clap::Args, Debug)]

@@ -13,7 +13,7 @@ use crate::cmd::table;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench nap                      every nap of this machine, on its first pair of lanes
+  elfen bench nap                      every nap, on the first pair of lanes
   elfen bench nap --lanes 2:6 -n 100   on this pair, as often as the thesis did
   elfen bench nap --json | jq '.naps[] | select(.available | not) | {nap, why}'";
 

@@ -21,7 +21,7 @@ Examples:
   elfen top --once       once, for scripts
   sudo elfen top         with everybody's batches, and who runs on their lanes
 
-Keys: up and down select a batch; p takes its next policy; + and - change its budget; q ends.
+Keys: up and down select a batch; p takes its next policy; + and - change its budget; q ends. \
 Shares are of the time since the last picture, tails those of the last ten seconds.";
 
 /// Watch lanes and batches, and change their policies

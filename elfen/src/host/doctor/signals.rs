@@ -19,7 +19,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
         enough: Enough::If(A_SERVICE),
         examine: Examine::By(service_page),
     },
-    Mechanism { name: "nanonap-module", enough: Enough::No, examine: Examine::By(nanonap) },
+    Mechanism { name: "nanonap-module", enough: Enough::Yes, examine: Examine::By(nanonap) },
     Mechanism { name: "hardware-counters", enough: Enough::No, examine: Examine::By(counters) },
 ];
 
@@ -157,7 +157,7 @@ fn service_page(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-/// It has a task map of its own, which nothing but its naps reads yet.
+/// Its task map stands in where no program can be attached.
 fn nanonap(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match &machine.answers.nanonap {
         Nanonap::Opened { ties, .. } => {

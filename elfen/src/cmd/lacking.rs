@@ -1,0 +1,176 @@
+//! What `elfen run` says on a machine that lacks something it needs: one screen with what works, what doesn't and why, and
+//! the one next step.
+//!
+//! The findings are `elfen doctor`'s; here they are only held against what this run asked for, and cut to what fits. Who
+//! named a mechanism, as in `--signal tasks`, gets the one line about it instead.
+
+use super::doctor::{listed, wrap};
+use super::failure::{Failure, Status as Exit};
+use super::lane_args::{self, LaneArgs};
+use crate::host::doctor::verdict::Verdict;
+use crate::host::doctor::{self, Check, Enough, Group, Machine, Status};
+use crate::host::source::Source;
+
+const COLUMNS: usize = 80;
+/// `yes  injection  `.
+const MARGIN: usize = 16;
+/// What the verifier says can fill the screen by itself.
+const LINES_A_MECHANISM: usize = 2;
+const LINES_OF_STEP: usize = 4;
+
+const NEEDS: [(Group, &str); 4] = [
+    (Group::Lanes, "lanes"),
+    (Group::Signals, "signal"),
+    (Group::Naps, "nap"),
+    (Group::Injection, "injection"),
+];
+
+const NEXT: &str = "next: ";
+const LAST: &str = "`elfen doctor` lists every mechanism, and what would bring it\n";
+
+/// Looks at the machine for what is missing. `seen` is what the run itself stumbled over, and is all there is to say where
+/// nothing else is missing.
+pub(super) fn failure(lanes: &LaneArgs, names_a_service: bool, seen: Failure) -> Failure {
+    let source = Source::live();
+    let topology = match lane_args::topology(&source) {
+        Ok(topology) => topology,
+        Err(failure) => return failure,
+    };
+    let by_hand = lanes.by_hand();
+    let lanes = match lanes.resolve(&topology) {
+        Ok(lanes) => lanes,
+        Err(failure) => return failure,
+    };
+    let answers = super::doctor::ask(&lanes, &topology);
+    let machine =
+        Machine { source: &source, topology: &topology, lanes: &lanes, by_hand, answers: &answers };
+    explained(&machine, names_a_service).unwrap_or(seen)
+}
+
+/// The failure with its screen; `None` if nothing is missing.
+fn explained(machine: &Machine<'_>, names_a_service: bool) -> Option<Failure> {
+    let checks = asked_for(doctor::examine(machine), names_a_service);
+    let verdict = Verdict::of(&checks);
+    let missing = |group| is_missing(&checks, group);
+    // Lanes come first: one step at a time.
+    let step = match (missing(Group::Lanes), missing(Group::Signals)) {
+        (false, true) => signal_step(machine, &checks),
+        _ => verdict.next.clone(),
+    };
+    if verdict.ok() {
+        return None;
+    }
+    let without: Vec<String> = verdict.missing.iter().map(|what| no(what)).collect();
+    let without: Vec<&str> = without.iter().map(String::as_str).collect();
+    let line = Failure::new(Exit::Unsupported, "run", listed(&without), "see below");
+    Some(line.with_screen(screen(&checks, &step)))
+}
+
+/// Of `a signal`, `no signal`.
+fn no(what: &str) -> String {
+    format!("no {}", what.split_once(' ').map_or(what, |(_, noun)| noun))
+}
+
+/// A service's page is enough for the run that names the service.
+fn asked_for(mut checks: Vec<Check>, names_a_service: bool) -> Vec<Check> {
+    for check in &mut checks {
+        if let (Group::Signals, Enough::If(_)) = (check.group, check.enough) {
+            check.enough = if names_a_service { Enough::Yes } else { Enough::No };
+        }
+    }
+    checks
+}
+
+fn of_use(checks: &[Check], group: Group) -> impl Iterator<Item = &Check> {
+    checks.iter().filter(move |check| check.group == group && check.enough != Enough::No)
+}
+
+fn works(check: &Check) -> bool {
+    check.finding.status != Status::No
+}
+
+fn is_missing(checks: &[Check], group: Group) -> bool {
+    !of_use(checks, group).any(works)
+}
+
+fn screen(checks: &[Check], step: &str) -> String {
+    let mut text = String::from("\n");
+    for (group, label) in NEEDS {
+        let missing = is_missing(checks, group);
+        let paragraphs =
+            if missing { why_not(checks, group) } else { vec![what_works(checks, group)] };
+        let lines = paragraphs.iter().flat_map(|it| cut(it, COLUMNS - MARGIN, LINES_A_MECHANISM));
+        let answer = if missing { "no" } else { "yes" };
+        let lines: Vec<String> = lines.collect();
+        text += &format!("{answer:5}{label:11}{}\n", lines.join(&format!("\n{:MARGIN$}", "")));
+    }
+    let step =
+        cut(step, COLUMNS - NEXT.len(), LINES_OF_STEP).join(&format!("\n{:1$}", "", NEXT.len()));
+    text + "\n" + NEXT + &step + "\n" + LAST
+}
+
+/// The one mechanism and what is to be said of it, or the names of several.
+fn what_works(checks: &[Check], group: Group) -> String {
+    let working: Vec<&Check> = of_use(checks, group).filter(|check| works(check)).collect();
+    if let [only] = working.as_slice() {
+        return format!("{}: {}", only.name, only.finding.why);
+    }
+    let names: Vec<&str> = working.iter().map(|check| check.name).collect();
+    names.join(", ")
+}
+
+fn why_not(checks: &[Check], group: Group) -> Vec<String> {
+    let told = |check: &Check| format!("{}: {}", check.name, check.finding.why);
+    let kernel = unable(checks).filter(|_| group == Group::Signals);
+    let mut paragraphs: Vec<String> =
+        kernel.into_iter().chain(of_use(checks, group)).map(told).collect();
+    if group == Group::Signals && page_works(checks) {
+        paragraphs.push("service-page: works beside a service that publishes".to_owned());
+    }
+    paragraphs
+}
+
+fn named<'a>(checks: &'a [Check], name: &str) -> Option<&'a Check> {
+    checks.iter().find(|check| check.name == name)
+}
+
+fn page_works(checks: &[Check]) -> bool {
+    named(checks, "service-page").is_some_and(works)
+}
+
+/// What keeps the kernel itself from telling who runs, whoever asks.
+fn unable(checks: &[Check]) -> Option<&Check> {
+    let of_kernel = ["kernel-version", "kernel-types", "sched-switch"];
+    of_kernel.into_iter().filter_map(|name| named(checks, name)).find(|check| !works(check))
+}
+
+const PUBLISH: &str = "name a service that publishes its requests, which takes neither root nor eBPF \
+                       (`elfen run --signal service --service NAME`)";
+
+/// What brings a signal soonest: root's help where the kernel is able, the cure where root itself is refused, and else the
+/// page, which needs nobody's leave.
+fn signal_step(machine: &Machine<'_>, checks: &[Check]) -> String {
+    let fix = |name: &str| named(checks, name).map_or(String::new(), |it| it.finding.fix.clone());
+    let privileged = machine.answers.capabilities.is_some_and(|has| has.bpf && has.perfmon);
+    match unable(checks) {
+        None if privileged => fix("task-map-attach"),
+        None => fix("task-map-pinned"),
+        Some(_) if page_works(checks) => PUBLISH.to_owned(),
+        Some(check) => check.finding.fix.clone(),
+    }
+}
+
+const MORE: &str = " ...";
+
+/// At most `lines` of it, which say if there was more.
+fn cut(text: &str, columns: usize, lines: usize) -> Vec<String> {
+    let mut all = wrap(text, columns - MORE.len());
+    if all.len() > lines {
+        all.truncate(lines);
+        all.last_mut().unwrap_or_else(|| unreachable!("a screen has lines")).push_str(MORE);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;

@@ -34,7 +34,7 @@ fn run(out: &mut dyn Write) -> Result<ExitCode, Failure> {
             let outcome = understood.cli.command.run(out);
             outcome.map_err(|failure| settings::explain(failure, &understood.untyped))
         }
-        Err(Refused::ByClap(error)) => cmd::usage::report(&error, out),
+        Err(Refused::ByClap(error)) => cmd::usage::report(&error, &words, out),
         Err(Refused::Failure(failure)) => Err(failure),
     }
 }

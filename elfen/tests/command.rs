@@ -47,6 +47,10 @@ fn usage_errors() {
         ),
         (&["lanes", "--lanes"], "a value is required for '--lanes <PAIRS>'", "--help`"),
         (&["lanes", "--json", "--record"], "cannot be used with", "see `elfen lanes --help`"),
+        (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
+        (&["signals", "up", "--user"], "unexpected argument", "see `elfen signals up --help`"),
+        (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "is ./--lane"),
+        (&["serve", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "is ./--lane"),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),
     ];
     for (words, why, fix) in cases {

@@ -91,7 +91,7 @@ fn what_is_in_it() {
     let expected = "elfen report results.jsonl --thesis --requests 1000 --seed 1";
     assert_eq!(both["command"], expected);
 
-    let naps = json(&["results.jsonl", "--nap", "nap.json", "--json"]);
+    let naps = json(&["results.jsonl", "--naps", "nap.json", "--json"]);
     assert_eq!(ids(&naps)[3], "naps");
     let figure = &naps["figures"][3];
     assert_eq!(figure["source"], "live");
@@ -202,8 +202,8 @@ fn what_is_refused() {
         ("negative.jsonl", "line 2: p99_ms is -2.5, which nothing measures; "),
         ("missing.jsonl", "elfen: results \"missing.jsonl\": No such file"),
         (".", "elfen: results \".\": Is a directory"),
-        ("--nap other.json", "elfen: nap \"other.json\": missing field `request_cpu`"),
-        ("--nap huge.json --requests 10", "1e300 is no number that can be drawn; "),
+        ("--naps other.json", "elfen: nap \"other.json\": missing field `request_cpu`"),
+        ("--naps huge.json --requests 10", "1e300 is no number that can be drawn; "),
         ("--model other.json", "elfen: model \"other.json\": line 1: "),
         ("--requests 0", "elfen: the simulation: nothing to simulate"),
         ("--requests 99999999999", "elfen: the simulation: a figure shows no more of"),

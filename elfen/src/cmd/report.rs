@@ -19,7 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   elfen report                   the thesis's figures, simulated, in report.html
   elfen report runs.jsonl -o runs.html   what `elfen experiment` measured
-  elfen bench nap --json > nap.json && elfen report runs.jsonl --nap nap.json
+  elfen bench nap --json > nap.json && elfen report runs.jsonl --naps nap.json
   elfen report runs.jsonl --json | jq '.figures[] | {id, reading}'
 
 The file needs no network and no other file; each figure's numbers can be saved from it as CSV.";
@@ -44,11 +44,11 @@ pub(crate) struct Args {
     model: Option<PathBuf>,
 
     /// What `elfen bench nap --json` printed, for the figure of naps
-    #[arg(long, value_name = "FILE")]
+    #[arg(long = "naps", value_name = "FILE")]
     nap: Option<PathBuf>,
 
     /// Where to write the HTML; - for standard output [default: report.html, nothing with --json]
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long = "out", value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Simulated requests of each point
@@ -157,7 +157,7 @@ impl Args {
             words.push(format!("--requests {} --seed {}", self.requests, self.seed));
         }
         words.extend(self.model.as_deref().map(|file| format!("--model {}", shell_word(file))));
-        words.extend(self.nap.as_deref().map(|file| format!("--nap {}", shell_word(file))));
+        words.extend(self.nap.as_deref().map(|file| format!("--naps {}", shell_word(file))));
         words.join(" ")
     }
 }

@@ -21,7 +21,7 @@ use super::inject_args::{Chosen, InjectName};
 use super::lane_args::LaneArgs;
 use super::look_args::{LookArgs, Looked};
 use super::policy_args::PolicyArgs;
-use super::{duration, lacking, signals, warn};
+use super::{duration, lacking, signals, usage, warn};
 use crate::host::pair;
 use crate::host::run::Order;
 use crate::host::run::channels::{Channels, Error, Wanted, Writer};
@@ -214,6 +214,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 fn order(args: &Args) -> Result<Order, Failure> {
+    usage::check_program("run", &args.program)?;
     let (settings, slo) = args.policy.settings()?;
     let pairs = args.lanes.pairs().map_err(|seen| args.lacking(seen))?;
     let (program, arguments) =

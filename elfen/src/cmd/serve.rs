@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::failure::{Failure, Status, named, to_stderr};
 use super::lane_args::LaneArgs;
-use super::{duration, print, print_json, warn};
+use super::{duration, print, print_json, usage, warn};
 use crate::host::cpulist::CpuSet;
 use crate::host::pair::{self, Pair};
 use crate::host::serve::{self, Figures, NeverIdle, Notice, Order, Refused, Service};
@@ -97,6 +97,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    usage::check_program("serve", &args.program)?;
     let pairs = args.lanes.pairs()?;
     let order = Order {
         request_lanes: pairs.iter().map(|pair| pair.request).collect(),

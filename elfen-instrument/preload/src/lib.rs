@@ -45,3 +45,11 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::abort() }
 }
+
+/// A debug build keeps the tables by which the compiler's own library would be unwound, and they name this. Nothing unwinds.
+#[cfg(all(debug_assertions, not(test)))]
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::abort() }
+}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
 
 use object::elf::DT_NEEDED;
 use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
@@ -46,4 +47,12 @@ fn it_is_small_needs_the_c_library_alone_and_cannot_panic() {
     for name in ["malloc", "free", "pthread_mutex_lock", "write", "printf", "_Unwind_Resume"] {
         assert!(!wanted.contains(name), "it calls {name}");
     }
+}
+
+/// Goal: `cargo build` makes a library that programs can be loaded with, though it is neither small nor free of panics.
+#[test]
+fn a_debug_build_can_be_loaded() {
+    let library = crate::stage::build_library("dev", "debug");
+    let loaded = Command::new("true").env("LD_PRELOAD", library).output().unwrap();
+    assert_eq!((loaded.status.code(), loaded.stderr.as_slice()), (Some(0), &b""[..]));
 }

@@ -35,15 +35,18 @@ pub(crate) fn skipped(name: &str, why: &str) {
 /// The preload library as it is shipped: a release build, which differs from others in that it can't panic.
 pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preload");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["build", "--release", "--offline", "--quiet", "-p", "elfen-preload"]);
-        let output = command.arg("--target-dir").arg(&target).current_dir(root()).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        target.join("release").join(elfen_instrument::LIBRARY)
-    })
+    BUILT.get_or_init(|| build_library("release", "release"))
+}
+
+/// The library by one of cargo's profiles, which puts it into this folder.
+pub(crate) fn build_library(profile: &str, folder: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preload");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--profile", profile, "--offline", "--quiet", "-p", "elfen-preload"]);
+    let output = command.arg("--target-dir").arg(&target).current_dir(root()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    target.join(folder).join(elfen_instrument::LIBRARY)
 }
 
 /// Compiles a C file of ours; `None`, and a line, if the compiler can't do what the flags ask. The library's hooks need no

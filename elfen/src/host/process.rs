@@ -12,7 +12,14 @@ pub(crate) struct Stat {
     pub(crate) started_ticks: u64,
     /// Ended, and not yet collected by its parent.
     pub(crate) ended: bool,
+    /// It will run nothing more of its program: it exits, or has a signal that nobody can catch.
+    pub(crate) dying: bool,
 }
+
+/// Of a task's flags: it exits.
+const PF_EXITING: u64 = 4;
+/// In a thread's pending signals. The kernel puts it there for any signal that ends the process without a handler.
+const KILL_PENDING: u64 = 1 << (libc::SIGKILL - 1);
 
 /// `None` if there is no such process any more.
 pub(crate) fn stat(process: u32) -> Option<Stat> {
@@ -29,6 +36,7 @@ fn parse(line: &str) -> Option<Stat> {
         cpu_ticks: number(11)? + number(12)?,
         started_ticks: number(19)?,
         ended: matches!(*fields.first()?, "Z" | "X"),
+        dying: number(6)? & PF_EXITING != 0 || number(28)? & KILL_PENDING != 0,
     })
 }
 
@@ -80,9 +88,12 @@ mod tests {
     fn fields_are_counted_from_the_name() {
         let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let line = format!("77 (a) R (b c) S {}", numbers.join(" "));
-        let expected = Stat { parent: 4, cpu_ticks: 14 + 15, started_ticks: 22, ended: false };
+        let (cpu_ticks, started_ticks) = (14 + 15, 22);
+        let expected = Stat { parent: 4, cpu_ticks, started_ticks, ended: false, dying: false };
         assert_eq!(parse(&line), Some(expected));
         assert!(parse(&line.replace(") S", ") Z")).is_some_and(|stat| stat.ended));
+        let dying = |from, to| parse(&line.replace(from, to)).is_some_and(|stat| stat.dying);
+        assert!(dying(" 9 ", " 4228364 ") && dying(" 31 ", " 256 "), "PF_EXITING; SIGKILL");
         assert_eq!(parse("77 (cut) S 4 5"), None);
     }
 

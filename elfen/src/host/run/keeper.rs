@@ -24,7 +24,7 @@ use super::guard::Guards;
 use super::launch::launch;
 use super::place::{Place, lighten_session};
 use super::waker::Wakers;
-use crate::host::process::{below, threads_of};
+use crate::host::process::{below, stat, threads_of};
 
 /// What the front learns of the batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,12 +162,16 @@ impl Tending {
         self.channels.control().publish(&settings);
     }
 
-    /// Brings back what left the batch lanes or its low priority.
+    /// Brings back what left the batch lanes or its low priority. Who dies may hurry: it runs nothing of its program any more, and
+    /// on a lane that is always busy it would keep its memory for long.
     fn put_back(&self) {
         for process in below(std::process::id()) {
             lighten_session(process);
+            let dying = stat(process).is_some_and(|stat| stat.dying);
             for thread in threads_of(process) {
-                if self.place.is_left_by(thread) == Some(true) {
+                if dying {
+                    let _raised = Place::raise(thread);
+                } else if self.place.is_left_by(thread) == Some(true) {
                     // A thread that ends meanwhile, or a program of another user, stays where it is.
                     let _put_back = self.place.take(thread);
                 }

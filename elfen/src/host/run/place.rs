@@ -36,11 +36,12 @@ impl Place {
     /// Puts a thread there; 0 is the caller. Makes system calls alone, so that it can run between fork and exec.
     pub(crate) fn take(&self, thread: u32) -> io::Result<()> {
         self.mask.impose_on(thread)?;
-        let none = libc::sched_param { sched_priority: 0 };
-        // SAFETY: `none` is a live sched_param; SCHED_IDLE asks for nothing that needs a privilege.
-        let lowered =
-            unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, libc::SCHED_IDLE, &none) };
-        if lowered < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        set_policy(thread, libc::SCHED_IDLE)
+    }
+
+    /// Gives a thread a share of its lane beside the guard. Refused without the right to raise priorities.
+    pub(crate) fn raise(thread: u32) -> io::Result<()> {
+        set_policy(thread, libc::SCHED_OTHER)
     }
 
     /// Whether a thread has left its place; `None` if it ended.
@@ -50,6 +51,14 @@ impl Place {
         let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread) };
         (policy >= 0).then_some(outside || policy != i64::from(libc::SCHED_IDLE))
     }
+}
+
+/// One system call, so that it can be made between fork and exec.
+fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `none` is a live sched_param.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &none) };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -241,9 +241,9 @@ static verdict reasons(void)
 	wait_until_busy(&request);
 	seen = peek(&slots[REQUEST].switches);
 
-	do { /* a kernel thread may want the lane first */
+	do { /* a kernel thread may want the lane first, or have had it: then user space has to know */
 		why = nap_on(fd, REQUEST, peek(&slots[REQUEST].switches), 1 * MS);
-	} while (why == NANONAP_WOKE_RESCHED);
+	} while (why == NANONAP_WOKE_RESCHED || why == NANONAP_WOKE_SIGNAL);
 	CHECK(why == NANONAP_WOKE_BOUND);
 
 	/*

@@ -5,7 +5,22 @@
  *   sudo elfen signals up --group "$(id -gn)"
  *   cc -I elfen-rt/include -o who-runs elfen-rt/examples/who-runs.c && ./who-runs 0
  */
+#define _GNU_SOURCE
+#include <sched.h>
+
 #include "elfen.h"
+
+/* Whoever looks from the CPU itself sees nobody there but itself. On a machine of one CPU there is no other place. */
+static void stay_away_from(elfen_u32 cpu)
+{
+	cpu_set_t cpus;
+
+	if (cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof(cpus), &cpus))
+		return;
+	CPU_CLR(cpu, &cpus);
+	if (CPU_COUNT(&cpus))
+		sched_setaffinity(0, sizeof(cpus), &cpus);
+}
 
 int main(int argc, char **argv)
 {
@@ -25,6 +40,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "who-runs: there is no CPU %u, the last one is %u\n", cpu, tasks.cpus - 1);
 		return 2;
 	}
+	stay_away_from(cpu);
 	while (shown < 10) {
 		task = elfen_task(&tasks, cpu);
 		if (task == last)

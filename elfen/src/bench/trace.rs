@@ -10,6 +10,22 @@ use super::borrower::Stretch;
 /// Room for the switches of one measurement, for each CPU.
 const BUFFER_KB: &str = "16384";
 
+const BUFFERS: &str = "/sys/kernel/tracing/instances";
+/// The process id follows.
+const NAME: &str = "elfen-bench-";
+
+/// Removes the buffers of benchmarks that were interrupted.
+fn remove_abandoned() -> io::Result<()> {
+    for entry in fs::read_dir(BUFFERS)?.flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(NAME));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            fs::remove_dir(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// The trace of some CPUs, in a buffer of its own that goes with this.
 #[derive(Debug)]
 pub(super) struct Trace {
@@ -19,8 +35,8 @@ pub(super) struct Trace {
 impl Trace {
     /// Fails without tracefs, or without the right to use it.
     pub(super) fn start(cpus: &[u32]) -> io::Result<Self> {
-        let name = format!("elfen-bench-{}", std::process::id());
-        let buffer = Path::new("/sys/kernel/tracing/instances").join(name);
+        remove_abandoned()?;
+        let buffer = Path::new(BUFFERS).join(format!("{NAME}{}", std::process::id()));
         fs::create_dir(&buffer)?;
         let trace = Self { buffer };
         let mask = cpus.iter().fold(0_u64, |mask, cpu| mask | 1 << (cpu % 64));

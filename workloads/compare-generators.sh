@@ -2,9 +2,9 @@
 # elfen-load beside two closed-loop generators, ab and wrk, on the same service with known response
 # times.
 #
-# First a service without surprises, at a load where a closed loop is right: all must agree. Then one
-# that stalls for 100 ms at every 1000th request: a closed loop sends nothing during a stall and so sees
-# it once; an open loop charges it to every request that was due meanwhile.
+# First a service without surprises, at a load where a closed loop is right: all must agree. Then
+# one that stalls for 100 ms at every 1000th request: a closed loop sends nothing during a stall and
+# so sees it once; an open loop charges it to every request that was due meanwhile.
 #
 # usage: compare-generators.sh [SECONDS]
 #
@@ -16,7 +16,7 @@ here=$(dirname "$0")
 load=${ELFEN_BIN:-$here/../target/release}/elfen-load
 for tool in ab wrk taskset "$load"; do
 	command -v "$tool" >/dev/null || {
-		echo "compare-generators: $tool is missing: install it, or build with cargo build --release" >&2
+		echo "compare-generators: no $tool: install it, or cargo build --release" >&2
 		exit 3
 	}
 done
@@ -41,7 +41,8 @@ compare() { # <title> <service times>
 	while ! grep -q serving "$scratch/address"; do sleep 0.05; done
 	url=http://$(cut -d' ' -f3 "$scratch/address")/
 	printf '%-42s %10s %10s %10s\n' "$1" 'p50 us' 'p90 us' 'p99 us'
-	$on_first ab -q -k -c 1 -t "$seconds" -n 1000000 -e "$scratch/percentiles" "$url" >"$scratch/ab"
+	$on_first ab -q -k -c 1 -t "$seconds" -n 1000000 -e "$scratch/percentiles" "$url" \
+		>"$scratch/ab"
 	row 'ab, closed loop, 1 connection' $(awk -F, \
 		'$1 == 50 || $1 == 90 || $1 == 99 { print $2 * 1000 }' "$scratch/percentiles")
 	$on_first wrk -t 1 -c 1 -d "$seconds" --latency "$url" >"$scratch/wrk"
@@ -50,8 +51,8 @@ compare() { # <title> <service times>
 			unit = $2 ~ /us$/ ? 1 : $2 ~ /ms$/ ? 1000 : 1000000
 			print ($2 + 0) * unit
 		}' "$scratch/wrk")
-	$on_first "$load" --json --busy --allow-late --arrivals uniform --rps 300 --duration "${seconds}s" \
-		--connections 64 "$url" >"$scratch/load"
+	$on_first "$load" --json --busy --allow-late --arrivals uniform --rps 300 \
+		--duration "${seconds}s" --connections 64 "$url" >"$scratch/load"
 	row 'elfen-load, open loop, 300 requests/s' $(tr ',{}' '\n\n\n' <"$scratch/load" | awk -F: '
 		/"latency_us"/ { inside = 1 }
 		inside && $1 ~ /"p(50|90|99)"/ { print $2; if (++found == 3) exit }')

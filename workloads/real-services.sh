@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Redis, memcached and nginx as they are, under `elfen serve`, with a batch program beside them.
+# Redis and nginx as they are, kept on the request lane, with a batch program beside them.
 #
 # Each is loaded by elfen-load in three ways, by turns, as often as there are rounds: alone; with a
-# batch that may run where it likes, on both lanes; and with the same batch under `elfen run --policy
-# borrow-idle`. The service itself knows of nothing: the task map says when its lane idles.
+# batch that may run where it likes, on both lanes; and with the same batch under `elfen run
+# --policy borrow-idle`. The service itself knows of nothing: the task map says when its lane idles.
 #
-# usage: real-services.sh [--lanes R:B] [--rps N] [--seconds N] [--rounds N] [redis|memcached|nginx...]
+# usage: real-services.sh [--lanes R:B] [--rps N] [--seconds N] [--rounds N] [redis|nginx...]
 #
-# Needs root for the task map, cargo build --release, and redis-server, memcached and nginx of Debian.
+# Needs root for the task map, cargo build --release, and redis-server and nginx of Debian.
 # The generator runs on CPUs outside the pair; where there are none on the batch lane, and then the
 # unrestrained batch disturbs it as well: the lateness of its sends is a column.
 set -euo pipefail
@@ -19,7 +19,7 @@ usage() {
 }
 while (($#)); do
 	case $1 in
-	redis | memcached | nginx) services+=("$1") ;;
+	redis | nginx) services+=("$1") ;;
 	--lanes | --rps | --seconds | --rounds)
 		(($# > 1)) || usage
 		declare "${1#--}=$2"
@@ -29,7 +29,7 @@ while (($#)); do
 	esac
 	shift
 done
-((${#services[@]})) || services=(redis memcached nginx)
+((${#services[@]})) || services=(redis nginx)
 request=${lanes%%:*} batch=${lanes#*:}
 here=$(dirname "$0")
 PATH=${ELFEN_BIN:-$here/../target/release}:$PATH:/usr/sbin
@@ -38,7 +38,7 @@ fail() { # <status> <why>
 	echo "real-services: $2" >&2
 	exit "$1"
 }
-declare -A program=([redis]=redis-server [memcached]=memcached [nginx]=nginx)
+declare -A program=([redis]=redis-server [nginx]=nginx)
 for tool in elfen elfen-load elfen-batch taskset "${services[@]}"; do
 	tool=${program[$tool]:-$tool}
 	command -v "$tool" >/dev/null || fail 3 "$tool is missing: install it, or build it"
@@ -59,7 +59,8 @@ trap clean_up EXIT
 chmod 755 "$scratch"
 
 expand() { # <CPU list> -> a CPU a line
-	tr , '\n' <<<"$1" | awk -F- '{ for (cpu = $1; cpu <= ($2 == "" ? $1 : $2); cpu++) print cpu }' | sort
+	tr , '\n' <<<"$1" |
+		awk -F- '{ for (cpu = $1; cpu <= ($2 == "" ? $1 : $2); cpu++) print cpu }' | sort
 }
 all=$(taskset -cp $$ | sed 's/.*: //')
 generator=$(comm -23 <(expand "$all") <(expand "$request,$batch") | paste -sd,)
@@ -74,10 +75,13 @@ load() { # <file for the JSON> <elfen-load's arguments>...
 		fail 1 "elfen-load failed: $(tail -1 "$scratch/log")"
 }
 
-figure() { # <file> <object, or empty> <key>: the first number of that name, after that object begins
+# The first number of that name, after that object begins.
+figure() { # <file> <object, or empty> <key>
 	tr ',{' '\n\n' <"$1" | awk -F: -v object="\"$2\"" -v key="\"$3\"" '
 		index($0, object) || object == "\"\"" { inside = 1 }
-		inside && index($0, key) && $2 + 0 == $2 + 0 && $2 ~ /[0-9]/ { gsub(/[ }\]]/, "", $2); print $2; exit }'
+		inside && index($0, key) && $2 + 0 == $2 + 0 && $2 ~ /[0-9]/ {
+			gsub(/[ }\]]/, "", $2); print $2; exit
+		}'
 }
 
 port=$((20000 + $$ % 20000))
@@ -92,21 +96,21 @@ start() { # <service>: sets service_pid, url and requests
 		echo "SET elfen $value" >"$scratch/first"
 		echo "GET elfen" >"$requests"
 		;;
-	memcached)
-		command=(memcached -l 127.0.0.1 -p $port -t 1 -u nobody)
-		echo "set elfen $value" >"$scratch/first"
-		echo "get elfen" >"$requests"
-		;;
 	nginx)
 		url=http://127.0.0.1:$port
 		cat >"$scratch/nginx.conf" <<-END
-			daemon off; worker_processes 1; pid $scratch/nginx.pid; error_log stderr crit;
+			daemon off; worker_processes 1; pid $scratch/nginx.pid;
+			error_log stderr crit;
 			events { }
 			http {
 				access_log off; keepalive_requests 100000000;
 				client_body_temp_path $scratch/body; proxy_temp_path $scratch/proxy;
-				fastcgi_temp_path $scratch/fastcgi; uwsgi_temp_path $scratch/uwsgi; scgi_temp_path $scratch/scgi;
-				server { listen 127.0.0.1:$port; location / { return 200 "$value"; } }
+				fastcgi_temp_path $scratch/fastcgi; uwsgi_temp_path $scratch/uwsgi;
+				scgi_temp_path $scratch/scgi;
+				server {
+					listen 127.0.0.1:$port;
+					location / { return 200 "$value"; }
+				}
 			}
 		END
 		command=(nginx -c "$scratch/nginx.conf")
@@ -114,7 +118,7 @@ start() { # <service>: sets service_pid, url and requests
 		echo "/elfen" >"$requests"
 		;;
 	esac
-	elfen serve --lanes "$lanes" --report "$scratch/served" -- "${command[@]}" >>"$scratch/log" 2>&1 &
+	taskset -c "$request" "${command[@]}" >>"$scratch/log" 2>&1 &
 	service_pid=$!
 	until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
 		kill -0 "$service_pid" 2>/dev/null || fail 1 "$1 ended: $(tail -3 "$scratch/log")"
@@ -137,8 +141,9 @@ measure() { # <service> <mode> <round>
 	alone) ;;
 	unrestrained) taskset -c "$request,$batch" "${batch_program[@]}" >"$scratch/batch" & ;;
 	elfen)
-		elfen run --lanes "$lanes" --signal tasks --policy borrow-idle --report "$scratch/run" -- \
-			"${batch_program[@]}" >"$scratch/batch" 2>>"$scratch/log" &
+		elfen run --lanes "$lanes" --signal tasks --policy borrow-idle \
+			--report "$scratch/run" -- "${batch_program[@]}" \
+			>"$scratch/batch" 2>>"$scratch/log" &
 		;;
 	esac
 	[ "$2" = alone ] || batch_pid=$!
@@ -152,12 +157,14 @@ measure() { # <service> <mode> <round>
 		work=$(figure "$scratch/batch" '' per_second)
 	fi
 	if [ "$2" = elfen ]; then
-		overlap=$(echo "$(figure "$scratch/run" '' overlapped_ns)" "$(figure "$scratch/run" '' request_busy_ns)" |
+		overlap=$(echo "$(figure "$scratch/run" '' overlapped_ns)" \
+			"$(figure "$scratch/run" '' request_busy_ns)" |
 			awk '{ printf "%.2f", $2 ? 100 * $1 / $2 : 0 }')
 	fi
-	echo "$1 $2" "$(figure "$scratch/load" latency_us p50)" "$(figure "$scratch/load" latency_us p99)" \
-		"$(figure "$scratch/load" late_us p99)" "$(figure "$scratch/load" '' errors)" "$work" "$overlap" \
-		>>"$scratch/figures"
+	echo "$1 $2" "$(figure "$scratch/load" latency_us p50)" \
+		"$(figure "$scratch/load" latency_us p99)" \
+		"$(figure "$scratch/load" late_us p99)" "$(figure "$scratch/load" '' errors)" \
+		"$work" "$overlap" >>"$scratch/figures"
 }
 
 for service in "${services[@]}"; do
@@ -183,12 +190,14 @@ awk '
 	!(($1, $2) in seen) { seen[$1, $2] = 1; order[++rows] = $1 SUBSEP $2 }
 	{ for (field = 3; field <= 8; field++) all[$1, $2, field] = all[$1, $2, field] " " $field }
 	END {
-		print "| service | batch | p50 us | p99 us | sent late, p99 us | errors | batch work/s | overlap, % |"
+		print "| service | batch | p50 us | p99 us | sent late, p99 us | errors " \
+			"| batch work/s | overlap, % |"
 		print "| --- | --- | --- | --- | --- | --- | --- | --- |"
 		for (row = 1; row <= rows; row++) {
 			split(order[row], name, SUBSEP)
 			line = "| " name[1] " | " name[2]
-			for (field = 3; field <= 8; field++) line = line " | " median(all[name[1], name[2], field])
+			for (field = 3; field <= 8; field++)
+				line = line " | " median(all[name[1], name[2], field])
 			print line " |"
 		}
 	}' "$scratch/figures"

@@ -1,4 +1,5 @@
-//! What an ELF file says about checks: its kind, the hooks it asks for, the room it has at its entries.
+//! What an ELF file says about checks: its kind, the hooks it asks for, the
+//! room it has at its entries.
 
 use elfen_entries::{FunctionStarts, SECTION, is_entry, nop_run};
 use object::elf::{
@@ -9,7 +10,7 @@ use object::read::elf::{ElfFile, ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, Object, ObjectSection, ObjectSegment, ObjectSymbol};
 use object::{RelocationFlags, RelocationTarget};
 
-/// What matters of a file.
+/// A file, as far as it matters here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Elf {
     Ours(Executable),
@@ -85,7 +86,9 @@ fn read_64(bytes: &[u8]) -> Result<Elf, object::Error> {
     let mut program = Executable { dynamic: has_segment(&file, PT_INTERP), ..Default::default() };
     for symbol in file.dynamic_symbols().filter(|symbol| symbol.is_undefined()) {
         match symbol.name_bytes()? {
-            b"mcount" | b"_mcount" => program.mcount = true,
+            // Not `_mcount`, which glibc has as well: the preload library
+            // stands in for `mcount` alone.
+            b"mcount" => program.mcount = true,
             b"__fentry__" => program.fentry = true,
             b"__cyg_profile_func_enter" => program.cyg = true,
             b"__asan_init" => program.asan = true,
@@ -116,7 +119,8 @@ fn entries(file: &ElfFile64<'_>) -> Option<Entries> {
     Some(Entries { usable, room: if usable == 0 { 0 } else { room } })
 }
 
-/// The addresses in the section; of a position-independent program they are in the relocations that fill it.
+/// The addresses in the section; of a position-independent program they are in the
+/// relocations that fill it.
 fn listed(file: &ElfFile64<'_>) -> Option<Vec<u64>> {
     let section = file.section_by_name(SECTION)?;
     let (start, end) = (section.address(), section.address().checked_add(section.size())?);

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 /// The kernel reads this much of a file for its `#!` line.
 const SCRIPT_LINE_BYTES: u64 = 256;
 
-/// The file that a program's name stands for, by the rules of execvp(3): a name without a slash is looked for in `path`.
+/// The file that a program's name stands for, by the rules of execvp(3): a name without a
+/// slash is looked for in `path`.
 pub(crate) fn find(name: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());
@@ -24,7 +25,8 @@ pub(crate) fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// The interpreter of a script, and what it is told in the same line. `None` if the file is no script.
+/// The interpreter of a script, and the argument that the same line gives it. `None` if the file is
+/// no script.
 pub(crate) fn script(file: &Path) -> io::Result<Option<(PathBuf, Option<OsString>)>> {
     let mut start = Vec::new();
     File::open(file)?.take(SCRIPT_LINE_BYTES).read_to_end(&mut start)?;
@@ -89,7 +91,8 @@ mod tests {
         }
     }
 
-    /// Goal: a name means what the shell would start. Method: two folders, the first with a file that is not executable.
+    /// Goal: a name means what the shell would start. Method: two folders, the first with a
+    /// file that is not executable.
     #[test]
     fn names_are_looked_for_in_order() {
         let folder = tempfile::tempdir().unwrap();

@@ -3,14 +3,14 @@
 //! | way | what the program has | who checks |
 //! | --- | --- | --- |
 //! | [`Inject::Inline`] | `elfen_rt::check!()` or `elfen_check()` in its source | its own code |
-//! | [`Inject::Patch`] | room at function entries: `-fpatchable-function-entry=43` | code that is written there |
+//! | [`Inject::Patch`] | room at entries: `-fpatchable-function-entry=43` | code written there |
 //! | [`Inject::Fentry`] | `-pg -mfentry` | a hook of the preload library |
 //! | [`Inject::Mcount`] | `-pg` | the same |
 //! | [`Inject::Cyg`] | `-finstrument-functions` | the same |
 //! | [`Inject::Guard`] | nothing at all | nobody inside it: `elfen run` guards the lane |
 //!
-//! This crate looks at files and decides. What runs inside the program is `elfen-preload`, a crate of its own beside this
-//! one; what both know of machine code is `elfen-entries`.
+//! This crate looks at files and decides. What runs inside the program is `elfen-preload`, a crate
+//! of its own beside this one; what both know of machine code is `elfen-entries`.
 
 mod elf;
 mod file;

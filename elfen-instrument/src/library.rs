@@ -12,14 +12,15 @@ const VARIABLE: &str = "ELFEN_LIB";
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LibraryError {
-    #[error("no {LIBRARY} at {}", .tried.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    #[error("no {LIBRARY} at {}", listed(.tried))]
     NotFound { tried: Vec<PathBuf> },
     /// The loader's list is separated by spaces and colons, and nothing escapes them.
     #[error("{0:?} has a space or a colon in its path, which the loader takes for the end of it")]
     Path(PathBuf),
 }
 
-/// The library: beside the running command, where packages put it, or in the folder that `ELFEN_LIB` names.
+/// The library: beside the running command, where packages put it, or in the
+/// folder that `ELFEN_LIB` names.
 pub fn find_library() -> Result<PathBuf, LibraryError> {
     let command = std::env::current_exe().ok();
     let folder = command.as_deref().and_then(Path::parent);
@@ -31,6 +32,10 @@ pub fn find_library() -> Result<PathBuf, LibraryError> {
         return Err(LibraryError::Path(found));
     }
     Ok(found)
+}
+
+fn listed(tried: &[PathBuf]) -> String {
+    tried.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn places(command: Option<&Path>, named: Option<&Path>) -> Vec<PathBuf> {

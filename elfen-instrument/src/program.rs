@@ -79,7 +79,7 @@ pub enum Reason {
 /// What is known of a program's file.
 #[derive(Debug)]
 pub struct Program {
-    /// What the kernel maps: of a script its interpreter.
+    /// The file that the kernel maps: of a script its interpreter.
     pub file: PathBuf,
     elf: Elf,
     rights: Option<Rights>,
@@ -93,8 +93,8 @@ pub struct Plan {
     pub preload: bool,
 }
 
-/// The best way that the program `name` allows, as found through PATH. A program that nothing else fits allows
-/// [`Inject::Guard`].
+/// The best way that the program `name` allows, as found through PATH. A program that nothing else
+/// fits allows [`Inject::Guard`].
 pub fn best(name: &OsStr) -> Result<Inject, Reason> {
     Ok(inspect(name)?.best().inject)
 }
@@ -133,7 +133,7 @@ fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Progr
     Ok(Program { file: file.to_owned(), elf, rights })
 }
 
-/// What `#!/usr/bin/env python3` starts in the end.
+/// The program that `#!/usr/bin/env python3` starts in the end.
 fn through_env(
     interpreter: &Path,
     argument: Option<&OsStr>,

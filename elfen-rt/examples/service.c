@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A service that says what it does: one request lane, a request of a millisecond every three, until it is ended.
+ * A service that says what it does: one request lane, a request of a millisecond every
+ * three, until it is ended.
  *
  *   cc -I elfen-rt/include -o service elfen-rt/examples/service.c && taskset -c 0 ./service shop 0
  */
@@ -23,8 +24,11 @@ int main(int argc, char **argv)
 	elfen_u64 request, start;
 	char line[160];
 
-	/* A page for one request lane, which stands for this CPU; whoever asks for `name` finds it. */
-	if (elfen_service_open(&service, name, 1, &error) || elfen_service_claim(&service, 0, cpu, &error)) {
+	/*
+	 * A page for one request lane, which stands for this CPU; a reader finds it by `name`.
+	 */
+	if (elfen_service_open(&service, name, 1, &error) ||
+	    elfen_service_claim(&service, 0, cpu, &error)) {
 		elfen_explain(&error, line, sizeof(line));
 		fprintf(stderr, "service: cannot publish: %s\n", line);
 		return 1;

@@ -10,7 +10,10 @@
 
 #include "elfen.h"
 
-/* Whoever looks from the CPU itself sees nobody there but itself. On a machine of one CPU there is no other place. */
+/*
+ * A program that looks from the CPU itself sees only itself there. On a machine of one CPU there is
+ * no other place.
+ */
 static void stay_away_from(elfen_u32 cpu)
 {
 	cpu_set_t cpus;
@@ -33,11 +36,13 @@ int main(int argc, char **argv)
 
 	if (elfen_tasks_open(&tasks, &error)) {
 		elfen_explain(&error, line, sizeof(line));
-		fprintf(stderr, "who-runs: cannot open the task map: %s; is it up? (elfen signals status)\n", line);
+		fprintf(stderr, "who-runs: cannot open the task map: %s; "
+				"is it up? (elfen signals status)\n", line);
 		return 1;
 	}
 	if (!elfen_task_at(&tasks, cpu)) {
-		fprintf(stderr, "who-runs: there is no CPU %u, the last one is %u\n", cpu, tasks.cpus - 1);
+		fprintf(stderr, "who-runs: there is no CPU %u, the last one is %u\n", cpu,
+			tasks.cpus - 1);
 		return 2;
 	}
 	stay_away_from(cpu);
@@ -48,7 +53,8 @@ int main(int argc, char **argv)
 		last = task;
 		shown++;
 		if (task)
-			printf("cpu %u: process %u, thread %u\n", cpu, (elfen_u32)(task >> 32), (elfen_u32)task);
+			printf("cpu %u: process %u, thread %u\n", cpu, (elfen_u32)(task >> 32),
+			       (elfen_u32)task);
 		else
 			printf("cpu %u: idle\n", cpu);
 		fflush(stdout);

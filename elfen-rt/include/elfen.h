@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Elfen for programs in C and C++: read who runs on every CPU, publish what a service is doing, check in a batch.
+ * Elfen for C and C++: read who runs on every CPU, publish what a service does, check in a batch.
  *
- * Everything is inline; there is nothing to link. Opening uses system calls; reading and publishing do not. Errors come
- * as a status with what was found and what was expected; elfen_explain() makes a line of it. The same in Rust,
- * with the reasons, is elfen-rt/src/signal and elfen-rt/src/service.rs.
+ * Everything is inline; there is nothing to link. Opening uses system calls; reading and publishing
+ * do not. Errors come as a status with what was found and what was expected; elfen_explain() makes
+ * a line of it. The reasons are with the same in Rust: elfen-rt/src/signal and src/service.rs.
  */
 #ifndef ELFEN_H
 #define ELFEN_H
@@ -34,18 +34,19 @@
 #define ELFEN_LOAD(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
 #define ELFEN_STORE(word, value) __atomic_store_n(&(word), (value), __ATOMIC_RELAXED)
 
-/* What went wrong: a status, and what was found where what was expected. ELFEN_SYSTEM: `found` is an errno. */
+/* What went wrong, what was found and what was expected. ELFEN_SYSTEM: `found` is an errno. */
 enum elfen_status {
-	ELFEN_OK, ELFEN_SYSTEM, ELFEN_TRUNCATED, ELFEN_UNFINISHED, ELFEN_MAGIC, ELFEN_VERSION, ELFEN_SLOT_SIZE,
-	ELFEN_SLOT_COUNT, ELFEN_SIZE, ELFEN_NAME, ELFEN_TAKEN, ELFEN_NAMESPACE, ELFEN_NO_SLOT, ELFEN_HELD
+	ELFEN_OK, ELFEN_SYSTEM, ELFEN_TRUNCATED, ELFEN_UNFINISHED, ELFEN_MAGIC, ELFEN_VERSION,
+	ELFEN_SLOT_SIZE, ELFEN_SLOT_COUNT, ELFEN_SIZE, ELFEN_NAME, ELFEN_TAKEN, ELFEN_NAMESPACE,
+	ELFEN_NO_SLOT, ELFEN_HELD, ELFEN_FOREIGN
 };
 struct elfen_error {
 	enum elfen_status status;
 	elfen_u64 found, expected;
 };
 
-static inline enum elfen_status elfen_fail(struct elfen_error *error, enum elfen_status status, elfen_u64 found,
-					   elfen_u64 expected)
+static inline enum elfen_status elfen_fail(struct elfen_error *error, enum elfen_status status,
+					   elfen_u64 found, elfen_u64 expected)
 {
 	error->status = status;
 	error->found = found;
@@ -57,10 +58,13 @@ static inline enum elfen_status elfen_fail(struct elfen_error *error, enum elfen
 static inline void elfen_explain(const struct elfen_error *error, char *line, size_t size)
 {
 	static const char *const what[] = {
-		"no error", "a system call failed, errno", "bytes in the page", "the page is not finished, magic", "magic",
-		"version of the page", "bytes in a slot", "slots in the page", "bytes in the page, by its header",
-		"length of the name", "another service's name has the same key", "pid namespace of the page",
-		"slot asked for", "the slot has a living writer, process"
+		"no error", "a system call failed, errno", "bytes in the page",
+		"the page is not finished, magic", "magic", "version of the page",
+		"bytes in a slot", "slots in the page", "bytes in the page, by its header",
+		"length of the name", "another service's name has the same key",
+		"pid namespace of the page", "slot asked for",
+		"the slot has a living writer, process",
+		"the page is neither ours nor root's, but of user"
 	};
 	snprintf(line, size, "%s: found %#llx, expected %#llx", what[error->status],
 		 (unsigned long long)error->found, (unsigned long long)error->expected);
@@ -74,15 +78,16 @@ static inline elfen_u64 elfen_now_ns(void)
 	return (elfen_u64)now.tv_sec * 1000000000u + (elfen_u64)now.tv_nsec;
 }
 
-/* Whether `mapped` bytes hold a page of slots of this magic and size. Every field is loaded once. */
-static inline enum elfen_status elfen_page_check(const struct elfen_page_header *page, size_t mapped,
-						 elfen_u64 magic, elfen_u32 slot_size, struct elfen_error *error)
+/* Whether `mapped` bytes hold a page of such slots. Every field is loaded once. */
+static inline enum elfen_status elfen_page_check(const struct elfen_page_header *page,
+						 size_t mapped, elfen_u64 magic,
+						 elfen_u32 slot_size, struct elfen_error *error)
 {
 	elfen_u64 found, size, slots;
 
 	if (mapped < sizeof(*page))
 		return elfen_fail(error, ELFEN_TRUNCATED, mapped, sizeof(*page));
-	found = __atomic_load_n(&page->magic, __ATOMIC_ACQUIRE); /* pairs with the maker's release */
+	found = __atomic_load_n(&page->magic, __ATOMIC_ACQUIRE); /* the maker's release */
 	if (found != magic)
 		return elfen_fail(error, found ? ELFEN_MAGIC : ELFEN_UNFINISHED, found, magic);
 	found = ELFEN_LOAD(page->version);
@@ -105,7 +110,7 @@ static inline enum elfen_status elfen_page_check(const struct elfen_page_header 
 
 #define ELFEN_PIN_DIR "/run/elfen/bpf"
 
-/* The mapped task map. `link` keeps the program attached: as long as it is open, the map is live. */
+/* The mapped task map. `link` keeps the program attached: while it is open, the map is live. */
 struct elfen_tasks {
 	struct elfen_page_header *page;
 	struct elfen_watch_slot *watch;
@@ -121,7 +126,7 @@ static inline int elfen_pin_open(const char *path)
 	return (int)syscall(SYS_bpf, 7, &get, sizeof(get));
 }
 
-/* Maps the start of a pinned array; the kernel refuses more bytes than the map has, and can't make it smaller. */
+/* Maps the start of a pinned array, of which the kernel gives no more than there is, for good. */
 static inline void *elfen_pin_map(const char *path, size_t size, int protection)
 {
 	int fd = elfen_pin_open(path);
@@ -145,7 +150,8 @@ static inline void elfen_tasks_close(struct elfen_tasks *tasks)
 }
 
 /* Opens the pinned task map; needs no privilege but the pins' group. */
-static inline enum elfen_status elfen_tasks_open(struct elfen_tasks *tasks, struct elfen_error *error)
+static inline enum elfen_status elfen_tasks_open(struct elfen_tasks *tasks,
+						 struct elfen_error *error)
 {
 	const elfen_u32 slot = sizeof(struct elfen_task_slot);
 	void *header;
@@ -157,20 +163,20 @@ static inline enum elfen_status elfen_tasks_open(struct elfen_tasks *tasks, stru
 	header = elfen_pin_map(ELFEN_PIN_DIR "/tasks", sizeof(struct elfen_page_header), PROT_READ);
 	if (!header)
 		goto failed;
-	/* Checked against itself first: how long the whole is; then mapped whole, which the kernel refuses if it isn't. */
-	elfen_page_check((struct elfen_page_header *)header, ELFEN_SLOTS_MAX * (size_t)slot + slot, ELFEN_MAGIC_TASK,
-			 slot, error);
+	/* The length that it says is checked by mapping as much, which the kernel may refuse. */
+	elfen_page_check((struct elfen_page_header *)header, (ELFEN_SLOTS_MAX + 1) * (size_t)slot,
+			 ELFEN_MAGIC_TASK, slot, error);
 	munmap(header, sizeof(struct elfen_page_header));
 	if (error->status != ELFEN_OK) {
 		elfen_tasks_close(tasks);
 		return error->status;
 	}
 	tasks->cpus = (elfen_u32)error->found;
-	tasks->page = (struct elfen_page_header *)elfen_pin_map(ELFEN_PIN_DIR "/tasks", (tasks->cpus + 1) * (size_t)slot,
-								PROT_READ);
-	tasks->watch = (struct elfen_watch_slot *)elfen_pin_map(ELFEN_PIN_DIR "/watch",
-								tasks->cpus * sizeof(struct elfen_watch_slot),
-								PROT_READ | PROT_WRITE);
+	tasks->page = (struct elfen_page_header *)elfen_pin_map(
+		ELFEN_PIN_DIR "/tasks", (tasks->cpus + 1) * (size_t)slot, PROT_READ);
+	tasks->watch = (struct elfen_watch_slot *)elfen_pin_map(
+		ELFEN_PIN_DIR "/watch", tasks->cpus * sizeof(*tasks->watch),
+		PROT_READ | PROT_WRITE);
 	if (tasks->page && tasks->watch)
 		return ELFEN_OK;
 failed:
@@ -179,7 +185,8 @@ failed:
 	return error->status;
 }
 
-static inline const struct elfen_task_slot *elfen_task_at(const struct elfen_tasks *tasks, elfen_u32 cpu)
+static inline const struct elfen_task_slot *elfen_task_at(const struct elfen_tasks *tasks,
+							  elfen_u32 cpu)
 {
 	return cpu < tasks->cpus ? (const struct elfen_task_slot *)(tasks->page + 1) + cpu : NULL;
 }
@@ -207,7 +214,7 @@ struct elfen_service {
 	elfen_u64 own; /* pid << 42 | start time */
 };
 
-/* What elfen_identity() says of a process that ended, or waits to be reaped; no identity has this value. */
+/* What elfen_identity() says of a process that ended, or waits to be reaped: no identity. */
 #define ELFEN_ENDED 1
 
 /* pid << 42 | start time of a process, ELFEN_ENDED, or 0 if /proc hides it. */
@@ -233,9 +240,7 @@ static inline elfen_u64 elfen_identity(int pid)
 		return ELFEN_ENDED;
 	for (field = 2; field < 22 && at; field++)
 		at = strchr(at + 1, ' ');
-	if (!at)
-		return 0;
-	return (elfen_u64)pid << 42 | (strtoull(at, NULL, 10) & ((1ULL << 42) - 1));
+	return at ? (elfen_u64)pid << 42 | (strtoull(at, NULL, 10) & ((1ULL << 42) - 1)) : 0;
 }
 
 /* A writer is dead if its process ended, or if its id is another process's now. */
@@ -268,13 +273,16 @@ static inline size_t elfen_service_bytes(elfen_u32 lanes)
 	return sizeof(struct elfen_page_header) + (size_t)lanes * sizeof(struct elfen_service_slot);
 }
 
-static inline struct elfen_service_slot *elfen_service_at(const struct elfen_service *service, elfen_u32 lane)
+static inline struct elfen_service_slot *elfen_service_at(const struct elfen_service *service,
+							  elfen_u32 lane)
 {
-	return lane < service->lanes ? (struct elfen_service_slot *)(service->page + 1) + lane : NULL;
+	return lane < service->lanes ? (struct elfen_service_slot *)(service->page + 1) + lane :
+				       NULL;
 }
 
 /* Fills in the header of a page of zeroes, the magic last. */
-static inline void elfen_service_format(struct elfen_page_header *page, elfen_u32 lanes, const char *name)
+static inline void elfen_service_format(struct elfen_page_header *page, elfen_u32 lanes,
+					const char *name)
 {
 	elfen_u64 words[ELFEN_NAME_BYTES / 8];
 	unsigned int i;
@@ -291,15 +299,17 @@ static inline void elfen_service_format(struct elfen_page_header *page, elfen_u3
 	__atomic_store_n(&page->magic, ELFEN_MAGIC_SERVICE, __ATOMIC_RELEASE);
 }
 
-/* Whether the mapped page is the one of this service, in this pid namespace, with this many lanes. */
-static inline enum elfen_status elfen_service_check(struct elfen_page_header *page, size_t mapped, elfen_u32 lanes,
-						    const char *name, struct elfen_error *error)
+/* Whether the mapped page is that of this service, in this pid namespace, with as many lanes. */
+static inline enum elfen_status elfen_service_check(struct elfen_page_header *page, size_t mapped,
+						    elfen_u32 lanes, const char *name,
+						    struct elfen_error *error)
 {
 	char found[ELFEN_NAME_BYTES + 1];
 	elfen_u64 word;
 	unsigned int i;
 
-	if (elfen_page_check(page, mapped, ELFEN_MAGIC_SERVICE, sizeof(struct elfen_service_slot), error))
+	if (elfen_page_check(page, mapped, ELFEN_MAGIC_SERVICE, sizeof(struct elfen_service_slot),
+			     error))
 		return error->status;
 	if (error->found != lanes)
 		return elfen_fail(error, ELFEN_SLOT_COUNT, error->found, lanes);
@@ -316,15 +326,20 @@ static inline enum elfen_status elfen_service_check(struct elfen_page_header *pa
 	return ELFEN_OK;
 }
 
-/* Maps segment `id` and checks it. One that is no page, and that nobody else maps, is a leftover: it is removed. */
-static inline enum elfen_status elfen_service_join(struct elfen_service *service, int id, int made, elfen_u32 lanes,
+/*
+ * Maps segment `id` and checks it. One that is no page, and that nobody else maps, is a leftover:
+ * it is removed. So is an unfinished one, but only when `given_up`: its maker may be at work on it.
+ */
+static inline enum elfen_status elfen_service_join(struct elfen_service *service, int id, int made,
+						   int given_up, elfen_u32 lanes,
 						   const char *name, struct elfen_error *error)
 {
 	struct shmid_ds segment;
 	void *at = shmat(id, NULL, 0);
 
-	if (at == (void *)-1)
-		return elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
+	if (at == (void *)-1) /* EINVAL: the segment has gone since its id was found */
+		return elfen_fail(error, ELFEN_SYSTEM,
+				  (elfen_u64)(errno == EINVAL ? ENOENT : errno), 0);
 	service->page = (struct elfen_page_header *)at;
 	service->lanes = lanes;
 	if (made)
@@ -333,7 +348,12 @@ static inline enum elfen_status elfen_service_join(struct elfen_service *service
 		elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
 	} else {
 		elfen_service_check(service->page, segment.shm_segsz, lanes, name, error);
-		if (error->status >= ELFEN_TRUNCATED && error->status <= ELFEN_SIZE && segment.shm_nattch == 1 &&
+		if (error->status == ELFEN_OK && segment.shm_perm.uid != 0 &&
+		    segment.shm_perm.uid != geteuid())
+			elfen_fail(error, ELFEN_FOREIGN, segment.shm_perm.uid, geteuid());
+		if ((error->status != ELFEN_UNFINISHED || given_up) &&
+		    error->status >= ELFEN_TRUNCATED && error->status <= ELFEN_SIZE &&
+		    segment.shm_nattch == 1 &&
 		    elfen_page_check(service->page, segment.shm_segsz, ELFEN_MAGIC_SERVICE,
 				     sizeof(struct elfen_service_slot), error) &&
 		    !shmctl(id, IPC_RMID, NULL))
@@ -344,9 +364,9 @@ static inline enum elfen_status elfen_service_join(struct elfen_service *service
 	return error->status;
 }
 
-/* Opens the page of `name` with a slot for each of `lanes` request lanes; makes it, readable by our group, if need be. */
-static inline enum elfen_status elfen_service_open(struct elfen_service *service, const char *name, elfen_u32 lanes,
-						   struct elfen_error *error)
+/* Opens the page of `name` with a slot for each lane; or makes it, readable by our group. */
+static inline enum elfen_status elfen_service_open(struct elfen_service *service, const char *name,
+						   elfen_u32 lanes, struct elfen_error *error)
 {
 	const struct timespec pause = { 0, 1000000 };
 	key_t key = elfen_service_key(name);
@@ -368,19 +388,21 @@ static inline enum elfen_status elfen_service_open(struct elfen_service *service
 			id = shmget(key, 0, 0);
 		if (id < 0 && errno != ENOENT)
 			return elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
-		if (id >= 0 && !elfen_service_join(service, id, made, lanes, name, error))
+		if (id >= 0 &&
+		    !elfen_service_join(service, id, made, tries == 95, lanes, name, error))
 			return ELFEN_OK;
 		if (error->status != ELFEN_UNFINISHED &&
-		    !(error->status == ELFEN_SYSTEM && (error->found == ENOENT || error->found == EIDRM)))
+		    !(error->status == ELFEN_SYSTEM &&
+		      (error->found == ENOENT || error->found == EIDRM)))
 			return error->status;
 		nanosleep(&pause, NULL);
 	}
 	return error->status;
 }
 
-/* Makes the caller the one writer of a slot; refused while another lives. */
-static inline enum elfen_status elfen_service_claim(struct elfen_service *service, elfen_u32 lane, elfen_u32 cpu,
-						    struct elfen_error *error)
+/* Makes the caller the one writer of a slot, for what follows; refused while another lives. */
+static inline enum elfen_status elfen_service_claim(struct elfen_service *service, elfen_u32 lane,
+						    elfen_u32 cpu, struct elfen_error *error)
 {
 	struct elfen_service_slot *slot = elfen_service_at(service, lane);
 	elfen_u64 holder;
@@ -391,8 +413,8 @@ static inline enum elfen_status elfen_service_claim(struct elfen_service *servic
 	do {
 		if (holder != 0 && !elfen_is_dead(holder))
 			return elfen_fail(error, ELFEN_HELD, holder >> 42, 0);
-	} while (!__atomic_compare_exchange_n(&slot->writer, &holder, service->own, 0, __ATOMIC_ACQ_REL,
-					      __ATOMIC_ACQUIRE));
+	} while (!__atomic_compare_exchange_n(&slot->writer, &holder, service->own, 0,
+					      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
 	ELFEN_STORE(slot->running_request, 0);
 	ELFEN_STORE(slot->queue_len, 0);
 	ELFEN_STORE(slot->cpu, cpu);
@@ -400,7 +422,8 @@ static inline enum elfen_status elfen_service_claim(struct elfen_service *servic
 }
 
 /* How many requests wait for a lane, the running one not among them. One thread at a time. */
-static inline void elfen_service_queue(struct elfen_service *service, elfen_u32 lane, elfen_u64 waiting)
+static inline void elfen_service_queue(struct elfen_service *service, elfen_u32 lane,
+				       elfen_u64 waiting)
 {
 	struct elfen_service_slot *slot = elfen_service_at(service, lane);
 
@@ -408,11 +431,9 @@ static inline void elfen_service_queue(struct elfen_service *service, elfen_u32 
 		ELFEN_STORE(slot->queue_len, waiting);
 }
 
-/*
- * A request starts now. Its latency counts from `arrived_ns` of CLOCK_MONOTONIC; 0 says that it did not wait. Only the claimer
- * of the slot calls this.
- */
-static inline void elfen_service_begin(struct elfen_service_slot *slot, elfen_u64 request, elfen_u64 arrived_ns)
+/* A request starts now; it came at `arrived_ns` (CLOCK_MONOTONIC), or now. By the claimer alone. */
+static inline void elfen_service_begin(struct elfen_service_slot *slot, elfen_u64 request,
+				       elfen_u64 arrived_ns)
 {
 	elfen_u64 now = elfen_now_ns();
 
@@ -424,7 +445,8 @@ static inline void elfen_service_begin(struct elfen_service_slot *slot, elfen_u6
 static inline void elfen_histogram_record(struct elfen_histogram *histogram, elfen_u64 ns)
 {
 	elfen_u64 value = ns >> 40 ? (1ULL << 40) - 1 : ns;
-	unsigned int top_bit = 63 - (unsigned int)__builtin_clzll(value | 1), shift = top_bit > 4 ? top_bit - 4 : 0;
+	unsigned int top_bit = 63 - (unsigned int)__builtin_clzll(value | 1);
+	unsigned int shift = top_bit > 4 ? top_bit - 4 : 0;
 	elfen_u64 *count = &histogram->counts[shift * 16 + (value >> shift)];
 
 	ELFEN_STORE(*count, ELFEN_LOAD(*count) + 1);
@@ -448,12 +470,14 @@ static inline void elfen_service_end(struct elfen_service_slot *slot)
 }
 
 /*
- * How many instructions the serving thread has executed so far, in how many cycles, from any counters the service has:
- * dynamic-budget goes by it on machines that show Elfen none. To be called while requests run, every few milliseconds.
+ * The serving thread's instructions and cycles so far, by any counters the service has: for
+ * dynamic-budget where Elfen sees none. To be called while requests run, every few milliseconds.
  */
-static inline void elfen_service_count(struct elfen_service_slot *slot, elfen_u64 instructions, elfen_u64 cycles)
+static inline void elfen_service_count(struct elfen_service_slot *slot, elfen_u64 instructions,
+				       elfen_u64 cycles)
 {
 	ELFEN_STORE(slot->instructions, instructions);
+	ELFEN_STORE(slot->counted_at_ns, elfen_now_ns());
 	__atomic_store_n(&slot->cycles, cycles, __ATOMIC_RELEASE);
 }
 
@@ -470,8 +494,7 @@ static inline void elfen_service_close(struct elfen_service *service)
 {
 	if (service->page)
 		shmdt(service->page);
-	service->page = NULL;
-	service->lanes = 0;
+	memset(service, 0, sizeof(*service));
 }
 
 #endif /* ELFEN_H */

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The layouts of Elfen's channels, for everybody who speaks C: the eBPF program, the kernel module, and programs,
- * which include elfen.h instead.
+ * The layouts of Elfen's channels, for everybody who speaks C: the eBPF program, the kernel module,
+ * and programs, which include elfen.h instead.
  *
- * Each structure has a twin in elfen-rt/src/signal. Both sides assert every offset, and a test compares pages
- * written by either. All fields are shared between address spaces: load and store them atomically.
+ * Each structure has a twin in elfen-rt/src/signal. Both sides assert every offset, and a
+ * test compares pages written by either. All fields are shared between address spaces: load
+ * and store them atomically.
  */
 #ifndef ELFEN_ABI_H
 #define ELFEN_ABI_H
 
-#define ELFEN_ABI_VERSION 1
+#define ELFEN_ABI_VERSION 2
 
 typedef __UINT32_TYPE__ elfen_u32;
 typedef __UINT64_TYPE__ elfen_u64;
@@ -19,7 +20,8 @@ typedef __UINT64_TYPE__ elfen_u64;
 #else
 #define ELFEN_ASSERT(fact) _Static_assert(fact, #fact)
 #endif
-#define ELFEN_AT(type, field, offset) ELFEN_ASSERT(__builtin_offsetof(struct type, field) == (offset))
+#define ELFEN_AT(type, field, offset) \
+	ELFEN_ASSERT(__builtin_offsetof(struct type, field) == (offset))
 #define ELFEN_ALIGNED __attribute__((aligned(128)))
 
 /* Eight ASCII letters read as a little-endian word. */
@@ -50,15 +52,41 @@ ELFEN_AT(elfen_page_header, slot_size, 24);
 ELFEN_AT(elfen_page_header, pid_namespace, 28);
 ELFEN_AT(elfen_page_header, name, 32);
 
+/*
+ * How long one run's batch had a batch lane. Written by the kernel on that lane's CPU. In the
+ * eBPF program's map, the accounts of all CPUs follow the page of task slots: ELFEN_ACCOUNTS
+ * for CPU 0, then for CPU 1.
+ */
+#define ELFEN_ACCOUNTS 3
+/* In the upper half of a claim: its two processes are counted as well. */
+#define ELFEN_CLAIM_SELF 0x80000000U
+struct elfen_account {
+	elfen_u64 claim;      /* front << 32 | keeper, whose descendants are counted; or 0 */
+	elfen_u64 begun;      /* stored before the words below */
+	elfen_u64 done;       /* stored after them */
+	elfen_u64 ran_ns;     /* up to the last switch to or from a task of the batch */
+	elfen_u64 shared_ns;  /* of that: while the request lane was busy */
+	elfen_u64 since_ns;   /* when the task that runs now was switched in; 0 while none does */
+	elfen_u64 busy_at_ns; /* how long the request lane had been busy then */
+	elfen_u64 reserved[9];
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_account) == 128);
+ELFEN_AT(elfen_account, begun, 8);
+ELFEN_AT(elfen_account, done, 16);
+ELFEN_AT(elfen_account, ran_ns, 24);
+ELFEN_AT(elfen_account, shared_ns, 32);
+ELFEN_AT(elfen_account, since_ns, 40);
+ELFEN_AT(elfen_account, busy_at_ns, 48);
+
 /* One CPU. Written by the kernel on every context switch of that CPU. */
 struct elfen_task_slot {
-	elfen_u64 task;           /* tgid << 32 | tid of the initial pid namespace; 0 while idle, ELFEN_TASK_UNKNOWN */
+	elfen_u64 task;           /* tgid << 32 | tid (initial pid namespace), 0, or _UNKNOWN */
 	elfen_u64 switched_at_ns; /* CLOCK_MONOTONIC; 0 if nobody watched the CPU */
 	elfen_u64 switches;       /* stored after the words above */
 	elfen_u64 switches_begun; /* stored before them */
 	elfen_u64 lease_renewal;  /* the writer's own */
 	elfen_u64 lease_end_ns;   /* the writer's own */
-	elfen_u64 busy_ns;        /* time not idle while watched, up to the last switch to or from idle */
+	elfen_u64 busy_ns;        /* not idle while watched, up to the last switch to or from it */
 	elfen_u64 busy_since_ns;  /* when the CPU turned busy; 0 while it idles or nobody watches */
 	elfen_u64 reserved[8];
 } ELFEN_ALIGNED;
@@ -75,11 +103,16 @@ ELFEN_AT(elfen_task_slot, busy_since_ns, 56);
 /* Until a CPU's first switch nobody knows who runs there: it counts as busy. */
 #define ELFEN_TASK_UNKNOWN (~0ULL)
 
-/* A word a CPU that watchers count up: the CPU's switches are timed for a lease from the next switch on. */
+/* What readers ask of the kernel about one CPU. */
 struct elfen_watch_slot {
-	elfen_u64 renewals;
-};
-ELFEN_ASSERT(sizeof(struct elfen_watch_slot) == 8);
+	elfen_u64 renewals; /* counted up: the next switches are timed, for a lease */
+	elfen_u64 request;  /* of a batch lane: one more than its request lane's CPU */
+	elfen_u64 claims[ELFEN_ACCOUNTS]; /* of a batch lane: whose descendants to count, or 0 */
+	elfen_u64 reserved[3];
+} __attribute__((aligned(64)));
+ELFEN_ASSERT(sizeof(struct elfen_watch_slot) == 64);
+ELFEN_AT(elfen_watch_slot, request, 8);
+ELFEN_AT(elfen_watch_slot, claims, 16);
 #define ELFEN_LEASE_NS 4000000000ULL
 
 /* 16 buckets to every power of two, exact below 32 ns, up to 2^40 ns. */
@@ -104,9 +137,10 @@ struct elfen_service_slot {
 	elfen_u64 request_started_ns;
 	elfen_u64 finished_requests;
 	elfen_u64 request_arrived_ns; /* before it started, if it waited */
-	elfen_u64 instructions; /* of the serving thread so far, in `cycles`; both 0 if nobody counts */
+	elfen_u64 instructions; /* of the serving thread, in `cycles`; both 0 if nobody counts */
 	elfen_u64 cycles;
-	elfen_u64 reserved_request[10];
+	elfen_u64 counted_at_ns; /* when they were counted */
+	elfen_u64 reserved_request[9];
 	/* the queueing thread's line */
 	elfen_u64 queue_len;
 	elfen_u64 reserved_queue[15];
@@ -121,11 +155,14 @@ ELFEN_AT(elfen_service_slot, finished_requests, 144);
 ELFEN_AT(elfen_service_slot, request_arrived_ns, 152);
 ELFEN_AT(elfen_service_slot, instructions, 160);
 ELFEN_AT(elfen_service_slot, cycles, 168);
+ELFEN_AT(elfen_service_slot, counted_at_ns, 176);
 ELFEN_AT(elfen_service_slot, queue_len, 256);
 ELFEN_AT(elfen_service_slot, latency, 384);
 
-/* One batch lane; written by whichever batch thread runs on it. */
-enum elfen_lane_state { ELFEN_LANE_OFF = 0, ELFEN_LANE_RUNNING = 1, ELFEN_LANE_NAPPING = 2 };
+/* One batch lane; written by its guard and by the batch threads that run on it. */
+enum elfen_lane_state {
+	ELFEN_LANE_OFF = 0, ELFEN_LANE_RUNNING = 1, ELFEN_LANE_NAPPING = 2, ELFEN_LANE_HELD = 3
+};
 struct elfen_lane_slot {
 	elfen_u64 state; /* enum elfen_lane_state */
 	elfen_u64 state_since_ns;
@@ -136,14 +173,29 @@ struct elfen_lane_slot {
 	elfen_u64 overlapped_ns;
 	elfen_u64 napped_ns;
 	elfen_u64 policy_state[4]; /* what the policy remembers from check to check */
-	elfen_u64 counted_to_ns;   /* borrowed and overlapped are counted up to then, */
-	elfen_u64 counted_busy_ns; /* when the request lane had been busy for so long */
-	elfen_u64 ipc;		   /* of the request lane: ns with instructions per 1000 cycles in the low 20 bits */
-	elfen_u64 wakes;	   /* counts up when the request lane idles */
+	elfen_u64 counted_ran_ns;    /* how far the kernel's account is in the two above */
+	elfen_u64 counted_shared_ns;
+	elfen_u64 wakes;	     /* counts up when the request lane idles */
+	elfen_u64 hotplug;	     /* ELFEN_LANE_.._OFFLINE */
+	/*
+	 * the request lane's instructions per 1000 cycles over a window; since is
+	 * 0 while the others change
+	 */
+	elfen_u64 ipc_milli;
+	elfen_u64 ipc_since_ns;
+	elfen_u64 ipc_until_ns;
+	elfen_u64 critical;	 /* not 0 while a batch thread here is in a critical section */
+	elfen_u64 account_claim; /* the kernel's account of this lane for this run; 0 for none */
+	elfen_u64 account_index;
+	elfen_u64 check_nap; /* how batch threads that check nap here; 0 if none has */
+	elfen_u64 guard_nap; /* how the guard naps here; 0 before it has begun */
+	elfen_u64 reserved[8];
 	struct elfen_histogram reaction;
 	struct elfen_histogram wake;
 } ELFEN_ALIGNED;
-ELFEN_ASSERT(sizeof(struct elfen_lane_slot) == 9856);
+#define ELFEN_LANE_REQUEST_OFFLINE 1
+#define ELFEN_LANE_BATCH_OFFLINE 2
+ELFEN_ASSERT(sizeof(struct elfen_lane_slot) == 9984);
 ELFEN_AT(elfen_lane_slot, state, 0);
 ELFEN_AT(elfen_lane_slot, state_since_ns, 8);
 ELFEN_AT(elfen_lane_slot, batch_cpu, 16);
@@ -153,12 +205,20 @@ ELFEN_AT(elfen_lane_slot, borrowed_ns, 40);
 ELFEN_AT(elfen_lane_slot, overlapped_ns, 48);
 ELFEN_AT(elfen_lane_slot, napped_ns, 56);
 ELFEN_AT(elfen_lane_slot, policy_state, 64);
-ELFEN_AT(elfen_lane_slot, counted_to_ns, 96);
-ELFEN_AT(elfen_lane_slot, counted_busy_ns, 104);
-ELFEN_AT(elfen_lane_slot, ipc, 112);
-ELFEN_AT(elfen_lane_slot, wakes, 120);
-ELFEN_AT(elfen_lane_slot, reaction, 128);
-ELFEN_AT(elfen_lane_slot, wake, 4992);
+ELFEN_AT(elfen_lane_slot, counted_ran_ns, 96);
+ELFEN_AT(elfen_lane_slot, counted_shared_ns, 104);
+ELFEN_AT(elfen_lane_slot, wakes, 112);
+ELFEN_AT(elfen_lane_slot, hotplug, 120);
+ELFEN_AT(elfen_lane_slot, ipc_milli, 128);
+ELFEN_AT(elfen_lane_slot, ipc_since_ns, 136);
+ELFEN_AT(elfen_lane_slot, ipc_until_ns, 144);
+ELFEN_AT(elfen_lane_slot, critical, 152);
+ELFEN_AT(elfen_lane_slot, account_claim, 160);
+ELFEN_AT(elfen_lane_slot, account_index, 168);
+ELFEN_AT(elfen_lane_slot, check_nap, 176);
+ELFEN_AT(elfen_lane_slot, guard_nap, 184);
+ELFEN_AT(elfen_lane_slot, reaction, 256);
+ELFEN_AT(elfen_lane_slot, wake, 5120);
 
 /* What the operator wants of a batch; written by the `elfen` parent. */
 enum elfen_policy_kind {
@@ -168,7 +228,6 @@ enum elfen_policy_kind {
 	ELFEN_POLICY_DYNAMIC_BUDGET = 4,
 	ELFEN_POLICY_SLO_BUDGET = 5
 };
-enum elfen_busy_when { ELFEN_BUSY_ANY_TASK = 0, ELFEN_BUSY_SERVICE = 1 };
 struct elfen_control_slot {
 	elfen_u64 generation;       /* stored after the words below */
 	elfen_u64 generation_begun; /* stored before them */
@@ -178,15 +237,14 @@ struct elfen_control_slot {
 	elfen_u64 slo_latency_ns;
 	elfen_u64 slo_per_million;
 	elfen_u64 ref_ipc_milli;
-	elfen_u64 busy_when; /* enum elfen_busy_when */
-	elfen_u64 service_process;
+	elfen_u64 reserved_settings[2];
 	/* about the run, written once */
 	elfen_u64 lanes_segment; /* id of the lane page's segment */
 	elfen_u64 keeper;        /* pid << 42 | start time of the process that keeps the lanes */
 	elfen_u64 batch;         /* and of the program it started */
 	elfen_u64 nap; /* how to nap; 0 for the first way that works */
 	elfen_u64 told_to_end_ns; /* when the batch was last told to end; 0 if never */
-	elfen_u64 reserved[1];
+	elfen_u64 service_segment; /* one more than the id of its service's segment, or 0 */
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_control_slot) == 128);
 ELFEN_AT(elfen_control_slot, generation, 0);
@@ -197,12 +255,11 @@ ELFEN_AT(elfen_control_slot, budget_until_ns, 32);
 ELFEN_AT(elfen_control_slot, slo_latency_ns, 40);
 ELFEN_AT(elfen_control_slot, slo_per_million, 48);
 ELFEN_AT(elfen_control_slot, ref_ipc_milli, 56);
-ELFEN_AT(elfen_control_slot, busy_when, 64);
-ELFEN_AT(elfen_control_slot, service_process, 72);
 ELFEN_AT(elfen_control_slot, lanes_segment, 80);
 ELFEN_AT(elfen_control_slot, keeper, 88);
 ELFEN_AT(elfen_control_slot, batch, 96);
 ELFEN_AT(elfen_control_slot, nap, 104);
 ELFEN_AT(elfen_control_slot, told_to_end_ns, 112);
+ELFEN_AT(elfen_control_slot, service_segment, 120);
 
 #endif /* ELFEN_ABI_H */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Checks for batch programs in C and C++: elfen_check() samples the request lane of the lane that the thread runs on, and
- * naps if the policy says so.
+ * Checks for batch programs in C and C++: elfen_check() samples the request lane of the lane that
+ * the thread runs on, and naps if the policy says so.
  *
- * Everything is inline, and there is nothing to link: the slow path is in the library that `elfen run` preloads. Without it
- * (a program started by hand, a static one) the first check of a thread finds that out, and the others are a load, a
- * comparison and a branch. The same in Rust, with the reasons, is elfen-rt/src/check.rs. Part of elfen.h; a batch program may
- * include this file alone.
+ * Everything is inline, and there is nothing to link: the slow path is in the library that `elfen
+ * run` preloads. Without it (a program started by hand, a static one) the first check of a thread
+ * finds that out, and the others are a load, a comparison and a branch. The same in Rust, with the
+ * reasons, is elfen-rt/src/check.rs. Part of elfen.h; a batch program may include this file alone.
  */
 #ifndef ELFEN_CHECK_H
 #define ELFEN_CHECK_H
@@ -17,7 +17,10 @@
 extern "C" {
 #endif
 
-/* One for each thread and each object (program, shared library) that has checks. The slow path alone writes it. */
+/*
+ * One for each thread and each object (program, shared library) that has checks. The
+ * slow path alone writes it.
+ */
 struct elfen_thread {
 	const elfen_u64 *word; /* not 0 while the thread must take the slow path */
 	const elfen_u32 *cpu;  /* the CPU that the thread runs on, kept by the kernel */
@@ -33,19 +36,25 @@ ELFEN_AT(elfen_thread, held, 20);
 ELFEN_AT(elfen_thread, held_since_ns, 24);
 ELFEN_AT(elfen_thread, quiet_until, 32);
 
-/* Weak, because every file of a program that has checks brings them; hidden, because a library's are its own. */
+/*
+ * Weak, because every file of a program that has checks brings them; hidden,
+ * because a library's are its own.
+ */
 #define ELFEN_ONCE __attribute__((weak, visibility("hidden")))
 ELFEN_ONCE elfen_u64 elfen_unknown = 1;
 ELFEN_ONCE elfen_u64 elfen_never = 0;
 ELFEN_ONCE elfen_u32 elfen_nowhere = 0;
-ELFEN_ONCE __thread struct elfen_thread elfen_block = { &elfen_unknown, &elfen_nowhere, 0, 0, 0, 0 };
+ELFEN_ONCE __thread struct elfen_thread elfen_block = {
+	&elfen_unknown, &elfen_nowhere, 0, 0, 0, 0
+};
 
 typedef void elfen_look_function(struct elfen_thread *thread);
 typedef void elfen_hold_function(int entered);
 
 /*
- * The preload library's, or NULL without it; the numbers are the version of struct elfen_thread. Through the global offset
- * table, and nowhere else by name: a linker that finds any other reference in a program at a fixed address makes it NULL for good.
+ * The preload library's, or NULL without it; the numbers are the version of struct elfen_thread.
+ * Through the global offset table, and nowhere else by name: a linker that finds any other
+ * reference in a program at a fixed address makes it NULL for good.
  */
 #ifdef __x86_64__
 #define ELFEN_PRELOADED(type, name, pointer) \
@@ -77,15 +86,16 @@ static __attribute__((noinline, unused)) void elfen_hold(int entered)
 static inline void elfen_check(void)
 {
 	const elfen_u64 busy = __atomic_load_n(elfen_block.word, __ATOMIC_RELAXED);
-	const elfen_u32 moved = __atomic_load_n(elfen_block.cpu, __ATOMIC_RELAXED) ^ elfen_block.chosen_on;
+	const elfen_u32 cpu = __atomic_load_n(elfen_block.cpu, __ATOMIC_RELAXED);
+	const elfen_u32 moved = cpu ^ elfen_block.chosen_on;
 
 	if (__builtin_expect((busy | moved) != 0, 0))
 		elfen_look();
 }
 
 /*
- * A stretch in which this thread's checks let it run, as it holds a lock that others wait for. For 1 ms from the first check that
- * would nap, at most: then it naps all the same. They nest.
+ * A stretch in which this thread's checks let it run, as it holds a lock that others wait for. For
+ * 1 ms from the first check that would nap, at most: then it naps all the same. They nest.
  */
 static inline void elfen_critical_enter(void)
 {

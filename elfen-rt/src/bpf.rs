@@ -1,4 +1,5 @@
-//! The calls of bpf(2) that a reader of pinned maps needs. Loading and attaching is the business of `elfen-kernel`.
+//! The calls of bpf(2) that a reader of pinned maps needs. Loading and attaching is the
+//! business of `elfen-kernel`.
 //!
 //! Three small structures instead of a library: this runs in other people's processes.
 
@@ -16,7 +17,7 @@ pub struct Descriptor(c_int);
 
 impl Descriptor {
     /// # Safety
-    /// 1. `fd` is open, and nobody else closes it.
+    /// 1. `fd` is open, and no other code closes it.
     pub unsafe fn from_raw(fd: c_int) -> Self {
         Self(fd)
     }
@@ -28,7 +29,8 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // Not the C library's close, which is a cancellation point: checks open descriptors in any thread.
+        // Not the C library's close, which is a cancellation point: checks open
+        // descriptors in any thread.
         // SAFETY: ours by the contract of `from_raw`.
         unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
@@ -67,8 +69,8 @@ const _: () = assert!(size_of::<MapInfo>() == MAP_INFO_BYTES as usize);
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 
 fn call<T>(command: c_int, attribute: &mut T) -> Result<c_int, MemoryError> {
-    // SAFETY: `attribute` is the start of a bpf_attr, ours, and of the size that is passed along; every pointer in it
-    // was set by the callers below from references that outlive the call.
+    // SAFETY: `attribute` is the start of a bpf_attr, ours, and of the size that is passed along;
+    // every pointer in it was set by the callers below from references that outlive the call.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command, core::ptr::from_mut(attribute), size_of::<T>())
     };

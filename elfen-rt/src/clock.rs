@@ -1,4 +1,5 @@
-//! The one clock of every channel: CLOCK_MONOTONIC, in nanoseconds, as `bpf_ktime_get_ns` reads it in the kernel.
+//! The one clock of every channel: CLOCK_MONOTONIC, in nanoseconds, as
+//! `bpf_ktime_get_ns` reads it in the kernel.
 
 /// Nanoseconds of CLOCK_MONOTONIC. No system call: the vDSO answers.
 #[inline]

@@ -1,11 +1,12 @@
 //! What a batch process inherits from `elfen run`: where its channels are.
 //!
-//! `ELFEN_RUN` holds numbers that anybody could have written: each is opened as what it is said to be, and refused if it is
-//! something else. The descriptors belong to the program as much as to us, so we open copies of our own and close
-//! those alone; the originals stay for whatever the program starts.
+//! `ELFEN_RUN` holds numbers that any process could have written: each is opened as what it is said
+//! to be, and refused if it is something else. The descriptors belong to the program as much as to
+//! us, so we open copies of our own and close those alone; the originals stay for the processes
+//! that the program starts.
 
 use core::ffi::{CStr, c_char, c_int};
-use core::ptr;
+use core::{fmt, ptr};
 
 use crate::bpf::Descriptor;
 use crate::memory::{Access, Memory};
@@ -16,10 +17,70 @@ use crate::signal::page::{Page, Slot};
 use crate::signal::service::ServiceReader;
 use crate::signal::task::{Descriptors, TaskMap};
 
-/// The variable: `1 LANES CONTROL TASKS WATCH LINK SERVICE`, with `-` for what there is none of, and `module - -` for the
-/// nanonap module's task map.
+/// The variable: see [`Inherited`].
 pub const VARIABLE: &CStr = c"ELFEN_RUN";
-const PROTOCOL: &[u8] = b"1";
+const PROTOCOL: c_int = 2;
+
+/// The variable's text: `2 LANES CONTROL TASKS WATCH LINK SERVICE`. Ids of segments, descriptors,
+/// and again the id of a segment; `-` where there is none, and `module - -` for the nanonap
+/// module's task map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Inherited {
+    pub lanes: c_int,
+    pub control: c_int,
+    pub tasks: Option<Tasks>,
+    pub service: Option<c_int>,
+}
+
+/// Where the task map is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tasks {
+    /// Task map, watch slots, link.
+    Descriptors([c_int; 3]),
+    Module,
+}
+
+impl fmt::Display for Inherited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PROTOCOL} {} {} ", self.lanes, self.control)?;
+        match self.tasks {
+            Some(Tasks::Descriptors([tasks, watch, link])) => write!(f, "{tasks} {watch} {link} ")?,
+            Some(Tasks::Module) => f.write_str("module - - ")?,
+            None => f.write_str("- - - ")?,
+        }
+        match self.service {
+            Some(service) => service.fmt(f),
+            None => f.write_str("-"),
+        }
+    }
+}
+
+impl Inherited {
+    /// `None` for anything that [`Inherited`] does not print.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let mut fields = text.split(|&byte| byte == b' ');
+        let mut next = || fields.next();
+        if number(next()?)? != PROTOCOL {
+            return None;
+        }
+        let (lanes, control) = (number(next()?)?, number(next()?)?);
+        let tasks = match [next()?, next()?, next()?] {
+            [b"module", b"-", b"-"] => Some(Tasks::Module),
+            [b"-", b"-", b"-"] => None,
+            numbers => match numbers.map(number) {
+                [Some(tasks), Some(watch), Some(link)] => {
+                    Some(Tasks::Descriptors([tasks, watch, link]))
+                }
+                _ => return None,
+            },
+        };
+        let service = match next()? {
+            b"-" => None,
+            id => Some(number(id)?),
+        };
+        next().is_none().then_some(Self { lanes, control, tasks, service })
+    }
+}
 
 /// The channels of the run that this process belongs to.
 #[derive(Debug)]
@@ -30,29 +91,13 @@ pub struct Run {
     pub service: Option<ServiceReader>,
 }
 
-/// The variable's fields, none of them believed yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Fields<'a> {
-    lanes: c_int,
-    control: c_int,
-    tasks: Option<Tasks>,
-    service: Option<&'a [u8]>,
-}
-
-/// Where the task map is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Tasks {
-    /// Task map, leases, link.
-    Descriptors([c_int; 3]),
-    Module,
-}
-
 /// Whether the environment says that this process belongs to a run.
 pub fn is_named() -> bool {
     text().is_some()
 }
 
-/// The variable's value, unless the program has more rights than whoever started it: then it takes no addresses from them.
+/// The variable's value, unless the program has more rights than the process that started it: then
+/// it takes no addresses from that process.
 fn text() -> Option<&'static [u8]> {
     // SAFETY: getauxval takes a number.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
@@ -63,13 +108,14 @@ fn text() -> Option<&'static [u8]> {
 }
 
 impl Run {
-    /// Opens what the environment names. `None` if this process belongs to no run, if what is named is not there, or if
-    /// neither the task map nor a service's page can be read: then a check has nothing to look at.
+    /// Opens the channels that the environment names. `None` if this process belongs to no run, if
+    /// the lane or control page is not there, or if neither the task map nor a service's page can
+    /// be read: then a check has nothing to look at.
     pub fn inherited() -> Option<Self> {
-        Self::open(&parse(text()?)?)
+        Self::open(&Inherited::parse(text()?)?)
     }
 
-    fn open(fields: &Fields<'_>) -> Option<Self> {
+    fn open(fields: &Inherited) -> Option<Self> {
         let tasks = fields.tasks.and_then(|tasks| match tasks {
             // The program may have closed them; pins serve everybody.
             Tasks::Descriptors(numbers) => {
@@ -77,8 +123,7 @@ impl Run {
             }
             Tasks::Module => TaskMap::open_module_unseen().ok(),
         });
-        let service = fields.service.and_then(|name| str::from_utf8(name).ok());
-        let service = service.and_then(|name| ServiceReader::open(name).ok());
+        let service = fields.service.and_then(|id| ServiceReader::open_segment(id).ok());
         if tasks.is_none() && service.is_none() {
             return None;
         }
@@ -95,29 +140,13 @@ fn task_map(numbers: [c_int; 3]) -> Option<TaskMap> {
     TaskMap::from_descriptors(Descriptors { tasks: tasks?, watch: watch?, link: link? }).ok()
 }
 
-/// A copy that is ours to close, above the original so that the program's next descriptor has the number it expects.
+/// A copy that is ours to close, above the original so that the program's next descriptor
+/// has the number it expects.
 fn copy_of(number: c_int) -> Option<Descriptor> {
     // SAFETY: F_DUPFD_CLOEXEC takes numbers and changes no descriptor that is open.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number) };
     // SAFETY: the kernel has just made this descriptor, for us.
     (copy >= 0).then(|| unsafe { Descriptor::from_raw(copy) })
-}
-
-fn parse(text: &[u8]) -> Option<Fields<'_>> {
-    let mut fields = text.splitn(7, |&byte| byte == b' ');
-    let mut next = || fields.next();
-    if next()? != PROTOCOL {
-        return None;
-    }
-    let (lanes, control) = (number(next()?)?, number(next()?)?);
-    let maps = [next()?, next()?, next()?];
-    let service = next()?;
-    let tasks = match maps.map(number) {
-        [Some(tasks), Some(watch), Some(link)] => Some(Tasks::Descriptors([tasks, watch, link])),
-        _ => (maps[0] == b"module").then_some(Tasks::Module),
-    };
-    let service = (service != b"-").then_some(service);
-    Some(Fields { lanes, control, tasks, service })
 }
 
 fn number(digits: &[u8]) -> Option<c_int> {
@@ -128,7 +157,8 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// The value of a variable, as the environment has it now. `getenv` would do the same; this reads the list once.
+/// The value of a variable, as the environment has it now. `getenv` would do the same;
+/// this reads the list once.
 ///
 /// # Safety
 /// 1. No other thread changes the environment meanwhile: what every reader of it has to hope for.
@@ -164,36 +194,41 @@ fn after<'a>(entry: &'a CStr, name: &CStr) -> Option<&'a CStr> {
 mod tests {
     use super::*;
 
-    const FULL: Fields<'_> = Fields {
+    const FULL: Inherited = Inherited {
         lanes: 12,
         control: 13,
         tasks: Some(Tasks::Descriptors([900, 901, 902])),
-        service: Some(b"the search"),
+        service: Some(14),
     };
 
     #[test]
-    fn a_whole_value_is_read_to_the_last_word() {
-        assert_eq!(parse(b"1 12 13 900 901 902 the search"), Some(FULL));
-        let without = Fields { tasks: None, service: None, ..FULL };
-        let module = Fields { tasks: Some(Tasks::Module), service: None, ..FULL };
-        assert_eq!(parse(b"1 12 13 module - - -"), Some(module));
-        assert_eq!(parse(b"1 12 13 - - - -"), Some(without));
-        assert_eq!(parse(b"1 12 13 900 - 902 -"), Some(without), "a map is all three");
+    fn what_is_printed_is_read_back() {
+        assert_eq!(std::format!("{FULL}"), "2 12 13 900 901 902 14");
+        let tasks = [FULL.tasks, Some(Tasks::Module), None];
+        for (tasks, service) in tasks.iter().flat_map(|t| [(*t, FULL.service), (*t, None)]) {
+            let inherited = Inherited { tasks, service, ..FULL };
+            let text = std::format!("{inherited}");
+            assert_eq!(Inherited::parse(text.as_bytes()), Some(inherited), "{text:?}");
+        }
     }
 
     #[test]
     fn other_values_are_refused() {
         for text in [
             "",
-            "1",
-            "2 12 13 - - - -",
-            "1 12 13 - - -",
-            "1 -12 13 - - - -",
-            "1 +12 13 - - - -",
-            "1 12 99999999999 - - - -",
-            "1 12  13 - - - -",
+            "2",
+            "1 12 13 - - - -",
+            "2 12 13 - - -",
+            "2 12 13 - - - - -",
+            "2 12 13 900 - 902 -",
+            "2 12 13 module - 3 -",
+            "2 -12 13 - - - -",
+            "2 +12 13 - - - -",
+            "2 12 99999999999 - - - -",
+            "2 12  13 - - - -",
+            "2 12 13 - - - search",
         ] {
-            assert_eq!(parse(text.as_bytes()), None, "{text:?}");
+            assert_eq!(Inherited::parse(text.as_bytes()), None, "{text:?}");
         }
     }
 
@@ -206,7 +241,8 @@ mod tests {
         }
     }
 
-    /// Goal: numbers that name something else harm nobody. Method: a segment that is no page, and standard error as a map.
+    /// Goal: numbers that name something else do no harm. Method: a segment that is no page, and
+    /// standard error as a map.
     #[test]
     fn what_is_not_what_it_is_said_to_be_is_refused_and_left_open() {
         let memory = Memory::create_segment(libc::IPC_PRIVATE, 4096, 0o600).unwrap();

@@ -1,8 +1,9 @@
 //! The part of Elfen that lives inside other people's processes.
 //!
-//! A batch thread samples the channels in [`signal`]; a latency-critical service publishes its queue and its running
-//! request through [`service`]. The crate is `no_std` and needs libc alone, because it must cost its hosts nothing:
-//! no allocation, no lock, no panic, no output, and no system call once a channel is open.
+//! A batch thread samples the channels in [`signal`]; a latency-critical service publishes its
+//! queue and its running request through [`service`]. The crate is `no_std` and needs libc alone,
+//! because it must cost its hosts nothing: no allocation, no lock, no panic, no output, and no
+//! system call once a channel is open.
 //!
 //! `include/elfen.h` says the same in C.
 
@@ -12,12 +13,13 @@
 #[cfg(test)]
 extern crate std;
 
-pub mod borrow;
 pub mod bpf;
 pub mod check;
 pub mod clock;
 pub mod inherit;
+pub mod lane;
 pub mod memory;
+pub mod nanonap;
 pub mod nap;
 pub mod policy;
 pub mod process;

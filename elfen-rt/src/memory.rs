@@ -1,10 +1,12 @@
 //! Shared memory that cannot shrink under its reader.
 //!
-//! A file in `/dev/shm` can be cut while it is mapped, and the reader dies of SIGBUS inside somebody else's program. So
-//! channels live in memory whose size the kernel fixes for good: System V segments, which need no privilege, and the
-//! memory of eBPF maps. Neither has a call that makes it smaller, and both outlive their removal while they are mapped.
+//! A file in `/dev/shm` can be cut while it is mapped, and the reader dies of SIGBUS inside
+//! somebody else's program. So channels live in memory whose size the kernel fixes for good: System
+//! V segments, which need no privilege, and the memory of eBPF maps. Neither has a call that makes
+//! it smaller, and both outlive their removal while they are mapped.
 //!
-//! A [`Memory`] proves that its bytes stay mapped and backed until it drops. It says nothing about what they hold.
+//! A [`Memory`] proves that its bytes stay mapped and backed until it drops. It says
+//! nothing about what they hold.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -46,6 +48,13 @@ impl MemoryError {
     }
 }
 
+impl MemoryError {
+    /// Of a call that takes an id and no size, EINVAL says that the segment is gone.
+    fn of_an_id(self) -> Self {
+        if self == Self::Size { Self::Absent } else { self }
+    }
+}
+
 impl fmt::Display for MemoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -61,14 +70,21 @@ impl fmt::Display for MemoryError {
 
 impl core::error::Error for MemoryError {}
 
-/// Who a System V segment belongs to; the kernel keeps it, so no writer can forge it.
+/// The owner of a System V segment; the kernel keeps it, so no writer can forge it.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentOwner {
     pub uid: u32,
-    /// The process that made the segment.
-    pub creator: c_int,
     /// How many mappings there are now.
     pub attached: u64,
+}
+
+impl SegmentOwner {
+    /// Names of pages can be guessed, so any user could have made one first; a page is heeded only
+    /// if its owner could do as they like anyway.
+    pub fn is_ours_or_roots(self) -> bool {
+        // SAFETY: takes nothing and cannot fail.
+        self.uid == 0 || self.uid == unsafe { libc::geteuid() }
+    }
 }
 
 #[derive(Debug)]
@@ -86,13 +102,15 @@ pub struct Memory {
     release: Release,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and `Memory` hands out nothing but its address.
+// SAFETY: the mapping belongs to the process, not to a thread, and `Memory` hands
+// out nothing but its address.
 unsafe impl Send for Memory {}
 // SAFETY: see above; `&Memory` reads three plain fields.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Makes a segment of `len` zero bytes under `key`, writable by us; `mode` are its permission bits.
+    /// Makes a segment of `len` zero bytes under `key`, writable by us;
+    /// `mode` are its permission bits.
     pub fn create_segment(key: i32, len: usize, mode: u16) -> Result<Self, MemoryError> {
         let flags = libc::IPC_CREAT | libc::IPC_EXCL | c_int::from(mode);
         // SAFETY: shmget takes plain numbers.
@@ -101,7 +119,7 @@ impl Memory {
             return Err(MemoryError::last());
         }
         Self::attach_id(id, Access::Write).inspect_err(|_| {
-            // Nobody else knows it yet, and nobody would ever remove it.
+            // No other process knows it yet, and none would ever remove it.
             // SAFETY: IPC_RMID takes no buffer.
             unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
         })
@@ -119,7 +137,7 @@ impl Memory {
 
     /// Maps the segment with this id.
     pub fn attach_id(id: c_int, access: Access) -> Result<Self, MemoryError> {
-        let len = segment_stat(id)?.shm_segsz;
+        let len = segment_stat(id).map_err(MemoryError::of_an_id)?.shm_segsz;
         let flags = match access {
             Access::Read => libc::SHM_RDONLY,
             Access::Write => 0,
@@ -128,10 +146,11 @@ impl Memory {
         let base = unsafe { libc::shmat(id, ptr::null(), flags) };
         // shmat reports failure as an address of -1.
         if base as isize == -1 {
-            return Err(MemoryError::last());
+            return Err(MemoryError::last().of_an_id());
         }
         let base = NonNull::new(base.cast()).ok_or(MemoryError::Exhausted)?;
-        // The id may have passed to another segment between the two calls; only what is attached counts.
+        // The id may have passed to another segment between the two calls;
+        // only what is attached counts.
         let memory = Self { base, len, access, release: Release::Segment { id } };
         if segment_stat(id)?.shm_segsz != len {
             return Err(MemoryError::Size);
@@ -139,7 +158,8 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Maps the first `len` bytes of the array of an eBPF map, read-only. The kernel refuses more than the map has.
+    /// Maps the first `len` bytes of the array of an eBPF map, read-only. The kernel
+    /// refuses more than the map has.
     ///
     /// # Safety
     /// 1. `fd` is an eBPF map. Its memory never shrinks; that of a file could.
@@ -177,14 +197,11 @@ impl Memory {
     pub fn owner(&self) -> Option<SegmentOwner> {
         let Release::Segment { id } = self.release else { return None };
         let stat = segment_stat(id).ok()?;
-        Some(SegmentOwner {
-            uid: stat.shm_perm.uid,
-            creator: stat.shm_cpid,
-            attached: stat.shm_nattch,
-        })
+        Some(SegmentOwner { uid: stat.shm_perm.uid, attached: stat.shm_nattch })
     }
 
-    /// The id by which a process can map this segment even after its name is gone, while anybody still maps it.
+    /// The id by which a process can map this segment even after its name is gone, while any
+    /// process still maps it.
     pub fn segment_id(&self) -> Option<c_int> {
         match self.release {
             Release::Segment { id } => Some(id),
@@ -192,7 +209,20 @@ impl Memory {
         }
     }
 
-    /// Takes a segment's name away: nobody new finds it, and it goes with its last mapping.
+    /// Gives a segment to another user, whose processes can map it from then
+    /// on; ours go on as they are.
+    pub fn give_to(&self, user: u32, group: u32) -> Result<(), MemoryError> {
+        let Release::Segment { id } = self.release else { return Err(MemoryError::Absent) };
+        let mut stat = segment_stat(id)?;
+        (stat.shm_perm.uid, stat.shm_perm.gid) = (user, group);
+        // SAFETY: `stat` is ours, and of the type that IPC_SET reads.
+        match unsafe { libc::shmctl(id, libc::IPC_SET, &mut stat) } {
+            0 => Ok(()),
+            _ => Err(MemoryError::last()),
+        }
+    }
+
+    /// Takes a segment's name away: no new process finds it, and it goes with its last mapping.
     pub fn remove_name(&self) -> Result<(), MemoryError> {
         let Release::Segment { id } = self.release else { return Err(MemoryError::Absent) };
         // SAFETY: IPC_RMID takes no buffer.

@@ -1,9 +1,10 @@
 //! Which process a writer is, and whether it still lives.
 //!
-//! A process id alone comes back after a reboot of the counter, so an identity is the id with the time the process
-//! started, packed into one word that can be claimed by one compare-and-swap. Both come from `/proc/PID/stat`, read
-//! into the stack: this runs in other people's processes. Ids mean something only inside one pid namespace;
-//! pages carry the namespace they were made in, and a reader elsewhere gets [`Liveness::Unknown`].
+//! A process id alone comes back after a reboot of the counter, so an identity is the id with the
+//! time the process started, packed into one word that can be claimed by one compare-and-swap. Both
+//! come from `/proc/PID/stat`, read into the stack: this runs in other people's processes. Ids mean
+//! something only inside one pid namespace; pages carry the namespace they were made in, and a
+//! reader elsewhere gets [`Liveness::Unknown`].
 
 use core::ffi::{CStr, c_int};
 
@@ -11,7 +12,7 @@ use core::ffi::{CStr, c_int};
 const PID_BITS: u32 = 22;
 const START_BITS: u32 = 64 - PID_BITS;
 
-/// A process id and a start time in one word; never 0, so that 0 can mean nobody.
+/// A process id and a start time in one word; never 0, so that 0 can mean no process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity(u64);
 
@@ -21,7 +22,8 @@ pub enum Liveness {
     Alive,
     /// Ended, waiting to be reaped, or its id belongs to another process now.
     Dead,
-    /// `/proc` or the pid namespace hides the answer. Treated as alive: the harm of waiting is bounded.
+    /// `/proc` or the pid namespace hides the answer. Treated as alive: the
+    /// harm of waiting is bounded.
     Unknown,
 }
 
@@ -36,7 +38,7 @@ impl Identity {
         }
     }
 
-    /// The word another process stored; `None` for 0, which means nobody.
+    /// The word another process stored; `None` for 0, which means no process.
     pub fn from_word(word: u64) -> Option<Self> {
         (word >> START_BITS != 0).then_some(Self(word))
     }
@@ -50,7 +52,8 @@ impl Identity {
         c_int::try_from(self.0 >> START_BITS).unwrap_or(c_int::MAX)
     }
 
-    /// Whether this process still runs, as seen from the pid namespace of the caller. Three system calls; for slow paths.
+    /// Whether this process still runs, as seen from the pid namespace of the caller. Three
+    /// system calls; for slow paths.
     pub fn liveness(self) -> Liveness {
         if !exists(self.pid()) {
             return Liveness::Dead;
@@ -78,7 +81,8 @@ fn exists(pid: c_int) -> bool {
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: glibc and musl return the address of this thread's errno, which lives as long as the thread.
+    // SAFETY: glibc and musl return the address of this thread's errno, which
+    // lives as long as the thread.
     let at = unsafe { libc::__errno_location() };
     // SAFETY: see above; only this thread writes it.
     unsafe { *at }
@@ -110,7 +114,8 @@ enum Stat {
 
 fn read_stat(pid: c_int) -> Stat {
     let path = StatPath::of(pid);
-    // The line is under 400 bytes up to the start time: 20 numbers of at most 20 digits and a 16-byte name.
+    // The line is under 400 bytes up to the start time: 20 numbers of at most 20
+    // digits and a 16-byte name.
     let mut line = [0u8; 640];
     match read_file(path.as_c_str(), &mut line) {
         Some(text) => parse_stat(text),
@@ -121,7 +126,8 @@ fn read_stat(pid: c_int) -> Stat {
 /// Fields are counted after the last `)`: the name before it may hold spaces and parentheses.
 fn parse_stat(line: &[u8]) -> Stat {
     let Some(name_end) = line.iter().rposition(|&b| b == b')') else { return Stat::Unreadable };
-    // `get`, like everywhere here: nothing that runs in other people's processes may be able to panic.
+    // `get`, like everywhere here: nothing that runs in other people's
+    // processes may be able to panic.
     let Some(fields) = line.get(name_end + 1..) else { return Stat::Unreadable };
     let mut fields = fields.split(|&b| b == b' ').filter(|f| !f.is_empty());
     match fields.next() {
@@ -147,10 +153,11 @@ pub(crate) fn parse_u64(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads the start of a file; no allocation, one `read`, as `/proc` files give their first page in one.
+/// Reads the start of a file; no allocation, one `read`, as `/proc` files
+/// give their first page in one.
 ///
-/// By system calls of our own: the C library's are cancellation points, and a thread that was cancelled would end in here,
-/// where its program has none.
+/// By system calls of our own: the C library's are cancellation points, and a thread that was
+/// cancelled would end in here, where its program has none.
 fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: `path` is NUL-terminated.

@@ -1,7 +1,8 @@
-//! What a latency-critical service calls to publish its queue and its running request.
+//! The calls by which a latency-critical service publishes its queue and its running request.
 //!
-//! Opening and claiming happen once and use system calls; begin, end and the queue length are stores to the slot's own
-//! lines, and two readings of the clock. `elfen.h` has the same in C: `elfen_service_*`.
+//! Opening and claiming happen once and use system calls; begin, end and the queue length
+//! are stores to the slot's own lines, and two readings of the clock. `elfen.h` has the
+//! same in C: `elfen_service_*`.
 //!
 //! ```no_run
 //! use elfen_rt::service::Service;
@@ -18,13 +19,13 @@ use core::fmt;
 use core::sync::atomic::Ordering::*;
 
 use crate::clock::monotonic_ns;
-use crate::memory::{Access, Memory, MemoryError};
+use crate::memory::{Access, Memory, MemoryError, SegmentOwner};
 use crate::process::{Identity, Liveness, pid_namespace};
 use crate::signal::page::{self, NAME_BYTES, Page, PageError};
 use crate::signal::service::{OpenError, ServiceSlot, key_of, page_name};
 use crate::signal::snapshot::Word;
 
-/// Who may read the page: its owner and its group. Who else should says [`Service::open_with_mode`].
+/// The page's owner and its group may read it; [`Service::open_with_mode`] can admit others.
 pub const DEFAULT_MODE: u16 = 0o640;
 
 /// A service's page, opened for writing.
@@ -57,8 +58,9 @@ impl fmt::Display for ClaimError {
 impl core::error::Error for ClaimError {}
 
 impl Service {
-    /// Opens the page of the service `name` with one slot for each of its `lanes` request lanes; makes it if there is none.
-    /// It stays when the service ends, so that a restarted service finds its readers still there.
+    /// Opens the page of the service `name` with one slot for each of its `lanes` request lanes;
+    /// makes it if there is none. It stays when the service ends, so that a restarted service
+    /// finds its readers still there.
     pub fn open(name: &str, lanes: u32) -> Result<Self, OpenError> {
         Self::open_with_mode(name, lanes, DEFAULT_MODE)
     }
@@ -87,14 +89,16 @@ impl Service {
         claim_word(&slot.writer, self.own.word(), writer_is_dead).map_err(|holder| {
             ClaimError::Held { pid: Identity::from_word(holder).map_or(0, Identity::pid) }
         })?;
-        // What a dead predecessor left running is over. Readers that look in between see it run for a moment longer.
+        // A request that a dead predecessor left running is over. Readers that look in between see
+        // it run for a moment longer.
         slot.running_request.store(0, Relaxed);
         slot.queue_len.store(0, Relaxed);
         slot.cpu.store(u64::from(cpu), Relaxed);
         Ok(Worker { slot })
     }
 
-    /// Says how many requests wait for `lane`. One thread at a time; it need not be the one that serves.
+    /// Says how many requests wait for `lane`. One thread at a time; it need
+    /// not be the one that serves.
     #[inline]
     pub fn set_queue_len(&self, lane: u32, waiting: u64) {
         if let Some(slot) = self.page.slot(lane) {
@@ -103,7 +107,8 @@ impl Service {
         }
     }
 
-    /// Takes the page's name away: nobody new finds it, and it goes with the last process that maps it.
+    /// Takes the page's name away: no new reader finds it, and it goes with the last process that
+    /// maps it.
     pub fn remove(self) -> Result<(), MemoryError> {
         self.page.memory().remove_name()
     }
@@ -120,14 +125,16 @@ pub struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// A request that did not wait starts now. Ids are the service's own; 0, which means none, is published as `u64::MAX`.
+    /// A request that did not wait starts now. Ids are the service's own; 0, which means none,
+    /// is published as `u64::MAX`.
     #[inline]
     pub fn begin(&mut self, request: u64) {
         let now_ns = monotonic_ns();
         self.publish(request, now_ns, now_ns);
     }
 
-    /// A request that arrived at `arrived_ns` of CLOCK_MONOTONIC starts now; its latency counts from its arrival.
+    /// A request that arrived at `arrived_ns` of CLOCK_MONOTONIC starts now; its
+    /// latency counts from its arrival.
     #[inline]
     pub fn begin_arrived(&mut self, request: u64, arrived_ns: u64) {
         self.publish(request, arrived_ns, monotonic_ns());
@@ -138,7 +145,8 @@ impl Worker<'_> {
         self.slot.request_arrived_ns.store(arrived_ns, Relaxed);
         self.slot.request_started_ns.store(now_ns, Relaxed);
         let request = if request == 0 { u64::MAX } else { request };
-        // Release: a reader that acquires the request sees its start.
+        // Release: pairs with the acquire in `Lane::step`, which sees a
+        // request's start with the request.
         self.slot.running_request.store(request, Release);
     }
 
@@ -156,12 +164,14 @@ impl Worker<'_> {
         self.slot.latency.record(monotonic_ns().saturating_sub(arrived_ns));
     }
 
-    /// How many instructions the serving thread has executed so far, in how many cycles, from any counters the service has.
-    /// `dynamic-budget` goes by it on machines that show Elfen none. To be called while requests run, every few milliseconds.
+    /// How many instructions the serving thread has executed so far, in how many cycles, from any
+    /// counters the service has. `dynamic-budget` goes by it on machines that show Elfen none. To
+    /// be called while requests run, every few milliseconds.
     #[inline]
     pub fn count(&mut self, instructions: u64, cycles: u64) {
         self.slot.instructions.store(instructions, Relaxed);
-        // Release: who acquires these cycles sees their instructions, or later ones.
+        self.slot.counted_at_ns.store(monotonic_ns(), Relaxed);
+        // Release: a reader that acquires these cycles sees their instructions, or later ones.
         self.slot.cycles.store(cycles, Release);
     }
 }
@@ -170,7 +180,7 @@ impl Drop for Worker<'_> {
     fn drop(&mut self) {
         self.slot.running_request.store(0, Relaxed);
         self.slot.queue_len.store(0, Relaxed);
-        // Release: whoever claims the slot next comes after our last store.
+        // Release: the process that claims the slot next comes after our last store.
         self.slot.writer.store(0, Release);
     }
 }
@@ -179,14 +189,15 @@ fn writer_is_dead(word: u64) -> bool {
     Identity::from_word(word).is_none_or(|identity| identity.liveness() == Liveness::Dead)
 }
 
-/// Puts `own` into a word that is 0 or names the dead; otherwise says who holds it.
+/// Puts `own` into a word that is 0 or names a dead process; otherwise returns the holder.
 fn claim_word<W: Word>(word: &W, own: u64, is_dead: impl Fn(u64) -> bool) -> Result<(), u64> {
     let mut holder = word.load(Acquire);
     loop {
         if holder != 0 && !is_dead(holder) {
             return Err(holder);
         }
-        // Of two who saw the same dead holder, one gets the word and the other sees a living one.
+        // Of two claimants that saw the same dead holder, one gets the word and the other sees a
+        // living one.
         match word.compare_exchange(holder, own) {
             Ok(_) => return Ok(()),
             Err(current) => holder = current,
@@ -197,6 +208,8 @@ fn claim_word<W: Word>(word: &W, own: u64, is_dead: impl Fn(u64) -> bool) -> Res
 /// How long to wait for another process that is making the page: 100 times a millisecond.
 const TRIES: u32 = 100;
 const PAUSE_NS: i64 = 1_000_000;
+/// Kept for making the page anew.
+const LAST_TRIES: u32 = 5;
 
 fn open_or_make(
     name: &[u8; NAME_BYTES],
@@ -205,14 +218,14 @@ fn open_or_make(
 ) -> Result<Page<ServiceSlot>, OpenError> {
     page::check_slot_count::<ServiceSlot>(lanes)?;
     let mut last = OpenError::Memory(MemoryError::Absent);
-    for _ in 0..TRIES {
+    for left in (0..TRIES).rev() {
         match Memory::create_segment(key_of(name), Page::<ServiceSlot>::bytes(lanes), mode) {
             Ok(memory) => return Ok(Page::format(memory, lanes, pid_namespace(), name)?),
-            // Absent: somebody removed our segment before we had mapped it.
+            // Absent: another process removed our segment before we had mapped it.
             Err(MemoryError::Exists | MemoryError::Absent) => {}
             Err(error) => return Err(OpenError::Memory(error)),
         }
-        match join(name) {
+        match join(name, left) {
             Ok(page) => return Ok(page),
             Err(error) if passes(error) => last = error,
             Err(error) => return Err(error),
@@ -222,15 +235,24 @@ fn open_or_make(
     Err(last)
 }
 
-/// Opens a page somebody else made. One that cannot be used and that nobody else maps was left by a version of
-/// ours, or by a maker that died half-way: its name is removed, and the next round makes a new one.
-fn join(name: &[u8; NAME_BYTES]) -> Result<Page<ServiceSlot>, OpenError> {
+/// Opens a page that another process made. One that has no other mapping and cannot be used was
+/// left by a version of ours, or, if it is still unfinished after nearly all tries, by a maker that
+/// died half-way: its name is removed, and the next round makes a new one. A maker that lives has
+/// its page finished long before, so its name is never taken from it.
+fn join(name: &[u8; NAME_BYTES], tries_left: u32) -> Result<Page<ServiceSlot>, OpenError> {
     let memory = Memory::attach_segment(key_of(name), Access::Write).map_err(OpenError::Memory)?;
+    let owner = memory.owner();
     let Err(error) = page::check_memory::<ServiceSlot>(&memory) else {
-        return Ok(Page::open(memory)?);
+        let trusted = owner.is_some_and(SegmentOwner::is_ours_or_roots);
+        return if trusted {
+            Ok(Page::open(memory)?)
+        } else {
+            Err(OpenError::Foreign(owner.map_or(0, |o| o.uid)))
+        };
     };
-    let alone = memory.owner().is_some_and(|owner| owner.attached == 1);
-    if alone && memory.remove_name().is_ok() {
+    let unfinished = matches!(error, PageError::Unfinished { .. });
+    let alone = owner.is_some_and(|owner| owner.attached == 1);
+    if alone && (!unfinished || tries_left == LAST_TRIES) && memory.remove_name().is_ok() {
         return Err(OpenError::Memory(MemoryError::Absent));
     }
     Err(OpenError::Page(error))
@@ -255,7 +277,8 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Of two who find a dead holder's slot at the same moment exactly one gets it, in every interleaving.
+    /// Of two claimants that find a dead holder's slot at the same moment exactly one gets it, in
+    /// every interleaving.
     #[test]
     fn one_claim_wins() {
         const DEAD: u64 = 9;

@@ -1,6 +1,6 @@
-//! Goal: `elfen.h` and `elfen_rt::signal` are one ABI. Method: compile the header as C11 and C++17 with warnings as
-//! errors, let each side write pages with a different value in every word, and read them on the other side; for the
-//! service, with two live processes on one page.
+//! Goal: `elfen.h` and `elfen_rt::signal` are one ABI. Method: compile the header as C11 and C++17
+//! with warnings as errors, let each side write pages with a different value in every word, and
+//! read them on the other side; for the service, with two live processes on one page.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use elfen_rt::memory::{Access, Memory};
 use elfen_rt::process::Liveness;
 use elfen_rt::service::Service;
-use elfen_rt::signal::control::{BusyWhen, ControlSlot, PolicyKind, Settings};
+use elfen_rt::signal::account::{Account, Claim};
+use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 use elfen_rt::signal::service::{ServiceReader, Writer};
@@ -74,7 +75,7 @@ fn memory_of(bytes: &[u8]) -> Memory {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes.len(), 0o600).unwrap();
     memory.remove_name().unwrap();
     assert_eq!(memory.access(), Access::Write);
-    // SAFETY: the segment is ours, writable, as long as `bytes`, and nobody else has its id.
+    // SAFETY: the segment is ours, writable, as long as `bytes`, and no other process has its id.
     unsafe { memory.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     memory
 }
@@ -92,7 +93,7 @@ fn shown_by_c<S: Slot>(channel: &str, write: impl Fn(&S)) -> Vec<u64> {
     memory.remove_name().unwrap();
     let page = Page::<S>::format(memory, 1, 0, &[0; 32]).unwrap();
     write(page.slot(0).unwrap());
-    // SAFETY: the page's own memory, which nobody writes meanwhile.
+    // SAFETY: the page's own memory, which nothing writes meanwhile.
     let bytes =
         unsafe { std::slice::from_raw_parts(page.memory().base().as_ptr(), page.memory().len()) };
     let mut child = twin()
@@ -146,11 +147,32 @@ fn task_slots_are_the_same_on_both_sides() {
     assert_eq!(words, [1, 2, 3, 4, 5, 6]);
 }
 
+/// An account is no page's slot: its words are read where the C side says that they are.
+#[test]
+fn accounts_are_the_same_on_both_sides() {
+    let printed = twin().arg("account").output().unwrap().stdout;
+    let words: Vec<u64> =
+        String::from_utf8(printed).unwrap().split(' ').map(|word| word.parse().unwrap()).collect();
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    assert_eq!(bytes.len(), size_of::<Account>());
+    let memory = memory_of(&bytes);
+    // SAFETY: the memory is ours, at a page boundary, and as long as an account,
+    // which is nothing but atomics.
+    let account = unsafe { memory.base().cast::<Account>().as_ref() };
+    let claim = Claim::of_program(7);
+    let counted = account.counted(claim.word()).expect("the twin claims it for itself");
+    assert_eq!((counted.ran_until_ns(1_010), counted.shared_until_ns(1_010, 45)), (110, 55));
+    assert_eq!(account.counted(Claim::of_run(0, 7).word()), None, "somebody else's");
+}
+
 #[test]
 fn lane_slots_are_the_same_on_both_sides() {
     let page = page_from_c::<LaneSlot>(
         "lane",
-        &[2, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23, 24, 25, 18, 19],
+        &[
+            2, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33,
+            18, 19,
+        ],
     );
     let slot = page.slot(0).unwrap();
     assert_eq!(slot.state(), Some((LaneState::Napping, 11)));
@@ -161,9 +183,12 @@ fn lane_slots_are_the_same_on_both_sides() {
     assert_eq!(words, [16, 17]);
     let words = [&slot.policy_state[0], &slot.policy_state[3]].map(|word| word.load(Relaxed));
     assert_eq!(words, [20, 21]);
-    let words = [&slot.counted_to_ns, &slot.counted_busy_ns].map(|word| word.load(Relaxed));
-    assert_eq!(words, [22, 23]);
-    assert_eq!((slot.ipc.load(Relaxed), slot.wakes.load(Relaxed)), (24, 25));
+    let words = [&slot.counted_ran_ns, &slot.counted_shared_ns, &slot.wakes, &slot.hotplug];
+    assert_eq!(words.map(|word| word.load(Relaxed)), [22, 23, 24, 25]);
+    let words = [&slot.ipc_milli, &slot.ipc_since_ns, &slot.ipc_until_ns, &slot.critical];
+    assert_eq!(words.map(|word| word.load(Relaxed)), [26, 27, 28, 29]);
+    let words = [&slot.account_claim, &slot.account_index, &slot.check_nap, &slot.guard_nap];
+    assert_eq!(words.map(|word| word.load(Relaxed)), [30, 31, 32, 33]);
     assert_eq!((slot.reaction.max_ns(), slot.wake.max_ns()), (18, 19));
 
     let words = shown_by_c("lane", |slot: &LaneSlot| {
@@ -174,14 +199,24 @@ fn lane_slots_are_the_same_on_both_sides() {
         slot.add_overlapped(60);
         slot.policy_state[0].store(61, Relaxed);
         slot.policy_state[3].store(62, Relaxed);
-        slot.counted_to_ns.store(63, Relaxed);
-        slot.counted_busy_ns.store(64, Relaxed);
-        slot.ipc.store(65, Relaxed);
-        slot.wakes.store(66, Relaxed);
+        slot.counted_ran_ns.store(63, Relaxed);
+        slot.counted_shared_ns.store(64, Relaxed);
+        slot.wakes.store(65, Relaxed);
+        slot.hotplug.store(66, Relaxed);
+        slot.publish_ipc(67, 68, 69);
+        slot.critical.store(81, Relaxed);
+        slot.account_claim.store(82, Relaxed);
+        slot.account_index.store(83, Relaxed);
+        slot.check_nap.store(84, Relaxed);
+        slot.guard_nap.store(85, Relaxed);
         slot.reaction.record_shared(70);
         slot.wake.record_shared(80);
     });
-    assert_eq!(words, [1, 1700, 3, 2, 1, 50, 60, 700, 61, 62, 63, 64, 65, 66, 70, 80]);
+    let expected = [
+        1, 1700, 3, 2, 1, 50, 60, 700, 61, 62, 63, 64, 65, 66, 67, 68, 69, 81, 82, 83, 84, 85, 70,
+        80,
+    ];
+    assert_eq!(words, expected);
 }
 
 #[test]
@@ -193,24 +228,18 @@ fn control_slots_are_the_same_on_both_sides() {
         slo_latency_ns: 22,
         slo_per_million: 23,
         ref_ipc_milli: 24,
-        busy_when: BusyWhen::Service,
-        service_process: 25,
     };
-    let words = [5, 5, 3, 21, 26, 22, 23, 24, 1, 25];
+    let words = [5, 5, 3, 21, 26, 22, 23, 24];
     let page = page_from_c::<ControlSlot>("control", &words);
     assert_eq!(page.slot(0).unwrap().settings(), Some((5, settings)));
 
     let shown = shown_by_c("control", |slot: &ControlSlot| slot.publish(&settings));
-    assert_eq!(shown, [1, 1, 3, 21, 26, 22, 23, 24, 1, 25]);
+    assert_eq!(shown, [1, 1, 3, 21, 26, 22, 23, 24]);
 }
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    for words in [
-        [5, 6, 3, 0, 0, 0, 0, 0, 0, 0],
-        [5, 5, 9, 0, 0, 0, 0, 0, 0, 0],
-        [5, 5, 3, 0, 0, 0, 0, 0, 2, 0],
-    ] {
+    for words in [[5, 6, 3, 0, 0, 0, 0, 0], [5, 5, 9, 0, 0, 0, 0, 0]] {
         let page = page_from_c::<ControlSlot>("control", &words);
         assert_eq!(page.slot(0).unwrap().settings(), None, "{words:?}");
     }
@@ -260,9 +289,8 @@ fn a_c_service_is_read_from_rust_until_it_is_killed() {
     assert_eq!(slot.latency.count(), 3);
     // Each was said to have arrived a second before it ended.
     assert!(slot.latency.quantile_ns(500_000).unwrap() >= 1_000_000_000);
-    assert!(
-        matches!(reader.writer(1), Writer::Process(who, Liveness::Alive) if who.pid() == service.pid())
-    );
+    let writer = reader.writer(1);
+    assert!(matches!(writer, Writer::Process(of, Liveness::Alive) if of.pid() == service.pid()));
     assert_eq!((reader.lane_of(3), reader.lane_of(1)), (Some(1), None));
 
     service.child.kill().unwrap();
@@ -270,11 +298,11 @@ fn a_c_service_is_read_from_rust_until_it_is_killed() {
     assert_eq!(slot.running_request.load(Relaxed), 17, "the page still says so");
     assert!(matches!(reader.writer(1), Writer::Process(_, Liveness::Dead)));
 
-    // Its successor takes the slot over, on the same page: our reader sees it without opening anything again.
+    // Its successor takes the slot over, on the same page: our reader sees it
+    // without opening anything again.
     let successor = CService::start(&name);
-    assert!(
-        matches!(reader.writer(1), Writer::Process(who, Liveness::Alive) if who.pid() == successor.pid())
-    );
+    let writer = reader.writer(1);
+    assert!(matches!(writer, Writer::Process(of, Liveness::Alive) if of.pid() == successor.pid()));
     successor.finish();
     assert_eq!(reader.writer(1), Writer::Nobody);
     assert_eq!(slot.finished_requests.load(Relaxed), 3 + 4);

@@ -1,9 +1,11 @@
-//! Goal: no page, however broken, crashes a reader; each error says what was found and what was expected.
-//! Method: headers with one field wrong, pages cut to every length, and pages of random bytes, all in real segments.
+//! Goal: no page, however broken, crashes a reader; each error says what was
+//! found and what was expected.
+//! Method: headers with one field wrong, pages cut to every length, and pages of random
+//! bytes, all in real segments.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use elfen_rt::memory::Memory;
+use elfen_rt::memory::{Access, Memory, MemoryError};
 use elfen_rt::service::Service;
 use elfen_rt::signal::control::ControlSlot;
 use elfen_rt::signal::lane::LaneSlot;
@@ -15,7 +17,7 @@ use proptest::prelude::*;
 fn memory_of(bytes: &[u8]) -> Memory {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes.len(), 0o600).unwrap();
     memory.remove_name().unwrap();
-    // SAFETY: the segment is ours, writable, as long as `bytes`, and nobody else has its id.
+    // SAFETY: the segment is ours, writable, as long as `bytes`, and no other process has its id.
     unsafe { memory.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     memory
 }
@@ -24,7 +26,7 @@ fn memory_of(bytes: &[u8]) -> Memory {
 fn sound_page() -> Vec<u8> {
     let bytes = vec![0; Page::<LaneSlot>::bytes(2)];
     let page = Page::<LaneSlot>::format(memory_of(&bytes), 2, 0, &[0; NAME_BYTES]).unwrap();
-    // SAFETY: the page's own memory, which nobody writes meanwhile.
+    // SAFETY: the page's own memory, which nothing writes meanwhile.
     let written =
         unsafe { std::slice::from_raw_parts(page.memory().base().as_ptr(), page.memory().len()) };
     written.to_vec()
@@ -56,20 +58,20 @@ fn each_wrong_header_is_named_with_both_values() {
         says(&|page| page[..8].copy_from_slice(b"ELFNTASK")),
         "the lane page has magic 0x4b5341544e464c45, expected 0x454e414c4e464c45"
     );
-    assert_eq!(says(&|page| put(page, 8, 77)), "the lane page has version 77, this build reads 1");
+    assert_eq!(says(&|page| put(page, 8, 77)), "the lane page has version 77, this build reads 2");
     assert_eq!(says(&|page| put(page, 12, 0)), "the lane page has 0 slots, possible are 1 to 8192");
     assert_eq!(
         says(&|page| put(page, 12, SLOTS_MAX + 1)),
         "the lane page has 8193 slots, possible are 1 to 8192"
     );
-    assert_eq!(says(&|page| put(page, 16, 9)), "the lane page says it has 9 bytes, expected 19840");
+    assert_eq!(says(&|page| put(page, 16, 9)), "the lane page says it has 9 bytes, expected 20096");
     assert_eq!(
         says(&|page| put(page, 24, 64)),
-        "the lane page has slots of 64 bytes, expected 9856"
+        "the lane page has slots of 64 bytes, expected 9984"
     );
     assert_eq!(
-        says(&|page| page.truncate(19839)),
-        "the lane page says it has 19839 bytes, expected 19840"
+        says(&|page| page.truncate(20095)),
+        "the lane page says it has 20095 bytes, expected 20096"
     );
     assert_eq!(
         says(&|page| page.truncate(127)),
@@ -83,7 +85,7 @@ fn more_slots_than_bytes_are_refused_before_any_is_touched() {
         put(page, 12, 3);
         put(page, 16, u32::try_from(Page::<LaneSlot>::bytes(3)).unwrap());
     });
-    assert_eq!(error, PageError::Size { channel: "lane", found: 19840, expected: 29696 });
+    assert_eq!(error, PageError::Size { channel: "lane", found: 20096, expected: 30080 });
 }
 
 #[test]
@@ -101,9 +103,9 @@ fn a_leftover_of_another_version_is_replaced_once_nobody_maps_it() {
     let old = Service::open(&name, 1).unwrap();
     old.page().header().version.store(99, Relaxed);
     let refused = Service::open(&name, 1).unwrap_err();
-    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 1");
+    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 2");
     let refused = ServiceReader::open(&name).unwrap_err();
-    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 1");
+    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 2");
     drop(old);
     let new = Service::open(&name, 1).unwrap();
     ServiceReader::open(&name).unwrap();
@@ -201,4 +203,84 @@ proptest! {
     fn random_bytes_crash_nobody(bytes in prop::collection::vec(any::<u8>(), 1..512)) {
         read_everything(&bytes);
     }
+}
+
+/// Goal: of processes that open a service at the same moment, all get the one page. Method: rounds
+/// of threads that all begin with no page; a thread that takes the page away from its maker shows
+/// as a page without a name, or as an error.
+#[test]
+fn a_page_that_many_open_at_once_is_one_page() {
+    const THREADS: usize = 6;
+    for round in 0..40 {
+        let name = format!("rush-{}-{round}", std::process::id());
+        let start = std::sync::Barrier::new(THREADS);
+        let open = || {
+            start.wait();
+            Service::open(&name, 2).map(|service| (service.page().memory().segment_id(), service))
+        };
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+        });
+        assert!(opened.iter().all(|(id, _)| *id == opened[0].0), "round {round}");
+        let named = Memory::attach_segment(key_of(&page_name(&name).unwrap()), Access::Read);
+        assert_eq!(named.unwrap().segment_id(), opened[0].0, "round {round}: it has its name");
+        opened[0].1.page().memory().remove_name().unwrap();
+    }
+}
+
+/// Goal: a maker that lives keeps its page, and one that died leaves room. Method: a segment
+/// without a header, which is what a page is between its making and its finish; the maker finishes
+/// while another process waits for it.
+#[test]
+fn an_unfinished_page_is_waited_for_and_then_made_anew() {
+    let name = format!("unfinished-{}", std::process::id());
+    let key = key_of(&page_name(&name).unwrap());
+    let bytes = Page::<ServiceSlot>::bytes(1);
+    let made = Memory::create_segment(key, bytes, 0o600).unwrap();
+    let id = made.segment_id();
+    let opener = std::thread::spawn({
+        let name = name.clone();
+        move || Service::open(&name, 1).unwrap()
+    });
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let namespace = elfen_rt::process::pid_namespace();
+    let page = Page::<ServiceSlot>::format(made, 1, namespace, &page_name(&name).unwrap()).unwrap();
+    let opened = opener.join().unwrap();
+    assert_eq!(opened.page().memory().segment_id(), id, "its maker was at work on it");
+    page.memory().remove_name().unwrap();
+    drop((page, opened));
+
+    let dead = Memory::create_segment(key, bytes, 0o600).unwrap().segment_id();
+    let opened = Service::open(&name, 1).unwrap();
+    assert_ne!(opened.page().memory().segment_id(), dead, "nobody will ever finish that one");
+    opened.remove().unwrap();
+}
+
+/// Goal: a page that another user made first is not heeded. Method: as root, one that is given to
+/// the user nobody.
+#[test]
+fn another_users_page_is_refused() {
+    const NOBODY: u32 = 65_534;
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        let mut terminal = std::io::stderr();
+        std::io::Write::write_all(&mut terminal, b"skipped: another user's page: not root\n")
+            .unwrap();
+        return;
+    }
+    let name = format!("foreign-{}", std::process::id());
+    let service = Service::open(&name, 1).unwrap();
+    assert!(ServiceReader::open(&name).is_ok());
+    service.page().memory().give_to(NOBODY, NOBODY).unwrap();
+    assert_eq!(ServiceReader::open(&name).unwrap_err(), OpenError::Foreign(NOBODY));
+    assert_eq!(Service::open(&name, 1).unwrap_err(), OpenError::Foreign(NOBODY));
+    assert!(ServiceReader::open_of(&name, Some(NOBODY)).is_ok(), "its reader trusts nobody");
+    let gone = Memory::attach_id(i32::MAX, Access::Read).unwrap_err();
+    assert_eq!(
+        gone,
+        MemoryError::Absent,
+        "an id that is nobody's is gone, and not of another size"
+    );
+    service.remove().unwrap();
 }

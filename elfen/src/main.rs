@@ -1,20 +1,21 @@
 //! The `elfen` command: parse, dispatch, exit status.
 //!
-//! Every subcommand is a file in `cmd`, the work behind it a module in `host`. This file knows
-//! neither; it only turns their outcome into what a shell sees, so that all of them fail the same
-//! way.
+//! Every subcommand is a file, here in `cmd` or in `experiments`; the work behind it is
+//! in a library. This file only turns their outcome into what a shell sees, so that all
+//! of them fail the same way.
 
-mod bench;
 mod cmd;
-mod host;
 
 use std::env;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-use cmd::failure::Failure;
-use cmd::settings::{self, Refused};
+use clap::{CommandFactory, Parser};
+use elfen_console::failure::Failure;
+use elfen_console::usage;
+
+use cmd::Cli;
 
 fn main() -> ExitCode {
     let mut out = BufWriter::new(io::stdout().lock());
@@ -29,12 +30,8 @@ fn main() -> ExitCode {
 
 fn run(out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let words: Vec<OsString> = env::args_os().collect();
-    match settings::parse(&words) {
-        Ok(understood) => {
-            let outcome = understood.cli.command.run(out);
-            outcome.map_err(|failure| settings::explain(failure, &understood.untyped))
-        }
-        Err(Refused::ByClap(error)) => cmd::usage::report(&error, &words, out),
-        Err(Refused::Failure(failure)) => Err(failure),
+    match Cli::try_parse_from(&words) {
+        Ok(cli) => cli.command.run(out),
+        Err(error) => usage::report(&error, &Cli::command(), &words, out),
     }
 }

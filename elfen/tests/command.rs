@@ -1,8 +1,12 @@
 //! What every subcommand has from the frame: help, usage errors, exit statuses, and outputs that
 //! end early.
 
-use std::fs::File;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 fn elfen(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
@@ -50,7 +54,6 @@ fn usage_errors() {
         (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
         (&["signals", "up", "--user"], "unexpected argument", "see `elfen signals up --help`"),
         (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "is ./--lane"),
-        (&["serve", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "is ./--lane"),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),
     ];
     for (words, why, fix) in cases {
@@ -86,4 +89,101 @@ fn a_full_disk() {
     assert!(stderr_of(&output).starts_with("elfen: writing the output: No space left"));
     let refused = elfen(&["lanes", "--lanes", "0:0"]).stderr(full()).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
+}
+
+/// Goal: a user who ends a benchmark by Ctrl-C gets the status that a shell calls 130. Method: a
+/// signal while one measures.
+#[test]
+fn an_interrupted_benchmark() {
+    // Many more naps than it makes until the signal comes.
+    let mut command = elfen(&["bench", "nap", "--count", "100000"]);
+    // A shell's background job ignores the signal, and so would this child of a child of one.
+    let heed = || {
+        // SAFETY: the default action needs no handler.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec, `heed` makes one system call.
+    unsafe { command.pre_exec(heed) };
+    let benchmark = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let benchmark = benchmark.expect("elfen starts");
+    std::thread::sleep(Duration::from_millis(200));
+    let pid = i32::try_from(benchmark.id()).unwrap();
+    // SAFETY: kill takes numbers; this test has not waited for its child yet, so the child's id is
+    // its own.
+    unsafe { libc::kill(pid, libc::SIGINT) };
+    let status = benchmark.wait_with_output().unwrap().status;
+    let in_a_shell = status.code().or(status.signal().map(|signal| 128 + signal));
+    assert_eq!(in_a_shell, Some(130), "{status}");
+}
+
+/// Goal: the table of exit statuses names every status. Method: help of the command.
+#[test]
+fn help_lists_every_status() {
+    let help = String::from_utf8(run(&["--help"]).stdout).expect("UTF-8");
+    for status in ["0", "1", "2", "3", "126", "127", "130"] {
+        assert!(help.lines().any(|line| line.starts_with(&format!("  {status:5}  "))), "{status}");
+    }
+}
+
+/// Goal: a flag goes before its variable, and what is wrong with a variable is told by its name.
+/// Method: a recorded machine's lanes, and a nap that there is not.
+#[test]
+fn variables_are_defaults_of_options() {
+    let recorded = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-cpus");
+    fs::write(&recorded, "/sys/devices/system/cpu/online: 0-1\naffinity: 0-1\n").unwrap();
+    let lanes = |words: &[&str]| {
+        let machine = ["lanes", "--json", "--machine", recorded.to_str().unwrap()];
+        let words = [&machine[..], words].concat();
+        let output = elfen(&words).env("ELFEN_LANES", "0:1").output().unwrap();
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    assert!(lanes(&[]).contains("\"0:1\"") && lanes(&["--lanes", "1:0"]).contains("\"1:0\""));
+    let snooze = |words: &[&str]| {
+        let output = elfen(words).env("ELFEN_NAP", "snooze").output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        stderr_of(&output).to_owned()
+    };
+    let untyped = snooze(&["run", "--", "true"]);
+    assert!(untyped.starts_with("elfen: variable ELFEN_NAP: invalid value 'snooze'"), "{untyped}");
+    let typed = snooze(&["run", "--nap", "doze", "--", "true"]);
+    assert!(typed.starts_with("elfen: arguments: invalid value 'doze'"), "{typed}");
+}
+
+/// Goal: no variable is read that help keeps quiet about. Method: every name that begins
+/// with ELFEN_ in the sources.
+#[test]
+fn help_lists_every_variable() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let folders = [
+        "elfen",
+        "elfen-console",
+        "elfen-host",
+        "elfen-instrument",
+        "elfen-rt",
+        "experiments",
+        "kernel",
+    ];
+    let mut folders: Vec<PathBuf> = folders.map(|folder| root.join(folder).join("src")).into();
+    let mut named = BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let begins = text.match_indices("\"ELFEN_").map(|(at, _)| &text[at + 1..]);
+            named.extend(begins.filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+        }
+    }
+    let is_name = |name: &String| {
+        name.len() > "ELFEN_".len() && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
+    };
+    let help = String::from_utf8(run(&["--help"]).stdout).expect("UTF-8");
+    let told = |name: &String| help.contains(&format!("  {name} "));
+    let quiet: Vec<&String> = named.iter().filter(|name| is_name(name) && !told(name)).collect();
+    assert!(named.contains("ELFEN_LANES") && quiet.is_empty(), "{quiet:?}");
+    assert!(help.contains("\nExit status:\n  0 ") && help.contains("NO_COLOR"));
 }

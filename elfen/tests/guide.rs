@@ -1,6 +1,7 @@
-//! Goal: what the documents say to type, works. Method: the `sh` blocks of each section are one script, run as it stands, in a
-//! folder of its own; commands of this repository are those that were built with this test. A section that needs what is not
-//! here is skipped, and says so.
+//! Goal: what the documents say to type, works. Method: the `sh` blocks of each section are one
+//! script, run as it stands, in a folder of its own; commands of this repository are those that
+//! were built with this test. A section that needs something that is missing here is skipped, and
+//! says so.
 
 use std::fs;
 use std::io::Write;
@@ -104,6 +105,18 @@ fn run(document: &str) {
         let said = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
         assert!(output.status.success(), "{name}: {}\n{}\n{}", output.status, said[0], said[1]);
     }
+}
+
+/// Goal: a user who comes from the README finds the same installation in the guide. Method: the
+/// first block of each that calls apt.
+#[test]
+fn the_guide_installs_as_the_readme_does() {
+    let block = |document: &str| {
+        let text = fs::read_to_string(root().join(document)).unwrap();
+        let block = text.split("```").find(|block| block.contains("apt install"));
+        block.expect(document).to_owned()
+    };
+    assert_eq!(block("README.md"), block("docs/guide.md"));
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn refused_by_hand() {
 }
 
 /// Goal: lanes that may be used are, with a warning where sysfs says that they don't share a core.
-/// Method: pairs that do, that don't, and that nobody can tell.
+/// Method: pairs that do, that don't, and of which sysfs cannot tell.
 #[test]
 fn accepted_by_hand() {
     let session = session(&[

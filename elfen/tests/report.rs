@@ -64,8 +64,8 @@ fn where_it_goes() {
     let scratch = tempfile::tempdir().expect("a folder");
     let results = folder().join("results.jsonl").display().to_string();
     assert_eq!(printed(&[&results], scratch.path()), "report.html: 3 figures\n");
-    assert_eq!(printed(&[&results, "-o", "a b.html"], scratch.path()), "a b.html: 3 figures\n");
-    let page = printed(&[&results, "-o", "-"], scratch.path());
+    assert_eq!(printed(&[&results, "--html", "a b.html"], scratch.path()), "a b.html: 3 figures\n");
+    let page = printed(&[&results, "--html", "-"], scratch.path());
     assert!(page.starts_with("<!DOCTYPE html>\n") && page.ends_with("</html>\n"));
     for name in ["report.html", "a b.html"] {
         assert_eq!(fs::read_to_string(scratch.path().join(name)).expect("the page"), page);
@@ -119,7 +119,8 @@ fn a_calibrated_model() {
     for figure in &report["figures"].as_array().expect("figures")[..9] {
         let made_with = figure["made_with"].as_str().expect("words");
         let expected = "Simulated with model.toml (calibrated on a CPU with SMT) and the thesis's \
-                        demand: a request takes 1.25 times as long beside \"loop\", 2 times as long beside \"flush\"";
+                        demand: a request takes 1.25 times as long beside \"loop\", 2 times as \
+                        long beside \"flush\"";
         assert!(made_with.starts_with(expected), "{made_with}");
         assert!(!figure.to_string().contains("published in the thesis"), "{figure}");
     }
@@ -169,8 +170,8 @@ fn a_file_that_was_cut_off() {
     assert_eq!(text(&output.stderr), warning);
 }
 
-/// Goal: whatever is wrong is one line that names the file and the line, with status 2, and nothing
-/// is written. Method: each argument and each file wrong in turn.
+/// Goal: every mistake is one line that names the file and the line, with status 2, and nothing is
+/// written. Method: each argument and each file wrong in turn.
 #[test]
 fn what_is_refused() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -208,7 +209,7 @@ fn what_is_refused() {
         ("--requests 0", "elfen: the simulation: nothing to simulate"),
         ("--requests 99999999999", "elfen: the simulation: a figure shows no more of"),
         ("--requests many", "invalid value 'many'"),
-        ("--json -o x.html", "cannot be used with"),
+        ("--json --html x.html", "cannot be used with"),
         ("--theses", "unexpected argument '--theses'"),
     ] {
         let words: Vec<&str> = line.split(' ').collect();
@@ -230,10 +231,10 @@ const HUGE_NAP: &str = r#"{"request_cpu": 0, "batch_cpu": 1, "tsc_mhz": 2000, "n
 #[test]
 fn places_that_cannot_be_written() {
     for file in ["/nonexistent/report.html", "/dev/full"] {
-        let output = report(&["results.jsonl", "-o", file], &folder());
+        let output = report(&["results.jsonl", "--html", file], &folder());
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");
-        assert!(stderr.starts_with(&format!("elfen: report {file:?}: ")), "{stderr}");
+        assert!(stderr.starts_with(&format!("elfen: page {file:?}: ")), "{stderr}");
         assert!(stderr.ends_with("; name a file that can be written\n"), "{stderr}");
     }
 }

@@ -1,6 +1,7 @@
-//! Goal: `elfen signals` gives a group the task map, and takes it back without a trace. Method: the real command and the
-//! real kernel, each test under a `/run` of its own, so that a machine where signals are up is left alone; and a C
-//! program that includes `elfen.h` only, as a user without privileges. Needs root; skipped without, in so many words.
+//! Goal: `elfen signals` gives a group the task map, and takes it back without a trace. Method: the
+//! real command and the real kernel, each test under a `/run` of its own, so that a machine where
+//! signals are up is left alone; and a C program that includes `elfen.h` only, as a user without
+//! privileges. Needs root; skipped without, in so many words.
 
 use std::ffi::CStr;
 use std::fs;
@@ -12,7 +13,7 @@ use std::process::{Command, Output};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Users of nobody else: the reader's, and one outside its group.
+/// User ids that only these tests use: the reader's, and one outside its group.
 const READER: u32 = 64_901;
 const STRANGER: u32 = 64_902;
 
@@ -35,7 +36,8 @@ impl PrivateRun {
         if let Err(why) = Self::mount() {
             return skip(format!("a private /run: {why}"));
         }
-        // A program of the last test may be on its way out; one that stays is somebody's who works here.
+        // A program of the last test may be on its way out; one that stays belongs to a user who
+        // works here.
         if program_goes_away() { Some(Self) } else { skip("others hold the program".to_owned()) }
     }
 

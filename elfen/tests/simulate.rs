@@ -110,7 +110,7 @@ fn a_plan_and_one_that_cannot_be() {
     assert!(stderr.contains("times these requests") && stderr.lines().count() == 1, "{stderr}");
 }
 
-/// Goal: whatever is wrong is one line and status 2. Method: each option wrong in turn.
+/// Goal: every mistake is one line and status 2. Method: each option wrong in turn.
 #[test]
 fn wrong_arguments() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -138,7 +138,26 @@ fn wrong_arguments() {
         ("simulate --rps 1 --cores 101 --machines 100".to_owned(), "1 to 10000 cores"),
         ("simulate --rps 1 --slowdown 0.5".to_owned(), "a factor between 1 and"),
         ("simulate --rps 1 --slowdown 101".to_owned(), "a slowdown is at least 1"),
-        ("simulate --rps 1 --check 0s".to_owned(), "checks are at least 1 ns"),
+        ("simulate --rps 1 --check 0s".to_owned(), "looks are at least 1 ns"),
+        ("simulate --rps 1 --look-every 0s".to_owned(), "looks are at least 1 ns"),
+        ("simulate --rps 1 --look-every 1ms --check 1us".to_owned(), "cannot be used with"),
+        ("simulate --rps 1 --batch-checks guard --check 1us".to_owned(), "and there are none"),
+        ("plan --slo p99=1ms --rps 1 --batch-checks source --look-every 1ms".to_owned(), "none"),
+        (
+            "simulate --rps 1 --signal tasks --policy refresh-budget --budget 1ms".to_owned(),
+            "by the task map alone it does what borrow-idle does",
+        ),
+        ("simulate --rps 1 --nap doze".to_owned(), "invalid value 'doze'"),
+        ("simulate --rps 1 --nap-slowdown 0.9".to_owned(), "a factor between 1 and"),
+        ("simulate --rps 1 --load 50".to_owned(), "cannot be used with"),
+        ("simulate --rps 1 --company idle".to_owned(), "\"idle\" is none of"),
+        ("simulate --rps 1 --company core-scheduling".to_owned(), "no rule for core scheduling"),
+        ("simulate --rps 1 --company none --policy borrow-idle".to_owned(), "cannot be used with"),
+        (
+            "simulate --rps 1 --policy fixed-budget-as-printed --budget 1ms --look-every 1ms"
+                .to_owned(),
+            "it is the code of a check",
+        ),
         ("simulate --rps 1 --demand exp:0ms".to_owned(), "none of those known"),
         ("simulate --rps 1 --demand lognormal:5ms:-1".to_owned(), "none of those known"),
         ("simulate --rps 1 --demand fixed:100000s".to_owned(), "a request takes at most a day"),
@@ -182,22 +201,138 @@ fn a_trace_that_cannot_be_written() {
     }
 }
 
-/// Goal: the check of the thesis prints every row with its error, and the model is near it. Method:
-/// the JSON; the rows that the model was fitted to are within 5 %, and no bound but one is missed.
+/// Where every row of the table stands, whatever the thesis has there: a change of the model that
+/// moves one has to say so here and in `experiments/README.md`. Ten of them are no evidence for the
+/// model, being fitted or built in; of the others, those behind the comment miss the thesis.
+const BANDS: [(&str, &str, f64, f64); 23] = [
+    ("p99 at 100 RPS", "fitted", 75.5, 77.5),
+    ("rate at p99 = 60 ms", "fitted", 72.0, 74.0),
+    ("wall: rate at p99 = 100 ms", "fitted", 117.0, 119.0),
+    ("wall in 20 runs of 5705", "fitted", 118.0, 121.0),
+    ("lane busy at 120 RPS", "fitted", 0.69, 0.70),
+    ("idle time in pauses <= 15 ms", "built in", 0.53, 0.54),
+    ("rate at p99 = 76 ms, IPC 0.01 beside", "fitted", 39.5, 40.5),
+    ("borrow-idle: p99 to that alone", "built in", 1.0, 1.001),
+    ("borrow-idle: utilisation", "built in", 0.999, 1.0001),
+    ("borrow-idle: won at 10 RPS", "follows", 0.935, 0.95),
+    ("fixed-budget as printed: utilisation", "follows", 1.455, 1.475),
+    ("dynamic-budget: utilisation", "follows", 1.59, 1.61),
+    ("every budget policy: utilisation", "follows", 1.25, 1.265),
+    ("fixed-budget: p99", "follows", 69.0, 71.0),
+    ("refresh-budget: p99", "follows", 75.0, 77.5),
+    ("dynamic-budget: p99", "follows", 98.5, 100.0),
+    ("7 cores, dynamic: utilisation", "fitted", 1.73, 1.75),
+    // 22, 25, 8, 12, 17 and 30 % off.
+    ("borrow-idle: won at 120 RPS", "follows", 0.30, 0.31),
+    ("borrow-idle: batch time, 80 RPS", "follows", 1.85, 1.88),
+    ("fixed-budget: utilisation", "follows", 1.28, 1.295),
+    ("7 cores: rate at p99 = 60 ms", "follows", 1095.0, 1130.0),
+    ("7 cores, dynamic: best rate", "follows", 700.0, 700.0),
+    ("7 cores, dynamic: p99 added", "follows", 25.5, 26.7),
+];
+
+/// Goal: the check of the thesis prints every row where it is known to stand, and says of each miss
+/// why. Method: the JSON against the bands above.
 #[test]
 fn the_thesis() {
     let report = json("simulate --check-thesis --requests 200000 --json");
     let rows = report["rows"].as_array().expect("rows");
-    assert!(rows.len() > 20, "{}", rows.len());
+    assert_eq!(rows.len(), BANDS.len());
     for row in rows {
-        let error = number(row, "error").abs();
-        if row["fitted"] == Value::Bool(true) {
-            assert!(error < 0.05, "{row}");
-        }
-        let alone = row["what"] == "fixed-budget: utilisation";
-        if row["claim"] != "about" && !alone {
-            assert!(error < 0.02, "{row}");
-        }
-        assert!(error < 0.05 || row["remark"] != "", "{row}");
+        let band = BANDS.iter().find(|band| row["what"] == band.0);
+        let &(_, basis, low, high) = band.unwrap_or_else(|| panic!("no band for {row}"));
+        let simulated = number(row, "simulated");
+        assert!((low..=high).contains(&simulated), "{row} is outside {low} to {high}");
+        assert_eq!(row["basis"], basis, "{row}");
+        assert!(number(row, "error").abs() < 0.05 || row["remark"] != "", "{row}");
     }
+}
+
+/// Goal: whether checks or a guard look, and how a lane naps, is said and counts. Method: the same
+/// requests beside checks, a guard, and PAUSE; what each command takes unless told otherwise.
+#[test]
+fn checks_guards_and_naps() {
+    let simulate = |options: &str| {
+        json(&format!("simulate --rps 80 --requests 50000 --policy borrow-idle --json {options}"))
+    };
+    let (checks, guard, pause) =
+        (simulate(""), simulate("--look-every 500us"), simulate("--nap spin"));
+    let said = |report: &Value, key: &str| report["parameters"][key].clone();
+    assert_eq!(
+        (said(&checks, "check_ns"), said(&checks, "look_every_ns")),
+        (1000.into(), Value::Null)
+    );
+    assert_eq!(
+        (said(&guard, "check_ns"), said(&guard, "look_every_ns")),
+        (Value::Null, 500_000.into())
+    );
+    assert_eq!(said(&pause, "nap_slowdown"), 1.37);
+    assert_eq!(said(&checks, "nap_slowdown"), 1.0);
+    // Half a period for each request that found the lane idle.
+    let shared = number(&guard, "overlapped_fraction") / number(&checks, "overlapped_fraction");
+    assert!((50.0..250.0).contains(&shared), "{shared}");
+    let slower =
+        number(&pause, "request_lane_utilisation") / number(&checks, "request_lane_utilisation");
+    assert!((1.36..1.38).contains(&slower), "{slower}");
+    assert!(number(&pause, "p99_ms") > 1.37 * number(&checks, "p99_ms"));
+
+    let plan = |options: &str| {
+        json(&format!("plan --slo p99=100ms --rps 60 --requests 20000 --json {options}"))
+    };
+    let usual = plan("");
+    assert_eq!(said(&usual, "look_every_ns"), 500_000);
+    assert_eq!(said(&usual, "nap"), "spin");
+    let source = plan("--batch-checks source --nap device");
+    assert_eq!((said(&source, "check_ns"), said(&source, "nap")), (1000.into(), "device".into()));
+    let tasks = plan("--signal tasks --nap device");
+    let names: Vec<&str> = tasks["policies"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|one| one["policy"].as_str())
+        .collect();
+    assert_eq!(names, ["none", "borrow-idle", "fixed-budget"]);
+    let text = |words: &[&str]| String::from_utf8_lossy(&elfen(words).stdout).into_owned();
+    let plan = ["plan", "--slo", "p99=100ms", "--rps", "60", "--requests", "20000"];
+    let usual = text(&plan);
+    assert!(
+        usual.contains("looks: by a guard, every 500 us") && usual.contains("nap spin is PAUSE")
+    );
+    let source = text(&[&plan[..], &["--check", "2us", "--nap", "umwait"]].concat());
+    assert!(source.contains("looks: by checks in the batch's source, every 2.00 us"), "{source}");
+    assert!(!source.contains("PAUSE"), "{source}");
+}
+
+/// Goal: what a live run should find can be asked in the words of `elfen experiment`. Method: a
+/// file of service times, a load as a part of the capacity, and each policy; a company's row is
+/// what the same policy gives by itself.
+#[test]
+fn what_a_live_run_should_find() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let demand = folder.path().join("alone.csv");
+    fs::write(&demand, "service_us\n200\n300\n400\n1100\n").expect("room");
+    let model = format!(
+        "--demand file:{} --load 50 --requests 100000 --slowdown 1.5 --batch-slowdown 1.5 \
+         --nap spin --nap-slowdown 1 --json",
+        demand.display()
+    );
+    let report = json(&format!(
+        "simulate --company none,unrestrained,borrow-idle,fixed-budget:300us,refresh-budget:300us,\
+         dynamic-budget:300us:0.9,slo-budget:p99=5ms {model}"
+    ));
+    let rows = report["companies"].as_array().expect("rows");
+    let row = |at: usize, key: &str| number(&rows[at], key);
+    assert_eq!((rows.len(), row(0, "p99_to_none"), row(0, "overlapped")), (7, 1.0, 0.0));
+    assert!((row(0, "request_lane_utilisation") - 0.5).abs() < 0.01, "{report}");
+    assert_eq!((row(1, "overlapped"), row(1, "batch_lane_utilisation")), (1.0, 1.0));
+    let ratios: Vec<f64> = (1..7).map(|at| row(at, "p99_to_none")).collect();
+    assert!(ratios[0] > 1.5 && (1.0..1.02).contains(&ratios[1]), "{ratios:?}");
+    assert!(ratios[1] < ratios[2] && ratios[2] < ratios[3] && ratios[3] < ratios[4], "{ratios:?}");
+    for at in 0..7 {
+        let lanes = row(at, "request_lane_utilisation") + row(at, "batch_lane_utilisation");
+        assert!((lanes - row(at, "utilisation")).abs() < 1e-9, "{report}");
+    }
+    let alone = json(&format!("simulate --policy refresh-budget --budget 300us {model}"));
+    assert_eq!(alone["p99_ms"], rows[4]["p99_ms"]);
+    assert_eq!(alone["utilisation"], rows[4]["utilisation"]);
 }

@@ -1,5 +1,6 @@
-//! Goal: `elfen top` leaves the terminal as it found it however it ends, and its keys do what they say. Method: a terminal of
-//! the test's own (a pty), every way to end, and a run whose policy the keys change.
+//! Goal: `elfen top` leaves the terminal as it found it however it ends, and its keys do
+//! what they say. Method: a terminal of the test's own (a pty), every way to end, and a run
+//! whose policy the keys change.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -28,10 +29,12 @@ impl Terminal {
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let (mut master, mut device) = (-1, -1);
         let (name, flags) = (std::ptr::null_mut(), std::ptr::null());
-        // SAFETY: both numbers and the size are ours; openpty takes no name and no flags for absent.
+        // SAFETY: both numbers and the size are ours; openpty takes no
+        // name and no flags for absent.
         let made = unsafe { libc::openpty(&mut master, &mut device, name, flags, &size) };
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-        // A terminal whose keyboard its own programs hold never hangs up, whatever becomes of the test.
+        // A terminal whose keyboard its own programs hold never hangs up,
+        // whatever becomes of the test.
         for end in [master, device] {
             // SAFETY: takes numbers.
             assert_eq!(unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
@@ -145,7 +148,7 @@ fn the_terminal_is_as_it_was_however_it_ends() {
             End::Child(signal) => kill(draws, signal).unwrap(),
         }
         assert_eq!(elfen.wait().unwrap().code(), code, "{end:?}: {:?}", terminal.text());
-        // Whoever is left after SIGKILL tidies up in its own time.
+        // The process that is left after SIGKILL tidies up in its own time.
         terminal.wait_for("\x1b[?25h\x1b[?1049l");
         let start = Instant::now();
         while terminal.modes() != before {
@@ -171,13 +174,15 @@ fn status_of(batch: &str) -> Option<(String, u64, u64)> {
 #[test]
 fn keys_change_policy_and_budget_of_the_selected_batch() {
     if thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
-        println!("skipped: keys of elfen top: a pair of lanes takes two CPUs");
+        // Not through a macro of std, whose output the test runner keeps to itself.
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: keys of elfen top: a pair of lanes takes two CPUs").unwrap();
         return;
     }
     let name = format!("top-{}", std::process::id());
     let service = Service::open(&name, 1).expect("a page");
     let worker = service.claim(0, 0).expect("nobody else has it");
-    // A program of a name of its own, among whatever else runs here.
+    // A program of a name of its own, among the other programs that run here.
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(&name);
     fs::copy("/bin/sleep", &program).unwrap();

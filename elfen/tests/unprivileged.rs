@@ -1,5 +1,6 @@
-//! Goal: who has nothing, no root, no group, no capability, is told on one screen what works, what doesn't, and one next
-//! step. Method: the real command as a user of nobody's, on whatever machine this is.
+//! Goal: a user who has nothing, no root, no group, no capability, is told on one screen what
+//! works, what doesn't, and one next step. Method: the real command as an unprivileged user, on the
+//! machine at hand.
 
 use std::fs;
 use std::io::Write;

@@ -1,7 +1,9 @@
-//! Goal: programs that nobody changed do the same work under `elfen run` as without, and the lane is theirs while it idles alone.
-//! Method: each runs twice, the second time beside a request lane that is busy and idle in turns of 10 ms; output and status
-//! have to be the same. The service's page says when the lane is busy, so that nothing else on the machine slows the test down;
-//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map and prints what each overlapped.
+//! Goal: unchanged programs do the same work under `elfen run` as without, and the lane is theirs
+//! while it idles alone. Method: each runs twice, the second time beside a request lane that is
+//! busy and idle in turns of 10 ms; output and status have to be the same. The service's page says
+//! when the lane is busy, so that nothing else on the machine slows the test down;
+//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map and prints
+//! what each overlapped.
 
 use std::fs;
 use std::io::Write;
@@ -92,7 +94,8 @@ fn is_there(command: &str) -> bool {
     Command::new("sh").args(["-c", &look]).output().unwrap().status.success()
 }
 
-/// A request lane on CPU 0, busy and idle in turns: a thread that works, and says so on the service's page.
+/// A request lane on CPU 0, busy and idle in turns: a thread that works, and says
+/// so on the service's page.
 struct Turns {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

@@ -1,15 +1,18 @@
 //! Does Elfen keep the SLO, and what does it buy?
 //!
-//! [`simulate`] is a model of SMT cores that runs the very policies of `elfen-rt`; [`plan`] asks it
-//! for the budget that is safe and for what that is worth; [`thesis`] holds it against what the
-//! thesis published; [`live`] measures real processes and [`record`] is what that leaves behind;
-//! [`report`] draws both. The `elfen` command reads the arguments and prints the results.
+//! `simulator` is a model of SMT cores that runs the very policies of `elfen-rt`, with a planner on
+//! top of it, and held against what the thesis published; [`live`] measures real processes and
+//! [`record`] is what that leaves behind; [`expected`] is what the model says of a live run;
+//! [`report`] draws both; `bench` measures Elfen's own parts. [`cmd`] reads the arguments of all
+//! these and prints the results.
 
-#![deny(unsafe_code)]
-
+mod bench;
+pub mod cmd;
+#[deny(unsafe_code)]
+pub mod expected;
+#[deny(unsafe_code)]
 pub mod live;
-pub mod plan;
+#[deny(unsafe_code)]
 pub mod record;
+#[deny(unsafe_code)]
 pub mod report;
-pub mod simulate;
-pub mod thesis;

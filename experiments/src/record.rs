@@ -1,8 +1,13 @@
-//! What a live experiment writes: JSON lines, one about the machine and the plan, then one for each run as it ends.
+//! What a live experiment writes: JSON lines, one about the machine and the plan, then one for each
+//! run as it ends.
 //!
-//! A line is written whole or, after a crash, is the last and cut off; [`read`] leaves such a tail out, so that an
-//! experiment goes on where it was. The report draws from these lines alone; a user may hand it anything.
+//! A line is written whole or, after a crash, is the last and cut off; [`read`] leaves such a tail
+//! out, so that an experiment goes on where it was. The report draws from these lines alone; a user
+//! may hand it anything.
 
+use std::path::PathBuf;
+
+use elfen_host::run::report::Report;
 use serde::{Deserialize, Serialize};
 
 /// One line of a results file.
@@ -61,6 +66,31 @@ pub struct Plan {
     pub seed: u64,
     /// As in `elfen run --signal`.
     pub signal: String,
+    /// As in `--emulate-smt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emulate_smt: Option<f64>,
+    /// A batch program of the user's own, with its arguments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// As in `elfen run --inject`; nothing is auto.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inject: Option<String>,
+    /// Instead of `elfen-search`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<Service>,
+}
+
+/// A service of the user's own. The processes whose CPU time is its may change: a service is
+/// restarted.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Service {
+    pub url: String,
+    /// The name under which it publishes its requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// A line of this file goes into each request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queries: Option<PathBuf>,
 }
 
 /// A batch program with nothing beside it.
@@ -121,16 +151,16 @@ pub struct Run {
     /// Shares of the wall time, of all pairs together divided by their number.
     pub request_lane_utilisation: f64,
     pub batch_lane_utilisation: f64,
-    /// Work of the batch per second, in the program's own unit; nothing if there was none, or if it was so starved that it
-    /// could not even end.
+    /// Work of the batch per second, in the program's own unit; nothing if there was none, or if it
+    /// was so starved that it could not even end.
     pub batch_per_second: Option<f64>,
     /// Whether the batch found its results right.
     pub batch_verified: Option<bool>,
     /// What `elfen run --report` wrote; nothing for the baselines.
-    pub report: Option<serde_json::Value>,
+    pub report: Option<Box<Report>>,
     /// The same for every batch lane after the first.
     #[serde(default)]
-    pub more_reports: Vec<serde_json::Value>,
+    pub more_reports: Vec<Report>,
     /// The company in the words of the plan: `fixed-budget:2ms`.
     #[serde(default)]
     pub asked: String,
@@ -141,6 +171,9 @@ pub struct Run {
     pub batch_unit: Option<String>,
     #[serde(default)]
     pub batch_checksum: Option<String>,
+    /// How often a program of the user's own came to its end and was started again.
+    #[serde(default)]
+    pub batch_ends: u32,
     /// CPU time of coordinator and generator, in CPUs. Where they share the batch lane's CPU, the
     /// batch cannot have had this part of it.
     #[serde(default)]

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What our eBPF programs say to the kernel and to the loader, instead of the headers of a library. */
+/*
+ * What our eBPF programs say to the kernel and to the loader, instead of the headers of a library.
+ */
 #ifndef ELFEN_BPF_H
 #define ELFEN_BPF_H
 

@@ -2,9 +2,10 @@
 /*
  * Reads the hardware counters of request lanes without disturbing them.
  *
- * A counter can be read on its own CPU alone; from another one the kernel interrupts that CPU, and the request would pay
- * for being watched. So the request lane's own CPU reads, when it is in the kernel anyway: at its context switches and at its timer
- * interrupts. Whoever wants to know reads the copy.
+ * A counter can be read on its own CPU alone; from another one the kernel interrupts that
+ * CPU, and the request would pay for being watched. So the request lane's own CPU reads, when
+ * it is in the kernel anyway: at its context switches and at its timer interrupts. Whoever
+ * wants to know reads the copy.
  *
  * Interrupts are off in both places, so this CPU's slot has one writer.
  */
@@ -15,7 +16,8 @@ struct perf_value {
 	elfen_u64 enabled;
 	elfen_u64 running;
 };
-static long (*const perf_event_read_value)(void *map, elfen_u64 cpu, struct perf_value *value, elfen_u32 size) = (void *)55;
+static long (*const perf_event_read_value)(void *map, elfen_u64 cpu, struct perf_value *value,
+					   elfen_u32 size) = (void *)55;
 
 /* The events of the CPUs that are counted, put there by the loader. */
 struct {
@@ -25,12 +27,16 @@ struct {
 	elfen_u32 *value;
 } elfen_instr SECTION(".maps"), elfen_cycles SECTION(".maps");
 
-/* Read by a call and not through a mapping; `begun` and `done` tell a reader that it met us in the middle. */
+/*
+ * Read by a call and not through a mapping, which copies upwards: so the word that is stored last
+ * comes first. `begun` and `done` tell a reader that it met us in the middle.
+ */
 struct counted {
-	elfen_u64 begun;
+	elfen_u64 done;
 	elfen_u64 instructions;
 	elfen_u64 cycles;
-	elfen_u64 done;
+	elfen_u64 at_ns;
+	elfen_u64 begun;
 };
 struct {
 	int (*type)[BPF_MAP_TYPE_ARRAY];
@@ -54,6 +60,7 @@ INLINE int count(void)
 	STORE(counted->begun, reading);
 	STORE(counted->instructions, instructions.counter);
 	STORE(counted->cycles, cycles.counter);
+	STORE(counted->at_ns, ktime_get_ns());
 	STORE(counted->done, reading);
 	return 0;
 }

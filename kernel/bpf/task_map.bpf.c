@@ -2,17 +2,20 @@
 /*
  * Keeps the task map: on every context switch, the CPU's slot says who runs there now.
  *
- * The switch path of every program on the machine goes through here, so it does the least that readers need: two array
- * look-ups, which the kernel inlines, and a few stores to one cache line. The clock is read only on CPUs that
- * somebody watches. Preemption and interrupts are off: nobody else writes this CPU's slot.
+ * The switch path of every program on the machine goes through here, so it does the least that
+ * readers need: two array look-ups, which the kernel inlines, and a few stores to one cache line.
+ * The clock is read only on CPUs that somebody watches. Preemption and interrupts are off: nobody
+ * else writes this CPU's slot.
  *
  * Builds with `clang -target bpf` and nothing else; see the Makefile.
  */
 #include "bpf.h"
 
 /*
- * Entry 0 is the page's header; entry c + 1 is CPU c. The loader sizes both maps for the machine, writes the header and
- * marks every CPU unknown, and freezes the map. Values of 128 and of 8 bytes lie side by side without a gap.
+ * Entry 0 is the page's header; entry c + 1 is CPU c; behind the last CPU come the accounts of all
+ * CPUs, ELFEN_ACCOUNTS for each. The loader sizes both maps for the machine, writes the header and
+ * marks every CPU unknown, and freezes the map: what the header says can be counted on. Values of
+ * 128 and of 64 bytes lie side by side without a gap.
  */
 struct {
 	int (*type)[BPF_MAP_TYPE_ARRAY];
@@ -22,7 +25,9 @@ struct {
 	struct elfen_task_slot *value;
 } elfen_tasks SECTION(".maps");
 
-/* Readers count up a CPU's word to have its switches timed for a while. */
+/*
+ * What readers ask: to have a CPU's switches timed for a while, and a batch's tasks counted there.
+ */
 struct {
 	int (*type)[BPF_MAP_TYPE_ARRAY];
 	int (*max_entries)[1];
@@ -31,13 +36,17 @@ struct {
 	struct elfen_watch_slot *value;
 } elfen_watch SECTION(".maps");
 
-/* The two fields we read; the loader finds their offsets in the running kernel. */
+/* The fields we read; the loader finds their offsets in the running kernel. */
 struct task_struct {
 	int pid;
 	int tgid;
+	struct task_struct *real_parent;
 } __attribute__((preserve_access_index));
 
-/* When the CPU switched, or 0 if nobody watches it. A lease runs from the first switch after its renewal. */
+/*
+ * When the CPU switched, or 0 if nobody watches it. A lease runs from the first
+ * switch after its renewal.
+ */
 INLINE elfen_u64 switch_time(struct elfen_task_slot *slot, struct elfen_watch_slot *watch)
 {
 	elfen_u64 renewal = LOAD(watch->renewals);
@@ -56,7 +65,9 @@ INLINE elfen_u64 switch_time(struct elfen_task_slot *slot, struct elfen_watch_sl
 	return now;
 }
 
-/* Adds up how long the CPU was busy while watched. A stretch that began unwatched is not counted. */
+/*
+ * Adds up how long the CPU was busy while watched. A stretch that began unwatched is not counted.
+ */
 INLINE void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 now)
 {
 	elfen_u64 since = slot->busy_since_ns;
@@ -69,6 +80,126 @@ INLINE void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 n
 		STORE(slot->busy_since_ns, 0);
 	} else if (task && !since) {
 		STORE(slot->busy_since_ns, now);
+	}
+}
+
+/*
+ * Processes of a batch have this many ancestors at most up to its keeper;
+ * deeper ones are not counted.
+ */
+#define GENERATIONS 16
+
+/*
+ * Whether a task descends from either process of a claim; those two themselves count
+ * only if the claim says so.
+ */
+INLINE int descends(struct task_struct *task, elfen_u64 claim)
+{
+	elfen_u32 front = (claim >> 32) & ~ELFEN_CLAIM_SELF, keeper = (elfen_u32)claim;
+	elfen_u32 tgid = task->tgid;
+	int i;
+
+	if (!tgid)
+		return 0;
+	if (tgid == front || tgid == keeper)
+		return (claim >> 32 & ELFEN_CLAIM_SELF) != 0;
+#pragma unroll
+	for (i = 0; i < GENERATIONS; i++) {
+		task = task->real_parent;
+		tgid = task->tgid;
+		/*
+		 * The idle task and init have no ancestor that claims; 0 is
+		 * also what half a claim holds.
+		 */
+		if (tgid <= 1)
+			return 0;
+		if (tgid == front || tgid == keeper)
+			return 1;
+	}
+	return 0;
+}
+
+/*
+ * How long the request lane has been busy until now. Another CPU writes its slot; if it did so at
+ * every try (a hypervisor can stop it in the middle), one of its switches counts to the wrong side,
+ * and the caller's stretch bounds that.
+ */
+INLINE elfen_u64 busy_until(struct elfen_task_slot *slot, elfen_u64 now)
+{
+	elfen_u64 done, busy, since;
+	int i;
+
+#pragma unroll
+	for (i = 0; i < 4; i++) {
+		done = LOAD(slot->switches);
+		busy = LOAD(slot->busy_ns);
+		since = LOAD(slot->busy_since_ns);
+		if (done == LOAD(slot->switches_begun))
+			break;
+	}
+	return since && since < now ? busy + (now - since) : busy;
+}
+
+/*
+ * Ends the stretch that the batch ran here, if it did, and begins one if the
+ * next task is the batch's.
+ */
+INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
+			struct elfen_task_slot *request,
+			struct task_struct *next, elfen_u64 now)
+{
+	elfen_u64 since = account->since_ns, runs = claim && now && descends(next, claim);
+	elfen_u64 busy, ran, shared, reading;
+
+	if (!since && !runs && claim == account->claim)
+		return;
+	busy = busy_until(request, now);
+	reading = account->done + 1;
+	STORE(account->begun, reading);
+	if (claim != account->claim) {
+		STORE(account->claim, claim);
+		STORE(account->ran_ns, 0);
+		STORE(account->shared_ns, 0);
+	} else if (since && now > since) {
+		ran = now - since;
+		shared = busy > account->busy_at_ns ? busy - account->busy_at_ns : 0;
+		STORE(account->ran_ns, account->ran_ns + ran);
+		STORE(account->shared_ns, account->shared_ns + (shared < ran ? shared : ran));
+	}
+	STORE(account->since_ns, runs ? now : 0);
+	STORE(account->busy_at_ns, busy);
+	STORE(account->done, reading);
+}
+
+/*
+ * On a batch lane: what each of its runs' batches had of it. Everywhere else, one look at one word.
+ */
+INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct task_struct *next,
+			  elfen_u64 now)
+{
+	/*
+	 * One more than its CPU, which is also its entry in the task map; 0, the header, says
+	 * that this is no batch lane.
+	 */
+	elfen_u32 entry = (elfen_u32)LOAD(watch->request);
+	struct elfen_page_header *header;
+	struct elfen_account *account;
+	struct elfen_task_slot *request;
+	elfen_u32 i;
+
+	if (!entry)
+		return;
+	request = map_lookup_elem(&elfen_tasks, &entry);
+	entry = 0;
+	header = map_lookup_elem(&elfen_tasks, &entry);
+	if (!request || !header)
+		return;
+#pragma unroll
+	for (i = 0; i < ELFEN_ACCOUNTS; i++) {
+		entry = 1 + header->slot_count + cpu * ELFEN_ACCOUNTS + i;
+		account = map_lookup_elem(&elfen_tasks, &entry);
+		if (account)
+			count_batch(account, LOAD(watch->claims[i]), request, next, now);
 	}
 }
 
@@ -86,14 +217,19 @@ int elfen_switch(elfen_u64 *arguments)
 	if (!slot || !watch)
 		return 0;
 	task = (elfen_u64)(elfen_u32)next->tgid << 32 | (elfen_u32)next->pid;
-	now = switch_time(slot, watch);
 	count = slot->switches + 1;
-	/* Readers of one word look at `task` alone; readers of several hold the two counters against each other. */
+	/*
+	 * Readers of one word look at `task` alone; readers of several hold the two
+	 * counters against each other.
+	 */
 	STORE(slot->switches_begun, count);
 	STORE(slot->task, task);
+	/* A batch that waits for the word has it before the clock is read. */
+	now = switch_time(slot, watch);
 	STORE(slot->switched_at_ns, now);
 	count_busy(slot, task, now);
 	STORE(slot->switches, count);
+	count_batches(cpu, watch, next, now);
 	return 0;
 }
 

@@ -2,15 +2,19 @@
 /*
  * Wakes a process that sleeps until a CPU idles.
  *
- * The wake-up is an interrupt that the CPU sends itself as it goes idle, and what that runs; both delay a request that comes
- * in the same microseconds. Only for naps that ask for it: see `elfen_rt::nap`.
+ * The wake-up is an interrupt that the CPU sends itself as it goes idle, and what that
+ * runs; both delay a request that comes in the same microseconds. Only for naps that ask
+ * for it: see `elfen_rt::nap`.
  */
 #include "bpf.h"
 
 #define BPF_F_CURRENT_CPU 0xffffffffULL
-static long (*const perf_event_output)(void *context, void *map, elfen_u64 cpu, void *data, elfen_u64 size) = (void *)25;
+static long (*const perf_event_output)(void *context, void *map, elfen_u64 cpu, void *data,
+				       elfen_u64 size) = (void *)25;
 
-/* The events that sleepers wait for, one for each CPU; on CPUs without one, a call fails at once. */
+/*
+ * The events that sleepers wait for, one for each CPU; on CPUs without one, a call fails at once.
+ */
 struct {
 	int (*type)[BPF_MAP_TYPE_PERF_EVENT_ARRAY];
 	int (*max_entries)[1];
@@ -30,7 +34,8 @@ int elfen_wake(elfen_u64 *arguments)
 	elfen_u64 nothing = 0;
 
 	if (next->pid == 0)
-		perf_event_output(arguments, &elfen_sleepers, BPF_F_CURRENT_CPU, &nothing, sizeof(nothing));
+		perf_event_output(arguments, &elfen_sleepers, BPF_F_CURRENT_CPU, &nothing,
+				  sizeof(nothing));
 	return 0;
 }
 

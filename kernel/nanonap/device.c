@@ -3,7 +3,7 @@
  * /dev/nanonap: every argument from user space is checked here.
  *
  * An open file holds the module, a mapping holds its file, and a nap runs inside a call on its
- * file: so the module can be removed only when nobody naps, reads or watches, and whatever a
+ * file: so the module can be removed only when no process naps, reads or watches, and all that a
  * process asked for ends with its files.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -24,14 +24,14 @@
 #endif
 
 /* One open file. */
-struct session {
+struct nanonap_session {
 	bool greeted;
 	unsigned long watched[]; /* a bit a CPU: a file counts once however often it asks */
 };
 
 static int nanonap_open(struct inode *inode, struct file *file)
 {
-	struct session *session;
+	struct nanonap_session *session;
 
 	session = kzalloc(struct_size(session, watched, BITS_TO_LONGS(nr_cpu_ids)),
 			  GFP_KERNEL_ACCOUNT);
@@ -43,37 +43,37 @@ static int nanonap_open(struct inode *inode, struct file *file)
 
 static int nanonap_release(struct inode *inode, struct file *file)
 {
-	struct session *session = file->private_data;
+	struct nanonap_session *session = file->private_data;
 	unsigned int cpu;
 
 	for_each_set_bit(cpu, session->watched, nr_cpu_ids)
-		map_unwatch(cpu);
+		nanonap_map_unwatch(cpu);
 	kfree(session);
 	return 0;
 }
 
 static int nanonap_mmap(struct file *file, struct vm_area_struct *vma)
 {
-	return map_mmap(vma);
+	return nanonap_map_mmap(vma);
 }
 
 /* A CPU that user space named, or -EINVAL; safe as an index even in a mispredicted path. */
-static int possible_cpu(u32 cpu)
+static int nanonap_possible_cpu(u32 cpu)
 {
 	if (cpu >= nr_cpu_ids || !cpu_possible(array_index_nospec(cpu, nr_cpu_ids)))
 		return -EINVAL;
 	return array_index_nospec(cpu, nr_cpu_ids);
 }
 
-static int greet(struct session *session, struct nanonap_version __user *user)
+static int nanonap_greet(struct nanonap_session *session, struct nanonap_version __user *user)
 {
 	struct nanonap_version answer = {
 		.version = NANONAP_ABI,
-		.wait = nap_wait_kind(),
-		.hint = nap_hint(),
+		.wait = nanonap_wait_kind(),
+		.hint = nanonap_mwait_hint(),
 		.cpus = nr_cpu_ids,
-		.map_bytes = map_bytes(),
-		.ties = pairs_count(),
+		.map_bytes = nanonap_map_bytes(),
+		.ties = nanonap_pairs_count(),
 	};
 	u32 spoken;
 
@@ -87,43 +87,43 @@ static int greet(struct session *session, struct nanonap_version __user *user)
 	return 0;
 }
 
-static int nap_as_asked(const struct nanonap_nap __user *user)
+static int nanonap_nap_as_asked(const struct nanonap_nap __user *user)
 {
 	struct nanonap_nap request;
 	int cpu;
 
 	if (copy_from_user(&request, user, sizeof(request)))
 		return -EFAULT;
-	cpu = possible_cpu(request.request_cpu);
+	cpu = nanonap_possible_cpu(request.request_cpu);
 	if (cpu < 0)
 		return cpu;
 	if (request.reserved || !request.bound_ns || request.bound_ns > NANONAP_BOUND_MAX_NS)
 		return -EINVAL;
 	request.request_cpu = cpu;
-	return nap(&request);
+	return nanonap_nap(&request);
 }
 
-static int watch(struct session *session, const struct nanonap_watch __user *user)
+static int nanonap_watch(struct nanonap_session *session, const struct nanonap_watch __user *user)
 {
 	struct nanonap_watch request;
 	int cpu;
 
 	if (copy_from_user(&request, user, sizeof(request)))
 		return -EFAULT;
-	cpu = possible_cpu(request.cpu);
+	cpu = nanonap_possible_cpu(request.cpu);
 	if (cpu < 0)
 		return cpu;
 	if (request.on > 1)
 		return -EINVAL;
 	/* The bit decides which of several threads counts. */
 	if (request.on && !test_and_set_bit(cpu, session->watched))
-		map_watch(cpu);
+		nanonap_map_watch(cpu);
 	else if (!request.on && test_and_clear_bit(cpu, session->watched))
-		map_unwatch(cpu);
+		nanonap_map_unwatch(cpu);
 	return 0;
 }
 
-static int tell_stats(struct nanonap_stats __user *user)
+static int nanonap_tell_stats(struct nanonap_stats __user *user)
 {
 	struct nanonap_stats answer = {};
 	u32 asked, reserved;
@@ -136,32 +136,32 @@ static int tell_stats(struct nanonap_stats __user *user)
 	answer.cpu = asked;
 	if (asked == NANONAP_ALL_CPUS) {
 		for_each_possible_cpu(cpu)
-			nap_add_stats(cpu, &answer);
+			nanonap_add_stats(cpu, &answer);
 	} else {
-		cpu = possible_cpu(asked);
+		cpu = nanonap_possible_cpu(asked);
 		if (cpu < 0)
 			return cpu;
-		nap_add_stats(cpu, &answer);
+		nanonap_add_stats(cpu, &answer);
 	}
 	return copy_to_user(user, &answer, sizeof(answer)) ? -EFAULT : 0;
 }
 
 static long nanonap_ioctl(struct file *file, unsigned int command, unsigned long argument)
 {
-	struct session *session = file->private_data;
+	struct nanonap_session *session = file->private_data;
 	void __user *user = (void __user *)argument;
 
 	if (command == NANONAP_VERSION)
-		return greet(session, user);
+		return nanonap_greet(session, user);
 	if (!READ_ONCE(session->greeted))
 		return -EPROTO;
 	switch (command) {
 	case NANONAP_NAP:
-		return nap_as_asked(user);
+		return nanonap_nap_as_asked(user);
 	case NANONAP_WATCH:
-		return watch(session, user);
+		return nanonap_watch(session, user);
 	case NANONAP_STATS:
-		return tell_stats(user);
+		return nanonap_tell_stats(user);
 	default:
 		return -ENOTTY;
 	}
@@ -185,7 +185,7 @@ static struct miscdevice nanonap_device = {
 	.mode = 0660,
 };
 
-static void __init check_layouts(void)
+static void __init nanonap_check_layouts(void)
 {
 	BUILD_BUG_ON(sizeof(struct nanonap_version) != 32);
 	BUILD_BUG_ON(sizeof(struct nanonap_nap) != 24);
@@ -193,19 +193,19 @@ static void __init check_layouts(void)
 	BUILD_BUG_ON(sizeof(struct nanonap_stats) != 96);
 }
 
-/* The device comes last: nobody can nap or read before the map is whole. */
+/* The device comes last: no process can nap or read before the map is whole. */
 static int __init nanonap_init(void)
 {
 	int error;
 
-	check_layouts();
-	error = nap_init();
+	nanonap_check_layouts();
+	error = nanonap_nap_init();
 	if (error)
 		return error;
-	error = pairs_init();
+	error = nanonap_pairs_init();
 	if (error)
 		return error;
-	error = map_init();
+	error = nanonap_map_init();
 	if (error)
 		goto no_map;
 	error = misc_register(&nanonap_device);
@@ -214,17 +214,17 @@ static int __init nanonap_init(void)
 	return 0;
 
 no_device:
-	map_exit();
+	nanonap_map_exit();
 no_map:
-	pairs_exit();
+	nanonap_pairs_exit();
 	return error;
 }
 
 static void __exit nanonap_exit(void)
 {
 	misc_deregister(&nanonap_device);
-	map_exit();
-	pairs_exit();
+	nanonap_map_exit();
+	nanonap_pairs_exit();
 }
 
 module_init(nanonap_init);

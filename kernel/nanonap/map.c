@@ -3,9 +3,9 @@
  * The task map: who runs on every CPU, written on each context switch, mapped by readers.
  *
  * One writer a slot: the sched_switch probe, on the slot's own CPU with interrupts off. It stores
- * and never waits, so a switch costs the same whoever reads. The same layout and the same
- * discipline as the eBPF program's, except that timing a CPU is tied to open files and needs no
- * leases.
+ * and never waits, so a switch costs the same with any number of readers. The same layout and the
+ * same discipline as the eBPF program's, except that timing a CPU is tied to open files and needs
+ * no leases.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -23,62 +23,62 @@
 
 #include "module.h"
 
-DEFINE_PER_CPU(struct wake_words, wake_words);
-static DEFINE_PER_CPU(atomic_t, watchers);
+DEFINE_PER_CPU(struct nanonap_wake_words, nanonap_wake_words);
+static DEFINE_PER_CPU(atomic_t, nanonap_watchers);
 
-static struct elfen_page_header *page;
-static struct tracepoint *sched_switch;
-static int hotplug_state;
+static struct elfen_page_header *nanonap_page;
+static struct tracepoint *nanonap_sched_switch;
+static int nanonap_map_hotplug;
 
-static struct elfen_task_slot *slot_of(unsigned int cpu)
+static struct elfen_task_slot *nanonap_slot_of(unsigned int cpu)
 {
-	return (struct elfen_task_slot *)(page + 1) + cpu;
+	return (struct elfen_task_slot *)(nanonap_page + 1) + cpu;
 }
 
-size_t map_bytes(void)
+size_t nanonap_map_bytes(void)
 {
-	return PAGE_ALIGN(sizeof(*page) + nr_cpu_ids * sizeof(struct elfen_task_slot));
+	return PAGE_ALIGN(sizeof(*nanonap_page) + nr_cpu_ids * sizeof(struct elfen_task_slot));
 }
 
-void map_watch(unsigned int cpu)
+void nanonap_map_watch(unsigned int cpu)
 {
-	atomic_inc(per_cpu_ptr(&watchers, cpu));
+	atomic_inc(per_cpu_ptr(&nanonap_watchers, cpu));
 }
 
-void map_unwatch(unsigned int cpu)
+void nanonap_map_unwatch(unsigned int cpu)
 {
-	atomic_dec(per_cpu_ptr(&watchers, cpu));
+	atomic_dec(per_cpu_ptr(&nanonap_watchers, cpu));
 }
 
-bool map_idle_since(unsigned int cpu, u64 seen_switches)
+bool nanonap_map_idle_since(unsigned int cpu, u64 seen_switches)
 {
-	u64 idle_switch = READ_ONCE(per_cpu(wake_words, cpu).idle_switch);
+	u64 idle_switch = READ_ONCE(per_cpu(nanonap_wake_words, cpu).idle_switch);
 
-	return !READ_ONCE(slot_of(cpu)->task) || (s64)(idle_switch - seen_switches) > 0;
+	return !READ_ONCE(nanonap_slot_of(cpu)->task) || (s64)(idle_switch - seen_switches) > 0;
 }
 
 /* The CPU went idle with its `count`th switch. */
-static void wake_siblings(unsigned int cpu, u64 count)
+static void nanonap_wake_siblings(unsigned int cpu, u64 count)
 {
-	const struct siblings *list = per_cpu_ptr(&siblings, cpu);
-	/* Acquire: pairs with the release in tie(). */
+	const struct nanonap_siblings *list = per_cpu_ptr(&nanonap_siblings, cpu);
+	/* Acquire: pairs with the release in nanonap_tie(). */
 	unsigned int i, known = smp_load_acquire(&list->count);
 
-	WRITE_ONCE(per_cpu(wake_words, cpu).idle_switch, count);
+	WRITE_ONCE(per_cpu(nanonap_wake_words, cpu).idle_switch, count);
 	/*
-	 * What a nap looks at before the word that wakes it. A nap arms, then looks, then waits: if
-	 * it looks too early to see the lines above, the word is stored after it armed. Pairs with
-	 * the smp_rmb() in arm_check_wait().
+	 * The words that a nap looks at are stored before the word that wakes it. A nap arms, then
+	 * looks, then waits: if it looks too early to see the lines above, the word is stored after
+	 * it armed. Pairs with the smp_rmb() in nanonap_arm_check_wait().
 	 */
 	smp_wmb();
 	for (i = 0; i < known; i++)
-		WRITE_ONCE(per_cpu(wake_words, list->cpus[i]).nap_word, count << 16 | cpu);
+		WRITE_ONCE(per_cpu(nanonap_wake_words, list->cpus[i]).nap_word, count << 16 | cpu);
 }
 
 /*
  * Adds up how long the CPU was busy while watched; a stretch that began unwatched is not counted.
  */
-static void count_busy(struct elfen_task_slot *slot, u64 task, u64 now_ns)
+static void nanonap_count_busy(struct elfen_task_slot *slot, u64 task, u64 now_ns)
 {
 	u64 since_ns = slot->busy_since_ns;
 
@@ -94,9 +94,9 @@ static void count_busy(struct elfen_task_slot *slot, u64 task, u64 now_ns)
 }
 
 /* One writer: this runs on the slot's CPU with interrupts off, or when that CPU is dead. */
-static void write_slot(unsigned int cpu, u64 task)
+static void nanonap_write_slot(unsigned int cpu, u64 task)
 {
-	struct elfen_task_slot *slot = slot_of(cpu);
+	struct elfen_task_slot *slot = nanonap_slot_of(cpu);
 	u64 count = slot->switches_begun + 1;
 	u64 now_ns = 0;
 
@@ -104,33 +104,33 @@ static void write_slot(unsigned int cpu, u64 task)
 	WRITE_ONCE(slot->switches_begun, count);
 	smp_wmb();
 	WRITE_ONCE(slot->task, task);
-	if (atomic_read(per_cpu_ptr(&watchers, cpu)))
+	if (atomic_read(per_cpu_ptr(&nanonap_watchers, cpu)))
 		now_ns = ktime_get_mono_fast_ns();
 	WRITE_ONCE(slot->switched_at_ns, now_ns);
-	count_busy(slot, task, now_ns);
+	nanonap_count_busy(slot, task, now_ns);
 	smp_store_release(&slot->switches, count);
 	if (!task)
-		wake_siblings(cpu, count);
+		nanonap_wake_siblings(cpu, count);
 }
 
-static void switch_here(const struct task_struct *next)
+static void nanonap_switch_here(const struct task_struct *next)
 {
 	/* 0 for the idle task. */
-	write_slot(smp_processor_id(), (u64)next->tgid << 32 | (u32)next->pid);
+	nanonap_write_slot(smp_processor_id(), (u64)next->tgid << 32 | (u32)next->pid);
 }
 
 /* Up to 5.17. */
-static void __maybe_unused probe_4(void *data, bool preempt, struct task_struct *prev,
-				   struct task_struct *next)
+static void __maybe_unused nanonap_probe_4(void *data, bool preempt, struct task_struct *prev,
+					   struct task_struct *next)
 {
-	switch_here(next);
+	nanonap_switch_here(next);
 }
 
 /* From 5.18 on. */
-static void __maybe_unused probe_5(void *data, bool preempt, struct task_struct *prev,
-				   struct task_struct *next, unsigned int prev_state)
+static void __maybe_unused nanonap_probe_5(void *data, bool preempt, struct task_struct *prev,
+					   struct task_struct *next, unsigned int prev_state)
 {
-	switch_here(next);
+	nanonap_switch_here(next);
 }
 
 /* Distributions backport: the declaration decides, not the version. */
@@ -138,110 +138,110 @@ static void __maybe_unused probe_5(void *data, bool preempt, struct task_struct 
 	__builtin_types_compatible_p(typeof(check_trace_callback_type_sched_switch),               \
 				     void(void (*)(void *, bool, struct task_struct *,             \
 						   struct task_struct *)))
-#define PROBE __builtin_choose_expr(TAKES_4, probe_4, probe_5)
+#define PROBE __builtin_choose_expr(TAKES_4, nanonap_probe_4, nanonap_probe_5)
 
 /* sched_switch is not exported: known by its name alone. */
-static void find_sched_switch(struct tracepoint *tracepoint, void *unused)
+static void nanonap_find_sched_switch(struct tracepoint *tracepoint, void *unused)
 {
 	if (!strcmp(tracepoint->name, "sched_switch"))
-		sched_switch = tracepoint;
+		nanonap_sched_switch = tracepoint;
 }
 
 /*
  * The slot of a CPU that has not switched since the probe is there: a lane may run one thread for
  * hours.
  */
-static void first_switch(void *unused)
+static void nanonap_first_switch(void *unused)
 {
-	if (!slot_of(smp_processor_id())->switches_begun)
-		switch_here(current);
+	if (!nanonap_slot_of(smp_processor_id())->switches_begun)
+		nanonap_switch_here(current);
 }
 
 /*
  * A dead lane is idle. Its last switch, from the thread that took it down to the idle task, is not
  * traced: the kernel traces nothing on a CPU that is no longer online.
  */
-static int lane_died(unsigned int cpu)
+static int nanonap_lane_died(unsigned int cpu)
 {
-	if (slot_of(cpu)->task)
-		write_slot(cpu, 0);
+	if (nanonap_slot_of(cpu)->task)
+		nanonap_write_slot(cpu, 0);
 	return 0;
 }
 
-static int follow_hotplug(void)
+static int nanonap_follow_hotplug(void)
 {
 	unsigned int cpu;
 
 	cpus_read_lock();
 	/* By interrupt, not by thread: it works where a real-time thread never yields its CPU. */
-	on_each_cpu(first_switch, NULL, 1);
+	on_each_cpu(nanonap_first_switch, NULL, 1);
 	for_each_possible_cpu(cpu)
 		if (!cpu_online(cpu))
-			lane_died(cpu);
-	hotplug_state = cpuhp_setup_state_nocalls_cpuslocked(CPUHP_BP_PREPARE_DYN, "nanonap:dead",
-							     NULL, lane_died);
+			nanonap_lane_died(cpu);
+	nanonap_map_hotplug = cpuhp_setup_state_nocalls_cpuslocked(
+		CPUHP_BP_PREPARE_DYN, "nanonap:dead", NULL, nanonap_lane_died);
 	cpus_read_unlock();
-	return hotplug_state < 0 ? hotplug_state : 0;
+	return nanonap_map_hotplug < 0 ? nanonap_map_hotplug : 0;
 }
 
-static void write_header(void)
+static void nanonap_write_header(void)
 {
-	page->version = ELFEN_ABI_VERSION;
-	page->slot_count = nr_cpu_ids;
-	page->size = sizeof(*page) + nr_cpu_ids * sizeof(struct elfen_task_slot);
-	page->slot_size = sizeof(struct elfen_task_slot);
-	page->pid_namespace = 0;
-	BUILD_BUG_ON(sizeof(page->name) < sizeof("tasks"));
-	strscpy((char *)page->name, "tasks", sizeof(page->name));
-	smp_store_release(&page->magic, ELFEN_MAGIC_TASK);
+	nanonap_page->version = ELFEN_ABI_VERSION;
+	nanonap_page->slot_count = nr_cpu_ids;
+	nanonap_page->size = sizeof(*nanonap_page) + nr_cpu_ids * sizeof(struct elfen_task_slot);
+	nanonap_page->slot_size = sizeof(struct elfen_task_slot);
+	nanonap_page->pid_namespace = 0;
+	BUILD_BUG_ON(sizeof(nanonap_page->name) < sizeof("tasks"));
+	strscpy((char *)nanonap_page->name, "tasks", sizeof(nanonap_page->name));
+	smp_store_release(&nanonap_page->magic, ELFEN_MAGIC_TASK);
 }
 
-static void unregister_probe(void)
+static void nanonap_unregister_probe(void)
 {
-	tracepoint_probe_unregister(sched_switch, PROBE, NULL);
+	tracepoint_probe_unregister(nanonap_sched_switch, PROBE, NULL);
 	/* A probe may still run on another CPU. */
 	tracepoint_synchronize_unregister();
 }
 
-int map_init(void)
+int nanonap_map_init(void)
 {
 	int error;
 
 	check_trace_callback_type_sched_switch(PROBE);
-	for_each_kernel_tracepoint(find_sched_switch, NULL);
-	if (!sched_switch) {
+	for_each_kernel_tracepoint(nanonap_find_sched_switch, NULL);
+	if (!nanonap_sched_switch) {
 		pr_err("this kernel has no sched_switch tracepoint\n");
 		return -EOPNOTSUPP;
 	}
 	if (nr_cpu_ids > ELFEN_SLOTS_MAX)
 		return -E2BIG;
-	page = vmalloc_user(map_bytes());
-	if (!page)
+	nanonap_page = vmalloc_user(nanonap_map_bytes());
+	if (!nanonap_page)
 		return -ENOMEM;
-	write_header();
-	error = tracepoint_probe_register(sched_switch, PROBE, NULL);
+	nanonap_write_header();
+	error = tracepoint_probe_register(nanonap_sched_switch, PROBE, NULL);
 	if (error)
 		goto free_page;
-	error = follow_hotplug();
+	error = nanonap_follow_hotplug();
 	if (error)
 		goto unregister;
 	return 0;
 
 unregister:
-	unregister_probe();
+	nanonap_unregister_probe();
 free_page:
-	vfree(page);
+	vfree(nanonap_page);
 	return error;
 }
 
-void map_exit(void)
+void nanonap_map_exit(void)
 {
-	cpuhp_remove_state_nocalls(hotplug_state);
-	unregister_probe();
-	vfree(page);
+	cpuhp_remove_state_nocalls(nanonap_map_hotplug);
+	nanonap_unregister_probe();
+	vfree(nanonap_page);
 }
 
-int map_mmap(struct vm_area_struct *vma)
+int nanonap_map_mmap(struct vm_area_struct *vma)
 {
 	if (vma->vm_flags & (VM_WRITE | VM_EXEC))
 		return -EPERM;
@@ -252,5 +252,5 @@ int map_mmap(struct vm_area_struct *vma)
 	vma->vm_flags &= ~(VM_MAYWRITE | VM_MAYEXEC);
 #endif
 	/* Checks offset and length against the allocation. */
-	return remap_vmalloc_range(vma, page, vma->vm_pgoff);
+	return remap_vmalloc_range(vma, nanonap_page, vma->vm_pgoff);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the files of this module call of each other. They stand on one another in this order:
+ * The functions and words that the files of this module share. The files stand on one another in
+ * this order:
  *
  *   device.c  the file: every argument from user space is checked here, and nowhere else
  *   nap.c     waiting: arm, re-check, wait, and every reason to stop
@@ -23,7 +24,7 @@ struct vm_area_struct;
  * Two lines a CPU, one writer each. MONITOR watches whole lines, so nothing else may share the
  * first.
  */
-struct wake_words {
+struct nanonap_wake_words {
 	/*
 	 * Written by the siblings' probes when they go idle, waited on by a nap here. Never twice
 	 * the same value.
@@ -32,34 +33,34 @@ struct wake_words {
 	/* Written by this CPU's probe: its switch count when it last went idle. */
 	u64 idle_switch __aligned(128);
 };
-DECLARE_PER_CPU(struct wake_words, wake_words);
+DECLARE_PER_CPU(struct nanonap_wake_words, nanonap_wake_words);
 
 /* pairs.c */
 #define SIBLINGS_MAX 15
-struct siblings {
+struct nanonap_siblings {
 	unsigned int count; /* grows only; stored after the entry that it covers */
 	u16 cpus[SIBLINGS_MAX];
 };
-DECLARE_PER_CPU(struct siblings, siblings);
-int pairs_init(void);
-void pairs_exit(void);
-bool pairs_tied(unsigned int request, unsigned int batch);
-unsigned int pairs_count(void);
+DECLARE_PER_CPU(struct nanonap_siblings, nanonap_siblings);
+int nanonap_pairs_init(void);
+void nanonap_pairs_exit(void);
+bool nanonap_pairs_tied(unsigned int request, unsigned int batch);
+unsigned int nanonap_pairs_count(void);
 
 /* map.c */
-int map_init(void);
-void map_exit(void);
-int map_mmap(struct vm_area_struct *vma);
-size_t map_bytes(void);
-bool map_idle_since(unsigned int cpu, u64 seen_switches);
-void map_watch(unsigned int cpu);
-void map_unwatch(unsigned int cpu);
+int nanonap_map_init(void);
+void nanonap_map_exit(void);
+int nanonap_map_mmap(struct vm_area_struct *vma);
+size_t nanonap_map_bytes(void);
+bool nanonap_map_idle_since(unsigned int cpu, u64 seen_switches);
+void nanonap_map_watch(unsigned int cpu);
+void nanonap_map_unwatch(unsigned int cpu);
 
 /* nap.c */
-int nap_init(void);
-u32 nap_wait_kind(void);
-u32 nap_hint(void);
-int nap(const struct nanonap_nap *request);
-void nap_add_stats(unsigned int cpu, struct nanonap_stats *sum);
+int nanonap_nap_init(void);
+u32 nanonap_wait_kind(void);
+u32 nanonap_mwait_hint(void);
+int nanonap_nap(const struct nanonap_nap *request);
+void nanonap_add_stats(unsigned int cpu, struct nanonap_stats *sum);
 
 #endif /* NANONAP_MODULE_H */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
 /*
- * What /dev/nanonap understands.
+ * The calls that /dev/nanonap understands.
  *
  * A program opens the device, says NANONAP_VERSION first, and may then map the task map and nap.
  * The map is `struct elfen_page_header`, then one `struct elfen_task_slot` a CPU, as elfen_abi.h
@@ -8,10 +8,10 @@
  * PROT_READ alone. A mapping keeps the module, so the map of a living reader never freezes. Its
  * switch counts are its own: those of another task map mean nothing here.
  *
- * Process ids in the map are those of the initial pid namespace, whoever reads (its header says
- * namespace 0). Who may open the device may see which ids run; that is the whole of what it shows.
- * A reader in another pid namespace can tell busy from idle with it, and cannot tell whose task it
- * is.
+ * Process ids in the map are those of the initial pid namespace, for every reader (the map's header
+ * says namespace 0). A process that may open the device may see which ids run; the device shows
+ * nothing else. A reader in another pid namespace can tell busy from idle with it, and cannot tell
+ * whose task it is.
  */
 #ifndef NANONAP_H
 #define NANONAP_H

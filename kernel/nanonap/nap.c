@@ -26,16 +26,16 @@
 
 #include "module.h"
 
-static char *wait = "mwait";
-module_param(wait, charp, 0444);
+static char *nanonap_wait = "mwait";
+module_param_named(wait, nanonap_wait, charp, 0444);
 MODULE_PARM_DESC(wait, "How a nap waits: mwait; or spin, for tests on machines without MWAIT");
 
-static unsigned int hint;
-module_param(hint, uint, 0444);
+static unsigned int nanonap_hint;
+module_param_named(hint, nanonap_hint, uint, 0444);
 MODULE_PARM_DESC(hint, "MWAIT's hint, as in CPUID leaf 5: C-state and sub-state; 0x00 is C1");
 
 /* Everything here is written by its own CPU with preemption off. */
-struct napper {
+struct nanonap_napper {
 	struct hrtimer timer;
 	bool bound_passed;
 	u64 armed_word; /* nap_word when armed */
@@ -44,28 +44,28 @@ struct napper {
 	u64 waits;
 	u64 woke[NANONAP_WOKE_REASONS];
 };
-static DEFINE_PER_CPU(struct napper, nappers);
+static DEFINE_PER_CPU(struct nanonap_napper, nanonap_nappers);
 
-static u32 wait_kind;
+static u32 nanonap_kind;
 
-u32 nap_wait_kind(void)
+u32 nanonap_wait_kind(void)
 {
-	return wait_kind;
+	return nanonap_kind;
 }
 
-u32 nap_hint(void)
+u32 nanonap_mwait_hint(void)
 {
-	return hint;
+	return nanonap_hint;
 }
 
 /* The timer interrupt itself ends the wait. Pinned: a lane without a tick keeps its bound too. */
-static enum hrtimer_restart pass_bound(struct hrtimer *timer)
+static enum hrtimer_restart nanonap_pass_bound(struct hrtimer *timer)
 {
-	WRITE_ONCE(container_of(timer, struct napper, timer)->bound_passed, true);
+	WRITE_ONCE(container_of(timer, struct nanonap_napper, timer)->bound_passed, true);
 	return HRTIMER_NORESTART;
 }
 
-static bool wanted_by_scheduler(void)
+static bool nanonap_wanted_by_scheduler(void)
 {
 #ifdef TIF_NEED_RESCHED_LAZY
 	if (test_thread_flag(TIF_NEED_RESCHED_LAZY))
@@ -74,24 +74,24 @@ static bool wanted_by_scheduler(void)
 	return need_resched();
 }
 
-static bool wanted_in_user_space(void)
+static bool nanonap_wanted_in_user_space(void)
 {
 	return signal_pending(current) || test_thread_flag(TIF_NOTIFY_RESUME);
 }
 
 /* 0: go on. */
-static int why_wake(const struct napper *napper, const struct nanonap_nap *request)
+static int nanonap_why_wake(const struct nanonap_napper *napper, const struct nanonap_nap *request)
 {
-	if (map_idle_since(request->request_cpu, request->seen_switches))
+	if (nanonap_map_idle_since(request->request_cpu, request->seen_switches))
 		return NANONAP_WOKE_IDLE;
-	if (wanted_by_scheduler())
+	if (nanonap_wanted_by_scheduler())
 		return NANONAP_WOKE_RESCHED;
-	if (wanted_in_user_space())
+	if (nanonap_wanted_in_user_space())
 		return NANONAP_WOKE_SIGNAL;
 	return READ_ONCE(napper->bound_passed) ? NANONAP_WOKE_BOUND : 0;
 }
 
-static void arm_mwait(const u64 *word)
+static void nanonap_arm_mwait(const u64 *word)
 {
 #ifdef NANONAP_HAVE_IDLE_CLEAR
 	/*
@@ -109,10 +109,10 @@ static void arm_mwait(const u64 *word)
 }
 
 /* As MWAIT would: until the word is written or an interrupt has brought something. */
-static void wait_spin(const struct napper *napper, const u64 *word)
+static void nanonap_wait_spin(const struct nanonap_napper *napper, const u64 *word)
 {
-	while (READ_ONCE(*word) == napper->armed_word && !wanted_by_scheduler() &&
-	       !wanted_in_user_space() && !READ_ONCE(napper->bound_passed))
+	while (READ_ONCE(*word) == napper->armed_word && !nanonap_wanted_by_scheduler() &&
+	       !nanonap_wanted_in_user_space() && !READ_ONCE(napper->bound_passed))
 		cpu_relax();
 }
 
@@ -123,28 +123,28 @@ static void wait_spin(const struct napper *napper, const u64 *word)
  *
  * raw_: interrupt tracing and lockdep need not follow; nothing here takes a lock.
  */
-static int arm_check_wait(struct napper *napper, const struct nanonap_nap *request)
+static int nanonap_arm_check_wait(struct nanonap_napper *napper, const struct nanonap_nap *request)
 {
-	const u64 *word = &this_cpu_ptr(&wake_words)->nap_word;
+	const u64 *word = &this_cpu_ptr(&nanonap_wake_words)->nap_word;
 	int why;
 
 	raw_local_irq_disable();
-	if (wait_kind == NANONAP_WAIT_MWAIT)
-		arm_mwait(word);
+	if (nanonap_kind == NANONAP_WAIT_MWAIT)
+		nanonap_arm_mwait(word);
 	napper->armed_word = READ_ONCE(*word);
-	/* The re-check's loads come after; pairs with the smp_wmb() in wake_siblings(). */
+	/* The re-check's loads come after; pairs with the smp_wmb() in nanonap_wake_siblings(). */
 	smp_rmb();
-	why = why_wake(napper, request);
+	why = nanonap_why_wake(napper, request);
 	if (why) {
 		raw_local_irq_enable();
 		return why;
 	}
 	napper->waits++;
-	if (wait_kind == NANONAP_WAIT_SPIN) {
+	if (nanonap_kind == NANONAP_WAIT_SPIN) {
 		raw_local_irq_enable();
-		wait_spin(napper, word);
+		nanonap_wait_spin(napper, word);
 	} else {
-		__sti_mwait(hint, 0);
+		__sti_mwait(nanonap_hint, 0);
 	}
 	/*
 	 * The word was not written since the lane was seen busy: it is the bound that passed, and
@@ -155,34 +155,34 @@ static int arm_check_wait(struct napper *napper, const struct nanonap_nap *reque
 	return 0; /* look again */
 }
 
-static int wait_on_lane(struct napper *napper, const struct nanonap_nap *request)
+static int nanonap_wait_on_lane(struct nanonap_napper *napper, const struct nanonap_nap *request)
 {
 	int why;
 
 	napper->bound_passed = false;
 	hrtimer_start(&napper->timer, ns_to_ktime(request->bound_ns), HRTIMER_MODE_REL_PINNED_HARD);
 	do {
-		why = arm_check_wait(napper, request);
+		why = nanonap_arm_check_wait(napper, request);
 	} while (!why);
 	hrtimer_cancel(&napper->timer);
 	return why;
 }
 
 /* NANONAP_WOKE_*, or a negative errno. */
-int nap(const struct nanonap_nap *request)
+int nanonap_nap(const struct nanonap_nap *request)
 {
-	struct napper *napper;
+	struct nanonap_napper *napper;
 	u64 began_ns;
 	int why = -ENXIO;
 
-	if (wait_kind == NANONAP_WAIT_NONE)
+	if (nanonap_kind == NANONAP_WAIT_NONE)
 		return -EOPNOTSUPP;
 	preempt_disable();
-	if (!pairs_tied(request->request_cpu, smp_processor_id()))
+	if (!nanonap_pairs_tied(request->request_cpu, smp_processor_id()))
 		goto out;
-	napper = this_cpu_ptr(&nappers);
+	napper = this_cpu_ptr(&nanonap_nappers);
 	began_ns = ktime_get_mono_fast_ns();
-	why = wait_on_lane(napper, request);
+	why = nanonap_wait_on_lane(napper, request);
 	WRITE_ONCE(napper->naps, napper->naps + 1);
 	WRITE_ONCE(napper->woke[why], napper->woke[why] + 1);
 	WRITE_ONCE(napper->napped_ns, napper->napped_ns + ktime_get_mono_fast_ns() - began_ns);
@@ -191,9 +191,9 @@ out:
 	return why;
 }
 
-void nap_add_stats(unsigned int cpu, struct nanonap_stats *sum)
+void nanonap_add_stats(unsigned int cpu, struct nanonap_stats *sum)
 {
-	const struct napper *napper = per_cpu_ptr(&nappers, cpu);
+	const struct nanonap_napper *napper = per_cpu_ptr(&nanonap_nappers, cpu);
 	int why;
 
 	sum->naps += READ_ONCE(napper->naps);
@@ -203,7 +203,7 @@ void nap_add_stats(unsigned int cpu, struct nanonap_stats *sum)
 		sum->woke[why] += READ_ONCE(napper->woke[why]);
 }
 
-static bool mwait_works(void)
+static bool nanonap_mwait_works(void)
 {
 	if (!boot_cpu_has(X86_FEATURE_MWAIT)) {
 		pr_info("this CPU has no MONITOR/MWAIT: naps are refused\n");
@@ -217,51 +217,52 @@ static bool mwait_works(void)
 }
 
 /* CPUID leaf 5 EDX: four bits a C-state, the number of its sub-states. */
-static bool hint_works(void)
+static bool nanonap_hint_works(void)
 {
-	unsigned int state = ((hint >> 4) + 1) & 0xf;
+	unsigned int state = ((nanonap_hint >> 4) + 1) & 0xf;
 	unsigned int substates = state > 7 ? 0 : cpuid_edx(5) >> (4 * state) & 0xf;
 
-	if (!hint)
+	if (!nanonap_hint)
 		return true;
 	/* Deeper than C1 the timer that keeps the bound may stop. */
-	return hint <= 0xff && (hint & 0xf) < substates &&
+	return nanonap_hint <= 0xff && (nanonap_hint & 0xf) < substates &&
 	       (state == 1 || boot_cpu_has(X86_FEATURE_ARAT));
 }
 
-static int choose_wait(void)
+static int nanonap_choose_wait(void)
 {
-	if (sysfs_streq(wait, "spin")) {
-		wait_kind = NANONAP_WAIT_SPIN;
+	if (sysfs_streq(nanonap_wait, "spin")) {
+		nanonap_kind = NANONAP_WAIT_SPIN;
 		return 0;
 	}
-	if (!sysfs_streq(wait, "mwait")) {
-		pr_err("wait=%s: mwait or spin\n", wait);
+	if (!sysfs_streq(nanonap_wait, "mwait")) {
+		pr_err("wait=%s: mwait or spin\n", nanonap_wait);
 		return -EINVAL;
 	}
-	if (!mwait_works())
+	if (!nanonap_mwait_works())
 		return 0;
-	if (!hint_works()) {
-		pr_err("hint=%#x: not a C-state of this CPU\n", hint);
+	if (!nanonap_hint_works()) {
+		pr_err("hint=%#x: not a C-state of this CPU\n", nanonap_hint);
 		return -EINVAL;
 	}
-	wait_kind = NANONAP_WAIT_MWAIT;
+	nanonap_kind = NANONAP_WAIT_MWAIT;
 	return 0;
 }
 
-int nap_init(void)
+int nanonap_nap_init(void)
 {
 	unsigned int cpu;
 
 	for_each_possible_cpu(cpu) {
-		struct hrtimer *timer = &per_cpu_ptr(&nappers, cpu)->timer;
+		struct hrtimer *timer = &per_cpu_ptr(&nanonap_nappers, cpu)->timer;
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 13, 0)
-		hrtimer_setup(timer, pass_bound, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_HARD);
+		hrtimer_setup(timer, nanonap_pass_bound, CLOCK_MONOTONIC,
+			      HRTIMER_MODE_REL_PINNED_HARD);
 #else
 		hrtimer_init(timer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_HARD);
-		timer->function = pass_bound;
+		timer->function = nanonap_pass_bound;
 #endif
 	}
-	return choose_wait();
+	return nanonap_choose_wait();
 }

@@ -19,17 +19,17 @@
 
 #include "module.h"
 
-static char *pairs;
-module_param(pairs, charp, 0444);
+static char *nanonap_pairs;
+module_param_named(pairs, nanonap_pairs, charp, 0444);
 MODULE_PARM_DESC(pairs, "REQUEST:BATCH[,...], as in 0:1,2:3 or 0:1-3; the topology's if empty");
 
-DEFINE_PER_CPU(struct siblings, siblings);
-static int hotplug_state;
+DEFINE_PER_CPU(struct nanonap_siblings, nanonap_siblings);
+static int nanonap_pairs_hotplug;
 
-bool pairs_tied(unsigned int request, unsigned int batch)
+bool nanonap_pairs_tied(unsigned int request, unsigned int batch)
 {
-	const struct siblings *list = per_cpu_ptr(&siblings, request);
-	/* Acquire: pairs with the release in tie(). */
+	const struct nanonap_siblings *list = per_cpu_ptr(&nanonap_siblings, request);
+	/* Acquire: pairs with the release in nanonap_tie(). */
 	unsigned int count = smp_load_acquire(&list->count);
 	unsigned int i;
 
@@ -39,22 +39,22 @@ bool pairs_tied(unsigned int request, unsigned int batch)
 	return false;
 }
 
-unsigned int pairs_count(void)
+unsigned int nanonap_pairs_count(void)
 {
 	unsigned int cpu, sum = 0;
 
 	for_each_possible_cpu(cpu)
-		sum += READ_ONCE(per_cpu(siblings, cpu).count);
+		sum += READ_ONCE(per_cpu(nanonap_siblings, cpu).count);
 	return sum;
 }
 
 /* One caller at a time: module load, or the hotplug lock. */
-static int tie(unsigned int request, unsigned int batch)
+static int nanonap_tie(unsigned int request, unsigned int batch)
 {
-	struct siblings *list = per_cpu_ptr(&siblings, request);
+	struct nanonap_siblings *list = per_cpu_ptr(&nanonap_siblings, request);
 	unsigned int count = list->count;
 
-	if (request == batch || pairs_tied(request, batch))
+	if (request == batch || nanonap_pairs_tied(request, batch))
 		return 0;
 	if (count == SIBLINGS_MAX)
 		return -E2BIG;
@@ -64,19 +64,19 @@ static int tie(unsigned int request, unsigned int batch)
 	return 0;
 }
 
-static int tie_topology(unsigned int cpu)
+static int nanonap_tie_topology(unsigned int cpu)
 {
 	unsigned int sibling;
 
 	for_each_cpu(sibling, topology_sibling_cpumask(cpu))
-		if (tie(cpu, sibling) || tie(sibling, cpu))
+		if (nanonap_tie(cpu, sibling) || nanonap_tie(sibling, cpu))
 			pr_warn_once("CPU %u has more than %d siblings; not all are woken\n", cpu,
 				     SIBLINGS_MAX);
 	return 0;
 }
 
 /* One word between two commas: `REQUEST:BATCH` begins a pair, `BATCH` goes on with it. */
-static int tie_word(char *word, unsigned int *request, struct cpumask *batch)
+static int nanonap_tie_word(char *word, unsigned int *request, struct cpumask *batch)
 {
 	char *lanes = word;
 	unsigned int cpu;
@@ -96,21 +96,21 @@ static int tie_word(char *word, unsigned int *request, struct cpumask *batch)
 	    cpumask_test_cpu(*request, batch))
 		return -EINVAL;
 	for_each_cpu(cpu, batch) {
-		error = tie(*request, cpu);
+		error = nanonap_tie(*request, cpu);
 		if (error)
 			return error;
 	}
 	return 0;
 }
 
-static int tie_by_hand(void)
+static int nanonap_tie_by_hand(void)
 {
 	unsigned int request = nr_cpu_ids; /* none yet */
 	char *copy, *rest, *word;
 	cpumask_var_t batch;
 	int error = -ENOMEM;
 
-	copy = kstrdup(pairs, GFP_KERNEL);
+	copy = kstrdup(nanonap_pairs, GFP_KERNEL);
 	if (!copy)
 		return -ENOMEM;
 	if (!zalloc_cpumask_var(&batch, GFP_KERNEL))
@@ -118,37 +118,37 @@ static int tie_by_hand(void)
 	rest = copy;
 	do {
 		word = strsep(&rest, ",");
-		error = tie_word(strim(word), &request, batch);
+		error = nanonap_tie_word(strim(word), &request, batch);
 	} while (!error && rest);
 	if (error)
-		pr_err("pairs=%s: not REQUEST:BATCH[,...] of possible CPUs\n", pairs);
+		pr_err("pairs=%s: not REQUEST:BATCH[,...] of possible CPUs\n", nanonap_pairs);
 	free_cpumask_var(batch);
 free_copy:
 	kfree(copy);
 	return error;
 }
 
-int pairs_init(void)
+int nanonap_pairs_init(void)
 {
 	unsigned int cpu;
 
-	if (pairs && *pairs)
-		return tie_by_hand();
+	if (nanonap_pairs && *nanonap_pairs)
+		return nanonap_tie_by_hand();
 	cpus_read_lock();
 	for_each_online_cpu(cpu)
-		tie_topology(cpu);
-	hotplug_state = cpuhp_setup_state_nocalls_cpuslocked(CPUHP_AP_ONLINE_DYN, "nanonap:online",
-							     tie_topology, NULL);
+		nanonap_tie_topology(cpu);
+	nanonap_pairs_hotplug = cpuhp_setup_state_nocalls_cpuslocked(
+		CPUHP_AP_ONLINE_DYN, "nanonap:online", nanonap_tie_topology, NULL);
 	cpus_read_unlock();
-	if (hotplug_state < 0)
-		return hotplug_state;
-	if (!pairs_count())
+	if (nanonap_pairs_hotplug < 0)
+		return nanonap_pairs_hotplug;
+	if (!nanonap_pairs_count())
 		pr_info("the topology shows no SMT siblings; the parameter pairs= can name them\n");
 	return 0;
 }
 
-void pairs_exit(void)
+void nanonap_pairs_exit(void)
 {
-	if (hotplug_state > 0)
-		cpuhp_remove_state_nocalls(hotplug_state);
+	if (nanonap_pairs_hotplug > 0)
+		cpuhp_remove_state_nocalls(nanonap_pairs_hotplug);
 }

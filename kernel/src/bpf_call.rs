@@ -1,5 +1,6 @@
-//! The commands of bpf(2) that aya has no call for: freezing a map, attaching without an owner object, and finding what
-//! other processes have attached. Plain descriptors, so that their lifetime is the kernel's.
+//! The commands of bpf(2) that aya has no call for: freezing a map, attaching without an owner
+//! object, and finding what other processes have attached. Plain descriptors, so that their
+//! lifetime is the kernel's.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -15,7 +16,8 @@ const BPF_MAP_FREEZE: c_int = 22;
 const BPF_LINK_GET_FD_BY_ID: c_int = 30;
 const BPF_LINK_GET_NEXT_ID: c_int = 31;
 
-/// `union bpf_attr` for each command, as far as it is read. The kernel takes a shorter one as padded with zeroes.
+/// `union bpf_attr` for each command, as far as it is read. The kernel takes a shorter
+/// one as padded with zeroes.
 #[repr(C)]
 #[derive(Default)]
 struct Element {
@@ -70,8 +72,8 @@ pub(crate) struct LinkInfo {
 /// One call; the result of a command that succeeds is 0 or a descriptor.
 fn call<T>(command: c_int, attribute: &mut T) -> io::Result<c_int> {
     let size = size_of::<T>();
-    // SAFETY: `attribute` is the start of a bpf_attr of ours, with its size; the addresses in it were taken by the functions
-    // below from references that outlive this call.
+    // SAFETY: `attribute` is the start of a bpf_attr of ours, with its size; the addresses in it
+    // were taken by the functions below from references that outlive this call.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size) };
     match c_int::try_from(result) {
@@ -82,7 +84,8 @@ fn call<T>(command: c_int, attribute: &mut T) -> io::Result<c_int> {
 
 fn call_for_descriptor<T>(command: c_int, attribute: &mut T) -> io::Result<OwnedFd> {
     let fd = call(command, attribute)?;
-    // SAFETY: the command succeeded, so the kernel gave us this descriptor, close-on-exec, and nobody else knows it.
+    // SAFETY: the command succeeded, so the kernel gave us this descriptor, close-on-exec, and no
+    // other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -143,7 +146,8 @@ pub(crate) fn pin(object: impl AsFd, path: &CStr) -> io::Result<()> {
     call(BPF_OBJ_PIN, &mut attribute).map(drop)
 }
 
-/// Attaches a loaded tp_btf program; it stays attached as long as some process or pin holds the link.
+/// Attaches a loaded tp_btf program; it stays attached as long as some
+/// process or pin holds the link.
 pub(crate) fn attach(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut attribute = RawTracepoint { prog_fd: number(program), ..RawTracepoint::default() };
     call_for_descriptor(BPF_RAW_TRACEPOINT_OPEN, &mut attribute)
@@ -153,9 +157,13 @@ pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     call_for_descriptor(BPF_MAP_GET_FD_BY_ID, &mut ById { id, ..ById::default() })
 }
 
+/// How often links are asked for again that the kernel is still making.
+const BEING_MADE_TRIES: u32 = 1000;
+
 /// All links of the machine that are still there when their turn comes. Needs CAP_SYS_ADMIN.
 pub(crate) fn links() -> impl Iterator<Item = io::Result<(OwnedFd, LinkInfo)>> {
     let mut last = Some(0);
+    let mut patience = BEING_MADE_TRIES;
     std::iter::from_fn(move || {
         loop {
             let mut attribute = ById { id: last?, ..ById::default() };
@@ -171,6 +179,15 @@ pub(crate) fn links() -> impl Iterator<Item = io::Result<(OwnedFd, LinkInfo)>> {
                 Ok(link) => return Some(link_info(link.as_fd()).map(|info| (link, info))),
                 // Gone between the two calls.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                // Another process is making it: it is there in a moment. One that
+                // never comes is left out.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    if patience > 0 {
+                        patience -= 1;
+                        last = Some(attribute.next_id.saturating_sub(1));
+                        std::thread::yield_now();
+                    }
+                }
                 Err(error) => {
                     last = None;
                     return Some(Err(error));

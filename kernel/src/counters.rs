@@ -1,6 +1,8 @@
-//! The hardware counters of request lanes, as `kernel/bpf/counters.bpf.c` copies them on the lanes themselves.
+//! The hardware counters of request lanes, as `kernel/bpf/counters.bpf.c` copies
+//! them on the lanes themselves.
 //!
-//! What a reader gets is as old as the lane's last context switch or timer interrupt; reading costs the lane nothing.
+//! A reader's figures are as old as the lane's last context switch or timer interrupt; reading
+//! costs the lane nothing.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,7 +19,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/counters.bpf.o");
 const INSTRUCTIONS: &str = "elfen_instr";
 const CYCLES: &str = "elfen_cycles";
 const COUNTED: &str = "elfen_counted";
-/// Where the lanes read, and whether they have to: a kernel for another architecture has no such timer interrupt.
+/// Where the lanes read, and whether they have to: a kernel for another architecture
+/// has no such timer interrupt.
 const PROGRAMS: [(&str, &str, bool); 2] =
     [("elfen_count_sw", "sched_switch", true), ("elfen_count_tick", "local_timer_entry", false)];
 
@@ -34,6 +37,8 @@ pub enum Error {
 pub struct Counted {
     pub instructions: u64,
     pub cycles: u64,
+    /// When, CLOCK_MONOTONIC.
+    pub at_ns: u64,
 }
 
 /// The counters of some CPUs, counted as long as this lives.
@@ -53,7 +58,7 @@ impl Counters {
 
     /// With any two events, so that a machine without a PMU can test the way they take.
     fn of<E: Event + Clone>(cpus: &[u32], instructions: E, cycles: E) -> Result<Self, Error> {
-        // First what a virtual machine lacks most often.
+        // First the counters, which a virtual machine lacks most often.
         let mut events = Vec::new();
         for &cpu in cpus {
             let pair = [&instructions, &cycles].map(|event| count(event, cpu));
@@ -86,20 +91,35 @@ impl Counters {
         /// The copy is made in less time than the next reading takes to come.
         const TRIES: u32 = 3;
         for _ in 0..TRIES {
-            let mut words = [0; 4];
+            let mut words = [0; 5];
             bpf_call::look_up_element(self.counted.as_fd(), cpu, &mut words).ok()?;
-            let [begun, instructions, cycles, done] = words;
-            if begun == done {
-                return (done != 0).then_some(Counted { instructions, cycles });
+            if let Some(counted) = whole(words) {
+                return (words[0] != 0).then_some(counted);
             }
         }
         None
     }
 }
 
+/// The words as the kernel copied them, from the first to the last: the one that the lane
+/// stores last was read first.
+fn whole([done, instructions, cycles, at_ns, begun]: [u64; 5]) -> Option<Counted> {
+    (begun == done).then_some(Counted { instructions, cycles, at_ns })
+}
+
 fn count<E: Event + Clone>(event: &E, cpu: u32) -> io::Result<Counter> {
     let mut builder = Builder::new(event.clone());
     builder.one_cpu(cpu as usize).any_pid().include_kernel().enabled(true).build()
+}
+
+/// Counts the cycles of this thread, or of all that a CPU runs, for a
+/// moment, and says why it can't.
+pub fn try_cycles(cpu: Option<u32>) -> io::Result<()> {
+    let mut builder = Builder::new(Hardware::CPU_CYCLES);
+    if let Some(cpu) = cpu {
+        builder.one_cpu(cpu as usize).any_pid();
+    }
+    builder.build().map(drop)
 }
 
 fn attach(
@@ -123,8 +143,37 @@ mod tests {
     use std::io::Write;
     use std::time::{Duration, Instant};
 
-    /// Goal: what a CPU counts arrives, from CPUs that were asked for and from no others. Method: a software clock stands
-    /// for both counters, so that their ratio is known; a thread works on the CPU without giving it up.
+    /// Goal: no reading that mixes two is accepted. Method: every moment at which a copy can stop
+    /// in the middle of the lane's stores, in the order in which `counters.bpf.c` makes them.
+    #[test]
+    fn a_torn_reading_is_refused() {
+        const OLD: [u64; 5] = [7, 100, 200, 300, 7];
+        const NEW: [u64; 5] = [8, 110, 220, 330, 8];
+        /// Places of the words, as the lane stores them: begun, instructions, cycles, at, done.
+        const STORED: [usize; 5] = [4, 1, 2, 3, 0];
+        let after = |stores: usize| {
+            let mut words = OLD;
+            STORED[..stores].iter().for_each(|&at| words[at] = NEW[at]);
+            words
+        };
+        // A copy reads upwards; the lane goes on storing meanwhile.
+        for before in 0..=5 {
+            for (copied, meanwhile) in (0..=5).flat_map(|c| (before..=5).map(move |m| (c, m))) {
+                let (first, then) = (after(before), after(meanwhile));
+                let words =
+                    std::array::from_fn(|at| if at < copied { first[at] } else { then[at] });
+                if let Some(read) = whole(words) {
+                    let one =
+                        |w: [u64; 5]| Counted { instructions: w[1], cycles: w[2], at_ns: w[3] };
+                    assert!(read == one(OLD) || read == one(NEW), "{words:?}");
+                }
+            }
+        }
+    }
+
+    /// Goal: what a CPU counts arrives, from CPUs that were asked for and from no others. Method: a
+    /// software clock stands for both counters, so that their ratio is known; a thread works on the
+    /// CPU without giving it up.
     #[test]
     fn a_lane_reads_its_own_counters() {
         let counters = match Counters::of(&[0], Software::CPU_CLOCK, Software::CPU_CLOCK) {

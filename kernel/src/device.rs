@@ -1,14 +1,15 @@
 //! `/dev/nanonap` as an operator meets it: whether the module is there, and why not where it isn't.
 //!
-//! Naps themselves go through `elfen_rt::nap::device`, in the process that naps. This opens the same
-//! device and, if that fails, looks around for the reason.
+//! Naps themselves go through `elfen_rt::nap::device`, in the process that naps. This opens the
+//! same device and, if that fails, looks around for the reason.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use elfen_rt::memory::MemoryError;
-use elfen_rt::nap::device::{Device, DeviceError, WaitKind};
+use elfen_rt::nanonap::{DeviceError, WaitKind};
+use elfen_rt::nap::device::Device;
 use elfen_rt::signal::task::TaskMap;
 
 const NODE: &str = "/dev/nanonap";
@@ -37,7 +38,7 @@ pub enum Missing {
 }
 
 impl Missing {
-    /// What whoever runs the machine can do about it.
+    /// What the operator can do about it.
     pub fn fix(&self) -> String {
         match self {
             Self::NoModules => "boot a kernel built with CONFIG_MODULES".to_owned(),
@@ -61,10 +62,10 @@ impl Missing {
 /// Opens the device for naps: it can wait, and some lane can wake another.
 pub fn open() -> Result<Device, Missing> {
     let device = Device::open().map_err(why_not)?;
-    if device.wait_kind() == WaitKind::None {
+    if device.module().wait_kind() == WaitKind::None {
         return Err(Missing::CannotWait);
     }
-    if device.ties() == 0 {
+    if device.module().ties() == 0 {
         return Err(Missing::NoTies);
     }
     Ok(device)
@@ -130,7 +131,7 @@ mod tests {
     #[test]
     fn this_machine_is_one_or_the_other() {
         match open() {
-            Ok(device) => assert!(device.ties() > 0 && device.slot(0).is_some()),
+            Ok(device) => assert!(device.module().ties() > 0 && device.slot(0).is_some()),
             Err(missing) => assert!(!missing.fix().is_empty(), "{missing}"),
         }
     }

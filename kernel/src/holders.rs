@@ -1,4 +1,4 @@
-//! Who keeps the program attached: every process with a descriptor of its link.
+//! The processes that keep the program attached: each has a descriptor of its link.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ pub struct Holder {
     pub command: String,
 }
 
-/// The attached program and those who hold it.
+/// The attached program and the processes that hold it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attached {
     pub program: u32,
@@ -53,7 +53,8 @@ fn processes() -> Vec<u32> {
 fn holds(pid: u32, link: u32) -> Option<bool> {
     let entries = match fs::read_dir(format!("/proc/{pid}/fdinfo")) {
         Ok(entries) => entries,
-        // A zombie's descriptors are closed, and nobody may look. Whoever ended meanwhile has none either.
+        // A zombie's descriptors are closed, and no process may look. A process that ended
+        // meanwhile has none either.
         Err(_) if has_ended(pid) => return Some(false),
         Err(_) => return None,
     };
@@ -82,7 +83,8 @@ mod tests {
 
     #[test]
     fn descriptors_are_told_apart_by_their_link() {
-        let info = "pos:\t0\nflags:\t02000000\nmnt_id:\t16\nlink_type:\ttracing\nlink_id:\t12\nprog_id:\t34\n";
+        let info = "pos:\t0\nflags:\t02000000\nmnt_id:\t16\nlink_type:\ttracing\n\
+                    link_id:\t12\nprog_id:\t34\n";
         assert!(is_link(info, 12));
         assert!(!is_link(info, 34) && !is_link(info, 1));
         assert!(!is_link("pos:\t0\nmap_id:\t12\n", 12));

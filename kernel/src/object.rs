@@ -1,4 +1,5 @@
-//! Our eBPF objects: into the kernel, and from there as plain descriptors whose lifetime is the kernel's.
+//! Our eBPF objects: into the kernel, and from there as plain descriptors whose
+//! lifetime is the kernel's.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +8,7 @@ use aya::maps::{Map, MapData};
 use aya::programs::BtfTracePoint;
 use aya::{Btf, Ebpf, EbpfLoader};
 
-use crate::task_map::Error;
+use crate::error::Error;
 
 pub(crate) const DUPLICATING: &str = "duplicating a descriptor";
 

@@ -1,8 +1,10 @@
-//! `elfen signals up` and `down`: the task map pinned, so that a group of users without privileges can read it.
+//! `elfen signals up` and `down`: the task map pinned, so that a group of users
+//! without privileges can read it.
 //!
-//! The pins live in an eBPF file system of our own, mounted for this and unmounted with it: the machine's `/sys/fs/bpf`
-//! is closed to all but root on most distributions, and is not ours to open. The map is frozen, so its group can
-//! write none of it; the leases are writable, and all they can do is to have switches timed.
+//! The pins live in an eBPF file system of our own, mounted for this and unmounted with it: the
+//! machine's `/sys/fs/bpf` is closed to all but root on most distributions, and is not ours to
+//! open. The map is frozen, so its group can write none of it; the leases are writable, and all
+//! they can do is to have switches timed.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -13,11 +15,12 @@ use std::path::Path;
 use elfen_rt::signal::task::{LINK_PIN, MAP_PIN, PIN_DIR, WATCH_PIN};
 
 use crate::bpf_call;
-use crate::task_map::{self, Error};
+use crate::error::Error;
+use crate::task_map;
 
 const PINS: [&CStr; 3] = [MAP_PIN, WATCH_PIN, LINK_PIN];
 
-/// What `up` found or did.
+/// The outcome of `up`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Up {
     Pinned,
@@ -41,7 +44,7 @@ pub fn up(group: u32) -> Result<Up, Error> {
     if result == Up::Pinned {
         mount()?;
         if let Err(error) = pin_all() {
-            // Half of it would look like a whole to nobody, and stay for ever.
+            // No process could use half of the pins, and they would stay for ever.
             let _unmounted = unmount();
             return Err(error);
         }
@@ -127,7 +130,7 @@ fn mount() -> Result<(), Error> {
 
 fn unmount() -> io::Result<()> {
     let directory = CString::new(PIN_DIR)?;
-    // SAFETY: the path is NUL-terminated. Detached at once: somebody's shell may stand in it.
+    // SAFETY: the path is NUL-terminated. Detached at once: a user's shell may stand in it.
     if unsafe { libc::umount2(directory.as_ptr(), libc::MNT_DETACH) } != 0 {
         return Err(io::Error::last_os_error());
     }

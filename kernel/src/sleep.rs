@@ -9,8 +9,9 @@ use perf_event::{Builder, Sampler};
 
 use crate::bpf_call;
 use crate::counters::borrowed;
+use crate::error::Error;
 use crate::object::Object;
-use crate::task_map::{Error, possible_cpus};
+use crate::task_map::possible_cpus;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/wake.bpf.o");
 
@@ -46,7 +47,7 @@ impl Alarm {
     }
 }
 
-/// Some hundred records. A ring that is full wakes nobody, so [`Sleeper::sleep`] empties it.
+/// Some hundred records. A ring that is full wakes no thread, so [`Sleeper::sleep`] empties it.
 const RING_BYTES: usize = 4096;
 
 pub struct Sleeper<'a> {
@@ -75,8 +76,8 @@ mod tests {
     use super::*;
     use std::io::{self, Write};
 
-    /// Goal: whoever sleeps is woken by the CPU that it sleeps for. Method: an idle moment of the CPU comes sooner or later; one of a
-    /// CPU that does not exist never does.
+    /// Goal: a thread that sleeps is woken by the CPU that it sleeps for. Method: an idle moment of
+    /// the CPU comes sooner or later; one of a CPU that does not exist never does.
     #[test]
     fn a_cpu_that_idles_wakes_its_sleeper() {
         let alarm = match Alarm::attach() {

@@ -1,8 +1,9 @@
 //! The task map: attach the program, or find one that is attached, and map what it writes.
 //!
-//! Whoever gets a [`TaskMap`] from here holds the program's link as well, so the program stays as long as its last reader.
-//! Without pins, processes find each other's program by its id, which only CAP_SYS_ADMIN may do; with CAP_BPF and
-//! CAP_PERFMON alone each process attaches its own.
+//! A process that gets a [`TaskMap`] from here holds the program's link as well, so the program
+//! stays as long as its last reader. Without pins, processes find each other's program by its id,
+//! which only CAP_SYS_ADMIN may do; with CAP_BPF and CAP_PERFMON alone each process attaches its
+//! own.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +14,15 @@ use aya::programs::{ProgramInfo, loaded_programs};
 use elfen_rt::bpf::Descriptor;
 use elfen_rt::memory::MemoryError;
 use elfen_rt::signal::ABI_VERSION;
+use elfen_rt::signal::account::{ACCOUNTS, Account};
 use elfen_rt::signal::page::{Page, Slot};
 use elfen_rt::signal::task::{
     Descriptors, TASK_MAP_NAME, TaskMap, TaskMapError, TaskSlot, UNKNOWN,
 };
 
 use crate::bpf_call;
+pub use crate::error::Error;
+use crate::error::KERNEL_TYPES;
 use crate::object::{DUPLICATING, Object};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
@@ -26,9 +30,11 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
 const PROGRAM: &str = "elfen_switch";
 const TASKS: &str = "elfen_tasks";
 const WATCH: &str = "elfen_watch";
+/// Entries that follow the CPUs.
+#[expect(clippy::cast_possible_truncation, reason = "a handful")]
+const ACCOUNTS_EACH: u32 = ACCOUNTS as u32;
 
-/// The kernel describes itself here. Readable by all, and there wherever the program can run: also our lock.
-const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
+const _: () = assert!(size_of::<Account>() == size_of::<TaskSlot>());
 
 /// How a task map was come by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,34 +45,6 @@ pub enum Source {
     Shared,
     /// We attached the program.
     Attached,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The kernel was not built with BTF.
-    #[error("the kernel has no {KERNEL_TYPES}")]
-    NoKernelTypes,
-    /// Neither pins for our group, nor the capabilities to attach.
-    #[error("not permitted to attach an eBPF program")]
-    NotPermitted,
-    /// Pins or a running program of another build.
-    #[error(transparent)]
-    Map(#[from] TaskMapError),
-    #[error("the kernel refused the sched_switch program: {0}")]
-    Refused(String),
-    #[error("cannot tell how many CPUs there are: {0}")]
-    Cpus(io::Error),
-    #[error("{doing}: {error}")]
-    Call { doing: &'static str, error: io::Error },
-}
-
-impl Error {
-    pub(crate) fn call(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |error| match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => Self::NotPermitted,
-            _ => Self::Call { doing, error },
-        }
-    }
 }
 
 /// Opens the machine's task map: pinned, shared, or attached by us.
@@ -149,7 +127,8 @@ pub(crate) fn attach() -> Result<Parts, Error> {
     Ok(parts)
 }
 
-/// The program and its maps in the kernel, not attached. Attaching one again and again measures what it costs.
+/// The program and its maps in the kernel, not attached. Attaching one again and
+/// again measures what it costs.
 #[derive(Debug)]
 pub struct Loaded {
     program: OwnedFd,
@@ -162,7 +141,8 @@ impl Loaded {
     /// Loads the program, writes the task map's header, and freezes the map.
     pub fn load() -> Result<Self, Error> {
         let cpus = possible_cpus()?;
-        let mut object = Object::load(OBJECT, &[(TASKS, cpus + 1), (WATCH, cpus)])?;
+        let mut object =
+            Object::load(OBJECT, &[(TASKS, 1 + cpus + cpus * ACCOUNTS_EACH), (WATCH, cpus)])?;
         let program = object.program(PROGRAM, "sched_switch")?;
         let (tasks, watch) = (object.map(TASKS)?, object.map(WATCH)?);
         fill(tasks.as_fd(), cpus)?;
@@ -170,7 +150,8 @@ impl Loaded {
         Ok(Self { program, tasks, watch, cpus })
     }
 
-    /// Attaches the program until the map is dropped. CPUs that don't switch are not visited: see [`open`].
+    /// Attaches the program until the map is dropped. CPUs that don't switch are
+    /// not visited: see [`open`].
     pub fn map(&self) -> Result<TaskMap, Error> {
         self.attach()?.into_map()
     }
@@ -217,28 +198,34 @@ pub(crate) fn possible_cpus() -> Result<u32, Error> {
 /// How long a visit to all CPUs may take before we go on without the rest of it.
 const VISIT_LIMIT: Duration = Duration::from_millis(200);
 
-/// Steps on every CPU we may run on, so that one which does not switch by itself is known at once: a thread that polls,
-/// or an idle CPU without a tick. In a thread of its own, because a real-time task could keep us off a CPU for
-/// ever; a CPU that was not reached stays unknown, and counts as busy, until it switches.
+/// Steps on every CPU we may run on, so that one which does not switch by itself is known at
+/// once: a thread that polls, or an idle CPU without a tick. In a thread of its own, because a
+/// real-time task could keep us off a CPU for ever; a CPU that was not reached stays unknown, and
+/// counts as busy, until it switches.
 fn visit_cpus(cpus: u32) {
-    let visitor = std::thread::spawn(move || (0..cpus).for_each(step_on));
+    let mut mask = vec![0_u64; cpus as usize / 64 + 1];
+    // It makes system calls alone: a process that forks while it is under way copies no lock of
+    // its.
+    let visitor = std::thread::spawn(move || (0..cpus).for_each(|cpu| step_on(cpu, &mut mask)));
     let start = Instant::now();
     while !visitor.is_finished() && start.elapsed() < VISIT_LIMIT {
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// Moves the calling thread to one CPU. One that is offline or outside our cpuset refuses, and is left alone.
-fn step_on(cpu: u32) {
-    let mut mask = vec![0_u64; cpu as usize / 64 + 1];
+/// Moves the calling thread to one CPU. One that is offline or outside our cpuset
+/// refuses, and is left alone.
+fn step_on(cpu: u32, mask: &mut [u64]) {
+    mask.fill(0);
     mask[cpu as usize / 64] = 1 << (cpu % 64);
-    let size = size_of_val(mask.as_slice());
+    let size = size_of_val(mask);
     // The call itself and not libc's wrapper, whose set ends at 1,024 CPUs.
     // SAFETY: the kernel reads `size` bytes of `mask`, which is ours; 0 is the calling thread.
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, mask.as_ptr()) };
 }
 
-/// The lock among processes that are about to attach. Anybody could hold it, so it is waited for only so long.
+/// The lock among processes that are about to attach. Any process could hold it, so it is waited
+/// for only so long.
 fn lock() -> Option<File> {
     let file = File::open(KERNEL_TYPES).ok()?;
     let start = Instant::now();

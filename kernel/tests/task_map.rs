@@ -1,13 +1,15 @@
 //! Goal: the task map tells the truth, lives as long as its last reader, and leaves nothing behind.
-//! Method: the real program in the running kernel, and real processes that are killed. Needs CAP_BPF, CAP_PERFMON and,
-//! to look for other processes' programs, CAP_SYS_ADMIN; without them each test says that it was skipped, and why.
+//! Method: the real program in the running kernel, and real processes that are killed. Needs
+//! CAP_BPF, CAP_PERFMON and, to look for other processes' programs, CAP_SYS_ADMIN; without them
+//! each test says that it was skipped, and why.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use elfen_kernel::task_map::{self, Error, Source};
+use elfen_kernel::task_map::{self, Error, Loaded, Source};
 use elfen_rt::signal::task::{Running, TaskMap};
 
 /// One at a time: the tests share the machine's one program.
@@ -20,13 +22,37 @@ fn open_or_skip(test: &str) -> Option<(TaskMap, Source)> {
     match task_map::open() {
         Ok(opened) => Some(opened),
         Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
-            // Not through a macro of std, whose output the test runner keeps to itself.
-            let mut terminal = std::io::stderr();
-            writeln!(terminal, "skipped: {test}: {error}").unwrap();
+            skipped(test, &error.to_string());
             None
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Not through a macro of std, whose output the test runner keeps to itself.
+fn skipped(test: &str, why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: {test}: {why}").unwrap();
+}
+
+/// What a test of the program's life needs: that no other process on this machine keeps it alive.
+fn is_detached_or_skip(test: &str) -> bool {
+    if open_or_skip(test).is_none() {
+        return false;
+    }
+    let detached = is_detached_soon();
+    if !detached {
+        skipped(test, "somebody else has the program attached");
+    }
+    detached
+}
+
+/// The kernel frees a link a moment after its last descriptor is closed.
+fn is_detached_soon() -> bool {
+    (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        task_map::is_attached() == Some(false)
+    })
 }
 
 fn pin_to(cpu: u32) {
@@ -48,31 +74,35 @@ fn own_thread() -> u32 {
     u32::try_from(unsafe { libc::gettid() }).unwrap()
 }
 
-/// This program again, attached in another process, until it is killed or its input ends.
+/// This program again, attached in another process, until it is killed or its input ends. Before
+/// the test runner begins: it is no test.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static HOLD_IF_ASKED: extern "C" fn() = hold_if_asked;
+
 const HOLD: &str = "ELFEN_TEST_HOLD";
 
-#[test]
-fn hold_for_another_test() {
+extern "C" fn hold_if_asked() {
     if std::env::var_os(HOLD).is_none() {
         return;
     }
     let (_map, source) = task_map::open().unwrap();
-    println!("holding {source:?}");
+    println!("{source:?}");
     std::io::stdin().read_line(&mut String::new()).unwrap();
+    std::process::exit(0);
 }
 
+/// The process, and how it came by the map.
 fn holder() -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "hold_for_another_test", "--nocapture"])
         .env(HOLD, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut said = lines.map_while(Result::ok).filter(|line| line.starts_with("holding"));
-    let first = said.next().expect("the holder attaches");
-    (child, first)
+    let mut source = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut source).unwrap();
+    (child, source.trim().to_owned())
 }
 
 #[test]
@@ -95,16 +125,18 @@ fn a_cpu_beyond_the_last_has_no_slot() {
     assert!(map.slot(u32::MAX).is_none() && !map.renew(u32::MAX));
 }
 
+/// With a map of its own, whose leases no other process knows.
 #[test]
 fn only_watched_cpus_are_timed() {
     let _alone = alone();
-    let Some((map, source)) = open_or_skip("only_watched_cpus_are_timed") else { return };
+    if open_or_skip("only_watched_cpus_are_timed").is_none() {
+        return;
+    }
+    let map = Loaded::load().unwrap().map().unwrap();
     pin_to(own_cpu());
     let slot = map.slot(own_cpu()).unwrap();
-    if source == Source::Attached {
-        switch_away();
-        assert_eq!(slot.snapshot().unwrap().at_ns, None, "nobody watches");
-    }
+    switch_away();
+    assert_eq!(slot.snapshot().unwrap().at_ns, None, "nobody watches");
     assert!(map.renew(own_cpu()));
     let before = elfen_rt::clock::monotonic_ns();
     switch_away();
@@ -113,7 +145,8 @@ fn only_watched_cpus_are_timed() {
     assert!(before <= at_ns && at_ns <= elfen_rt::clock::monotonic_ns());
 }
 
-/// Gives this thread the identity of nobody, with CAP_BPF and CAP_PERFMON and nothing else.
+/// Gives this thread the identity of the user nobody, with CAP_BPF and CAP_PERFMON and nothing
+/// else.
 fn become_nobody_with_two_capabilities() -> std::io::Result<()> {
     const CAP_PERFMON: u32 = 38;
     const CAP_BPF: u32 = 39;
@@ -151,7 +184,8 @@ fn two_capabilities_and_no_root_are_enough() {
     assert!(matches!(source, Source::Attached | Source::Pinned));
 }
 
-/// Spins for a while on its CPU, between two sleeps: the busy time grows by what it spun, and not by what it slept.
+/// Spins for a while on its CPU, between two sleeps: the busy time grows by what it spun,
+/// and not by what it slept.
 #[test]
 fn busy_time_is_what_the_cpu_was_not_idle() {
     let _alone = alone();
@@ -169,13 +203,14 @@ fn busy_time_is_what_the_cpu_was_not_idle() {
     switch_away();
     let (busy_after, to_ns) = busy_ns();
     let grown = busy_after - busy_before;
-    // We spun for 3 ms; others may have run here while we slept. More than all the time there was can't be.
+    // We spun for 3 ms; others may have run here while we slept. More than all
+    // the time there was can't be.
     assert!(grown >= 3_000_000 && grown <= to_ns - from_ns, "{grown} of {}", to_ns - from_ns);
 }
 
 /// Sleeps, so that this thread leaves its CPU and comes back.
 fn switch_away() {
-    std::thread::sleep(std::time::Duration::from_millis(2));
+    std::thread::sleep(Duration::from_millis(2));
 }
 
 #[test]
@@ -193,14 +228,13 @@ fn the_map_is_read_only_for_good() {
 fn the_map_stays_live_when_the_process_that_attached_it_is_killed() {
     let name = "the_map_stays_live_when_the_process_that_attached_it_is_killed";
     let _alone = alone();
-    if open_or_skip(name).is_none() {
+    if !is_detached_or_skip(name) {
         return;
     }
-    let (mut first, said) = holder();
+    let (mut first, source) = holder();
+    assert_eq!(source, "Attached");
     let (map, source) = task_map::open().unwrap();
-    if said == "holding Attached" {
-        assert_eq!(source, Source::Shared, "two processes share one program");
-    }
+    assert_eq!(source, Source::Shared, "two processes share one program");
     first.kill().unwrap();
     first.wait().unwrap();
     let slot = map.slot(own_cpu()).unwrap();
@@ -213,24 +247,32 @@ fn the_map_stays_live_when_the_process_that_attached_it_is_killed() {
 #[test]
 fn after_the_last_reader_nothing_is_left_in_the_kernel() {
     let _alone = alone();
-    let Some((map, source)) = open_or_skip("after_the_last_reader_nothing_is_left_in_the_kernel")
-    else {
+    if !is_detached_or_skip("after_the_last_reader_nothing_is_left_in_the_kernel") {
         return;
-    };
-    assert_eq!(task_map::is_attached(), Some(true));
-    let (mut other, _) = holder();
+    }
+    let (map, source) = task_map::open().unwrap();
+    assert_eq!((source, task_map::is_attached()), (Source::Attached, Some(true)));
+    let (mut other, source) = holder();
+    assert_eq!(source, "Shared");
     drop(map);
     assert_eq!(task_map::is_attached(), Some(true), "the other still reads");
     other.kill().unwrap();
     other.wait().unwrap();
-    if source == Source::Attached {
-        // The kernel frees a link a moment after its last descriptor is closed.
-        for _ in 0..1000 {
-            if task_map::is_attached() == Some(false) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        panic!("the program is still attached");
+    assert!(is_detached_soon(), "the program is still attached");
+}
+
+/// Goal: a process that looks for the program while another attaches it finds it or attaches its
+/// own. Method: two threads that open the task map and let go of it, again and again; a link that
+/// the kernel is still making is met in some of these.
+#[test]
+fn looking_for_it_while_another_attaches() {
+    let _alone = alone();
+    if open_or_skip("looking while another attaches").is_none() {
+        return;
     }
+    let again_and_again = || (0..50).for_each(|_| drop(task_map::open().unwrap()));
+    std::thread::scope(|scope| {
+        scope.spawn(again_and_again);
+        again_and_again();
+    });
 }

@@ -1,7 +1,7 @@
 //! What the binaries of this crate share at their edge: one-line errors and exit statuses.
 //!
-//! A usage error is one line and status 2, a failure one line and status 1, as everywhere in Elfen;
-//! clap's own several-line report is cut to its first sentence.
+//! A failure is one line and status 1, a usage error 2, what this machine lacks 3, as everywhere in
+//! Elfen; clap's own several-line report is cut to its first sentence.
 
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 pub const USAGE: u8 = 2;
+const UNSUPPORTED: u8 = 3;
 
 /// The arguments, or the status to leave with: help and version are printed by clap, errors in one
 /// line.
@@ -42,6 +43,11 @@ pub fn usage(program: &str, message: &str) -> ExitCode {
 pub fn failure(program: &str, message: &str) -> ExitCode {
     complain(program, message);
     ExitCode::FAILURE
+}
+
+pub fn unsupported(program: &str, message: &str) -> ExitCode {
+    complain(program, message);
+    ExitCode::from(UNSUPPORTED)
 }
 
 /// One line on the standard error. Where that is closed or full, the exit status must do.

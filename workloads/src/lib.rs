@@ -5,13 +5,11 @@
 //! the programs that borrow. Each binary in `src/bin` is little more than a call into its module
 //! here.
 
-mod affinity;
 pub mod batch;
+pub mod beside;
 pub mod command;
-mod descriptors;
-mod interrupt;
-mod listener;
 pub mod load;
+mod process;
 pub mod search;
 pub mod text;
 mod units;

@@ -9,20 +9,22 @@
 //!     jne   SLOW                                                       0f 85 rel32
 //! ```
 //!
-//! `%r11` belongs to nobody where a function starts, and the flags mean nothing there. The second half is for runs with more
-//! than one batch lane: with one, a thread has nowhere to go.
+//! `%r11` is free where a function starts, and the flags mean nothing there. The second half is for
+//! runs with more than one batch lane: with one, a thread has nowhere to go.
 
 /// Bytes of the check for one pair, and of the whole.
 const PAIR_CHECK_BYTES: usize = 19;
 pub const CHECK_BYTES: usize = 43;
 pub const JUMP_BYTES: usize = 5;
 
-/// Where the words of a check lie, as distances from the thread pointer: the same in every thread of a process.
+/// Where the words of a check lie, as distances from the thread pointer: the same in
+/// every thread of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Check {
     /// The pointer to the word that is tested.
     pub word: i32,
-    /// The CPU that the thread runs on, and the one that `word` was chosen for. `None`: the thread can't move.
+    /// The CPU that the thread runs on, and the one that `word` was chosen for.
+    /// `None`: the thread can't move.
     pub moved: Option<[i32; 2]>,
 }
 
@@ -47,7 +49,8 @@ impl Code {
         Some(())
     }
 
-    /// An instruction that ends in a 32-bit distance from its own end to `to`; the code starts at `at`.
+    /// An instruction that ends in a 32-bit distance from its own end to
+    /// `to`; the code starts at `at`.
     fn push_relative(&mut self, opcode: &[u8], at: u64, to: u64) -> Option<()> {
         self.push(opcode)?;
         let end = at.checked_add(self.len as u64)?.checked_add(4)?;
@@ -61,7 +64,8 @@ impl Check {
         if self.moved.is_some() { CHECK_BYTES } else { PAIR_CHECK_BYTES }
     }
 
-    /// The check as it stands at `at`, going to `slow` if there is a reason to. `None` if that is more than 2 GiB away.
+    /// The check as it stands at `at`, going to `slow` if there is a reason to. `None` if
+    /// that is more than 2 GiB away.
     pub fn code(&self, at: u64, slow: u64) -> Option<Code> {
         let mut code = Code::EMPTY;
         code.push(&[0x64, 0x4c, 0x8b, 0x1c, 0x25])?;

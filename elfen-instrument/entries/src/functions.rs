@@ -1,9 +1,11 @@
 //! Where functions start, from the search table of the unwind information (`.eh_frame_hdr`).
 //!
-//! It is mapped with the program and survives `strip`, which a symbol table does not. Only the form that linkers write
-//! is read: a sorted table of pairs of 32-bit offsets from the header's own address.
+//! It is mapped with the program and survives `strip`, which a symbol table does not.
+//! Only the form that linkers write is read: a sorted table of pairs of 32-bit offsets
+//! from the header's own address.
 
-/// Version 1; a pointer in some encoding; the count in 4 bytes; pairs of signed 4 bytes, relative to the header.
+/// Version 1; a pointer in some encoding; the count in 4 bytes; pairs of signed 4
+/// bytes, relative to the header.
 const VERSION: u8 = 1;
 const COUNT_UDATA4: u8 = 0x03;
 const TABLE_DATAREL_SDATA4: u8 = 0x3b;
@@ -25,7 +27,8 @@ impl<'a> FunctionStarts<'a> {
         let [VERSION, pointer, COUNT_UDATA4, TABLE_DATAREL_SDATA4, ..] = *header else {
             return None;
         };
-        // The pointer to .eh_frame is 4 bytes in the only encodings that linkers use: sdata4, from wherever.
+        // The pointer to .eh_frame is 4 bytes in the only encodings that linkers
+        // use: sdata4, from wherever.
         if pointer & 0x0f != 0x0b {
             return None;
         }
@@ -41,16 +44,34 @@ impl<'a> FunctionStarts<'a> {
 
     /// The start of the last function that starts at or before `address`.
     pub fn of(&self, address: u64) -> Option<u64> {
+        self.start(self.index_of(address)?)
+    }
+
+    /// Where the unwind information of that function lies.
+    pub fn frame_of(&self, address: u64) -> Option<u64> {
+        self.address(self.index_of(address)?.checked_mul(PAIR_BYTES)?.checked_add(4)?)
+    }
+
+    /// Every function's start, in order.
+    pub fn all(&self) -> impl Iterator<Item = u64> {
+        (0..self.count()).filter_map(|index| self.start(index))
+    }
+
+    fn index_of(&self, address: u64) -> Option<usize> {
         let (mut low, mut high) = (0, self.count());
         while low < high {
             let middle = low + (high - low) / 2;
             if self.start(middle)? <= address { low = middle + 1 } else { high = middle }
         }
-        self.start(low.checked_sub(1)?)
+        low.checked_sub(1)
     }
 
     fn start(&self, index: usize) -> Option<u64> {
-        let at = index.checked_mul(PAIR_BYTES)?;
+        self.address(index.checked_mul(PAIR_BYTES)?)
+    }
+
+    /// The address that the offset at `at` of the table stands for.
+    fn address(&self, at: usize) -> Option<u64> {
         let offset = self.pairs.get(at..at.checked_add(4)?)?;
         let offset = i32::from_le_bytes(offset.try_into().ok()?);
         self.header_address.checked_add_signed(offset.into())
@@ -89,7 +110,10 @@ mod tests {
         ];
         for (address, start) in cases {
             assert_eq!(starts.of(address), start, "{address:#x}");
+            let frame = start.map(|_| ADDRESS + 0x0707_0707);
+            assert_eq!(starts.frame_of(address), frame, "{address:#x}");
         }
+        assert!(starts.all().eq([0x1000, 0x1040, 0x50_0000]));
         let none = header(&[]);
         assert_eq!(FunctionStarts::parse(&none, ADDRESS).unwrap().of(0x1000), None);
     }
@@ -110,7 +134,8 @@ mod tests {
         /// Against a search that looks at every entry.
         #[test]
         fn the_search_finds_what_a_walk_finds(
-            mut starts in proptest::collection::vec(0u64..0x80_0000, 0..50), address in 0u64..0x90_0000,
+            mut starts in proptest::collection::vec(0u64..0x80_0000, 0..50),
+            address in 0u64..0x90_0000,
         ) {
             starts.sort_unstable();
             let bytes = header(&starts);

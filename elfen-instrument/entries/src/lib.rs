@@ -1,7 +1,8 @@
 //! What `-fpatchable-function-entry` leaves in a program, and the check that is written there.
 //!
-//! Bytes in, bytes out: no unsafe, no allocation, no input or output. The preload library applies it to the program that it
-//! is loaded into, and the inspector to files, so both agree on what can be patched.
+//! Bytes in, bytes out: no unsafe, no allocation, no input or output. The preload library
+//! applies it to the program that it is loaded into, and the inspector to files, so both
+//! agree on what can be patched.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -10,11 +11,15 @@
 extern crate std;
 
 mod code;
+mod frames;
 mod functions;
+mod go;
 mod nops;
 
 pub use code::{CHECK_BYTES, Check, Code, JUMP_BYTES, call_through, jump};
+pub use frames::{Frame, frame};
 pub use functions::FunctionStarts;
+pub use go::GoFunctions;
 pub use nops::{filling, nop_run};
 
 /// The section in which compilers list the addresses of the NOPs they left.
@@ -23,10 +28,11 @@ pub const SECTION: &str = "__patchable_function_entries";
 /// `endbr64`: where control-flow protection is on, the NOPs come after it.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
-/// Whether `address` is where a function's own code begins, so that what is written there runs on every call, and nothing jumps
-/// into the middle of it. `before` are the four bytes in front.
+/// Whether `address` is where a function's own code begins, so that code written there runs on
+/// every call, and nothing jumps into the middle of it. `before` are the four bytes in front.
 ///
-/// NOPs asked for *before* the entry (the second number of the option) are not: nobody executes them.
+/// NOPs asked for *before* the entry (the second number of the option) are not: no thread executes
+/// them.
 pub fn is_entry(address: u64, before: [u8; 4], starts: &FunctionStarts<'_>) -> bool {
     match starts.of(address) {
         Some(start) if start == address => true,

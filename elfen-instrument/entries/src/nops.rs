@@ -1,4 +1,5 @@
-//! How many bytes of NOPs stand somewhere: gcc writes single bytes, LLVM the longest forms that the CPU knows.
+//! How many bytes of NOPs stand somewhere: gcc writes single bytes, LLVM the longest
+//! forms that the CPU knows.
 
 /// Bytes of whole NOP instructions at the start of `code`.
 pub fn nop_run(code: &[u8]) -> usize {
@@ -45,7 +46,8 @@ fn nop(code: &[u8]) -> Option<usize> {
     (whole <= 15 && whole <= code.len()).then_some(whole)
 }
 
-/// Bytes after the ModRM byte of a NOP's operand: `0f 1f /0` with memory at a register, with and without index and offset.
+/// Bytes after the ModRM byte of a NOP's operand: `0f 1f /0` with memory at a register, with and
+/// without index and offset.
 fn operand_bytes(modrm: u8) -> Option<usize> {
     let (mode, digit, register) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
     if digit != 0 {

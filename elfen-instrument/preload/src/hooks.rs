@@ -1,12 +1,13 @@
-//! What compilers call where a function starts. All assembly of the library is here.
+//! The hooks that compilers call where a function starts. All assembly of the library is here.
 //!
-//! `mcount` (`-pg`), `__fentry__` (`-pg -mfentry`) and the calls out of patched functions are no calls that the function's code
-//! knows of: its arguments are still in their registers, and everything but `%r11` and the flags must come back as it was.
-//! So the fast path uses `%r11`, and `%rax`, which it puts back; the slow path saves the other registers that C may
-//! change, and the vector registers with XSAVE, because what runs below it may use any of them.
+//! `mcount` (`-pg`), `__fentry__` (`-pg -mfentry`) and the calls out of patched functions are no
+//! calls that the function's code knows of: its arguments are still in their registers, and
+//! everything but `%r11` and the flags must come back as it was. So the fast path uses `%r11`, and
+//! `%rax`, which it puts back; the slow path saves the other registers that C may change, and the
+//! vector registers with XSAVE, because what runs below it may use any of them.
 //!
-//! That takes 100 bytes of stack and the vector state, which is 2.7 KB with AVX-512 and 0.9 KB with AVX: what the dynamic
-//! linker takes at the first call of any function.
+//! That takes 100 bytes of stack and the vector state, which is 2.7 KB with AVX-512 and 0.9 KB with
+//! AVX: as much as the dynamic linker takes at the first call of any function.
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
@@ -14,19 +15,20 @@ use core::sync::atomic::AtomicU32;
 
 use elfen_rt::check::{Thread, check, elfen_look_1};
 
-/// Which vector state XSAVE is asked for, as bits of XCR0; 0 before the first slow path has asked the CPU, and [`FXSAVE`] where
-/// there is no XSAVE.
+/// Which vector state XSAVE is asked for, as bits of XCR0; 0 before the first slow path has asked
+/// the CPU, and [`FXSAVE`] where there is no XSAVE.
 static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// SSE, AVX, and the three of AVX-512. Not x87: nothing below computes with it. Not AMX: its tiles are 8 KB, and no
-/// compiler uses them unasked.
+/// SSE, AVX, and the three of AVX-512. Not x87: nothing below computes with it. Not AMX: its tiles
+/// are 8 KB, and no compiler uses them unasked.
 const VECTORS: u32 = 0xe6;
-/// What of that needs the larger area.
+/// The part of that which needs the larger area.
 const AVX512: u32 = 0xe0;
 /// In [`STATE`]: the x87 bit, which `VECTORS` leaves out.
 const FXSAVE: u32 = 1;
 
-/// The standard format has AVX up to byte 832; AVX-512 up to 2688 on Intel and to 2432 on AMD. And 63 to align.
+/// The standard format has AVX up to byte 832; AVX-512 up to 2688 on Intel and to
+/// 2432 on AMD. And 63 to align.
 const AVX_BYTES: u32 = 832 + 64;
 const AVX512_BYTES: u32 = 2688 + 64;
 
@@ -88,7 +90,8 @@ hook! {
     patched
 }
 
-/// The rest of a hook: calls `elfen_look_1` for the thread's block in `%rax`, and returns from the hook.
+/// The rest of a hook: calls `elfen_look_1` for the thread's block in `%rax`,
+/// and returns from the hook.
 ///
 /// ```text
 ///     |                            |
@@ -120,7 +123,8 @@ unsafe extern "C" fn slow() {
         "push r10",
         ".cfi_adjust_cfa_offset 8",
         "mov rdi, rax",
-        // The slow path was left a moment ago: what it said still holds, and saving the vectors would be all the cost.
+        // The slow path was left a moment ago: its answer still holds, and saving the vectors would
+        // be all the cost.
         "rdtsc",
         "shl rdx, 32",
         "or rax, rdx",

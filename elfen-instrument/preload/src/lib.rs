@@ -1,14 +1,16 @@
 //! The library that `elfen run` loads into batch programs (`LD_PRELOAD`).
 //!
-//! Its hooks ([`hooks`]) are what compilers call at function entries when asked to; where they left room for it
-//! instead, [`patch`] writes checks into the program as it is loaded. A program with neither is none the wiser: the
-//! library then does nothing at all. What a check does is in `elfen_rt::check`; so is the slow path of the checks in
-//! `elfen_check.h`, which this library exports.
+//! Its hooks ([`hooks`]) are what compilers call at function entries when asked to; where
+//! they left room for it instead, [`patch`] writes checks into the program as it is loaded.
+//! A program with neither is none the wiser: the library then does nothing at all. What a
+//! check does is in `elfen_rt::check`; so is the slow path of the checks in `elfen_check.h`,
+//! which this library exports.
 //!
-//! A crate of its own because it is built like no other: no std, no unwinding, nothing needed but the C library that
-//! is there already.
+//! A crate of its own because it is built like no other: no std, no unwinding, nothing needed but
+//! the C library that is there already.
 
-// A test program has a panic handler already. There are no tests in here, but `--all-targets` builds one.
+// A test program has a panic handler already. There are no tests in here, but
+// `--all-targets` builds one.
 #![cfg_attr(not(test), no_std)]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -26,8 +28,8 @@ extern "C" fn start() {
     }
 }
 
-/// Nothing here can panic. A release build proves it: if anything could, the library would need a symbol that nobody has, and
-/// a test looks for it.
+/// Nothing here can panic. A release build proves it: if anything could, the library would need a
+/// symbol that no library has, and a test looks for it.
 #[cfg(not(any(debug_assertions, test)))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
@@ -46,7 +48,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     unsafe { libc::abort() }
 }
 
-/// A debug build keeps the tables by which the compiler's own library would be unwound, and they name this. Nothing unwinds.
+/// A debug build keeps the tables by which the compiler's own library would be unwound, and they
+/// name this. Nothing unwinds.
 #[cfg(all(debug_assertions, not(test)))]
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() -> ! {

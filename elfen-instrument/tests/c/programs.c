@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Batch programs that do what is hard on code injected into them. Each prints lines that depend on nothing but its work, so
- * that a run with checks can be held against one without.
+ * Batch programs that do what is hard on code injected into them. Each prints lines that depend on
+ * nothing but its work, so that a run with checks can be held against one without.
  *
  * Built once for each way of checking; with -DINLINE the checks are in the source.
  */
@@ -30,14 +30,20 @@
 
 typedef unsigned long word;
 
-/* Work with a function entry every few nanoseconds. Not static: with control-flow protection, it starts with endbr64. */
+/*
+ * Work with a function entry every few nanoseconds. Not static: with control-flow
+ * protection, it starts with endbr64.
+ */
 NOINLINE word mix(word value, word with)
 {
 	CHECK();
 	return (value ^ with) * 0x9e3779b97f4a7c15ul + (value >> 29);
 }
 
-/* A loop right behind the entry, whose first instruction is a NOP: the program's own, and not to be written over. */
+/*
+ * A loop right behind the entry, whose first instruction is a NOP: the program's own,
+ * and not to be written over.
+ */
 NOINLINE static void spin(int turns)
 {
 	__asm__ volatile("1:\n\tnop\n\tdecl %0\n\tjnz 1b" : "+D"(turns));
@@ -55,7 +61,10 @@ NOINLINE word work(word seed, int rounds)
 	return value;
 }
 
-/* ---- loop: counts in shared memory until it is told to stop; loop-closed has no descriptor open meanwhile ---- */
+/*
+ * ---- loop: counts in shared memory until it is told to stop; loop-closed has no
+ * descriptor open meanwhile ----
+ */
 
 static int loop(const char *segment, int closed)
 {
@@ -72,6 +81,45 @@ static int loop(const char *segment, int closed)
 		board[2] = mix(board[2], 1);
 		__atomic_fetch_add(&board[0], 1, __ATOMIC_RELAXED);
 	}
+	return 0;
+}
+
+/*
+ * ---- crowd: so many threads, each of which counts in a word of its own until
+ * all are told to stop ----
+ */
+
+static word *crowd_board;
+
+static void *one_of_crowd(void *at)
+{
+	word *count = (word *)at;
+	/* Kept, or the compiler would see that the result is not used, and make no call. */
+	volatile word value = 1;
+
+	while (!__atomic_load_n(&crowd_board[1], __ATOMIC_RELAXED)) {
+		value = mix(value, 1);
+		__atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+		/* Else a turn on the lane would last as long as the scheduler lets it. */
+		sched_yield();
+	}
+	return NULL;
+}
+
+static int crowd(const char *segment, int threads)
+{
+	pthread_t *ids = calloc((size_t)threads, sizeof(*ids));
+	int i;
+
+	crowd_board = (word *)shmat(atoi(segment), NULL, 0);
+	if (!ids || crowd_board == (word *)-1)
+		return 1;
+	for (i = 0; i < threads; i++)
+		if (pthread_create(&ids[i], NULL, one_of_crowd, &crowd_board[4 + i]))
+			return 1;
+	for (i = 0; i < threads; i++)
+		pthread_join(ids[i], NULL);
+	free(ids);
 	return 0;
 }
 
@@ -93,10 +141,14 @@ static int raw_thread(void *at)
 	return 0;
 }
 
-/* Without a thread area of its own, as some runtimes start helpers: it shares its parent's thread-locals. */
+/*
+ * Without a thread area of its own, as some runtimes start helpers: it shares
+ * its parent's thread-locals.
+ */
 static void raw_threads(void)
 {
-	const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_SYSVSEM | SIGCHLD;
+	const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_SYSVSEM |
+			  SIGCHLD;
 	enum { STACK = 64 * 1024 };
 	char *stack = malloc(STACK);
 	int i, status;
@@ -240,7 +292,8 @@ static int contexts(void)
 	int i, turn;
 
 	for (i = 0; i < COROUTINES; i++) {
-		char *room = mmap(NULL, COROUTINE_STACK + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		char *room = mmap(NULL, COROUTINE_STACK + 4096, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 		if (room == MAP_FAILED || mprotect(room, 4096, PROT_NONE))
 			return 1;
@@ -311,7 +364,8 @@ static int cancel(void)
 	pthread_t id;
 	void *result;
 
-	if (pthread_create(&id, NULL, cancelled, NULL) || pthread_cancel(id) || pthread_join(id, &result))
+	if (pthread_create(&id, NULL, cancelled, NULL) || pthread_cancel(id) ||
+	    pthread_join(id, &result))
 		return 1;
 	printf("cancel %d %lx\n", result == PTHREAD_CANCELED, finished);
 	return 0;
@@ -323,6 +377,8 @@ int main(int argc, char **argv)
 
 	if (!strncmp(what, "loop", 4) && argc == 3)
 		return loop(argv[2], !strcmp(what, "loop-closed"));
+	if (!strcmp(what, "crowd") && argc == 4)
+		return crowd(argv[2], atoi(argv[3]));
 	if (!strcmp(what, "threads"))
 		return threads();
 	if (!strcmp(what, "forks"))

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Whether a function finds all of its arguments where its caller put them, through a check at its entry: in the integer
- * registers, in whole vector registers of every width that the CPU has, the number of vectors of a variadic call in %al, and
- * the static chain of a nested function in %r10. Prints what it found wrong, and how many calls it made.
+ * Whether a function finds all of its arguments where its caller put them, through a check at its
+ * entry: in the integer registers, in whole vector registers of every width that the CPU has, the
+ * number of vectors of a variadic call in %al, and the static chain of a nested function in %r10.
+ * Prints what it found wrong, and how many calls it made.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ NOINLINE static long integers(long a, long b, long c, long d, long e, long f, lo
 	return a + 2 * b + 3 * c + 5 * d + 7 * e + 11 * f + 13 * g;
 }
 
-NOINLINE static double doubles(double a, double b, double c, double d, double e, double f, double g, double h)
+NOINLINE static double doubles(double a, double b, double c, double d, double e, double f,
+			       double g, double h)
 {
 	return a + 2 * b + 3 * c + 5 * d + 7 * e + 11 * f + 13 * g + 17 * h;
 }
@@ -58,8 +60,8 @@ NOINLINE static int nested(int base)
 }
 
 #define VECTORS(type, width)                                                                       \
-	__attribute__((target(width))) NOINLINE static int hold_##type(type a, type b, type c, type d, type e, type f, \
-								      type g, type h, const type *as)  \
+	__attribute__((target(width))) NOINLINE static int hold_##type(                            \
+		type a, type b, type c, type d, type e, type f, type g, type h, const type *as)    \
 	{                                                                                          \
 		const type args[8] = { a, b, c, d, e, f, g, h };                                   \
                                                                                                    \
@@ -72,8 +74,8 @@ NOINLINE static int nested(int base)
                                                                                                    \
 		for (i = 0; i < sizeof(args) / sizeof(long); i++)                                  \
 			((long *)args)[i] = seed * 31 + i;                                         \
-		expect(hold_##type(args[0], args[1], args[2], args[3], args[4], args[5], args[6], args[7], args), \
-		       #type);                                                                     \
+		expect(hold_##type(args[0], args[1], args[2], args[3], args[4], args[5], args[6],  \
+				   args[7], args), #type);                                         \
 	}
 
 VECTORS(v2, "sse2")
@@ -85,15 +87,18 @@ int main(int argc, char **argv)
 	double until = argc > 1 ? atof(argv[1]) : 0.1;
 	const clock_t start = clock();
 	long calls = 0;
-	int has_avx2 = __builtin_cpu_supports("avx2"), has_avx512 = __builtin_cpu_supports("avx512f");
+	int has_avx2 = __builtin_cpu_supports("avx2");
+	int has_avx512 = __builtin_cpu_supports("avx512f");
 
 	do {
 		long i;
 
 		for (i = 0; i < 1000; i++, calls++) {
-			expect(integers(i, 2, 3, 4, 5, 6, 7) == i + 4 + 9 + 20 + 35 + 66 + 91, "integers");
+			expect(integers(i, 2, 3, 4, 5, 6, 7) == i + 4 + 9 + 20 + 35 + 66 + 91,
+			       "integers");
 			expect(doubles(i, 1, 1, 1, 1, 1, 1, 1) == i + 58., "doubles");
-			expect(variadic(9, 1., 2., 3., 4., 5., 6., 7., 8., (double)i) == i + 36., "variadic");
+			expect(variadic(9, 1., 2., 3., 4., 5., 6., 7., 8., (double)i) == i + 36.,
+			       "variadic");
 			expect(nested((int)i) == 2 * i + 3, "nested");
 			try_v2(i);
 			if (has_avx2)

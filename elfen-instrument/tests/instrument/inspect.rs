@@ -1,11 +1,12 @@
-//! Goal: what is said of a program's file is what the kernel and the loader will do with it. Method: programs of every kind, made
-//! here by the compiler or by hand.
+//! Goal: the inspector says of a program's file what the kernel and the loader will do with it.
+//! Method: programs of every kind, made here by the compiler or by hand.
 
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::stage::{compile, skipped};
 use elfen_instrument::{Inject, Plan, Reason, best, inspect};
@@ -55,6 +56,19 @@ fn each_way_is_found_in_what_the_compiler_made() {
     assert_eq!(plan_of(&inline), Plan { inject: Inject::Inline, preload: true });
 }
 
+/// Goal: no program is said to be checked whose hook the library does not take. Method: one that
+/// calls the C library's other name for it.
+#[test]
+fn a_hook_that_the_library_does_not_stand_in_for_is_no_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("other.c"), folder.path().join("other"));
+    fs::write(&source, "extern void _mcount(void);\nint main(void) { _mcount(); return 0; }\n")
+        .unwrap();
+    let built = Command::new("cc").arg(&source).arg("-o").arg(&program).status().unwrap();
+    assert!(built.success());
+    assert_eq!(plan_of(&program).inject, Inject::Guard);
+}
+
 #[test]
 fn a_way_that_the_program_was_not_built_for_names_the_flag() {
     let Some(plain) = registers("plain-flags", &[]) else { return };
@@ -70,7 +84,7 @@ fn a_way_that_the_program_was_not_built_for_names_the_flag() {
     }
 }
 
-/// NOPs that nobody executes, and too few of them.
+/// NOPs that no thread executes, and too few of them.
 #[test]
 fn room_that_cannot_be_used_is_no_room() {
     for (name, flag) in
@@ -85,7 +99,7 @@ fn room_that_cannot_be_used_is_no_room() {
 #[test]
 fn stripped_programs_are_judged_alike() {
     let Some(program) = registers("stripped", &[PATCH]) else { return };
-    let status = std::process::Command::new("strip").arg(&program).status();
+    let status = Command::new("strip").arg(&program).status();
     match status {
         Ok(status) => assert!(status.success()),
         Err(error) => return skipped("stripped programs", &error.to_string()),
@@ -148,7 +162,8 @@ fn programs_for_other_machines_are_told_from_broken_ones() {
     assert!(matches!(text, Err(Reason::NotElf)), "{text:?}");
 }
 
-/// Goal: no file makes the inspector panic. Method: a real program, cut and with bytes changed all over.
+/// Goal: no file makes the inspector panic. Method: a real program, cut and
+/// with bytes changed all over.
 #[test]
 fn damaged_programs_are_judged_or_refused() {
     let Some(whole) = registers("damaged", &[PATCH]) else { return };

@@ -1,4 +1,5 @@
-//! Goal: the preload library is small, needs nothing, and cannot panic. Method: what its file says about itself.
+//! Goal: the preload library is small, needs nothing, and cannot panic. Method: what
+//! its file says about itself.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +12,7 @@ use object::{Endianness, Object, ObjectSymbol};
 /// Of a loader's time and of every process's memory.
 const BYTES_MAX: usize = 64 * 1024;
 
-/// What programs may find in it.
+/// The symbols that programs may find in it.
 const EXPORTED: [&str; 6] = [
     "__cyg_profile_func_enter",
     "__cyg_profile_func_exit",
@@ -49,7 +50,8 @@ fn it_is_small_needs_the_c_library_alone_and_cannot_panic() {
     }
 }
 
-/// Goal: `cargo build` makes a library that programs can be loaded with, though it is neither small nor free of panics.
+/// Goal: `cargo build` makes a library that programs can be loaded with, though it is neither
+/// small nor free of panics.
 #[test]
 fn a_debug_build_can_be_loaded() {
     let library = crate::stage::build_library("dev", "debug");

@@ -1,4 +1,5 @@
-//! The tests of this crate, in one program because they share a stage: the compiler, a service, and a run.
+//! The tests of this crate, in one program because they share a stage: the
+//! compiler, a service, and a run.
 
 mod inspect;
 mod library;

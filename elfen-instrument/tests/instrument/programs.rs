@@ -1,18 +1,19 @@
-//! Goal: a batch program obeys in whatever it does, and does the same as without checks. Method: C programs built for each way
-//! of checking, the preload library as it is shipped, and a service, all in processes of their own.
+//! Goal: a batch program obeys in whatever it does, and does the same as without checks. Method: C
+//! programs built for each way of checking, the preload library as it is shipped, and a service,
+//! all in processes of their own.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-use crate::stage::{Batch, Board, Run, Toggle, compile, library, until};
+use crate::stage::{Batch, Board, Run, Toggle, compile, cpus, idle, library, until};
 use elfen_rt::nap::{Kind, block};
 use elfen_rt::signal::lane::LaneState;
 
-/// The ways, and the flags that ask for them. Of patched functions also those without room for the whole check, one byte short of
-/// it, and a program at a fixed address.
+/// The ways, and the flags that ask for them. Of patched functions also those without room for the
+/// whole check, one byte short of it, and a program at a fixed address.
 const WAYS: [(&str, &[&str]); 10] = [
     ("inline", &["-DINLINE"]),
     ("inline-no-pie", &["-DINLINE", "-fno-pie", "-no-pie"]),
@@ -26,7 +27,7 @@ const WAYS: [(&str, &[&str]); 10] = [
     ("patch-cet", &["-fpatchable-function-entry=43", "-fcf-protection=full"]),
 ];
 
-/// Built once, whatever tests run at the same time.
+/// Built once, however many tests run at the same time.
 fn programs() -> &'static [(&'static str, PathBuf)] {
     static BUILT: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -58,8 +59,9 @@ fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
             until(way, || board.progress() > before && run.is(LaneState::Running));
             worker.begin(request);
             until(way, || run.is(LaneState::Napping));
-            let before = board.progress();
-            std::thread::sleep(Duration::from_millis(10));
+            // On its lane for a while, in which it could do a great deal.
+            let (before, from_ns) = (board.progress(), batch.busy_ns());
+            until(way, || batch.busy_ns() > from_ns + 2_000_000);
             assert_eq!(board.progress(), before, "{way}: a napping thread makes no progress");
             worker.end();
         }
@@ -71,8 +73,8 @@ fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
     }
 }
 
-/// Goal: a thread that blocks leaves its lane to others, and comes back when it is woken. Method: what a waker does is done by the
-/// test.
+/// Goal: a thread that blocks leaves its lane to others, and comes back when it is woken. Method:
+/// the test does the waker's part.
 #[test]
 fn a_thread_that_blocks_sleeps_in_the_kernel() {
     for way in ["inline", "patch", "mcount"] {
@@ -97,8 +99,82 @@ fn a_thread_that_blocks_sleeps_in_the_kernel() {
     }
 }
 
-/// Goal: nothing is written under the feet of a thread that runs. Method: a library that starts one before the program does; the
-/// lane is busy all the time, so that a program with checks would never end.
+/// A program whose every thread counts on its own.
+struct Crowd {
+    way: &'static str,
+    board: Board,
+    batch: Batch,
+}
+
+impl Crowd {
+    fn start(run: &Run, (way, program): (&'static str, &Path), threads: usize) -> Self {
+        let board = Board::of_crowd(threads);
+        let mut command = run.batch(program);
+        // SAFETY: `idle` makes one system call.
+        unsafe { command.pre_exec(idle) };
+        let command = command.args(["crowd", &board.id(), &threads.to_string()]);
+        let batch = Batch::start(command);
+        Self { way, board, batch }
+    }
+
+    fn each_goes_on(&self) {
+        let before = self.board.of_each();
+        until(self.way, || self.board.of_each().iter().zip(&before).all(|(now, then)| now > then));
+    }
+
+    fn each_is_on_the_lane_and_leaves_it(&self) {
+        let threads = self.batch.threads();
+        assert_eq!(threads.len(), self.board.of_each().len());
+        let before: Vec<u64> = threads.iter().map(|&id| self.batch.switches(id)).collect();
+        for (id, before) in threads.into_iter().zip(before) {
+            until(self.way, || self.batch.switches(id) > before);
+        }
+    }
+
+    fn each_stands_still(&self) {
+        // In its first turn, a thread ends the work that it had begun when the request came.
+        self.each_is_on_the_lane_and_leaves_it();
+        let before = self.board.of_each();
+        self.each_is_on_the_lane_and_leaves_it();
+        let went_on =
+            self.board.of_each().iter().zip(&before).filter(|(now, then)| now != then).count();
+        assert_eq!(went_on, 0, "{}: threads that make progress beside a request", self.way);
+    }
+}
+
+/// Goal: each thread of a crowd obeys, not just the one that happens to be on the lane. Method:
+/// every thread counts on its own; beside a request each is on the lane again and again, and none
+/// counts. Threads that block take their turns quickly; those that spin are taken off their lane by
+/// the scheduler alone, so there are fewer of them. On the lane that the other tests leave free, as
+/// a crowd at SCHED_IDLE gets what others leave.
+#[test]
+fn each_of_a_thousand_threads_stops_for_a_request() {
+    let cases = [
+        ("inline", Kind::Block, 1000),
+        ("mcount", Kind::Block, 1000),
+        ("patch", Kind::Block, 1000),
+        ("patch", Kind::Spin, 100),
+    ];
+    for (way, nap, threads) in cases {
+        let Some(program) = program(way) else { continue };
+        let (run, mut worker) = Run::on_lane(cpus()[1]);
+        run.nap_by(nap);
+        let mut crowd = Crowd::start(&run, (way, program), threads);
+        for request in 1..=2 {
+            crowd.each_goes_on();
+            worker.begin(request);
+            crowd.each_stands_still();
+            worker.end();
+        }
+        crowd.each_goes_on();
+        crowd.board.stop();
+        assert!(crowd.batch.succeeds(), "{way}");
+    }
+}
+
+/// Goal: nothing is written under the feet of a thread that runs. Method: a library that
+/// starts one before the program does; the lane is busy all the time, so that a program
+/// with checks would never end.
 #[test]
 fn a_program_that_has_threads_before_it_starts_is_not_patched() {
     let early = compile("early.c", "early.so", &["-fPIC", "-shared"]).unwrap();
@@ -167,14 +243,15 @@ fn blocked_signals_and_a_changed_affinity() {
     same_with_and_without_checks(&["masked"]);
 }
 
-/// Looking whether the service lives takes system calls, and some of the C library's would end a cancelled thread.
+/// Looking whether the service lives takes system calls, and some of the C library's
+/// would end a cancelled thread.
 #[test]
 fn a_thread_that_was_cancelled_works_until_it_may_end() {
     same_with_and_without_checks(&["cancel"]);
 }
 
-/// Goal: a hook changes no register that a function was given. Method: arguments in all of them, vectors of every width that this
-/// CPU has, while the lane turns busy and idle all the time.
+/// Goal: a hook changes no register that a function was given. Method: arguments in all of them,
+/// vectors of every width that this CPU has, while the lane turns busy and idle all the time.
 #[test]
 fn arguments_arrive_as_they_were_sent() {
     for (way, flags) in WAYS.into_iter().filter(|(way, _)| !way.starts_with("inline")) {

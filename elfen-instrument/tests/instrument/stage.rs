@@ -1,7 +1,9 @@
-//! What the tests of this crate play: the compiler, the service of a pair, and `elfen run` for a batch on it. Signals come from the
-//! service's page alone, which takes no privileges, unless a test has the task map.
+//! The parts that the tests of this crate play: the compiler, the service of a pair, and `elfen
+//! run` for a batch on it. Signals come from the service's page alone, which takes no privileges,
+//! unless a test has the task map.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use elfen_rt::inherit::{Inherited, Tasks};
 use elfen_rt::memory::Memory;
 use elfen_rt::nap::Kind;
 use elfen_rt::process::pid_namespace;
@@ -26,13 +29,15 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Says that something is missing here. Not through a macro of std, whose output the test runner keeps to itself.
+/// Says that something is missing here. Not through a macro of std, whose output the
+/// test runner keeps to itself.
 pub(crate) fn skipped(name: &str, why: &str) {
     let mut terminal = io::stderr();
     writeln!(terminal, "skipped: {name}: {why}").unwrap();
 }
 
-/// The preload library as it is shipped: a release build, which differs from others in that it can't panic.
+/// The preload library as it is shipped: a release build, which differs from
+/// others in that it can't panic.
 pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build_library("release", "release"))
@@ -49,8 +54,8 @@ pub(crate) fn build_library(profile: &str, folder: &str) -> PathBuf {
     target.join(folder).join(elfen_instrument::LIBRARY)
 }
 
-/// Compiles a C file of ours; `None`, and a line, if the compiler can't do what the flags ask. The library's hooks need no
-/// flag to link.
+/// Compiles a C file of ours; `None`, and a line, if the compiler can't do what the flags ask. The
+/// library's hooks need no flag to link.
 pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (object, output) = (folder.join(format!("{program}.o")), folder.join(program));
@@ -96,24 +101,39 @@ fn page<S: Slot>(slots: u32) -> Page<S> {
     Page::format(segment(Page::<S>::bytes(slots)), slots, pid_namespace(), &[0; 32]).unwrap()
 }
 
-/// The words that the programs' `loop` shares with us.
+/// The words that the programs' `loop` and `crowd` share with us.
 pub(crate) struct Board {
     memory: Memory,
+    words: usize,
 }
+
+/// The words before those of the crowd's threads.
+const COMMON_WORDS: usize = 4;
 
 impl Board {
     pub(crate) fn new() -> Self {
-        Self { memory: segment(32) }
+        Self::of_crowd(0)
     }
 
-    /// What the program finds it by.
+    /// With a word for each of so many threads.
+    pub(crate) fn of_crowd(threads: usize) -> Self {
+        let words = COMMON_WORDS + threads;
+        Self { memory: segment(words * 8), words }
+    }
+
+    /// The id by which the program finds it.
     pub(crate) fn id(&self) -> String {
         self.memory.segment_id().unwrap().to_string()
     }
 
-    /// What it counts.
+    /// The program's count.
     pub(crate) fn progress(&self) -> u64 {
         self.word(0).load(Relaxed)
+    }
+
+    /// The count of each thread of a crowd.
+    pub(crate) fn of_each(&self) -> Vec<u64> {
+        (COMMON_WORDS..self.words).map(|word| self.word(word).load(Relaxed)).collect()
     }
 
     /// Has it end.
@@ -122,8 +142,8 @@ impl Board {
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < 4);
-        // SAFETY: the segment has 4 words, is aligned to a page, and lives as long as `self`.
+        assert!(index < self.words);
+        // SAFETY: the segment has as many words, is aligned to a page, and lives as long as `self`.
         let word = unsafe { self.memory.base().cast::<AtomicU64>().add(index) };
         // SAFETY: see above; both sides use atomics.
         unsafe { word.as_ref() }
@@ -138,9 +158,36 @@ impl Batch {
         Self(command.spawn().unwrap())
     }
 
+    /// How long it has been on a CPU.
+    pub(crate) fn busy_ns(&self) -> i64 {
+        let mut clock = 0;
+        let process = i32::try_from(self.0.id()).unwrap();
+        // SAFETY: `clock` is ours.
+        assert_eq!(unsafe { libc::clock_getcpuclockid(process, &mut clock) }, 0);
+        let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `used` is ours.
+        assert_eq!(unsafe { libc::clock_gettime(clock, &mut used) }, 0);
+        used.tv_sec * 1_000_000_000 + used.tv_nsec
+    }
+
+    /// Its threads, but for the first.
+    pub(crate) fn threads(&self) -> Vec<u32> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
+        let ids = threads.map(|thread| thread.unwrap().file_name().to_str().unwrap().parse());
+        ids.map(Result::unwrap).filter(|&id| id != self.0.id()).collect()
+    }
+
+    /// How often one of its threads has left its CPU.
+    pub(crate) fn switches(&self, thread: u32) -> u64 {
+        let status = format!("/proc/{}/task/{thread}/status", self.0.id());
+        let status = fs::read_to_string(status).unwrap();
+        let counts = status.lines().filter_map(|line| line.split_once("ctxt_switches:\t"));
+        counts.map(|(_, count)| count.parse::<u64>().unwrap()).sum()
+    }
+
     /// Whether it sleeps in the kernel.
     pub(crate) fn sleeps(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with('S')
     }
 
@@ -158,7 +205,7 @@ impl Drop for Batch {
     }
 }
 
-/// A request lane that no machine has: nobody but the test says what it does.
+/// A request lane that no machine has: only the test says what it does.
 const REQUEST_CPU: u32 = 6001;
 
 /// A run with one pair.
@@ -166,7 +213,7 @@ pub(crate) struct Run {
     lanes: Page<LaneSlot>,
     control: Page<ControlSlot>,
     /// By its name; `-` if there is none.
-    service: (String, Option<&'static Service>),
+    service: Option<&'static Service>,
     cpu: u32,
 }
 
@@ -178,15 +225,23 @@ impl Run {
         // Lives as long as the test, so that its worker needs no owner.
         let service: &'static Service = Box::leak(Box::new(Service::open(&name, 1).unwrap()));
         let worker = service.claim(0, REQUEST_CPU).unwrap();
-        (Self::on(cpus()[0], REQUEST_CPU, (name, Some(service))), worker)
+        (Self::on(cpus()[0], REQUEST_CPU, Some(service)), worker)
+    }
+
+    /// The same with this batch lane.
+    pub(crate) fn on_lane(cpu: u32) -> (Self, Worker<'static>) {
+        let (mut run, worker) = Self::new();
+        run.lane().assign(cpu, REQUEST_CPU);
+        run.cpu = cpu;
+        (run, worker)
     }
 
     /// By the task map alone.
     pub(crate) fn on_tasks(batch: u32, request: u32) -> Self {
-        Self::on(batch, request, ("-".to_owned(), None))
+        Self::on(batch, request, None)
     }
 
-    fn on(cpu: u32, request: u32, service: (String, Option<&'static Service>)) -> Self {
+    fn on(cpu: u32, request: u32, service: Option<&'static Service>) -> Self {
         let (lanes, control) = (page::<LaneSlot>(1), page::<ControlSlot>(1));
         lanes.slot(0).unwrap().assign(cpu, request);
         control.slot(0).unwrap().publish(&Settings::BORROW_IDLE);
@@ -208,15 +263,17 @@ impl Run {
 
     /// The program as a batch of this run, on its lane.
     pub(crate) fn batch(&self, program: &Path) -> Command {
-        self.batch_with(program, "- - -")
+        self.batch_with(program, None)
     }
 
     /// The same, with the numbers of the task map's descriptors.
-    pub(crate) fn batch_with(&self, program: &Path, tasks: &str) -> Command {
+    pub(crate) fn batch_with(&self, program: &Path, tasks: Option<Tasks>) -> Command {
         let id = |memory: &Memory| memory.segment_id().unwrap();
         let (lanes, control) = (id(self.lanes.memory()), id(self.control.memory()));
+        let service = self.service.map(|service| id(service.page().memory()));
         let mut command = Command::new(program);
-        command.env("ELFEN_RUN", format!("1 {lanes} {control} {tasks} {}", self.service.0));
+        let inherited = Inherited { lanes, control, tasks, service };
+        command.env("ELFEN_RUN", inherited.to_string());
         command.env("LD_PRELOAD", library()).current_dir(env!("CARGO_TARGET_TMPDIR"));
         let cpu = self.cpu;
         // SAFETY: `pin` makes one system call.
@@ -227,7 +284,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if let Some(service) = self.service.1 {
+        if let Some(service) = self.service {
             service.page().memory().remove_name().unwrap();
         }
     }
@@ -252,6 +309,16 @@ pub(crate) fn pin(cpu: u32) -> io::Result<()> {
     unsafe { libc::CPU_SET(cpu as usize, &mut set) };
     // SAFETY: `set` is ours and as large as said.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Has this process rank below every ordinary one.
+pub(crate) fn idle() -> io::Result<()> {
+    let no_priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `no_priority` is ours.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &no_priority) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -1,5 +1,6 @@
-//! Goal: a batch heeds the kernel's own map of what runs, as long as the kernel writes it and no longer. Method: the real eBPF
-//! program and a real request lane with a thread that works and sleeps. Needs CAP_BPF, CAP_PERFMON and two CPUs; says so without.
+//! Goal: a batch heeds the kernel's own map of what runs, as long as the kernel writes it and no
+//! longer. Method: the real eBPF program and a real request lane with a thread that works and
+//! sleeps. Needs CAP_BPF, CAP_PERFMON and two CPUs; says so without.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -10,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use elfen_kernel::task_map::{Error, Loaded};
+use elfen_rt::inherit::Tasks;
 use elfen_rt::signal::lane::LaneState;
 use elfen_rt::signal::task::TaskMap;
 
@@ -33,7 +35,8 @@ fn attach(test: &str) -> Option<(Loaded, TaskMap)> {
     Some((loaded, map))
 }
 
-/// A thread on the request lane, which works while it is told to. It ends with this, also when a test fails.
+/// A thread on the request lane, which works while it is told to. It ends with
+/// this, also when a test fails.
 struct RequestThread {
     order: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -76,8 +79,9 @@ impl Drop for RequestThread {
     }
 }
 
-/// Whether the CPU idles now and then, as seen from the other one. What others do there makes the batch nap, too, which is right, and
-/// no test. Tests beside this one compile, and are through within a minute.
+/// Whether the CPU idles now and then, as seen from the other one. The work of other programs there
+/// makes the batch nap, too, which is right, and no test. Tests beside this one compile, and are
+/// through within a minute.
 fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
     const LOOKS: u32 = 60_000;
     let slot = map.slot(cpu).unwrap();
@@ -97,7 +101,7 @@ fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
 }
 
 fn batch(run: &Run, map: &TaskMap, program: &Path) -> Command {
-    let mut command = run.batch_with(program, &DESCRIPTORS.map(|fd| fd.to_string()).join(" "));
+    let mut command = run.batch_with(program, Some(Tasks::Descriptors(DESCRIPTORS)));
     let ours = map.descriptors().unwrap();
     let ours = [ours.tasks.raw(), ours.watch.raw(), ours.link.raw()];
     let hand_on = move || {
@@ -142,8 +146,8 @@ fn a_thread_on_the_request_lane_stops_the_batch() {
     }
 }
 
-/// Goal: no batch naps for ever because a program in the kernel has gone. Method: the batch closes all its descriptors, the lane is
-/// busy, and the last who holds the map lets it go.
+/// Goal: no batch naps for ever because a program in the kernel has gone. Method: the batch closes
+/// all its descriptors, the lane is busy, and the last process that holds the map lets it go.
 #[test]
 fn a_map_that_nobody_writes_any_more_stops_nobody() {
     let test = "a task map that froze";
@@ -177,7 +181,7 @@ fn other_descriptors_are_no_map() {
     let [first, second] = cpus();
     let run = Run::on_tasks(first, second);
     let board = Board::new();
-    let mut batch = run.batch_with(program, "0 1 2");
+    let mut batch = run.batch_with(program, Some(Tasks::Descriptors([0, 1, 2])));
     let mut batch = Batch::start(batch.args(["loop", &board.id()]));
     until("it runs", || board.progress() > 1000);
     board.stop();

@@ -1,8 +1,9 @@
 //! A value that a process makes once, in whichever thread needs it first, without a lock.
 //!
-//! Nobody may wait here: the thread that makes the value may be interrupted by a signal handler that wants it too, or be
-//! left behind by a fork. So every thread that finds nothing may make the value, each in a place of its own, and the
-//! first that is done publishes. Who finds all places taken goes on without the value and asks again later.
+//! No thread may wait here: the thread that makes the value may be interrupted by a signal handler
+//! that wants it too, or be left behind by a fork. So every thread that finds nothing may make the
+//! value, each in a place of its own, and the first that is done publishes. A thread that finds all
+//! places taken goes on without the value and asks again later.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -26,7 +27,8 @@ pub(super) struct Once<T> {
     places: [UnsafeCell<MaybeUninit<T>>; PLACES],
 }
 
-// SAFETY: a place is written by the one thread that claimed it, and read by others after it was published.
+// SAFETY: a place is written by the one thread that claimed it, and read by
+// others after it was published.
 unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
 /// What there is of the value.
@@ -47,7 +49,7 @@ impl<T> Once<T> {
         }
     }
 
-    /// The value; made by `make` if nobody has made it yet.
+    /// The value; made by `make` if no thread has made it yet.
     pub(super) fn get_or_make(&self, make: impl FnOnce() -> Option<T>) -> Made<'_, T> {
         match state(&self.published) {
             OPEN => {}
@@ -74,14 +76,14 @@ impl<T> Once<T> {
 
     fn write(&self, place: u64, value: T) {
         if let Some(cell) = self.cell(place) {
-            // SAFETY: `claim` gave this place to us alone, and nobody reads it before `publish`.
+            // SAFETY: `claim` gave this place to us alone, and no thread reads it before `publish`.
             unsafe { cell.get().write(MaybeUninit::new(value)) };
         }
     }
 
     fn discard(&self, place: u64) {
         if let Some(cell) = self.cell(place) {
-            // SAFETY: the place is ours, and was not published: nobody else has a reference to it.
+            // SAFETY: the place is ours, and was not published: there is no other reference to it.
             let value = unsafe { &mut *cell.get() };
             // SAFETY: `write` filled it, and it is used no more.
             unsafe { value.assume_init_drop() };
@@ -94,7 +96,8 @@ impl<T> Once<T> {
         };
         // SAFETY: a published place is never written again.
         let value = unsafe { &*cell.get() };
-        // SAFETY: it was filled before it was published; the acquire in `state` and `publish` pairs with that release.
+        // SAFETY: it was filled before it was published; the acquire in `state` and
+        // `publish` pairs with that release.
         Made::Value(unsafe { value.assume_init_ref() })
     }
 }
@@ -104,7 +107,7 @@ fn state<W: Word>(published: &W) -> u64 {
     published.load(Acquire)
 }
 
-/// A place that nobody else has; `None` when all are taken.
+/// A place that no other caller has; `None` when all are taken.
 fn claim<W: Word>(claimed: &W, places: u64) -> Option<u64> {
     // Relaxed: the exchange decides.
     let mut taken = claimed.load(Relaxed);
@@ -117,7 +120,7 @@ fn claim<W: Word>(claimed: &W, places: u64) -> Option<u64> {
     None
 }
 
-/// Publishes what the caller made unless somebody was first; what is published.
+/// Publishes what the caller made unless another caller was first; returns what is published.
 fn publish<W: Word>(published: &W, made: u64) -> u64 {
     match published.compare_exchange(OPEN, made) {
         Ok(_) => made,
@@ -164,8 +167,8 @@ mod tests {
         }
     }
 
-    /// Every interleaving of two threads, with a place for each or one for both: whoever sees a value sees the same one,
-    /// whole, and somebody does.
+    /// Every interleaving of two threads, with a place for each or one for both: the threads that
+    /// see a value see the same one, whole, and at least one thread does.
     #[test]
     fn all_threads_see_one_whole_value() {
         for places in [1, 2] {
@@ -191,8 +194,8 @@ mod tests {
         assert!(matches!(once.get_or_make(|| Some(1)), Made::Never));
     }
 
-    /// Goal: the loser's value is dropped, the winner's kept. Method: a maker that is overtaken by another, as by a signal
-    /// handler.
+    /// Goal: the loser's value is dropped, the winner's kept. Method: a maker that is overtaken by
+    /// another, as by a signal handler.
     #[test]
     fn an_overtaken_value_is_dropped() {
         let counted = Arc::new(());
@@ -205,7 +208,8 @@ mod tests {
         assert!(Arc::ptr_eq(seen, &counted));
     }
 
-    /// Goal: nobody waits for a maker that is gone. Method: makers that never come back, as after a fork.
+    /// Goal: no thread waits for a maker that is gone. Method: makers that never come back, as
+    /// after a fork.
     #[test]
     fn with_all_places_taken_one_goes_on_without() {
         let once = Once::<u64>::new();

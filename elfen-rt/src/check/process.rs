@@ -1,29 +1,27 @@
-//! What a process knows of its run: the channels, and for each batch lane the view that its looks share.
+//! What a process knows of its run: the channels, and its batch lanes.
 //!
-//! Made once, at the first check of any thread, and never taken down: threads look until the process ends. The views lie
-//! in a mapping of our own, because this code allocates nothing that the program could notice.
+//! Made once, at the first check of any thread, and never taken down: threads look until the
+//! process ends. The lanes lie in a mapping of our own, because this code allocates nothing that
+//! the program could notice.
 
-use core::cell::UnsafeCell;
-use core::mem::{MaybeUninit, size_of};
+use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use super::once::{Made, Once};
-use crate::borrow::{Borrow, Look, Sources};
+use crate::clock::monotonic_ns;
 use crate::inherit::Run;
+use crate::lane::{Lane, Memory};
 use crate::nap::{Kind, Nap};
-use crate::signal::control::ControlSlot;
 use crate::signal::lane::LaneSlot;
 use crate::signal::page::SLOTS_MAX;
-use crate::signal::service::{ServiceReader, ServiceSlot};
 
 /// See the head of this file.
 #[derive(Debug)]
 pub(super) struct Process {
     run: Run,
     views: Views,
-    /// How threads of the program nap: as the run does, if a thread of the program can. Not by the device: it takes a descriptor,
-    /// and descriptors are the program's; the guard of the lane, who takes over when it looks, has it.
+    /// How threads of the program nap: as the run does, if a thread of the program can.
     nap: Nap,
     /// The kernel has stopped writing the task map: nothing that it says counts.
     frozen: AtomicBool,
@@ -31,43 +29,46 @@ pub(super) struct Process {
 
 static PROCESS: Once<Process> = Once::new();
 
+/// The run's way to nap, or the best that this process can have instead.
 fn nap_of(run: &Run) -> Nap {
     let word = run.control.slot(0).map_or(0, |slot| slot.nap.load(Relaxed));
-    match Kind::from_word(word) {
-        Some(Kind::Block) => Nap::Block,
-        Some(Kind::Spin) => Nap::Spin,
-        Some(Kind::Umwait | Kind::Mwaitx | Kind::Device) | None => {
-            let kinds = [Kind::Umwait, Kind::Mwaitx];
-            kinds.into_iter().find_map(|kind| Nap::open(kind).ok()).unwrap_or(Nap::Spin)
-        }
-    }
+    let first = |kinds: &[Kind]| kinds.iter().find_map(|&kind| Nap::open(kind).ok());
+    let nap = match Kind::from_word(word) {
+        Some(Kind::Block) => Some(Nap::Block),
+        Some(Kind::Spin) => Some(Nap::Spin),
+        Some(kind @ Kind::Device) => first(&[kind, Kind::Umwait, Kind::Mwaitx]),
+        Some(Kind::Umwait | Kind::Mwaitx) | None => first(&[Kind::Umwait, Kind::Mwaitx]),
+    };
+    nap.unwrap_or(Nap::Spin)
 }
 
 impl Process {
-    /// What this process inherited; `Never` if that is nothing.
+    /// The run that this process inherited; `Never` if it inherited none.
     pub(super) fn own() -> Made<'static, Self> {
         PROCESS.get_or_make(|| {
             let run = Run::inherited()?;
             let views = Views::of(&run)?;
             let nap = nap_of(&run);
+            run.lanes.slots().for_each(|slot| slot.check_nap.store(nap.kind() as u64, Relaxed));
             Some(Self { run, views, nap, frozen: AtomicBool::new(false) })
         })
     }
 
     /// The batch lane on this CPU, if it is one and anything can be sampled of its request lane.
-    pub(super) fn lane(&'static self, cpu: u32) -> Option<Lane> {
+    pub(super) fn lane(&'static self, cpu: u32) -> Option<Lane<'static>> {
         let index = self.views.index_of(cpu)?;
         let view = self.views.view(index)?;
         // Relaxed: written before the process was published.
-        let request = view.request_cpu.load(Relaxed);
-        let tasks = self.run.tasks.as_ref().and_then(|map| map.slot(request));
-        let tasks = tasks.filter(|_| !self.frozen.load(Relaxed));
-        let service = self.run.service.as_ref().and_then(|reader| view.service(reader, request));
+        let request_cpu = view.request_cpu.load(Relaxed);
+        let tasks = self.run.tasks.as_ref().filter(|_| !self.frozen.load(Relaxed));
+        let tasks = tasks.filter(|map| map.slot(request_cpu).is_some());
+        let service = self.run.service.as_ref();
         if tasks.is_none() && service.is_none() {
             return None;
         }
         let (slot, control) = (self.run.lanes.slot(index)?, self.run.control.slot(0)?);
-        Some(Lane { sources: Sources { tasks, service }, control, slot, view })
+        let memory = &view.memory;
+        Some(Lane { batch_cpu: cpu, request_cpu, tasks, service, control, slot, memory })
     }
 
     pub(super) fn nap(&self) -> &Nap {
@@ -79,11 +80,11 @@ impl Process {
         self.views.count
     }
 
-    /// With a single batch lane, its request lane's word, for threads that are elsewhere: those whose check doesn't know
-    /// that they moved must find the way back.
+    /// With a single batch lane, its request lane's word, for threads that are elsewhere: those
+    /// whose check doesn't know that they moved must find the way back.
     pub(super) fn only_word(&'static self) -> Option<&'static AtomicU64> {
         let only = self.run.lanes.slot(0).filter(|_| self.lanes() == 1)?;
-        self.lane(u32::try_from(only.batch_cpu.load(Relaxed)).ok()?)?.word()
+        word_of(&self.lane(u32::try_from(only.batch_cpu.load(Relaxed)).ok()?)?)
     }
 
     /// How often `cpu` has switched; `None` without a task map.
@@ -96,44 +97,17 @@ impl Process {
     }
 }
 
-/// A batch lane, as a thread on it finds it.
-#[derive(Clone, Copy)]
-pub(super) struct Lane {
-    sources: Sources<'static>,
-    control: &'static ControlSlot,
-    slot: &'static LaneSlot,
-    view: &'static View,
-}
-
-impl Lane {
-    /// The word that is 0 while the request lane idles. Of a service's page it is the running request: a queue without one
-    /// lasts only until a worker takes from it.
-    pub(super) fn word(&self) -> Option<&'static AtomicU64> {
-        let service = || self.service().map(|slot| &slot.running_request);
-        self.sources.tasks.map(|tasks| &tasks.task).or_else(service)
-    }
-
-    /// What a thread that blocks waits for.
-    pub(super) fn wakes(&self) -> &'static AtomicU64 {
-        &self.slot.wakes
-    }
-
-    pub(super) fn service(&self) -> Option<&'static ServiceSlot> {
-        self.sources.service.and_then(|(reader, slot)| reader.slot(slot))
-    }
-
-    /// One look, on what the last look of this process remembers.
-    pub(super) fn look(&self, now_ns: u64) -> Look {
-        let fresh = || Borrow::new(self.sources, self.control, self.slot);
-        match self.view.take() {
-            Some(mut memory) => memory.borrow_or_insert(self.sources, fresh).look(now_ns),
-            // A signal handler interrupted a look, or another thread was switched out in one.
-            None => fresh().look(now_ns),
-        }
+/// The word that is 0 while the lane's request lane idles, for the fast path of a check. Of a
+/// service's page it is the running request: a queue without one lasts only until a worker takes
+/// from it. `None` while no service serves there.
+pub(super) fn word_of(lane: &Lane<'static>) -> Option<&'static AtomicU64> {
+    match lane.request() {
+        Some(slot) => Some(&slot.task),
+        None => lane.service(monotonic_ns()).map(|slot| &slot.running_request),
     }
 }
 
-/// The views of all batch lanes, and which CPU is whose.
+/// What this process knows of each batch lane, and which CPU is whose.
 #[derive(Debug)]
 struct Views {
     table: NonNull<Table>,
@@ -148,23 +122,14 @@ struct Table {
     // The views follow.
 }
 
-/// What looks at one lane remember, and one thread at a time may use. Zeroed memory is one that nobody has used.
+/// Zeroed memory is a view that no thread has used.
 #[repr(C, align(64))]
 struct View {
     request_cpu: AtomicU32,
-    /// Which slot of the service's page stood for the lane last time.
-    service_slot: AtomicU32,
-    taken: AtomicBool,
-    memory: UnsafeCell<Memory>,
+    memory: Memory,
 }
 
-struct Memory {
-    filled: bool,
-    service_slot: u32,
-    borrow: MaybeUninit<Borrow<'static>>,
-}
-
-// SAFETY: the table is a mapping of the process; it holds atomics, and memories that are reached through `View::take`.
+// SAFETY: the table is a mapping of the process; it holds atomics.
 unsafe impl Send for Views {}
 // SAFETY: see above.
 unsafe impl Sync for Views {}
@@ -216,60 +181,8 @@ impl Views {
         let offset = TABLE_BYTES + size_of::<View>() * index as usize;
         // SAFETY: `of` mapped `count` views behind the table, and `index` is below that.
         let view: NonNull<View> = unsafe { self.table.byte_add(offset) }.cast();
-        // SAFETY: nothing unmaps it, it is aligned (see the assertion above), and zeroed memory is a View.
+        // SAFETY: nothing unmaps it, it is aligned (see the assertion above),
+        // and zeroed memory is a View.
         Some(unsafe { view.as_ref() })
-    }
-}
-
-impl View {
-    /// The service's slot for this request lane: the last one, as long as it is that.
-    fn service(
-        &self,
-        reader: &'static ServiceReader,
-        request: u32,
-    ) -> Option<(&'static ServiceReader, u32)> {
-        let last = self.service_slot.load(Relaxed);
-        let slot = Some(last).filter(|&last| reader.stands_for(last, request));
-        let slot = slot.or_else(|| reader.lane_of(request))?;
-        self.service_slot.store(slot, Relaxed);
-        Some((reader, slot))
-    }
-
-    fn take(&self) -> Option<Taken<'_>> {
-        // Acquire: pairs with the release in `Taken::drop`.
-        let free = self.taken.compare_exchange(false, true, Acquire, Relaxed).is_ok();
-        free.then_some(Taken { view: self })
-    }
-}
-
-/// A view's memory, for the one thread that has taken it.
-struct Taken<'a> {
-    view: &'a View,
-}
-
-impl Taken<'_> {
-    /// The lane's borrow, made anew if there is none or if the service's slot is another.
-    fn borrow_or_insert(
-        &mut self,
-        sources: Sources<'static>,
-        fresh: impl FnOnce() -> Borrow<'static>,
-    ) -> &mut Borrow<'static> {
-        // SAFETY: `take` gave the memory to us alone until we drop.
-        let memory = unsafe { &mut *self.view.memory.get() };
-        let service_slot = sources.service.map_or(u32::MAX, |(_, slot)| slot);
-        if !memory.filled || memory.service_slot != service_slot {
-            memory.borrow = MaybeUninit::new(fresh());
-            memory.service_slot = service_slot;
-            memory.filled = true;
-        }
-        // SAFETY: filled, now or earlier.
-        unsafe { memory.borrow.assume_init_mut() }
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        // Release: pairs with the acquire in `View::take`.
-        self.view.taken.store(false, Release);
     }
 }

@@ -1,11 +1,14 @@
-//! What a check reads: a few words of the thread's own, which point at the word that the kernel writes.
+//! What a check reads: a few words of the thread's own, which point at the
+//! word that the kernel writes.
 //!
-//! The fast path is two comparisons: the request lane's word against 0, and the CPU that the thread runs on, as the kernel
-//! keeps it for restartable sequences, against the one that the word was chosen for. So a thread that was moved to
-//! another lane notices at its next check. Both words start out so that the first check takes the slow path.
+//! The fast path is two comparisons: the request lane's word against 0, and the CPU that the thread
+//! runs on, as the kernel keeps it for restartable sequences, against the one that the word was
+//! chosen for. So a thread that was moved to another lane notices at its next check. Both words
+//! start out so that the first check takes the slow path.
 //!
-//! The twin is `struct elfen_thread` in `elfen.h`. A program may have several such blocks in a thread, one for
-//! each object that has checks: each is chosen for on its own, by whichever slow path the process has.
+//! The twin is `struct elfen_thread` in `elfen.h`. A program may have several such blocks in a
+//! thread, one for each object that has checks: each is chosen for on its own, by whichever
+//! slow path the process has.
 
 use core::arch::{asm, global_asm};
 use core::mem::{offset_of, size_of};
@@ -14,7 +17,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::CRITICAL_BOUND_NS;
 
-/// A thread's block. Its own thread writes it, and that thread's signal handlers; hence atomics, all relaxed.
+/// A thread's block. Its own thread writes it, and that thread's signal handlers;
+/// hence atomics, all relaxed.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Thread {
@@ -39,15 +43,16 @@ const _: () = assert!(offset_of!(Thread, held) == 20);
 const _: () = assert!(offset_of!(Thread, held_since_ns) == 24);
 const _: () = assert!(offset_of!(Thread, quiet_until) == 32);
 
-/// What a thread points at whose every check must take the slow path, as the first one.
+/// A thread points here while each of its checks must take the slow path, as its first one.
 pub(super) static UNKNOWN: AtomicU64 = AtomicU64::new(1);
-/// What a thread points at that has no request lane to heed.
+/// A thread points here while it has no request lane to heed.
 static NEVER: AtomicU64 = AtomicU64::new(0);
 /// Where the kernel does not keep the CPU, it never seems to change.
 static NOWHERE: AtomicU32 = AtomicU32::new(0);
 
-// Stable Rust has no thread-locals without std, so the block is an assembler's: 40 bytes of the module's thread-local
-// image, at a distance from the thread pointer that is known when the program is loaded (initial-exec).
+// Stable Rust has no thread-locals without std, so the block is an assembler's: 40 bytes of the
+// module's thread-local image, at a distance from the thread pointer that is known when the program
+// is loaded (initial-exec).
 global_asm!(
     ".pushsection .tdata,\"awT\",@progbits",
     ".balign 8",
@@ -64,20 +69,22 @@ global_asm!(
     nowhere = sym NOWHERE,
 );
 
-// glibc 2.35 and newer register an area with the kernel for every thread and say how far from the thread pointer it is.
+// glibc 2.35 and newer register an area with the kernel for every thread and say how far from
+// the thread pointer it is.
 // Weak: other C libraries have no such symbol, and the address is 0 then.
 global_asm!(".weak __rseq_offset", ".weak __rseq_size");
 
 /// `cpu_id` in `struct rseq`, linux/rseq.h.
 const RSEQ_CPU_ID: isize = 4;
 
-/// Where the words of a thread's check lie, as distances from its thread pointer: the same in all threads of a process. For
-/// whoever writes checks in machine code.
+/// Where the words of a thread's check lie, as distances from its thread pointer: the same in all
+/// threads of a process. For code that writes checks as machine code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Words {
     /// The pointer to the word that is tested.
     pub word: isize,
-    /// The CPU that the thread runs on, and the one that the word was chosen for; `None` if the kernel does not keep it.
+    /// The CPU that the thread runs on, and the one that the word was chosen for; `None` if
+    /// the kernel does not keep it.
     pub moved: Option<[isize; 2]>,
 }
 
@@ -107,8 +114,8 @@ impl Thread {
     #[inline(always)]
     pub fn with_own<R>(with: impl FnOnce(&Self) -> R) -> R {
         let own: *const Self;
-        // SAFETY: reads the thread pointer, which every thread has at %fs:0, and the block's distance from it, which the
-        // loader has filled in.
+        // SAFETY: reads the thread pointer, which every thread has at %fs:0, and the block's
+        // distance from it, which the loader has filled in.
         unsafe {
             asm!(
                 "mov {own}, qword ptr fs:[0]",
@@ -117,8 +124,8 @@ impl Thread {
                 options(pure, nomem, nostack),
             );
         }
-        // SAFETY: the block lives as long as its thread, which is in this function; any other access to it is a signal
-        // handler's of the same thread, and every field is atomic.
+        // SAFETY: the block lives as long as its thread, which is in this function; any other
+        // access to it is a signal handler's of the same thread, and every field is atomic.
         with(unsafe { &*own })
     }
 
@@ -126,7 +133,8 @@ impl Thread {
     #[inline(always)]
     pub fn must_look(&self) -> bool {
         let (word, cpu) = (self.word.load(Relaxed), self.cpu.load(Relaxed));
-        // SAFETY: `choose` and the initial image store addresses of words that stay mapped as long as the process runs.
+        // SAFETY: `choose` and the initial image store addresses of words that stay mapped as
+        // long as the process runs.
         let word = unsafe { &*word };
         // SAFETY: see above.
         let cpu = unsafe { &*cpu };
@@ -145,7 +153,8 @@ impl Thread {
         cpu
     }
 
-    /// From now on, on this CPU, the fast path tests `word`; without one it finds nothing until the thread is moved.
+    /// From now on, on this CPU, the fast path tests `word`; without one it finds nothing
+    /// until the thread is moved.
     pub(super) fn choose(&self, word: Option<&'static AtomicU64>, cpu: u32) {
         self.word.store(ptr::from_ref(word.unwrap_or(&NEVER)).cast_mut(), Relaxed);
         let kept = !ptr::eq(self.cpu.load(Relaxed), &NOWHERE);
@@ -162,20 +171,31 @@ impl Thread {
         self.quiet_until.store(ticks().wrapping_add(for_ticks), Relaxed);
     }
 
-    pub(super) fn enter_critical(&self) {
-        self.held.store(self.held.load(Relaxed).saturating_add(1), Relaxed);
+    /// Whether this is the outermost critical section.
+    pub(super) fn enter_critical(&self) -> bool {
+        let held = self.held.load(Relaxed);
+        self.held.store(held.saturating_add(1), Relaxed);
+        held == 0
     }
 
-    pub(super) fn exit_critical(&self) {
+    /// Whether this was the outermost one.
+    pub(super) fn exit_critical(&self) -> bool {
         let held = self.held.load(Relaxed).saturating_sub(1);
         self.held.store(held, Relaxed);
         if held == 0 {
             self.held_since_ns.store(0, Relaxed);
             self.quiet_until.store(0, Relaxed);
         }
+        held == 0
     }
 
-    /// Whether the thread is in a critical section that has not delayed its nap for longer than the bound.
+    /// The time stamp counter, which is another at each call.
+    pub(super) fn ticks() -> u64 {
+        ticks()
+    }
+
+    /// Whether the thread is in a critical section that has not delayed its nap
+    /// for longer than the bound.
     pub(super) fn is_held(&self, now_ns: u64) -> bool {
         if self.held.load(Relaxed) == 0 {
             return false;
@@ -187,11 +207,13 @@ impl Thread {
     }
 }
 
-/// The word in which the kernel keeps the calling thread's CPU, and what it says. `None` if the C library has not registered
-/// one: then a thread that is moved goes on with the word of the lane that it left until that turns busy.
+/// The word in which the kernel keeps the calling thread's CPU, and what it says. `None` if the C
+/// library has not registered one: then a thread that is moved goes on with the word of the lane
+/// that it left until that turns busy.
 fn kept_cpu() -> Option<(&'static AtomicU32, u32)> {
     let (offset, size): (*const isize, *const u32);
-    // SAFETY: reads two entries of this module's global offset table, which the loader has filled in.
+    // SAFETY: reads two entries of this module's global offset table, which
+    // the loader has filled in.
     unsafe {
         asm!(
             "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
@@ -209,7 +231,8 @@ fn kept_cpu() -> Option<(&'static AtomicU32, u32)> {
         return None;
     }
     let area = thread_pointer().wrapping_offset(*offset + RSEQ_CPU_ID).cast::<AtomicU32>();
-    // SAFETY: the C library has such an area in every thread, at this offset, and it is the thread's as long as it runs.
+    // SAFETY: the C library has such an area in every thread, at this offset, and it is the
+    // thread's as long as it runs.
     let kept = unsafe { &*area };
     let cpu = kept.load(Relaxed);
     // Negative: not registered in this thread.

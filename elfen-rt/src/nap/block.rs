@@ -1,9 +1,12 @@
-//! Sleeping in the kernel until the request lane idles: a futex on [`crate::signal::lane::LaneSlot::wakes`].
+//! Sleeping in the kernel until the request lane idles: a futex on
+//! [`crate::signal::lane::LaneSlot::wakes`].
 //!
-//! The lane itself idles meanwhile, as deep as the kernel lets it, and whatever else wants it may have it. Somebody has to wake
-//! the sleepers, and that is slow and not free: as the request lane goes idle, an eBPF program has it interrupt itself to
-//! wake a thread of `elfen run`, which wakes the sleepers: tens of microseconds until they run, and some microseconds of
-//! the request lane's idle moment, in which a request that has just arrived waits. `elfen bench reaction` measures the first.
+//! The lane itself idles meanwhile, as deep as the kernel lets it, and any other task that wants it
+//! may have it. Waking the sleepers is slow and not free: as the request lane goes idle, an eBPF
+//! program has it interrupt itself to wake the waker, a thread of `elfen run`, which wakes the
+//! sleepers: tens of microseconds until they run, and some microseconds of the request lane's idle
+//! moment, in which a request that has just arrived waits. `elfen bench overlap --nap block`
+//! measures the first.
 
 use core::cell::Cell;
 use core::ptr;
@@ -24,18 +27,19 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The half of the word that the kernel compares: a count that has gone round in the moment between arming and
-/// waiting would have to have made 2^32 steps.
+/// The half of the word that the kernel compares: a count that has gone round in the moment between
+/// arming and waiting would have to have made 2^32 steps.
 fn low_half(wakes: &AtomicU64) -> &AtomicU32 {
-    // SAFETY: the first four bytes of an AtomicU64 are its low half on x86, are aligned, and live as long; whoever else touches
-    // them does so atomically.
+    // SAFETY: the first four bytes of an AtomicU64 are its low half on x86, are aligned, and live
+    // as long; every other access to them is atomic.
     unsafe { &*ptr::from_ref(wakes).cast::<AtomicU32>() }
 }
 
 impl Wait for Block<'_> {
     #[inline]
     fn arm(&self) {
-        // Acquire: pairs with the release in `wake`. A lane that idled before it is seen idle by the look after this.
+        // Acquire: pairs with the release in `wake`. A lane that idled before it is seen
+        // idle by the look after this.
         self.armed.set(low_half(self.wakes).load(Acquire));
     }
 
@@ -47,7 +51,8 @@ impl Wait for Block<'_> {
             tv_nsec: i64::try_from(left_ns % SECOND_NS).unwrap_or(0),
         };
         let word = low_half(self.wakes);
-        // Not FUTEX_PRIVATE: the waker is another process. What it returns says nothing that the next look does not.
+        // Not FUTEX_PRIVATE: the waker is another process. Its result says nothing that the next
+        // look does not.
         // SAFETY: `word` and `limit` live until the call returns.
         unsafe {
             libc::syscall(
@@ -61,7 +66,7 @@ impl Wait for Block<'_> {
     }
 }
 
-/// Wakes whoever sleeps on the word, also who is just about to.
+/// Wakes the threads that sleep on the word, and those that are just about to.
 pub fn wake(wakes: &AtomicU64) {
     // Release: pairs with the acquire in `arm`.
     wakes.fetch_add(1, Release);
@@ -76,8 +81,8 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::time::{Duration, Instant};
 
-    /// Goal: no wake-up is lost, whenever it comes. Method: a thousand naps that end by nothing else, woken by another thread as they
-    /// begin; the model of the order is in `protocol`.
+    /// Goal: no wake-up is lost, whenever it comes. Method: a thousand naps that end by nothing
+    /// else, woken by another thread as they begin; the model of the order is in `protocol`.
     #[test]
     fn sleepers_are_woken_and_bounds_end_the_rest() {
         let (wakes, busy) = (AtomicU64::new(0), AtomicBool::new(true));

@@ -1,7 +1,7 @@
 //! Waiting for a write to a line of memory, by what CPUs offer to programs: UMWAIT, MWAITX, PAUSE.
 //!
 //! Monitoring ends at an interrupt, too, so a wait may end for no reason that a program could see.
-//! That is why nobody calls these but `protocol::nap`, which looks again.
+//! That is why only `protocol::nap` calls these: it looks again.
 //!
 //! [`Waitpkg`] and [`Monitorx`] prove that this CPU has the instructions: elsewhere they are
 //! undefined, and the program would die of SIGILL.
@@ -46,7 +46,7 @@ impl Monitorx {
 }
 
 /// The time stamp counters of all CPUs that have these instructions run at 1 GHz or more: a wait of
-/// this many ticks ends in time, and what it was too short is waited for in the next round.
+/// this many ticks ends in time, and if it was too short, the next round waits for the rest.
 fn ticks_at_most(left_ns: u64) -> u64 {
     left_ns
 }

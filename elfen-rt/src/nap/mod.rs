@@ -5,11 +5,12 @@
 //! | [`Kind::Device`] | the nanonap module | in the kernel, by MWAIT with preemption off |
 //! | [`Kind::Umwait`] | an Intel CPU with WAITPKG | by UMWAIT on the request lane's own slot |
 //! | [`Kind::Mwaitx`] | an AMD CPU with MWAITX | by MWAITX on the same |
-//! | [`Kind::Block`] | `elfen run` with eBPF, which wakes it, and checks | asleep in the kernel: see [`block`] |
+//! | [`Kind::Block`] | checks, and `elfen run` with eBPF, which wakes it | asleep: see [`block`] |
 //! | [`Kind::Spin`] | nothing | by PAUSE; gives the sibling little |
 //!
-//! All follow [`protocol`]: arm, re-check, wait; and all are bounded, because whoever should wake a
-//! thread may have died. What a thread does between two naps is not decided here: see `policy`.
+//! All follow [`protocol`]: arm, re-check, wait; and all are bounded, because the writer that
+//! should wake a thread may have died. What a thread does between two naps is not decided here: see
+//! `policy`.
 
 pub mod block;
 pub mod device;
@@ -20,9 +21,10 @@ use core::fmt;
 use core::sync::atomic::AtomicU64;
 
 use crate::clock::monotonic_ns;
+use crate::nanonap::DeviceError;
 use crate::signal::task::TaskSlot;
 use block::Block;
-use device::{Device, DeviceError};
+use device::Device;
 use line::{Monitorx, Pause, Waitpkg};
 
 /// The ways to nap, in the order in which [`Nap::auto`] tries them. The discriminants are the ABI.
@@ -63,7 +65,7 @@ pub enum Missing {
     DeviceCannotWait,
     /// CPUID does not show the instructions; a hypervisor may hide them.
     Instructions(&'static str),
-    /// Outside of a run that was started for it, nobody wakes a thread that blocks.
+    /// Outside of a run that was started for it, there is no waker for a thread that blocks.
     NobodyWakes,
 }
 
@@ -101,7 +103,7 @@ pub enum Nap {
     Device(Device),
     Umwait(Waitpkg),
     Mwaitx(Monitorx),
-    /// Only where somebody calls [`block::wake`] when the request lane idles.
+    /// Only where a waker calls [`block::wake`] when the request lane idles.
     Block,
     Spin,
 }
@@ -144,7 +146,8 @@ impl Nap {
     }
 
     /// Gives the lane away until `request_cpu` idles. `slot` says whether it does, in the task map
-    /// that the caller reads; the device looks at its own. `wakes` is what a thread that blocks waits for.
+    /// that the caller reads; the device looks at its own. A thread that blocks waits for `wakes`
+    /// to change.
     pub fn nap(
         &self,
         request_cpu: u32,

@@ -55,7 +55,7 @@ mod tests {
     struct Monitor {
         armed: bool,
         triggered: bool,
-        /// Nobody will write any more.
+        /// No thread will write any more.
         closed: bool,
         /// A wait began or went on without a write to come: without a bound, it is for ever.
         lost: bool,
@@ -118,7 +118,7 @@ mod tests {
             Self { task, idle_switch, nap_word: Line::new(0) }
         }
 
-        /// `write_slot` and `wake_siblings` of kernel/nanonap/map.c.
+        /// `nanonap_write_slot` and `nanonap_wake_siblings` of kernel/nanonap/map.c.
         fn switch(&self, count: u64, task: u64) {
             self.task.store(task, Relaxed);
             if task == 0 {
@@ -127,7 +127,7 @@ mod tests {
             }
         }
 
-        /// `map_idle_since`, negated.
+        /// `nanonap_map_idle_since`, negated.
         fn busy(&self, seen: u64) -> bool {
             self.idle_switch.load(Relaxed) <= seen && self.task.load(Relaxed) != 0
         }

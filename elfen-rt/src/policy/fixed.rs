@@ -1,16 +1,21 @@
 //! `fixed-budget`: the first request after an idle moment with an empty queue shares the core for
 //! one budget. Figure 5.9(b).
 //!
-//! That request never waited, so what sharing adds to its processing is all that its latency grows
-//! by. Whoever follows it without an idle moment between them has waited, and gets the core alone.
+//! That request never waited, so its latency grows only by what sharing adds to its processing. A
+//! request that follows it without an idle moment between them has waited, and gets the core alone.
+//!
+//! It works on the task map alone, too: where no service says what a request is, each busy period
+//! of the lane shares for one budget. All requests of a period wait for each other, so none is
+//! delayed by more than that budget (one that sleeps in its middle has a period on either side).
 
-use super::State::{Fresh, Sharing, Spent};
-use super::{Lane, Service, State, Verdict, borrow_idle};
+use super::period::{Met, begin, expire, idle, met, named};
+use super::state::State::{Fresh, Sharing, Spent};
+use super::state::{Sample, State, Verdict};
 
 /// One check. A budget of 0 is `borrow-idle`.
 #[inline]
-pub fn check(state: State, budget_ns: u64, lane: &Lane, now_ns: u64) -> (State, Verdict) {
-    let Some(service) = lane.service else { return (Spent, borrow_idle::check(lane)) };
+pub fn check(state: State, budget_ns: u64, lane: &Sample, now_ns: u64) -> (State, Verdict) {
+    let Some(service) = lane.service else { return busy_period(state, budget_ns, lane, now_ns) };
     if !lane.busy {
         return (idle(state, &service, now_ns), Verdict::Run);
     }
@@ -27,65 +32,19 @@ pub fn check(state: State, budget_ns: u64, lane: &Lane, now_ns: u64) -> (State, 
     expire(state, budget_ns, now_ns)
 }
 
-/// The lane idles: with an empty queue, whoever comes next gets a budget.
+/// One check where no service publishes requests.
 #[inline]
-pub(super) fn idle(state: State, service: &Service, now_ns: u64) -> State {
-    if service.queue_len == 0 {
-        Fresh { idle_ns: now_ns, finished: service.finished }
-    } else {
-        state
+fn busy_period(state: State, budget_ns: u64, lane: &Sample, now_ns: u64) -> (State, Verdict) {
+    if !lane.busy {
+        return (Fresh { idle_ns: now_ns, finished: 0 }, Verdict::Run);
     }
-}
-
-/// A budget for the running request, counted from its start.
-///
-/// A start before `not_before_ns` (the lane idled then, or another request ran) is a stale word;
-/// one after now is cut by [`expire`].
-#[inline]
-pub(super) fn begin(service: &Service, not_before_ns: u64, now_ns: u64) -> State {
-    let started_ns = service.request_started_ns;
-    let known = service.running_request != 0 && started_ns != 0;
-    Sharing {
-        request: service.running_request,
-        since_ns: if known { started_ns.max(not_before_ns) } else { now_ns },
-        finished: service.finished,
-    }
-}
-
-pub(super) enum Met {
-    Same,
-    Another,
-}
-
-/// Whether the lane still runs the request that the budget was given for, or nothing that counts as
-/// another one.
-#[inline]
-pub(super) fn met(request: u64, finished: u64, service: &Service) -> Met {
-    let running = service.running_request;
-    // An id alone would not do: a service may give the same one twice. Nor the counter alone: few
-    // services count.
-    let same = (request == 0 || running == request) && service.finished == finished;
-    if same || running == 0 { Met::Same } else { Met::Another }
-}
-
-/// The request that the budget was given for, as soon as it has a name.
-#[inline]
-pub(super) fn named(request: u64, service: &Service) -> u64 {
-    if request == 0 { service.running_request } else { request }
-}
-
-/// Ends the period when its budget is spent; the check that finds it spent already naps.
-#[inline]
-pub(super) fn expire(state: State, budget_ns: u64, now_ns: u64) -> (State, Verdict) {
-    match state {
-        Sharing { request, since_ns, finished } => {
-            let since_ns = since_ns.min(now_ns);
-            if now_ns - since_ns < budget_ns {
-                (Sharing { request, since_ns, finished }, Verdict::Run)
-            } else {
-                (Spent, Verdict::Nap)
-            }
-        }
-        Fresh { .. } | Spent => (Spent, Verdict::Nap),
-    }
+    let began_ns = lane.busy_since_ns.unwrap_or(0);
+    let since_ns = match state {
+        Fresh { .. } if began_ns == 0 => now_ns,
+        Fresh { idle_ns, .. } => began_ns.max(idle_ns),
+        // It idled between two checks, and is busy again.
+        Sharing { since_ns, .. } => since_ns.max(began_ns),
+        Spent => return (Spent, Verdict::Nap),
+    };
+    expire(Sharing { request: 0, since_ns, finished: 0 }, budget_ns, now_ns)
 }

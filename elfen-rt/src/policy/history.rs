@@ -10,7 +10,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::dynamic::RATIO_MAX;
-use super::{Lane, Policy, Service, State, Verdict};
+use super::{Policy, Sample, Service, State, Verdict};
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
@@ -33,7 +33,7 @@ impl World {
         let (mut arrived_ns, mut free_ns) = (1_000, 0);
         for &(pause_ns, demand_ns) in arrivals {
             arrived_ns += pause_ns;
-            // Who finds the lane free has to wake it up first.
+            // A request that finds the lane free has to wake it up first.
             let started_ns = if arrived_ns < free_ns { free_ns } else { arrived_ns + wake_ns };
             free_ns = started_ns + demand_ns;
             requests.push(Request { arrived_ns, started_ns, ended_ns: free_ns });
@@ -53,8 +53,9 @@ impl World {
         self.requests.iter().filter(|r| r.ended_ns <= now_ns).count()
     }
 
-    /// What a check sees. Ids come round after two requests, so that the id alone tells nothing.
-    fn lane(&self, now_ns: u64, ipc_milli: Option<u64>) -> Lane {
+    /// The lane as a check sees it. Ids come round after two requests, so that the id alone tells
+    /// nothing.
+    fn lane(&self, now_ns: u64, ipc_milli: Option<u64>) -> Sample {
         let running = self.running(now_ns);
         let service = Service {
             queue_len: self.queue_len(now_ns) as u64,
@@ -62,7 +63,8 @@ impl World {
             request_started_ns: running.map_or(0, |r| self.requests[r].started_ns),
             finished: self.finished(now_ns) as u64,
         };
-        Lane { busy: running.is_some(), service: Some(service), ipc_milli }
+        let busy = running.is_some();
+        Sample { busy, busy_since_ns: None, service: Some(service), ipc_milli }
     }
 
     /// From `now_ns` on, when a napping thread is next woken: the lane has just gone idle.
@@ -172,7 +174,7 @@ fn shared_ns(world: &World, checks: &[Check]) -> Vec<u64> {
     world.requests.iter().map(of).collect()
 }
 
-/// What the policy itself promises.
+/// How long the policy itself promises to share at most.
 fn most_shared_ns(policy: &Policy) -> u64 {
     match *policy {
         Policy::BorrowIdle => 0,

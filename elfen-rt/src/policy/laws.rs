@@ -1,5 +1,4 @@
-//! What holds for every policy whatever the lane says: order between policies and budgets, and no
-//! panic.
+//! Laws that hold for every policy on any lane: order between policies and budgets, and no panic.
 //!
 //! The lanes here make no sense on purpose (requests from nowhere, clocks that jump), because
 //! another process writes them. Sensible ones, and what each rule means for them, stand in
@@ -9,7 +8,7 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::{Lane, Policy, Service, State, Verdict};
+use super::{Policy, Sample, Service, State, Verdict};
 
 /// Mostly small numbers, so that they meet; sometimes any.
 fn words() -> impl Strategy<Value = u64> {
@@ -26,19 +25,21 @@ fn services() -> impl Strategy<Value = Service> {
     })
 }
 
-fn lanes() -> impl Strategy<Value = Lane> {
+fn lanes() -> impl Strategy<Value = Sample> {
     let service = prop::option::weighted(0.95, services());
-    (any::<bool>(), service, prop::option::of(words()))
-        .prop_map(|(busy, service, ipc_milli)| Lane { busy, service, ipc_milli })
+    let (since, ipc) = (prop::option::of(words()), prop::option::of(words()));
+    (any::<bool>(), since, service, ipc).prop_map(|(busy, busy_since_ns, service, ipc_milli)| {
+        Sample { busy, busy_since_ns, service, ipc_milli }
+    })
 }
 
-fn looks() -> impl Strategy<Value = Vec<(u64, Lane)>> {
+fn looks() -> impl Strategy<Value = Vec<(u64, Sample)>> {
     prop::collection::vec((words(), lanes()), 0..40)
 }
 
-fn verdicts(policy: Policy, looks: &[(u64, Lane)]) -> Vec<Verdict> {
+fn verdicts(policy: Policy, looks: &[(u64, Sample)]) -> Vec<Verdict> {
     let mut state = State::default();
-    let check = |&(now_ns, ref lane): &(u64, Lane)| {
+    let check = |&(now_ns, ref lane): &(u64, Sample)| {
         let verdict;
         (state, verdict) = policy.check(state, lane, now_ns);
         verdict
@@ -80,17 +81,19 @@ proptest! {
         budget_ns in words(), ref_ipc_milli in words(),
     ) {
         let policy = Policy::DynamicBudget { budget_ns, ref_ipc_milli };
-        let raise = |(&(now_ns, lane), by): (&(u64, Lane), &u64)| {
+        let raise = |(&(now_ns, lane), by): (&(u64, Sample), &u64)| {
             let ipc_milli = lane.ipc_milli.map(|ipc| ipc.saturating_add(*by));
-            (now_ns, Lane { ipc_milli, ..lane })
+            (now_ns, Sample { ipc_milli, ..lane })
         };
         let raised: Vec<_> = looks.iter().zip(&raises).map(raise).collect();
         prop_assert!(borrows_no_more(&verdicts(policy, &looks), &verdicts(policy, &raised)));
     }
 
-    /// From the most careful to the boldest: each runs wherever the one before it runs.
+    /// From the most careful to the boldest: each runs wherever the one before it runs, as long as
+    /// a service publishes. (Without one, `fixed-budget` alone has a budget to give.)
     #[test]
     fn the_policies_are_ordered(looks in looks(), budget_ns in words(), ref_ipc_milli in words()) {
+        let looks: Vec<_> = looks.into_iter().filter(|(_, lane)| lane.service.is_some()).collect();
         let bolder = [
             Policy::BorrowIdle,
             Policy::FixedBudget { budget_ns },
@@ -100,6 +103,26 @@ proptest! {
         for pair in bolder.windows(2) {
             let (less, more) = (verdicts(pair[0], &looks), verdicts(pair[1], &looks));
             prop_assert!(borrows_no_more(&less, &more), "{pair:?}");
+        }
+    }
+
+    /// What a nap waits for: no look lets a thread run before one has found the lane idle.
+    #[test]
+    fn a_nap_lasts_until_the_lane_idles(
+        looks in looks(), budget_ns in words(), ref_ipc_milli in words(), until_ns in words(),
+    ) {
+        for policy in [
+            Policy::BorrowIdle,
+            Policy::FixedBudget { budget_ns },
+            Policy::RefreshBudget { budget_ns },
+            Policy::DynamicBudget { budget_ns, ref_ipc_milli },
+            Policy::SloBudget { budget_ns, until_ns },
+        ] {
+            let verdicts = verdicts(policy, &looks);
+            for (at, pair) in verdicts.windows(2).enumerate() {
+                let woken = pair == [Verdict::Nap, Verdict::Run];
+                prop_assert!(!woken || !looks[at + 1].1.busy, "{policy:?} at {}", at + 1);
+            }
         }
     }
 
@@ -115,8 +138,8 @@ proptest! {
         ] {
             prop_assert_eq!(&verdicts(spent, &looks), &exclusion);
         }
-        let silent: Vec<_> =
-            looks.iter().map(|&(now_ns, lane)| (now_ns, Lane { service: None, ..lane })).collect();
+        let alone = |&(now_ns, lane)| (now_ns, Sample { service: None, ..lane });
+        let silent: Vec<_> = looks.iter().map(alone).collect();
         let boldest = Policy::DynamicBudget { budget_ns, ref_ipc_milli: 1 };
         prop_assert_eq!(&verdicts(boldest, &silent), &exclusion);
         for ((_, lane), verdict) in looks.iter().zip(exclusion) {
@@ -155,9 +178,12 @@ proptest! {
     /// How many wait does not matter, only whether any do: the simulator counts on it.
     #[test]
     fn a_queue_is_empty_or_not(looks in looks(), budget_ns in words()) {
-        let one = |&(now_ns, lane): &(u64, Lane)| {
-            let shorten = |service: Service| Service { queue_len: service.queue_len.min(1), ..service };
-            (now_ns, Lane { service: lane.service.map(shorten), ..lane })
+        let one = |&(now_ns, lane): &(u64, Sample)| {
+            let shorten = |mut service: Service| {
+                service.queue_len = service.queue_len.min(1);
+                service
+            };
+            (now_ns, Sample { service: lane.service.map(shorten), ..lane })
         };
         let short: Vec<_> = looks.iter().map(one).collect();
         for policy in [Policy::FixedBudget { budget_ns }, Policy::RefreshBudget { budget_ns }] {
@@ -165,7 +191,7 @@ proptest! {
         }
     }
 
-    /// The state goes through shared memory unchanged, and whatever is found there is a state.
+    /// The state goes through shared memory unchanged, and any words found there are a state.
     #[test]
     fn a_state_is_four_words(looks in looks(), words: [u64; 4], budget_ns in words()) {
         let mut state = State::from(words);
@@ -186,7 +212,7 @@ fn tell(policy: Policy, story: &[Step]) {
         story
     {
         let service = Service { queue_len, running_request, request_started_ns, finished };
-        let lane = Lane { busy, service: Some(service), ipc_milli: None };
+        let lane = Sample { busy, busy_since_ns: None, service: Some(service), ipc_milli: None };
         let decided = policy.check(state, &lane, now_ns);
         assert_eq!(decided, (next, verdict), "{policy:?} at {now_ns}");
         state = decided.0;
@@ -250,5 +276,33 @@ fn a_start_that_cannot_be() {
                 (105, true, 0, 7, started_ns, 3, sharing(7, since_ns, 3), Verdict::Run),
             ],
         );
+    }
+}
+
+/// Without a service: one budget for each busy period, from its beginning; also for one that
+/// began between two checks.
+#[test]
+fn a_busy_period_has_one_budget() {
+    let policy = Policy::FixedBudget { budget_ns: 10 };
+    let mut state = State::default();
+    let story = [
+        (90, Some(80), Verdict::Nap, State::Spent),
+        (100, None, Verdict::Run, fresh(100, 0)),
+        (106, Some(103), Verdict::Run, sharing(0, 103, 0)),
+        (112, Some(103), Verdict::Run, sharing(0, 103, 0)),
+        // It idled at 114, and no check saw that.
+        (118, Some(115), Verdict::Run, sharing(0, 115, 0)),
+        (125, Some(115), Verdict::Nap, State::Spent),
+        (130, Some(128), Verdict::Nap, State::Spent),
+        (140, None, Verdict::Run, fresh(140, 0)),
+        // Busy since before the lane was seen idle: another CPU's clock.
+        (145, Some(120), Verdict::Run, sharing(0, 140, 0)),
+    ];
+    for (now_ns, busy_since_ns, verdict, next) in story {
+        let busy = busy_since_ns.is_some();
+        let lane = Sample { busy, busy_since_ns, service: None, ipc_milli: None };
+        let decided = policy.check(state, &lane, now_ns);
+        assert_eq!(decided, (next, verdict), "at {now_ns}");
+        state = decided.0;
     }
 }

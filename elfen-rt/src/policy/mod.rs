@@ -2,8 +2,8 @@
 //!
 //! Each is a pure function `(state, lane, now) -> (state, Run | Nap)`: no clock, no I/O, no unsafe,
 //! no floating point, and no panic on any input, because the same code runs in the check's slow
-//! path inside other people's processes, in the simulator, and under property tests. Who samples
-//! the lane, and what a nap is, stands elsewhere.
+//! path inside other people's processes, in the simulator, and under property tests. Module `lane`
+//! samples, module `nap` naps.
 //!
 //! Where the figure leaves a choice, or its code and its text differ, this is what we do, and why:
 //!
@@ -23,70 +23,31 @@
 //!   workers on one queue): the new budget counts from the start of that request. From the drain,
 //!   as in the figure, one request could be shared for almost two budgets.
 //! - An IPC at or above the reference, and a reference of 0: see [`dynamic`].
-//! - The lane idles but the queue is not empty: run and change nothing, as in the figure. Whoever
-//!   comes next has waited.
+//! - The lane idles but the queue is not empty: run and change nothing, as in the figure. The next
+//!   request has waited.
 //! - The lane is busy but no request runs (a kernel thread, a worker between two requests): 0 is no
 //!   request, so it begins no period and ends none.
-//! - Nobody publishes a queue: `borrow-idle`. "The queue is empty" would be a guess.
+//! - No service publishes a queue: `borrow-idle`, as "the queue is empty" would be a guess. Not so
+//!   `fixed-budget`, which then gives each busy period of the lane one budget: see [`fixed`].
+//! - A verdict to nap holds until the lane idles, under every policy: a spent budget is not given
+//!   back while the lane is busy. So a thread that naps has one word to wait for.
 //! - Time goes backwards: the period then counts from the earlier time.
 #![forbid(unsafe_code)]
 
 pub mod borrow_idle;
 pub mod dynamic;
 pub mod fixed;
+mod period;
 pub mod refresh;
 pub mod slo;
+mod state;
 
 #[cfg(test)]
 mod history;
 #[cfg(test)]
 mod laws;
 
-/// What a check sees of its request lane. All of it comes from other processes: any value is
-/// possible.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lane {
-    pub busy: bool,
-    /// `None` if no service publishes its requests on this lane, or the one that did is dead.
-    pub service: Option<Service>,
-    /// Instructions per thousand cycles of the running request, lately; `None` if nothing counts
-    /// them.
-    pub ipc_milli: Option<u64>,
-}
-
-/// What the service publishes about a request lane.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Service {
-    pub queue_len: u64,
-    /// 0 if none runs; different for any two requests in a row.
-    pub running_request: u64,
-    /// When it started; 0 if the service does not say.
-    pub request_started_ns: u64,
-    /// Requests finished on this lane so far; constant if the service does not count.
-    pub finished: u64,
-}
-
-/// What one batch lane remembers from check to check: the figure's `lane_status`, `start_stamp` and
-/// `last_request`.
-///
-/// The same for all policies, so that the policy can change between two checks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum State {
-    /// NORMAL: no budget until the lane has been idle with an empty queue.
-    #[default]
-    Spent,
-    /// NEW_PERIOD: at `idle_ns` the lane was idle and the queue empty.
-    Fresh { idle_ns: u64, finished: u64 },
-    /// CO_RUNNING: the budget counts from `since_ns`, and was given for `request` (0: not begun
-    /// yet), which started after `finished` others.
-    Sharing { request: u64, since_ns: u64, finished: u64 },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    Run,
-    Nap,
-}
+pub use state::{Sample, Service, State, Verdict};
 
 /// A policy with its parameters, as the control page has them at this check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,7 +75,7 @@ pub enum Policy {
 impl Policy {
     /// The decision of one check.
     #[inline]
-    pub fn check(&self, state: State, lane: &Lane, now_ns: u64) -> (State, Verdict) {
+    pub fn check(&self, state: State, lane: &Sample, now_ns: u64) -> (State, Verdict) {
         let budget_ns = self.budget_ns(lane, now_ns);
         match self {
             Self::BorrowIdle => (State::Spent, borrow_idle::check(lane)),
@@ -130,7 +91,7 @@ impl Policy {
     ///
     /// For timers, and for the simulator, which jumps there. `None` if the budget is not running.
     #[inline]
-    pub fn deadline_ns(&self, state: State, lane: &Lane, now_ns: u64) -> Option<u64> {
+    pub fn deadline_ns(&self, state: State, lane: &Sample, now_ns: u64) -> Option<u64> {
         let State::Sharing { since_ns, .. } = state else { return None };
         let spent_ns = since_ns.saturating_add(self.budget_ns(lane, now_ns));
         Some(match *self {
@@ -141,7 +102,7 @@ impl Policy {
 
     /// How long a batch thread may share with a request, by what is known now.
     #[inline]
-    fn budget_ns(&self, lane: &Lane, now_ns: u64) -> u64 {
+    fn budget_ns(&self, lane: &Sample, now_ns: u64) -> u64 {
         match *self {
             Self::BorrowIdle => 0,
             Self::FixedBudget { budget_ns } | Self::RefreshBudget { budget_ns } => budget_ns,
@@ -150,29 +111,6 @@ impl Policy {
             }
             Self::SloBudget { budget_ns, until_ns } if now_ns < until_ns => budget_ns,
             Self::SloBudget { .. } => 0,
-        }
-    }
-}
-
-/// The state as four words, for memory that several batch threads share: the figure keeps it per
-/// CPU.
-impl From<State> for [u64; 4] {
-    fn from(state: State) -> Self {
-        match state {
-            State::Spent => [0; 4],
-            State::Fresh { idle_ns, finished } => [1, idle_ns, finished, 0],
-            State::Sharing { request, since_ns, finished } => [2, since_ns, finished, request],
-        }
-    }
-}
-
-/// Any words are a state: who finds nonsense has no budget.
-impl From<[u64; 4]> for State {
-    fn from(words: [u64; 4]) -> Self {
-        match words {
-            [1, idle_ns, finished, _] => Self::Fresh { idle_ns, finished },
-            [2, since_ns, finished, request] => Self::Sharing { request, since_ns, finished },
-            _ => Self::Spent,
         }
     }
 }

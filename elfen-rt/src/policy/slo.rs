@@ -3,7 +3,7 @@
 //!
 //! Two parts that meet in the control page. At a check, `slo-budget` is `refresh-budget` with the
 //! budget found there ([`super::Policy::SloBudget`]). That budget is set here, once a window, by
-//! whoever watches the service: up slowly while the tail has headroom, down fast when it nears the
+//! the keeper's [`Controller`]: up slowly while the tail has headroom, down fast when it nears the
 //! SLO, and to zero before it gets there.
 //!
 //! Zero is the answer to doubt: too few requests to know the tail, a window without any, a service
@@ -83,8 +83,8 @@ impl Controller {
         Self { slo, budget_ns: 0, rest: 0, silent: 0, gathered: Gathered::default() }
     }
 
-    /// The budget for the next window, from the requests that finished in this one; `None` if
-    /// nobody publishes.
+    /// The budget for the next window, from the requests that finished in this one; `None` if no
+    /// service publishes.
     pub fn window(&mut self, finished: Option<&Window>) -> u64 {
         let Some(counts) = finished else {
             *self = Self::new(self.slo);

@@ -1,14 +1,17 @@
-//! What the operator wants of a batch: policy, budget, SLO. Written by the `elfen` parent, read at slow paths.
+//! What the operator wants of a batch: policy, budget, SLO. Written by the `elfen`
+//! parent, read at slow paths.
 //!
-//! Settings are read as a whole through a snapshot: a policy is never seen with another policy's budget. A writer that dies
-//! in the middle leaves the readers with the settings they have. Slot 0 is what holds; slot 1 is what `elfen set` wants,
-//! which the parent takes over, so that each slot has one writer.
+//! Settings are read as a whole through a snapshot: a policy is never seen with another policy's
+//! budget. A writer that dies in the middle leaves its readers with [`Settings::BORROW_IDLE`],
+//! until its successor publishes. Slot 0 has the settings in force; slot 1 those that `elfen set`
+//! wants, which the parent takes over, so that each slot has one writer.
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 use super::page::Slot;
 use super::snapshot;
+use crate::policy::Policy;
 
 /// Which policy decides. The discriminants are the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,30 +48,47 @@ impl PolicyKind {
     }
 }
 
-/// What counts as busy: anything but the idle task, unless narrowed: what a kernel thread does there
-/// is mostly for the service.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u64)]
-pub enum BusyWhen {
-    AnyTask = 0,
-    /// Only tasks of the process in [`Settings::service_process`].
-    Service = 1,
-}
-
 /// Everything a policy is set by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
     pub policy: PolicyKind,
     pub budget_ns: u64,
-    /// For slo-budget: the budget counts until then, and is 0 afterwards. Who sets it may die.
+    /// For slo-budget: the budget counts until then, and is 0 afterwards. The keeper, which sets
+    /// it, may die.
     pub budget_until_ns: u64,
     /// The latency that `slo_per_million` of a million requests must not exceed; 0 for no SLO.
     pub slo_latency_ns: u64,
     pub slo_per_million: u64,
     /// Instructions per 1,000 cycles of the service alone; 0 if unknown.
     pub ref_ipc_milli: u64,
-    pub busy_when: BusyWhen,
-    pub service_process: u64,
+}
+
+impl Settings {
+    /// The settings in force until the parent has set any.
+    pub const BORROW_IDLE: Self = Self {
+        policy: PolicyKind::BorrowIdle,
+        budget_ns: 0,
+        budget_until_ns: 0,
+        slo_latency_ns: 0,
+        slo_per_million: 0,
+        ref_ipc_milli: 0,
+    };
+
+    /// The policy with its parameters.
+    pub fn policy(&self) -> Policy {
+        let budget_ns = self.budget_ns;
+        match self.policy {
+            PolicyKind::BorrowIdle => Policy::BorrowIdle,
+            PolicyKind::FixedBudget => Policy::FixedBudget { budget_ns },
+            PolicyKind::RefreshBudget => Policy::RefreshBudget { budget_ns },
+            PolicyKind::DynamicBudget => {
+                Policy::DynamicBudget { budget_ns, ref_ipc_milli: self.ref_ipc_milli }
+            }
+            PolicyKind::SloBudget => {
+                Policy::SloBudget { budget_ns, until_ns: self.budget_until_ns }
+            }
+        }
+    }
 }
 
 /// The channel. One writer: the `elfen` parent.
@@ -85,8 +105,7 @@ pub struct ControlSlot {
     pub slo_latency_ns: AtomicU64,
     pub slo_per_million: AtomicU64,
     pub ref_ipc_milli: AtomicU64,
-    pub busy_when: AtomicU64,
-    pub service_process: AtomicU64,
+    reserved_settings: [AtomicU64; 2],
     /// About the run, written once: the id of the lane page's segment,
     pub lanes_segment: AtomicU64,
     /// the [`crate::process::Identity`] of the process that keeps the lanes,
@@ -97,7 +116,8 @@ pub struct ControlSlot {
     pub nap: AtomicU64,
     /// When the batch was last told to end, CLOCK_MONOTONIC; 0 if never. It takes a CPU to die.
     pub told_to_end_ns: AtomicU64,
-    reserved: [AtomicU64; 1],
+    /// One more than the id of the segment of its service's page; 0 without a service.
+    pub service_segment: AtomicU64,
 }
 
 const _: () = assert!(size_of::<ControlSlot>() == 128);
@@ -109,13 +129,12 @@ const _: () = assert!(offset_of!(ControlSlot, budget_until_ns) == 32);
 const _: () = assert!(offset_of!(ControlSlot, slo_latency_ns) == 40);
 const _: () = assert!(offset_of!(ControlSlot, slo_per_million) == 48);
 const _: () = assert!(offset_of!(ControlSlot, ref_ipc_milli) == 56);
-const _: () = assert!(offset_of!(ControlSlot, busy_when) == 64);
-const _: () = assert!(offset_of!(ControlSlot, service_process) == 72);
 const _: () = assert!(offset_of!(ControlSlot, lanes_segment) == 80);
 const _: () = assert!(offset_of!(ControlSlot, keeper) == 88);
 const _: () = assert!(offset_of!(ControlSlot, batch) == 96);
 const _: () = assert!(offset_of!(ControlSlot, nap) == 104);
 const _: () = assert!(offset_of!(ControlSlot, told_to_end_ns) == 112);
+const _: () = assert!(offset_of!(ControlSlot, service_segment) == 120);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNCTRL" is used nowhere else.
 unsafe impl Slot for ControlSlot {
@@ -134,21 +153,14 @@ impl ControlSlot {
             self.slo_latency_ns.store(settings.slo_latency_ns, Relaxed);
             self.slo_per_million.store(settings.slo_per_million, Relaxed);
             self.ref_ipc_milli.store(settings.ref_ipc_milli, Relaxed);
-            self.busy_when.store(settings.busy_when as u64, Relaxed);
-            self.service_process.store(settings.service_process, Relaxed);
         });
     }
 
-    /// The settings and their generation; `None` while the writer is in the middle of a change, or if what it wrote
-    /// makes no sense. Whoever asks keeps what they have then.
+    /// The settings and their generation; `None` if the writer died in the middle of a change, or
+    /// wrote words that make no sense.
     pub fn settings(&self) -> Option<(u64, Settings)> {
         snapshot::read(&self.generation_begun, &self.generation, || {
             let policy = PolicyKind::from_word(self.policy.load(Relaxed))?;
-            let busy_when = match self.busy_when.load(Relaxed) {
-                0 => BusyWhen::AnyTask,
-                1 => BusyWhen::Service,
-                _ => return None,
-            };
             let settings = Settings {
                 policy,
                 budget_ns: self.budget_ns.load(Relaxed),
@@ -156,8 +168,6 @@ impl ControlSlot {
                 slo_latency_ns: self.slo_latency_ns.load(Relaxed),
                 slo_per_million: self.slo_per_million.load(Relaxed),
                 ref_ipc_milli: self.ref_ipc_milli.load(Relaxed),
-                busy_when,
-                service_process: self.service_process.load(Relaxed),
             };
             Some((self.generation.load(Relaxed), settings))
         })

@@ -1,7 +1,9 @@
-//! A latency histogram in shared memory: 16 buckets to every power of two, so that no value is off by more than 6 %.
+//! A latency histogram in shared memory: 16 buckets to every power of two, so that no
+//! value is off by more than 6 %.
 //!
-//! Values are nanoseconds up to 2^40 (18 minutes); longer ones count in the last bucket. Fixed in size, because
-//! it lies in a page. Readers copy nothing: a quantile is a walk over the buckets while the writer goes on.
+//! Values are nanoseconds up to 2^40 (18 minutes); longer ones count in the last bucket. Fixed in
+//! size, because it lies in a page. Readers copy nothing: a quantile is a walk over the buckets
+//! while the writer goes on.
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -51,7 +53,8 @@ impl Histogram {
     /// Counts a value; the caller is the only writer, so a load and a store will do.
     #[inline]
     pub fn record(&self, ns: u64) {
-        // `bucket_of` is below BUCKETS for every value; `get` keeps a panic out of other people's processes.
+        // `bucket_of` is below BUCKETS for every value; `get` keeps a panic out of
+        // other people's processes.
         if let Some(count) = self.counts.get(bucket_of(ns)) {
             add(count, 1);
         }
@@ -90,18 +93,21 @@ impl Histogram {
         self.sum_ns.load(Relaxed).checked_div(self.count())
     }
 
-    /// The counts as they are now, bucket by bucket; for windows, which are differences of two readings.
+    /// The counts as they are now, bucket by bucket; for windows, which are
+    /// differences of two readings.
     pub fn counts(&self) -> impl Iterator<Item = u64> + Clone + '_ {
         self.counts.iter().map(|count| count.load(Relaxed))
     }
 
-    /// The value that `per_million` of a million values do not exceed, to the top of its bucket; `None` while empty.
+    /// The value that `per_million` of a million values do not exceed, to the top of its
+    /// bucket; `None` while empty.
     pub fn quantile_ns(&self, per_million: u32) -> Option<u64> {
         quantile_ns(self.counts(), per_million).map(|value_ns| value_ns.min(self.max_ns()))
     }
 }
 
-/// The quantile of counts that stand in the order of the buckets; for windows, and for several histograms together.
+/// The quantile of counts that stand in the order of the buckets; for windows, and for
+/// several histograms together.
 pub fn quantile_ns(counts: impl Iterator<Item = u64> + Clone, per_million: u32) -> Option<u64> {
     let count: u128 = counts.clone().map(u128::from).sum();
     if count == 0 {
@@ -159,7 +165,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against the sorted list: never below the true quantile, and at most one sixteenth above it.
+        /// Against the sorted list: never below the true quantile, and at
+        /// most one sixteenth above it.
         #[test]
         fn quantiles_match_the_sorted_values(
             mut values in prop::collection::vec(0u64..1 << 36, 1..400),

@@ -1,10 +1,12 @@
-//! What batch threads say about their lane: what they do now, what they borrowed, how fast they react.
+//! What a batch lane's guard and batch threads say about it: what they do now, what was
+//! borrowed, how fast they react.
 //!
-//! One slot per batch lane. Its writer is whichever batch thread runs on that lane, and a thread can be switched out
-//! between two stores; so counts are added in one instruction, and the state is the last one's word.
+//! One slot per batch lane. Its writer is whichever of them has the lane, and a thread can
+//! be switched out between two stores; so counts are added in one instruction, and the
+//! state is the last one's word.
 
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 use super::histogram::Histogram;
 use super::page::Slot;
@@ -16,18 +18,26 @@ pub enum LaneState {
     /// No batch thread is on the lane, or none has checked yet.
     Off = 0,
     Running = 1,
+    /// A batch thread naps, by itself.
     Napping = 2,
+    /// The guard has the lane, and naps there in the batch's stead.
+    Held = 3,
 }
 
 impl LaneState {
-    pub const ALL: [Self; 3] = [Self::Off, Self::Running, Self::Napping];
+    pub const ALL: [Self; 4] = [Self::Off, Self::Running, Self::Napping, Self::Held];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Running => "running",
             Self::Napping => "napping",
+            Self::Held => "held",
         }
+    }
+
+    fn naps(word: u64) -> bool {
+        matches!(Self::from_word(word), Some(Self::Napping | Self::Held))
     }
 
     /// `None` for a word that is no state: the page is another process's.
@@ -36,7 +46,7 @@ impl LaneState {
     }
 }
 
-/// What batch threads publish for one batch lane.
+/// What is published of one batch lane.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct LaneSlot {
@@ -53,21 +63,39 @@ pub struct LaneSlot {
     pub napped_ns: AtomicU64,
     /// What the policy remembers from check to check: `crate::policy::State` as words.
     pub policy_state: [AtomicU64; 4],
-    /// Borrowed and overlapped time are counted up to here,
-    pub counted_to_ns: AtomicU64,
-    /// when the request lane had been busy for so long.
-    pub counted_busy_ns: AtomicU64,
-    /// Instructions per 1000 cycles of the request lane in the low [`IPC_BITS`], above them when that was measured: one
-    /// store, so that no reader takes an old time for a new figure. 0 while nobody measures.
-    pub ipc: AtomicU64,
+    /// How far the kernel's account of this lane has gone into borrowed and overlapped time.
+    pub counted_ran_ns: AtomicU64,
+    pub counted_shared_ns: AtomicU64,
     /// Counts up when the request lane idles; threads that block wait for it to change.
     pub wakes: AtomicU64,
-    /// From the request lane turning busy to the batch thread off its lane, and from idle to back on it.
+    /// What the keeper says of the two CPUs: [`REQUEST_OFFLINE`], [`BATCH_OFFLINE`].
+    pub hotplug: AtomicU64,
+
+    /// Instructions per 1000 cycles of the request lane, as the guard last measured them, over a
+    /// window that began and ended at these times; `ipc_since_ns` is 0 while the others change, and
+    /// where no guard measures.
+    pub ipc_milli: AtomicU64,
+    pub ipc_since_ns: AtomicU64,
+    pub ipc_until_ns: AtomicU64,
+    /// Not 0 while a batch thread on this lane is in a critical section; another value for each.
+    pub critical: AtomicU64,
+    /// The kernel's account of this lane for this run: its claim, and its index; 0
+    /// where the kernel keeps none.
+    pub account_claim: AtomicU64,
+    pub account_index: AtomicU64,
+    /// How batch threads that check nap here: a [`crate::nap::Kind`]; 0 if none has.
+    pub check_nap: AtomicU64,
+    /// How the guard naps here; 0 before it has begun.
+    pub guard_nap: AtomicU64,
+    reserved: [AtomicU64; 8],
+
+    /// From the request lane turning busy to the batch thread off its lane,
+    /// and from idle to back on it.
     pub reaction: Histogram,
     pub wake: Histogram,
 }
 
-const _: () = assert!(size_of::<LaneSlot>() == 128 + 2 * 4864);
+const _: () = assert!(size_of::<LaneSlot>() == 256 + 2 * 4864);
 const _: () = assert!(offset_of!(LaneSlot, state) == 0);
 const _: () = assert!(offset_of!(LaneSlot, state_since_ns) == 8);
 const _: () = assert!(offset_of!(LaneSlot, batch_cpu) == 16);
@@ -77,12 +105,20 @@ const _: () = assert!(offset_of!(LaneSlot, borrowed_ns) == 40);
 const _: () = assert!(offset_of!(LaneSlot, overlapped_ns) == 48);
 const _: () = assert!(offset_of!(LaneSlot, napped_ns) == 56);
 const _: () = assert!(offset_of!(LaneSlot, policy_state) == 64);
-const _: () = assert!(offset_of!(LaneSlot, counted_to_ns) == 96);
-const _: () = assert!(offset_of!(LaneSlot, counted_busy_ns) == 104);
-const _: () = assert!(offset_of!(LaneSlot, ipc) == 112);
-const _: () = assert!(offset_of!(LaneSlot, wakes) == 120);
-const _: () = assert!(offset_of!(LaneSlot, reaction) == 128);
-const _: () = assert!(offset_of!(LaneSlot, wake) == 128 + 4864);
+const _: () = assert!(offset_of!(LaneSlot, counted_ran_ns) == 96);
+const _: () = assert!(offset_of!(LaneSlot, counted_shared_ns) == 104);
+const _: () = assert!(offset_of!(LaneSlot, wakes) == 112);
+const _: () = assert!(offset_of!(LaneSlot, hotplug) == 120);
+const _: () = assert!(offset_of!(LaneSlot, ipc_milli) == 128);
+const _: () = assert!(offset_of!(LaneSlot, ipc_since_ns) == 136);
+const _: () = assert!(offset_of!(LaneSlot, ipc_until_ns) == 144);
+const _: () = assert!(offset_of!(LaneSlot, critical) == 152);
+const _: () = assert!(offset_of!(LaneSlot, account_claim) == 160);
+const _: () = assert!(offset_of!(LaneSlot, account_index) == 168);
+const _: () = assert!(offset_of!(LaneSlot, check_nap) == 176);
+const _: () = assert!(offset_of!(LaneSlot, guard_nap) == 184);
+const _: () = assert!(offset_of!(LaneSlot, reaction) == 256);
+const _: () = assert!(offset_of!(LaneSlot, wake) == 256 + 4864);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNLANE" is used nowhere else.
 unsafe impl Slot for LaneSlot {
@@ -90,24 +126,39 @@ unsafe impl Slot for LaneSlot {
     const CHANNEL: &'static str = "lane";
 }
 
-/// The part of [`LaneSlot::ipc`] that is no time. What it leaves of the time counts milliseconds.
-const IPC_BITS: u32 = 20;
-const IPC_MAX: u64 = (1 << IPC_BITS) - 1;
-/// For how long an IPC counts as that of now. Counters are read at the request lane's own timer interrupts, the rarest of which
-/// come every 10 ms.
+/// Bits of [`LaneSlot::hotplug`]: a request lane that is gone serves nobody, and a batch lane
+/// that is gone lends nothing.
+pub const REQUEST_OFFLINE: u64 = 1;
+pub const BATCH_OFFLINE: u64 = 2;
+
+/// For how long an IPC counts as that of now. Counters are read at the request lane's own timer
+/// interrupts, the rarest of which come every 10 ms.
 const IPC_TRUSTED_NS: u64 = 25_000_000;
 
 impl LaneSlot {
-    /// The request lane's IPC as of `now_ns`.
-    pub fn publish_ipc(&self, ipc_milli: u64, now_ns: u64) {
-        self.ipc.store(now_ns & !IPC_MAX | ipc_milli.min(IPC_MAX), Relaxed);
+    /// The request lane's IPC over a window. One writer: the lane's guard.
+    pub fn publish_ipc(&self, ipc_milli: u64, since_ns: u64, until_ns: u64) {
+        self.ipc_since_ns.store(0, Relaxed);
+        // Release fence: orders the 0 before the words; pairs with the
+        // acquire fence in `ipc_milli`.
+        fence(Release);
+        self.ipc_milli.store(ipc_milli, Relaxed);
+        self.ipc_until_ns.store(until_ns, Relaxed);
+        // Release: orders the words before this; pairs with the acquire load in `ipc_milli`.
+        self.ipc_since_ns.store(since_ns, Release);
     }
 
-    /// The request lane's IPC, unless that was long ago.
-    pub fn ipc_milli(&self, now_ns: u64) -> Option<u64> {
-        let word = self.ipc.load(Relaxed);
-        let fresh = word != 0 && now_ns.saturating_sub(word & !IPC_MAX) < IPC_TRUSTED_NS;
-        fresh.then_some(word & IPC_MAX)
+    /// The IPC of the request that started at `started_ns`, as it was lately: none that was
+    /// measured, in part or whole, in the requests before it.
+    pub fn ipc_milli(&self, started_ns: u64, now_ns: u64) -> Option<u64> {
+        let since_ns = self.ipc_since_ns.load(Acquire);
+        let (ipc_milli, until_ns) = (self.ipc_milli.load(Relaxed), self.ipc_until_ns.load(Relaxed));
+        // Acquire fence: orders the words before the second look.
+        fence(Acquire);
+        let whole = since_ns != 0 && self.ipc_since_ns.load(Relaxed) == since_ns;
+        let own = started_ns != 0 && since_ns >= started_ns;
+        let fresh = now_ns.saturating_sub(until_ns) < IPC_TRUSTED_NS;
+        (whole && own && fresh).then_some(ipc_milli)
     }
 
     /// Says which lanes this slot is about, before any batch thread runs.
@@ -116,17 +167,25 @@ impl LaneSlot {
         self.request_cpu.store(u64::from(request_cpu), Relaxed);
     }
 
-    /// The batch thread runs, naps or leaves from `now_ns` on; the time since the last change is counted by what it was.
+    /// The lane is run on, napped on or left from `now_ns` on; the time since the last change
+    /// counts for the state that ends.
     pub fn enter(&self, state: LaneState, now_ns: u64) {
-        // Swapped, not stored: of two threads that change places here, each span is counted by one alone.
+        // Swapped, not stored: of two threads that change places here, each
+        // span is counted by one alone.
         let since_ns = self.state_since_ns.swap(now_ns, Relaxed);
         let previous = self.state.swap(state as u64, Relaxed);
-        if previous == LaneState::Napping as u64 {
+        if LaneState::naps(previous) {
             self.napped_ns.fetch_add(now_ns.saturating_sub(since_ns), Relaxed);
         }
-        if state == LaneState::Napping && previous != LaneState::Napping as u64 {
+        if LaneState::naps(state as u64) && !LaneState::naps(previous) {
             self.naps.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Whether the kernel counts what the batch runs here: else it is unknown what it borrowed and
+    /// overlapped.
+    pub fn is_counted(&self) -> bool {
+        self.account_claim.load(Relaxed) != 0
     }
 
     /// A stretch of running next to an idle request lane.
@@ -152,21 +211,36 @@ mod tests {
     use crate::memory::Memory;
     use crate::signal::page::Page;
 
-    #[test]
-    fn an_ipc_is_believed_for_a_while() {
+    fn page() -> Page<LaneSlot> {
         let memory =
             Memory::create_segment(libc::IPC_PRIVATE, Page::<LaneSlot>::bytes(1), 0o600).unwrap();
         memory.remove_name().unwrap();
-        let page: Page<LaneSlot> = Page::format(memory, 1, 0, &[0; 32]).unwrap();
+        Page::format(memory, 1, 0, &[0; 32]).unwrap()
+    }
+
+    #[test]
+    fn an_ipc_is_that_of_the_request_it_was_measured_in_and_believed_for_a_while() {
+        const MS: u64 = 1_000_000;
+        let page = page();
         let slot = page.slot(0).unwrap();
-        assert_eq!(slot.ipc_milli(0), None, "nobody measures");
-        let now_ns = 5_000_000_000;
-        slot.publish_ipc(850, now_ns);
-        assert_eq!(slot.ipc_milli(now_ns), Some(850));
-        assert_eq!(slot.ipc_milli(now_ns + 20_000_000), Some(850));
-        assert_eq!(slot.ipc_milli(now_ns + IPC_TRUSTED_NS), None);
-        assert_eq!(slot.ipc_milli(now_ns - 3_000_000), Some(850), "another CPU's clock");
-        slot.publish_ipc(u64::MAX, now_ns);
-        assert_eq!(slot.ipc_milli(now_ns), Some(IPC_MAX));
+        assert_eq!(slot.ipc_milli(1, 1), None, "nobody measures");
+        slot.publish_ipc(850, 100 * MS, 110 * MS);
+        assert_eq!(slot.ipc_milli(99 * MS, 110 * MS), Some(850));
+        assert_eq!(slot.ipc_milli(99 * MS, 130 * MS), Some(850));
+        assert_eq!(slot.ipc_milli(99 * MS, 135 * MS), None, "too old");
+        assert_eq!(slot.ipc_milli(100 * MS + 1, 110 * MS), None, "it began in the request before");
+        assert_eq!(slot.ipc_milli(0, 110 * MS), None, "nobody says when the request started");
+        assert_eq!(slot.ipc_milli(99 * MS, 107 * MS), Some(850), "another CPU's clock");
+    }
+
+    #[test]
+    fn a_nap_that_changes_hands_is_one_nap() {
+        let page = page();
+        let slot = page.slot(0).unwrap();
+        slot.enter(LaneState::Running, 10);
+        slot.enter(LaneState::Napping, 20);
+        slot.enter(LaneState::Held, 30);
+        slot.enter(LaneState::Running, 50);
+        assert_eq!((slot.naps.load(Relaxed), slot.napped_ns.load(Relaxed)), (1, 30));
     }
 }

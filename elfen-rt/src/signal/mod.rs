@@ -2,14 +2,16 @@
 //!
 //! | channel | writer | readers |
 //! | --- | --- | --- |
-//! | [`task`] | the kernel, on every context switch | checks, the `elfen` command, C through `elfen.h` |
+//! | [`task`] | the kernel, on every context switch | checks, the `elfen` command, `elfen.h` |
 //! | [`service`] | the latency-critical service | checks, the `elfen` command |
 //! | [`lane`] | batch threads | the `elfen` command |
 //! | [`control`] | the `elfen` parent of a batch | checks |
 //!
-//! Every page starts with a [`page::PageHeader`] and goes on in slots of one type. All fields are atomic, because
-//! another process writes them, and nothing read from a page is ever used as an index, a length or a pointer.
+//! Every page starts with a [`page::PageHeader`] and goes on in slots of one type. All fields are
+//! atomic, because another process writes them, and nothing read from a page is ever used as an
+//! index, a length or a pointer.
 
+pub mod account;
 pub mod control;
 pub mod histogram;
 pub mod lane;
@@ -19,4 +21,4 @@ pub mod snapshot;
 pub mod task;
 
 /// Goes up when the meaning or the place of any field changes. `ELFEN_ABI_VERSION` in `elfen.h`.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;

@@ -1,8 +1,9 @@
 //! The header that every channel page starts with, and the only way to get from bytes to slots.
 //!
-//! A reader copies each header field once, holds the copies against what this build expects and against the size that
-//! the kernel reports, and uses nothing but its own constants afterwards. So a page that is cut, zeroed, of another
-//! version or rewritten later can give wrong values, and never a wild access.
+//! A reader copies each header field once, holds the copies against what this build expects
+//! and against the size that the kernel reports, and uses nothing but its own constants
+//! afterwards. So a page that is cut, zeroed, of another version or rewritten later can give
+//! wrong values, and never a wild access.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -19,11 +20,11 @@ pub const NAME_BYTES: usize = 32;
 /// A slot count above this is a broken page: Linux knows no machine with more CPUs.
 pub const SLOTS_MAX: u32 = 8192;
 
-/// The first 128 bytes of every page. Written once, by whoever makes the page.
+/// The first 128 bytes of every page. Written once, by the page's maker.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct PageHeader {
-    /// Which channel this is. Stored last, with release: who reads it with acquire sees the rest.
+    /// Which channel this is. Stored last, with release: a reader that acquires it sees the rest.
     pub magic: AtomicU64,
     pub version: AtomicU32,
     pub slot_count: AtomicU32,
@@ -48,13 +49,13 @@ const _: () = assert!(offset_of!(PageHeader, name) == 32);
 /// The type of a channel's slots.
 ///
 /// # Safety
-/// 1. `repr(C)`, aligned to 128, and every field is an atomic integer or an array or structure of them: then any
-///    bytes are a valid value, and writers elsewhere are no data race.
+/// 1. `repr(C)`, aligned to 128, and every field is an atomic integer or an array or structure of
+///    them: then any bytes are a valid value, and writers elsewhere are no data race.
 /// 2. No other slot type has the same `MAGIC`.
 pub unsafe trait Slot: Sized {
     /// Eight ASCII letters, readable in a hex dump.
     const MAGIC: [u8; 8];
-    /// What the channel is called in errors.
+    /// The channel's name in errors.
     const CHANNEL: &'static str;
 }
 
@@ -192,10 +193,12 @@ impl<S: Slot> Page<S> {
             return None;
         }
         let offset = HEADER_BYTES + size_of::<S>() * index as usize;
-        // SAFETY: `open` checked that `slot_count` slots lie inside the memory, and `index` is below it.
+        // SAFETY: `open` checked that `slot_count` slots lie inside the
+        // memory, and `index` is below it.
         let slot: NonNull<S> = unsafe { self.memory.base().add(offset) }.cast();
-        // SAFETY: `Memory` keeps the bytes mapped as long as `self`, the kernel maps at page boundaries and both sizes are
-        // multiples of 128, and `Slot` promises that any bytes are a valid `S` that others may write.
+        // SAFETY: `Memory` keeps the bytes mapped as long as `self`, the kernel maps at page
+        // boundaries and both sizes are multiples of 128, and `Slot` promises that any bytes are a
+        // valid `S` that others may write.
         Some(unsafe { slot.as_ref() })
     }
 
@@ -241,7 +244,8 @@ pub fn check_slot_count<S: Slot>(found: u32) -> Result<(), PageError> {
 
 fn check<S: Slot>(header: &PageHeader, mapped: usize) -> Result<u32, PageError> {
     let channel = S::CHANNEL;
-    // Acquire: pairs with the release in `write_header`. Each field is loaded once: its writer may not be honest.
+    // Acquire: pairs with the release in `write_header`. Each field is loaded once: its
+    // writer may not be honest.
     let magic = header.magic.load(Acquire);
     let version = header.version.load(Relaxed);
     let slot_size = header.slot_size.load(Relaxed);
@@ -272,8 +276,9 @@ fn check<S: Slot>(header: &PageHeader, mapped: usize) -> Result<u32, PageError> 
 
 fn header_of(memory: &Memory) -> &PageHeader {
     debug_assert!(memory.len() >= HEADER_BYTES);
-    // SAFETY: both callers checked that the memory holds a header; it stays mapped as long as `memory`, starts at a page
-    // boundary, and a header is nothing but atomics, for which any bytes will do.
+    // SAFETY: both callers checked that the memory holds a header; it stays mapped as
+    // long as `memory`, starts at a page boundary, and a header is nothing but atomics,
+    // for which any bytes will do.
     unsafe { memory.base().cast().as_ref() }
 }
 

@@ -1,8 +1,11 @@
-//! What a latency-critical service says about itself: its queue, its running request, its latencies.
+//! What a latency-critical service says about itself: its queue, its
+//! running request, its latencies.
 //!
-//! One slot per request lane. A slot has one writer, which claims it with its [`Identity`]; the queue length has a line
-//! of its own, because the thread that queues is seldom the one that serves. The writing half is [`crate::service`].
+//! One slot per request lane. A slot has one writer, which claims it with its [`Identity`]; the
+//! queue length has a line of its own, because the thread that queues is seldom the one that
+//! serves. The writing half is [`crate::service`].
 
+use core::ffi::c_int;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -15,7 +18,7 @@ use crate::process::{Identity, Liveness, pid_namespace};
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ServiceSlot {
-    /// The [`Identity`] of the process that writes this slot; 0 while nobody does.
+    /// The [`Identity`] of the process that writes this slot; 0 while none does.
     pub writer: AtomicU64,
     /// The request lane's CPU, as the writer was told.
     pub cpu: AtomicU64,
@@ -30,7 +33,9 @@ pub struct ServiceSlot {
     /// What the serving thread has executed so far, if the service counts; both 0 if it does not.
     pub instructions: AtomicU64,
     pub cycles: AtomicU64,
-    reserved_request: [AtomicU64; 10],
+    /// When they were counted.
+    pub counted_at_ns: AtomicU64,
+    reserved_request: [AtomicU64; 9],
 
     /// The queueing thread's line. Requests that wait, the running one not among them.
     pub queue_len: AtomicU64,
@@ -49,6 +54,7 @@ const _: () = assert!(offset_of!(ServiceSlot, finished_requests) == 144);
 const _: () = assert!(offset_of!(ServiceSlot, request_arrived_ns) == 152);
 const _: () = assert!(offset_of!(ServiceSlot, instructions) == 160);
 const _: () = assert!(offset_of!(ServiceSlot, cycles) == 168);
+const _: () = assert!(offset_of!(ServiceSlot, counted_at_ns) == 176);
 const _: () = assert!(offset_of!(ServiceSlot, queue_len) == 256);
 const _: () = assert!(offset_of!(ServiceSlot, latency) == 384);
 
@@ -58,18 +64,20 @@ unsafe impl Slot for ServiceSlot {
     const CHANNEL: &'static str = "service";
 }
 
-/// Who writes a slot.
+/// The writer of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writer {
-    /// Nobody has claimed the slot.
+    /// No process has claimed the slot.
     Nobody,
     Process(Identity, Liveness),
 }
 
-/// Keys of services start with this byte, so that they can be told from other segments of the machine.
+/// Keys of services start with this byte, so that they can be told from
+/// other segments of the machine.
 const KEY_PREFIX: u32 = 0xe1;
 
-/// The segment key of a service's name: a prefix and 24 bits of FNV-1a. Two names can share a key; the page's name tells.
+/// The segment key of a service's name: a prefix and 24 bits of FNV-1a. Two names can share a
+/// key; the page's name tells.
 pub const fn key_of(name: &[u8; NAME_BYTES]) -> i32 {
     let mut hash = 0x811c_9dc5_u32;
     let mut at = 0;
@@ -80,7 +88,8 @@ pub const fn key_of(name: &[u8; NAME_BYTES]) -> i32 {
     (KEY_PREFIX << 24 | (hash ^ (hash >> 24)) & 0x00ff_ffff).cast_signed()
 }
 
-/// A service's name as pages hold it: 1 to 31 bytes, NUL-padded. `None` for a longer one, an empty one, or one with a NUL.
+/// A service's name as pages hold it: 1 to 31 bytes, NUL-padded. `None` for a longer one, an
+/// empty one, or one with a NUL.
 pub fn page_name(name: &str) -> Option<[u8; NAME_BYTES]> {
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.len() >= NAME_BYTES || bytes.contains(&0) {
@@ -109,6 +118,8 @@ pub enum OpenError {
     Namespace,
     /// `/proc` does not tell who we are.
     NoProc,
+    /// The page belongs to this user, whom the process that opens it does not trust.
+    Foreign(u32),
 }
 
 impl core::fmt::Display for OpenError {
@@ -122,6 +133,9 @@ impl core::fmt::Display for OpenError {
                 write!(f, "the service page has {found} slots, asked for were {asked}")
             }
             Self::Namespace => f.write_str("the service page belongs to another pid namespace"),
+            Self::Foreign(uid) => {
+                write!(f, "the service page belongs to user {uid}, who is neither you nor root")
+            }
             Self::NoProc => f.write_str("/proc is needed to tell who writes a page"),
         }
     }
@@ -144,11 +158,27 @@ pub struct ServiceReader {
 }
 
 impl ServiceReader {
+    /// The page of `name`, if it is ours or root's.
     pub fn open(name: &str) -> Result<Self, OpenError> {
+        Self::open_of(name, None)
+    }
+
+    /// The same, if it may also be that of another user, whom the caller trusts.
+    pub fn open_of(name: &str, trusted: Option<u32>) -> Result<Self, OpenError> {
         let name = page_name(name).ok_or(OpenError::Name)?;
         let memory =
             Memory::attach_segment(key_of(&name), Access::Read).map_err(OpenError::Memory)?;
+        let owner = memory.owner().ok_or(OpenError::Memory(MemoryError::Absent))?;
+        if !owner.is_ours_or_roots() && trusted != Some(owner.uid) {
+            return Err(OpenError::Foreign(owner.uid));
+        }
         Self::from_memory(memory, &name)
+    }
+
+    /// The page in a segment that a process which the caller trusts has opened.
+    pub fn open_segment(id: c_int) -> Result<Self, OpenError> {
+        let memory = Memory::attach_id(id, Access::Read).map_err(OpenError::Memory)?;
+        Self::from_page(Page::open(memory)?)
     }
 
     /// Checks the page in `memory`, which must be the service's.
@@ -157,8 +187,21 @@ impl ServiceReader {
         if page.name() != *name {
             return Err(OpenError::Taken);
         }
+        Self::from_page(page)
+    }
+
+    fn from_page(page: Page<ServiceSlot>) -> Result<Self, OpenError> {
         let theirs = page.header().pid_namespace.load(Relaxed);
         Ok(Self { same_namespace: theirs == pid_namespace(), page })
+    }
+
+    pub fn name(&self) -> [u8; NAME_BYTES] {
+        self.page.name()
+    }
+
+    /// By which other processes can open the same page.
+    pub fn segment_id(&self) -> Option<c_int> {
+        self.page.memory().segment_id()
     }
 
     pub fn lanes(&self) -> u32 {
@@ -170,17 +213,21 @@ impl ServiceReader {
         self.page.slot(lane)
     }
 
-    /// Whether a slot is that of the request lane `cpu`.
+    /// Whether a slot is that of the request lane `cpu`: one that no service has claimed yet is no
+    /// lane's.
     pub fn stands_for(&self, lane: u32, cpu: u32) -> bool {
-        self.slot(lane).is_some_and(|slot| slot.cpu.load(Relaxed) == u64::from(cpu))
+        self.slot(lane).is_some_and(|slot| {
+            slot.writer.load(Relaxed) != 0 && slot.cpu.load(Relaxed) == u64::from(cpu)
+        })
     }
 
-    /// The slot of the request lane `cpu`. A restarted service may have claimed another.
+    /// The slot of the request lane `cpu`. A service claims its lanes one by one, and may have
+    /// claimed them in another order after a restart.
     pub fn lane_of(&self, cpu: u32) -> Option<u32> {
         (0..self.lanes()).find(|&lane| self.stands_for(lane, cpu))
     }
 
-    /// Who writes a slot, and whether they live. System calls: for slow paths.
+    /// The writer of a slot, and whether it lives. System calls: for slow paths.
     pub fn writer(&self, lane: u32) -> Writer {
         // Acquire: what the writer stored before its claim is seen with it.
         let word = self.slot(lane).map_or(0, |slot| slot.writer.load(Acquire));

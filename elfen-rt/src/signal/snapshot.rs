@@ -1,8 +1,9 @@
 //! Several words of one writer, read together or not at all.
 //!
-//! The writer counts up `begun`, stores the words, then counts up `done`; a reader loads `done`, the words, then `begun`.
-//! If both counters agree, no write overlapped the read. The writer never waits; a reader tries a few times and gives up,
-//! because a writer that was killed between its two counters would hold it for ever.
+//! The writer counts up `begun`, stores the words, then counts up `done`; a reader loads `done`,
+//! the words, then `begun`. If both counters agree, no write overlapped the read. The writer never
+//! waits; a reader tries a few times and gives up, because a writer that was killed between its two
+//! counters would hold it for ever.
 //!
 //! Generic over the word so that the model checker can run this very code on its own atomics.
 
@@ -38,7 +39,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// How often a reader looks again. A write takes a few nanoseconds; 16 in a row that collide mean a dead writer.
+/// How often a reader looks again. A write takes a few nanoseconds; 16 in a row that
+/// collide mean a dead writer.
 const TRIES: u32 = 16;
 
 /// The writer's half: `write` stores the words, relaxed.
@@ -115,7 +117,8 @@ mod tests {
         }
     }
 
-    /// Every interleaving of a writer with a reader: the two words belong together, or nothing is said.
+    /// Every interleaving of a writer with a reader: the two words belong
+    /// together, or nothing is said.
     #[test]
     fn a_reader_never_sees_half_a_write() {
         loom::model(|| {

@@ -1,42 +1,46 @@
-//! Who runs on every CPU: the thesis's `cpu_task_map`, as the kernel writes it and a check reads it.
+//! Who runs on every CPU: the thesis's `cpu_task_map`, as the kernel
+//! writes it and a check reads it.
 //!
-//! One writer (the sched_switch program, on its own CPU), any number of readers, no lock: a check can afford one load.
-//! `task` and `switched_at_ns` read one after the other may belong to two different switches; [`TaskSlot::snapshot`] is
-//! for those who may not.
+//! One writer (the sched_switch program, on its own CPU), any number of readers, no lock: a check
+//! can afford one load. `task` and `switched_at_ns` read one after the other may belong to two
+//! different switches; [`TaskSlot::snapshot`] is for readers that may not mix them.
 //!
-//! A timestamp costs the kernel a clock read on every switch, so a CPU gets one only while somebody holds a lease on
-//! it: [`WatchSlot::renew`] asks for one, and it runs out on its own if the asker dies.
+//! A timestamp costs the kernel a clock read on every switch, so a CPU gets one only while a reader
+//! holds a lease on it: [`WatchSlot::renew`] asks for one, and it runs out on its own if the asker
+//! dies.
 
 use core::ffi::CStr;
 use core::fmt;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
+use super::account::{ACCOUNTS, Account, Claim, Counted};
 use super::page::{NAME_BYTES, Page, PageError, Slot};
 use super::snapshot;
 use crate::bpf::{self, Descriptor};
 use crate::memory::{Access, Memory, MemoryError};
-use crate::nap::device::{self, Device, DeviceError};
+use crate::nanonap::{DeviceError, Nanonap};
 
 /// What the kernel says about one CPU. Entry `cpu + 1` of the map; entry 0 is the page's header.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct TaskSlot {
-    /// `tgid << 32 | tid` of the running task in one store, ids of the initial pid namespace; 0 while the CPU idles,
-    /// [`UNKNOWN`] until its first switch.
+    /// `tgid << 32 | tid` of the running task in one store, ids of the initial pid namespace; 0
+    /// while the CPU idles, [`UNKNOWN`] until its first switch.
     pub task: AtomicU64,
-    /// When `task` was switched in, CLOCK_MONOTONIC; 0 if nobody watched this CPU then.
+    /// When `task` was switched in, CLOCK_MONOTONIC; 0 if no reader watched this CPU then.
     pub switched_at_ns: AtomicU64,
-    /// Context switches of this CPU since the map was made. Stored after the other words: `done` of a snapshot.
+    /// Context switches of this CPU since the map was made. Stored after the other
+    /// words: `done` of a snapshot.
     pub switches: AtomicU64,
     /// The same count, stored before the other words: `begun` of a snapshot.
     pub switches_begun: AtomicU64,
     /// The writer's own: the renewal it saw last, and when that lease ends.
     pub lease_renewal: AtomicU64,
     pub lease_end_ns: AtomicU64,
-    /// How long the CPU was not idle while somebody watched, up to its last switch to or from idle.
+    /// How long the CPU was not idle while a reader watched, up to its last switch to or from idle.
     pub busy_ns: AtomicU64,
-    /// When the CPU turned busy; 0 while it idles, or if nobody watched then.
+    /// When the CPU turned busy; 0 while it idles, or if no reader watched then.
     pub busy_since_ns: AtomicU64,
     reserved: [AtomicU64; 8],
 }
@@ -57,7 +61,8 @@ unsafe impl Slot for TaskSlot {
     const CHANNEL: &'static str = "task map";
 }
 
-/// The task word of a CPU that has not switched since the map was made. Not 0: who is unknown counts as busy.
+/// The task word of a CPU that has not switched since the map was made. Not 0: an unknown task
+/// counts as busy.
 pub const UNKNOWN: u64 = u64::MAX;
 
 /// The task that a CPU runs.
@@ -100,18 +105,18 @@ impl Running {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch {
     pub running: Running,
-    /// `None` if nobody watched the CPU then.
+    /// `None` if no reader watched the CPU then.
     pub at_ns: Option<u64>,
     pub count: u64,
     /// How long the CPU had been busy, while watched, when it last turned busy or idle.
     pub busy_ns: u64,
-    /// When it turned busy; `None` while it idles, or if nobody watched then.
+    /// When it turned busy; `None` while it idles, or if no reader watched then.
     pub busy_since_ns: Option<u64>,
 }
 
 impl Switch {
-    /// How long the CPU has been busy, while watched, up to `now_ns`. Two of these make the busy time between them, however
-    /// often it turned busy and idle.
+    /// How long the CPU has been busy, while watched, up to `now_ns`. Two of these make the busy
+    /// time between them, however often it turned busy and idle.
     pub fn busy_until_ns(&self, now_ns: u64) -> u64 {
         let running_ns = self.busy_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
         self.busy_ns.saturating_add(running_ns)
@@ -143,15 +148,22 @@ impl TaskSlot {
     }
 }
 
-/// One word a CPU in a second map, which readers may write: who counts it up has the CPU's switches timed for
-/// [`LEASE_NS`] from the next switch on.
-#[repr(C)]
+/// What readers ask of the kernel about one CPU, in a second map, which they may write.
+#[repr(C, align(64))]
 #[derive(Debug)]
 pub struct WatchSlot {
+    /// Counted up: the CPU's switches are timed for [`LEASE_NS`] from the next switch on.
     pub renewals: AtomicU64,
+    /// Of a batch lane: one more than its request lane's CPU; 0 before the first claim.
+    pub request: AtomicU64,
+    /// Of a batch lane: the [`Claim`]s of the runs that want an account; 0 where there is room.
+    pub claims: [AtomicU64; ACCOUNTS],
+    reserved: [AtomicU64; 3],
 }
 
-const _: () = assert!(size_of::<WatchSlot>() == 8);
+const _: () = assert!(size_of::<WatchSlot>() == 64);
+const _: () = assert!(offset_of!(WatchSlot, request) == 8);
+const _: () = assert!(offset_of!(WatchSlot, claims) == 16);
 
 /// How long a lease lasts after the first switch that sees it. Watchers renew four times as often.
 pub const LEASE_NS: u64 = 4_000_000_000;
@@ -159,13 +171,30 @@ pub const LEASE_NS: u64 = 4_000_000_000;
 impl WatchSlot {
     /// Asks for timestamps on this CPU for another lease.
     fn renew(&self) {
-        // Relaxed: the kernel only compares it with what it saw last. Added, not stored: watchers share the word.
+        // Relaxed: the kernel only compares it with what it saw last. Added, not
+        // stored: watchers share the word.
         self.renewals.fetch_add(1, Relaxed);
+    }
+
+    /// Puts `own` into a word without a living claim; returns its index.
+    fn claim(&self, own: Claim, is_dead: impl Fn(Claim) -> bool) -> Option<usize> {
+        let words = || self.claims.iter().map(|word| word.load(Relaxed)).enumerate();
+        if let Some((at, _)) = words().find(|&(_, word)| word == own.word()) {
+            return Some(at);
+        }
+        let free = |word| Claim::from_word(word).is_none_or(&is_dead);
+        // Relaxed: the kernel takes the word as it finds it; of two claims on the same room one
+        // gets it.
+        let take = |at: usize, word| {
+            let claims = self.claims.get(at)?;
+            claims.compare_exchange(word, own.word(), Relaxed, Relaxed).ok()
+        };
+        words().find(|&(at, word)| free(word) && take(at, word).is_some()).map(|(at, _)| at)
     }
 }
 
-/// Where `elfen signals up` mounts an eBPF file system of our own. Not `/sys/fs/bpf`: distributions close that to all but
-/// root.
+/// Where `elfen signals up` mounts an eBPF file system of our own. Not `/sys/fs/bpf`: distributions
+/// close that to all but root.
 pub const PIN_DIR: &str = "/run/elfen/bpf";
 /// The pins: the map, the leases, and the link that keeps the program attached.
 pub const MAP_PIN: &CStr = c"/run/elfen/bpf/tasks";
@@ -209,28 +238,31 @@ enum MapWriter {
     /// The eBPF program: its leases, and the descriptors with its link.
     Program { watch: Memory, descriptors: Descriptors },
     /// The nanonap module, which cannot go while its map is mapped; timing needs its file.
-    Module { file: Option<Descriptor> },
+    Module { module: Option<Nanonap> },
 }
 
-/// What a task map is opened from, and what a child that inherits these can open it from again.
+/// The descriptors from which a task map is opened, and from which a child that inherits them can
+/// open it again.
 #[derive(Debug)]
 pub struct Descriptors {
     pub tasks: Descriptor,
     pub watch: Descriptor,
-    /// The program's link: an open descriptor of it keeps the program running whoever else dies.
+    /// The program's link: an open descriptor of it keeps the program running whichever other
+    /// process dies.
     pub link: Descriptor,
 }
 
 impl TaskMap {
-    /// Maps what `elfen signals up` has pinned. Needs read and write permission on the pins and no capability; the map
-    /// is frozen, so that even its own group can map it read-only alone.
+    /// Maps what `elfen signals up` has pinned. Needs read and write permission on the pins and no
+    /// capability; the map is frozen, so that even its own group can map it read-only alone.
     pub fn open_pinned() -> Result<Self, TaskMapError> {
         let open = |pin| bpf::object_get(pin).map_err(TaskMapError::Open);
         let (link, tasks, watch) = (open(LINK_PIN)?, open(MAP_PIN)?, open(WATCH_PIN)?);
         Self::from_descriptors(Descriptors { tasks, watch, link })
     }
 
-    /// Maps a task map from its descriptors; they are looked at, and refused if they are no eBPF maps.
+    /// Maps a task map from its descriptors; they are looked at, and refused
+    /// if they are no eBPF maps.
     pub fn from_descriptors(descriptors: Descriptors) -> Result<Self, TaskMapError> {
         let tasks = bpf::map_array(&descriptors.tasks, size_of::<TaskSlot>(), Access::Read);
         let page = Page::open(tasks.map_err(TaskMapError::Open)?)?;
@@ -245,14 +277,35 @@ impl TaskMap {
 
     /// Maps the nanonap module's task map.
     pub fn open_module() -> Result<Self, DeviceError> {
-        let (file, page) = Device::open()?.into_map();
-        Ok(Self { page, writer: MapWriter::Module { file: Some(file) } })
+        let module = Nanonap::open()?;
+        let page = Page::open(module.map()?)?;
+        Ok(Self { page, writer: MapWriter::Module { module: Some(module) } })
     }
 
-    /// The same, holding no descriptor: nobody is timed on behalf of this map.
+    /// The same, holding no descriptor: no CPU is timed on behalf of this map.
     pub(crate) fn open_module_unseen() -> Result<Self, DeviceError> {
-        let (_, page) = Device::open()?.into_map();
-        Ok(Self { page, writer: MapWriter::Module { file: None } })
+        let page = Page::open(Nanonap::open()?.map()?)?;
+        Ok(Self { page, writer: MapWriter::Module { module: None } })
+    }
+
+    /// A map of our own, for tests that play the kernel; no CPU is timed, and nothing is counted,
+    /// but by them.
+    #[doc(hidden)]
+    pub fn for_tests(cpus: u32) -> Self {
+        let accounts = cpus as usize * ACCOUNTS * size_of::<Account>();
+        let memory = Page::<TaskSlot>::bytes(cpus) + accounts;
+        let memory = Memory::create_segment(libc::IPC_PRIVATE, memory, 0o600);
+        let page = memory.map(|memory| {
+            let _removed = memory.remove_name();
+            Page::format(memory, cpus, 0, &TASK_MAP_NAME)
+        });
+        let Ok(Ok(page)) = page else { unreachable!("a test has memory") };
+        Self { page, writer: MapWriter::Module { module: None } }
+    }
+
+    #[doc(hidden)]
+    pub fn account_for_tests(&self, cpu: u32, index: usize) -> &Account {
+        self.account_at(cpu, index).unwrap_or_else(|| unreachable!("a test knows its CPUs"))
     }
 
     /// How many CPUs the map has room for: one more than the highest possible CPU.
@@ -265,27 +318,89 @@ impl TaskMap {
         self.page.slot(cpu)
     }
 
-    /// Has a CPU's switches timed for another lease; `false` if there is no such CPU. From the module, timing lasts as
-    /// long as this map.
+    /// Has a CPU's switches timed for another lease; `false` if there is no such CPU. From the
+    /// module, timing lasts as long as this map.
     pub fn renew(&self, cpu: u32) -> bool {
-        if cpu >= self.cpus() {
-            return false;
-        }
         match &self.writer {
-            MapWriter::Program { watch, .. } => {
-                // SAFETY: `from_descriptors` checked that there are as many leases as CPUs.
-                let slot = unsafe { watch.base().cast::<WatchSlot>().add(cpu as usize) };
-                // SAFETY: the mapping lives as long as `self`, starts at a page boundary, and holds atomics alone.
-                unsafe { slot.as_ref() }.renew();
-                true
+            MapWriter::Program { .. } => self.watch(cpu).inspect(|slot| slot.renew()).is_some(),
+            MapWriter::Module { module } => {
+                cpu < self.cpus() && module.as_ref().is_some_and(|m| m.watch(cpu, true).is_ok())
             }
-            MapWriter::Module { file: Some(file) } => device::watch(file, cpu, true).is_ok(),
-            MapWriter::Module { file: None } => false,
         }
     }
 
-    /// For handing the map to a child, with what keeps the program attached; `None` of the module's map, which a child opens
-    /// for itself.
+    /// Has the kernel count how long tasks that descend from `own` run on a batch lane, and how
+    /// much of that beside the request lane. Says which of the lane's accounts it is; `None` if
+    /// there is no room, or from the module, which keeps none.
+    pub fn claim(
+        &self,
+        batch: u32,
+        request: u32,
+        own: Claim,
+        is_dead: impl Fn(Claim) -> bool,
+    ) -> Option<usize> {
+        let watch = self.watch(batch)?;
+        // Relaxed: every run on this lane stores the same.
+        watch.request.store(u64::from(request) + 1, Relaxed);
+        watch.claim(own, is_dead)
+    }
+
+    /// Ends a claim.
+    pub fn disclaim(&self, batch: u32, own: Claim) {
+        let claims = self.watch(batch).map(|watch| &watch.claims);
+        for claim in claims.into_iter().flatten() {
+            // Relaxed: see `claim`. Another claim stays.
+            let _ours = claim.compare_exchange(own.word(), 0, Relaxed, Relaxed);
+        }
+    }
+
+    /// One of a batch lane's accounts, if it is `claim`'s.
+    pub fn account(&self, batch: u32, index: usize, claim: u64) -> Option<Counted> {
+        self.account_at(batch, index)?.counted(claim)
+    }
+
+    /// All of a batch lane's accounts that are claimed.
+    pub fn accounts(&self, batch: u32) -> impl Iterator<Item = Counted> {
+        (0..ACCOUNTS).filter_map(move |index| {
+            let account = self.account_at(batch, index)?;
+            let claim = Claim::from_word(account.claim.load(Relaxed))?;
+            account.counted(claim.word())
+        })
+    }
+
+    /// Accounts follow the slots in the program's map; the module's ends with its slots.
+    fn account_at(&self, cpu: u32, index: usize) -> Option<&Account> {
+        if cpu >= self.cpus() || index >= ACCOUNTS {
+            return None;
+        }
+        let offset = Page::<TaskSlot>::bytes(self.cpus())
+            + (cpu as usize * ACCOUNTS + index) * size_of::<Account>();
+        let memory = self.page.memory();
+        if offset + size_of::<Account>() > memory.len() {
+            return None;
+        }
+        // SAFETY: the account lies inside the memory, by the line above.
+        let account = unsafe { memory.base().add(offset) }.cast::<Account>();
+        // SAFETY: the mapping lives as long as `self` and starts at a page boundary, the
+        // offset is a multiple of 128, and an account is nothing but atomics, which the
+        // kernel writes while we read.
+        Some(unsafe { account.as_ref() })
+    }
+
+    fn watch(&self, cpu: u32) -> Option<&WatchSlot> {
+        let MapWriter::Program { watch, .. } = &self.writer else { return None };
+        if cpu >= self.cpus() {
+            return None;
+        }
+        // SAFETY: `from_descriptors` checked that there are as many watch slots as CPUs.
+        let slot = unsafe { watch.base().cast::<WatchSlot>().add(cpu as usize) };
+        // SAFETY: the mapping lives as long as `self`, starts at a page
+        // boundary, and holds atomics alone.
+        Some(unsafe { slot.as_ref() })
+    }
+
+    /// For handing the map to a child, with what keeps the program attached; `None` of the module's
+    /// map, which a child opens for itself.
     pub fn descriptors(&self) -> Option<&Descriptors> {
         match &self.writer {
             MapWriter::Program { descriptors, .. } => Some(descriptors),
@@ -297,3 +412,27 @@ impl TaskMap {
 /// The name in the header of every task map.
 pub const TASK_MAP_NAME: [u8; NAME_BYTES] =
     *b"tasks\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(front: u32) -> Claim {
+        Claim::of_run(front, front + 1)
+    }
+
+    /// Goal: every run that lives keeps its account, and the dead make room. Method:
+    /// more claims than accounts.
+    #[test]
+    fn the_dead_make_room() {
+        // SAFETY: nothing but atomic integers, of which zero is a value.
+        let watch: WatchSlot = unsafe { core::mem::zeroed() };
+        let nobody = |_| false;
+        let all = [10, 20, 30].map(|front| watch.claim(claim(front), nobody));
+        assert_eq!(all, [Some(0), Some(1), Some(2)]);
+        assert_eq!(watch.claim(claim(20), nobody), Some(1), "its own, again");
+        assert_eq!(watch.claim(claim(40), nobody), None, "all of them live");
+        assert_eq!(watch.claim(claim(40), |held| held == claim(30)), Some(2));
+        assert_eq!(watch.claim(claim(20), |_| true), Some(1), "never twice");
+    }
+}

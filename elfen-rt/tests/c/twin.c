@@ -7,18 +7,25 @@
 #define AT(type, field) __builtin_offsetof(struct type, field) / 8
 
 /* The 64-bit words of each slot in the order of their names in the test. */
-FIELDS(task_words, AT(elfen_task_slot, task), AT(elfen_task_slot, switched_at_ns), AT(elfen_task_slot, switches),
-       AT(elfen_task_slot, switches_begun), AT(elfen_task_slot, busy_ns), AT(elfen_task_slot, busy_since_ns));
-FIELDS(lane_words, AT(elfen_lane_slot, state), AT(elfen_lane_slot, state_since_ns), AT(elfen_lane_slot, batch_cpu),
-       AT(elfen_lane_slot, request_cpu), AT(elfen_lane_slot, naps), AT(elfen_lane_slot, borrowed_ns),
-       AT(elfen_lane_slot, overlapped_ns), AT(elfen_lane_slot, napped_ns), AT(elfen_lane_slot, policy_state),
-       AT(elfen_lane_slot, policy_state[3]), AT(elfen_lane_slot, counted_to_ns), AT(elfen_lane_slot, counted_busy_ns),
-       AT(elfen_lane_slot, ipc), AT(elfen_lane_slot, wakes), AT(elfen_lane_slot, reaction.max_ns), AT(elfen_lane_slot, wake.max_ns));
+FIELDS(task_words, AT(elfen_task_slot, task), AT(elfen_task_slot, switched_at_ns),
+       AT(elfen_task_slot, switches), AT(elfen_task_slot, switches_begun),
+       AT(elfen_task_slot, busy_ns), AT(elfen_task_slot, busy_since_ns));
+FIELDS(lane_words, AT(elfen_lane_slot, state), AT(elfen_lane_slot, state_since_ns),
+       AT(elfen_lane_slot, batch_cpu), AT(elfen_lane_slot, request_cpu),
+       AT(elfen_lane_slot, naps), AT(elfen_lane_slot, borrowed_ns),
+       AT(elfen_lane_slot, overlapped_ns), AT(elfen_lane_slot, napped_ns),
+       AT(elfen_lane_slot, policy_state), AT(elfen_lane_slot, policy_state[3]),
+       AT(elfen_lane_slot, counted_ran_ns), AT(elfen_lane_slot, counted_shared_ns),
+       AT(elfen_lane_slot, wakes), AT(elfen_lane_slot, hotplug),
+       AT(elfen_lane_slot, ipc_milli), AT(elfen_lane_slot, ipc_since_ns),
+       AT(elfen_lane_slot, ipc_until_ns), AT(elfen_lane_slot, critical),
+       AT(elfen_lane_slot, account_claim), AT(elfen_lane_slot, account_index),
+       AT(elfen_lane_slot, check_nap), AT(elfen_lane_slot, guard_nap),
+       AT(elfen_lane_slot, reaction.max_ns), AT(elfen_lane_slot, wake.max_ns));
 FIELDS(control_words, AT(elfen_control_slot, generation), AT(elfen_control_slot, generation_begun),
        AT(elfen_control_slot, policy), AT(elfen_control_slot, budget_ns),
        AT(elfen_control_slot, budget_until_ns), AT(elfen_control_slot, slo_latency_ns),
-       AT(elfen_control_slot, slo_per_million), AT(elfen_control_slot, ref_ipc_milli),
-       AT(elfen_control_slot, busy_when), AT(elfen_control_slot, service_process));
+       AT(elfen_control_slot, slo_per_million), AT(elfen_control_slot, ref_ipc_milli));
 
 struct channel {
 	const char *name;
@@ -27,9 +34,13 @@ struct channel {
 	const size_t *words;
 };
 #define CHANNEL(name, magic) \
-	{ #name, magic, sizeof(struct elfen_##name##_slot), sizeof(name##_words) / sizeof(size_t), name##_words }
-static const struct channel channels[] = { CHANNEL(task, ELFEN_MAGIC_TASK), CHANNEL(lane, ELFEN_MAGIC_LANE),
-					   CHANNEL(control, ELFEN_MAGIC_CONTROL) };
+	{ #name, magic, sizeof(struct elfen_##name##_slot), \
+	  sizeof(name##_words) / sizeof(size_t), name##_words }
+static const struct channel channels[] = {
+	CHANNEL(task, ELFEN_MAGIC_TASK),
+	CHANNEL(lane, ELFEN_MAGIC_LANE),
+	CHANNEL(control, ELFEN_MAGIC_CONTROL),
+};
 
 static elfen_u64 page[4096 / 8 * 4] ELFEN_ALIGNED;
 
@@ -56,8 +67,8 @@ static int show(const struct channel *channel)
 	size_t i, size = fread(page, 1, sizeof(page), stdin);
 	char line[128];
 
-	if (elfen_page_check((struct elfen_page_header *)page, size, channel->magic, (elfen_u32)channel->slot_size,
-			     &error)) {
+	if (elfen_page_check((struct elfen_page_header *)page, size, channel->magic,
+			     (elfen_u32)channel->slot_size, &error)) {
 		elfen_explain(&error, line, sizeof(line));
 		printf("%s\n", line);
 		return 1;
@@ -77,7 +88,10 @@ static int refuse(const struct elfen_error *error)
 	return 1;
 }
 
-/* Serves lane 1 of 2: three finished requests, one running, until stdin ends; then ends it and lets the slot go. */
+/*
+ * Serves lane 1 of 2: three finished requests, one running, until stdin ends; then
+ * ends it and lets the slot go.
+ */
 static int serve(const char *name)
 {
 	struct elfen_service service;
@@ -85,7 +99,8 @@ static int serve(const char *name)
 	struct elfen_error error;
 	int i;
 
-	if (elfen_service_open(&service, name, 2, &error) || elfen_service_claim(&service, 1, 3, &error))
+	if (elfen_service_open(&service, name, 2, &error) ||
+	    elfen_service_claim(&service, 1, 3, &error))
 		return refuse(&error);
 	slot = elfen_service_at(&service, 1);
 	for (i = 0; i < 3; i++) {
@@ -117,16 +132,43 @@ static int read_service(const char *name)
 		return refuse(&error);
 	slot = elfen_service_at(&service, 0);
 	printf("%d %llu %llu %llu %llu %d", (int)(ELFEN_LOAD(slot->writer) >> 42),
-	       (unsigned long long)ELFEN_LOAD(slot->cpu), (unsigned long long)ELFEN_LOAD(slot->queue_len),
+	       (unsigned long long)ELFEN_LOAD(slot->cpu),
+	       (unsigned long long)ELFEN_LOAD(slot->queue_len),
 	       (unsigned long long)ELFEN_LOAD(slot->running_request),
 	       (unsigned long long)ELFEN_LOAD(slot->finished_requests),
 	       ELFEN_LOAD(slot->latency.max_ns) >= 1000000000u);
 	return 0;
 }
 
+/*
+ * An account with a stretch that still runs: 100 ns and 50 of them shared, since 1000, when the
+ * lane had been busy for 40.
+ */
+static int account(void)
+{
+	struct elfen_account account;
+	elfen_u64 words[sizeof(account) / 8];
+	size_t i;
+
+	memset(&account, 0, sizeof(account));
+	account.claim = (elfen_u64)ELFEN_CLAIM_SELF << 32 | 7;
+	account.begun = account.done = 3;
+	account.ran_ns = 100;
+	account.shared_ns = 50;
+	account.since_ns = 1000;
+	account.busy_at_ns = 40;
+	memcpy(words, &account, sizeof(account));
+	for (i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+		printf("%s%llu", i ? " " : "", (unsigned long long)words[i]);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	size_t i;
+
+	if (argc == 2 && !strcmp(argv[1], "account"))
+		return account();
 
 	if (argc == 2 && !strcmp(argv[1], "lease"))
 		return printf("%llu", ELFEN_LEASE_NS) < 0;

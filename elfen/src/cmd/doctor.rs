@@ -5,21 +5,20 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use elfen_console::failure::{Failure, Status as Exit};
+use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_host::doctor::answers::Answers;
+use elfen_host::doctor::probe::{self, Trial};
+use elfen_host::doctor::verdict::Verdict;
+use elfen_host::doctor::{self, Check, Group, Machine, Status};
+use elfen_host::lanes::Lanes;
+use elfen_host::source::Source;
+use elfen_host::topology::Topology;
 use serde::Serialize;
-
-use super::failure::{Failure, Status as Exit};
-use super::lane_args::{self, LaneArgs};
-use crate::host::doctor::answers::Answers;
-use crate::host::doctor::probe::{self, Trial};
-use crate::host::doctor::verdict::Verdict;
-use crate::host::doctor::{self, Check, Group, Machine, Status};
-use crate::host::lanes::Lanes;
-use crate::host::source::Source;
-use crate::host::topology::Topology;
 
 const AFTER: &str = "\
 Each line says yes, no or warn; under conflicts, yes means that there is none. The last line says \
-whether borrow-idle can run here. Exit status: 0 if it can, 1 if not.
+whether borrow-idle can run here. Exit status: 0 if it can, 3 if not.
 
 Examples:
   elfen doctor                      what can run here, as this user
@@ -53,7 +52,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let source = open(args)?;
-    let topology = lane_args::topology(&source)?;
+    let topology = topology(&source)?;
     let lanes = args.lanes.resolve(&topology)?;
     let answers = match args.machine {
         Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(&error))?,
@@ -72,10 +71,10 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         out.write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let paint = Paint { on: super::colours() };
+    let paint = Paint { on: elfen_console::output::colours() };
     let report = Report::new(&checks, &verdict);
-    super::print(out, args.json, &report, || text(&checks, &verdict, paint))?;
-    Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Failed as u8 }))
+    elfen_console::output::print(out, args.json, &report, || text(&checks, &verdict, paint))?;
+    Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
 }
 
 fn open(args: &Args) -> Result<Source, Failure> {

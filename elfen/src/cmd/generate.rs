@@ -1,7 +1,7 @@
 //! `elfen generate`: man pages and completions from the command line itself, for packages.
 //!
-//! Hidden from help: who builds a package calls it, and nobody else needs it. Pages say what `--help` says, in the sections
-//! that readers of manuals look for.
+//! Hidden from help: a packager calls it, and no user needs it. Pages say what `--help` says, in
+//! the sections that readers of manuals look for.
 
 use std::fs;
 use std::io::{self, Write};
@@ -12,9 +12,9 @@ use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
+use elfen_console::failure::{Failure, Status};
 
-use super::failure::{Failure, Status};
-use super::{help, settings};
+use super::help;
 
 /// Write man pages or completions into a folder
 #[derive(clap::Args, Debug)]
@@ -34,10 +34,10 @@ enum What {
     Completions,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args, cli: &Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let written = match args.what {
-        What::Man => man(&args.folder),
-        What::Completions => completions(&args.folder),
+        What::Man => man(cli, &args.folder),
+        What::Completions => completions(cli, &args.folder),
     };
     let written = written.map_err(|error| {
         let what = format!("writing into {:?}", args.folder.display().to_string());
@@ -50,19 +50,18 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 /// The command as users see it.
-fn visible() -> Command {
+fn visible(cli: &Command) -> Command {
     let hidden = Command::is_hide_set;
-    let full = settings::command();
-    let shown: Vec<Command> = full.get_subcommands().filter(|sub| !hidden(sub)).cloned().collect();
+    let shown: Vec<Command> = cli.get_subcommands().filter(|sub| !hidden(sub)).cloned().collect();
     let bare = Command::new("elfen")
         .version(env!("CARGO_PKG_VERSION"))
-        .about(full.get_about().cloned().unwrap_or_default())
+        .about(cli.get_about().cloned().unwrap_or_default())
         .subcommand_required(true);
     bare.subcommands(shown).disable_help_subcommand(true)
 }
 
-fn completions(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut command = visible();
+fn completions(cli: &Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut command = visible(cli);
     let shells = [Shell::Bash, Shell::Zsh, Shell::Fish];
     shells
         .map(|shell| clap_complete::generate_to(shell, &mut command, "elfen", folder))
@@ -70,8 +69,8 @@ fn completions(folder: &Path) -> io::Result<Vec<PathBuf>> {
         .collect()
 }
 
-fn man(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut command = visible();
+fn man(cli: &Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut command = visible(cli);
     command.build();
     let mut written = Vec::new();
     pages(&command, "elfen", folder, &mut written)?;
@@ -96,7 +95,8 @@ fn pages(
 
 fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
     let is_top = name == "elfen";
-    // The page's name has hyphens, its synopsis the words that one types; clap's own Display is the name.
+    // The page's name has hyphens, its synopsis the words that one types;
+    // clap's own Display is the name.
     let titled = command.clone().display_name(name.to_owned()).disable_help_subcommand(true);
     let man = Man::new(titled);
     let mut page = Vec::new();
@@ -110,7 +110,7 @@ fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
     if command.get_subcommands().next().is_some() {
         man.render_subcommands_section(&mut page)?;
     }
-    let rest = if is_top { top_sections() } else { sections(command) };
+    let rest = if is_top { top_sections(command) } else { sections(command) };
     rest.to_writer(&mut page)?;
     Ok(page)
 }
@@ -142,12 +142,12 @@ fn sections(command: &Command) -> Roff {
         }
     }
     roff.control("SH", ["SEE ALSO"]);
-    roff.text([bold("elfen"), roman("(1), for exit statuses, variables and files")]);
+    roff.text([bold("elfen"), roman("(1), for exit statuses and variables")]);
     roff
 }
 
 /// What holds for all subcommands.
-fn top_sections() -> Roff {
+fn top_sections(command: &Command) -> Roff {
     let mut roff = Roff::new();
     for table in help::tables() {
         roff.control("SH", [table.heading.to_uppercase().as_str()]);
@@ -158,15 +158,13 @@ fn top_sections() -> Roff {
         }
         let note = match table.heading {
             "Exit status" => help::FAILURES,
-            "Files" => help::ORDER,
             _ => continue,
         };
         roff.control("PP", []);
         roff.text([roman(note)]);
     }
     roff.control("SH", ["SEE ALSO"]);
-    let pages = visible();
-    let names = pages.get_subcommands().map(|sub| format!("elfen-{}", sub.get_name()));
+    let names = command.get_subcommands().map(|sub| format!("elfen-{}", sub.get_name()));
     let mut list: Vec<Inline> = names.flat_map(|name| [bold(name), roman("(1), ")]).collect();
     list.pop();
     list.push(roman("(1)"));

@@ -1,8 +1,5 @@
-//! What holds for every subcommand, as `elfen --help` and the man page have it: exit statuses,
-//! variables, files.
-
-use super::settings::KNOWN;
-use crate::host::settings::{MACHINE_FILE, VARIABLE};
+//! What holds for every subcommand, as `elfen --help` and the man page have it:
+//! exit statuses and variables.
 
 /// A heading, and rows of two columns.
 pub(crate) struct Table {
@@ -10,20 +7,33 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<(String, String)>,
 }
 
-/// Exit statuses. `run` and `serve` have those of the program as soon as it is started.
-const STATUSES: [(&str, &str); 7] = [
+/// Exit statuses. `run` has those of the program as soon as it is started.
+const STATUSES: [(&str, &str); 8] = [
     ("0", "success"),
     ("1", "failure: it could have worked, and did not"),
-    ("2", "wrong arguments, variables or settings"),
+    ("2", "wrong arguments or variables"),
     ("3", "unsupported: this machine or kernel lacks what is needed"),
-    ("126", "run, serve: the program cannot be run"),
-    ("127", "run, serve: the program is not found"),
-    ("other", "run, serve: the program's own; 128 + N after signal N"),
+    ("126", "run: the program cannot be run"),
+    ("127", "run: the program is not found"),
+    ("130", "ended by Ctrl-C; 128 + N after signal N"),
+    ("other", "run: the program's own; 128 + N after signal N"),
 ];
 
-/// Variables that are no default of an option.
-const OTHER_VARIABLES: [(&str, &str); 6] = [
-    (VARIABLE, "one settings file to read instead of those below"),
+/// A flag goes before its variable.
+const VARIABLES: [(&str, &str); 18] = [
+    ("ELFEN_LANES", "default of --lanes"),
+    ("ELFEN_POLICY", "default of --policy of `run` and `set`"),
+    ("ELFEN_BUDGET", "default of their --budget"),
+    ("ELFEN_SLO", "default of their --slo"),
+    ("ELFEN_REF_IPC", "default of their --ref-ipc"),
+    ("ELFEN_SERVICE", "default of `run --service`"),
+    ("ELFEN_SERVICE_USER", "default of `run --service-user`"),
+    ("ELFEN_USER", "default of `run --user`"),
+    ("ELFEN_SIGNAL", "default of `run --signal`"),
+    ("ELFEN_NAP", "default of `run --nap`"),
+    ("ELFEN_INJECT", "default of `run --inject`"),
+    ("ELFEN_LOOK_EVERY", "default of `run --look-every`"),
+    ("ELFEN_LOOK_SLACK", "default of `run --look-slack`"),
     ("ELFEN_GROUP", "default of `signals up --group`: elfen"),
     ("ELFEN_LIB", "a further folder with libraries and programs of Elfen"),
     ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
@@ -31,33 +41,18 @@ const OTHER_VARIABLES: [(&str, &str); 6] = [
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),
 ];
 
-const FILES: [(&str, &str); 2] = [
-    ("$XDG_CONFIG_HOME/elfen/config.toml", "settings of the user; ~/.config without it"),
-    (MACHINE_FILE, "settings of the machine"),
-];
-
-pub(crate) fn tables() -> [Table; 3] {
+pub(crate) fn tables() -> [Table; 2] {
     let owned = |(left, right): &(&str, &str)| ((*left).to_owned(), (*right).to_owned());
-    let option = |known: &super::settings::Known| {
-        (known.variable.to_owned(), format!("default of --{}", known.key))
-    };
-    let variables = KNOWN.iter().map(option).chain(OTHER_VARIABLES.iter().map(owned));
     [
         Table { heading: "Exit status", rows: STATUSES.iter().map(owned).collect() },
-        Table { heading: "Environment", rows: variables.collect() },
-        Table { heading: "Files", rows: FILES.iter().map(owned).collect() },
+        Table { heading: "Environment", rows: VARIABLES.iter().map(owned).collect() },
     ]
 }
 
-/// A flag goes before a variable, and so on; how a file looks.
-pub(crate) const ORDER: &str = "\
-A flag goes before a variable, a variable before the user's file, that before the machine's, and \
-that before what is built in; `elfen config` shows what holds. Keys of the files are the names of \
-the options: policy = \"fixed-budget\", budget = \"2ms\".";
-
 /// A failure's shape.
-pub(crate) const FAILURES: &str = "A failure is one line on stderr: `elfen: what failed: why; what to do`. Where the machine lacks \
-     what `run` needs, a screen below it says what works, what doesn't, and the next step.";
+pub(crate) const FAILURES: &str = "\
+     A failure is one line on stderr: `elfen: what failed: why; what to do`. Where the machine \
+     lacks what `run` needs, a screen below it says what works, what doesn't, and the next step.";
 
 const COLUMNS: usize = 78;
 
@@ -67,16 +62,11 @@ pub(crate) fn all() -> String {
         let row = |(left, right): &(String, String)| format!("  {left:width$}  {right}\n");
         format!("{}:\n{}\n", table.heading, table.rows.iter().map(row).collect::<String>())
     };
-    let [status, environment, files] = tables();
+    let [status, environment] = tables();
     let example =
         "Example:\n  elfen doctor     what works on this machine, and what to do next\n\n";
-    let (failures, order) = (filled(FAILURES), filled(ORDER));
-    format!(
-        "{example}{}{failures}\n\n{}{}{order}",
-        table(&status),
-        table(&environment),
-        table(&files)
-    )
+    let failures = filled(FAILURES);
+    format!("{example}{}{failures}\n\n{}", table(&status), table(&environment))
 }
 
 /// Lines of one column's width, broken between words.
@@ -111,8 +101,8 @@ mod tests {
         found
     }
 
-    /// Goal: every command's help ends with an example, and is whole on a terminal of 80 columns. Method: what stands after
-    /// the options; prose has one line a paragraph, for clap to break.
+    /// Goal: every command's help ends with an example, and is whole on a terminal of 80 columns.
+    /// Method: what stands after the options; prose has one line a paragraph, for clap to break.
     #[test]
     fn every_command_has_an_example() {
         let cli = Cli::command();

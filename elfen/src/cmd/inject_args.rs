@@ -5,10 +5,9 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use elfen_console::failure::{Failure, Status};
+use elfen_console::output::warn;
 use elfen_instrument::{Inject, Plan, Reason, find_library, inspect};
-
-use super::failure::{Failure, Status};
-use super::warn;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum InjectName {
@@ -28,7 +27,7 @@ pub(crate) enum InjectName {
     Cyg,
 }
 
-/// What was chosen.
+/// The injection that was chosen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Chosen {
     pub(crate) inject: Inject,
@@ -55,7 +54,8 @@ impl InjectName {
     }
 }
 
-/// A file that says nothing of itself is started under its guard; whether it can be started, the kernel says.
+/// A file that says nothing of itself is started under its guard; whether it can be
+/// started, the kernel says.
 fn best(program: &OsStr) -> Result<Chosen, Failure> {
     let Ok(file) = inspect(program) else { return Ok(GUARD) };
     let plan = file.best();

@@ -1,20 +1,22 @@
-//! What `elfen run` says on a machine that lacks something it needs: one screen with what works, what doesn't and why, and
-//! the one next step.
+//! What `elfen run` says on a machine that lacks something it needs: one screen with what works,
+//! what doesn't and why, and the one next step.
 //!
-//! The findings are `elfen doctor`'s; here they are only held against what this run asked for, and cut to what fits. Who
-//! named a mechanism, as in `--signal tasks`, gets the one line about it instead.
+//! The findings are `elfen doctor`'s; here they are only held against what this run asked for, and
+//! cut to what fits. A user who named a mechanism, as in `--signal tasks`, gets the one line about
+//! it instead.
+
+use elfen_console::failure::{Failure, Status as Exit};
+use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_host::doctor::verdict::Verdict;
+use elfen_host::doctor::{self, Check, Enough, Group, Machine, Status};
+use elfen_host::source::Source;
 
 use super::doctor::{listed, wrap};
-use super::failure::{Failure, Status as Exit};
-use super::lane_args::{self, LaneArgs};
-use crate::host::doctor::verdict::Verdict;
-use crate::host::doctor::{self, Check, Enough, Group, Machine, Status};
-use crate::host::source::Source;
 
 const COLUMNS: usize = 80;
 /// `yes  injection  `.
 const MARGIN: usize = 16;
-/// What the verifier says can fill the screen by itself.
+/// The verifier's message can fill the screen by itself.
 const LINES_A_MECHANISM: usize = 2;
 const LINES_OF_STEP: usize = 4;
 
@@ -28,11 +30,11 @@ const NEEDS: [(Group, &str); 4] = [
 const NEXT: &str = "next: ";
 const LAST: &str = "`elfen doctor` lists every mechanism, and what would bring it\n";
 
-/// Looks at the machine for what is missing. `seen` is what the run itself stumbled over, and is all there is to say where
-/// nothing else is missing.
+/// Looks at the machine for what is missing. `seen` is the failure that the run itself met, and is
+/// all there is to say where nothing else is missing.
 pub(super) fn failure(lanes: &LaneArgs, names_a_service: bool, seen: Failure) -> Failure {
     let source = Source::live();
-    let topology = match lane_args::topology(&source) {
+    let topology = match topology(&source) {
         Ok(topology) => topology,
         Err(failure) => return failure,
     };
@@ -109,7 +111,7 @@ fn screen(checks: &[Check], step: &str) -> String {
     text + "\n" + NEXT + &step + "\n" + LAST
 }
 
-/// The one mechanism and what is to be said of it, or the names of several.
+/// The one mechanism that works and what its check found, or the names of several.
 fn what_works(checks: &[Check], group: Group) -> String {
     let working: Vec<&Check> = of_use(checks, group).filter(|check| works(check)).collect();
     if let [only] = working.as_slice() {
@@ -138,17 +140,17 @@ fn page_works(checks: &[Check]) -> bool {
     named(checks, "service-page").is_some_and(works)
 }
 
-/// What keeps the kernel itself from telling who runs, whoever asks.
+/// The check that keeps the kernel itself from telling who runs, whichever user asks.
 fn unable(checks: &[Check]) -> Option<&Check> {
     let of_kernel = ["kernel-version", "kernel-types", "sched-switch"];
     of_kernel.into_iter().filter_map(|name| named(checks, name)).find(|check| !works(check))
 }
 
-const PUBLISH: &str = "name a service that publishes its requests, which takes neither root nor eBPF \
-                       (`elfen run --signal service --service NAME`)";
+const PUBLISH: &str = "name a service that publishes its requests, which takes neither root nor \
+                       eBPF (`elfen run --signal service --service NAME`)";
 
-/// What brings a signal soonest: root's help where the kernel is able, the cure where root itself is refused, and else the
-/// page, which needs nobody's leave.
+/// The step that brings a signal soonest: root's help where the kernel is able, the cure where root
+/// itself is refused, and else the page, which needs no permission.
 fn signal_step(machine: &Machine<'_>, checks: &[Check]) -> String {
     let fix = |name: &str| named(checks, name).map_or(String::new(), |it| it.finding.fix.clone());
     let privileged = machine.answers.capabilities.is_some_and(|has| has.bpf && has.perfmon);

@@ -4,16 +4,15 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use elfen_console::failure::{Failure, Status};
+use elfen_console::table;
+use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_host::cpulist::CpuSet;
+use elfen_host::lanes::{self, Lanes};
+use elfen_host::pair::Pair;
+use elfen_host::source::Source;
+use elfen_host::topology::{CoreKind, Topology};
 use serde::Serialize;
-
-use super::failure::{Failure, Status};
-use super::lane_args::{self, LaneArgs};
-use super::table;
-use crate::host::cpulist::CpuSet;
-use crate::host::lanes::{self, Lanes};
-use crate::host::pair::Pair;
-use crate::host::source::Source;
-use crate::host::topology::{CoreKind, Topology};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,17 +43,17 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let source = open(args)?;
-    let topology = lane_args::topology(&source)?;
+    let topology = topology(&source)?;
     if args.record {
         out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     let lanes = args.lanes.resolve(&topology)?;
     for warning in &lanes.warnings {
-        super::warn(warning);
+        elfen_console::output::warn(warning);
     }
     let report = Report::new(&topology, lanes, args.lanes.by_hand());
-    super::print(out, args.json, &report, || report.text())?;
+    elfen_console::output::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,16 +5,16 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_console::output::warn;
+use elfen_host::metrics::server::{self, Scraped};
+use elfen_host::metrics::{Seen, scrape};
+use elfen_host::run::find;
+use elfen_host::services::{Tails, services};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::TaskMap;
 
-use super::failure::{Failure, Status, to_stderr};
 use super::status;
-use super::warn;
-use crate::host::metrics::server::{self, Scraped};
-use crate::host::metrics::{Seen, scrape};
-use crate::host::run::find;
-use crate::host::services::{Tails, services};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -8,35 +8,42 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_console::output::warn;
+use elfen_console::{duration, usage};
+use elfen_host::args::lanes::LaneArgs;
+use elfen_host::args::looks::LookArgs;
+use elfen_host::args::nap::NapName;
+use elfen_host::args::signals::{self as signal_args, refuse};
+use elfen_host::pair;
+use elfen_host::pair::Pair;
+use elfen_host::run::channels::{Channels, Error, Service, Signals, Wanted, Writer};
+use elfen_host::run::figures::{self, Figures};
+use elfen_host::run::front::{self, Ending};
+use elfen_host::run::guard;
+use elfen_host::run::ipc::Counts;
+use elfen_host::run::report::Report;
+use elfen_host::run::{Order, User};
 use elfen_instrument::Inject;
-use elfen_kernel::sleep::Alarm;
 use elfen_kernel::task_map::Source;
 use elfen_rt::clock::{monotonic_ns, nanos};
-use elfen_rt::nap::{Kind, Nap};
-use elfen_rt::signal::control::Settings;
-use serde::Serialize;
+use elfen_rt::nap::Kind;
+use elfen_rt::signal::control::PolicyKind;
 
-use super::failure::{Failure, Status, to_stderr};
 use super::inject_args::{Chosen, InjectName};
-use super::lane_args::LaneArgs;
-use super::look_args::{LookArgs, Looked};
+use super::lacking;
 use super::policy_args::PolicyArgs;
-use super::{duration, lacking, signals, usage, warn};
-use crate::host::pair;
-use crate::host::run::Order;
-use crate::host::run::channels::{Channels, Error, Wanted, Writer};
-use crate::host::run::figures::{self, Figures};
-use crate::host::run::front::{self, Ending};
-use crate::host::run::ipc::Counts;
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen run --lanes 0:1 -- xz -9 backup.tar          only while CPU 0 idles
   elfen run --signal service --service shop -- make -j8   without privileges
-  elfen run --policy fixed-budget --budget 2ms --service shop -- ./batch
+  elfen run --policy refresh-budget -- ./batch   beside the only service here
+  sudo elfen run --user build -- make -j8        as another user than root
 
-The exit status is the program's own; 126 if it cannot be run, 127 if it is not found. Before anything is started: \
-2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other failures.
+The exit status is the program's own; 126 if it cannot be run, 127 if it is not found. Before \
+anything is started: 2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other \
+failures.
 
 The program finds its channels in ELFEN_RUN.";
 
@@ -51,19 +58,27 @@ pub(crate) struct Args {
     lanes: LaneArgs,
 
     /// Where to learn what the request lanes do
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_SIGNAL")]
     signal: Wanted,
 
     /// The service whose page to read, by the name it published under
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", env = "ELFEN_SERVICE")]
     service: Option<String>,
 
+    /// Trust the service's page of this user, and not only one's own and root's
+    #[arg(long, value_name = "USER", env = "ELFEN_SERVICE_USER")]
+    service_user: Option<String>,
+
+    /// Run the program as this user; for root
+    #[arg(long, value_name = "USER", env = "ELFEN_USER")]
+    user: Option<String>,
+
     /// How a guard waits on its lane
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
     nap: NapName,
 
     /// How the program is checked, besides by its guard
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_INJECT")]
     inject: InjectName,
 
     #[command(flatten)]
@@ -83,182 +98,249 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What the machine lacks, of which the run has seen something.
+    /// The failure that says what the machine lacks; `seen` is the one that the run has met.
     fn lacking(&self, seen: Failure) -> Failure {
         lacking::failure(&self.lanes, self.service.is_some(), seen)
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub(super) enum NapName {
-    /// The first of these that this machine has
-    Auto,
-    /// MWAIT in the kernel, by the nanonap module
-    Device,
-    /// UMWAIT, on Intel CPUs with WAITPKG
-    Umwait,
-    /// MWAITX, on AMD CPUs
-    Mwaitx,
-    /// Asleep in the kernel, for programs with checks; others may have the lane meanwhile
-    Block,
-    /// PAUSE, which runs anywhere and yields the least
-    Spin,
-}
-
-impl NapName {
-    pub(super) fn of(kind: Kind) -> Self {
-        match kind {
-            Kind::Device => Self::Device,
-            Kind::Umwait => Self::Umwait,
-            Kind::Mwaitx => Self::Mwaitx,
-            Kind::Block => Self::Block,
-            Kind::Spin => Self::Spin,
-        }
-    }
-
-    pub(super) fn open(self) -> Result<(Nap, Option<Alarm>), Failure> {
-        let kind = match self {
-            Self::Auto => return Ok((Nap::auto(), None)),
-            Self::Block => {
-                let alarm = Alarm::attach().map_err(|e| signals::failure("nap block", &e))?;
-                return Ok((Nap::Block, Some(alarm)));
-            }
-            Self::Device => Kind::Device,
-            Self::Umwait => Kind::Umwait,
-            Self::Mwaitx => Kind::Mwaitx,
-            Self::Spin => Kind::Spin,
-        };
-        Nap::open(kind).map(|nap| (nap, None)).map_err(|missing| {
-            let fix = "use --nap auto for the first that works; `elfen doctor` lists them all";
-            Failure::new(Status::Unsupported, format!("nap {}", kind.name()), missing, fix)
-        })
-    }
-}
-
-#[derive(Serialize)]
-struct Report<'a> {
-    policy: &'static str,
-    budget_ns: u64,
-    lanes: &'a str,
-    signal: &'static str,
-    nap: &'static str,
-    /// Whose counters `dynamic-budget` goes by; absent under other policies.
-    ipc: Option<&'static str>,
-    inject: &'static str,
-    #[serde(flatten)]
-    looked: Looked,
-    wall_ns: u64,
-    #[serde(flatten)]
-    figures: Figures,
-    /// Absent without a task map.
-    request_busy_ns: Option<u64>,
-    /// As a shell sees it.
-    exit_status: u8,
-}
-
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let order = order(args)?;
+    usage::check_program("run", &args.program)?;
+    let signals = signals(args)?;
+    let (order, taken) = order(args, &signals)?;
     let mut report = args.report.as_ref().map(create).transpose()?;
-    let channels = Channels::open(&order, args.signal, args.service.as_deref());
-    let channels = Arc::new(channels.map_err(|error| match error {
-        Error::Nothing(_) => args.lacking(refuse(&error)),
-        _ => refuse(&error),
-    })?);
-    require_a_service(&order, &channels)?;
+    let channels = Arc::new(Channels::open(&order, signals).map_err(|error| refuse(&error))?);
     require_tasks_to_block(&order, &channels)?;
-    let lanes = pair::list(&order.pairs);
-    let signal = signal_name(&channels);
-    let policy = args.policy.name();
-    let nap = order.nap.kind().name();
-    let inject = order.inject.name();
-    let ipc = channels.counts.as_ref().map(Counts::name);
-    let chosen = format!(
-        "{policy} on lanes {lanes}; signal {signal}{}, nap {nap}, inject {inject}, guards look every {}",
-        ipc.map(|ipc| format!(", ipc {ipc}")).unwrap_or_default(),
-        duration::show(nanos(order.looks.every))
-    );
+    let chosen = Announced::of(&order, &channels);
+    let line = chosen.line(&order, taken.as_deref());
     if args.dry_run {
-        writeln!(out, "{chosen}").map_err(Failure::output)?;
+        writeln!(out, "{line}").map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    to_stderr(&chosen);
+    to_stderr(&line);
+    if let Some(user) = &order.user {
+        let given = channels.give_to(user.uid.as_raw(), user.gid.as_raw());
+        given.map_err(|error| refuse(&error))?;
+    }
     channels.renew_leases();
     let (start_ns, busy_ns) = (monotonic_ns(), figures::request_busy_ns(&channels));
     let failed = |error| Failure::new(Status::Failed, "running the batch", error, "try again");
     let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
     let ending = front::run(&order, &channels, &inheritance).map_err(failed)?;
-    let busy_ns =
-        figures::request_busy_ns(&channels).zip(busy_ns).map(|(after, before)| after - before);
+    let busy = figures::request_busy_ns(&channels).zip(busy_ns);
+    let holds = channels.settings().unwrap_or(order.settings);
     let measured = Report {
-        policy,
-        budget_ns: channels.control().budget_ns.load(Relaxed),
-        lanes: &lanes,
-        signal,
-        nap,
-        ipc,
-        inject,
-        looked: order.looks.into(),
+        policy: holds.policy.name().to_owned(),
+        budget_ns: holds.budget_ns,
+        policy_was_set: channels.wanted().generation.load(Relaxed) != 0,
         wall_ns: monotonic_ns() - start_ns,
         figures: Figures::of(channels.lanes()),
-        request_busy_ns: busy_ns,
+        // Where a lease ran out meanwhile, the lanes were not timed all the while.
+        request_busy_ns: busy.map(|(after, before)| after.saturating_sub(before)),
+        nap_of_checks: figures::nap_of_checks(channels.lanes()).map(str::to_owned),
         exit_status: exit_status(ending),
+        ..chosen.report(&order)
     };
     if !matches!(ending, Ending::Refused { .. }) {
-        to_stderr(&measured.summary());
+        to_stderr(&summary(&measured));
     }
     if let (Some(file), Some(path)) = (&mut report, &args.report) {
-        super::print_json(file, &measured)
+        elfen_console::output::print_json(file, &measured)
             .map_err(|_| Failure::unwritable("report", path, "the disk is full"))?;
     }
     end(&order, ending)
 }
 
-fn order(args: &Args) -> Result<Order, Failure> {
-    usage::check_program("run", &args.program)?;
-    let (settings, slo) = args.policy.settings()?;
+/// The sources of signals that the user asked for.
+fn signals(args: &Args) -> Result<Signals, Failure> {
+    let trusted = args.service_user.as_deref().map(user_of).transpose()?;
+    let trusted = trusted.map(|user| user.uid.as_raw());
+    let service = match &args.service {
+        Some(name) => Some(Service::open(name, trusted).map_err(|error| refuse(&error))?),
+        None => only_service(args, trusted)?,
+    };
+    let published = service.is_some();
+    Signals::open(args.signal, service).map_err(|error| match error {
+        Error::Nothing(_) => lacking::failure(&args.lanes, published, refuse(&error)),
+        _ => refuse(&error),
+    })
+}
+
+/// Budgets are given to requests. With one service on the machine there is no question whose
+/// requests; `fixed-budget` can do without.
+fn only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
+    let policy = args.policy.policy();
+    let asks = args.signal == Wanted::Service || policy != PolicyKind::BorrowIdle;
+    if !asks {
+        return Ok(None);
+    }
+    let names = match Service::only(trusted) {
+        Ok(service) => return Ok(Some(service)),
+        Err(names) => names,
+    };
+    let what = match policy {
+        PolicyKind::BorrowIdle => "signal service".to_owned(),
+        policy => format!("policy {}", policy.name()),
+    };
+    match names.as_slice() {
+        [] if policy == PolicyKind::FixedBudget && args.signal != Wanted::Service => Ok(None),
+        [] => {
+            let why =
+                "no service publishes its requests here, and only one that does can be heeded";
+            let fix = "start it first, or use --policy borrow-idle, or fixed-budget with --budget";
+            Err(Failure::new(Status::Failed, what, why, fix))
+        }
+        [name] => {
+            let why = format!("service {name:?} publishes, and is another user's");
+            let fix = "if that user runs the service, say so with --service-user";
+            Err(Failure::new(Status::Failed, what, why, fix))
+        }
+        names => {
+            let fix = format!("name one with --service: {}", names.join(", "));
+            Err(Failure::new(Status::Usage, what, "several services publish here", fix))
+        }
+    }
+}
+
+fn user_of(name: &str) -> Result<User, Failure> {
+    let fix = "give a name or a number that `id` knows";
+    match User::find(name) {
+        Ok(Some(user)) => Ok(user),
+        Ok(None) => {
+            Err(Failure::new(Status::Usage, format!("user {name:?}"), "there is none", fix))
+        }
+        Err(error) => Err(Failure::new(Status::Failed, format!("user {name:?}"), error, fix)),
+    }
+}
+
+/// All that is decided before anything is started, and where the budget comes from if the user gave
+/// none.
+fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Failure> {
+    let chosen = args.policy.choose(signals.service.as_ref())?;
     let pairs = args.lanes.pairs().map_err(|seen| args.lacking(seen))?;
+    let pairs = served(args, signals, pairs)?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
     let looks = args.looks.looks()?;
-    let (nap, alarm) = args.nap.open()?;
+    guard::may_rank_first().map_err(|error| {
+        let why = format!("guards need nice 0 and the ordinary class to hold their lanes: {error}");
+        let fix = "start it without `nice` or `chrt`; the batch has the lowest priority anyway";
+        Failure::new(Status::Unsupported, "priority", why, fix)
+    })?;
+    let (nap, alarm) = args.nap.open_for(&pairs)?;
     let Chosen { inject, library } = args.inject.choose(program)?;
     if alarm.is_some() && inject == Inject::Guard {
         warn(
-            "nap block: this program has no checks of its own, so its guard will hold the lane instead",
+            "nap block: this program has no checks of its own, so its guard will hold the lane \
+             instead",
         );
     }
-    Ok(Order {
+    let user = args.user.as_deref().map(user_of).transpose()?;
+    if user.is_some() && !nix::unistd::geteuid().is_root() {
+        let fix = "use sudo, or leave --user out";
+        return Err(Failure::new(Status::Usage, "--user", "only root can become another", fix));
+    }
+    let order = Order {
         inject,
         library,
         nap: Arc::new(nap),
         alarm: alarm.map(Arc::new),
         pairs,
-        settings,
-        slo,
+        settings: chosen.settings,
+        slo: chosen.slo,
         looks,
+        user,
         program: program.clone(),
         arguments: arguments.to_vec(),
-    })
+    };
+    Ok((order, chosen.taken))
 }
 
-/// A budget is given to requests, and only a service can say which are which.
-fn require_a_service(order: &Order, channels: &Channels) -> Result<(), Failure> {
-    if order.settings.policy == Settings::BORROW_IDLE.policy || channels.service.is_some() {
-        return Ok(());
+/// On a service's page alone, a lane that the service does not serve is a lane of which the run
+/// learns nothing.
+fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
+    let (None, Some(service)) = (&signals.tasks, &signals.service) else { return Ok(pairs) };
+    let serves = |pair: &Pair| service.living(&[pair.request]).next().is_some();
+    let (kept, left): (Vec<Pair>, Vec<Pair>) = pairs.into_iter().partition(serves);
+    let what = format!("service {:?}", service.name);
+    let why = || format!("it serves on none of the request lanes of {}", pair::list(&left));
+    if args.lanes.by_hand() {
+        if !left.is_empty() {
+            warn(&format!("{what}: {}; until it does, they count as idle", why()));
+        }
+        return Ok([kept, left].concat());
     }
-    let why = "only a service that publishes its requests can be given a budget";
-    let fix = "name it with --service, or use --policy borrow-idle";
-    Err(Failure::new(Status::Usage, "this policy", why, fix))
+    if kept.is_empty() {
+        let fix = "name the pairs that it will serve with --lanes, or use --signal tasks as root";
+        return Err(Failure::new(Status::Failed, what, why(), fix));
+    }
+    if !left.is_empty() {
+        warn(&format!("{what}: {}; they are left out", why()));
+    }
+    Ok(kept)
 }
 
-/// The kernel wakes who blocks when the lane idles, which the service's page need not agree with.
+/// The choices of a run, as the first line and the report say them.
+struct Announced {
+    lanes: String,
+    signal: &'static str,
+    ipc: Option<&'static str>,
+}
+
+impl Announced {
+    fn of(order: &Order, channels: &Channels) -> Self {
+        let ipc = channels.counts.as_ref().map(Counts::name);
+        Self { lanes: pair::list(&order.pairs), signal: signal_name(channels), ipc }
+    }
+
+    fn line(&self, order: &Order, taken: Option<&str>) -> String {
+        let Self { lanes, signal, ipc } = self;
+        let policy = order.settings.policy;
+        let budget = match policy {
+            PolicyKind::BorrowIdle | PolicyKind::SloBudget => String::new(),
+            _ => {
+                let from = taken.map(|from| format!(" ({from})")).unwrap_or_default();
+                format!(" of {}{from}", duration::show(order.settings.budget_ns))
+            }
+        };
+        let ipc = ipc.map(|ipc| format!(", ipc {ipc}")).unwrap_or_default();
+        let nap = order.nap.kind();
+        // Thesis, section 5.2: PAUSE takes from the sibling what a program of IPC 0.01 takes.
+        let costs =
+            if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
+        format!(
+            "{}{budget} on lanes {lanes}; signal {signal}{ipc}, nap {}{costs}, inject {}, guards \
+             look every {}",
+            policy.name(),
+            nap.name(),
+            order.inject.name(),
+            duration::show(nanos(order.looks.every))
+        )
+    }
+
+    fn report(self, order: &Order) -> Report {
+        Report {
+            lanes: self.lanes,
+            signal: self.signal.to_owned(),
+            nap: order.nap.kind().name().to_owned(),
+            ipc: self.ipc.map(str::to_owned),
+            inject: order.inject.name().to_owned(),
+            looked: order.looks.into(),
+            ..Report::default()
+        }
+    }
+}
+
+/// The kernel wakes threads that block when the lane idles, which the service's page need not agree
+/// with.
 fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Failure> {
     let Some(alarm) = &order.alarm else { return Ok(()) };
     if channels.tasks.is_some() {
-        // What the wakers will do: a run whose sleepers nobody can wake is refused, and not run at half its speed.
+        // The wakers will open the same: a run whose sleepers they cannot wake is refused, and not
+        // run at half its speed.
         let open = |request| alarm.sleeper(request).map(drop);
         return (channels.requests().into_iter().try_for_each(open))
-            .map_err(|error| signals::failure("nap block", &error));
+            .map_err(|error| signal_args::failure("nap block", &error));
     }
     let fix = "use --signal tasks, or another nap";
     Err(Failure::new(Status::Usage, "nap block", "it goes by the task map alone", fix))
@@ -266,37 +348,6 @@ fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Fail
 
 fn create(path: &PathBuf) -> Result<File, Failure> {
     File::create(path).map_err(|error| Failure::unwritable("report", path, error))
-}
-
-pub(super) fn refuse(error: &Error) -> Failure {
-    const WHAT: &str = "learning what the request lanes do";
-    match error {
-        Error::Tasks(error) => signals::failure(WHAT, error),
-        Error::Module(missing) => Failure::new(Status::Unsupported, WHAT, missing, missing.fix()),
-        Error::Nothing(_) => {
-            let fix = "run it as root, have root run `elfen signals up`, or name a service with --service";
-            Failure::new(Status::Unsupported, WHAT, error, fix)
-        }
-        Error::Service { .. } => {
-            Failure::new(Status::Failed, WHAT, error, "start the service first, and check its name")
-        }
-        Error::Counts(error) => {
-            let fix = "have the service publish its own (`elfen_service_count`), or use --policy refresh-budget";
-            Failure::new(
-                Status::Unsupported,
-                "counting instructions of the request lanes",
-                error,
-                fix,
-            )
-        }
-        Error::NoService => Failure::new(Status::Usage, WHAT, error, "name one with --service"),
-        Error::Memory(_) | Error::Page(_) | Error::Descriptor(_) => Failure::new(
-            Status::Failed,
-            WHAT,
-            error,
-            "see `ipcs -l` and `ulimit -n` for the limits",
-        ),
-    }
 }
 
 fn signal_name(channels: &Channels) -> &'static str {
@@ -314,33 +365,38 @@ fn signal_name(channels: &Channels) -> &'static str {
     }
 }
 
-impl Report<'_> {
-    fn summary(&self) -> String {
-        let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &self.figures;
-        let share = self.request_busy_ns.filter(|&busy_ns| busy_ns > 0).map(|busy_ns| {
-            let per_million = u128::from(*overlapped_ns) * 1_000_000 / u128::from(busy_ns);
-            format!(
-                " ({}.{:02} % of the requests' time)",
-                per_million / 10_000,
-                per_million / 100 % 100
-            )
-        });
-        let latency = |what: &str, latency: &figures::Latency| match (latency.median, latency.p99) {
-            (Some(median), Some(p99)) => {
-                format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
-            }
-            _ => String::new(),
-        };
-        format!(
-            "{}: borrowed {}, overlapped {}{}, {naps} naps{}{}",
-            duration::show(self.wall_ns),
-            duration::show(*borrowed_ns),
-            duration::show(*overlapped_ns),
-            share.unwrap_or_default(),
-            latency("reaction", reaction_ns),
-            latency("wake", wake_ns)
-        )
-    }
+/// The line that ends a run.
+fn summary(report: &Report) -> String {
+    let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
+    let latency = |what: &str, latency: &figures::Latency| match (latency.median, latency.p99) {
+        (Some(median), Some(p99)) => {
+            format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
+        }
+        _ => String::new(),
+    };
+    let ran = match borrowed_ns.zip(*overlapped_ns) {
+        Some((borrowed_ns, overlapped_ns)) => format!(
+            "borrowed {}, overlapped {}{}",
+            duration::show(borrowed_ns),
+            duration::show(overlapped_ns),
+            share(overlapped_ns, report.request_busy_ns)
+        ),
+        None => "what it borrowed and overlapped was not measured".to_owned(),
+    };
+    format!(
+        "{}: {ran}, {naps} naps{}{}",
+        duration::show(report.wall_ns),
+        latency("reaction", reaction_ns),
+        latency("wake", wake_ns)
+    )
+}
+
+/// Overlap as a part of the time in which the request lanes were busy.
+fn share(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
+    let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns > 0) else { return String::new() };
+    let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);
+    let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);
+    format!(" ({percent}.{rest:02} % of the requests' time)")
 }
 
 fn exit_status(ending: Ending) -> u8 {

@@ -2,26 +2,31 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::control::PolicyKind;
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status};
+use elfen_host::run::channels::Service;
+use elfen_host::run::find::Batch;
+use elfen_rt::signal::control::{PolicyKind, Settings};
+use elfen_rt::signal::lane::LaneSlot;
 
-use super::failure::{Failure, Status};
-use super::policy_args::PolicyArgs;
+use super::policy_args::{Chosen, PolicyArgs};
 use super::status::batches;
-use crate::host::run::find::Batch;
 
 const EXAMPLES: &str = "\
 Examples:
   elfen set --policy borrow-idle                      the one batch that runs
+  elfen set --budget 3ms                              the same with another
   elfen set 4711 --policy fixed-budget --budget 2ms   that of process 4711";
 
 /// Change the policy of a running batch
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The program's process id, as `elfen status` lists it; may be left out if there is only one batch
+    /// The program's process id, as `elfen status` lists it; may be left out
+    /// if there is only one batch
     pid: Option<u32>,
 
     #[command(flatten)]
@@ -32,7 +37,10 @@ pub(crate) struct Args {
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let (settings, _) = args.policy.settings()?;
+    if args.policy.is_empty() {
+        let fix = "say what: --policy borrow-idle, or --budget 3ms";
+        return Err(Failure::new(Status::Usage, "set", "nothing is to be changed", fix));
+    }
     let batch = chosen(args.pid)?;
     let what = format!("setting the policy of process {}", batch.pid);
     let refuse = |why: &str, fix: &str| Err(Failure::new(Status::Failed, &what, why, fix));
@@ -42,27 +50,64 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let (Some(wanted), Some(holds)) = (page.slot(1), page.slot(0)) else {
         return refuse("its control page has no room for wishes", "use the same version of elfen");
     };
-    let counted = || batch.lanes.slots().any(|slot| slot.ipc_milli(monotonic_ns()).is_some());
-    if settings.policy == PolicyKind::DynamicBudget && !counted() {
-        let why = "nobody counts the instructions of its request lanes";
-        let fix = "start the batch with --policy dynamic-budget, or use refresh-budget";
-        return Err(Failure::new(Status::Unsupported, what, why, fix));
-    }
+    let Some((_, now)) = holds.settings() else {
+        return refuse("its settings are being changed", "try again");
+    };
+    let segment = holds.service_segment.load(Relaxed).checked_sub(1);
+    let segment = segment.and_then(|id| i32::try_from(id).ok());
+    let service = segment.and_then(Service::of_segment);
+    let Chosen { settings, taken, .. } = args.policy.change(&now, service.as_ref())?;
+    require(&settings, segment.is_some(), &batch, &what)?;
     wanted.publish(&settings);
     let start = Instant::now();
-    let taken_over = || {
-        let found = holds.settings().map(|(_, found)| found);
-        // slo-budget goes on to set the budget.
-        found.is_some_and(|found| found.policy == settings.policy)
-    };
-    while !taken_over() {
+    while !holds.settings().is_some_and(|(_, found)| is_taken_over(&found, &settings)) {
         if start.elapsed() > TAKEN_OVER_WITHIN {
             return refuse("its keeper does not answer", "see `elfen status`");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    writeln!(out, "process {}: {}", batch.pid, args.policy.name()).map_err(Failure::output)?;
+    let budget = match settings.policy {
+        PolicyKind::BorrowIdle | PolicyKind::SloBudget => String::new(),
+        _ => format!(" of {}", duration::show(settings.budget_ns)),
+    };
+    let taken = taken.map(|from| format!(" ({from})")).unwrap_or_default();
+    writeln!(out, "process {}: {}{budget}{taken}", batch.pid, settings.policy.name())
+        .map_err(Failure::output)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The service and the counters that the batch was started with have to allow the policy.
+fn require(
+    settings: &Settings,
+    has_service: bool,
+    batch: &Batch,
+    what: &str,
+) -> Result<(), Failure> {
+    let needs_service =
+        !matches!(settings.policy, PolicyKind::BorrowIdle | PolicyKind::FixedBudget);
+    if needs_service && !has_service {
+        let why = "it was started without a service, and only requests can be given this budget";
+        let fix = "start it with --service, or use borrow-idle or fixed-budget";
+        return Err(Failure::new(Status::Failed, what, why, fix));
+    }
+    let measured = |slot: &LaneSlot| slot.ipc_since_ns.load(Relaxed) != 0;
+    if settings.policy == PolicyKind::DynamicBudget && !batch.lanes.slots().any(measured) {
+        let why = "nobody counts the instructions of its request lanes";
+        let fix = "start the batch with --policy dynamic-budget, or use refresh-budget";
+        return Err(Failure::new(Status::Unsupported, what, why, fix));
+    }
+    Ok(())
+}
+
+/// slo-budget goes on to set its budget, and until when it counts.
+fn is_taken_over(found: &Settings, wanted: &Settings) -> bool {
+    match wanted.policy {
+        PolicyKind::SloBudget => {
+            let (budget_ns, budget_until_ns) = (wanted.budget_ns, wanted.budget_until_ns);
+            Settings { budget_ns, budget_until_ns, ..*found } == *wanted
+        }
+        _ => found == wanted,
+    }
 }
 
 fn chosen(pid: Option<u32>) -> Result<Batch, Failure> {

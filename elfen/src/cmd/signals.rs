@@ -1,17 +1,18 @@
-//! `elfen signals`: the task map for users without privileges, and who holds it.
+//! `elfen signals`: the task map for users without privileges, and the processes that hold it.
 
 use std::io::Write;
 use std::process::ExitCode;
 
+use elfen_console::failure::{Failure, Status};
+use elfen_console::output::warn;
+use elfen_console::table;
+use elfen_host::args::signals::failure;
 use elfen_kernel::holders::{self, Attached, Holder};
 use elfen_kernel::pins::{self, Up};
 use elfen_kernel::task_map;
-use elfen_rt::signal::task::{PIN_DIR, TaskMapError};
+use elfen_rt::signal::task::PIN_DIR;
 use nix::unistd::{Gid, Group};
 use serde::Serialize;
-
-use super::failure::{Failure, Status};
-use super::{table, warn};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -126,7 +127,7 @@ fn status(json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Ok(None) | Err(_) => gid.to_string(),
     });
     let report = Report { up: pins::are_up(), group, program, program_hidden };
-    super::print(out, json, &report, || report.text())?;
+    elfen_console::output::print(out, json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -179,23 +180,4 @@ fn as_root(what: &str, error: &task_map::Error) -> Failure {
         }
         _ => failure(what, error),
     }
-}
-
-/// What a user can do about the task map.
-pub(crate) fn failure(what: &str, error: &task_map::Error) -> Failure {
-    let (status, fix) = match error {
-        task_map::Error::NotPermitted => (
-            Status::Failed,
-            "run it as root, or with CAP_BPF and CAP_PERFMON, or have root run `elfen signals up`",
-        ),
-        task_map::Error::NoKernelTypes => {
-            (Status::Unsupported, "use a kernel built with CONFIG_DEBUG_INFO_BTF")
-        }
-        task_map::Error::Refused(_) => (Status::Unsupported, "use Linux 5.15 or newer"),
-        task_map::Error::Map(TaskMapError::Page(_)) => {
-            (Status::Failed, "as root, `elfen signals down` and then `up` of the same version")
-        }
-        _ => (Status::Failed, "see `elfen doctor`"),
-    };
-    Failure::new(status, what, error, fix)
 }

@@ -4,13 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_console::failure::{Failure, Status};
+use elfen_console::{duration, table};
+use elfen_host::run::figures::Figures;
+use elfen_host::run::find::{self, Batch};
 use elfen_rt::signal::lane::LaneSlot;
 use serde::Serialize;
-
-use super::failure::{Failure, Status};
-use super::{duration, table};
-use crate::host::run::figures::Figures;
-use crate::host::run::find::{self, Batch};
 
 /// List the batches that run now
 #[derive(clap::Args, Debug)]
@@ -48,7 +47,7 @@ struct LaneReport {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let report = Report { batches: batches()?.iter().map(report).collect() };
-    super::print(out, args.json, &report, || report.text())?;
+    elfen_console::output::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -94,8 +93,8 @@ impl Report {
                 batch.program.clone(),
                 batch.policy.unwrap_or("unknown").to_owned(),
                 batch.lanes.len().to_string(),
-                duration::show(batch.figures.borrowed_ns),
-                duration::show(batch.figures.overlapped_ns),
+                time_or_dash(batch.figures.borrowed_ns),
+                time_or_dash(batch.figures.overlapped_ns),
                 batch.figures.naps.to_string(),
             ]
         };
@@ -103,4 +102,9 @@ impl Report {
         let heading = ["pid", "program", "policy", "lanes", "borrowed", "overlapped", "naps"];
         table::lines(&heading, &rows)
     }
+}
+
+/// A time that the kernel does not count is not shown as nothing.
+fn time_or_dash(ns: Option<u64>) -> String {
+    ns.map_or("-".to_owned(), duration::show)
 }

@@ -1,5 +1,6 @@
-//! Goal: `elfen demo` shows what it says, and leaves nothing behind however it ends. Method: real demos, made short with a
-//! small index, interrupted, killed, and robbed of their children. Nothing is asserted about speeds.
+//! Goal: `elfen demo` shows what it says, and leaves nothing behind however it ends. Method: real
+//! demos, made short with a small index, interrupted, killed, and robbed of their children. Nothing
+//! is asserted about speeds.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -18,9 +19,12 @@ const FAMILY: [&str; 4] = ["elfen", "elfen-search", "elfen-load", "elfen-batch"]
 #[test]
 fn a_demo_shows_three_kinds_of_runs_and_writes_a_report() {
     let Some(place) = Place::new("a_demo_shows_three_kinds_of_runs") else { return };
-    let output = place.elfen(&format!("{SHORT} --report it.html --json")).output().unwrap();
+    let output =
+        place.elfen(&format!("{SHORT} --html it.html --report it.json --json")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let written = fs::read(place.path("it.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), report);
     let rows = report["rows"].as_array().unwrap();
     let companies: Vec<&str> = rows.iter().map(|row| row["company"].as_str().unwrap()).collect();
     assert_eq!(companies, ["none", "unrestrained", "borrow-idle"]);
@@ -68,7 +72,7 @@ fn an_interrupted_demo_says_so_and_leaves_nothing() {
         running.signal(signal);
         let output = running.end();
         let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(128 + signal), "{said}");
         assert!(said.contains(&format!("interrupted by signal {signal}")), "{said}");
         assert!(!place.path("elfen-demo.html").exists());
         assert_all_ended(&family);
@@ -76,7 +80,8 @@ fn an_interrupted_demo_says_so_and_leaves_nothing() {
     }
 }
 
-/// Goal: SIGKILL ends the children as well, and the next demo removes what nobody could. Method: kill one in the middle.
+/// Goal: SIGKILL ends the children as well, and the next demo removes what the killed one could
+/// not. Method: kill one in the middle.
 #[test]
 fn a_killed_demo_takes_its_children_along_and_is_cleared_up_after() {
     let Some(place) = Place::new("a_killed_demo") else { return };
@@ -129,8 +134,8 @@ fn one_cpu_is_too_few_and_that_is_said() {
     assert!(said.contains("take two CPUs, and this process may use CPU 0 alone"), "{said}");
 }
 
-/// Goal: what is missing is said before anything runs. Method: an `elfen` without the other programs, a report that
-/// cannot be written, no folder for temporary files.
+/// Goal: what is missing is said before anything runs. Method: an `elfen` without the other
+/// programs, a report that cannot be written, no folder for temporary files.
 #[test]
 fn what_is_missing_is_said_at_once() {
     let Some(place) = Place::new("what_is_missing") else { return };
@@ -150,7 +155,7 @@ fn what_is_missing_is_said_at_once() {
     let tried = format!("no elfen-search at {}/elfen-search, ", place.path("bin").display());
     fails(&mut command, &tried);
     fails(&mut command, "/no/such/folder/elfen-search; build all of Elfen");
-    let nowhere = "demo --lanes 0:1 --report /no/such/folder/it.html";
+    let nowhere = "demo --lanes 0:1 --html /no/such/folder/it.html";
     fails(&mut place.elfen(nowhere), "name a file that can be written");
     let mut command = place.elfen(SHORT);
     fails(command.env("TMPDIR", Path::new("/no/such/folder")), "/no/such/folder");

@@ -1,6 +1,6 @@
-//! Goal: an experiment is what was asked for, goes on where it was, and its parameters reach the model. Method: real
-//! experiments, made short with a small index; results files cut off and changed; plans with mistakes. Nothing is asserted
-//! about speeds.
+//! Goal: an experiment is what was asked for, goes on where it was, and its parameters reach the
+//! model. Method: real experiments, made short with a small index; results files cut off and
+//! changed; plans with mistakes. Nothing is asserted about speeds.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,11 @@ use std::process::Command;
 use crate::place::{Place, skip, text, wait_until};
 use serde_json::Value;
 
-const SHORT: &str = "experiment --lanes 0:1 --signal service --docs 200 --load 20 --company none,borrow-idle \
-     --batch loop --invocations 2 --duration 300ms --warmup 0ms --out it.jsonl";
+pub(crate) const SHORT: &str = "experiment --lanes 0:1 --signal service --docs 200 --load 20 \
+     --company none,borrow-idle --batch loop --invocations 2 --duration 300ms \
+     --warmup 0ms --out it.jsonl";
 
-fn lines(file: &Path) -> Vec<Value> {
+pub(crate) fn lines(file: &Path) -> Vec<Value> {
     let text = fs::read_to_string(file).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -35,8 +36,9 @@ const ALL: [&str; 4] = [
     "\"none\" null 1",
 ];
 
-/// Goal: interrupted, killed in the middle of a line, and finished: every run is there once, under one setup. Method: end
-/// an experiment after its first run, cut its file within the last line, go on.
+/// Goal: interrupted, killed in the middle of a line, and finished: every run is there
+/// once, under one setup. Method: end an experiment after its first run, cut its file
+/// within the last line, go on.
 #[test]
 fn an_experiment_goes_on_where_it_was() {
     let Some(place) = Place::new("an_experiment_goes_on") else { return };
@@ -50,6 +52,7 @@ fn an_experiment_goes_on_where_it_was() {
     let said = text(&output.stderr);
     // It may have been done by then; what counts is the file.
     if !output.status.success() {
+        assert_eq!(output.status.code(), Some(130), "{said}");
         assert!(
             said.contains("the same command goes on with what is missing in it.jsonl"),
             "{said}"
@@ -62,11 +65,14 @@ fn an_experiment_goes_on_where_it_was() {
     let cut = begun.trim_end().len() - 20;
     fs::write(&file, &begun[..cut]).unwrap();
 
-    let output = place.elfen(&format!("{SHORT} --json --report it.html")).output().unwrap();
+    let output =
+        place.elfen(&format!("{SHORT} --json --html it.html --report it.json")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(runs(&file), ALL);
     assert_eq!(fs::read_to_string(&file).unwrap().lines().next().unwrap(), setup);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let written = fs::read(place.path("it.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), report);
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     for row in rows {
@@ -120,7 +126,8 @@ fn a_plan_is_read_from_a_file_and_options_go_before_it() {
         return;
     }
     let folder = folder("plan");
-    let plan = "load = [20, 50]\ncompany = [\"none\", \"fixed-budget:2ms\"]\nbatch = [\"loop\", \"spin\"]\n\
+    let plan = "load = [20, 50]\ncompany = [\"none\", \"fixed-budget:2ms\"]\n\
+                batch = [\"loop\", \"spin\"]\n\
                 invocations = 2\nduration = \"3s\"\nwarmup = \"1s\"\nseed = 4\n";
     fs::write(folder.join("plan.toml"), plan).unwrap();
     let run = |more: &str| {
@@ -136,6 +143,34 @@ fn a_plan_is_read_from_a_file_and_options_go_before_it() {
     assert_ne!(run("--seed 5"), out);
     let out = run("--load 70 --invocations 1");
     assert_eq!(out.matches("70 %").count(), 3, "{out}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Goal: a program of one's own is the batch of the runs, or one of them; what is typed goes before
+/// the file. Method: plans of both kinds, not run.
+#[test]
+fn a_program_of_ones_own_is_planned() {
+    if !two_cpus_or_skip("a_program_of_ones_own_is_planned") {
+        return;
+    }
+    let folder = folder("own");
+    let plan = "load = [20]\ncompany = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
+                inject = \"guard\"\ninvocations = 1\n";
+    fs::write(folder.join("plan.toml"), plan).unwrap();
+    for (words, batches) in [
+        ("", &["sleep"][..]),
+        ("--batch loop", &["loop", "sleep"]),
+        ("-- /bin/true -k", &["true"]),
+        ("--batch spin -- true", &["spin", "true"]),
+    ] {
+        let words = format!("experiment --lanes 0:1 --plan plan.toml --dry-run {words}");
+        let (status, out, said) = elfen(&folder, &words);
+        assert_eq!(status, Some(0), "{said}");
+        assert_eq!(out.lines().count(), 1 + batches.len(), "{out}");
+        for batch in batches {
+            assert!(out.contains(&format!("20 %, borrow-idle with {batch}\n")), "{out}");
+        }
+    }
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -160,6 +195,29 @@ fn mistakes_are_named_before_anything_runs() {
         ("--duration 5ms", 2, "100 ms to a day"),
         ("--capacity -1", 2, "'-1'"),
         ("--lanes 0:0", 2, "named twice"),
+        ("--service-url http://a/ --rps 9", 2, "whose CPU time is the service's; say it with"),
+        ("--service-url http://a/ --service-pid 1", 2, "need a capacity"),
+        ("--service-url http://a/ --service-pid 1 --load 20 --rps 9", 2, "need a capacity"),
+        ("--service-url http://a/{} --service-pid 1 --rps 9", 2, "give a file of lines with --q"),
+        ("--service-url ftp://a/ --service-pid 1 --rps 9", 2, "neither http:// nor redis://"),
+        ("--service-url http://a/ --service-pid 1 --rps 9 --queries none", 2, "queries \"none\": "),
+        (
+            "--service-url http://a/ --service-pid 1 --rps 9 --emulate-smt 1.5",
+            2,
+            "only elfen-search runs on an emulated core",
+        ),
+        ("--service-pid 1", 2, "--service-url <URL>"),
+        ("--service-url http://a/ --docs 300 --service-pid 1", 2, "cannot be used with"),
+        (
+            "--service-url http://a/ --service-pid 1 --rps 9 --company none,slo-budget:p99=20ms",
+            2,
+            "name its page with --service",
+        ),
+        ("-- no-such-program -k", 2, "program \"no-such-program\": no such program in any folder"),
+        ("-- /etc/passwd", 2, "is no file that can be executed"),
+        ("--inject needle -- true", 2, "\"needle\" is none of auto, inline"),
+        ("--emulate-smt 1.5 -- true", 2, "leave --emulate-smt or the program out"),
+        ("--batch loop -- /no/such/loop", 2, "program \"/no/such/loop\": "),
         ("--out /no/such/folder/it.jsonl", 1, "name a file that can be written"),
         ("--out strange.jsonl", 2, "results \"strange.jsonl\": line 1: "),
     ];
@@ -173,7 +231,8 @@ fn mistakes_are_named_before_anything_runs() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Goal: what is measured reaches the simulator, which says so. Method: calibrate two CPUs, and simulate with the file.
+/// Goal: what is measured reaches the simulator, which says so. Method: calibrate two CPUs,
+/// and simulate with the file.
 #[test]
 fn parameters_reach_the_model() {
     let Some(place) = Place::new("parameters_reach_the_model") else { return };
@@ -200,6 +259,11 @@ fn parameters_reach_the_model() {
     let slowdown = measured["request_slowdown"].as_f64().unwrap().max(1.0);
     let used = parameters["request_slowdown"].as_f64().unwrap();
     assert!((used - slowdown).abs() < 0.001, "{used}, {slowdown}");
+    let nap = &report["model"]["nap"][0];
+    assert_eq!(parameters["nap"], nap["name"]);
+    let slowdown = nap["nap_slowdown"].as_f64().unwrap().max(1.0);
+    let used = parameters["nap_slowdown"].as_f64().unwrap();
+    assert!((used - slowdown).abs() < 0.001, "{used}, {slowdown}");
     let (_, out, _) = elfen(&place.path(""), &format!("{simulate} --slowdown 1.25"));
     assert!(
         out.contains("elfen-model.toml") && out.contains("and --slowdown: batch loop"),
@@ -209,6 +273,21 @@ fn parameters_reach_the_model() {
     let (status, _, said) = elfen(&place.path(""), &format!("{simulate} --batch typical"));
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("use one of loop, spin"), "{said}");
+}
+
+#[test]
+fn an_interrupted_calibration_says_so_and_leaves_nothing() {
+    let Some(place) = Place::new("an_interrupted_calibration") else { return };
+    let running = place.start("calibrate --lanes 0:1 --batch loop --duration 600s --docs 200");
+    running.await_child("elfen-batch");
+    let scratch = place.scratch();
+    running.signal(libc::SIGINT);
+    let output = running.end();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("calibrating: interrupted by signal 2; nothing is left"), "{said}");
+    assert!(!place.path("elfen-model.toml").exists());
+    place.assert_nothing_left(&scratch);
 }
 
 #[test]

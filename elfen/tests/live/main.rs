@@ -2,4 +2,5 @@
 
 mod demo;
 mod experiment;
+mod own;
 mod place;

@@ -1,5 +1,5 @@
-//! What the tests of live runs share: an `elfen` with a folder of its own for temporary files, and a look at what it
-//! leaves behind.
+//! What the tests of live runs share: an `elfen` with a folder of its own for temporary files, and
+//! a look at what it leaves behind.
 
 use std::fs;
 use std::io::Write;
@@ -71,7 +71,7 @@ impl Place {
     }
 }
 
-/// Tests that fail leave their files for whoever looks into it.
+/// Tests that fail leave their files for the developer who looks into it.
 impl Drop for Place {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -142,7 +142,8 @@ pub(crate) fn kill(pid: u32, signal: i32) {
     unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
 }
 
-/// Waits for something that other processes do. Two minutes are for a machine that is busy with other things.
+/// Waits for something that other processes do. Two minutes are for a machine that
+/// is busy with other things.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();

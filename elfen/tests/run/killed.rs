@@ -1,6 +1,7 @@
-//! Goal: whoever is killed, whenever: the others go on, the lane is guarded as long as there is a batch, and nothing is left in
-//! the end. Method: rounds of a service, a front, a keeper and a batch, each a process of its own; a seed says who is killed and
-//! when. `ELFEN_ROUNDS=200` plays that many, `ELFEN_SEED` repeats one.
+//! Goal: whichever process is killed, and whenever: the others go on, the lane is guarded as long
+//! as there is a batch, and nothing is left in the end. Method: rounds of a service, a front, a
+//! keeper and a batch, each a process of its own; a seed says which one is killed and when.
+//! `KILLED_ROUNDS=200` plays that many, `ELFEN_SEED` repeats one.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -18,11 +19,20 @@ use crate::stage::{
 const ROUNDS: u64 = 10;
 const SERVICE: &str = "ELFEN_TEST_SERVICE";
 
-/// The service's process: requests in turns, until its standard input ends or somebody kills it.
-#[test]
-fn serves_if_asked() {
-    let Ok(name) = std::env::var(SERVICE) else { return };
-    let service = Service::open(&name, 1).unwrap();
+/// Before the test runner begins: a process that was started as a service is no test.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static SERVE_IF_ASKED: extern "C" fn() = serve_if_asked;
+
+extern "C" fn serve_if_asked() {
+    if let Ok(name) = std::env::var(SERVICE) {
+        serve(&name);
+    }
+}
+
+/// The service's process: requests in turns, until its standard input ends or the test kills it.
+fn serve(name: &str) {
+    let service = Service::open(name, 1).unwrap();
     std::thread::spawn(|| {
         let mut rest = Vec::new();
         std::io::stdin().read_to_end(&mut rest).ok();
@@ -43,10 +53,15 @@ struct Serving(Child);
 impl Serving {
     fn start(name: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "killed::serves_if_asked", "--nocapture"]).env(SERVICE, name);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.ends_with("serving")));
+        let mut child = command
+            .env(SERVICE, name)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "serving\n");
         Self(child)
     }
 }
@@ -83,7 +98,7 @@ fn whoever_is_killed_the_others_go_on_and_nothing_is_left() {
     let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
     let random = u64::try_from(clock % u128::from(u64::MAX)).unwrap() | 1;
     let mut seed = number("ELFEN_SEED").unwrap_or(random);
-    for round in 0..number("ELFEN_ROUNDS").unwrap_or(ROUNDS) {
+    for round in 0..number("KILLED_ROUNDS").unwrap_or(ROUNDS) {
         println!("round {round}: ELFEN_SEED={seed}");
         play(&mut seed);
     }
@@ -113,7 +128,7 @@ fn play(seed: &mut u64) {
         Victim::Batch => kill(running.batch, libc::SIGKILL),
     }
     match victim {
-        // Dead in the middle of a request or not, it holds nobody.
+        // Dead in the middle of a request or not, the service holds no batch off its lane.
         Victim::Service => wait_until("borrowing", || running.is(LaneState::Running)),
         Victim::Front | Victim::Keeper => {
             let naps = || running.lanes().slot(0).unwrap().naps.load(Relaxed);

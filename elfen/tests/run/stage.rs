@@ -1,6 +1,7 @@
-//! What the tests of `elfen run` play: a service on its page, a shell that starts a run, and whoever looks at processes from
-//! outside.
+//! What the tests of `elfen run` play: a service on its page, a shell that starts a run, and an
+//! observer that looks at processes from outside.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -45,6 +46,23 @@ fn elfen(service: &str, options: &[&str], program: &[&str]) -> Command {
     command
 }
 
+/// The command as one that may not read a CPU's hardware counters, even as root.
+pub(crate) fn without_counters(mut command: Command) -> Command {
+    const CAP_SYS_ADMIN: i32 = 21;
+    const CAP_PERFMON: i32 = 38;
+    const CAP_BPF: i32 = 39;
+    let give_up = || {
+        for capability in [CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF] {
+            // SAFETY: prctl takes numbers. It fails for an ordinary user, who has none to give up.
+            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        }
+        Ok(())
+    };
+    // SAFETY: `give_up` makes system calls alone.
+    unsafe { command.pre_exec(give_up) };
+    command
+}
+
 impl Drop for Serving {
     fn drop(&mut self) {
         self.service.take().unwrap().remove().unwrap();
@@ -60,7 +78,8 @@ pub(crate) fn two_cpus_or_skip(test: &str) -> bool {
     enough
 }
 
-/// Waits for something that other processes do. A minute is for a machine that is busy with other things.
+/// Waits for something that other processes do. A minute is for a machine that
+/// is busy with other things.
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -74,8 +93,8 @@ pub(crate) fn exists(pid: u32) -> bool {
     !status.is_empty() && !status.contains("State:\tZ")
 }
 
-/// A page goes with whoever has it mapped last: a thread of the keeper that is still ending, or an `elfen status` of
-/// another test that looks at all runs.
+/// A page goes with the last process that has it mapped: a keeper with a thread that is still
+/// ending, or an `elfen status` of another test that looks at all runs.
 pub(crate) fn wait_until_gone(page: i32) {
     wait_until("the page's end", || Memory::attach_id(page, Access::Read).is_err());
 }
@@ -109,8 +128,17 @@ impl Running {
 
     /// Next to a service that is another process's.
     pub(crate) fn start_beside(service: &str, script: &str) -> Self {
+        Self::start_by(&[], service, script)
+    }
+
+    /// The same, by another program: `nice`, `chrt`.
+    pub(crate) fn start_by(by: &[&str], service: &str, script: &str) -> Self {
         let script = format!("echo $$ $ELFEN_RUN; {script}");
-        let mut command = elfen(service, &[], &["sh", "-c", &script]);
+        let plain = elfen(service, &[], &["sh", "-c", &script]);
+        let words = by.iter().map(OsStr::new).chain([plain.get_program()]).chain(plain.get_args());
+        let words: Vec<&OsStr> = words.collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).env_remove("ELFEN_LANES");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut front = command.process_group(0).spawn().unwrap();
         let mut output = BufReader::new(front.stdout.take().unwrap());

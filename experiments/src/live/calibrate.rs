@@ -1,13 +1,24 @@
 //! Slowdowns of programs that share a core, measured, for the model.
 //!
-//! Each program runs alone on its lane and beside each other one; the ratio of what it gets done is its slowdown. The
-//! service is one worker that searches without a pause: then a lane is busy all the time, and no generator disturbs.
+//! Each program runs alone on its lane and beside each other one; the ratio of what it gets done is
+//! its slowdown. So does the service beside a lane that naps, for each nap of the machine. The
+//! service is one worker that searches without a pause: then a lane is busy all the time, and no
+//! generator disturbs.
 
+use std::panic;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use elfen_host::affinity;
+use elfen_rt::memory::{Memory, MemoryError};
+use elfen_rt::nap::Nap;
+use elfen_rt::signal::page::Page;
+use elfen_rt::signal::task::TaskSlot;
 use serde::Serialize;
 
+use super::company::Worked;
 use super::os::{Place, Rank};
 use super::process::{Process, wait_for};
 use super::programs::Programs;
@@ -19,7 +30,7 @@ use super::{LiveError, Pair, sleep_until, usage};
 /// For an iteration to end that began before the time was over.
 const TO_END: Duration = Duration::from_secs(30);
 
-/// What is measured.
+/// The pair and the programs to measure.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub pair: Pair,
@@ -29,6 +40,20 @@ pub struct Order {
     /// How long two programs run beside each other.
     pub lasting: Duration,
     pub rounds: u32,
+}
+
+/// The slowdowns that calibration found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    pub slowdowns: Vec<Slowdown>,
+    pub naps: Vec<NapSlowdown>,
+}
+
+/// How much longer a search takes beside a lane that naps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NapSlowdown {
+    pub nap: &'static str,
+    pub of_request: Figure,
 }
 
 /// How much longer two programs take while both run; 1 is not at all.
@@ -52,19 +77,23 @@ struct Lab {
     scratch: Scratch,
 }
 
-/// Measures all pairs; `progress` hears how many of how many are done. Rounds are interleaved.
-pub fn slowdowns(
+/// Measures all pairs, and the service beside each of `naps`; `progress` hears how many of how many
+/// are done. Rounds are interleaved.
+pub fn measure(
     order: Order,
+    naps: &[Nap],
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<Slowdown>, LiveError> {
+) -> Result<Measured, LiveError> {
     let programs = Programs::find()?;
     let scratch = Scratch::new(1).map_err(LiveError::io("making a folder for temporary files"))?;
     let corpus = Corpus::open(&programs, &scratch, order.index.as_deref(), order.documents)?;
     let lab = Lab { programs, corpus, order, scratch };
     let pairs = pairs(&lab.order.batches);
     let rounds = lab.order.rounds;
-    let steps = usize::try_from(rounds).unwrap_or(usize::MAX).saturating_mul(pairs.len());
+    let a_round = pairs.len() + naps.len();
+    let steps = usize::try_from(rounds).unwrap_or(usize::MAX).saturating_mul(a_round);
     let mut ratios: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); pairs.len()];
+    let mut beside_naps: Vec<Vec<f64>> = vec![Vec::new(); naps.len()];
     let mut done = 0;
     for _ in 0..rounds {
         for ((first, second), (of_first, of_second)) in pairs.iter().zip(&mut ratios) {
@@ -74,12 +103,24 @@ pub fn slowdowns(
             done += 1;
             progress(done, steps);
         }
+        for (nap, ratios) in naps.iter().zip(&mut beside_naps) {
+            ratios.push(lab.beside_nap(nap)?);
+            done += 1;
+            progress(done, steps);
+        }
     }
     let slowdown = |((first, second), (of_first, of_second)): ((String, String), (Vec<f64>, _))| {
         let of_second: Vec<f64> = of_second;
         Slowdown { first, second, of_first: figure(&of_first), of_second: figure(&of_second) }
     };
-    Ok(pairs.into_iter().zip(ratios).map(slowdown).collect())
+    let beside = |(nap, ratios): (&Nap, Vec<f64>)| NapSlowdown {
+        nap: nap.kind().name(),
+        of_request: figure(&ratios),
+    };
+    Ok(Measured {
+        slowdowns: pairs.into_iter().zip(ratios).map(slowdown).collect(),
+        naps: naps.iter().zip(beside_naps).map(beside).collect(),
+    })
 }
 
 /// The service with each batch program, and each two of these.
@@ -124,6 +165,23 @@ impl Lab {
         Ok((first_alone / found, second_alone / done))
     }
 
+    /// The slowdown of a search beside a lane on which a thread naps, again and again.
+    fn beside_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
+        let [lane, sibling] = self.lanes();
+        let alone = self.search(lane)?.finish()?;
+        let stop = AtomicBool::new(false);
+        let (found, napped) = thread::scope(|scope| {
+            let napping = scope.spawn(|| nap_until(&stop, nap, lane, sibling));
+            let found = self.search(lane).and_then(Searching::finish);
+            // Relaxed: the join orders everything else.
+            stop.store(true, Relaxed);
+            let napped = napping.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
+            (found, napped)
+        });
+        napped?;
+        Ok(alone / found?)
+    }
+
     fn lanes(&self) -> [u32; 2] {
         let Pair { request, batch } = &self.order.pair;
         [*request, batch.first().copied().unwrap_or(*request)]
@@ -158,11 +216,39 @@ impl Lab {
     }
 }
 
+/// As long as a guard naps before it looks after its run.
+const NAP_BOUND_NS: u64 = 20_000_000;
+
+/// Naps on the batch lane as a guard does while a request runs.
+fn nap_until(stop: &AtomicBool, nap: &Nap, lane: u32, sibling: u32) -> Result<(), LiveError> {
+    affinity::pin(sibling).map_err(LiveError::io(format!("napping on CPU {sibling}")))?;
+    let page = busy_lane().map_err(|error| {
+        LiveError::io("a page for naps")(std::io::Error::other(error.to_string()))
+    })?;
+    let nobody_blocks = AtomicU64::new(0);
+    while !stop.load(Relaxed) {
+        page.slot(0).map(|slot| nap.nap(lane, slot, &nobody_blocks, NAP_BOUND_NS));
+    }
+    Ok(())
+}
+
+/// A task map of one request lane, which is never idle. (The device looks at its own.)
+fn busy_lane() -> Result<Page<TaskSlot>, MemoryError> {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<TaskSlot>::bytes(1), 0o600)?;
+    memory.remove_name()?;
+    let page: Page<TaskSlot> =
+        Page::format(memory, 1, 0, &[0; 32]).map_err(|_| MemoryError::Size)?;
+    if let Some(slot) = page.slot(0) {
+        slot.task.store(1 << 32 | 1, Relaxed);
+    }
+    Ok(page)
+}
+
 fn end(batch: Process) -> Result<f64, LiveError> {
-    let report = batch.finish_json(Some(libc::SIGTERM), TO_END)?;
-    report["per_second"].as_f64().filter(|rate| *rate > 0.0).ok_or_else(|| LiveError::Garbled {
+    let worked: Worked = batch.finish_json(Some(libc::SIGTERM), TO_END)?;
+    Some(worked.per_second).filter(|rate| *rate > 0.0).ok_or_else(|| LiveError::Garbled {
         name: "elfen-batch".to_owned(),
-        why: "no per_second".to_owned(),
+        why: "it did nothing".to_owned(),
     })
 }
 

@@ -1,18 +1,19 @@
 //! A plan from its beginning to its end, or on from where it was.
 //!
-//! The results file is all the state there is: a line for the setup, then a line for each run as it ends. Whatever
-//! interrupts an experiment, the file holds the runs that were finished, and the same command makes those that are missing.
+//! The results file is all the state there is: a line for the setup, then a line for each run as it
+//! ends. Whatever interrupts an experiment, the file holds the runs that were finished, and the
+//! same command makes those that are missing.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use super::plan::{Job, Spec, jobs};
+use super::plan::{Job, Spec, batches, jobs};
 use super::testbed::{Order, Testbed, now_s};
 use super::{LiveError, Machine};
 use crate::record::{self, Alone, Line, Plan, Run, Setup, Written};
 
-/// A results file that is ours until this drops; or results that nobody asked to keep.
+/// A results file that is ours until this drops; or results that the user did not ask to keep.
 #[derive(Debug, Default)]
 pub struct Results {
     file: Option<File>,
@@ -76,7 +77,8 @@ impl Results {
     }
 }
 
-/// Why a file that was begun is not gone on with: what is another in it than was asked for.
+/// Why an experiment does not go on with a file that was begun: what its setup has that is another
+/// than the user asked for.
 pub fn other_than(begun: &Setup, asked: &Setup) -> Option<String> {
     let other = |what: &str, begun: &str, asked: &str| {
         (begun != asked).then(|| format!("its {what} is {begun:?} and not {asked:?}"))
@@ -87,8 +89,10 @@ pub fn other_than(begun: &Setup, asked: &Setup) -> Option<String> {
             plan.unwrap_or_default()
         };
         let (begun, asked) = (text(begun), text(asked));
-        let keys = asked.as_object().into_iter().flat_map(|plan| plan.keys());
-        let differs = keys.into_iter().find(|key| begun[*key] != asked[*key]);
+        // A key that is not asked for is not written.
+        let keys = [&asked, &begun].map(|plan| plan.as_object());
+        let mut keys = keys.into_iter().flatten().flat_map(|plan| plan.keys());
+        let differs = keys.find(|key| begun[*key] != asked[*key]);
         differs.map(|key| format!("{key} of its plan is {} and not {}", begun[key], asked[key]))
     };
     plans()
@@ -207,12 +211,9 @@ impl Experiment {
     }
 
     fn measure_setup(&self, testbed: &mut Testbed) -> Result<Setup, LiveError> {
-        let alone: Vec<Alone> = self
-            .plan
-            .batches
-            .iter()
+        let alone: Vec<Alone> = batches(&self.plan)
             .filter(|_| self.specs.iter().any(Spec::has_batch))
-            .map(|batch| testbed.alone(batch))
+            .map(|batch| testbed.alone(&batch))
             .collect::<Result<_, _>>()?;
         let capacity_rps = match self.capacity_rps {
             Some(given) => given,
@@ -255,7 +256,8 @@ mod tests {
         std::env::temp_dir().join(format!("elfen-results-{}-{name}", std::process::id()))
     }
 
-    /// Other tests start children meanwhile, which have our files open until they are the program that they start.
+    /// Other tests start children meanwhile, which have our files open until they are the program
+    /// that they start.
     fn open(path: &Path) -> Results {
         let begin = std::time::Instant::now();
         loop {
@@ -289,8 +291,9 @@ mod tests {
         }
     }
 
-    /// Goal: an experiment that was cut off anywhere goes on with the very runs that are missing. Method: a file of a setup
-    /// and three of four runs, cut at every byte; opened, its runs are whole, and what is added stands on a line of its own.
+    /// Goal: an experiment that was cut off anywhere goes on with the very runs that are missing.
+    /// Method: a file of a setup and three of four runs, cut at every byte; opened, its runs are
+    /// whole, and what is added stands on a line of its own.
     #[test]
     fn a_file_cut_off_anywhere_is_gone_on_with() {
         let path = file("cut");
@@ -332,7 +335,8 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    /// Goal: results of two plans or two machines don't get mixed. Method: setups that differ in one thing each.
+    /// Goal: results of two plans or two machines don't get mixed. Method: setups that differ in
+    /// one thing each.
     #[test]
     fn another_plan_or_machine_is_named() {
         let setup = Setup { plan: Some(plan()), lanes: "0:1".to_owned(), ..Setup::default() };
@@ -344,6 +348,12 @@ mod tests {
         let asked = Setup { plan: Some(longer), ..setup.clone() };
         let says = "duration_s of its plan is 1.0 and not 2.0";
         assert_eq!(other_than(&setup, &asked).as_deref(), Some(says));
+        let command = ["xz", "-k"].map(str::to_owned).to_vec();
+        let own = Setup { plan: Some(Plan { command, ..plan() }), ..setup.clone() };
+        let says = "command of its plan is null and not [\"xz\",\"-k\"]";
+        assert_eq!(other_than(&setup, &own).as_deref(), Some(says));
+        let says = "command of its plan is [\"xz\",\"-k\"] and not null";
+        assert_eq!(other_than(&own, &setup).as_deref(), Some(says));
         let asked = Setup { lanes: "2:3".to_owned(), ..setup.clone() };
         let says = "its choice of lanes is \"0:1\" and not \"2:3\"";
         assert_eq!(other_than(&setup, &asked).as_deref(), Some(says));

@@ -1,14 +1,14 @@
 //! The latencies of all requests of a run, from the generator's CSV.
 //!
-//! The generator's own percentiles leave out those that failed, and a service that answers nobody would look fast: here
-//! they count as the time that the generator waits.
+//! The generator's own percentiles leave out requests that failed, and a service that answers none
+//! would look fast: here they count as the time that the generator waits.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use super::LiveError;
-use super::testbed::number_of;
 
 /// After that a request has failed, and counts as having taken so long.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,12 +56,42 @@ impl Latencies {
     }
 }
 
+/// Adds how long the requests of a generator's CSV ran to a file, in microseconds, a line each.
+pub(super) fn append_service_times(csv: &Path, file: &Path) -> Result<(), LiveError> {
+    let text =
+        fs::read_to_string(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
+    let times = service_times(&text).unwrap_or_default();
+    let opened = OpenOptions::new().create(true).append(true).open(file);
+    opened
+        .and_then(|mut file| file.write_all(times.as_bytes()))
+        .map_err(LiveError::io(format!("writing {}", file.display())))
+}
+
+/// Of those that the service said; a failed request has none.
+fn service_times(csv: &str) -> Option<String> {
+    let mut lines = csv.lines();
+    let at = lines.next()?.split(',').position(|column| column == "service_us")?;
+    let times = lines.filter_map(|line| line.split(',').nth(at).filter(|time| !time.is_empty()));
+    Some(times.map(|time| format!("{time}\n")).collect())
+}
+
+pub(super) fn number_of(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::MAX, f64::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: percentiles are those of all requests, failed ones included. Method: a CSV of four requests, one of which was
-    /// refused at once, and files that are none.
+    #[test]
+    fn service_times_are_those_of_requests_that_have_one() {
+        let csv = "at,service_us,outcome\n1,250.5,ok\n2,,timeout\n3,7,ok\n";
+        assert_eq!(service_times(csv).unwrap(), "250.5\n7\n");
+        assert_eq!(service_times("at,outcome\n1,ok\n"), None);
+    }
+
+    /// Goal: percentiles are those of all requests, failed ones included. Method: a CSV of four
+    /// requests, one of which was refused at once, and files that are none.
     #[test]
     fn who_gets_no_answer_counts_as_slow() {
         let csv = "seed,latency_us,outcome\n1,3000,ok\n1,1000,ok\n1,10,HTTP 503\n1,2000,ok\n";

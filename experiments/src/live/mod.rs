@@ -9,13 +9,17 @@
 //! | [`summary`] | medians over invocations, and how far they can be trusted |
 //! | [`programs`] | where `elfen-search`, `elfen-load` and `elfen-batch` are |
 //! | `company` | the batch programs beside the service, and what restrains them |
+//! | [`own`] | a batch program of the user's own: started again, and its CPU time |
 //! | `latencies` | every request of a run, those that failed as well |
 //! | `service` | the index, the queries and the running service |
+//! | [`standing`] | a service of the user's own, which stands already |
+//! | `tested` | either of them |
 //! | `process` | a child and its end; `os`: what that takes of the kernel; `usage`: its CPU time |
+//! | `reported` | what `elfen run` reports |
 //! | `scratch` | files and pages that must not stay behind |
 //!
-//! Everything is called as a user would call it: what is measured is what users get. Whatever ends a
-//! run, the children end with it.
+//! Everything is called as a user would call it: what is measured is what users get. Whatever ends
+//! a run, the children end with it.
 
 pub mod calibrate;
 mod company;
@@ -23,13 +27,17 @@ pub mod experiment;
 mod latencies;
 #[expect(unsafe_code, reason = "places, ranks and last words of children are set by system calls")]
 mod os;
+pub mod own;
 pub mod plan;
 mod process;
 pub mod programs;
+mod reported;
 mod scratch;
 mod service;
+pub mod standing;
 pub mod summary;
 pub mod testbed;
+mod tested;
 mod usage;
 
 use std::io;
@@ -42,22 +50,29 @@ use crate::record::BadLine;
 /// Why a live run did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
-    #[error("no {name} at {}", .tried.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    #[error("no {name} at {}", listed(.tried))]
     NotFound { name: &'static str, tried: Vec<PathBuf> },
     #[error("{what}: {error}")]
     Io { what: String, error: io::Error },
     /// In the words of the program that failed.
     #[error("{name} ended early ({status}): {said}")]
     Failed { name: String, status: ExitStatus, said: String },
+    /// A batch program of the user's own, not `elfen run`.
+    #[error("{name} ended by itself ({status}): {said}")]
+    OwnFailed { name: String, status: ExitStatus, said: String },
     #[error("{name} printed what cannot be read: {why}")]
     Garbled { name: String, why: String },
     #[error("{name} did not end within {seconds} s of being asked to")]
     Stuck { name: String, seconds: u64 },
     #[error("{name} did not get ready within {seconds} s")]
     NotReady { name: String, seconds: u64 },
-    /// Neither a program nor the machine failed: what was asked for cannot be measured, and what can.
+    /// Neither a program nor the machine failed: what was asked for cannot be measured, and what
+    /// can.
     #[error("{why}")]
     Refused { why: String, fix: &'static str },
+    /// A service of the user's own does not keep to its lanes.
+    #[error("{why}")]
+    Misplaced { why: String, fix: String },
     /// Of the file that the results go to.
     #[error(transparent)]
     NoResults(#[from] BadLine),
@@ -67,6 +82,10 @@ pub enum LiveError {
     Interrupted(i32),
 }
 
+fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 impl LiveError {
     fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
@@ -74,7 +93,7 @@ impl LiveError {
     }
 }
 
-/// The lanes to measure on, and who may run elsewhere.
+/// The lanes to measure on, and the CPUs that the helpers may run on instead.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
     pub pairs: Vec<Pair>,
@@ -83,6 +102,9 @@ pub struct Machine {
     /// Whether the lanes of every pair share a core, as far as the kernel says.
     pub smt: bool,
     pub cpus: u32,
+    /// The shared core that the programs are told to emulate: how many times as long as alone
+    /// anything takes that runs beside something. `None` leaves that to the machine.
+    pub emulated: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -92,6 +114,28 @@ pub struct Pair {
 }
 
 impl Machine {
+    /// The options of our own programs for an emulated core; none without one.
+    fn beside(&self) -> Vec<String> {
+        let options = |factor: f64| {
+            [
+                "--beside-slowdown".to_owned(),
+                factor.to_string(),
+                "--beside".to_owned(),
+                self.lanes(),
+            ]
+        };
+        self.emulated.map(options).into_iter().flatten().collect()
+    }
+
+    /// One sentence for the results, where a core is emulated.
+    pub fn emulation(&self) -> Option<String> {
+        let factor = self.emulated?;
+        Some(format!(
+            "the core is emulated: what runs beside something else takes {factor} times as long, \
+             by the kernel's account of the batch; how the batch naps costs nothing"
+        ))
+    }
+
     /// As `--lanes` takes them.
     pub fn lanes(&self) -> String {
         let pair = |pair: &Pair| {

@@ -1,4 +1,5 @@
-//! What the standard library has no call for: how a child starts, what it leaves with us, and Ctrl-C.
+//! What the standard library has no call for: how a child starts, what it leaves with us, and
+//! Ctrl-C.
 //!
 //! The only unsafe code of this crate. Between fork and exec a child makes system calls alone.
 
@@ -10,7 +11,8 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 /// `prctl` of core scheduling (linux/prctl.h): a new cookie for the calling thread.
 const PR_SCHED_CORE: i32 = 62;
 const PR_SCHED_CORE_CREATE: u64 = 1;
-/// The lowest slice that the kernel grants; a thread with a short one preempts others sooner, since Linux 6.12.
+/// The lowest slice that the kernel grants; a thread with a short one preempts others sooner, since
+/// Linux 6.12.
 const SHORT_SLICE_NS: u64 = 100_000;
 
 /// How the scheduler ranks a thread.
@@ -23,11 +25,11 @@ pub(super) enum Rank {
     /// SCHED_OTHER with the shortest slice.
     ShortSlice,
     Idle,
-    /// SCHED_IDLE, and never on a core with anybody else.
+    /// SCHED_IDLE, and never on a core with another program.
     OwnCore,
 }
 
-/// Where and how a child runs, and what it gets when we die.
+/// Where and how a child runs, and the signal that it gets when we die.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     /// Empty leaves it to the kernel.
@@ -46,7 +48,8 @@ impl Place {
     }
 }
 
-/// Has the command start in its place, in a process group of its own: what a terminal sends is for us to act upon.
+/// Has the command start in its place, in a process group of its own: the terminal's signals are
+/// for us to act upon.
 pub(super) fn prepare(command: &mut Command, place: &Place) {
     let mask = mask_of(&place.cpus);
     let (rank, last_word) = (place.rank, place.last_word);
@@ -86,8 +89,52 @@ pub(super) fn take_rank(thread: i32, rank: Rank) -> io::Result<()> {
 /// Sends a signal to a process that we started.
 pub(super) fn send(pid: u32, signal: i32) {
     let Ok(pid) = i32::try_from(pid) else { return };
-    // SAFETY: kill takes numbers. Who is gone already needs none.
+    // SAFETY: kill takes numbers. A process that is gone already needs none.
     unsafe { libc::kill(pid, signal) };
+}
+
+/// The same to a process group that one of them leads.
+pub(super) fn send_group(leader: u32, signal: i32) {
+    let Ok(leader) = i32::try_from(leader) else { return };
+    if leader > 1 {
+        // SAFETY: kill takes numbers; the leader of a group of ours is a child of ours.
+        unsafe { libc::kill(-leader, signal) };
+    }
+}
+
+/// CPU time of a process, of threads that have ended as well; `None` if it is gone.
+pub(super) fn cpu_time_ns(pid: u32) -> Option<u64> {
+    let mut clock = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let pid = i32::try_from(pid).ok()?;
+    // SAFETY: the C library writes one clock id.
+    if unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } != 0 {
+        return None;
+    }
+    // SAFETY: the kernel writes one timespec.
+    done(unsafe { libc::clock_gettime(clock, &raw mut time) }.into()).ok()?;
+    let (seconds, ns) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
+    Some(seconds * 1_000_000_000 + ns)
+}
+
+/// CPU time of all children that we have waited for, and of all that they had waited for.
+pub(super) fn waited_for_ns() -> u64 {
+    // SAFETY: all zeros is a valid rusage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one rusage; the call fails on a bad address alone.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
+    let us = |time: libc::timeval| {
+        let (seconds, us) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec));
+        seconds.unwrap_or(0) * 1_000_000 + us.unwrap_or(0)
+    };
+    (us(usage.ru_utime) + us(usage.ru_stime)) * 1_000
+}
+
+/// How many ticks of /proc make a second.
+pub(super) fn ticks_a_second() -> u64 {
+    // SAFETY: sysconf takes a number.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    u64::try_from(ticks).ok().filter(|&ticks| ticks > 0).unwrap_or(100)
 }
 
 /// Whether core scheduling can be asked for here; tried in a child, which ends with its cookie.
@@ -195,7 +242,8 @@ fn done(result: i64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Goal: a child is where it was put, at the rank it was given. Method: /proc of a child on CPU 0 at SCHED_IDLE.
+    /// Goal: a child is where it was put, at the rank it was given. Method: /proc of a child on CPU
+    /// 0 at SCHED_IDLE.
     #[test]
     fn children_start_in_their_place() {
         let mut command = Command::new("sh");
@@ -207,7 +255,8 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&output.stdout), "Cpus_allowed_list:\t0\n5\n");
     }
 
-    /// Goal: who cannot start in its place does not start at all. Method: a CPU that no machine has.
+    /// Goal: a program that cannot start in its place does not start at all. Method: a CPU that no
+    /// machine has.
     #[test]
     fn a_place_that_does_not_exist_is_an_error() {
         let mut command = Command::new("true");

@@ -1,23 +1,27 @@
 //! Which runs there are, and in which order: interleaved, so that drift cancels.
 //!
-//! Companies take turns within one load of one invocation, in an order drawn from the seed, so that what is compared was
-//! measured within a minute. All of them meet the same requests at the same times.
+//! Companies take turns within one load of one invocation, in an order drawn from the seed, so that
+//! what is compared was measured within a minute. All of them meet the same requests at the same
+//! times.
 
 use std::fmt;
 use std::str::FromStr;
 
+use elfen_console::duration;
+use elfen_rt::clock::nanos;
 use elfen_rt::policy::slo::Slo;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::own;
 use crate::record::{Company, Plan, Run};
 
 /// The batch programs of `elfen-batch`.
-pub const BATCHES: [&str; 9] =
-    ["loop", "matrix", "flush", "stall", "spin", "compress", "sat", "factor", "json"];
+pub const BATCHES: [&str; 6] = ["loop", "matrix", "flush", "stall", "spin", "compress"];
 
-/// What shares the core with the service, as a user writes it: `none`, `fixed-budget:2ms`, `slo-budget:p99=20ms`.
+/// What shares the core with the service, as a user writes it: `none`, `fixed-budget:2ms`,
+/// `slo-budget:p99=20ms`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
     pub company: Company,
@@ -124,14 +128,14 @@ impl Spec {
         options
     }
 
-    pub(super) fn budget_ns(&self) -> Option<u64> {
+    pub(crate) fn budget_ns(&self) -> Option<u64> {
         match &self.detail {
             Detail::Budget(budget) | Detail::BudgetAndIpc(budget, _) => budget_ns(budget),
             Detail::Nothing | Detail::Slo(_) => None,
         }
     }
 
-    pub(super) fn slo(&self) -> Option<String> {
+    pub(crate) fn slo(&self) -> Option<String> {
         match &self.detail {
             Detail::Slo(slo) => Some(slo.clone()),
             _ => None,
@@ -146,16 +150,7 @@ pub fn name_of(company: Company) -> &'static str {
 }
 
 fn budget_ns(text: &str) -> Option<u64> {
-    let unit = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(unit);
-    let unit_ns: u64 = match unit {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(unit_ns)
+    duration::parse(text).ok().map(nanos)
 }
 
 /// One run to be made.
@@ -181,7 +176,7 @@ impl Job {
     }
 }
 
-/// What is wrong with a plan.
+/// The companies of a plan, or what is wrong with it.
 pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     let specs: Vec<Spec> = plan.companies.iter().map(|c| c.parse()).collect::<Result<_, _>>()?;
     if specs.is_empty() || plan.invocations == 0 {
@@ -199,8 +194,22 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     if let Some(unknown) = plan.batches.iter().find(|batch| !BATCHES.contains(&batch.as_str())) {
         return Err(format!("batch program {unknown:?} is none of {}", BATCHES.join(", ")));
     }
-    if plan.batches.is_empty() && specs.iter().any(Spec::has_batch) {
-        return Err("companies need a batch program, as in --batch loop".to_owned());
+    let own = own::label(&plan.command);
+    if let Some(label) = own.as_ref().filter(|label| plan.batches.contains(label)) {
+        return Err(format!("{label} is a program of elfen-batch as well: leave one of them out"));
+    }
+    if own.is_some() && plan.emulate_smt.is_some() {
+        return Err(
+            "only the programs of elfen-batch run on an emulated core: leave --emulate-smt \
+                    or the program out"
+                .to_owned(),
+        );
+    }
+    check_service(plan, &specs)?;
+    if plan.batches.is_empty() && own.is_none() && specs.iter().any(Spec::has_batch) {
+        return Err(
+            "companies need a batch program, as in --batch loop or -- xz -k FILE".to_owned()
+        );
     }
     if !(0.1..=86_400.0).contains(&plan.duration_s) || !(0.0..=3_600.0).contains(&plan.warmup_s) {
         return Err("a run takes from 100 ms to a day, and its warm-up at most an hour".to_owned());
@@ -213,12 +222,38 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     Ok(specs)
 }
 
+/// Refuses what cannot be had with a service of the user's own.
+fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
+    let Some(service) = &plan.service else { return Ok(()) };
+    if plan.emulate_smt.is_some() {
+        return Err("only elfen-search runs on an emulated core: leave --emulate-smt or the \
+                    service out"
+            .to_owned());
+    }
+    let by_its_page = |spec: &&Spec| {
+        use Company::{DynamicBudget, RefreshBudget, SloBudget};
+        matches!(spec.company, RefreshBudget | DynamicBudget | SloBudget)
+    };
+    match specs.iter().find(by_its_page) {
+        Some(spec) if service.name.is_none() => Err(format!(
+            "{spec} goes by the requests that a service publishes: name its page with --service"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The batch programs of a plan, as rows name them.
+pub(super) fn batches(plan: &Plan) -> impl Iterator<Item = String> {
+    plan.batches.iter().cloned().chain(own::label(&plan.command))
+}
+
 /// All runs of a plan in their order. `capacity_rps` turns shares into rates.
 pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(plan.seed);
     let shares = plan.loads.iter().map(|&load| (load, load * capacity_rps));
     let mut loads: Vec<(f64, f64)> =
         shares.chain(plan.rates.iter().map(|&rps| (rps / capacity_rps, rps))).collect();
+    let batches: Vec<String> = batches(plan).collect();
     let mut jobs = Vec::new();
     for invocation in 0..plan.invocations {
         loads.shuffle(&mut rng);
@@ -227,7 +262,7 @@ pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
             let mut turns: Vec<(&Spec, Option<&String>)> = Vec::new();
             for spec in specs {
                 match spec.has_batch() {
-                    true => turns.extend(plan.batches.iter().map(|batch| (spec, Some(batch)))),
+                    true => turns.extend(batches.iter().map(|batch| (spec, Some(batch)))),
                     false => turns.push((spec, None)),
                 }
             }
@@ -246,95 +281,4 @@ pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan() -> Plan {
-        Plan {
-            loads: vec![0.2, 0.5],
-            rates: vec![40.0],
-            companies: ["none", "borrow-idle", "fixed-budget:2ms"].map(str::to_owned).to_vec(),
-            batches: ["loop", "spin"].map(str::to_owned).to_vec(),
-            invocations: 3,
-            duration_s: 1.0,
-            warmup_s: 0.0,
-            seed: 7,
-            signal: "auto".to_owned(),
-        }
-    }
-
-    /// Goal: what a user writes comes back as it was written, and mistakes are named. Method: one of each form.
-    #[test]
-    fn companies_are_read_and_written() {
-        for (name, company, example) in NAMES {
-            let text = example.map_or(name.to_owned(), |example| format!("{name}:{example}"));
-            let spec: Spec = text.parse().unwrap();
-            assert_eq!((spec.to_string(), spec.company), (text, company));
-        }
-        for (text, says) in [
-            ("idle", "is none of"),
-            ("none:2ms", "nothing after a colon"),
-            ("fixed-budget", "as in fixed-budget:2ms"),
-            ("fixed-budget:2", "as in fixed-budget:2ms"),
-            ("refresh-budget:xs", "as in refresh-budget:2ms"),
-            ("slo-budget:2ms", "as in slo-budget:p99=20ms"),
-            ("dynamic-budget:2ms", "as in dynamic-budget:2ms:0.9"),
-            ("dynamic-budget:2ms:-1", "as in dynamic-budget:2ms:0.9"),
-        ] {
-            let error = text.parse::<Spec>().unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
-        }
-        let fixed: Spec = "fixed-budget:2ms".parse().unwrap();
-        assert_eq!(fixed.options(), ["--policy", "fixed-budget", "--budget", "2ms"]);
-        assert_eq!((fixed.budget_ns(), fixed.slo()), (Some(2_000_000), None));
-        let dynamic: Spec = "dynamic-budget:2ms:0.9".parse().unwrap();
-        assert_eq!(dynamic.options()[2..], ["--budget", "2ms", "--ref-ipc", "0.9"]);
-        let slo: Spec = "slo-budget:p99=20ms".parse().unwrap();
-        assert_eq!(slo.options()[2..], ["--slo", "p99=20ms"]);
-    }
-
-    /// Goal: every run once, companies of one invocation and load together under one seed, and the same order for the
-    /// same seed. Method: a plan of 3 loads, 3 invocations, and 1 + 2 * 2 companies.
-    #[test]
-    fn runs_are_interleaved() {
-        let specs = check(&plan()).unwrap();
-        let jobs = jobs(&plan(), &specs, 100.0);
-        assert_eq!(jobs.len(), 3 * 3 * 5);
-        for block in jobs.chunks(5) {
-            let first = &block[0];
-            for job in block {
-                assert_eq!(
-                    (job.rps, job.seed, job.invocation),
-                    (first.rps, first.seed, first.invocation)
-                );
-            }
-            assert_eq!(block.iter().filter(|job| job.batch.is_none()).count(), 1);
-            for (at, job) in block.iter().enumerate() {
-                assert!(!block[..at].contains(job), "twice: {job:?}");
-            }
-        }
-        assert_eq!(jobs, super::jobs(&plan(), &specs, 100.0));
-        let firsts: Vec<String> = jobs.chunks(5).map(|b| b[0].spec.to_string()).collect();
-        assert!(firsts.iter().any(|first| *first != firsts[0]), "always the same first");
-    }
-
-    #[test]
-    fn plans_without_sense_are_refused() {
-        type Mistake = fn(&mut Plan);
-        let mistakes: [(Mistake, &str); 7] = [
-            (|plan| plan.invocations = 0, "nothing to measure"),
-            (|plan| (plan.loads, plan.rates) = (vec![], vec![]), "neither loads nor rates"),
-            (|plan| plan.loads = vec![20.0], "2000 %"),
-            (|plan| plan.batches = vec!["xz".to_owned()], "is none of loop"),
-            (|plan| plan.batches = vec![], "need a batch program"),
-            (|plan| plan.duration_s = 0.0, "100 ms to a day"),
-            (|plan| plan.companies.push("none".to_owned()), "named twice"),
-        ];
-        for (mistake, says) in mistakes {
-            let mut plan = plan();
-            mistake(&mut plan);
-            let error = check(&plan).unwrap_err();
-            assert!(error.contains(says), "{error}");
-        }
-    }
-}
+mod tests;

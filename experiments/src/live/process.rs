@@ -1,14 +1,14 @@
 //! A child: started in its place, its output kept in files, ended whatever happens.
 //!
-//! Files and not pipes, because nobody empties a pipe while a measurement runs.
+//! Files and not pipes, because no thread empties a pipe while a measurement runs.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde::de::DeserializeOwned;
 
 use super::os::{self, Place};
 use super::scratch::Scratch;
@@ -17,6 +17,12 @@ use super::{LiveError, go_on, usage};
 /// For a child that is asked to end because we end.
 const LAST_PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// For `elfen run` to attach, and for its program to start on a lane that others use as well.
+pub(super) const TO_START: Duration = Duration::from_secs(20);
+/// For a batch to end: an iteration of `elfen-batch` takes some ten milliseconds of a lane's time.
+pub(super) const TO_END: Duration = Duration::from_secs(5);
+/// Of what a program of the user's own says on stderr, no more is kept.
+const SAID_MAX: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -25,34 +31,55 @@ pub(super) struct Process {
     out: PathBuf,
     err: PathBuf,
     status: Option<ExitStatus>,
+    /// CPU time of it and of all that it had waited for, once it has ended.
+    spent_ns: u64,
 }
 
 impl Process {
     pub(super) fn start(
         name: &str,
-        mut command: Command,
+        command: Command,
         place: &Place,
         scratch: &Scratch,
     ) -> Result<Self, LiveError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
-        let [out, err] = ["out", "err"].map(|kind| scratch.path(&format!("{number}.{kind}")));
+        let files = ["out", "err"].map(|kind| scratch.path(&format!("{number}.{kind}")));
+        Self::spawn(name, command, place, files)
+    }
+
+    /// A program of the user's own: its stdout goes nowhere, and its stderr to this file.
+    pub(super) fn start_quietly(
+        name: &str,
+        command: Command,
+        place: &Place,
+        err: PathBuf,
+    ) -> Result<Self, LiveError> {
+        Self::spawn(name, command, place, [PathBuf::from("/dev/null"), err])
+    }
+
+    fn spawn(
+        name: &str,
+        mut command: Command,
+        place: &Place,
+        [out, err]: [PathBuf; 2],
+    ) -> Result<Self, LiveError> {
         let failed = |error| LiveError::Io { what: format!("starting {name}"), error };
+        // Appended to, so that a file that is cut goes on at its beginning.
         let file = |path: &PathBuf| {
-            File::create(path).map_err(LiveError::io(format!("writing {}", path.display())))
+            let emptied = File::create(path);
+            emptied
+                .and_then(|_| OpenOptions::new().append(true).open(path))
+                .map_err(LiveError::io(format!("writing {}", path.display())))
         };
         command.stdin(Stdio::null()).stdout(file(&out)?).stderr(file(&err)?);
         os::prepare(&mut command, place);
         let child = command.spawn().map_err(failed)?;
-        Ok(Self { name: name.to_owned(), child, out, err, status: None })
+        Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })
     }
 
     pub(super) fn id(&self) -> u32 {
         self.child.id()
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Fails if it has ended.
@@ -65,10 +92,31 @@ impl Process {
 
     pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, LiveError> {
         if self.status.is_none() {
+            let before_ns = os::waited_for_ns();
             let waited = self.child.try_wait();
             self.status = waited.map_err(LiveError::io(format!("waiting for {}", self.name)))?;
+            self.spent_ns = os::waited_for_ns().saturating_sub(before_ns);
         }
         Ok(self.status)
+    }
+
+    pub(super) fn spent_ns(&self) -> u64 {
+        self.spent_ns
+    }
+
+    /// What it has said on stderr.
+    pub(super) fn said(&self) -> String {
+        fs::read(&self.err).map_or_else(|_| String::new(), |said| lossy(&said))
+    }
+
+    /// A program of the user's own may say more than there is room for.
+    pub(super) fn forget_much(&self) -> Result<(), LiveError> {
+        let failed = || LiveError::io(format!("cutting {}", self.err.display()));
+        if fs::metadata(&self.err).map_err(failed())?.len() > SAID_MAX {
+            let file = OpenOptions::new().write(true).open(&self.err).map_err(failed())?;
+            file.set_len(0).map_err(failed())?;
+        }
+        Ok(())
     }
 
     /// What it has printed so far.
@@ -76,7 +124,8 @@ impl Process {
         fs::read_to_string(&self.out).unwrap_or_default()
     }
 
-    /// Waits for its end, asks it to end if `asking` says so, and gives what it printed. Any status but 0 is a failure.
+    /// Waits for its end, asks it to end if `asking` says so, and gives what it printed. Any status
+    /// but 0 is a failure.
     pub(super) fn finish(
         mut self,
         asking: Option<i32>,
@@ -103,11 +152,12 @@ impl Process {
         }
     }
 
-    pub(super) fn finish_json(
+    /// What it printed, as one JSON value.
+    pub(super) fn finish_json<T: DeserializeOwned>(
         self,
         asking: Option<i32>,
         patience: Duration,
-    ) -> Result<Value, LiveError> {
+    ) -> Result<T, LiveError> {
         let name = self.name.clone();
         let text = self.finish(asking, patience)?;
         serde_json::from_str(&text)
@@ -115,15 +165,19 @@ impl Process {
     }
 
     fn failure(&self, status: ExitStatus) -> LiveError {
-        let said = fs::read_to_string(&self.err).unwrap_or_default();
+        self.failure_of(&self.name, status)
+    }
+
+    pub(super) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
+        let said = self.said();
         let said = said.lines().last().unwrap_or("it said nothing").to_owned();
-        let name = self.name.clone();
+        let name = name.to_owned();
         // Its own name begins its line already.
         let said = said.strip_prefix(&format!("{name}: ")).map_or(said.clone(), str::to_owned);
         LiveError::Failed { name, status, said }
     }
 
-    fn wait(&mut self, patience: Duration) -> bool {
+    pub(super) fn wait(&mut self, patience: Duration) -> bool {
         let begin = Instant::now();
         while matches!(self.ended(), Ok(None)) {
             if begin.elapsed() > patience {
@@ -135,7 +189,8 @@ impl Process {
     }
 }
 
-/// Asked first; then killed, with all that it started: `elfen run` alone would leave its batch behind.
+/// Asked first; then killed, with all that it started: `elfen run` alone would leave its batch
+/// behind.
 impl Drop for Process {
     fn drop(&mut self) {
         if !matches!(self.ended(), Ok(None)) {
@@ -149,6 +204,10 @@ impl Drop for Process {
         family.into_iter().chain([self.id()]).for_each(|pid| os::send(pid, libc::SIGKILL));
         let _killed = self.child.wait();
     }
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Waits for something that a child does.
@@ -176,6 +235,7 @@ pub(super) fn wait_for<T>(
 mod tests {
     use super::super::os::Rank;
     use super::*;
+    use serde_json::Value;
 
     fn start(script: &str, scratch: &Scratch) -> Process {
         let mut command = Command::new("sh");
@@ -184,18 +244,18 @@ mod tests {
         Process::start("it", command, &place, scratch).unwrap()
     }
 
-    /// Goal: output and failures of a child are told as they are. Method: one that prints, one that fails, one that prints
-    /// what is no JSON, one that does not end.
+    /// Goal: output and failures of a child are told as they are. Method: one that prints, one that
+    /// fails, one that prints what is no JSON, one that does not end.
     #[test]
     fn children_are_told_apart() {
         let scratch = Scratch::new(1).unwrap();
         let long = Duration::from_secs(60);
-        let printed = start("echo '{\"x\":1}'", &scratch).finish_json(None, long).unwrap();
+        let printed: Value = start("echo '{\"x\":1}'", &scratch).finish_json(None, long).unwrap();
         assert_eq!(printed["x"], 1);
         let failed = start("echo 'it: no luck' >&2; exit 3", &scratch).finish(None, long);
         let failed = failed.unwrap_err().to_string();
         assert_eq!(failed, "it ended early (exit status: 3): no luck");
-        let garbled = start("echo x", &scratch).finish_json(None, long);
+        let garbled = start("echo x", &scratch).finish_json::<Value>(None, long);
         assert!(matches!(garbled, Err(LiveError::Garbled { .. })), "{garbled:?}");
         let stuck = start("exec sleep 600", &scratch).finish(None, Duration::ZERO);
         assert!(matches!(stuck, Err(LiveError::Stuck { .. })), "{stuck:?}");
@@ -203,7 +263,8 @@ mod tests {
         assert!(matches!(asked, Err(LiveError::Failed { .. })), "{asked:?}");
     }
 
-    /// Goal: who ignores SIGTERM ends with us all the same, and so does its family. Method: a shell with a child, dropped.
+    /// Goal: a child that ignores SIGTERM ends with us all the same, and so does its family.
+    /// Method: a shell with a child, dropped.
     #[test]
     fn nobody_outlives_us() {
         let scratch = Scratch::new(1).unwrap();
@@ -219,7 +280,7 @@ mod tests {
         drop(stubborn);
         let lives =
             |pid: u32| usage::name_of(pid).is_some_and(|name| name == "sh" || name == "sleep");
-        // Whoever adopts the orphans collects them when it comes to it.
+        // The process that adopts the orphans collects them when it comes to it.
         let begin = Instant::now();
         while family.iter().chain([&parent]).any(|&pid| lives(pid) && !is_over(pid)) {
             assert!(begin.elapsed() < Duration::from_secs(60), "{family:?} live on");

@@ -1,5 +1,5 @@
-//! Where the programs are that a live run starts: beside the running command, where a package puts them, or where the
-//! user says.
+//! Where the programs are that a live run starts: beside the running command, where a package puts
+//! them, or where the user says.
 //!
 //! `cargo run` builds one program; `cargo build --release` builds all, side by side.
 

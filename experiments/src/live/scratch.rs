@@ -1,7 +1,7 @@
 //! The folder and the service's page of one live run, and their end.
 //!
-//! Both go when this drops. Who is killed leaves them: the folder's name says whose it was, and the next live run
-//! removes what dead ones left.
+//! Both go when this drops. A run that is killed leaves them: the folder's name says whose it was,
+//! and the next live run removes what dead ones left.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -22,14 +22,15 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes the folder in the folder for temporary files; `lanes` are the request lanes of the service to come.
+    /// Makes the folder in the folder for temporary files; `lanes` are the request lanes of the
+    /// service to come.
     pub(super) fn new(lanes: u32) -> io::Result<Self> {
         let temporary = std::env::temp_dir();
         let own = Identity::own().ok_or_else(|| io::Error::other("/proc cannot be read"))?;
         clear_after_the_dead(&temporary);
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let service = format!("{PREFIX}{:x}-{}", own.word(), NEXT.fetch_add(1, Relaxed));
-        // The page's slots are part of the name, as who clears up has to know them.
+        // The page's slots are part of the name, as the run that clears up has to know them.
         let dir = temporary.join(format!("{service}.{lanes}"));
         DirBuilder::new()
             .mode(0o700)
@@ -90,8 +91,8 @@ mod tests {
     use super::*;
     use elfen_rt::signal::service::ServiceReader;
 
-    /// Goal: nothing stays behind, whether we end or are killed. Method: a folder and a page of our own, and those of a
-    /// process that never was.
+    /// Goal: nothing stays behind, whether we end or are killed. Method: a folder and a page of our
+    /// own, and those of a process that never was.
     #[test]
     fn what_the_dead_left_goes_and_so_does_what_is_ours() {
         let dead = Identity::own().unwrap().word() ^ 1; // our id, another start

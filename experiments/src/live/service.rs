@@ -13,9 +13,9 @@ use super::programs::Programs;
 use super::scratch::Scratch;
 use super::{LiveError, Machine, usage};
 
-/// Tasks that match many documents; so many of them make one query of several words. A request has to take long beside
-/// what coordinator and generator take for it: most of a millisecond with the demo's index, and two with the
-/// experiment's.
+/// Tasks that match many documents; so many of them make one query of several words. A request has
+/// to take long beside what coordinator and generator take for it: most of a millisecond with the
+/// demo's index, and two with the experiment's.
 const MANY_WORDS: &str = "OrHigh";
 const TASKS_A_QUERY: usize = 12;
 /// Tasks that take their time as they are.
@@ -36,7 +36,8 @@ pub(super) struct Helpers {
 }
 
 impl Helpers {
-    /// CPUs outside all pairs if there are any; else the first batch lane, at the best rank that may be had.
+    /// CPUs outside all pairs if there are any; else the first batch lane, at the best rank that
+    /// may be had.
     pub(super) fn choose(machine: &Machine, scratch: &Scratch) -> Result<Self, LiveError> {
         let mut batch_lanes = machine.batch_lanes();
         let (_, lane) = batch_lanes.next().ok_or_else(|| {
@@ -77,7 +78,8 @@ impl Helpers {
         let Self { coordinator, generator, share_a_lane, rank } = self;
         let place = match share_a_lane {
             true => format!(
-                "coordinator and generator share CPU {coordinator} with the batch, for want of others"
+                "coordinator and generator share CPU {coordinator} with the batch, for want of \
+                 others"
             ),
             false if coordinator == generator => {
                 format!("coordinator and generator run on CPU {coordinator}, outside the lanes")
@@ -99,6 +101,22 @@ impl Helpers {
     }
 }
 
+/// The same where there is no coordinator of ours, but a service of the user's own.
+pub(super) fn words_of_generator(helpers: &Helpers) -> String {
+    let Helpers { generator, share_a_lane, rank, .. } = helpers;
+    let place = match share_a_lane {
+        true => format!("the generator shares CPU {generator} with the batch, for want of others"),
+        false => format!("the generator runs on CPU {generator}, outside the lanes"),
+    };
+    let rank = match rank {
+        Rank::Fifo(_) => "it goes before everything else (SCHED_FIFO)",
+        Rank::Nice(_) => "it goes before others (nice -20)",
+        Rank::ShortSlice => "it has no privilege to go before others, only shorter slices",
+        _ => "it has no privilege to go before others",
+    };
+    format!("{place}; {rank}")
+}
+
 /// An index and the queries for it.
 #[derive(Clone, Debug)]
 pub(super) struct Corpus {
@@ -108,7 +126,8 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
-    /// Opens the index in a folder of the user's, builds it there if there is none, or builds it for this run alone.
+    /// Opens the index in a folder of the user's, builds it there if there is none, or builds it
+    /// for this run alone.
     pub(super) fn open(
         programs: &Programs,
         scratch: &Scratch,
@@ -172,7 +191,7 @@ pub(super) struct Searching(Process);
 impl Searching {
     /// Queries per second.
     pub(super) fn finish(self) -> Result<f64, LiveError> {
-        let report = self.0.finish_json(None, TO_BUILD)?;
+        let report: Value = self.0.finish_json(None, TO_BUILD)?;
         let rate = report["queries_per_second"].as_f64().filter(|rate| *rate > 0.0);
         rate.ok_or_else(|| LiveError::Garbled {
             name: "elfen-search".to_owned(),
@@ -238,7 +257,7 @@ impl Serving {
         command.args(["serve", "--listen", "127.0.0.1:0", "--drain", "1s"]);
         command.args(["--lanes", &lanes.join(",")]);
         command.args(["--coordinator-cpu", &helpers.coordinator.to_string()]);
-        command.args(["--service-name", scratch.service()]);
+        command.args(["--service-name", scratch.service()]).args(machine.beside());
         command.arg("--warmup").arg(&corpus.queries).arg(&corpus.index);
         let place = Place::anywhere(Rank::Normal);
         let mut process = Process::start("elfen-search", command, &place, scratch)?;

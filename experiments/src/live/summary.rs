@@ -1,15 +1,18 @@
 //! What many runs say together: medians over invocations, and how far they can be trusted.
 //!
-//! Runs of one invocation met the same requests, so companies are compared with no batch invocation by invocation: the
-//! ratio of two runs a minute apart, and the median of these ratios. Intervals are by bootstrap over invocations, as
-//! requests within one wait behind each other and are no independent sample.
+//! Runs of one invocation met the same requests, so companies are compared with no batch invocation
+//! by invocation: the ratio of two runs a minute apart, and the median of these ratios. Intervals
+//! are by bootstrap over invocations, as requests within one wait behind each other and are no
+//! independent sample.
 
 use std::collections::BTreeMap;
 
+use elfen_console::duration::number;
+use elfen_host::run::figures::Latency;
+use elfen_host::run::report::Report;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::record::{Alone, Company, Line, Run, Setup};
 
@@ -43,7 +46,8 @@ pub struct Row {
     pub mean_ms: Figure,
     pub request_lane_utilisation: Figure,
     pub batch_lane_utilisation: Figure,
-    /// The part of the time that Elfen left the batch lanes to the batch, whoever ran there then.
+    /// The part of the time that Elfen left the batch lanes to the batch, whichever tasks ran there
+    /// then.
     pub lent: Option<Figure>,
     /// Of both lanes, where 1 is one lane that is always busy.
     pub utilisation: Figure,
@@ -120,9 +124,11 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
     let known = alone.iter().find(|alone| Some(&alone.batch) == first.batch.as_ref());
     let relative = |run: &Run| Some(run.batch_per_second? / known?.per_second);
     let verified: Vec<bool> = runs.iter().filter_map(|run| run.batch_verified).collect();
-    let reports = |run: &Run, of: &dyn Fn(&Value) -> Option<f64>| run.report.as_ref().and_then(of);
-    let reaction = |which: &'static str| {
-        some(&move |run| reports(run, &|r| Some(r["reaction_ns"][which].as_f64()? / 1e3)))
+    let reports =
+        |of: fn(&Report) -> Option<f64>| some(&move |run| run.report.as_deref().and_then(of));
+    let reaction = |which: fn(&Latency) -> Option<u64>| {
+        let us = move |report: &Report| Some(number(which(&report.figures.reaction_ns)?) / 1e3);
+        some(&move |run| run.report.as_deref().and_then(us))
     };
     Row {
         load: first.load,
@@ -140,7 +146,7 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
         mean_ms: over(|run| run.mean_ms),
         request_lane_utilisation: over(|run| run.request_lane_utilisation),
         batch_lane_utilisation: over(|run| run.batch_lane_utilisation),
-        lent: some(&|run| reports(run, &lent)),
+        lent: reports(lent),
         utilisation: over(|run| run.request_lane_utilisation + run.batch_lane_utilisation),
         utilisation_with_helpers: over(|run| {
             run.request_lane_utilisation + run.batch_lane_utilisation + run.helper_utilisation
@@ -150,29 +156,27 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
         batch_unit: first.batch_unit.clone(),
         batch_relative: some(&relative),
         batch_verified: (!verified.is_empty()).then(|| verified.iter().all(|right| *right)),
-        overlapped: some(&|run| reports(run, &overlapped)),
-        reaction_us: reaction("median"),
-        reaction_p99_us: reaction("p99"),
-        mechanisms: first.report.as_ref().map(mechanisms),
+        overlapped: reports(overlapped),
+        reaction_us: reaction(|latency| latency.median),
+        reaction_p99_us: reaction(|latency| latency.p99),
+        mechanisms: first.report.as_deref().map(mechanisms),
     }
 }
 
-/// Of the request lane's busy time; without a task map nobody counts that.
-fn overlapped(report: &Value) -> Option<f64> {
-    let busy = report["request_busy_ns"].as_f64().filter(|busy| *busy > 0.0)?;
-    Some(report["overlapped_ns"].as_f64()? / busy)
+/// Of the request lane's busy time; without a task map that is not counted.
+fn overlapped(report: &Report) -> Option<f64> {
+    let busy_ns = report.request_busy_ns.filter(|busy_ns| *busy_ns > 0)?;
+    Some(number(report.figures.overlapped_ns?) / number(busy_ns))
 }
 
 /// Of the time of one run.
-fn lent(report: &Value) -> Option<f64> {
-    let ns = |key: &str| report[key].as_f64();
-    let wall = ns("wall_ns").filter(|wall| *wall > 0.0)?;
-    Some((ns("borrowed_ns")? + ns("overlapped_ns")?) / wall)
+fn lent(report: &Report) -> Option<f64> {
+    let ran_ns = report.figures.ran_ns()?;
+    (report.wall_ns > 0).then(|| number(ran_ns) / number(report.wall_ns))
 }
 
-fn mechanisms(report: &Value) -> String {
-    let word = |key: &str| report[key].as_str().unwrap_or("unknown");
-    format!("signal {}, nap {}, inject {}", word("signal"), word("nap"), word("inject"))
+fn mechanisms(report: &Report) -> String {
+    format!("signal {}, nap {}, inject {}", report.signal, report.nap, report.inject)
 }
 
 /// `values` must not be empty.
@@ -207,8 +211,20 @@ fn bootstrap(values: &[f64]) -> Option<[f64; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use elfen_host::run::figures::Figures;
     use proptest::prelude::*;
-    use serde_json::json;
+
+    fn report() -> Box<Report> {
+        let reaction_ns = Latency { median: Some(2000), p99: Some(4000), ..Latency::default() };
+        let figures = Figures {
+            borrowed_ns: Some(95),
+            overlapped_ns: Some(5),
+            reaction_ns,
+            ..Figures::default()
+        };
+        let request_busy_ns = Some(100);
+        Box::new(Report { figures, wall_ns: 200, request_busy_ns, ..Report::default() })
+    }
 
     fn run(company: Company, invocation: u32, p99_ms: f64) -> Line {
         Line::Run(Run {
@@ -224,16 +240,13 @@ mod tests {
             helper_utilisation: 0.1,
             batch_per_second: (company != Company::None).then_some(40.0),
             batch_verified: (company != Company::None).then_some(invocation != 3),
-            report: (company == Company::BorrowIdle).then(|| {
-                json!({"overlapped_ns": 5, "borrowed_ns": 95, "wall_ns": 200, "request_busy_ns": 100,
-                       "reaction_ns": {"median": 2000, "p99": 4000}, "signal": "s"})
-            }),
+            report: (company == Company::BorrowIdle).then(report),
             ..Run::default()
         })
     }
 
-    /// Goal: companies are compared within an invocation. Method: invocations that drift by more than what the companies
-    /// differ in; by hand, 1.1, 1.2 and 1.3 times no batch.
+    /// Goal: companies are compared within an invocation. Method: invocations that drift by more
+    /// than what the companies differ in; by hand, 1.1, 1.2 and 1.3 times no batch.
     #[test]
     fn drift_cancels() {
         let alone = Alone { batch: "loop".to_owned(), per_second: 100.0, ..Alone::default() };
@@ -262,7 +275,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: an interval is ordered, lies within the values, and is the same each time. Method: any values.
+        /// Goal: an interval is ordered, lies within the values, and is the same each time. Method:
+        /// any values.
         #[test]
         fn intervals_are_sane(values in proptest::collection::vec(-1e9f64..1e9, 3..12)) {
             let Figure { median, ci95 } = figure(&values);

@@ -1,22 +1,26 @@
 //! A service that stands ready, and one measurement with it.
 //!
-//! The service stays up from run to run: what changes between two runs is the company and nothing else. CPU time is read at
-//! the beginning and at the end of the time that the generator measures.
+//! The service stays up from run to run: what changes between two runs is the company and nothing
+//! else. CPU time is read at the beginning and at the end of the time that the generator measures.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde_json::Value;
+use elfen_console::duration::number;
+use elfen_host::run::report::Report;
+use serde::Deserialize;
 
 use super::company::{Batches, Done, Start};
-use super::latencies::{Latencies, TIMEOUT};
+use super::latencies::{self, Latencies, TIMEOUT, number_of};
+use super::own;
 use super::plan::{Job, Spec};
 use super::process::Process;
 use super::programs::Programs;
 use super::scratch::Scratch;
-use super::service::{Corpus, Helpers, Serving};
-use super::{LOOK_EVERY, LiveError, Machine, go_on, sleep_until, usage};
+use super::service::{self, Helpers};
+pub use super::tested::Order;
+use super::tested::Tested;
+use super::{LOOK_EVERY, LiveError, go_on, sleep_until, usage};
 use crate::record::{Alone, Company, Plan, Run};
 
 /// Every request of a run, for what the generator's summary leaves out.
@@ -29,25 +33,19 @@ const TO_ANSWER: Duration = Duration::from_secs(30);
 /// How long a batch program runs alone.
 const ALONE: Duration = Duration::from_millis(1000);
 
-/// What a testbed is set up for.
-#[derive(Clone, Debug)]
-pub struct Order {
-    pub machine: Machine,
-    /// Of the index that is built, unless `index` names one that stands there.
-    pub documents: u64,
-    pub index: Option<PathBuf>,
-    pub signal: String,
-}
+/// The work of a batch program of the user's own.
+const CPU_TIME: &str = "seconds of CPU time";
+/// One that takes less of a lane alone has nothing that could be compared.
+const LEAST_CPUS: f64 = 0.001;
 
 /// Fields go in this order: the service before its page and its files.
 #[derive(Debug)]
 pub struct Testbed {
-    serving: Serving,
-    pub(super) programs: Programs,
-    pub(super) corpus: Corpus,
+    tested: Tested,
+    programs: Programs,
     helpers: Helpers,
     order: Order,
-    pub(super) scratch: Scratch,
+    scratch: Scratch,
 }
 
 impl Testbed {
@@ -58,40 +56,46 @@ impl Testbed {
         let scratch =
             Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
         let helpers = Helpers::choose(&order.machine, &scratch)?;
-        let corpus = Corpus::open(&programs, &scratch, order.index.as_deref(), order.documents)?;
-        let serving = Serving::start(&programs, &scratch, &order.machine, &helpers, &corpus)?;
-        Ok(Self { serving, programs, corpus, helpers, order, scratch })
+        let tested = Tested::start(&order, &programs, &scratch, &helpers)?;
+        Ok(Self { tested, programs, helpers, order, scratch })
     }
 
     pub fn documents(&self) -> u64 {
-        self.corpus.documents
+        self.tested.documents()
     }
 
     pub fn capacity_rps(&self) -> Result<f64, LiveError> {
         let Self { programs, scratch, helpers, order, .. } = self;
-        self.corpus.capacity_rps(programs, scratch, &order.machine, helpers)
+        self.tested.capacity_rps(programs, scratch, &order.machine, helpers)
     }
 
     /// Where coordinator and generator run.
     pub fn helpers(&self) -> String {
-        self.helpers.words()
+        match self.tested {
+            Tested::Search { .. } => self.helpers.words(),
+            Tested::Standing(_) => service::words_of_generator(&self.helpers),
+        }
     }
 
     /// What cannot be shown with these lanes, a sentence each.
     pub fn limits(&self) -> Vec<String> {
         let mut limits = Vec::new();
-        if !self.order.machine.smt {
+        // An emulated core has a price, and says so itself.
+        if !self.order.machine.smt && self.order.machine.emulated.is_none() {
             limits.push(format!(
-                "not shown: the price of sharing an SMT core; nothing says that lanes {} share one, \
-                 so a batch takes no resources from the service whatever restrains it",
+                "not shown: the price of sharing an SMT core; nothing says that lanes {} share \
+                 one, so a batch takes no resources from the service whatever restrains it",
                 self.order.machine.lanes()
             ));
         }
+        limits.extend(own::label(&self.order.own.command).map(|label| {
+            format!(
+                "{label}: its work is the CPU time that it got on its lane; what it got done in \
+                 that time cannot be seen from outside"
+            )
+        }));
         if self.helpers.share_a_lane {
-            limits.push(format!(
-                "{}; the batch has what they leave of that lane",
-                self.helpers.words()
-            ));
+            limits.push(format!("{}; the batch has what is left of that lane", self.helpers()));
         }
         limits
     }
@@ -100,15 +104,22 @@ impl Testbed {
     pub fn alone(&mut self, program: &str) -> Result<Alone, LiveError> {
         let unrestrained = Spec::plain(Company::Unrestrained);
         let mut batches = self.start_batches(&unrestrained, program, ALONE)?;
-        sleep_until(Instant::now() + ALONE, || batches.lives())?;
+        let (begin, before_ns) = (Instant::now(), batches.used_ns());
+        sleep_until(begin + ALONE, || batches.lives())?;
+        let used_ns = batches.used_ns().saturating_sub(before_ns);
+        let cpus = Duration::from_nanos(used_ns).as_secs_f64() / begin.elapsed().as_secs_f64();
         let done = batches.end()?.ok_or_else(|| {
             let why = format!("{program} alone gets no work done: the machine is too busy");
             LiveError::Refused { why, fix: "end what else runs on these lanes, and try again" }
         })?;
+        if done.per_second.is_none() && cpus < LEAST_CPUS {
+            let why = format!("{program} alone takes next to no CPU time, so there is no work");
+            return Err(LiveError::Refused { why, fix: "give a program that computes" });
+        }
         Ok(Alone {
             batch: program.to_owned(),
-            per_second: done.per_second,
-            unit: done.unit,
+            per_second: done.per_second.unwrap_or(cpus),
+            unit: done.unit.unwrap_or_else(|| CPU_TIME.to_owned()),
             checksum: done.checksums.into_iter().next().unwrap_or_default(),
         })
     }
@@ -119,9 +130,11 @@ impl Testbed {
         program: &str,
         lasting: Duration,
     ) -> Result<Batches, LiveError> {
-        let Self { programs, scratch, order, .. } = self;
+        let Self { tested, programs, scratch, order, .. } = self;
+        let page = tested.page(scratch);
         let (machine, signal) = (&order.machine, order.signal.as_str());
-        Start { programs, scratch, machine, signal, lasting }.batches(spec, program)
+        let own = &order.own;
+        Start { programs, scratch, machine, signal, own, page, lasting }.batches(spec, program)
     }
 
     /// One run of a plan.
@@ -135,32 +148,33 @@ impl Testbed {
         let mut load = self.load(job, warmup, lasting)?;
         let begin = Instant::now() + LEAD + warmup;
         sleep_until(begin, || {
-            self.serving.lives()?;
+            self.tested.lives()?;
             batches.lives()?;
             load.lives()
         })?;
-        let before = self.sample(&load, &batches);
+        let before = self.sample(&load, &mut batches);
         let mut after = before;
-        // The last reading must find the generator still there, and that of a plan whose last request is due early ends early.
+        // The last reading must find the generator still there, and that of a plan whose last
+        // request is due early ends early.
         let end = begin + lasting.saturating_sub(LEAD * 2);
         while load.ended()?.is_none() && Instant::now() < end {
             go_on()?;
-            self.serving.lives()?;
+            self.tested.lives()?;
             batches.lives()?;
-            after = self.sample(&load, &batches);
+            after = self.sample(&load, &mut batches);
             std::thread::sleep(LOOK_EVERY);
         }
-        let answered = load.finish_json(None, TO_ANSWER)?;
-        if !answered["invocations"][0]["requests"].is_u64() {
-            let (name, why) = ("elfen-load".to_owned(), "no invocation in it".to_owned());
-            return Err(LiveError::Garbled { name, why });
-        }
+        let answered: Answered = load.finish_json(None, TO_ANSWER)?;
         if after.at == before.at {
             let why = "a run's last request was due before anything could be measured".to_owned();
             return Err(LiveError::Refused { why, fix: "ask for a longer --duration" });
         }
         let done = batches.end()?;
-        let latencies = Latencies::read(&self.scratch.path(REQUESTS))?;
+        let requests = self.scratch.path(REQUESTS);
+        let latencies = Latencies::read(&requests)?;
+        if let (None, Some(file)) = (&job.batch, &self.order.service_times) {
+            latencies::append_service_times(&requests, file)?;
+        }
         Ok(self.run(job, &answered, done.as_ref(), &before.until(&after), alone, &latencies))
     }
 
@@ -170,16 +184,15 @@ impl Testbed {
         let us = |time: Duration| format!("{}us", time.as_micros());
         command.args(["--duration", &us(lasting), "--warmup", &us(warmup)]);
         command.args(["--connections", CONNECTIONS, "--json", "--allow-late", "--spin", "20us"]);
-        command.arg("--queries").arg(&self.corpus.queries).arg("--tasks");
-        command.args(["--template", "/search?q={}", "--timeout", &us(TIMEOUT)]);
+        command.args(["--timeout", &us(TIMEOUT)]);
         command.args(["--cpu", &self.helpers.generator.to_string()]);
         command.arg("--csv").arg(self.scratch.path(REQUESTS));
-        command.arg(format!("http://{}", self.serving.address));
+        self.tested.ask(&mut command);
         Process::start("elfen-load", command, &self.helpers.generator_place(), &self.scratch)
     }
 
-    fn sample(&self, load: &Process, batches: &Batches) -> Sample {
-        let (coordinator_ns, workers_ns) = self.serving.used_ns();
+    fn sample(&self, load: &Process, batches: &mut Batches) -> Sample {
+        let (coordinator_ns, workers_ns) = self.tested.used_ns();
         Sample {
             at: Instant::now(),
             workers_ns,
@@ -191,24 +204,22 @@ impl Testbed {
     fn run(
         &self,
         job: &Job,
-        answered: &Value,
+        answered: &Answered,
         done: Option<&Done>,
         used: &Used,
         alone: &[Alone],
         latencies: &Latencies,
     ) -> Run {
         let machine = &self.order.machine;
-        let invocation = &answered["invocations"][0];
-        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
-        let count = |key: &str| invocation[key].as_u64().unwrap_or(0);
+        let [invocation] = &answered.invocations;
         let reports = done.map(|done| done.reports.clone()).unwrap_or_default();
         let known = alone.iter().find(|alone| Some(&alone.batch) == job.batch.as_ref());
         let right = |done: &Done| {
             let sum = known.map(|alone| alone.checksum.as_str());
             done.checksums.iter().all(|checksum| Some(checksum.as_str()) == sum)
         };
-        let warnings = answered["warnings"].as_array().into_iter().flatten();
         let lanes = number_of(machine.batch_lanes().count());
+        let ran = on_the_lane(used.batch, &reports);
         Run {
             company: job.spec.company,
             budget_ns: job.spec.budget_ns(),
@@ -220,42 +231,66 @@ impl Testbed {
             invocation: job.invocation,
             seed: job.seed,
             duration_s: used.seconds,
-            requests: count("requests"),
-            errors: count("errors"),
-            achieved_rps: number(&invocation["achieved_rps"]),
+            requests: invocation.requests,
+            errors: invocation.errors,
+            achieved_rps: invocation.achieved_rps,
             p50_ms: latencies.at(500),
             p95_ms: latencies.at(950),
             p99_ms: latencies.at(990),
             p999_ms: latencies.at(999),
             max_ms: latencies.at(1000),
             mean_ms: latencies.mean(),
-            late_p99_ms: number(&invocation["late_us"]["p99"]) / 1e3,
+            late_p99_ms: invocation.late_us.p99 / 1e3,
             request_lane_utilisation: used.workers / number_of(machine.pairs.len()),
-            batch_lane_utilisation: done.map_or(0.0, |_| on_the_lane(used.batch, &reports) / lanes),
-            batch_per_second: done.map(|done| done.per_second),
-            batch_verified: done.map(right),
-            batch_unit: done.map(|done| done.unit.clone()),
+            batch_lane_utilisation: done.map_or(0.0, |_| ran / lanes),
+            batch_per_second: done.map(|done| done.per_second.unwrap_or(ran)),
+            batch_verified: done.filter(|done| !done.checksums.is_empty()).map(right),
+            batch_unit: done.map(|done| done.unit.clone().unwrap_or_else(|| CPU_TIME.to_owned())),
+            batch_ends: done.map_or(0, |done| done.ends),
             batch_checksum: done.and_then(|done| done.checksums.first().cloned()),
-            report: reports.first().cloned(),
+            report: reports.first().cloned().map(Box::new),
             more_reports: reports.into_iter().skip(1).collect(),
             helper_utilisation: used.helpers,
-            warnings: warnings.filter_map(|text| text.as_str().map(str::to_owned)).collect(),
+            warnings: answered.warnings.clone(),
             ended_s: now_s(),
         }
     }
 }
 
-/// How many lanes' worth of time a batch ran. Its CPU time counts naps within its own checks; the time that Elfen says it
-/// was on the lane counts others who had the CPU meanwhile. It cannot have run longer than either.
-fn on_the_lane(cpu_time: f64, reports: &[Value]) -> f64 {
+/// How many lanes' worth of time a batch ran. Its CPU time counts naps within its own checks; the
+/// time that Elfen says it was on the lane counts other tasks that had the CPU meanwhile. It cannot
+/// have run longer than either.
+fn on_the_lane(cpu_time: f64, reports: &[Report]) -> f64 {
     if reports.is_empty() {
         return cpu_time;
     }
-    let share = |report: &Value| {
-        let ns = |key: &str| report[key].as_f64().unwrap_or(0.0);
-        (ns("borrowed_ns") + ns("overlapped_ns")) / ns("wall_ns").max(1.0)
+    let share = |report: &Report| -> Option<f64> {
+        let ran_ns = report.figures.ran_ns()?;
+        Some(number(ran_ns) / number(report.wall_ns.max(1)))
     };
-    cpu_time.min(reports.iter().map(share).sum())
+    let counted: Option<f64> = reports.iter().map(share).sum();
+    counted.map_or(cpu_time, |counted| cpu_time.min(counted))
+}
+
+/// What the generator prints when it ends, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct Answered {
+    /// It is asked for one.
+    invocations: [Invocation; 1],
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Invocation {
+    requests: u64,
+    errors: u64,
+    achieved_rps: f64,
+    late_us: Late,
+}
+
+#[derive(Debug, Deserialize)]
+struct Late {
+    p99: f64,
 }
 
 /// CPU time so far, in nanoseconds.
@@ -292,10 +327,6 @@ impl Sample {
     }
 }
 
-pub(super) fn number_of(count: usize) -> f64 {
-    u32::try_from(count).map_or(f64::MAX, f64::from)
-}
-
 pub(super) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -312,12 +343,15 @@ pub fn core_scheduling() -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use elfen_host::run::figures::Figures;
 
-    /// Goal: neither naps nor others count as the batch. Method: reports with more and with less than its CPU time.
+    /// Goal: neither naps nor others count as the batch. Method: reports with more and with less
+    /// than its CPU time.
     #[test]
     fn a_batch_ran_no_longer_than_either_clock_says() {
-        let report = json!({"borrowed_ns": 600, "overlapped_ns": 100, "wall_ns": 1000});
+        let figures =
+            Figures { borrowed_ns: Some(600), overlapped_ns: Some(100), ..Figures::default() };
+        let report = Report { figures, wall_ns: 1000, ..Report::default() };
         assert_eq!(on_the_lane(0.9, &[]), 0.9);
         assert_eq!(on_the_lane(0.9, std::slice::from_ref(&report)), 0.7);
         assert_eq!(on_the_lane(0.5, &[report]), 0.5);

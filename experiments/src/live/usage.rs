@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::fs;
 
+use super::os;
+
 /// A thread's CPU time in nanoseconds; `None` if it is gone.
-fn of_thread(process: u32, thread: u32) -> Option<u64> {
+pub(super) fn of_thread(process: u32, thread: u32) -> Option<u64> {
     let folder = format!("/proc/{process}/task/{thread}");
     if let Ok(text) = fs::read_to_string(format!("{folder}/schedstat"))
         && let Some(ns) = text.split_whitespace().next().and_then(|word| word.parse().ok())
@@ -55,9 +57,85 @@ pub(super) fn descendants(process: u32) -> Vec<u32> {
     found
 }
 
-fn parent_of(process: u32) -> Option<u32> {
+/// All descendants of a process, itself left out, by the kernel's lists of children: for callers
+/// that ask often. A kernel without such lists has every process looked at.
+pub(super) fn family(process: u32) -> Vec<u32> {
+    if fs::metadata(format!("/proc/{process}/task/{process}/children")).is_err() {
+        return descendants(process);
+    }
+    let (mut found, mut next) = (children(process), 0);
+    while let Some(&pid) = found.get(next) {
+        found.extend(children(pid));
+        next += 1;
+    }
+    found
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let of_thread = |thread: u32| {
+        let file = format!("/proc/{process}/task/{thread}/children");
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>()
+    };
+    threads(process).into_iter().flat_map(of_thread).collect()
+}
+
+/// CPU time of a process and its descendants in nanoseconds, of those that have ended as well, if
+/// their parents waited for them.
+pub(super) fn of_family(process: u32) -> u64 {
+    let all = family(process).into_iter().chain([process]);
+    all.map(|pid| os::cpu_time_ns(pid).unwrap_or(0) + of_waited_for(pid)).sum()
+}
+
+/// The same of the program that an `elfen run` started: of its front nothing, and of its keeper
+/// what it has waited for, which is the program's.
+pub(super) fn of_batch(front: u32) -> u64 {
+    let keepers = children(front);
+    let members = keepers.iter().flat_map(|&keeper| children(keeper));
+    members.map(of_family).chain(keepers.iter().map(|&keeper| of_waited_for(keeper))).sum()
+}
+
+/// Of the children that a process has waited for, to a hundredth of a second.
+fn of_waited_for(process: u32) -> u64 {
+    let fields = stat(process).unwrap_or_default();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    (ticks(13) + ticks(14)) * (1_000_000_000 / os::ticks_a_second())
+}
+
+/// Processes that are told from others of the same id by when they began.
+#[derive(Debug)]
+pub(super) struct Members(Vec<(u32, String)>);
+
+impl Members {
+    /// A process's descendants as they are now.
+    pub(super) fn of(process: u32) -> Self {
+        let known = |pid: u32| Some((pid, began(pid)?));
+        Self(family(process).into_iter().filter_map(known).collect())
+    }
+
+    /// Ends those that live, by SIGKILL.
+    pub(super) fn kill(&self) {
+        for (pid, beginning) in &self.0 {
+            if began(*pid).as_ref() == Some(beginning) {
+                os::send(*pid, libc::SIGKILL);
+            }
+        }
+    }
+}
+
+/// When it began, in ticks.
+fn began(process: u32) -> Option<String> {
+    stat(process)?.into_iter().nth(19)
+}
+
+/// The fields of /proc/PID/stat after the name.
+fn stat(process: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    stat(process)?.get(1)?.parse().ok()
 }
 
 /// The name of a process's program, cut to 15 bytes as the kernel does.
@@ -66,7 +144,8 @@ pub(super) fn name_of(process: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
-/// Whether a process has a handler for a signal: before that, the signal would end it without a word.
+/// Whether a process has a handler for a signal: before that, the signal would end it without a
+/// word.
 pub(super) fn catches(process: u32, signal: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -80,8 +159,8 @@ mod tests {
     use std::io::Read;
     use std::process::{Command, Stdio};
 
-    /// Goal: who is ready for SIGTERM is told from who is not. Method: a shell with a trap, which says when it is set; this
-    /// process, where SIGUSR2 has no handler.
+    /// Goal: a process that is ready for SIGTERM is told from one that is not. Method: a shell with
+    /// a trap, which says when it is set; this process, where SIGUSR2 has no handler.
     #[test]
     fn handlers_are_seen() {
         let mut command = Command::new("sh");
@@ -96,8 +175,8 @@ mod tests {
         shell.wait().unwrap();
     }
 
-    /// Goal: descendants are found, and CPU time is the kernel's. Method: a shell that has a child; our own time grows by
-    /// what we work, and by no more than passes on all CPUs.
+    /// Goal: descendants are found, and CPU time is the kernel's. Method: a shell that has a child;
+    /// our own time grows by what we work, and by no more than passes on all CPUs.
     #[test]
     fn families_and_times_are_the_kernels() {
         let mut shell = Command::new("sh").args(["-c", "sleep 600 & wait"]).spawn().unwrap();
@@ -110,7 +189,7 @@ mod tests {
             }
         };
         assert!(descendants(std::process::id()).contains(&sleeper));
-        super::super::os::send(sleeper, libc::SIGKILL);
+        os::send(sleeper, libc::SIGKILL);
         shell.wait().unwrap();
 
         let before = of_process(std::process::id());

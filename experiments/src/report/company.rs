@@ -1,6 +1,7 @@
 //! What shared the core with the service: one name and one style in every figure.
 
 use super::figure::Style;
+use crate::live::plan::name_of;
 use crate::record::Company;
 
 impl Company {
@@ -8,15 +9,10 @@ impl Company {
     pub fn title(self) -> &'static str {
         match self {
             Self::None => "no batch",
-            Self::Unrestrained => "unrestrained",
             Self::Nice19 => "nice 19",
             Self::SchedIdle => "SCHED_IDLE",
             Self::CoreScheduling => "core scheduling",
-            Self::BorrowIdle => "borrow-idle",
-            Self::FixedBudget => "fixed-budget",
-            Self::RefreshBudget => "refresh-budget",
-            Self::DynamicBudget => "dynamic-budget",
-            Self::SloBudget => "slo-budget",
+            _ => name_of(self),
         }
     }
 

@@ -3,16 +3,38 @@
 //! Nothing is loaded: pictures and style are in the file, numbers to download are in the links, and
 //! a content security policy makes the browser hold that.
 
+use std::fmt::Write;
+use std::io;
+
 use super::csv::{csv, data_uri, place};
-use super::figure::{Across, Figure, Mark, Panel, Point, Series, Source, Style};
+use super::document::{Report, Table};
+use super::figure::{Across, Figure, Mark, Panel, Point, Refused, Series, Source, Style};
 use super::scale::short;
-use super::{Report, Table, svg};
+use super::svg::{self, WIDTH, escape};
+use super::{lines, rows};
 
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Write(#[from] io::Error),
+}
+
+impl Report {
+    /// Writes the report as one HTML file that needs nothing else.
+    pub fn render(&self, out: &mut impl io::Write) -> Result<(), RenderError> {
+        self.check()?;
+        Ok(out.write_all(html(self).as_bytes())?)
+    }
+}
+
 /// The whole file.
-pub(super) fn html(report: &Report) -> String {
+fn html(report: &Report) -> String {
     let title = escape(&report.title);
     let notes: String = report.notes.iter().map(|note| element("p", note)).collect();
     let tables: String = report.tables.iter().map(table).collect();
@@ -60,11 +82,38 @@ fn figure(figure: &Figure) -> String {
          </figcaption>\n</figure>\n",
         element("p class=\"reading\"", &figure.reading),
         legend(figure),
-        svg::figure(figure),
+        picture(figure),
         element("p", &figure.made_with),
         command(&figure.command),
         data_uri(&csv(figure)),
     )
+}
+
+/// The figure's picture.
+fn picture(figure: &Figure) -> String {
+    let (height, body) = match &figure.x {
+        Across::Number(axis) => lines::draw(figure, axis),
+        Across::Names { names, one_scale, .. } => rows::draw(figure, names, *one_scale),
+    };
+    let id = escape(&figure.id);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot\" viewBox=\"0 0 {WIDTH} {height}\" \
+         role=\"img\" aria-labelledby=\"{id}-title {id}-desc\">\n\
+         <title id=\"{id}-title\">{}</title>\n<desc id=\"{id}-desc\">{}</desc>\n{body}</svg>\n",
+        escape(&figure.title),
+        escape(&description(figure)),
+    )
+}
+
+/// What a screen reader says instead of the picture.
+fn description(figure: &Figure) -> String {
+    let mut text = figure.reading.clone();
+    for panel in &figure.panels {
+        let names: Vec<&str> = panel.series.iter().map(|series| series.name.as_str()).collect();
+        let (y, x) = (panel.y.label(), figure.x.label());
+        write!(text, " {y} by {x}: {}.", names.join("; ")).expect("a string has room");
+    }
+    text + " The numbers are in the table below."
 }
 
 /// Every name once, if there is anything to tell apart.
@@ -176,22 +225,4 @@ fn element(tag: &str, text: &str) -> String {
     }
     let name = tag.split(' ').next().unwrap_or(tag);
     format!("<{tag}>{}</{name}>\n", escape(text))
-}
-
-/// Text for the inside of an element or of an attribute; control characters have no place in XML.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '\'' => escaped += "&#39;",
-            '\n' | '\t' => escaped.push(c),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }

@@ -3,45 +3,14 @@
 //! Colours, fonts and line widths are `page.css`'s, so that one file serves light, dark and paper.
 //! Every mark holds its numbers as a `title`, which browsers show when pointed at.
 
-use std::fmt::Write;
-
-use super::figure::{Across, Figure, Mark, Point, Rule, Series, Style};
-use super::page::escape;
+use super::figure::{Mark, Point, Rule, Series, Style};
 use super::scale::short;
-use super::{lines, rows};
 
 /// Every figure is as wide, so that text is as large in all of them.
 pub(super) const WIDTH: f64 = 760.0;
 
 /// A character of the labels is about this wide.
 const CHARACTER: f64 = 6.4;
-
-/// The figure's picture.
-pub(super) fn figure(figure: &Figure) -> String {
-    let (height, body) = match &figure.x {
-        Across::Number(axis) => lines::draw(figure, axis),
-        Across::Names { names, one_scale, .. } => rows::draw(figure, names, *one_scale),
-    };
-    let id = escape(&figure.id);
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot\" viewBox=\"0 0 {WIDTH} {height}\" \
-         role=\"img\" aria-labelledby=\"{id}-title {id}-desc\">\n\
-         <title id=\"{id}-title\">{}</title>\n<desc id=\"{id}-desc\">{}</desc>\n{body}</svg>\n",
-        escape(&figure.title),
-        escape(&description(figure)),
-    )
-}
-
-/// What a screen reader says instead of the picture.
-fn description(figure: &Figure) -> String {
-    let mut text = figure.reading.clone();
-    for panel in &figure.panels {
-        let names: Vec<&str> = panel.series.iter().map(|series| series.name.as_str()).collect();
-        let (y, x) = (panel.y.label(), figure.x.label());
-        write!(text, " {y} by {x}: {}.", names.join("; ")).expect("a string has room");
-    }
-    text + " The numbers are in the table below."
-}
 
 /// A coordinate, to a hundredth of a pixel.
 pub(super) fn px(value: f64) -> String {
@@ -154,4 +123,22 @@ pub(super) fn swatch(mark: Mark, style: Style) -> String {
          aria-hidden=\"true\">{stroke}{dot}</svg>",
         style.class()
     )
+}
+
+/// Text for the inside of an element or of an attribute; control characters have no place in XML.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            '\'' => escaped += "&#39;",
+            '\n' | '\t' => escaped.push(c),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
 }

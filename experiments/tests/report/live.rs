@@ -2,12 +2,13 @@
 //! line. Method: runs whose medians and ratios are known by hand, written as an experiment writes
 //! them.
 
+use elfen_host::run;
+use elfen_host::run::figures::{Figures, Latency};
 use experiments::record::{Alone, BadLine, Company, Line, Run, Setup, read};
 use experiments::report::figure::{Across, Figure, Point};
 use experiments::report::live::{Unusable, report};
 use experiments::report::{Report, Table};
 use proptest::prelude::*;
-use serde_json::json;
 
 use super::page::{csv_of, render};
 
@@ -122,10 +123,15 @@ fn the_summary() {
         if let Line::Run(run) = line
             && run.company == Company::BorrowIdle
         {
-            run.report = Some(json!({
-                "signal": "tasks (pinned)", "nap": "mwaitx", "inject": "guard",
-                "request_busy_ns": 4000, "overlapped_ns": 100,
-                "reaction_ns": { "median": 52_000, "p99": 480_000, "max": 1, "n": 9 },
+            let reaction_ns =
+                Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
+            run.report = Some(Box::new(run::report::Report {
+                signal: "tasks (pinned)".to_owned(),
+                nap: "mwaitx".to_owned(),
+                inject: "guard".to_owned(),
+                request_busy_ns: Some(4000),
+                figures: Figures { overlapped_ns: Some(100), reaction_ns, ..Figures::default() },
+                ..run::report::Report::default()
             }));
         }
     }
@@ -282,7 +288,7 @@ proptest! {
     #[test]
     fn any_damage(at in 0.0..1.0, byte in any::<u8>(), cut in any::<bool>()) {
         let mut bytes = text(&lines(&[0.2, 0.5], &THREE)).into_bytes();
-        let at = experiments::simulate::time::nanoseconds(at * (bytes.len() - 1) as f64);
+        let at = simulator::time::nanoseconds(at * (bytes.len() - 1) as f64);
         let at = usize::try_from(at).expect("an index");
         if cut { bytes.truncate(at) } else { bytes[at] = byte }
         match read(&bytes) {

@@ -4,8 +4,8 @@
 use experiments::report::Report;
 use experiments::report::figure::{Figure, Source};
 use experiments::report::simulated::{Impossible, Parameters, Simulation};
-use experiments::simulate::ModelError;
-use experiments::simulate::demand::Demand;
+use simulator::ModelError;
+use simulator::demand::Demand;
 
 use super::page::{csv_of, render};
 

@@ -141,8 +141,8 @@ static bool opens(gid_t group)
 }
 
 /*
- * Goal: root and one group, nobody else. Method: the mode, and a user without privileges inside and
- * outside the group.
+ * Goal: root and one group, no other user. Method: the mode, and a user without privileges inside
+ * and outside the group.
  */
 static verdict permissions(void)
 {

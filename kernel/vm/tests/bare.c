@@ -38,7 +38,7 @@ static verdict no_mwait(void)
 }
 
 /*
- * Goal: without siblings there is nobody to nap for. Method: every CPU for every other, with a way
+ * Goal: without siblings there is no lane to nap for. Method: every CPU for every other, with a way
  * to wait.
  */
 static verdict no_siblings(void)

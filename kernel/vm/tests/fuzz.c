@@ -176,7 +176,7 @@ static verdict fuzz(void)
 	printf("note: %llu calls, %llu of them accepted\n", (unsigned long long)calls,
 	       (unsigned long long)accepted);
 	CHECK(calls > 1000 && accepted > calls / 100);
-	/* Nobody watches any more, naps work, and nothing keeps the module but this file. */
+	/* No file watches a CPU any more, naps work, and nothing keeps the module but this file. */
 	fd = open_device();
 	slots = map_slots(fd);
 	for (i = 0; i < 2; i++) {

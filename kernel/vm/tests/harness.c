@@ -226,7 +226,7 @@ bool lane_thread_finished(const struct lane_thread *lane)
 
 void lane_thread_busy(struct lane_thread *lane, uint64_t round_ns)
 {
-	/* The last round is over: nobody reads these now. */
+	/* The last round is over: the thread reads none of these now. */
 	while (!lane_thread_finished(lane))
 		sched_yield();
 	lane->round_ns = round_ns;

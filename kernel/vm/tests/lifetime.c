@@ -195,9 +195,9 @@ static verdict suspended(void)
 }
 
 /*
- * Goal: the module stays while anybody needs it, and goes when nobody does. Method: unload against
- * a thread that naps, against an open file, against a mapping alone whose file is closed, and
- * against nothing.
+ * Goal: the module stays while a thread, a file or a mapping needs it, and goes when none does.
+ * Method: unload against a thread that naps, against an open file, against a mapping alone whose
+ * file is closed, and against nothing.
  */
 static verdict unloading(void)
 {

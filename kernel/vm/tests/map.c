@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The task map: its shape, what it says of a CPU, and that nobody can write it. */
+/* The task map: its shape, what it says of a CPU, and that no program can write it. */
 #define _GNU_SOURCE
 #include "harness.h"
 
@@ -266,7 +266,7 @@ static verdict watching(void)
 }
 
 /*
- * Goal: busy time is counted while somebody watches, and then alone. Method: 20 rounds of a
+ * Goal: busy time is counted while a process watches, and then alone. Method: 20 rounds of a
  * millisecond, unwatched and watched; the lane was busy for at least as long as the rounds say, and
  * no longer than the clock.
  */

@@ -71,8 +71,8 @@ static bool lost(int why, uint64_t began_ns)
  * lane and wakes the nap by accident. Counts the naps that ended by idleness, stops at `enough`
  * lost wake-ups, and returns those; -1 for an error.
  *
- * Who waits long for the other sleeps: on a loaded host, two CPUs that spin on each other seldom run
- * together.
+ * A thread that waits long for the other sleeps: on a loaded host, two CPUs that spin on each other
+ * seldom run together.
  */
 static int nap_through(struct lane_thread *request, int naps, int enough, int *napped)
 {
@@ -241,7 +241,7 @@ static verdict reasons(void)
 	wait_until_busy(&request);
 	seen = peek(&slots[REQUEST].switches);
 
-	do { /* a kernel thread may want the lane first, or have had it: then user space has to know */
+	do { /* a kernel thread may want the lane first, or have had it: user space has to know */
 		why = nap_on(fd, REQUEST, peek(&slots[REQUEST].switches), 1 * MS);
 	} while (why == NANONAP_WOKE_RESCHED || why == NANONAP_WOKE_SIGNAL);
 	CHECK(why == NANONAP_WOKE_BOUND);

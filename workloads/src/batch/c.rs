@@ -4,7 +4,7 @@
 //! What each takes of the core is known: Loop the front end (IPC 1), Matrix the functional units,
 //! Flush the first-level data cache. `elfen-batch` has the same in Rust, with the same checksums.
 
-use super::{Program, Work, Wrong};
+use super::program::{Program, Work, Wrong};
 
 /// 32 KB, as micro.h has it.
 pub const FLUSH_WORDS: usize = 32 * 1024 / size_of::<u64>();

@@ -1,8 +1,9 @@
 //! Repeats one program until told to stop, checks each iteration, and says how much was done.
 
-use super::{Program, Wrong};
+use super::program::{EmulatedCore, Program, Wrong};
+use crate::command;
+use crate::process::interrupt;
 use crate::units::{Nanos, parse_nanos};
-use crate::{command, interrupt};
 use clap::Args;
 use serde::Serialize;
 use std::io;
@@ -40,6 +41,8 @@ struct Report<'a> {
     unit: &'static str,
     per_second: f64,
     checksum: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emulated_core: Option<EmulatedCore>,
 }
 
 /// All that a batch command does once it knows its program: `name` of `lang` in the words of its
@@ -102,6 +105,7 @@ fn repeat<'a>(
         unit: program.work().unit,
         per_second: work as f64 / seconds,
         checksum: format!("{checksum:016x}"),
+        emulated_core: program.emulated_core(),
     })
 }
 
@@ -110,8 +114,15 @@ fn print(repetition: &Repetition, report: &Report<'_>) -> io::Result<()> {
         return command::say(&(serde_json::to_string(report)? + "\n"));
     }
     let Report { program, lang, iterations, seconds, per_second, unit, checksum, .. } = report;
+    let emulated = report.emulated_core.map_or_else(String::new, |core| {
+        let EmulatedCore { slowdown, beside_s, added_s } = core;
+        format!(
+            "; emulated core: slowdown {slowdown}, {added_s:.2} s longer for {beside_s:.2} s \
+             beside requests"
+        )
+    });
     command::say(&format!(
         "{program} ({lang}): {iterations} iterations in {seconds:.2} s, {per_second:.0} {unit}/s, \
-         checksum {checksum}\n"
+         checksum {checksum}{emulated}\n"
     ))
 }

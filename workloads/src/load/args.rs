@@ -7,7 +7,7 @@ use super::protocol::Protocol;
 use super::queries::{Lines, QueryError, QuerySet, Target};
 use super::reference::ServiceTimes;
 use super::run::Settings;
-use super::slo::Slo;
+use super::slo::Objective;
 use super::trace::{self, TraceError};
 use crate::units::{Nanos, parse_nanos};
 use clap::Parser;
@@ -22,9 +22,6 @@ const DEFAULT_RPS: f64 = 100.0;
 const DEFAULT_DURATION_NS: Nanos = 10_000_000_000;
 const DEFAULT_SPIN_NS: Nanos = 100_000;
 const REFERENCE_MEAN_NS: Nanos = 1_000_000;
-/// The way through two TCP sockets and back is below 2 % of it, also where others use the caches:
-/// 20 to 75 us, on a busy 2-vCPU AMD EPYC VM in November 2026.
-const CHECKED_MEAN_NS: Nanos = 4_000_000;
 
 /// Loads a service at a rate that does not depend on its answers, and measures latency from the
 /// moment each request was due.
@@ -38,8 +35,8 @@ const CHECKED_MEAN_NS: Nanos = 4_000_000;
                   130 interrupted."
 )]
 pub(crate) struct Args {
-    /// http://host:port/path, memcached://host:port or redis://host:port
-    #[arg(required_unless_present_any = ["self_check", "reference_server"])]
+    /// http://host:port/path or redis://host:port
+    #[arg(required_unless_present = "reference_server")]
     pub(crate) url: Option<Target>,
 
     /// Requests per second, on average [default: 100, or a trace's own rate]; with --search, where
@@ -96,7 +93,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) allow_late: bool,
 
-    /// One query a line: a target (/x?q=a), METHOD /target body, or a memcached or Redis command
+    /// One query a line: a target (/x?q=a), METHOD /target body, or a Redis command
     #[arg(long, value_name = "FILE")]
     queries: Option<PathBuf>,
 
@@ -110,7 +107,7 @@ pub(crate) struct Args {
 
     /// Find the highest rate that keeps this objective, as in p99=100ms
     #[arg(long, value_name = "SLO")]
-    pub(crate) search: Option<Slo>,
+    pub(crate) search: Option<Objective>,
 
     /// Search until the rate is known to this share
     #[arg(long, default_value = "0.02", requires = "search", value_parser = share)]
@@ -128,7 +125,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = parse_nanos)]
     spin: Option<Nanos>,
 
-    /// Never sleep: sees answers at once, and takes a whole CPU (--self-check does, without --spin)
+    /// Never sleep: sees answers at once, and takes a whole CPU
     #[arg(long, conflicts_with = "spin")]
     busy: bool,
 
@@ -140,22 +137,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
 
-    /// Write latency over time to this file, as an HdrHistogram interval log
-    #[arg(long, value_name = "FILE")]
-    pub(crate) hdr_log: Option<PathBuf>,
-
-    /// Measure a built-in service whose response times are known, and compare
-    #[arg(long, conflicts_with_all = ["url", "search", "reference_server"])]
-    pub(crate) self_check: bool,
-
-    /// Be that service, at this address, for other generators to measure
+    /// Be a service whose response times are known, at this address, for generators to measure
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["url", "search"])]
     pub(crate) reference_server: Option<SocketAddr>,
 
     /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
-    /// takes 100 ms more); --self-check uses their mean [default: exponential:1ms, and 4ms to
-    /// check]
-    #[arg(long)]
+    /// takes 100 ms more) [default: exponential:1ms]
+    #[arg(long, requires = "reference_server")]
     service: Option<ServiceTimes>,
 }
 
@@ -209,12 +197,12 @@ pub(crate) enum SettingsError {
     Trace(#[from] TraceError),
     #[error("resolving {host}: {error}; name a host that exists")]
     Resolve { host: String, error: io::Error },
-    #[error("--template is for HTTP; write memcached and Redis commands as they are")]
+    #[error("--template is for HTTP; write Redis commands as they are")]
     Template,
     #[error("{threads} threads need at least as many connections, and there are {connections}")]
     Threads { threads: u32, connections: u32 },
-    #[error("--csv and --hdr-log are of one rate; leave them out with --search")]
-    SearchLogs,
+    #[error("--csv is of one rate; leave it out with --search")]
+    SearchLog,
 }
 
 impl Args {
@@ -224,8 +212,8 @@ impl Args {
             let (threads, connections) = (self.threads, self.connections);
             return Err(SettingsError::Threads { threads, connections });
         }
-        if self.search.is_some() && (self.csv.is_some() || self.hdr_log.is_some()) {
-            return Err(SettingsError::SearchLogs);
+        if self.search.is_some() && self.csv.is_some() {
+            return Err(SettingsError::SearchLog);
         }
         let queries = self.query_set(target)?;
         let arrivals = match &self.arrivals {
@@ -255,7 +243,6 @@ impl Args {
                 connections,
                 patience: Duration::from_nanos(self.timeout),
                 spin_ns: (!self.busy).then_some(self.spin.unwrap_or(DEFAULT_SPIN_NS)),
-                notes_pauses: false,
             },
             queries: Arc::new(queries),
             arrivals,
@@ -272,7 +259,6 @@ impl Args {
             threads: self.threads as usize,
             cpus: self.cpu.clone(),
             every_request: self.csv.is_some(),
-            interval_log: self.hdr_log.is_some(),
         })
     }
 
@@ -297,18 +283,5 @@ impl Args {
     pub(crate) fn reference_service(&self) -> ServiceTimes {
         let mean_ns = REFERENCE_MEAN_NS;
         self.service.unwrap_or(ServiceTimes { exponential: true, mean_ns, stall: None })
-    }
-
-    pub(crate) fn self_check_service_ns(&self) -> Nanos {
-        self.service.map_or(CHECKED_MEAN_NS, |service| service.mean_ns)
-    }
-
-    /// `None`: it never sleeps.
-    pub(crate) fn self_check_spin_ns(&self) -> Option<Nanos> {
-        self.spin
-    }
-
-    pub(crate) fn self_check_duration_ns(&self) -> Nanos {
-        self.duration.unwrap_or(DEFAULT_DURATION_NS)
     }
 }

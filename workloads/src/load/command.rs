@@ -1,20 +1,19 @@
-//! What `elfen-load` does with its arguments: measure, search, check itself, or be the service that
-//! is measured.
+//! What `elfen-load` does with its arguments: measure, search, or be the service that is measured.
 
 use super::args::{Args, SettingsError};
+use super::csv;
 use super::driver::{DriveError, Pulse};
 use super::engine::Overrun;
-use super::logs::{CSV_HEADER, write_csv, write_interval_log};
 use super::queries::{QueryError, Target};
 use super::reference::Reference;
 use super::report::{Probe, Report, SearchReport};
 use super::run::{Invocation, RunError, Settings};
-use super::self_check::{Check, CheckError};
-use super::slo::{RateSearch, Slo};
+use super::slo::{Objective, RateSearch};
 use super::stats::median;
 use super::trace::TraceError;
+use crate::command;
+use crate::process::interrupt;
 use crate::units::{micros, show_nanos};
-use crate::{command, interrupt};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::fs::File;
@@ -39,20 +38,14 @@ enum LoadError {
     Settings(#[from] SettingsError),
     #[error(transparent)]
     Run(#[from] RunError),
-    #[error(transparent)]
-    Check(#[from] CheckError),
-    #[error(
-        "a figure is off by more than 2 % and 20 us; give the check two CPUs that nobody else uses"
-    )]
-    Inaccurate,
     #[error("writing {path}: {error}; free some space, or name another file")]
     Log { path: PathBuf, error: io::Error },
     #[error("serving at {address}: {error}; choose an address that is free")]
     Reference { address: SocketAddr, error: io::Error },
     #[error("even {rps:.2} rps misses {slo}; the service can't keep this objective")]
-    NoRate { slo: Slo, rps: f64 },
+    NoRate { slo: Objective, rps: f64 },
     #[error("at {rps:.1} rps {overrun}; {slo} was kept up to {kept:.1} rps, the rest is unknown")]
-    GeneratorIsTheLimit { rps: f64, overrun: Overrun, slo: Slo, kept: f64 },
+    GeneratorIsTheLimit { rps: f64, overrun: Overrun, slo: Objective, kept: f64 },
     #[error("installing the handler of Ctrl-C: {0}")]
     Interrupt(#[from] nix::errno::Errno),
     #[error("interrupted before anything was measured")]
@@ -101,9 +94,6 @@ fn run(args: &Args) -> Result<(), LoadError> {
         return serve_reference(args, address)
             .map_err(|error| LoadError::Reference { address, error });
     }
-    if args.self_check {
-        return self_check(args);
-    }
     let target = args.url.as_ref().expect("clap requires it here");
     let settings = args.settings(target)?;
     if settings.queries.skipped > 0 {
@@ -118,10 +108,10 @@ fn run(args: &Args) -> Result<(), LoadError> {
 }
 
 fn serve_reference(args: &Args, address: SocketAddr) -> io::Result<()> {
-    let reference = Reference::bind(address, args.reference_service(), args.seed, false)?;
+    let reference = Reference::bind(address, args.reference_service(), args.seed)?;
     // A port of 0 asks for any: say which it is.
     command::say(&format!("serving on {}\n", reference.address()?))?;
-    reference.serve(&AtomicBool::new(false)).map(drop)
+    reference.serve()
 }
 
 fn print(args: &Args, report: &Report) -> Result<(), LoadError> {
@@ -135,19 +125,15 @@ fn json(report: &impl Serialize) -> io::Result<String> {
 fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, LoadError> {
     // Opened first: a path that can't be written is better known before the run than after.
     let mut csv = args.csv.as_deref().map(Log::create).transpose()?;
-    let mut hdr = args.hdr_log.as_deref().map(Log::create).transpose()?;
     if let Some(csv) = &mut csv {
-        csv.write(|out| writeln!(out, "{CSV_HEADER}"))?;
+        csv.write(|out| writeln!(out, "{}", csv::HEADER))?;
     }
     let runs = invocations(args, settings, |number, run| match &mut csv {
-        Some(csv) => csv.write(|out| write_csv(out, number, run)),
+        Some(csv) => csv.write(|out| csv::write(out, number, run)),
         None => Ok(()),
     })?;
-    if let Some(hdr) = &mut hdr {
-        hdr.write(|out| write_interval_log(out, &runs))?;
-    }
-    for log in [csv, hdr].into_iter().flatten() {
-        log.finish()?;
+    if let Some(csv) = csv {
+        csv.finish()?;
     }
     Ok(report(args, target, settings, &runs))
 }
@@ -198,7 +184,7 @@ fn search(
     args: &Args,
     target: &Target,
     mut settings: Settings,
-    slo: Slo,
+    slo: Objective,
 ) -> Result<Report, LoadError> {
     let mut search = RateSearch::new(settings.rps, args.search_precision);
     let mut probes = Vec::new();
@@ -218,7 +204,8 @@ fn search(
             return Err(LoadError::NothingMeasured);
         }
         let missed: Vec<f64> = runs.iter().map(|run| slo.missed_share(&run.recorder)).collect();
-        let at_quantile = |run: &Invocation| micros(run.recorder.latency.quantile_ns(slo.quantile));
+        let at_quantile =
+            |run: &Invocation| micros(run.recorder.latency.quantile_ns(slo.quantile()));
         let latencies: Vec<f64> = runs.iter().map(at_quantile).collect();
         let met = slo.is_met(&missed);
         probes.push(Probe {
@@ -237,26 +224,6 @@ fn search(
     let highest_rps = search.best().unwrap_or(0.0);
     report.search = Some(SearchReport { slo: slo.to_string(), highest_rps, probes });
     Ok(report)
-}
-
-fn self_check(args: &Args) -> Result<(), LoadError> {
-    let check = Check {
-        service_ns: args.self_check_service_ns(),
-        duration_ns: args.self_check_duration_ns(),
-        seed: args.seed,
-        spin_ns: args.self_check_spin_ns(),
-        most_late_ns: (!args.allow_late).then_some(args.late_bound_ns()),
-    };
-    let outcome = check.run(|step| {
-        if io::stderr().is_terminal() {
-            eprintln!("{step} ...");
-        }
-    })?;
-    if interrupt::asked() {
-        return Err(LoadError::NothingMeasured);
-    }
-    command::say(&if args.json { json(&outcome)? } else { outcome.table() + "\n" })?;
-    if outcome.passed { Ok(()) } else { Err(LoadError::Inaccurate) }
 }
 
 /// Draws a bar on a terminal, from a thread of its own: the sending thread only counts.

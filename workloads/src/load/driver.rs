@@ -6,12 +6,11 @@
 
 use super::engine::{Engine, Overrun};
 use super::link::Link;
-use super::outcome::Failure;
-use super::pauses::{Did, Pause, Pauses};
-use super::protocol::{Malformed, Protocol};
+use super::outcome::{Failure, Malformed};
+use super::protocol::Protocol;
 use super::queries::QuerySet;
 use super::record::{Distribution, Recorder};
-use crate::interrupt;
+use crate::process::interrupt;
 use crate::units::Nanos;
 use mio::event::Event;
 use mio::unix::SourceFd;
@@ -48,7 +47,7 @@ fn after_lost_connection(error: &Option<io::Error>) -> String {
     error.as_ref().map(|error| format!(" (a connection was lost: {error})")).unwrap_or_default()
 }
 
-/// Whom to talk to and how.
+/// The service's address, and how this thread talks to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) address: SocketAddr,
@@ -58,8 +57,6 @@ pub(crate) struct Line {
     pub(crate) patience: Duration,
     /// How long before a send the thread stops sleeping; `None` if it never sleeps.
     pub(crate) spin_ns: Option<Nanos>,
-    /// Whether to notice when the thread is kept from running; it must never sleep then.
-    pub(crate) notes_pauses: bool,
 }
 
 /// What other threads may see and say while an invocation runs.
@@ -117,8 +114,6 @@ pub(crate) struct Driven {
     pub(crate) overslept: Distribution,
     /// Connections that ended during the run.
     pub(crate) lost: u64,
-    /// When the thread was kept from running, if that was to be noted.
-    pub(crate) pauses: Vec<Pause>,
 }
 
 impl Driver {
@@ -186,17 +181,11 @@ impl Driver {
         self.origin = origin;
         std::thread::sleep(origin.saturating_duration_since(Instant::now()));
         (0..self.links.len()).for_each(|at| self.engine.opened(at));
-        let begin = || Pauses::begin().map_err(io::Error::from);
-        let mut pauses = self.line.notes_pauses.then(begin).transpose()?;
-        let mut look = |did| match &mut pauses {
-            Some(pauses) => pauses.look(did).map_err(io::Error::from),
-            None => Ok(()),
-        };
         loop {
             if self.pulse.is_over() {
                 self.engine.stop();
             }
-            let sent = self.send_due()?;
+            self.send_due()?;
             let now = self.now();
             while let Some(at) = self.engine.expired(now) {
                 self.close(at, Failure::Timeout, None);
@@ -206,16 +195,11 @@ impl Driver {
                     recorder: self.engine.into_recorder(),
                     overslept: self.overslept,
                     lost: self.lost,
-                    pauses: pauses.map(Pauses::found).unwrap_or_default(),
                 });
             }
             self.reopen(now);
-            look(if sent { Did::Work } else { Did::Ask })?;
             self.wait()?;
-            look(Did::Ask)?;
-            if self.take_events() {
-                look(Did::Work)?;
-            }
+            self.take_events();
         }
     }
 
@@ -223,13 +207,10 @@ impl Driver {
         Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
     }
 
-    /// Whether anything was sent.
-    fn send_due(&mut self) -> Result<bool, DriveError> {
-        let mut sent = false;
+    fn send_due(&mut self) -> Result<(), DriveError> {
         loop {
             match self.engine.next_send(self.now()) {
                 Ok(Some(send)) => {
-                    sent = true;
                     let at = send.connection;
                     match self.links[at].send(self.queries.request(send.query)) {
                         Ok(true) => {}
@@ -237,7 +218,7 @@ impl Driver {
                         Err(error) => self.close(at, Failure::Closed, Some(error)),
                     }
                 }
-                Ok(None) => return Ok(sent),
+                Ok(None) => return Ok(()),
                 Err(overrun) => {
                     // A lost connection explains requests that waited for one, and nothing else.
                     let last_error = self.last_error.take().filter(|_| overrun.starved);
@@ -275,15 +256,12 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether there was anything to take.
-    fn take_events(&mut self) -> bool {
+    fn take_events(&mut self) {
         let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
         for event in &events {
             self.take_event(event);
         }
-        let any = !events.is_empty();
         self.events = events;
-        any
     }
 
     fn take_event(&mut self, event: &Event) {
@@ -397,7 +375,7 @@ impl Driver {
 
 fn ignore_interrupt(polled: io::Result<()>) -> io::Result<()> {
     match polled {
-        // A signal: whoever sent it left a flag, which the caller looks at.
+        // Ctrl-C or SIGTERM: its handler has set a flag, which the caller looks at.
         Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
         other => other,
     }

@@ -98,8 +98,8 @@ pub(crate) struct Engine {
     idle: VecDeque<usize>,
     /// Connections with something under way and room for more. Entries may be stale too.
     shared: VecDeque<usize>,
-    /// Who was sent when, in order, to find the oldest: index of the request, its deadline, its
-    /// connection.
+    /// Requests in the order in which they were sent, to find the oldest that is under way: index,
+    /// deadline and connection of each.
     deadlines: VecDeque<(u64, Nanos, usize)>,
     in_flight: usize,
     recorder: Recorder,

@@ -7,7 +7,7 @@ use std::fmt;
 pub(crate) enum Failure {
     /// An HTTP status other than 2xx.
     Status(u16),
-    /// memcached's or Redis's own error reply.
+    /// Redis's own error reply.
     Refused,
     /// Bytes that aren't the protocol.
     Malformed,
@@ -45,3 +45,7 @@ impl Reply {
         Self { result, queue_ns: None, service_ns: None, closes: false }
     }
 }
+
+/// The bytes are not the protocol; the connection can't be used any further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed;

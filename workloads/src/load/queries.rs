@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::{fs, io};
 use thiserror::Error;
 
-/// `http://host:port/path`, `memcached://host:port` or `redis://host:port`.
+/// `http://host:port/path` or `redis://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) protocol: Protocol,
@@ -29,12 +29,11 @@ impl FromStr for Target {
             .ok_or_else(|| format!("`{text}` has no protocol before `://`: {example}"))?;
         let protocol = match scheme {
             "http" => Protocol::Http,
-            "memcached" => Protocol::Memcached,
             "redis" => Protocol::Redis,
             "https" => {
                 return Err("https is not spoken here: load the service behind its TLS".into());
             }
-            _ => return Err(format!("`{scheme}` is not http, memcached or redis")),
+            _ => return Err(format!("`{scheme}` is neither http nor redis")),
         };
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (host, port) = match authority.rsplit_once(':') {
@@ -102,7 +101,6 @@ impl QuerySet {
         let line = match target.protocol {
             Protocol::Http if target.path.is_empty() => "/",
             Protocol::Http => &target.path,
-            Protocol::Memcached => "get elfen",
             Protocol::Redis => "PING",
         };
         let request =
@@ -203,7 +201,6 @@ mod tests {
             (http.host.as_str(), http.port, http.path.as_str()),
             ("localhost", 8080, "/search?q=a/b")
         );
-        assert_eq!(target("memcached://10.0.0.1").port, 11_211);
         let redis = target("redis://[::1]");
         assert_eq!((redis.host.as_str(), redis.port), ("[::1]", 6_379));
         assert_eq!(redis.resolve().expect("an address").to_string(), "[::1]:6379");

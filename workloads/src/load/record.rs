@@ -2,7 +2,7 @@
 //! were.
 //!
 //! Recording a request is a few array increments, because it happens between two sends. Everything
-//! else (lists of requests, interval logs) is kept only when asked for.
+//! else is kept only when asked for.
 
 use super::outcome::Failure;
 use crate::units::Nanos;
@@ -95,10 +95,6 @@ impl Distribution {
         }
         1.0 - self.histogram.quantile_below(ns)
     }
-
-    pub(crate) fn histogram(&self) -> &Histogram<u64> {
-        &self.histogram
-    }
 }
 
 /// Mean latency over one stretch of intended send times.
@@ -112,12 +108,9 @@ pub(crate) struct Window {
 pub(crate) struct Keep {
     /// Requests intended before this are sent and not recorded.
     pub(crate) warmup_ns: Nanos,
-    /// When the last request is planned; windows and intervals divide the time from the warm-up to
-    /// here.
+    /// When the last request is planned; windows divide the time from the warm-up to here.
     pub(crate) planned_end_ns: Nanos,
     pub(crate) every_request: bool,
-    /// The length of the intervals of an HdrHistogram log.
-    pub(crate) interval_ns: Option<Nanos>,
 }
 
 #[derive(Clone, Debug)]
@@ -136,8 +129,6 @@ pub(crate) struct Recorder {
     pub(crate) last_done_ns: Nanos,
     pub(crate) windows: [Window; WINDOWS],
     pub(crate) samples: Vec<Sample>,
-    /// One histogram an interval, from the warm-up on.
-    pub(crate) intervals: Vec<Distribution>,
 }
 
 impl Recorder {
@@ -154,7 +145,6 @@ impl Recorder {
             last_done_ns: 0,
             windows: [Window::default(); WINDOWS],
             samples: Vec::new(),
-            intervals: Vec::new(),
         }
     }
 
@@ -190,9 +180,7 @@ impl Recorder {
         if let Some(service) = sample.service_ns {
             self.service.record(service);
         }
-        let since = sample.intended_ns - self.keep.warmup_ns;
-        self.record_window(since, latency);
-        self.record_interval(since, latency);
+        self.record_window(sample.intended_ns - self.keep.warmup_ns, latency);
     }
 
     fn record_window(&mut self, since_ns: Nanos, latency: Nanos) {
@@ -201,16 +189,6 @@ impl Recorder {
         let at = usize::try_from(at).unwrap_or(WINDOWS).min(WINDOWS - 1);
         self.windows[at].answers += 1;
         self.windows[at].sum_ns += u128::from(latency);
-    }
-
-    fn record_interval(&mut self, since_ns: Nanos, latency: Nanos) {
-        let Some(interval) = self.keep.interval_ns else { return };
-        // The plan's end bounds how many there are.
-        let Ok(at) = usize::try_from(since_ns / interval.max(1)) else { return };
-        if at >= self.intervals.len() {
-            self.intervals.resize_with(at + 1, Distribution::default);
-        }
-        self.intervals[at].record(latency);
     }
 
     pub(crate) fn errors(&self) -> u64 {
@@ -240,11 +218,6 @@ impl Recorder {
         }
         self.samples.extend(other.samples);
         self.samples.sort_by_key(|sample| sample.index);
-        let longer = self.intervals.len().max(other.intervals.len());
-        self.intervals.resize_with(longer, Distribution::default);
-        for (mine, theirs) in self.intervals.iter_mut().zip(&other.intervals) {
-            mine.add(theirs);
-        }
     }
 }
 
@@ -253,12 +226,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KEEP: Keep = Keep {
-        warmup_ns: 1_000,
-        planned_end_ns: 101_000,
-        every_request: true,
-        interval_ns: Some(10_000),
-    };
+    const KEEP: Keep = Keep { warmup_ns: 1_000, planned_end_ns: 101_000, every_request: true };
 
     fn sample(intended_ns: Nanos, latency: Nanos, result: Result<(), Failure>) -> Sample {
         Sample {
@@ -289,8 +257,8 @@ mod tests {
         assert_eq!(recorder.samples.len(), 2);
     }
 
-    /// Goal: windows and intervals divide the time from warm-up to plan's end. Method: one request
-    /// at each border.
+    /// Goal: windows divide the time from warm-up to plan's end. Method: one request at each
+    /// border.
     #[test]
     fn windows_follow_the_intended_time() {
         let mut recorder = Recorder::new(KEEP);
@@ -299,8 +267,6 @@ mod tests {
         }
         let answers = recorder.windows.map(|window| window.answers);
         assert_eq!((answers[0], answers[1], answers[19]), (2, 1, 2));
-        assert_eq!(recorder.intervals.len(), 15);
-        assert_eq!(recorder.intervals[0].count(), 3);
     }
 
     proptest! {
@@ -343,9 +309,8 @@ mod tests {
             prop_assert_eq!(&joined.samples, &whole.samples);
             prop_assert_eq!(&joined.errors, &whole.errors);
             prop_assert_eq!(joined.windows, whole.windows);
-            prop_assert_eq!(joined.latency.histogram(), whole.latency.histogram());
+            prop_assert_eq!(&joined.latency.histogram, &whole.latency.histogram);
             prop_assert_eq!(joined.latency.mean_ns(), whole.latency.mean_ns());
-            prop_assert_eq!(joined.intervals.len(), whole.intervals.len());
         }
     }
 }

@@ -5,9 +5,8 @@
 //! looking without sleeping. So its own cost does not add up in the queue, and what a generator
 //! measures beyond the known time is the way there and back.
 
-use super::pauses::{Did, Pause, Pauses};
+use crate::process::{interrupt, listener};
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
-use crate::{interrupt, listener};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Registry, Token};
 use rand::{RngExt, SeedableRng};
@@ -17,8 +16,6 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::str::FromStr;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// How long requests take, written `exponential:1ms` or `fixed:200us`, and `,stall:1000:100ms` for
@@ -69,8 +66,8 @@ impl ServiceTimes {
     /// The service times in the order of arrival: the same for the same seed.
     pub(crate) fn iter(self, seed: u64) -> impl Iterator<Item = Nanos> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        // Arrivals of the same seed come from the beginning of its stream: service times drawn there
-        // as well would be as long as the gaps before them.
+        // Arrivals of the same seed come from the beginning of its stream: service times drawn
+        // there as well would be as long as the gaps before them.
         rng.long_jump();
         (1u64..).map(move |n| {
             let base = if self.exponential {
@@ -107,7 +104,6 @@ pub(crate) struct Reference {
     poll: Poll,
     listener: TcpListener,
     services: Box<dyn Iterator<Item = Nanos> + Send>,
-    sleeps: bool,
     clients: HashMap<usize, Client>,
     next_client: usize,
     due: VecDeque<Due>,
@@ -122,13 +118,7 @@ impl std::fmt::Debug for Reference {
 }
 
 impl Reference {
-    /// One that `sleeps` does so while nobody waits for an answer, and sees the next request later.
-    pub(crate) fn bind(
-        address: SocketAddr,
-        times: ServiceTimes,
-        seed: u64,
-        sleeps: bool,
-    ) -> io::Result<Self> {
+    pub(crate) fn bind(address: SocketAddr, times: ServiceTimes, seed: u64) -> io::Result<Self> {
         let poll = Poll::new()?;
         let mut listener = listener::bind(address)?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
@@ -136,7 +126,6 @@ impl Reference {
             poll,
             listener,
             services: Box::new(times.iter(seed)),
-            sleeps,
             clients: HashMap::new(),
             next_client: 0,
             due: VecDeque::new(),
@@ -149,33 +138,25 @@ impl Reference {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop`, or until the process is asked to end. Returns when it was kept from
-    /// running, if it never sleeps while it has clients.
-    pub(crate) fn serve(mut self, stop: &AtomicBool) -> io::Result<Vec<Pause>> {
+    /// Serves until the process is asked to end.
+    pub(crate) fn serve(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
-        let mut pauses = Pauses::begin()?;
-        while !stop.load(Relaxed) && !interrupt::asked() {
-            let answered = self.answer_due();
-            pauses.look(if answered { Did::Work } else { Did::Ask })?;
+        while !interrupt::asked() {
+            self.answer_due();
             // Without clients there is nothing to be precise about.
-            let idle = self.clients.is_empty() || (self.sleeps && self.due.is_empty());
-            let wait = Duration::from_millis(if idle { 20 } else { 0 });
+            let wait = Duration::from_millis(if self.clients.is_empty() { 20 } else { 0 });
             match self.poll.poll(&mut events, Some(wait)) {
                 Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
                 _ => {}
             }
-            pauses.look(Did::Ask)?;
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept()?,
                     Token(at) => self.read(at),
                 }
             }
-            if !events.is_empty() {
-                pauses.look(Did::Work)?;
-            }
         }
-        Ok(if self.sleeps { Vec::new() } else { pauses.found() })
+        Ok(())
     }
 
     fn now(&self) -> Nanos {
@@ -228,9 +209,7 @@ impl Reference {
         self.due.push_back(Due { at_ns: self.free_at, queue_ns: begin - now, service_ns, to });
     }
 
-    /// Whether any was.
-    fn answer_due(&mut self) -> bool {
-        let mut answered = false;
+    fn answer_due(&mut self) {
         while let Some(due) = self.due.front()
             && due.at_ns <= self.now()
         {
@@ -240,7 +219,6 @@ impl Reference {
                 micros(due.queue_ns) / 1e3,
                 micros(due.service_ns) / 1e3,
             );
-            answered = true;
             let to = due.to;
             self.due.pop_front();
             let Some(client) = self.clients.get_mut(&to) else { continue };
@@ -251,7 +229,6 @@ impl Reference {
                 _ => drop(self.clients.remove(&to)),
             }
         }
-        answered
     }
 }
 

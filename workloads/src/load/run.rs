@@ -4,12 +4,11 @@
 use super::arrivals::{Arrival, Arrivals, End, Plan};
 use super::driver::{DriveError, Driven, Driver, Line, Pulse};
 use super::engine::{Engine, Limits};
-use super::pauses::Pause;
 use super::queries::QuerySet;
 use super::record::{Distribution, Keep, Recorder};
-use crate::affinity::{PinError, pin};
-use crate::descriptors::{self, TooMany};
-use crate::interrupt;
+use crate::process::affinity::{PinError, pin};
+use crate::process::descriptors::{self, TooMany};
+use crate::process::interrupt;
 use crate::units::{Nanos, nanos_from_f64, seconds};
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
@@ -18,8 +17,6 @@ use thiserror::Error;
 
 /// Threads start together this long after the last of them is connected.
 const LEAD: Duration = Duration::from_millis(5);
-/// An interval log has at most this many intervals, each of which holds a histogram in memory.
-const MOST_INTERVALS: u64 = 300;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -34,7 +31,6 @@ pub(crate) struct Settings {
     /// Where the threads run, by turns; empty leaves it to the kernel.
     pub(crate) cpus: Vec<usize>,
     pub(crate) every_request: bool,
-    pub(crate) interval_log: bool,
 }
 
 #[derive(Debug, Error)]
@@ -57,9 +53,6 @@ pub(crate) struct Invocation {
     /// From the end of the warm-up to the last answer, or to the planned end if that is later and
     /// was waited for.
     pub(crate) span_ns: Nanos,
-    /// What the plan's times count from.
-    pub(crate) origin: Instant,
-    pub(crate) pauses: Vec<Pause>,
 }
 
 impl Invocation {
@@ -105,13 +98,10 @@ impl Settings {
     }
 
     fn keep(&self, seed: u64) -> Keep {
-        let planned_end_ns = self.planned_end_ns(seed);
-        let interval = || ((planned_end_ns - self.warmup_ns) / MOST_INTERVALS).max(1_000_000_000);
         Keep {
             warmup_ns: self.warmup_ns,
-            planned_end_ns,
+            planned_end_ns: self.planned_end_ns(seed),
             every_request: self.every_request,
-            interval_ns: self.interval_log.then(interval),
         }
     }
 
@@ -129,10 +119,8 @@ impl Settings {
         let mut recorder = Recorder::new(self.keep(seed));
         let mut overslept = Distribution::default();
         let mut lost = 0;
-        let mut pauses = Vec::new();
         for part in parts {
             let part = part?;
-            pauses.extend(part.pauses);
             recorder.add(part.recorder);
             overslept.add(&part.overslept);
             lost += part.lost;
@@ -142,8 +130,7 @@ impl Settings {
             _ => 0,
         };
         let span_ns = recorder.last_done_ns.max(planned).saturating_sub(self.warmup_ns);
-        let origin = *start.origin.get().expect("each part that ran has set it");
-        Ok(Invocation { seed, recorder, overslept, lost, span_ns, origin, pauses })
+        Ok(Invocation { seed, recorder, overslept, lost, span_ns })
     }
 
     /// Every `threads`th request of the plan, on this thread's share of the connections.
@@ -158,8 +145,7 @@ impl Settings {
         if prepared.is_err() {
             pulse.abandon();
         }
-        // Nobody leaves before all have tried: a thread that failed must not leave the others
-        // waiting.
+        // Threads that failed to connect come here too: the others wait for them.
         start.barrier.wait();
         let origin = *start.origin.get_or_init(|| Instant::now() + LEAD);
         let driven = prepared?.run(origin);

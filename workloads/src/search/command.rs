@@ -1,14 +1,18 @@
 //! The command line of `elfen-search`, and what each subcommand does.
 
 use super::bench;
-use super::corpus::{self, Articles, Builtin, CorpusError};
+use super::corpus::Corpus;
 use super::index::{self, IndexError, SearchIndex, Source};
-use super::server::{self, ServeError, Serving};
+use super::server::{self, Emulated, ServeError, Serving};
 use super::tasks::tasks;
-use crate::affinity::{PinError, allowed, pin};
+use crate::beside::Slowdown;
+use crate::beside::kernel::{self, Lacking};
+use crate::beside::lanes::Lanes;
+use crate::command;
 use crate::load::task_query;
+use crate::process::affinity::{PinError, allowed, pin};
+use crate::process::interrupt;
 use crate::units::{Nanos, parse_nanos};
-use crate::{command, interrupt};
 use clap::{Args, Parser, Subcommand};
 use elfen_rt::service::{ClaimError, Service};
 use elfen_rt::signal::service::OpenError;
@@ -16,6 +20,7 @@ use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, str};
 use thiserror::Error;
@@ -42,7 +47,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Build an index: of the built-in corpus, a Wikipedia dump, or line documents
+    /// Build an index of the built-in corpus
     Index(IndexArgs),
     /// Print a query set of 1141 tasks for the built-in corpus
     Tasks(TaskArgs),
@@ -57,21 +62,13 @@ struct IndexArgs {
     /// The folder to make
     dir: PathBuf,
 
-    /// Index the first so many articles [default: 100000 of the built-in corpus, else all]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    docs: Option<u64>,
+    /// Index the first so many articles
+    #[arg(long, default_value_t = DEFAULT_DOCS, value_parser = clap::value_parser!(u64).range(1..))]
+    docs: u64,
 
-    /// Decides the built-in corpus
+    /// Decides the corpus
     #[arg(long, default_value_t = DEFAULT_SEED)]
     seed: u64,
-
-    /// Index this Wikipedia XML dump (.bz2 or plain) instead of the built-in corpus
-    #[arg(long, value_name = "FILE", conflicts_with = "line_docs")]
-    wikipedia: Option<PathBuf>,
-
-    /// Index this file of luceneutil's line documents (.bz2 or plain) instead
-    #[arg(long, value_name = "FILE")]
-    line_docs: Option<PathBuf>,
 
     /// Replace an index that stands there, in one step
     #[arg(long)]
@@ -132,6 +129,19 @@ struct ServeArgs {
     /// Search for each line of this file before serving: queries, or luceneutil tasks
     #[arg(long, value_name = "FILE")]
     warmup: Option<PathBuf>,
+
+    /// Emulate cores that lanes share: a request takes this many times as long while a batch runs
+    /// beside it, 1 to 10, by the kernel's account of the batch
+    ///
+    /// For CPUs that share no core. Needs the task map: root, or the group of `elfen signals up`.
+    /// The service also publishes emulated counts: an IPC of 1 alone, and of 1 / FACTOR beside a
+    /// batch, for dynamic-budget.
+    #[arg(long, value_name = "FACTOR", requires = "beside")]
+    beside_slowdown: Option<Slowdown>,
+
+    /// The pairs of lanes that are taken to share cores, as in 0:1 or 0:1,2:3
+    #[arg(long, value_name = "LANES", requires = "beside_slowdown")]
+    beside: Option<Lanes>,
 }
 
 #[derive(Debug, Args)]
@@ -164,9 +174,11 @@ enum SearchFailure {
     #[error(transparent)]
     Index(#[from] IndexError),
     #[error(transparent)]
-    Corpus(#[from] CorpusError),
-    #[error(transparent)]
     Serve(#[from] ServeError),
+    #[error(transparent)]
+    Lacking(#[from] Lacking),
+    #[error("--beside {lanes} names no batch lane beside CPU {cpu}; write it as in {cpu}:BATCH")]
+    NothingBeside { lanes: Lanes, cpu: usize },
     #[error(transparent)]
     Pin(#[from] PinError),
     #[error("reading {path}: {error}; name a readable text file")]
@@ -196,33 +208,21 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error @ SearchFailure::Index(IndexError::Exists { .. })) => {
-            command::usage(PROGRAM, &error.to_string())
-        }
+        Err(
+            error @ (SearchFailure::Index(IndexError::Exists { .. })
+            | SearchFailure::NothingBeside { .. }),
+        ) => command::usage(PROGRAM, &error.to_string()),
+        Err(SearchFailure::Lacking(lacking)) => command::unsupported(PROGRAM, &lacking.to_string()),
         Err(error) => command::failure(PROGRAM, &error.to_string()),
     }
 }
 
 fn build(args: &IndexArgs) -> Result<(), SearchFailure> {
     interrupt::install()?;
-    let shown = |path: &Path| path.display().to_string();
-    let (articles, source, docs): (Articles, _, _) = match (&args.wikipedia, &args.line_docs) {
-        (Some(path), _) => {
-            let source = Source::Wikipedia { path: shown(path) };
-            (corpus::wikipedia(path)?, source, args.docs.unwrap_or(u64::MAX))
-        }
-        (_, Some(path)) => {
-            let source = Source::LineDocs { path: shown(path) };
-            (corpus::line_docs(path)?, source, args.docs.unwrap_or(u64::MAX))
-        }
-        (None, None) => {
-            let source = Source::Builtin { seed: args.seed };
-            (Box::new(Builtin::new(args.seed)), source, args.docs.unwrap_or(DEFAULT_DOCS))
-        }
-    };
+    let (articles, source) = (Corpus::new(args.seed), Source::Builtin { seed: args.seed });
     let begin = Instant::now();
     let on_terminal = io::stderr().is_terminal();
-    let manifest = index::build(articles, docs, source, &args.dir, args.force, |articles| {
+    let manifest = index::build(articles, args.docs, source, &args.dir, args.force, |articles| {
         if on_terminal {
             eprint!("\r{articles} articles");
         }
@@ -246,9 +246,10 @@ fn print_tasks(args: &TaskArgs) -> Result<(), SearchFailure> {
 
 fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
     interrupt::install()?;
+    let lanes = if args.lanes.is_empty() { last_cpu()? } else { args.lanes.clone() };
+    let emulated = emulated(args, &lanes)?;
     let index = SearchIndex::open(&args.dir)?;
     let warmup = args.warmup.as_deref().map(read_queries).transpose()?.unwrap_or_default();
-    let lanes = if args.lanes.is_empty() { last_cpu()? } else { args.lanes.clone() };
     let serving = Serving {
         address: args.listen,
         lanes,
@@ -260,9 +261,24 @@ fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
         idle: Duration::from_nanos(args.idle),
         drain: Duration::from_nanos(args.drain),
         warmup,
+        emulated,
     };
     let ready = |address| command::say(&format!("serving on {address}\n"));
     Ok(server::serve(&index, &serving, ready)?)
+}
+
+/// What is emulated, with a line that says so: these latencies are not to be taken for a core's.
+fn emulated(args: &ServeArgs, workers: &[usize]) -> Result<Option<Emulated>, SearchFailure> {
+    let (Some(slowdown), Some(lanes)) = (args.beside_slowdown, &args.beside) else {
+        return Ok(None);
+    };
+    let has_neighbours = |cpu| u32::try_from(cpu).is_ok_and(|cpu| lanes.beside(cpu).is_some());
+    if let Some(cpu) = workers.iter().copied().find(|cpu| !has_neighbours(*cpu)) {
+        return Err(SearchFailure::NothingBeside { lanes: lanes.clone(), cpu });
+    }
+    let accounts = Arc::new(kernel::open(lanes)?);
+    command::complain(PROGRAM, &format!("emulated core: slowdown {slowdown}, lanes {lanes}"));
+    Ok(Some(Emulated { slowdown, lanes: lanes.clone(), accounts }))
 }
 
 fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
@@ -270,10 +286,7 @@ fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
     let queries = match &args.tasks {
         Some(path) => read_queries(path)?,
         None => {
-            let seed = match index.manifest.source {
-                Source::Builtin { seed } => seed,
-                _ => DEFAULT_SEED,
-            };
+            let Source::Builtin { seed } = index.manifest.source;
             let tasks = tasks(index.manifest.documents, seed);
             tasks.iter().filter_map(|task| task_query(task)).map(str::to_owned).collect()
         }

@@ -5,17 +5,21 @@
 //! complete. Opening checks the manifest, every file's checksum and the number of documents. One
 //! segment, mapped into memory, searched on the calling thread.
 
-use super::corpus::{Article, CorpusError};
+use super::beats::{Beat, Beats};
+use super::corpus::Article;
 use super::query::{self, QueryError};
 use crate::batch::checksum;
-use crate::{command, interrupt};
+use crate::command;
+use crate::process::interrupt;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tantivy::collector::{Count, TopDocs};
 use tantivy::indexer::NoMergePolicy;
 use tantivy::schema::{
@@ -46,10 +50,6 @@ pub(crate) enum IndexError {
     Io { what: &'static str, path: String, error: io::Error },
     #[error("indexing into {dir}: {error}; nothing was changed at the destination")]
     Write { dir: String, error: tantivy::TantivyError },
-    #[error(transparent)]
-    Corpus(#[from] CorpusError),
-    #[error("the source has no article; nothing was indexed")]
-    NoArticles,
     #[error("interrupted; nothing was changed at the destination")]
     Interrupted,
     #[error("{dir} holds no finished index ({problem}); build one with `elfen-search index`")]
@@ -72,8 +72,6 @@ pub(crate) struct Manifest {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Source {
     Builtin { seed: u64 },
-    Wikipedia { path: String },
-    LineDocs { path: String },
 }
 
 struct Fields {
@@ -98,7 +96,7 @@ impl Fields {
 
 /// Builds the index of the first `limit` articles and puts it at `dir`. `progress` sees the count.
 pub(crate) fn build(
-    articles: impl Iterator<Item = Result<Article, CorpusError>>,
+    articles: impl Iterator<Item = Article>,
     limit: u64,
     source: Source,
     dir: &Path,
@@ -117,7 +115,7 @@ pub(crate) fn build(
 }
 
 fn write_segment(
-    articles: impl Iterator<Item = Result<Article, CorpusError>>,
+    articles: impl Iterator<Item = Article>,
     limit: u64,
     dir: &Path,
     progress: &mut impl FnMut(u64),
@@ -129,7 +127,6 @@ fn write_segment(
     writer.set_merge_policy(Box::new(NoMergePolicy));
     let (mut documents, mut sum) = (0, 0);
     for article in articles.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
-        let article = article?;
         if interrupt::asked() {
             return Err(IndexError::Interrupted);
         }
@@ -145,9 +142,6 @@ fn write_segment(
         if documents.is_multiple_of(REPORT_EVERY) {
             progress(documents);
         }
-    }
-    if documents == 0 {
-        return Err(IndexError::NoArticles);
     }
     writer.commit().map_err(failed)?;
     let segments = index.searchable_segment_ids().map_err(failed)?;
@@ -202,8 +196,8 @@ impl Staging {
         let text = serde_json::to_vec_pretty(manifest).expect("a manifest is plain data");
         file.write_all(&text).map_err(io("writing", &path))?;
         file.sync_all().map_err(io("writing", &path))?;
-        // tantivy makes some files for its own user alone; whoever may enter the folder may serve
-        // it.
+        // tantivy makes some files for its own user alone; a service of another user that may enter
+        // the folder may serve it.
         for entry in fs::read_dir(&self.path).map_err(io("reading", &self.path))? {
             let path = entry.map_err(io("reading", &self.path))?.path();
             let readable = Permissions::from_mode(0o644);
@@ -327,11 +321,30 @@ impl Seeker {
     /// All matches are counted and scored, as the thesis's Lucene does: demand follows the number
     /// of documents that match.
     pub(crate) fn search(&mut self, text: &str, limit: usize) -> Result<Found, SearchError> {
+        self.collect(text, limit, None::<Beats<Silence>>)
+    }
+
+    /// The same, with word from its midst.
+    pub(crate) fn search_with_beats<B: Beat + 'static>(
+        &mut self,
+        text: &str,
+        limit: usize,
+        hears: &Arc<Mutex<B>>,
+    ) -> Result<Found, SearchError> {
+        self.collect(text, limit, Some(Beats(hears.clone())))
+    }
+
+    fn collect<B: Beat + 'static>(
+        &mut self,
+        text: &str,
+        limit: usize,
+        beats: Option<Beats<B>>,
+    ) -> Result<Found, SearchError> {
         let (_, fields) = Fields::schema();
         let clauses = query::parse(text)?;
         let query = query::build(&clauses, fields.body, &mut self.analyzer)?;
         let best = TopDocs::with_limit(limit.max(1)).order_by_score();
-        let (top, hits) = self.searcher.search(&query, &(best, Count))?;
+        let (top, hits, _) = self.searcher.search(&query, &(best, Count, beats))?;
         let top = top.into_iter().take(limit).map(|(score, address)| {
             let document: TantivyDocument = self.searcher.doc(address)?;
             let doc = document.get_first(fields.number).and_then(|value| value.as_u64());
@@ -343,6 +356,15 @@ impl Seeker {
             })
         });
         Ok(Found { hits: hits as u64, top: top.collect::<tantivy::Result<_>>()? })
+    }
+}
+
+/// For searches that nothing is heard from.
+enum Silence {}
+
+impl Beat for Silence {
+    fn beat(&mut self) {
+        match *self {}
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! The command builds an [`index`] from a [`corpus`], and serves it: a coordinator thread receives,
 //! queues and sends, one worker thread per request lane searches, and what they do is published on
-//! the service page. [`tasks`] are queries for the built-in corpus; [`bench`] measures one worker.
+//! the service page. [`tasks`] are queries for it; [`bench`] measures one worker.
 
+mod beats;
 mod bench;
 pub mod command;
 mod corpus;

@@ -1,10 +1,10 @@
-//! A query set for the built-in corpus, in luceneutil's task format and of the thesis's size.
+//! A query set for the corpus, in luceneutil's task format and of the thesis's size.
 //!
 //! Its demand is made like Figure 5.1's: most queries are of words that few articles have, some of
 //! words that many have, and a few are conjunctions, phrases and fuzzy words that take one or two
 //! orders of magnitude longer.
 
-use super::corpus::Builtin;
+use super::corpus::Corpus;
 use crate::text::word;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -37,7 +37,7 @@ const KINDS: [(&str, u32, Make); 13] = [
 ];
 
 struct Maker<'a> {
-    corpus: &'a Builtin,
+    corpus: &'a Corpus,
     docs: u64,
     rng: Xoshiro256PlusPlus,
 }
@@ -61,7 +61,7 @@ impl Maker<'_> {
 
 /// The query set of the first `docs` articles of the corpus with this seed, one task a line.
 pub(super) fn tasks(docs: u64, seed: u64) -> Vec<String> {
-    let corpus = Builtin::new(seed);
+    let corpus = Corpus::new(seed);
     let rng = Xoshiro256PlusPlus::seed_from_u64(!seed);
     let mut maker = Maker { corpus: &corpus, docs: docs.max(1), rng };
     let mut tasks = Vec::new();

@@ -1,5 +1,5 @@
-//! What goes wrong around a service: clients, disks, kills. Memory stays bounded, everybody gets an
-//! answer or a close, and the next request is served.
+//! What goes wrong around a service: clients, disks, kills. Memory stays bounded, every client gets
+//! an answer or a close, and the next request is served.
 
 use crate::service::{INDEX, SEARCH, Service, search, text};
 use elfen_rt::signal::service::ServiceReader;
@@ -34,7 +34,7 @@ fn assert_bounded(service: &Service, before_kib: u64) {
 
 fn skip(test: &str, why: &str) {
     // Past the harness, which would swallow it.
-    writeln!(std::io::stderr(), "skipped: {test}: {why}").expect("somebody reads it");
+    writeln!(std::io::stderr(), "skipped: {test}: {why}").expect("it is open");
 }
 
 /// What `elfen-load` reports of this service.

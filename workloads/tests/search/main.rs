@@ -1,5 +1,5 @@
-//! `elfen-search` as its users meet it, and in `faults` as its enemies do. Nothing here looks at how
-//! long anything took.
+//! `elfen-search` as its users meet it, and in `faults` as its enemies do. Nothing here looks at
+//! how long anything took.
 
 mod faults;
 mod service;
@@ -12,12 +12,15 @@ use service::{INDEX, Service, search, text};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-/// Goal: a search finds what is there, and says what it took; nobody but coordinator and workers
-/// runs. Method: one search, its headers, and the threads of the process.
+const BATCH: &str = env!("CARGO_BIN_EXE_elfen-batch");
+
+/// Goal: a search finds what is there, and says what it took; its threads are the coordinator and
+/// the workers. Method: one search, its headers, and the threads of the process.
 #[test]
 fn searches_are_answered() {
     let service = Service::start(&[]);
@@ -108,44 +111,51 @@ fn draining_loses_nothing() {
     assert_eq!(rest, "");
 }
 
-/// Goal: dumps and line files are indexed, whole or up to --docs; a truncated .bz2 says where it
-/// ends. Method: small files, packed by bzip2's own format.
+/// Goal: an emulated core slows requests that ran beside a batch, and says of itself that it is
+/// emulated. Method: the real kernel; the service on CPU 0, and a batch program on CPU 1 that has
+/// itself counted, until a request met it.
 #[test]
-fn dumps_are_indexed() {
-    let scratch = tempfile::tempdir().expect("a scratch folder");
-    let path = |name: &str| text(&scratch.path().join(name)).to_owned();
-    let page = |n: u32| {
-        format!(
-            "<page><title>T{n}</title><ns>0</ns><revision><text>words {n}</text></revision></page>"
-        )
-    };
-    let pages: String = (0..3_000).map(page).collect();
-    let xml = format!("<mediawiki>{pages}</mediawiki>");
-    let mut packer = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
-    packer.write_all(xml.as_bytes()).expect("memory");
-    let packed = packer.finish().expect("memory");
-    fs::write(path("dump.bz2"), &packed).expect("writable");
-    fs::write(path("cut.bz2"), &packed[..packed.len() / 2]).expect("writable");
-    fs::write(path("lines"), "A\td\tone\nB\td\ttwo\nbroken\n").expect("writable");
-    let index = |kind: &str, file: &str, docs: &str, name: &str| {
-        search(&["index", kind, &path(file), "--docs", docs, &path(name)])
-    };
-    let good = index("--wikipedia", "dump.bz2", "100000", "a");
-    assert!(String::from_utf8_lossy(&good.stdout).contains("3000 documents"));
-    assert!(index("--wikipedia", "dump.bz2", "10", "b").status.success());
-    assert!(index("--line-docs", "lines", "2", "c").status.success());
-    for (kind, file, part) in [
-        ("--wikipedia", "cut.bz2", "near byte"),
-        ("--line-docs", "lines", "line 3"),
-        ("--wikipedia", "lines", "articles"),
-        ("--wikipedia", "absent", "opening"),
-    ] {
-        let bad = index(kind, file, "100000", "bad");
-        let stderr = String::from_utf8_lossy(&bad.stderr);
-        assert_eq!(bad.status.code(), Some(1), "{file}: {stderr}");
-        assert!(stderr.contains(part) && stderr.lines().count() == 1, "{file}: {stderr}");
-        assert!(!scratch.path().join("bad").exists());
+fn an_emulated_core_slows_requests() {
+    let test = "an_emulated_core_slows_requests";
+    let skip = |why: &str| writeln!(std::io::stderr(), "skipped: {test}: {why}");
+    if thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return skip("two CPUs are needed").expect("it is open");
     }
+    let emulation = ["--beside-slowdown", "1.5", "--beside", "0:1"];
+    let alone = Command::new(BATCH).args(["spin", "--iterations", "1"]).args(emulation).output();
+    let alone = alone.expect("elfen-batch was built");
+    if alone.status.code() == Some(3) {
+        return skip(String::from_utf8_lossy(&alone.stderr).trim()).expect("it is open");
+    }
+    let service = Service::start(&[&["--lanes", "0"], &emulation[..]].concat());
+    assert_eq!(service.get("/health").1, "{\"emulated_core\":{\"slowdown\":1.5}}\n");
+    let mut batch = Command::new("taskset")
+        .args(["-c", "1", BATCH, "spin", "--duration", "60s"])
+        .args(emulation)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("taskset is there");
+    let seconds = |metrics: &str, of: &str| -> f64 {
+        let name = format!("elfen_search_{of}_seconds_total ");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+        line.expect("the metrics have it").parse().expect("a number")
+    };
+    let (beside, added) = loop {
+        assert_eq!(service.get("/search?q=te+to+ta").0, 200);
+        let metrics = service.get("/metrics").1;
+        assert!(metrics.contains("\nelfen_search_emulated_slowdown 1.5\n"), "{metrics}");
+        let beside = seconds(&metrics, "beside");
+        if beside > 0.0 || batch.try_wait().expect("it is ours").is_some() {
+            break (beside, seconds(&metrics, "added"));
+        }
+    };
+    assert!(beside > 0.0, "no request met the batch");
+    assert!(added >= beside / 3.0 - 1e-6, "{added} s for {beside} s");
+    let page = ServiceReader::open(&service.name).expect("the service made it");
+    let slot = page.slot(0).expect("one request lane");
+    assert!(slot.instructions.load(Relaxed) < slot.cycles.load(Relaxed), "an IPC below 1");
+    batch.kill().expect("it runs");
+    batch.wait().expect("it was killed");
 }
 
 /// Goal: errors are one line with the right status. Method: wrong arguments, taken names and
@@ -166,6 +176,12 @@ fn errors_are_one_line() {
         (&["serve", "--listen", free, "--service-name", &name, index], 1, "writes this slot"),
         (&["serve", "--listen", free, "--service-name", "", "--lanes", "99999", index], 1, "CPU"),
         (&["serve", "--listen", free, "--warmup", "/nonexistent", index], 1, "reading"),
+        (&["serve", "--beside", "0:1", index], 2, "--beside-slowdown"),
+        (
+            &["serve", "--lanes", "0", "--beside-slowdown", "2", "--beside", "8:9", index],
+            2,
+            "CPU 0",
+        ),
     ] {
         let output = search(args);
         let stderr = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,5 @@
-//! Writes checks over the NOPs that `-fpatchable-function-entry` left, in the program and in the libraries loaded with it.
+//! Writes checks over the NOPs that `-fpatchable-function-entry` left, in the program and in the
+//! libraries loaded with it.
 //!
 //! ```text
 //!     in the function, where there is room           where there is not
@@ -12,8 +13,8 @@
 //!                                                           jmp back
 //! ```
 //!
-//! Before the program starts, and only while nobody else runs: a thread in the middle of the NOPs would find half an
-//! instruction. Libraries that are opened later keep their NOPs.
+//! Before the program starts, and only while no other thread runs: a thread in the middle of the
+//! NOPs would find half an instruction. Libraries that are opened later keep their NOPs.
 
 mod object;
 mod section;
@@ -26,7 +27,6 @@ use elfen_entries::{
 };
 use elfen_rt::check;
 
-use crate::hooks::patched;
 use object::Object;
 use write::{Opened, Stubs};
 
@@ -55,7 +55,7 @@ fn patch(object: &Object<'_>) -> Option<()> {
     let listed = object.listed_entries()?;
     let starts = object.function_starts()?;
     let sites = || listed.iter().filter_map(|&entry| Site::at(object, &starts, entry));
-    // The least of all: NOPs behind the compiler's own may be somebody's loop.
+    // The least of all: NOPs behind the compiler's own may be a loop of the program's.
     let room = sites().map(|site| site.room).min().filter(|room| *room >= JUMP_BYTES)?;
     let form = Form { check: check_of_this_process()?, room };
     let stubs = Stubs::near(object.text()?, sites().count(), form.stub_bytes())?;
@@ -63,7 +63,7 @@ fn patch(object: &Object<'_>) -> Option<()> {
         form.write_stub(&stubs, index, site.address)?;
     }
     let stubs = stubs.finish()?;
-    let open = object.open_text()?;
+    let open = Opened::open(object.text()?)?;
     for (index, site) in sites().enumerate() {
         let stub = stubs.address(index);
         let code = if form.is_in_place() {
@@ -141,7 +141,7 @@ impl Form {
         ask(stubs, ask_at, back)
     }
 
-    /// What is left of the NOPs, as fewer and longer ones. Behind a jump nobody executes them.
+    /// Writes the rest of the NOPs as fewer and longer ones. Behind a jump no thread executes them.
     fn fill(&self, open: &Opened, site: u64, written: usize) {
         if !self.is_in_place() {
             return;
@@ -160,9 +160,4 @@ fn ask(stubs: &Stubs, at: u64, back: u64) -> Option<()> {
     stubs.write(at, call.bytes());
     stubs.write(end, jump(end, back)?.bytes());
     Some(())
-}
-
-/// What stubs call.
-fn hook_address() -> u64 {
-    (patched as *const ()).addr() as u64
 }

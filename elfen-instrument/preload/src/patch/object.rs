@@ -1,4 +1,5 @@
-//! A loaded object: where its parts lie in memory, by its program headers, which the loader has believed already.
+//! A loaded object: where its parts lie in memory, by its program headers, which the
+//! loader has believed already.
 
 use core::ffi::CStr;
 use core::slice;
@@ -6,9 +7,8 @@ use core::slice;
 use elfen_entries::FunctionStarts;
 
 use super::section;
-use super::write::Opened;
 
-/// What the loader says of one object. Addresses are those in memory.
+/// One object, as the loader describes it. Addresses are those in memory.
 pub(super) struct Object<'a> {
     base: u64,
     headers: &'a [libc::Elf64_Phdr],
@@ -39,7 +39,7 @@ impl<'a> Object<'a> {
             // The program itself has no name.
             None => c"/proc/self/exe",
             Some(b'/') => name,
-            // What the kernel maps without a file has one that is no path.
+            // An object that the kernel maps without a file has a name that is no path.
             Some(_) => return None,
         };
         Some(Self { base: info.dlpi_addr, headers, path })
@@ -81,11 +81,6 @@ impl<'a> Object<'a> {
         Some(Stretch { address: self.base.checked_add(only.p_vaddr)?, len })
     }
 
-    /// Makes the code writable for a while.
-    pub(super) fn open_text(&self) -> Option<Opened> {
-        Opened::open(self.text()?)
-    }
-
     fn loaded(&self) -> impl Iterator<Item = &'a libc::Elf64_Phdr> {
         self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD)
     }
@@ -102,7 +97,8 @@ impl<'a> Object<'a> {
         };
         self.loaded().find(inside)?;
         let pointer = core::ptr::with_exposed_provenance(usize::try_from(address).ok()?);
-        // SAFETY: the loader has mapped the segment, readable, and these bytes lie in it; nothing writes them while we look.
+        // SAFETY: the loader has mapped the segment, readable, and these bytes lie in it; nothing
+        // writes them while we look.
         Some(unsafe { slice::from_raw_parts(pointer, usize::try_from(len).ok()?) })
     }
 }

@@ -1,7 +1,8 @@
-//! Finds a section by its name in the file of a loaded object: section headers are the one thing that is not mapped.
+//! Finds a section by its name in the file of a loaded object: section headers are the one
+//! thing that is not mapped.
 //!
-//! The file may have changed since it was loaded. So nothing that is read here is more than a hint: the caller checks that
-//! the addresses lie in the object, at starts of functions, on NOPs.
+//! The file may have changed since it was loaded. So nothing that is read here is more than a hint:
+//! the caller checks that the addresses lie in the object, at starts of functions, on NOPs.
 
 use core::ffi::{CStr, c_int};
 use core::mem::{size_of, size_of_val, zeroed};
@@ -43,7 +44,8 @@ pub(super) fn find(path: &CStr) -> Option<Section> {
 /// Section headers in one read: 1 KB of stack.
 const AT_ONCE: usize = 16;
 
-/// elf.h: the program's own contents, mapped, and data that can be written because the loader relocates it.
+/// elf.h: the program's own contents, mapped, and data that can be written
+/// because the loader relocates it.
 const SHT_PROGBITS: u32 = 1;
 const SHF_WRITE_ALLOC: u64 = 1 | 2;
 
@@ -116,7 +118,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: opened by `open`, and nobody else knows it.
+        // SAFETY: opened by `open`, and no other code knows it.
         unsafe { libc::close(self.0) };
     }
 }

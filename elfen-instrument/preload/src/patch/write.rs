@@ -1,14 +1,15 @@
-//! Writing code: memory for stubs near an object, and its own text, opened for the time of the writing.
+//! Writing code: memory for stubs near an object, and its own text, opened
+//! for the time of the writing.
 //!
-//! While a text is open it can't be executed, and it may be the C library's. So nothing is called then but this library's own
-//! code: system calls by hand, bytes one by one.
+//! While a text is open it can't be executed, and it may be the C library's. So nothing is called
+//! then but this library's own code: system calls by hand, bytes one by one.
 
 use core::arch::asm;
 use core::mem::size_of;
 use core::ptr;
 
-use super::hook_address;
 use super::object::Stretch;
+use crate::hooks::patched;
 
 const PAGE: u64 = 4096;
 /// Furthest that a 32-bit distance reaches, less what a text and its stubs may be long.
@@ -17,7 +18,8 @@ const REACH: u64 = (1 << 31) - (1 << 28);
 const PLACES: u64 = 48;
 const STEP: u64 = 32 << 20;
 
-/// The process's threads; `None` where `/proc` does not tell. A folder has a link from each folder in it, and two more.
+/// The process's threads; `None` where `/proc` does not tell. A folder has a link from each
+/// folder in it, and two more.
 pub(super) fn threads() -> Option<u64> {
     // SAFETY: an all-zero stat is a valid value of that plain C structure.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
@@ -68,6 +70,11 @@ impl Stubs {
     }
 }
 
+/// The address that stubs call.
+fn hook_address() -> u64 {
+    (patched as *const ()).addr() as u64
+}
+
 /// Maps memory at `wanted`; `None` if it is taken, or out of the text's reach.
 fn map_near(wanted: u64, len: u64, text: Stretch) -> Option<u64> {
     if wanted.abs_diff(text.address) > REACH || text.len as u64 > REACH {
@@ -77,13 +84,14 @@ fn map_near(wanted: u64, len: u64, text: Stretch) -> Option<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let len = usize::try_from(len).ok()?;
-    // SAFETY: NOREPLACE: a mapping of the program's is never replaced. Kernels before 4.17 take the address as a hint.
+    // SAFETY: NOREPLACE: a mapping of the program's is never replaced. Kernels before 4.17
+    // take the address as a hint.
     let at = unsafe { libc::mmap(hint, len, protection, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return None;
     }
     if at != hint {
-        // SAFETY: mapped just now, and used by nobody.
+        // SAFETY: mapped just now, and not used yet.
         unsafe { libc::munmap(at, len) };
         return None;
     }
@@ -110,7 +118,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // What could be made writable can be made what it was.
+        // A text that could be made writable can be made executable again.
         protect(self.text, libc::PROT_READ | libc::PROT_EXEC);
     }
 }
@@ -126,7 +134,8 @@ fn write_within(stretch: Stretch, address: u64, bytes: &[u8]) {
     let start: *mut u8 = ptr::with_exposed_provenance_mut(address);
     for (index, &byte) in bytes.iter().enumerate() {
         let to = start.wrapping_add(index);
-        // SAFETY: `stretch` is mapped and writable, by whoever made it, and these bytes lie in it.
+        // SAFETY: `stretch` is mapped and writable, by `Stubs` or `Opened`, and these bytes lie in
+        // it.
         unsafe { to.write_volatile(byte) };
     }
 }
@@ -134,8 +143,8 @@ fn write_within(stretch: Stretch, address: u64, bytes: &[u8]) {
 /// mprotect(2), without the C library.
 fn protect(stretch: Stretch, protection: i32) -> bool {
     let mut result = libc::SYS_mprotect;
-    // SAFETY: the stretch is ours, or a text that its object no longer needs to be anything else; system calls change
-    // rax, rcx and r11.
+    // SAFETY: the stretch is ours, or a text that its object no longer needs to be anything else;
+    // system calls change rax, rcx and r11.
     unsafe {
         asm!(
             "syscall",

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use elfen_host::doctor::answers::Answers;
+use elfen_host::lanes::{self, Lanes};
+use elfen_host::topology::Topology;
 use snapbox::assert_data_eq;
 
 use super::*;
-use crate::host::doctor::answers::Answers;
-use crate::host::lanes::{self, Lanes};
-use crate::host::topology::Topology;
 
 const LINES: usize = 24;
 
@@ -53,8 +53,8 @@ fn the_same_with_a_pair_by_hand() {
     assert_data_eq!(on("bare", Some("0:1")), snapbox::file!["bare-by-hand.txt"].raw());
 }
 
-/// Goal: whatever a machine lacks, it is one screen, and ends with one step. Method: every recording, as found and by hand,
-/// with a service named and without.
+/// Goal: whatever a machine lacks, it is one screen, and ends with one step. Method: every
+/// recording, as found and by hand, with a service named and without.
 #[test]
 fn every_machine_fits_a_screen() {
     let mut seen = 0;
@@ -81,7 +81,8 @@ fn every_machine_fits_a_screen() {
     assert!(seen >= 10, "{seen}");
 }
 
-/// Goal: the step is one that helps on that machine. Method: machines without a signal, each for another reason.
+/// Goal: the step is one that helps on that machine. Method: machines without a
+/// signal, each for another reason.
 #[test]
 fn the_step_is_one_that_helps() {
     let cases = [
@@ -96,7 +97,8 @@ fn the_step_is_one_that_helps() {
     }
 }
 
-/// Goal: a run that names a service is not told that it needs more. Method: a machine whose one signal is the page.
+/// Goal: a run that names a service is not told that it needs more. Method: a machine
+/// whose one signal is the page.
 #[test]
 fn the_page_is_enough_for_who_names_a_service() {
     let bare = folder().join("bare.machine");

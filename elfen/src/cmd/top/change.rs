@@ -1,19 +1,20 @@
-//! What keys do: which batch is selected, and its next policy or budget, by way of its control page as `elfen set` has it.
+//! What keys do: which batch is selected, and its next policy or budget, by way of its control
+//! page as `elfen set` has it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use elfen_console::duration;
+use elfen_host::run::find::Batch;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 
 use super::picture::BatchView;
 use super::seen::Watch;
-use crate::cmd::duration;
-use crate::host::run::find::Batch;
 
-/// What a policy with a budget begins with if there was none.
+/// The budget that a policy begins with if there was none.
 const FIRST_BUDGET_NS: u64 = 1_000_000;
 
-/// A keeper looks ten times a second; afterwards what holds is what counts.
+/// A keeper looks ten times a second; afterwards the settings that hold count, and no wish.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_millis(500);
 
 /// Pictures for which a note stays.
@@ -27,7 +28,8 @@ pub(super) struct Changes {
     /// The selected batch, by its pid, so that it stays selected when others come and go.
     pid: Option<u32>,
     note: Option<(String, u32)>,
-    /// What was wished for last, by the batch's pid: keys come faster than keepers look.
+    /// The settings that keys wished for last, by the batch's pid: keys come faster than keepers
+    /// look.
     wished: Option<(u32, Settings, Instant)>,
     /// SLOs of batches that had one, for the way back.
     slos: BTreeMap<u32, SloWords>,
@@ -122,7 +124,8 @@ fn wish(batch: &Batch, settings: &Settings) -> String {
     }
 }
 
-/// The next policy of those that this batch can have: slo-budget if it had an SLO, dynamic-budget if its IPC is known.
+/// The next policy of those that this batch can have: slo-budget if it had an SLO,
+/// dynamic-budget if its IPC is known.
 fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
     use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};
     let next = match now.policy {
@@ -132,7 +135,7 @@ fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
         RefreshBudget | DynamicBudget if slo.is_some() => SloBudget,
         RefreshBudget | DynamicBudget | SloBudget => BorrowIdle,
     };
-    // The keeper steers the budget of whoever has an SLO, so only slo-budget may have one.
+    // The keeper steers the budget of every batch that has an SLO, so only slo-budget may have one.
     let (slo_latency_ns, slo_per_million) = slo.filter(|_| next == SloBudget).unwrap_or((0, 0));
     let budget_ns = match next {
         BorrowIdle | SloBudget => 0,
@@ -159,8 +162,8 @@ fn step(budget_ns: u64, more: bool) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: p goes through all policies that a batch can have and comes back, and an SLO is only ever slo-budget's. Method:
-    /// once around, with and without an SLO and an IPC.
+    /// Goal: p goes through all policies that a batch can have and comes back, and an SLO is only
+    /// ever slo-budget's. Method: once around, with and without an SLO and an IPC.
     #[test]
     fn policies_come_round() {
         use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};

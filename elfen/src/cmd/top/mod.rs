@@ -1,4 +1,5 @@
-//! `elfen top`: lanes, who runs on them, what batches borrow, and tails against their SLOs; and keys to change it.
+//! `elfen top`: lanes, who runs on them, what batches borrow, and tails against their
+//! SLOs; and keys to change it.
 
 mod change;
 mod picture;
@@ -8,9 +9,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use super::duration;
-use super::failure::{Failure, Status};
-use crate::host::terminal::{self, Input, Role, Screen};
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status};
+use elfen_console::terminal::{self, Input, Role, Screen};
+
 use change::Changes;
 use picture::{Line, Style, draw};
 use seen::Watch;
@@ -37,7 +39,7 @@ pub(crate) struct Args {
     every: Duration,
 }
 
-/// What a picture has where no terminal says how large it may be.
+/// The size of a picture where no terminal says how large it may be.
 const OFF_TERMINAL: (usize, usize) = (120, 200);
 const SHORTEST: Duration = Duration::from_millis(50);
 
@@ -84,7 +86,8 @@ fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
 }
 
 fn watch(args: &Args, screen: &Screen) -> io::Result<ExitCode> {
-    let (mut watch, mut changes, colours) = (Watch::new(), Changes::default(), super::colours());
+    let (mut watch, mut changes, colours) =
+        (Watch::new(), Changes::default(), elfen_console::output::colours());
     let mut view = watch.look()?;
     let mut next = Instant::now() + args.every;
     loop {

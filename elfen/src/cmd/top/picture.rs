@@ -1,6 +1,6 @@
 //! What `elfen top` draws: a pure function from what was seen to lines that fit the terminal.
 
-use crate::cmd::duration;
+use elfen_console::duration;
 
 /// Everything that a picture shows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

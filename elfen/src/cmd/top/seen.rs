@@ -1,10 +1,12 @@
 //! From pages to a view: what was read last time and now, and the shares between.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::sync::atomic::Ordering::Relaxed;
+use std::{fs, io};
 
+use elfen_host::run::figures::Figures;
+use elfen_host::run::find::{self, Batch};
+use elfen_host::services::{Published, Tails, services};
 use elfen_kernel::task_map;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::control::{PolicyKind, Settings};
@@ -12,11 +14,8 @@ use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::task::{Running, TaskMap};
 
 use super::picture::{BatchView, LaneView, ServiceView, Share, SloView, View};
-use crate::host::run::figures::Figures;
-use crate::host::run::find::{self, Batch};
-use crate::host::services::{Published, Tails, services};
 
-/// What a lane had borrowed and overlapped.
+/// The time that a batch had borrowed and overlapped on a lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
     borrowed_ns: u64,
@@ -54,7 +53,8 @@ impl Watch {
     pub(super) fn look(&mut self) -> io::Result<View> {
         (self.batches, self.services) = (find::batches()?, services()?);
         if self.tasks.is_none() && !self.batches.is_empty() {
-            // Pinned, or held by a batch already. Without it nobody's name is shown, and all else is.
+            // Pinned, or held by a batch already. Without the map no program's name is shown, and
+            // all else is.
             self.tasks = task_map::open().ok().map(|(map, _)| map);
         }
         let now_ns = monotonic_ns();
@@ -88,9 +88,12 @@ impl Watch {
         self.finished = self.services.iter().flat_map(finished).collect();
     }
 
-    /// What a lane borrowed and overlapped since the last look.
+    /// The time that a batch borrowed and overlapped on a lane since the last look.
     fn since(&self, pid: u32, slot: &LaneSlot) -> Option<Spent> {
         let before = self.spent.get(&(pid, slot.batch_cpu.load(Relaxed)))?;
+        if !slot.is_counted() {
+            return None;
+        }
         let now = spent(slot);
         Some(Spent {
             borrowed_ns: now.borrowed_ns.saturating_sub(before.borrowed_ns),

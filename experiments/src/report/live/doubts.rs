@@ -71,7 +71,7 @@ pub(super) fn table(runs: &[&Run]) -> Option<Table> {
 /// More places than this are not worth listing.
 const PLACES: usize = 4;
 
-/// What sends the reader to the table.
+/// The sentence that sends the reader to the table.
 pub(super) fn pointer(table: &Table) -> String {
     match table.rows.as_slice() {
         [_] => "There is a warning, at the end of the page.".to_owned(),

@@ -27,7 +27,7 @@ const PERCENTILES: [(&str, Style, Value); 3] = [
     ("p99", Style::Ink, |row| Some(row.p99_ms)),
 ];
 
-/// Whom the thesis's Figure 5.4 would compare with borrow-idle.
+/// The companies that the thesis's Figure 5.4 would compare with borrow-idle.
 const UNAWARE: [Company; 6] = [
     Company::None,
     Company::Unrestrained,
@@ -175,7 +175,7 @@ impl Bench<'_> {
         self.measured.loads().last().copied().unwrap_or(0.0)
     }
 
-    /// Who shared the core.
+    /// The companies that shared the core.
     fn beside(&self) -> Vec<Side> {
         let sides = self.measured.sides(self.batch).into_iter();
         sides.filter(|side| side.company != Company::None).collect()
@@ -302,7 +302,7 @@ impl Bench<'_> {
     }
 }
 
-/// A company's style; a second budget of a company takes one that nobody else has.
+/// A company's style; a second budget of a company takes one that no other company has.
 fn styles(sides: &[Side]) -> Vec<Style> {
     let mut taken: Vec<Style> = Vec::new();
     for side in sides {

@@ -16,19 +16,26 @@ pub(super) fn is_same(setup: &Setup, other: &Setup) -> bool {
 /// One sentence on the machine and one on the service.
 pub(super) fn description(setup: &Setup) -> String {
     let Setup { elfen, kernel, cpu, cpus, lanes, .. } = setup;
+    let rate = said(setup.capacity_rps);
+    let service = match setup.plan.as_ref().and_then(|plan| plan.service.as_ref()) {
+        None => format!(
+            "The service searches {} documents and serves {rate} requests a second at most",
+            setup.documents
+        ),
+        Some(service) => {
+            format!("The service is {}, and 100 % are {rate} requests a second", service.url)
+        }
+    };
     let smt = if setup.smt { "lanes of one core each" } else { "not known to share a core" };
     format!(
         "Measured on {cpu} with {cpus} CPUs, Linux {kernel}, elfen {elfen}, on {}. Lanes {lanes}, \
-         {smt}. The service searches {} documents and serves {} requests a second at most; loads \
-         are parts of that. Seed {}.",
+         {smt}. {service}; loads are parts of that. Seed {}.",
         date(setup.started_s),
-        setup.documents,
-        said(setup.capacity_rps),
         setup.seed,
     )
 }
 
-/// What the machine cannot show, and who helped where.
+/// What the machine cannot show, and where the helpers ran.
 pub(super) fn limits(setup: &Setup) -> Vec<String> {
     let mut limits: Vec<&str> = setup.limits.iter().map(String::as_str).collect();
     if limits.iter().all(|limit| !limit.contains(&setup.helpers)) {

@@ -3,7 +3,7 @@
 use crate::live::summary::{Figure, Row};
 use crate::record::Company;
 
-/// Who shared the core, and how.
+/// The company that shared the core, and how.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Side {
     pub(super) company: Company,
@@ -51,7 +51,7 @@ impl Measured {
         loads
     }
 
-    /// Who shared the core with this batch, and the service alone.
+    /// The companies of the runs with this batch, and the service alone.
     pub(super) fn sides(&self, batch: Option<&str>) -> Vec<Side> {
         let rows = self.rows.iter().filter(|row| belongs(row, batch));
         let mut sides: Vec<Side> = rows.map(Side::of).collect();

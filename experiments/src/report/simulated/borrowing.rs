@@ -3,10 +3,10 @@
 
 use super::super::figure::{Across, Axis, Figure, Mark, Point, Series, Style};
 use super::super::scale::{percent, said};
+use super::lab::{Lab, panel};
 use super::sweep::Sweep;
-use super::{Lab, panel};
 use crate::record::Company;
-use crate::simulate::outcome::Outcome;
+use simulator::outcome::Outcome;
 
 /// A line in a figure: its name, its look, its outcomes.
 struct Line<'a> {

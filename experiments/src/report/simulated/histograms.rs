@@ -1,12 +1,12 @@
 //! How long requests run (Figure 5.1), and how long the pauses between them are (Figure 5.5).
 
-use super::super::figure::{Across, Axis, Figure, Mark, Point, Series, Style};
+use super::super::figure::{Across, Axis, Figure, Mark, Panel, Point, Series, Style};
 use super::super::scale::{percent, said};
-use super::{Lab, ms, panel};
-use crate::simulate::pair::Control;
-use crate::simulate::random::{Purpose, stream};
-use crate::simulate::time::{MS, real};
-use crate::simulate::trace::Served;
+use super::lab::{Lab, ms, panel};
+use simulator::pair::Control;
+use simulator::random::{Purpose, stream};
+use simulator::time::{MS, real};
+use simulator::trace::Served;
 
 /// Buckets of a figure; longer times are counted and not drawn.
 const BUCKETS: usize = 70;
@@ -60,7 +60,7 @@ impl Histogram {
     }
 
     /// Columns above, and their sum below.
-    fn panels(&self, part: &str, name: &str) -> Vec<super::Panel> {
+    fn panels(&self, part: &str, name: &str) -> Vec<Panel> {
         let columns = Mark::Histogram { width: ms(self.width_ns) };
         let all = Series::new(name, columns, Style::Blue, self.parts());
         let sum = Series::new("summed up", Mark::Curve, Style::Ink, self.cumulative());
@@ -79,7 +79,7 @@ pub(super) fn demand(lab: &Lab<'_>) -> Figure {
         (0..lab.simulation.requests).map(|_| demand.sample(&mut random)).collect();
     times.sort_unstable();
     let quantile = |share: f64| {
-        let rank = crate::simulate::time::nanoseconds(share * real(times.len() as u64));
+        let rank = simulator::time::nanoseconds(share * real(times.len() as u64));
         let rank = usize::try_from(rank).unwrap_or(usize::MAX).min(times.len().saturating_sub(1));
         times.get(rank).copied().unwrap_or(0)
     };

@@ -3,9 +3,9 @@
 
 use super::super::figure::{Across, Axis, Figure, Mark, Point, Series};
 use super::super::scale::said;
-use super::{Lab, panel};
+use super::lab::{Lab, panel};
 use crate::record::Company;
-use crate::simulate::outcome::Outcome;
+use simulator::outcome::Outcome;
 
 /// The load among the rates of one core: 80 of the thesis's RPS.
 const AT: usize = 7;

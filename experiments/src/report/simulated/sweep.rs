@@ -7,16 +7,16 @@ use std::thread;
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
 
-use super::Simulation;
-use crate::plan::Budgeted;
+use super::parameters::Simulation;
 use crate::record::Company;
-use crate::simulate::load::Load;
-use crate::simulate::outcome::Outcome;
-use crate::simulate::pair::{Batch, Control};
-use crate::simulate::source::{Requests, Until};
-use crate::simulate::time::{MS, S, real};
-use crate::simulate::windows::Watch;
-use crate::simulate::{Model, ModelError, Queue};
+use simulator::load::Load;
+use simulator::outcome::Outcome;
+use simulator::pair::{Batch, Control};
+use simulator::plan::Budgeted;
+use simulator::source::{Requests, Until};
+use simulator::time::{MS, S, real};
+use simulator::windows::Watch;
+use simulator::{Model, ModelError, Queue};
 
 /// Loads at round distances, and what a service alone makes of them.
 pub(super) struct Sweep<'a> {

@@ -1,10 +1,10 @@
 //! The two co-runners of the thesis's section 5.2: how much a batch thread disturbs that takes
 //! almost nothing of the core.
 //!
-//! Their instructions are written out, so that their IPC is known without a counter. `stall` blocks
-//! on memory with a non-temporal store and a fence each round (IPC 0.01 to 0.02); `spin` is an
-//! empty loop in which each instruction waits for the one before (IPC 1). Neither touches the
-//! caches.
+//! Their instructions are written out, so that their IPC is known without a counter. `stall`
+//! blocks on memory with a non-temporal store and a fence each round (in the thesis, IPC
+//! 0.01); `spin` is an empty loop in which each instruction waits for the one before (IPC 1).
+//! Neither touches the caches.
 
 use elfen_rt::check;
 use std::arch::asm;
@@ -16,7 +16,7 @@ const STEPS_A_STRETCH: u64 = 4_096;
 const STRETCHES_OF_STORES: u64 = 500;
 const STRETCHES_OF_STEPS: u64 = 1_000;
 
-/// A cache line that nobody else uses.
+/// A cache line of the program's own.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Line([u64; 8]);

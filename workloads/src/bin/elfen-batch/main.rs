@@ -1,26 +1,24 @@
 //! The command `elfen-batch`: programs to borrow with, whose work can be counted and checked. They
 //! check themselves: `elfen_rt::check!()` stands where they spend their time.
 //!
-//! What an iteration computes is verified where it can be: what was compressed is unpacked, a
-//! solution is checked against its clauses.
+//! What an iteration computes is verified where it can be: what was compressed is unpacked and
+//! compared, a buffer that was zeroed is read again.
 
+mod beside;
 mod compress;
 mod corunner;
-mod factor;
-mod json;
 mod micro;
 mod rangecoder;
-mod sat;
 
+use beside::Beside;
 use clap::{Parser, ValueEnum};
 use compress::Compress;
 use corunner::{Spin, Stall};
-use factor::Factor;
-use json::Json;
 use micro::Micro;
-use sat::Sat;
 use std::process::ExitCode;
 use workloads::batch::{self, Kind, Program, Repetition};
+use workloads::beside::kernel::Lacking;
+use workloads::beside::{Slowdown, lanes::Lanes};
 use workloads::command;
 
 const COMMAND: &str = "elfen-batch";
@@ -33,13 +31,23 @@ const COMMAND: &str = "elfen-batch";
     after_help = "Example: elfen-batch compress --duration 5s\n\n\
                   Every iteration of a seed does the same and has the same checksum. Ctrl-C and \
                   SIGTERM end the program after its iteration, with its report.\n\
-                  Exit status: 0 done, 1 a result was wrong, 2 wrong arguments."
+                  Exit status: 0 done, 1 a result was wrong, 2 wrong arguments, 3 this machine \
+                  can't emulate a core."
 )]
 struct Args {
     program: Which,
 
     #[command(flatten)]
     repetition: Repetition,
+
+    /// Emulate cores that lanes share: work beside a busy request lane takes this many times as
+    /// long, 1 to 10, by the kernel's account of it
+    #[arg(long, value_name = "FACTOR", requires = "beside")]
+    beside_slowdown: Option<Slowdown>,
+
+    /// The pairs of lanes that are taken to share cores, as in 0:1 or 0:1,2:3
+    #[arg(long, value_name = "LANES", requires = "beside_slowdown")]
+    beside: Option<Lanes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -56,12 +64,6 @@ enum Which {
     Spin,
     /// Compresses text, unpacks and compares it
     Compress,
-    /// Solves 3-SAT formulas and checks the solutions
-    Sat,
-    /// Factorises a matrix and multiplies the factors
-    Factor,
-    /// Parses JSON, prints it and compares
-    Json,
 }
 
 impl Which {
@@ -73,9 +75,6 @@ impl Which {
             Self::Stall => Box::new(Stall::new(seed)),
             Self::Spin => Box::new(Spin::new(seed)),
             Self::Compress => Box::new(Compress::new(seed)),
-            Self::Sat => Box::new(Sat::new(seed)),
-            Self::Factor => Box::new(Factor::new(seed)),
-            Self::Json => Box::new(Json::new(seed)),
         }
     }
 }
@@ -86,6 +85,18 @@ fn main() -> ExitCode {
         Err(status) => return status,
     };
     let name = args.program.to_possible_value().expect("no variant is hidden");
-    let mut program = args.program.program(args.repetition.seed);
-    batch::run(COMMAND, name.get_name(), "rust", program.as_mut(), &args.repetition)
+    match program(&args) {
+        Ok(mut program) => {
+            batch::run(COMMAND, name.get_name(), "rust", program.as_mut(), &args.repetition)
+        }
+        Err(lacking) => command::unsupported(COMMAND, &lacking.to_string()),
+    }
+}
+
+fn program(args: &Args) -> Result<Box<dyn Program>, Lacking> {
+    let program = args.program.program(args.repetition.seed);
+    match (args.beside_slowdown, &args.beside) {
+        (Some(slowdown), Some(lanes)) => Ok(Box::new(Beside::new(program, slowdown, lanes)?)),
+        _ => Ok(program),
+    }
 }

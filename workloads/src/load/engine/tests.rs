@@ -1,6 +1,8 @@
 //! The engine against a simulated service under a simulated clock: no socket, no sleep, every
 //! number exact.
 
+mod theory;
+
 use super::*;
 use crate::load::arrivals::{self, End, Plan};
 use crate::load::record::Keep;
@@ -21,8 +23,7 @@ const LIMITS: Limits = Limits {
     starving_fails: true,
 };
 
-const KEEP: Keep =
-    Keep { warmup_ns: 0, planned_end_ns: 10 * SECOND, every_request: true, interval_ns: None };
+const KEEP: Keep = Keep { warmup_ns: 0, planned_end_ns: 10 * SECOND, every_request: true };
 
 /// A service with one worker and one queue.
 struct World<S: FnMut(Nanos) -> Option<Nanos>> {

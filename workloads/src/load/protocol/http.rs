@@ -5,8 +5,7 @@
 //! (milliseconds, as the standard says).
 
 use super::line::{Line, decimal};
-use super::{Malformed, Reply};
-use crate::load::outcome::Failure;
+use crate::load::outcome::{Failure, Malformed, Reply};
 use crate::units::nanos_from_f64;
 
 const LONGEST_HEAD: usize = 64 * 1024;
@@ -185,7 +184,7 @@ fn read_head(bytes: &[u8]) -> Result<Head, Malformed> {
     Ok(Head { state, reply })
 }
 
-/// `queue;dur=0.25, service;dur=1.5`; other entries, and those without a time, are somebody else's.
+/// `queue;dur=0.25, service;dur=1.5`; other entries, and those without a time, are left out.
 fn read_timing(value: &[u8], reply: &mut Reply) {
     let Ok(value) = std::str::from_utf8(value) else { return };
     for entry in value.split(',') {
@@ -239,7 +238,8 @@ mod tests {
         assert_eq!(parser.end_of_stream(), None, "and there is no second one");
     }
 
-    /// Goal: who closes is read from version and header. Method: the three ways of saying it.
+    /// Goal: whether the service closes the connection is read from version and header. Method: the
+    /// three ways of saying it.
     #[test]
     fn closing_is_understood() {
         let closes = |head: &str| {

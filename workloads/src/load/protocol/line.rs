@@ -1,6 +1,6 @@
 //! One line that may arrive in pieces, with a bound on its length.
 
-use super::Malformed;
+use crate::load::outcome::Malformed;
 
 #[derive(Debug)]
 pub(super) struct Line {

@@ -6,29 +6,22 @@
 
 mod http;
 mod line;
-mod memcached;
 mod redis;
 mod request;
 
-use super::outcome::Reply;
+use super::outcome::{Malformed, Reply};
 pub(crate) use request::RequestError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http,
-    Memcached,
     Redis,
 }
-
-/// The bytes are not the protocol; the connection can't be used any further.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
 
 impl Protocol {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
-            Self::Memcached => "memcached",
             Self::Redis => "redis",
         }
     }
@@ -36,7 +29,6 @@ impl Protocol {
     pub(crate) fn default_port(self) -> u16 {
         match self {
             Self::Http => 80,
-            Self::Memcached => 11_211,
             Self::Redis => 6_379,
         }
     }
@@ -45,7 +37,6 @@ impl Protocol {
     pub(crate) fn encode(self, line: &str, host: &str) -> Result<Vec<u8>, RequestError> {
         match self {
             Self::Http => request::http(line, host),
-            Self::Memcached => request::memcached(line),
             Self::Redis => request::redis(line),
         }
     }
@@ -55,7 +46,6 @@ impl Protocol {
 #[derive(Debug)]
 pub(crate) enum Parser {
     Http(http::Parser),
-    Memcached(memcached::Parser),
     Redis(redis::Parser),
 }
 
@@ -63,7 +53,6 @@ impl Parser {
     pub(crate) fn new(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Http => Self::Http(http::Parser::default()),
-            Protocol::Memcached => Self::Memcached(memcached::Parser::default()),
             Protocol::Redis => Self::Redis(redis::Parser::default()),
         }
     }
@@ -73,7 +62,6 @@ impl Parser {
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Reply>), Malformed> {
         match self {
             Self::Http(parser) => parser.feed(bytes),
-            Self::Memcached(parser) => parser.feed(bytes),
             Self::Redis(parser) => parser.feed(bytes),
         }
     }
@@ -82,7 +70,7 @@ impl Parser {
     pub(crate) fn end_of_stream(&mut self) -> Option<Reply> {
         match self {
             Self::Http(parser) => parser.end_of_stream(),
-            Self::Memcached(_) | Self::Redis(_) => None,
+            Self::Redis(_) => None,
         }
     }
 }
@@ -93,7 +81,7 @@ mod tests {
     use crate::load::outcome::Failure;
     use proptest::prelude::*;
 
-    const ALL: [Protocol; 3] = [Protocol::Http, Protocol::Memcached, Protocol::Redis];
+    const ALL: [Protocol; 2] = [Protocol::Http, Protocol::Redis];
 
     /// Every answer in `stream`, fed in pieces that end at `cuts`.
     fn parse(protocol: Protocol, stream: &[u8], cuts: &[usize]) -> Result<Vec<Reply>, Malformed> {
@@ -157,25 +145,6 @@ mod tests {
         })
     }
 
-    fn memcached_reply() -> impl Strategy<Value = (Vec<u8>, Reply)> {
-        let values = proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..40), 0..4);
-        (values, 0..4).prop_map(|(values, kind)| match kind {
-            0 => {
-                let mut bytes = Vec::new();
-                for value in values {
-                    bytes.extend(format!("VALUE key 0 {}\r\n", value.len()).bytes());
-                    bytes.extend(value);
-                    bytes.extend(b"\r\n");
-                }
-                bytes.extend(b"END\r\n");
-                (bytes, Reply::bare(Ok(())))
-            }
-            1 => (b"STORED\r\n".to_vec(), Reply::bare(Ok(()))),
-            2 => (b"42\r\n".to_vec(), Reply::bare(Ok(()))),
-            _ => (b"SERVER_ERROR out of memory\r\n".to_vec(), Reply::bare(Err(Failure::Refused))),
-        })
-    }
-
     fn redis_reply() -> impl Strategy<Value = (Vec<u8>, Reply)> {
         let element = prop_oneof![
             Just(b":7\r\n".to_vec()),
@@ -205,7 +174,6 @@ mod tests {
     fn any_reply() -> impl Strategy<Value = (Protocol, Vec<(Vec<u8>, Reply)>)> {
         prop_oneof![
             (Just(Protocol::Http), proptest::collection::vec(http_reply(), 0..6)),
-            (Just(Protocol::Memcached), proptest::collection::vec(memcached_reply(), 0..6)),
             (Just(Protocol::Redis), proptest::collection::vec(redis_reply(), 0..6)),
         ]
     }

@@ -4,8 +4,7 @@
 //! is enough to count how many elements are still to come.
 
 use super::line::{Line, decimal};
-use super::{Malformed, Reply};
-use crate::load::outcome::Failure;
+use crate::load::outcome::{Failure, Malformed, Reply};
 
 /// Simple strings and errors are one line each.
 const LONGEST_LINE: usize = 64 * 1024;

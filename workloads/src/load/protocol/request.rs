@@ -1,8 +1,7 @@
 //! One line of a query file as the bytes of one request.
 //!
-//! HTTP lines are a target (`/search?q=a`) or a method, a target and a body (`POST /x body`).
-//! memcached and Redis lines are the command as a person types it; a memcached `set key value` gets
-//! its flags, expiry and length here.
+//! HTTP lines are a target (`/search?q=a`) or a method, a target and a body (`POST /x body`); Redis
+//! lines are the command as a person types it.
 
 use thiserror::Error;
 
@@ -14,8 +13,6 @@ pub(crate) enum RequestError {
     NoTarget(String),
     #[error("`{0}` gets no answer that can be matched to it: leave it out")]
     NoAnswer(String),
-    #[error("`{0}` lacks its key or its value")]
-    Incomplete(String),
     #[error("`{0}` has a control character in it: percent-encode it, or leave it out")]
     Control(String),
 }
@@ -43,26 +40,6 @@ pub(super) fn http(line: &str, host: &str) -> Result<Vec<u8>, RequestError> {
     let length = body.map(|body| format!("Content-Length: {}\r\n", body.len())).unwrap_or_default();
     let head = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n{length}\r\n");
     Ok([head.as_bytes(), body.unwrap_or_default().as_bytes()].concat())
-}
-
-pub(super) fn memcached(line: &str) -> Result<Vec<u8>, RequestError> {
-    if line.bytes().any(|byte| byte.is_ascii_control()) {
-        return Err(RequestError::Control(line.to_owned()));
-    }
-    let mut words = line.splitn(3, ' ');
-    let command = words.next().unwrap_or_default();
-    match command {
-        "set" | "add" | "replace" | "append" | "prepend" => {
-            let (Some(key), Some(value)) = (words.next(), words.next()) else {
-                return Err(RequestError::Incomplete(line.to_owned()));
-            };
-            Ok(format!("{command} {key} 0 0 {}\r\n{value}\r\n", value.len()).into_bytes())
-        }
-        _ if command == "quit" || command == "shutdown" || line.ends_with(" noreply") => {
-            Err(RequestError::NoAnswer(line.to_owned()))
-        }
-        _ => Ok(format!("{line}\r\n").into_bytes()),
-    }
 }
 
 pub(super) fn redis(line: &str) -> Result<Vec<u8>, RequestError> {
@@ -99,8 +76,6 @@ mod tests {
             text(http("POST /p a b", "h")),
             "POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\na b"
         );
-        assert_eq!(text(memcached("get a b")), "get a b\r\n");
-        assert_eq!(text(memcached("set k v w")), "set k 0 0 3\r\nv w\r\n");
         assert_eq!(text(redis("SET k  v")), "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n");
     }
 
@@ -110,9 +85,6 @@ mod tests {
     fn bad_lines_are_refused() {
         for line in ["", "search", "get /x", "/a b", "GET http://x/", "HEAD /x", "/a\r\nX: y"] {
             assert!(http(line, "h").is_err(), "{line}");
-        }
-        for line in ["set k", "quit", "delete k noreply", "get a\r\nget b"] {
-            assert!(memcached(line).is_err(), "{line}");
         }
         for line in ["subscribe x", "client reply off", "QUIT"] {
             assert!(redis(line).is_err(), "{line}");

@@ -2,12 +2,9 @@
 
 use super::*;
 
-fn article(title: &str, body: &str) -> Result<Article, CorpusError> {
-    Ok(Article { title: title.to_owned(), body: body.to_owned() })
-}
-
 fn build_at(dir: &Path, bodies: &[&str], force: bool) -> Result<Manifest, IndexError> {
-    let articles = bodies.iter().map(|body| article("title", body));
+    let article = |body: &&str| Article { title: "title".to_owned(), body: (*body).to_owned() };
+    let articles = bodies.iter().map(article);
     build(articles, u64::MAX, Source::Builtin { seed: 0 }, dir, force, |_| {})
 }
 
@@ -39,6 +36,26 @@ fn hits_are_ranked() {
     assert_eq!(index.search("common", 0).expect("counting alone").hits, 3);
 }
 
+/// Goal: a search is heard from in its midst, as often as it finds, and finds the same. Method: a
+/// query with 200 matches and one with none, with a listener that counts.
+#[test]
+fn searches_are_heard_from() {
+    struct Count(u32);
+    impl Beat for Count {
+        fn beat(&mut self) {
+            self.0 += 1;
+        }
+    }
+    let index = index_of(&["common"; 200]);
+    let mut seeker = index.seeker();
+    for (query, beats) in [("common", 3), ("absent", 0)] {
+        let count = Arc::new(Mutex::new(Count(0)));
+        let found = seeker.search_with_beats(query, 3, &count).expect("a good query");
+        assert_eq!(found, seeker.search(query, 3).expect("a good query"));
+        assert_eq!(count.lock().0, beats, "{query}");
+    }
+}
+
 /// Goal: an index is replaced only if that is asked for, and then in one step; nothing is left
 /// beside it. Method: build, refuse, replace.
 #[test]
@@ -54,23 +71,13 @@ fn replacing_must_be_asked_for() {
     assert!(!names(&dir).contains(&LOCK.to_owned()));
 }
 
-/// Goal: a build that fails leaves what stood there, and nothing else. Method: a source that ends
-/// with an error, an empty one, and a build that another holds.
+/// Goal: a build that fails leaves what stood there, and nothing else. Method: one that another
+/// process holds, and that other one when it gives up.
 #[test]
 fn failed_builds_leave_no_trace() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let dir = scratch.path().join("index");
     build_at(&dir, &["old"], false).expect("built");
-    let broken = || CorpusError::Damaged {
-        path: "dump".to_owned(),
-        articles: 1,
-        problem: "cut off".to_owned(),
-    };
-    let articles = [article("a", "new"), Err(broken())].into_iter();
-    let source = Source::Builtin { seed: 0 };
-    let failed = build(articles, 9, source, &dir, true, |_| {}).map_err(|error| error.to_string());
-    assert!(failed.is_err_and(|text| text.contains("cut off")));
-    assert!(matches!(build_at(&dir, &[], true), Err(IndexError::NoArticles)));
     let held = Staging::new(&dir).expect("free");
     assert!(matches!(build_at(&dir, &["new"], true), Err(IndexError::Building { .. })));
     drop(held);

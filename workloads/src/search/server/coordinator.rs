@@ -1,7 +1,7 @@
 //! The coordinator: the one thread that owns the sockets. It receives, queues, and sends answers.
 //!
 //! Nothing a client does blocks it, and nothing a client sends grows without bound: connections,
-//! heads, the queue and answers each have a limit, and who makes no progress is let go.
+//! heads, the queue and answers each have a limit, and a client that makes no progress is cut off.
 
 use super::connection::{Connection, Phase};
 use super::metrics::Metrics;
@@ -9,7 +9,7 @@ use super::queue::Queue;
 use super::request::{self, Ask, Refusal, Request, Status};
 use super::response::{self, Shape};
 use super::worker::{Job, Outbox};
-use crate::interrupt;
+use crate::process::interrupt;
 use elfen_rt::clock::monotonic_ns;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
@@ -44,7 +44,7 @@ pub(super) struct Coordinator<'a> {
     pub(super) metrics: &'a Metrics,
     pub(super) bounds: Bounds,
     clients: HashMap<u64, Connection>,
-    /// Names are never used twice: an answer to a client that is gone finds nobody.
+    /// Names are never used twice: an answer to a client that is gone finds no connection.
     next_client: u64,
     next_request: u64,
     draining_until: Option<Instant>,
@@ -103,7 +103,7 @@ impl<'a> Coordinator<'a> {
             let now = Instant::now();
             if now >= next_sweep {
                 self.sweep(now);
-                // Clients who found no descriptor free are let in when there is one.
+                // Clients for whom this process had no descriptor are accepted once it has one.
                 self.accept()?;
                 next_sweep = now + SWEEP_EVERY;
             }
@@ -124,8 +124,8 @@ impl<'a> Coordinator<'a> {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // Gone before we looked, or no descriptor left: the others are served on, and the
-                // next sweep tries again.
+                // The client is gone already, or this process has no descriptor left: it serves its
+                // other clients on, and the next sweep tries again.
                 Err(_) => return Ok(()),
             };
             self.metrics.accepted.fetch_add(1, Relaxed);
@@ -251,7 +251,7 @@ impl<'a> Coordinator<'a> {
                             head_only,
                             keep_alive,
                             response::JSON,
-                            b"{}\n",
+                            &self.metrics.health(),
                         );
                     }
                     Ask::Metrics => {
@@ -359,7 +359,8 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// No new clients; those who are owed nothing go, whatever they have sent of a request.
+    /// Accepts no more clients, and closes the connections of those that are owed no answer,
+    /// whatever they have sent of a request.
     fn begin_draining(&mut self, now: Instant) -> io::Result<()> {
         self.draining_until = Some(now + self.bounds.drain);
         self.poll.registry().deregister(&mut self.listener)?;

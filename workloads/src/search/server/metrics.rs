@@ -1,7 +1,9 @@
 //! What the service counts, and how Prometheus reads it.
 
 use super::request::Status;
+use crate::beside::{Slowdown, Tally};
 use crate::units::{Nanos, seconds};
+use serde_json::json;
 use std::fmt::Write;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const BUCKETS: usize = 18;
 const FIRST_BUCKET_NS: Nanos = 62_500;
 
-// Relaxed throughout: each is a count on its own, read by whoever asks for it.
+// Relaxed throughout: each is a count on its own, and the coordinator reads them for `/metrics`.
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
     answers: [AtomicU64; Status::ALL.len()],
@@ -18,6 +20,15 @@ pub(super) struct Metrics {
     service: Histogram,
     pub(super) connections: AtomicU64,
     pub(super) accepted: AtomicU64,
+    core: Option<EmulatedCore>,
+}
+
+/// Of all request lanes together.
+#[derive(Debug)]
+struct EmulatedCore {
+    slowdown: Slowdown,
+    beside_ns: AtomicU64,
+    added_ns: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +63,33 @@ impl Histogram {
 }
 
 impl Metrics {
+    /// Of a service whose request lanes are emulated to share cores, if there is a slowdown.
+    pub(super) fn new(slowdown: Option<Slowdown>) -> Self {
+        let core = slowdown.map(|slowdown| EmulatedCore {
+            slowdown,
+            beside_ns: AtomicU64::new(0),
+            added_ns: AtomicU64::new(0),
+        });
+        Self { core, ..Self::default() }
+    }
+
+    /// What `/health` answers: that the service lives, and what of it is emulated.
+    pub(super) fn health(&self) -> Vec<u8> {
+        let health = match &self.core {
+            None => json!({}),
+            Some(core) => json!({ "emulated_core": { "slowdown": core.slowdown.factor() } }),
+        };
+        (health.to_string() + "\n").into_bytes()
+    }
+
+    /// What a request added to its worker's tally.
+    pub(super) fn slowed(&self, before: Tally, after: Tally) {
+        if let Some(core) = &self.core {
+            core.beside_ns.fetch_add(after.all.beside_ns - before.all.beside_ns, Relaxed);
+            core.added_ns.fetch_add(after.added_ns - before.added_ns, Relaxed);
+        }
+    }
+
     pub(super) fn answered(&self, status: Status) {
         let at = Status::ALL.iter().position(|other| *other == status);
         self.answers[at.expect("all of them are listed")].fetch_add(1, Relaxed);
@@ -83,6 +121,20 @@ impl Metrics {
         for (name, kind, help, value) in counts {
             writeln!(out, "# HELP elfen_search_{name} {help}\n# TYPE elfen_search_{name} {kind}")?;
             writeln!(out, "elfen_search_{name} {value}")?;
+        }
+        if let Some(core) = &self.core {
+            let name = "elfen_search_emulated_slowdown";
+            let help = "How many times as long a request takes beside a batch; emulated.";
+            writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge")?;
+            writeln!(out, "{name} {}", core.slowdown)?;
+            for (name, help, ns) in [
+                ("beside", "Time of requests with a batch beside them.", &core.beside_ns),
+                ("added", "Time by which requests were made longer for it.", &core.added_ns),
+            ] {
+                let name = format!("elfen_search_{name}_seconds_total");
+                writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter")?;
+                writeln!(out, "{name} {}", seconds(ns.load(Relaxed)))?;
+            }
         }
         let help = "From arrival to the end of the search.";
         self.latency.write(out, "elfen_search_latency_seconds", help)?;

@@ -9,9 +9,12 @@ mod response;
 mod worker;
 
 use super::index::SearchIndex;
-use crate::affinity::{PinError, pin};
-use crate::descriptors::{self, TooMany};
-use crate::listener;
+use crate::beside::account::{Accounts, Batches};
+use crate::beside::lanes::Lanes;
+use crate::beside::{Slowdown, Slowed};
+use crate::process::affinity::{PinError, pin};
+use crate::process::descriptors::{self, TooMany};
+use crate::process::listener;
 use coordinator::{Bounds, Coordinator, LISTENER, OUTBOX};
 use elfen_rt::service::{ClaimError, Service, Worker as Slot};
 use elfen_rt::signal::service::OpenError;
@@ -25,9 +28,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use thiserror::Error;
-use worker::Outbox;
+use worker::{Core, Lane, Outbox};
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Serving {
     pub(super) address: SocketAddr,
     /// The CPU of each request lane; one worker each.
@@ -42,6 +45,23 @@ pub(super) struct Serving {
     pub(super) drain: Duration,
     /// Asked once by each worker before it serves.
     pub(super) warmup: Vec<String>,
+    pub(super) emulated: Option<Emulated>,
+}
+
+/// Request lanes that are taken to share cores with their batch lanes.
+#[derive(Clone)]
+pub(super) struct Emulated {
+    pub(super) slowdown: Slowdown,
+    pub(super) lanes: Lanes,
+    pub(super) accounts: Arc<dyn Accounts + Send + Sync>,
+}
+
+impl Emulated {
+    fn core(&self, cpu: usize) -> Core {
+        let request = u32::try_from(cpu).ok();
+        let batch = request.and_then(|request| self.lanes.beside(request)).unwrap_or(&[]);
+        Slowed::new(self.slowdown, Batches::new(self.accounts.clone(), batch))
+    }
 }
 
 impl Serving {
@@ -84,7 +104,7 @@ pub(super) fn serve(
     let mut listener = listener::bind(address).map_err(listen)?;
     let page = serving.page.as_deref().map(|name| open_page(name, serving)).transpose()?;
     let queue = Queue::new(serving.queue, page.clone());
-    let metrics = Metrics::default();
+    let metrics = Metrics::new(serving.emulated.as_ref().map(|emulated| emulated.slowdown));
     let outbox = Outbox::new(Waker::new(poll.registry(), OUTBOX)?);
     // Before the workers start: they inherit it, and a signal wakes the coordinator, not them.
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
@@ -95,6 +115,7 @@ pub(super) fn serve(
             let slot = claim(serving, page.as_ref(), lane, cpu)?;
             let (queue, outbox, metrics) = (&queue, &outbox, &metrics);
             let mut seeker = index.seeker();
+            let core = serving.emulated.as_ref().map(|emulated| emulated.core(cpu));
             let (started, start) = mpsc::channel();
             scope.spawn(move || {
                 let pinned = pin(cpu);
@@ -105,7 +126,7 @@ pub(super) fn serve(
                 }
                 started.send(pinned).expect("`serve` waits for it");
                 if !failed {
-                    worker::work(queue, outbox, metrics, &mut seeker, slot);
+                    worker::work(queue, outbox, metrics, &mut seeker, Lane { slot, core });
                 }
             });
             start.recv().expect("each worker says whether it started")?;
@@ -135,18 +156,19 @@ impl<T> Drop for CloseOnDrop<'_, T> {
 fn open_page(name: &str, serving: &Serving) -> Result<Page, ServeError> {
     let lanes = u32::try_from(serving.lanes.len()).unwrap_or(u32::MAX);
     match Service::open(name, lanes) {
-        Ok(service) => Ok(Page { service: Arc::new(service), lanes }),
+        // The process publishes until it ends.
+        Ok(service) => Ok(Page { service: Box::leak(Box::new(service)), lanes }),
         Err(error) => Err(ServeError::Page { name: name.to_owned(), error }),
     }
 }
 
 /// The slot of one request lane; nothing if nothing is published.
-fn claim<'page>(
+fn claim(
     serving: &Serving,
-    page: Option<&'page Page>,
+    page: Option<&Page>,
     lane: u32,
     cpu: usize,
-) -> Result<Option<Slot<'page>>, ServeError> {
+) -> Result<Option<Slot<'static>>, ServeError> {
     let (Some(page), Some(name)) = (page, &serving.page) else { return Ok(None) };
     let claimed = page.service.claim(lane, u32::try_from(cpu).unwrap_or(u32::MAX));
     let failed = |error| ServeError::Claim { name: name.clone(), lane, error };

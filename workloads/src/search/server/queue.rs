@@ -5,8 +5,8 @@
 //! lanes see the lengths in the order in which they were true.
 
 use elfen_rt::service::Service;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 pub(super) struct Queue<T> {
     state: Mutex<State<T>>,
@@ -18,7 +18,7 @@ pub(super) struct Queue<T> {
 /// Where the length is published.
 #[derive(Clone)]
 pub(super) struct Page {
-    pub(super) service: Arc<Service>,
+    pub(super) service: &'static Service,
     pub(super) lanes: u32,
 }
 
@@ -35,7 +35,7 @@ impl<T> Queue<T> {
 
     /// Gives the item back if the queue is full.
     pub(super) fn push(&self, item: T) -> Result<(), T> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.waiting.len() >= self.longest {
             return Err(item);
         }
@@ -48,7 +48,7 @@ impl<T> Queue<T> {
 
     /// Waits for the next item; `None` once the queue is closed and empty.
     pub(super) fn pop(&self) -> Option<T> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(item) = state.waiting.pop_front() {
                 self.publish(&state);
@@ -57,18 +57,18 @@ impl<T> Queue<T> {
             if state.closed {
                 return None;
             }
-            state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.filled.wait(&mut state);
         }
     }
 
     /// Lets the workers leave when they have emptied it.
     pub(super) fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         self.filled.notify_all();
     }
 
     pub(super) fn len(&self) -> usize {
-        self.lock().waiting.len()
+        self.state.lock().waiting.len()
     }
 
     fn publish(&self, state: &State<T>) {
@@ -76,11 +76,6 @@ impl<T> Queue<T> {
         for lane in 0..page.lanes {
             page.service.set_queue_len(lane, state.waiting.len() as u64);
         }
-    }
-
-    /// A panic while the lock is held leaves the queue as it was: no step of it can stop halfway.
-    fn lock(&self) -> std::sync::MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -101,7 +96,7 @@ mod tests {
         assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some(2), Some(4), None));
     }
 
-    /// Goal: every item is taken once, by somebody. Method: two takers, one giver, many items.
+    /// Goal: every item is taken, and once. Method: two takers, one giver, many items.
     #[test]
     fn takers_share_the_work() {
         let queue = Queue::new(10_000, None);

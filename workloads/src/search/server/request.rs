@@ -240,7 +240,8 @@ mod tests {
         }
     }
 
-    /// Goal: who keeps the connection is read from version and header. Method: the four ways.
+    /// Goal: whether the client keeps the connection is read from version and header. Method: the
+    /// four ways.
     #[test]
     fn keeping_is_understood() {
         let keeps = |text: &str| {

@@ -8,11 +8,15 @@ use super::metrics::Metrics;
 use super::queue::Queue;
 use super::request::Status;
 use super::response::{self, Shape, Timing};
+use crate::beside::account::{Accounts, Batches};
+use crate::beside::{Slowed, Tally};
+use crate::search::beats::Beat;
 use crate::search::index::{Found, SearchError, Seeker};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::Worker as Slot;
 use mio::Waker;
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// A search that waits.
 #[derive(Debug)]
@@ -48,7 +52,7 @@ impl Outbox {
     }
 
     fn put(&self, answer: Answer) {
-        let mut answers = self.lock();
+        let mut answers = self.answers.lock();
         answers.push(answer);
         let first = answers.len() == 1;
         drop(answers);
@@ -59,11 +63,66 @@ impl Outbox {
     }
 
     pub(super) fn take(&self) -> Vec<Answer> {
-        std::mem::take(&mut *self.lock())
+        std::mem::take(&mut *self.answers.lock())
+    }
+}
+
+/// As slow as a lane that shares its core with its batch lanes.
+pub(super) type Core = Slowed<Batches<dyn Accounts + Send + Sync>>;
+
+/// The request lane of one worker.
+pub(super) struct Lane {
+    /// `None`: nothing is published.
+    pub(super) slot: Option<Slot<'static>>,
+    /// `None`: the lane is as fast as it is.
+    pub(super) core: Option<Core>,
+}
+
+impl Lane {
+    fn begin(&mut self, job: &Job) {
+        if let Some(slot) = &mut self.slot {
+            slot.begin_arrived(job.id, job.arrived_ns);
+        }
+        if let Some(core) = &mut self.core {
+            core.pass();
+        }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Answer>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn end(&mut self) {
+        if let Some(slot) = &mut self.slot {
+            slot.end();
+        }
+    }
+
+    fn refresh(&mut self) {
+        if let Some(core) = &mut self.core {
+            core.refresh();
+        }
+    }
+
+    fn tally(&self) -> Tally {
+        self.core.as_ref().map(Slowed::tally).unwrap_or_default()
+    }
+
+    /// What the counters of a shared core would show.
+    fn publish_counts(&mut self) {
+        if let (Some(slot), Some(core)) = (&mut self.slot, &self.core) {
+            let (instructions, cycles) = core.counts();
+            // Never none at all: `elfen run` looks for counts before the first request.
+            slot.count(instructions + 1, cycles + 1);
+        }
+    }
+}
+
+impl Beat for Lane {
+    /// The search has come so far: waits until it would have on a shared core.
+    fn beat(&mut self) {
+        let Some(core) = &mut self.core else { return };
+        core.worked();
+        self.publish_counts();
+        while self.core.as_mut().is_some_and(Slowed::wait) {
+            self.publish_counts();
+        }
     }
 }
 
@@ -73,18 +132,25 @@ pub(super) fn work(
     outbox: &Outbox,
     metrics: &Metrics,
     seeker: &mut Seeker,
-    mut slot: Option<Slot<'_>>,
+    mut lane: Lane,
 ) {
+    lane.publish_counts();
+    let is_slowed = lane.core.is_some();
+    let lane = Arc::new(Mutex::new(lane));
     while let Some(job) = queue.pop() {
-        if let Some(slot) = &mut slot {
-            slot.begin_arrived(job.id, job.arrived_ns);
-        }
+        lane.lock().begin(&job);
+        let before = lane.lock().tally();
         let begun_ns = monotonic_ns();
-        let answer = answer(&job, begun_ns, seeker, metrics);
-        if let Some(slot) = &mut slot {
-            slot.end();
-        }
+        let (status, body) = outcome(match is_slowed {
+            true => seeker.search_with_beats(&job.query, job.limit, &lane),
+            false => seeker.search(&job.query, job.limit),
+        });
+        lane.lock().beat();
+        let answer = answer(&job, begun_ns, status, &body, metrics);
+        lane.lock().end();
+        metrics.slowed(before, lane.lock().tally());
         outbox.put(answer);
+        lane.lock().refresh();
     }
 }
 
@@ -105,8 +171,7 @@ fn outcome(found: Result<Found, SearchError>) -> (Status, Vec<u8>) {
     (status, body)
 }
 
-fn answer(job: &Job, begun_ns: u64, seeker: &mut Seeker, metrics: &Metrics) -> Answer {
-    let (status, body) = outcome(seeker.search(&job.query, job.limit));
+fn answer(job: &Job, begun_ns: u64, status: Status, body: &[u8], metrics: &Metrics) -> Answer {
     let ended_ns = monotonic_ns();
     let service_ns = ended_ns.saturating_sub(begun_ns);
     let queue_ns = begun_ns.saturating_sub(job.arrived_ns);
@@ -119,6 +184,78 @@ fn answer(job: &Job, begun_ns: u64, seeker: &mut Seeker, metrics: &Metrics) -> A
         timing: Some(Timing { queue_ns, service_ns }),
     };
     let mut bytes = Vec::new();
-    response::write(&mut bytes, shape, response::JSON, &body);
+    response::write(&mut bytes, shape, response::JSON, body);
     Answer { to: job.from, bytes, keep_alive: job.keep_alive }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::beside::kernel::Kernel;
+    use crate::beside::lanes::Lanes;
+    use crate::search::index::tests::index_of;
+    use crate::search::server::Emulated;
+    use elfen_rt::service::Service;
+    use elfen_rt::signal::account::Claim;
+    use mio::{Poll, Token};
+    use std::sync::atomic::Ordering::Relaxed;
+
+    /// The value of a line of the metrics.
+    fn value(metrics: &Metrics, name: &str) -> f64 {
+        let text = metrics.text(0);
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.expect("the metrics have it").parse().expect("a number")
+    }
+
+    /// Goal: with a batch beside it all the time a request takes as much longer as the slowdown
+    /// says, which the metrics say too, and the published counts show the IPC of a shared core;
+    /// with no batch, nothing is added. Method: a task map of our own, whose account runs or is
+    /// unclaimed.
+    #[test]
+    fn requests_beside_a_batch_are_slowed() {
+        let index = index_of(&["one two"; 200]);
+        for (runs, ipc_milli) in [(true, 667), (false, 1_000)] {
+            let kernel = Kernel::for_tests(2);
+            if runs {
+                let account = kernel.map().account_for_tests(1, 0);
+                account.claim.store(Claim::of_program(7).word(), Relaxed);
+                account.since_ns.store(1, Relaxed);
+            }
+            let slowdown = "1.5".parse().expect("a factor");
+            let lanes: Lanes = "0:1".parse().expect("a pair");
+            let emulated = Emulated { slowdown, lanes, accounts: Arc::new(kernel) };
+            let metrics = Metrics::new(Some(slowdown));
+            let poll = Poll::new().expect("an epoll");
+            let outbox = Outbox::new(Waker::new(poll.registry(), Token(0)).expect("an eventfd"));
+            let name = format!("worker-test-{}-{runs}", std::process::id());
+            let page: &'static Service =
+                Box::leak(Box::new(Service::open(&name, 1).expect("a page")));
+            let queue = Queue::new(20, None);
+            for id in 1..=20 {
+                let query = "one two".to_owned();
+                let (from, arrived_ns, limit) = (id, monotonic_ns(), 10);
+                let (head_only, keep_alive) = (false, true);
+                let job = Job { from, id, arrived_ns, query, limit, head_only, keep_alive };
+                queue.push(job).expect("there is room");
+            }
+            queue.close();
+            let slot = page.claim(0, 0).expect("it is new");
+            let lane = Lane { slot: Some(slot), core: Some(emulated.core(0)) };
+            work(&queue, &outbox, &metrics, &mut index.seeker(), lane);
+            assert_eq!(outbox.take().len(), 20);
+            let slot = page.page().slot(0).expect("one lane");
+            let [instructions, cycles] =
+                [&slot.instructions, &slot.cycles].map(|word| word.load(Relaxed));
+            assert_eq!((instructions * 1_000).div_ceil(cycles), ipc_milli);
+            page.page().memory().remove_name().expect("it is ours");
+            let [beside, added] = ["beside", "added"]
+                .map(|of| value(&metrics, &format!("elfen_search_{of}_seconds_total")));
+            if runs {
+                assert!(added >= beside / 3.0 - 1e-8, "{added} s for {beside} s");
+                assert!((beside - cycles as f64 / 1e9).abs() < 1e-6, "all the time");
+            } else {
+                assert_eq!((beside, added), (0.0, 0.0));
+            }
+        }
+    }
 }

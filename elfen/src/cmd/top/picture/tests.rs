@@ -89,7 +89,8 @@ fn a_wide_terminal() {
     assert_data_eq!(text(&busy(), 200, 50), snapbox::file!["200x50.txt"].raw());
 }
 
-/// Goal: where not all fits, the selected batch does. Method: many batches on an old terminal, each selected once.
+/// Goal: where not all fits, the selected batch does. Method: many batches on an old
+/// terminal, each selected once.
 #[test]
 fn the_selected_batch_is_always_seen() {
     let mut view = busy();
@@ -115,8 +116,8 @@ fn what_is_broken_stands_out_and_a_note_is_read() {
 }
 
 proptest! {
-    /// Goal: a picture fits its terminal, whatever that is, and holds nothing that a terminal obeys. Method: any size, any
-    /// number of everything.
+    /// Goal: a picture fits its terminal, whatever that is, and holds nothing that a terminal
+    /// obeys. Method: any size, any number of everything.
     #[test]
     fn every_picture_fits(
         columns in 0usize..250, rows in 1usize..70, n in 0usize..9, selected in 0usize..9,

@@ -1,0 +1,165 @@
+//! How every subcommand fails: one line that says what failed, why, and what to do; and an exit
+//! status.
+//!
+//! Modules in `host` return small enums of their own; a subcommand turns them into a [`Failure`],
+//! because only it knows what the user asked for and what the user can do now.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The exit status that a script reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// It could have worked and did not.
+    Failed = 1,
+    /// The arguments are wrong, whatever the machine does.
+    Usage = 2,
+    /// This machine or kernel lacks what the command needs.
+    Unsupported = 3,
+    /// A signal asked the command to end, and it did: 128 and the signal's number, as a shell says
+    /// it of a program that died of it.
+    HungUp = 129,
+    Interrupted = 130,
+    Terminated = 143,
+}
+
+impl Status {
+    /// Of a command that ended because a signal asked it to.
+    pub fn of_signal(signal: i32) -> Self {
+        match signal {
+            1 => Self::HungUp,
+            15 => Self::Terminated,
+            _ => Self::Interrupted,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum Failure {
+    Reported {
+        status: Status,
+        what: String,
+        why: String,
+        fix: String,
+    },
+    /// One that takes more than a line to explain: the line, and what stands below it.
+    WithScreen {
+        failure: Box<Failure>,
+        screen: String,
+    },
+    /// The reader of our output has read enough, as in `elfen lanes | head -1`. Nothing to report.
+    ReaderGone,
+}
+
+impl Failure {
+    /// `what` failed, `why`, and the `fix`: clauses without a capital and without a full stop.
+    pub fn new(
+        status: Status,
+        what: impl fmt::Display,
+        why: impl fmt::Display,
+        fix: impl fmt::Display,
+    ) -> Self {
+        let (what, why, fix) = (what.to_string(), why.to_string(), fix.to_string());
+        Self::Reported { status, what, why, fix }
+    }
+
+    /// A file of the user's cannot be written.
+    pub fn unwritable(kind: &str, path: &Path, why: impl fmt::Display) -> Self {
+        Self::new(Status::Failed, named(kind, path), why, "name a file that can be written")
+    }
+
+    pub fn with_screen(self, screen: String) -> Self {
+        Self::WithScreen { failure: Box::new(self), screen }
+    }
+
+    /// Standard output could not be written.
+    pub fn output(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self::ReaderGone;
+        }
+        let fix = "make room where the output goes, or send it elsewhere";
+        Self::new(Status::Failed, "writing the output", error, fix)
+    }
+
+    /// Prints the line, if there is one, and gives the exit status.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Self::ReaderGone => ExitCode::SUCCESS,
+            Self::Reported { status, .. } => {
+                to_stderr(&self.to_string());
+                ExitCode::from(status as u8)
+            }
+            Self::WithScreen { failure, screen } => {
+                let code = failure.report();
+                io::stderr().write_all(screen.as_bytes()).ok();
+                code
+            }
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reported { what, why, fix, .. } => {
+                write!(f, "{what}: {why}; {fix}")
+            }
+            Self::WithScreen { failure, .. } => failure.fmt(f),
+            Self::ReaderGone => f.write_str("nobody reads the output"),
+        }
+    }
+}
+
+/// A file or a folder, as messages name it: `report "run.json"`.
+pub fn named(kind: &str, path: &Path) -> String {
+    format!("{kind} {:?}", path.display().to_string())
+}
+
+/// One line on stderr. With stderr closed or full there is no reader left to tell: the exit status
+/// must do.
+pub fn to_stderr(line: &str) {
+    writeln!(io::stderr(), "elfen: {}", one_line(line)).ok();
+}
+
+/// What a user typed comes back in messages: line breaks and terminal escapes in it must not.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a failure stays one line whatever the user typed. Method: line breaks and an escape in
+    /// the text.
+    #[test]
+    fn stays_one_line() {
+        let failure = Failure::new(Status::Usage, "lanes \"0\n:1\"", "\u{1b}[31m", "don't\r");
+        assert_eq!(one_line(&failure.to_string()), "lanes \"0\\n:1\": \\u{1b}[31m; don't\\r");
+    }
+
+    /// Goal: a shell sees the same status whether a command died of a signal or ended for it.
+    /// Method: the signals that commands heed.
+    #[test]
+    fn ended_by_a_signal_is_128_and_its_number() {
+        for signal in [1, 2, 15] {
+            assert_eq!(Status::of_signal(signal) as i32, 128 + signal);
+        }
+    }
+
+    /// Goal: a reader that left is no failure, a full disk is. Method: the two errors that `write`
+    /// returns.
+    #[test]
+    fn tells_a_reader_that_left_from_a_full_disk() {
+        let gone = Failure::output(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert!(matches!(gone, Failure::ReaderGone));
+        let full = Failure::output(io::Error::from(io::ErrorKind::StorageFull));
+        assert!(matches!(full, Failure::Reported { status: Status::Failed, .. }));
+    }
+}

@@ -1,0 +1,16 @@
+//! Words as a shell takes them, so that what we print can be typed.
+
+/// In quotes if it needs them.
+pub fn word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./%+@".contains(c);
+    match word.chars().all(plain) && !word.is_empty() {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// The command line of this process, for a user who wants to repeat it.
+pub fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|arg| word(&arg.to_string_lossy()));
+    std::iter::once("elfen".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}

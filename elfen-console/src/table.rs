@@ -1,0 +1,18 @@
+//! Columns for people: left-aligned, two spaces apart, nothing at the end of a line.
+
+/// A heading and rows, as lines. Every row has as many cells as the heading.
+pub fn lines(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |(column, title): (usize, &&str)| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.max().unwrap_or(0).max(title.chars().count())
+    };
+    let widths: Vec<usize> = heading.iter().enumerate().map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded: Vec<String> =
+            cells.zip(&widths).map(|(cell, &width)| format!("{cell:width$}")).collect();
+        padded.join("  ").trim_end().to_owned() + "\n"
+    };
+    let mut text = line(&mut heading.iter().copied());
+    text.extend(rows.iter().map(|row| line(&mut row.iter().map(String::as_str))));
+    text
+}

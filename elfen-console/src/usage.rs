@@ -1,0 +1,89 @@
+//! What clap has to say, in the shape of every other message.
+//!
+//! Help and version go to stdout as clap lays them out. A usage error becomes one line: clap's
+//! several paragraphs bury the sentence that matters, and scripts log one line.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::failure::{Failure, Status};
+
+/// The outcome of a command line that clap did not accept, or that asked for help.
+pub fn report(
+    error: &clap::Error,
+    cli: &Command,
+    words: &[OsString],
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            write!(out, "{}", error.render()).map_err(Failure::output)?;
+            let asked = error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+            Ok(ExitCode::from(if asked { 0 } else { Status::Usage as u8 }))
+        }
+        _ => Err(of_a_variable(error, words)
+            .unwrap_or_else(|| usage_failure(&error.render().to_string(), cli, words))),
+    }
+}
+
+/// clap blames the option for what its variable says.
+fn of_a_variable(error: &clap::Error, words: &[OsString]) -> Option<Failure> {
+    let Some(ContextValue::String(blamed)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let option = blamed.split(' ').next()?;
+    let typed = words.iter().any(|word| word.to_string_lossy().starts_with(option));
+    let name = option.strip_prefix("--").filter(|_| !typed)?;
+    let variable = format!("ELFEN_{}", name.replace('-', "_").to_uppercase());
+    std::env::var_os(&variable)?;
+    let (why, fix) =
+        (sentence(&error.render().to_string()), format!("correct it, or `unset {variable}`"));
+    Some(Failure::new(Status::Usage, format!("variable {variable}"), why, fix))
+}
+
+/// clap writes `error: SENTENCE`, perhaps a `tip: SENTENCE`, and more, as paragraphs.
+fn usage_failure(rendered: &str, cli: &Command, words: &[OsString]) -> Failure {
+    let tip = rendered.lines().find_map(|line| line.trim_start().strip_prefix("tip: "));
+    let tip = tip.map(|tip| format!("{tip}; ")).unwrap_or_default();
+    let fix = format!("{tip}see `{} --help`", command_of(cli, words));
+    Failure::new(Status::Usage, "arguments", sentence(rendered), fix)
+}
+
+/// What clap says is wrong, as one line.
+fn sentence(rendered: &str) -> String {
+    let sentence = rendered.split("\n\n").next().unwrap_or(rendered);
+    let sentence = sentence.strip_prefix("error: ").unwrap_or(sentence);
+    sentence.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The command and subcommand that the words name.
+fn command_of(cli: &Command, words: &[OsString]) -> String {
+    let (mut command, mut name) = (cli, cli.get_name().to_owned());
+    for word in words.iter().skip(1) {
+        let Some(named) = command.find_subcommand(word) else { break };
+        name = format!("{name} {}", named.get_name());
+        command = named;
+    }
+    name
+}
+
+/// A program whose name begins with a dash is an option with a slip in it.
+pub fn check_program(command: &str, program: &[OsString]) -> Result<(), Failure> {
+    let Some(word) = program.first().map(|word| word.to_string_lossy()) else { return Ok(()) };
+    if !word.starts_with('-') {
+        return Ok(());
+    }
+    let fix = format!("see `elfen {command} --help`; a program of that name is ./{word}");
+    Err(Failure::new(
+        Status::Usage,
+        "arguments",
+        format!("unexpected argument '{word}' found"),
+        fix,
+    ))
+}

@@ -1,0 +1,114 @@
+//! `--lanes` and the machine it is held against, as every subcommand that needs lanes takes them.
+//!
+//! Flatten [`LaneArgs`], read the machine with [`topology`], call [`LaneArgs::resolve`], print its
+//! warnings with `cmd::warn`.
+
+use elfen_console::failure::{Failure, Status};
+
+use crate::lanes::{self, LaneError, Lanes};
+use crate::pair::{Pair, PairError};
+use crate::source::{Source, SourceError};
+use crate::topology::{Topology, TopologyError};
+
+const HELP: &str = "\
+Pairs of lanes by hand, REQUEST:BATCH[,...], as in 0:1,2:3, or 0:1,2,3 on a 4-way core. \
+REQUEST is one CPU, BATCH a list as taskset takes it: 1,3 or 1-3 or 1-7:2. A colon after a bare \
+number begins a new pair; a colon after a range is its stride: 0:1,2-6:2,8:9 is 0 with 1,2,4,6 \
+and 8 with 9. By default every core with two usable lanes or more is a pair";
+
+#[derive(clap::Args, Debug)]
+pub struct LaneArgs {
+    #[arg(long, value_name = "PAIRS", env = "ELFEN_LANES", help = HELP)]
+    lanes: Option<String>,
+}
+
+impl LaneArgs {
+    /// Whether the user chose the lanes.
+    pub fn by_hand(&self) -> bool {
+        self.lanes.is_some()
+    }
+
+    /// The pairs given by hand, or the machine's own; the list is empty only if the machine has
+    /// none.
+    pub fn resolve(&self, topology: &Topology) -> Result<Lanes, Failure> {
+        let Some(list) = &self.lanes else {
+            return Ok(Lanes { pairs: lanes::default_pairs(topology), warnings: Vec::new() });
+        };
+        lanes::by_hand(list, topology).map_err(|error| {
+            let what = format!("lanes {list:?}");
+            Failure::new(Status::Usage, what, &error, way_out(&error, topology))
+        })
+    }
+}
+
+impl LaneArgs {
+    /// The pairs of a run or a service, which there must be; warnings are printed.
+    pub fn pairs(&self) -> Result<Vec<Pair>, Failure> {
+        let topology = topology(&Source::live())?;
+        let lanes = self.resolve(&topology)?;
+        lanes.warnings.iter().for_each(|warning| elfen_console::output::warn(warning));
+        if lanes.pairs.is_empty() {
+            let (why, fix) = ("this machine shows no pair of lanes", lanes::remedy(&topology));
+            return Err(Failure::new(Status::Unsupported, "lanes", why, fix));
+        }
+        Ok(lanes.pairs)
+    }
+
+    /// For benchmarks: the first pair of this machine; or, where there is none, its first two CPUs.
+    pub fn first_pair(&self) -> Result<Pair, Failure> {
+        let topology = topology(&Source::live())?;
+        let lanes = self.resolve(&topology)?;
+        lanes.warnings.iter().for_each(|warning| elfen_console::output::warn(warning));
+        if let Some(pair) = lanes.pairs.into_iter().next() {
+            return Ok(pair);
+        }
+        if let Some(pair) = lanes::first_pair(&topology) {
+            elfen_console::output::warn(&format!(
+                "no pairs of lanes here: measuring on CPUs {pair}"
+            ));
+            return Ok(pair);
+        }
+        let fix = "allow this process a second CPU";
+        Err(Failure::new(Status::Unsupported, "measuring", "it takes two CPUs", fix))
+    }
+}
+
+/// Reads the machine.
+pub fn topology(source: &Source) -> Result<Topology, Failure> {
+    Topology::read(source).map_err(|error| {
+        let (status, fix) = match &error {
+            TopologyError::NoSysfs => {
+                (Status::Unsupported, "mount sysfs (as root: `mount -t sysfs sysfs /sys`)")
+            }
+            TopologyError::Source(SourceError::Unreadable { .. }) => {
+                (Status::Failed, "make it readable for this user")
+            }
+            TopologyError::Source(_) => {
+                (Status::Failed, "check the recording, or report what this file holds")
+            }
+        };
+        Failure::new(status, "reading the topology", error, fix)
+    })
+}
+
+/// What is possible on this machine instead.
+fn way_out(error: &LaneError, topology: &Topology) -> String {
+    let usable = &topology.usable;
+    let Some(pair) = lanes::first_pair(topology) else {
+        return format!("a pair needs two CPUs, and this process may use {usable} alone");
+    };
+    let possible = format!("use CPUs {usable}, as in --lanes {pair}");
+    match error {
+        LaneError::Pairs(PairError::Empty) => {
+            format!("{possible}, or neither --lanes nor ELFEN_LANES for the machine's own")
+        }
+        LaneError::Offline { .. } if topology.smt_control.as_deref() == Some("off") => {
+            format!("{possible}, or {}", lanes::SWITCH_SMT_ON)
+        }
+        LaneError::Offline { cpu } => {
+            let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+            format!("{possible}, or bring it up (as root: `echo 1 > {online}`)")
+        }
+        _ => possible,
+    }
+}

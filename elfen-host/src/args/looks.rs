@@ -1,0 +1,42 @@
+//! How often guards look, as `run` and the benchmarks take it.
+
+use std::time::Duration;
+
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status};
+
+use crate::run::looks::Looks;
+
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct LookArgs {
+    /// How often a guard looks at its request lane: the longest reaction while the lane is in use
+    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
+        env = "ELFEN_LOOK_EVERY")]
+    look_every: Duration,
+
+    /// How much later a look may come on a lane that idles, to share an
+    /// interrupt with the kernel's tick
+    ///
+    /// At most a sixty-fourth of how long the lane has idled, and this; 0us for never.
+    #[arg(long, value_name = "TIME", default_value = "4ms", value_parser = duration::parse,
+        env = "ELFEN_LOOK_SLACK")]
+    look_slack: Duration,
+}
+
+impl LookArgs {
+    pub fn looks(self) -> Result<Looks, Failure> {
+        if self.look_every.is_zero() {
+            let (why, fix) =
+                ("the guard would never sleep", "give it 50us or more, as in --look-every 500us");
+            return Err(Failure::new(Status::Usage, "--look-every 0", why, fix));
+        }
+        Ok(Looks { every: self.look_every, slack: self.look_slack })
+    }
+
+    /// The options that say the same.
+    pub fn words(self) -> [String; 4] {
+        let time = |time: Duration| format!("{}ns", time.as_nanos());
+        let [every, slack] = [self.look_every, self.look_slack].map(time);
+        ["--look-every".to_owned(), every, "--look-slack".to_owned(), slack]
+    }
+}

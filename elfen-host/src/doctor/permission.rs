@@ -1,0 +1,214 @@
+//! Why the kernel does not let us attach a program, or map a pinned one.
+//!
+//! bpf(2) says EPERM, whatever the reason; the reason is found in what this process is and what the
+//! machine forbids, most likely one first.
+
+use super::answers::Capabilities;
+use super::finding::{Finding, Machine};
+use crate::source::SourceError;
+
+/// What the machine forbids.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Rules {
+    /// kernel.unprivileged_bpf_disabled: 0, 1 (until the next boot) or 2.
+    pub(super) unprivileged: Option<String>,
+    /// none, integrity or confidentiality; `None` in a kernel without lockdown.
+    pub(super) lockdown: Option<String>,
+    /// This process is root of something smaller than the machine.
+    pub(super) user_namespace: bool,
+    pub(super) kernel: Option<(u32, u32)>,
+}
+
+const EVERY_ID: [&str; 3] = ["0", "0", "4294967295"];
+
+impl Rules {
+    pub(super) fn read(machine: &Machine<'_>) -> Result<Self, SourceError> {
+        let source = machine.source;
+        let lockdown = source.text("/sys/kernel/security/lockdown")?;
+        let ids = source.text("/proc/self/uid_map")?;
+        Ok(Self {
+            unprivileged: source.text("/proc/sys/kernel/unprivileged_bpf_disabled")?,
+            lockdown: lockdown.as_deref().and_then(in_brackets),
+            user_namespace: ids.is_some_and(|ids| !ids.split_whitespace().eq(EVERY_ID)),
+            kernel: source.text("/proc/sys/kernel/osrelease")?.as_deref().and_then(version),
+        })
+    }
+
+    /// Whether the kernel loads signed modules alone.
+    pub(super) fn wants_signatures(&self) -> bool {
+        self.hides_the_kernel() || self.lockdown.as_deref() == Some("integrity")
+    }
+
+    pub(super) fn hides_the_kernel(&self) -> bool {
+        self.lockdown.as_deref() == Some("confidentiality")
+    }
+}
+
+/// The word of `none [integrity] confidentiality` that holds.
+fn in_brackets(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+/// The first two numbers of `6.1.0-28-amd64`.
+pub(super) fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// For a program that may not be attached.
+pub(super) fn attaching(capabilities: Option<Capabilities>, rules: &Rules) -> Finding {
+    let fix = "have root run `elfen signals up` for a group of this user; or run as root, or with \
+               CAP_BPF and CAP_PERFMON";
+    let Some(capabilities) = capabilities else {
+        let why = "not permitted, and /proc does not say which capabilities this process has";
+        return Finding::no(why, fix);
+    };
+    let missing = missing(capabilities);
+    if !missing.is_empty() {
+        let missing = missing.join(" and ");
+        let why = format!("not permitted: this process lacks {missing}{}", unprivileged(rules));
+        return Finding::no(why, fix);
+    }
+    if rules.user_namespace {
+        let why =
+            "not permitted: the capabilities of this process count in its user namespace alone";
+        let fix = "run `elfen signals up` outside of the container, or this process with \
+                   capabilities of the initial user namespace";
+        return Finding::no(why, fix);
+    }
+    if rules.hides_the_kernel() {
+        let why = "not permitted although this process has CAP_BPF and CAP_PERFMON: kernel \
+                   lockdown is at confidentiality, or a seccomp filter or a security module \
+                   forbids bpf(2)";
+        let fix = "boot with lockdown=integrity or none, or allow bpf(2) in the seccomp profile";
+        return Finding::no(why, fix);
+    }
+    let why = "not permitted although this process has CAP_BPF and CAP_PERFMON: a seccomp filter \
+               or a security module forbids bpf(2)";
+    let fix = "allow bpf(2) in the seccomp profile, or in the security module's policy";
+    Finding::no(why, fix)
+}
+
+fn missing(has: Capabilities) -> Vec<&'static str> {
+    let missing = [("CAP_BPF", has.bpf), ("CAP_PERFMON", has.perfmon)];
+    missing.into_iter().filter(|(_, has)| !has).map(|(name, _)| name).collect()
+}
+
+/// A user who knows the setting will look there first.
+fn unprivileged(rules: &Rules) -> String {
+    match rules.unprivileged.as_deref() {
+        None => String::new(),
+        Some(value) => format!(
+            " (kernel.unprivileged_bpf_disabled is {value}, and no value of it permits programs \
+             that trace)"
+        ),
+    }
+}
+
+/// The first kernel whose unprivileged_bpf_disabled leaves the maps that are there alone.
+const PINS_FOR_ALL: (u32, u32) = (5, 19);
+
+/// For pins that are readable, and still not to be had.
+pub(super) fn mapping_pins(capabilities: Option<Capabilities>, rules: &Rules) -> Finding {
+    let has_bpf = capabilities.is_some_and(|has| has.bpf);
+    let old = rules.kernel.is_some_and(|kernel| kernel < PINS_FOR_ALL);
+    match rules.unprivileged.as_deref() {
+        Some(value) if value != "0" && old && !has_bpf => {
+            let why = format!(
+                "not permitted: kernel.unprivileged_bpf_disabled is {value}, which before Linux \
+                 5.19 closes pinned maps too"
+            );
+            let root = match value {
+                "1" => "boot with kernel.unprivileged_bpf_disabled=0",
+                _ => "set kernel.unprivileged_bpf_disabled=0 (as root, by sysctl)",
+            };
+            Finding::no(why, format!("use Linux 5.19 or newer, or CAP_BPF, or {root}"))
+        }
+        _ => {
+            let why = "not permitted although the pins are readable: a seccomp filter or a \
+                       security module forbids bpf(2)";
+            let fix = "allow bpf(2) in the seccomp profile, or in the security module's policy";
+            Finding::no(why, fix)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Option<Capabilities> = Some(Capabilities { bpf: true, perfmon: true });
+    const NONE: Option<Capabilities> = Some(Capabilities { bpf: false, perfmon: false });
+
+    fn rules() -> Rules {
+        Rules {
+            unprivileged: Some("2".into()),
+            lockdown: Some("none".into()),
+            user_namespace: false,
+            kernel: Some((6, 1)),
+        }
+    }
+
+    /// Goal: each cause of EPERM is told from the others. Method: one cause at a time, and the
+    /// words that only its sentence has.
+    #[test]
+    fn causes_of_a_refused_attach() {
+        let perfmon = Some(Capabilities { bpf: false, perfmon: true });
+        let bpf = Some(Capabilities { bpf: true, perfmon: false });
+        let locked = Rules { lockdown: Some("confidentiality".into()), ..rules() };
+        let integrity = Rules { lockdown: Some("integrity".into()), ..rules() };
+        let container = Rules { user_namespace: true, ..rules() };
+        let cases = [
+            (NONE, rules(), "lacks CAP_BPF and CAP_PERFMON (kernel.unprivileged_bpf_disabled is 2"),
+            (None, rules(), "/proc does not say"),
+            (perfmon, rules(), "lacks CAP_BPF ("),
+            (bpf, rules(), "lacks CAP_PERFMON ("),
+            (ALL, container, "user namespace alone"),
+            (ALL, locked, "lockdown is at confidentiality, or"),
+            (ALL, integrity, "CAP_PERFMON: a seccomp filter"),
+            (ALL, rules(), "CAP_PERFMON: a seccomp filter"),
+        ];
+        for (capabilities, rules, words) in cases {
+            let finding = attaching(capabilities, &rules);
+            assert!(finding.why.contains(words), "{rules:?}: {finding:?}");
+        }
+        let silent = Rules { unprivileged: None, ..rules() };
+        assert!(attaching(NONE, &silent).why.ends_with("lacks CAP_BPF and CAP_PERFMON"));
+    }
+
+    /// Goal: the setting is blamed for closed pins only where it closes them. Method: each
+    /// condition taken away from a case where all hold.
+    #[test]
+    fn causes_of_refused_pins() {
+        let old = Rules { kernel: Some((5, 18)), ..rules() };
+        let blamed = |capabilities, rules: &Rules| {
+            mapping_pins(capabilities, rules).why.contains("before Linux 5.19")
+        };
+        assert!(blamed(NONE, &old));
+        assert!(!blamed(ALL, &old));
+        assert!(!blamed(NONE, &Rules { unprivileged: Some("0".into()), ..old.clone() }));
+        assert!(!blamed(NONE, &Rules { unprivileged: None, ..old.clone() }));
+        assert!(!blamed(NONE, &Rules { kernel: Some((5, 19)), ..old.clone() }));
+        let until_boot = Rules { unprivileged: Some("1".into()), ..old };
+        assert!(mapping_pins(NONE, &until_boot).fix.contains("boot with"));
+    }
+
+    /// Goal: files are read as kernels write them. Method: one of each shape.
+    #[test]
+    fn releases_and_lockdown_as_kernels_write_them() {
+        let releases = [
+            ("6.1.0-28-amd64", Some((6, 1))),
+            ("5.15.0-1051-aws", Some((5, 15))),
+            ("6.12-rc3", Some((6, 12))),
+            ("7.0", Some((7, 0))),
+            ("six", None),
+            ("", None),
+        ];
+        for (release, numbers) in releases {
+            assert_eq!(version(release), numbers, "{release}");
+        }
+        assert_eq!(in_brackets("none [integrity] confidentiality").as_deref(), Some("integrity"));
+        assert_eq!(in_brackets("none"), None);
+    }
+}

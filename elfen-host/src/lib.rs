@@ -1,0 +1,20 @@
+//! What operators' commands do on a machine.
+//!
+//! What it looks like and what of it may be used ([`topology`], [`lanes`], [`doctor`]), running a
+//! batch on its lanes ([`run`]), and finding what others run there ([`services`], [`metrics`]).
+//! [`args`] are the options that several commands share. Printing is left to the commands.
+
+pub mod affinity;
+pub mod args;
+pub mod cpulist;
+pub mod cpuset;
+pub mod doctor;
+pub mod lanes;
+pub mod metrics;
+pub mod pair;
+pub mod process;
+pub mod run;
+mod segment;
+pub mod services;
+pub mod source;
+pub mod topology;

@@ -1,0 +1,90 @@
+//! What /proc tells of a process: whether it is ending, its threads, its descendants.
+
+use std::fs;
+
+/// A line of /proc/PID/stat, as far as it matters here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    pub parent: u32,
+    /// It will run nothing more of its program: it exits, or has a signal that it cannot catch.
+    pub(crate) dying: bool,
+}
+
+/// Of a task's flags: it exits.
+const PF_EXITING: u64 = 4;
+/// In a thread's pending signals. The kernel puts it there for any signal that ends the
+/// process without a handler.
+const KILL_PENDING: u64 = 1 << (libc::SIGKILL - 1);
+
+/// `None` if there is no such process any more.
+pub fn stat(process: u32) -> Option<Stat> {
+    parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// The name in parentheses may hold anything, parentheses and spaces as well.
+fn parse(line: &str) -> Option<Stat> {
+    let (_, after_name) = line.rsplit_once(')')?;
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
+    Some(Stat {
+        parent: u32::try_from(number(1)?).ok()?,
+        dying: number(6)? & PF_EXITING != 0 || number(28)? & KILL_PENDING != 0,
+    })
+}
+
+/// All descendants of a process.
+pub fn below(ancestor: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut ahead = children(ancestor);
+    while let Some(process) = ahead.pop() {
+        ahead.extend(children(process));
+        found.push(process);
+    }
+    found
+}
+
+pub(crate) fn threads_of(process: u32) -> Vec<u32> {
+    numbers_in(&format!("/proc/{process}/task"))
+}
+
+/// Processes that a process started or inherited, over all its threads.
+fn children(process: u32) -> Vec<u32> {
+    let lists = threads_of(process).into_iter().map(|thread| {
+        // Ended meanwhile: its children have another parent by then, and are found there the next
+        // time.
+        fs::read_to_string(format!("/proc/{process}/task/{thread}/children")).unwrap_or_default()
+    });
+    let numbers = |list: String| {
+        list.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>()
+    };
+    lists.flat_map(numbers).collect()
+}
+
+fn numbers_in(folder: &str) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every field is the right one, whatever the name. Method: proc(5)'s order, with the
+    /// fields numbered, and a name made to confuse.
+    #[test]
+    fn fields_are_counted_from_the_name() {
+        let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
+        let line = format!("77 (a) R (b c) S {}", numbers.join(" "));
+        assert_eq!(parse(&line), Some(Stat { parent: 4, dying: false }));
+        let dying = |from, to| parse(&line.replace(from, to)).is_some_and(|stat| stat.dying);
+        assert!(dying(" 9 ", " 4228364 ") && dying(" 31 ", " 256 "), "PF_EXITING; SIGKILL");
+        assert_eq!(parse("77 (cut) S 4 5"), None);
+    }
+
+    #[test]
+    fn finds_itself() {
+        let own = stat(std::process::id()).expect("it runs");
+        assert_eq!(own.parent, std::os::unix::process::parent_id());
+        assert!(!own.dying);
+    }
+}

@@ -1,0 +1,392 @@
+//! The channels of one run: what it samples, what steers it, and where it says what it did.
+//!
+//! The pages of a run have no name: they go with the last process that maps them, whatever
+//! kills the others. Children find them by the ids in `ELFEN_RUN`, `elfen status` by looking
+//! through the machine's segments.
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_kernel::counters::Counted;
+use elfen_kernel::device::{self, Missing};
+use elfen_kernel::task_map::{self, Source};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::inherit::{Inherited, Tasks};
+use elfen_rt::lane::{Lane, Memory as LaneMemory};
+use elfen_rt::memory::{Memory, MemoryError};
+use elfen_rt::process::{Liveness, pid_namespace};
+use elfen_rt::signal::account::Claim;
+use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
+use elfen_rt::signal::histogram::{BUCKETS, quantile_ns};
+use elfen_rt::signal::lane::LaneSlot;
+use elfen_rt::signal::page::{NAME_BYTES, Page, PageError, Slot};
+use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, Writer as PageWriter};
+use elfen_rt::signal::task::TaskMap;
+
+use super::Order;
+use super::ipc::{Counts, NoCounts};
+use crate::segment::text_of;
+use crate::services::services;
+
+/// What the user allows as a source of signals.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Wanted {
+    /// The task map if it can be had, with the service's page if there is one; else the page alone
+    Auto,
+    /// The task map by eBPF, or fail
+    Tasks,
+    /// The task map by the nanonap module, or fail
+    Module,
+    /// The service's page alone, which needs no privileges
+    Service,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Tasks(#[from] task_map::Error),
+    #[error(transparent)]
+    Module(#[from] Missing),
+    #[error("service {name:?}: {error}")]
+    Service { name: String, error: OpenError },
+    #[error("neither the task map ({0}) nor a service's page")]
+    Nothing(task_map::Error),
+    #[error("no service was named")]
+    NoService,
+    #[error("shared memory: {0}")]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Page(#[from] PageError),
+    #[error(transparent)]
+    Counts(#[from] NoCounts),
+    #[error("keeping a descriptor open for the batch: {0}")]
+    Descriptor(io::Error),
+}
+
+/// A service's page, by its name.
+#[derive(Debug)]
+pub struct Service {
+    pub name: String,
+    pub reader: ServiceReader,
+}
+
+impl Service {
+    /// The page of `name`: ours, root's, or that of a user who is trusted to write it.
+    pub fn open(name: &str, trusted: Option<u32>) -> Result<Self, Error> {
+        let name = name.to_owned();
+        match ServiceReader::open_of(&name, trusted) {
+            Ok(reader) => Ok(Self { name, reader }),
+            Err(error) => Err(Error::Service { name, error }),
+        }
+    }
+
+    pub fn slot(&self, request: u32) -> Option<&ServiceSlot> {
+        self.reader.lane_of(request).and_then(|slot| self.reader.slot(slot))
+    }
+
+    /// The one service that publishes on this machine; the names of all of them if
+    /// there is not exactly one.
+    pub fn only(trusted: Option<u32>) -> Result<Self, Vec<String>> {
+        let found = services().unwrap_or_default();
+        let living = found.into_iter().filter(|page| page.slots().any(|(_, _, alive)| alive));
+        let names: Vec<String> = living.map(|page| page.name).collect();
+        let [name] = names.as_slice() else { return Err(names) };
+        Self::open(name, trusted).map_err(|_| names.clone())
+    }
+
+    /// The service behind a run's page, by its segment.
+    pub fn of_segment(id: i32) -> Option<Self> {
+        let reader = ServiceReader::open_segment(id).ok()?;
+        Some(Self { name: text_of(&reader.name()), reader })
+    }
+
+    /// The latency that `per_million` of a million requests did not exceed, of all
+    /// that were finished so far.
+    pub fn latency_ns(&self, per_million: u32) -> Option<u64> {
+        let mut all = [0; BUCKETS];
+        for slot in (0..self.reader.lanes()).filter_map(|lane| self.reader.slot(lane)) {
+            all.iter_mut().zip(slot.latency.counts()).for_each(|(sum, count)| *sum += count);
+        }
+        quantile_ns(all.into_iter(), per_million)
+    }
+
+    /// The slots of living writers on these request lanes.
+    pub fn living(&self, requests: &[u32]) -> impl Iterator<Item = &ServiceSlot> {
+        let lives = |lane| match self.reader.writer(lane) {
+            PageWriter::Process(_, state) => state != Liveness::Dead,
+            PageWriter::Nobody => false,
+        };
+        let stands = move |&lane: &u32| {
+            requests.iter().any(|&cpu| self.reader.stands_for(lane, cpu)) && lives(lane)
+        };
+        (0..self.reader.lanes()).filter(stands).filter_map(|lane| self.reader.slot(lane))
+    }
+}
+
+/// Where a run learns of its request lanes: the task map, a service's page, or both.
+#[derive(Debug)]
+pub struct Signals {
+    pub tasks: Option<(TaskMap, Writer)>,
+    pub service: Option<Service>,
+}
+
+impl Signals {
+    pub fn open(wanted: Wanted, service: Option<Service>) -> Result<Self, Error> {
+        let tasks = match wanted {
+            Wanted::Auto => open_any(service.is_some())?,
+            Wanted::Tasks => Some(open_program()?),
+            Wanted::Module => Some((device::open_map()?, Writer::Module)),
+            Wanted::Service if service.is_none() => return Err(Error::NoService),
+            Wanted::Service => None,
+        };
+        Ok(Self { tasks, service })
+    }
+}
+
+#[derive(Debug)]
+pub struct Channels {
+    pub tasks: Option<(TaskMap, Writer)>,
+    pub service: Option<Service>,
+    /// For `dynamic-budget`.
+    pub counts: Option<Counts>,
+    control: Page<ControlSlot>,
+    lanes: Page<LaneSlot>,
+    /// The pairs of the lane page's slots, as (batch, request).
+    assigned: Vec<(u32, u32)>,
+}
+
+impl Channels {
+    pub fn open(order: &Order, signals: Signals) -> Result<Self, Error> {
+        let Signals { tasks, service } = signals;
+        let assigned: Vec<(u32, u32)> = order.lanes().collect();
+        let name = page_name(order);
+        let lanes = page::<LaneSlot>(u32::try_from(assigned.len()).unwrap_or(u32::MAX), &name)?;
+        for (slot, &(batch, request)) in lanes.slots().zip(&assigned) {
+            slot.assign(batch, request);
+        }
+        let control = page::<ControlSlot>(CONTROL_SLOTS, &name)?;
+        let mut channels = Self { tasks, service, counts: None, control, lanes, assigned };
+        if order.settings.policy == PolicyKind::DynamicBudget {
+            let requests = channels.requests();
+            let slots = channels
+                .service
+                .as_ref()
+                .map(|service| requests.iter().filter_map(|&request| service.slot(request)));
+            channels.counts = Some(Counts::open(&requests, slots)?);
+        }
+        channels.control().nap.store(order.nap.kind() as u64, Relaxed);
+        channels.control().publish(&order.settings);
+        channels.control().lanes_segment.store(segment(&channels.lanes), Relaxed);
+        let service = channels.service.as_ref().and_then(|service| service.reader.segment_id());
+        let service = service.map_or(0, |id| u64::from(id.unsigned_abs()) + 1);
+        channels.control().service_segment.store(service, Relaxed);
+        Ok(channels)
+    }
+
+    /// The slot of the settings that hold.
+    pub fn control(&self) -> &ControlSlot {
+        self.control.slot(0).unwrap_or_else(|| unreachable!("made with two slots"))
+    }
+
+    /// The slot of the settings that `elfen set` wants.
+    pub fn wanted(&self) -> &ControlSlot {
+        self.control.slot(1).unwrap_or_else(|| unreachable!("made with two slots"))
+    }
+
+    pub fn settings(&self) -> Option<Settings> {
+        self.control().settings().map(|(_, settings)| settings)
+    }
+
+    pub fn lanes(&self) -> &Page<LaneSlot> {
+        &self.lanes
+    }
+
+    /// Batch and request lane of every slot of the lane page.
+    pub fn assigned(&self) -> &[(u32, u32)] {
+        &self.assigned
+    }
+
+    /// Every request lane once.
+    pub fn requests(&self) -> Vec<u32> {
+        let mut requests: Vec<u32> = self.assigned.iter().map(|&(_, request)| request).collect();
+        requests.dedup();
+        requests
+    }
+
+    /// A batch lane by its slot, for the guard that steps on it.
+    pub fn lane<'a>(&'a self, index: usize, memory: &'a LaneMemory) -> Option<Lane<'a>> {
+        let &(batch_cpu, request_cpu) = self.assigned.get(index)?;
+        Some(Lane {
+            batch_cpu,
+            request_cpu,
+            tasks: self.tasks.as_ref().map(|(map, _)| map),
+            service: self.service.as_ref().map(|service| &service.reader),
+            control: self.control(),
+            slot: self.lanes.slot(u32::try_from(index).ok()?)?,
+            memory,
+        })
+    }
+
+    /// The instructions and cycles of a request lane so far; `None` if the run has no counters, or
+    /// they have no count yet.
+    pub(crate) fn counted(&self, lane: &Lane<'_>) -> Option<Counted> {
+        let counts = self.counts.as_ref()?;
+        counts.read(lane.request_cpu, lane.service(monotonic_ns()))
+    }
+
+    /// Has the kernel count how long the batch, all tasks that descend from these two processes,
+    /// runs on its lanes. Where it can't (without the eBPF program, or in a pid namespace, where a
+    /// run does not know the ids that the kernel does), nothing is counted.
+    pub(crate) fn claim(&self, claim: Claim) {
+        let Some((map, _)) = self.tasks.as_ref().filter(|_| pid_namespace() == INITIAL_NAMESPACE)
+        else {
+            return;
+        };
+        for (slot, &(batch, request)) in self.lanes.slots().zip(&self.assigned) {
+            let Some(index) = map.claim(batch, request, claim, is_dead) else { continue };
+            if slot.account_claim.load(Relaxed) != claim.word() {
+                slot.counted_ran_ns.store(0, Relaxed);
+                slot.counted_shared_ns.store(0, Relaxed);
+                slot.account_index.store(index as u64, Relaxed);
+                slot.account_claim.store(claim.word(), Relaxed);
+            }
+        }
+    }
+
+    pub(crate) fn disclaim(&self) {
+        let Some((map, _)) = &self.tasks else { return };
+        for (slot, &(batch, _)) in self.lanes.slots().zip(&self.assigned) {
+            let claim = Claim::from_word(slot.account_claim.load(Relaxed));
+            claim.into_iter().for_each(|claim| map.disclaim(batch, claim));
+        }
+    }
+
+    /// How long a lane has been busy so far; `None` without a task map.
+    pub fn busy_ns(&self, cpu: u32, now_ns: u64) -> Option<u64> {
+        let (map, _) = self.tasks.as_ref()?;
+        Some(map.slot(cpu)?.snapshot()?.busy_until_ns(now_ns))
+    }
+
+    /// When a lane turned busy, by the kernel's note; `None` while it idles, or without a task map.
+    pub fn busy_since_ns(&self, cpu: u32) -> Option<u64> {
+        let (map, _) = self.tasks.as_ref()?;
+        map.slot(cpu)?.snapshot()?.busy_since_ns
+    }
+
+    /// Asks for another lease on the clocks of all lanes.
+    pub fn renew_leases(&self) {
+        let Some((map, _)) = &self.tasks else { return };
+        let cpus = self.assigned.iter().flat_map(|&(batch, request)| [batch, request]);
+        cpus.for_each(|cpu| {
+            map.renew(cpu);
+        });
+    }
+
+    /// The channels that the batch inherits, with descriptors that stay open in it.
+    pub fn inheritance(&self) -> Result<Inherited, Error> {
+        let id = |page: Option<i32>| page.unwrap_or(0);
+        let tasks = match &self.tasks {
+            Some((map, _)) => Some(match map.descriptors() {
+                Some(ours) => {
+                    let kept = [&ours.tasks, &ours.watch, &ours.link].map(|fd| keep_open(fd.raw()));
+                    let [tasks, watch, link] = kept;
+                    Tasks::Descriptors([tasks?, watch?, link?])
+                }
+                None => Tasks::Module,
+            }),
+            None => None,
+        };
+        Ok(Inherited {
+            lanes: id(self.lanes.memory().segment_id()),
+            control: id(self.control.memory().segment_id()),
+            tasks,
+            service: self.service.as_ref().and_then(|service| service.reader.segment_id()),
+        })
+    }
+}
+
+/// Gives the pages of the run to the user that the batch runs as.
+impl Channels {
+    pub fn give_to(&self, user: u32, group: u32) -> Result<(), Error> {
+        self.lanes.memory().give_to(user, group)?;
+        Ok(self.control.memory().give_to(user, group)?)
+    }
+}
+
+/// The inode of the first pid namespace, the same on every kernel (PROC_PID_INIT_INO).
+const INITIAL_NAMESPACE: u32 = 0xeffffffc;
+
+fn is_dead(claim: Claim) -> bool {
+    let gone = |process: u32| {
+        // SAFETY: signal 0 sends nothing; kill only looks the id up.
+        process == 0
+            || unsafe { libc::kill(process.cast_signed(), 0) } != 0
+                && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+    };
+    gone(claim.front) && gone(claim.keeper)
+}
+
+/// The settings that hold, and those that `elfen set` wants.
+pub(super) const CONTROL_SLOTS: u32 = 2;
+
+/// The writer of the task map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writer {
+    /// The eBPF program, and how it was come by.
+    Program(Source),
+    Module,
+}
+
+fn open_program() -> Result<(TaskMap, Writer), task_map::Error> {
+    task_map::open().map(|(map, source)| (map, Writer::Program(source)))
+}
+
+/// The program's map, or the module's; neither is an error unless a service's
+/// page can stand in for them.
+fn open_any(has_service: bool) -> Result<Option<(TaskMap, Writer)>, Error> {
+    let error = match open_program() {
+        Ok(opened) => return Ok(Some(opened)),
+        Err(error) => error,
+    };
+    match device::open_map() {
+        Ok(map) => Ok(Some((map, Writer::Module))),
+        Err(_) if has_service => Ok(None),
+        Err(_) => Err(Error::Nothing(error)),
+    }
+}
+
+/// The program's name, as far as it fits, so that `elfen status` can tell runs apart.
+fn page_name(order: &Order) -> [u8; NAME_BYTES] {
+    let path = std::path::Path::new(&order.program);
+    let name = path.file_name().unwrap_or(order.program.as_os_str()).to_string_lossy();
+    let mut padded = [0; NAME_BYTES];
+    for (to, from) in padded.iter_mut().zip(name.bytes()).take(NAME_BYTES - 1) {
+        *to = from;
+    }
+    padded
+}
+
+fn page<S: Slot>(slots: u32, name: &[u8; NAME_BYTES]) -> Result<Page<S>, Error> {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(slots), 0o600)?;
+    // From now on it goes with the last process that maps it.
+    memory.remove_name()?;
+    Ok(Page::format(memory, slots, pid_namespace(), name)?)
+}
+
+fn segment<S: Slot>(page: &Page<S>) -> u64 {
+    page.memory().segment_id().map_or(0, |id| u64::from(id.unsigned_abs()))
+}
+
+/// A copy of a descriptor that survives exec, out of the way of a program
+/// that counts on low numbers.
+fn keep_open(fd: i32) -> Result<i32, Error> {
+    const FROM: [i32; 3] = [900, 200, 20];
+    for from in FROM {
+        // SAFETY: F_DUPFD takes numbers and gives a new descriptor, which the batch inherits.
+        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD, from) };
+        if copy >= 0 {
+            return Ok(copy);
+        }
+    }
+    Err(Error::Descriptor(io::Error::last_os_error()))
+}

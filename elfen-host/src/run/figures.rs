@@ -1,0 +1,96 @@
+//! What a run did, in figures: read from its lane page and from the task
+//! map's own count of busy time.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::nap::Kind;
+use elfen_rt::signal::histogram::{BUCKETS, Histogram, bucket_top_ns, quantile_ns};
+use elfen_rt::signal::lane::LaneSlot;
+use elfen_rt::signal::page::Page;
+use serde::{Deserialize, Serialize};
+
+use super::channels::Channels;
+
+/// A latency of many occasions; all `None` where there was none.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Latency {
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub median: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub p99: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub max: Option<u64>,
+    pub n: u64,
+}
+
+impl Latency {
+    /// Of several histograms taken together.
+    fn of<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Self {
+        let mut counts = [0; BUCKETS];
+        let mut max = 0;
+        for histogram in histograms {
+            max = max.max(histogram.max_ns());
+            counts.iter_mut().zip(histogram.counts()).for_each(|(sum, count)| *sum += count);
+        }
+        let n = counts.iter().sum();
+        let quantile = |per_million| {
+            quantile_ns(counts.iter().copied(), per_million).map(|value_ns| value_ns.min(max))
+        };
+        Self {
+            median: quantile(500_000),
+            p99: quantile(990_000),
+            max: (n > 0).then_some(max.min(bucket_top_ns(BUCKETS - 1))),
+            n,
+        }
+    }
+}
+
+/// The lanes of a run, summed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// How long the batch's own tasks ran, by the kernel's account; nothing where the kernel keeps
+    /// none (see [`elfen_rt::signal::account`]).
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub borrowed_ns: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub overlapped_ns: Option<u64>,
+    pub napped_ns: u64,
+    pub naps: u64,
+    pub reaction_ns: Latency,
+    pub wake_ns: Latency,
+}
+
+impl Figures {
+    /// How long the batch ran in all.
+    pub fn ran_ns(&self) -> Option<u64> {
+        self.borrowed_ns.zip(self.overlapped_ns).map(|(alone, beside)| alone.saturating_add(beside))
+    }
+
+    pub fn of(lanes: &Page<LaneSlot>) -> Self {
+        let sum = |word: fn(&LaneSlot) -> &AtomicU64| {
+            lanes.slots().map(|slot| word(slot).load(Relaxed)).sum()
+        };
+        let counted = lanes.slots().all(LaneSlot::is_counted);
+        Self {
+            borrowed_ns: counted.then(|| sum(|slot| &slot.borrowed_ns)),
+            overlapped_ns: counted.then(|| sum(|slot| &slot.overlapped_ns)),
+            napped_ns: sum(|slot| &slot.napped_ns),
+            naps: sum(|slot| &slot.naps),
+            reaction_ns: Latency::of(lanes.slots().map(|slot| &slot.reaction)),
+            wake_ns: Latency::of(lanes.slots().map(|slot| &slot.wake)),
+        }
+    }
+}
+
+/// How threads that check have napped on these lanes; `None` if none has checked.
+pub fn nap_of_checks(lanes: &Page<LaneSlot>) -> Option<&'static str> {
+    let mut kinds = lanes.slots().filter_map(|slot| Kind::from_word(slot.check_nap.load(Relaxed)));
+    kinds.next().map(Kind::name)
+}
+
+/// How long the request lanes have been busy so far, all together; `None` without a task map.
+pub fn request_busy_ns(channels: &Channels) -> Option<u64> {
+    let busy = |request| channels.busy_ns(request, monotonic_ns());
+    channels.requests().into_iter().map(busy).sum()
+}

@@ -1,0 +1,323 @@
+//! The front: what the shell sees. It passes signals, stops and the exit status through as if the
+//! batch were its own child.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_console::output::warn;
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::inherit::Inherited;
+use elfen_rt::nap::Kind;
+use elfen_rt::process::{Identity, Liveness};
+use elfen_rt::signal::account::Claim;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork, pipe2};
+
+use super::Order;
+use super::channels::Channels;
+use super::event::Event;
+use super::keeper::{self, Tending};
+use super::place;
+
+/// How the batch program ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    Exited {
+        code: u8,
+    },
+    Killed {
+        signal: i32,
+    },
+    /// It never started; errno says why.
+    Refused {
+        errno: i32,
+    },
+}
+
+/// Faults of our own must not be held back, and these two can't be.
+const NOT_OURS: [Signal; 8] = [
+    Signal::SIGKILL,
+    Signal::SIGSTOP,
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGILL,
+    Signal::SIGFPE,
+    Signal::SIGABRT,
+    Signal::SIGTRAP,
+];
+
+/// Signals that end a batch, unless it decides otherwise.
+const ENDS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+
+/// Runs the batch to its end.
+pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> io::Result<Ending> {
+    let mut ours = SigSet::all();
+    NOT_OURS.into_iter().for_each(|signal| ours.remove(signal));
+    let mut found = SigSet::empty();
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), Some(&mut found))?;
+    become_the_parent_of_orphans()?;
+    // Front and keeper both; where a cpuset of ours says otherwise, they stay where they are.
+    let _left = place::leave(&channels.requests().into_iter().collect());
+    let (events, to_us) = pipe2(OFlag::O_CLOEXEC)?;
+    let front = std::process::id();
+    // SAFETY: the only other thread that this process can have is the task map's visitor, which
+    // makes system calls alone: the child may go on as if it had started itself.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            drop(events);
+            let kept = keeper_process(order, channels, inheritance, found, to_us, front);
+            // SAFETY: ends the process; buffers of ours must not be written twice.
+            unsafe { libc::_exit(i32::from(kept.is_err())) }
+        }
+        ForkResult::Parent { child } => {
+            drop(to_us);
+            let signals =
+                SignalFd::with_flags(&ours, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+            let mut front = Front {
+                order,
+                channels,
+                signals,
+                keeper: Some((File::from(events), child.as_raw())),
+                root: None,
+                held_back: Vec::new(),
+                napped_by: Vec::new(),
+                tending: None,
+            };
+            front.until_the_end()
+        }
+    }
+}
+
+fn keeper_process(
+    order: &Order,
+    channels: &Arc<Channels>,
+    inheritance: &Inherited,
+    found: SigSet,
+    to_front: OwnedFd,
+    front: u32,
+) -> io::Result<()> {
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
+    become_the_parent_of_orphans()?;
+    keeper::keep(order, channels, inheritance, found, File::from(to_front), front)
+}
+
+fn become_the_parent_of_orphans() -> io::Result<()> {
+    Ok(nix::sys::prctl::set_child_subreaper(true)?)
+}
+
+/// The batch program, by a descriptor that is its own for good: the keeper may reap it before it
+/// tells, and its id may be another's by then.
+#[derive(Debug)]
+struct Root {
+    process: OwnedFd,
+    pid: i32,
+}
+
+impl Root {
+    /// `None` if it has ended already.
+    fn open(pid: i32, is_it: impl Fn() -> bool) -> Option<Self> {
+        // SAFETY: pidfd_open takes numbers.
+        let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let process = i32::try_from(process).ok().filter(|&fd| fd >= 0)?;
+        // SAFETY: the kernel has just given us this descriptor.
+        let process = unsafe { OwnedFd::from_raw_fd(process) };
+        // Asked after it was opened: the descriptor is of the process that has the id now.
+        is_it().then_some(Self { process, pid })
+    }
+
+    fn send(&self, signal: i32) {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        let process = self.process.as_raw_fd();
+        // SAFETY: takes numbers, and no information besides. One that has ended hears nothing.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, none, 0) };
+    }
+}
+
+struct Front<'a> {
+    order: &'a Order,
+    channels: &'a Arc<Channels>,
+    signals: SignalFd,
+    /// Its events and its process, until it is gone.
+    keeper: Option<(File, i32)>,
+    root: Option<Root>,
+    held_back: Vec<i32>,
+    /// How the guards were last seen to nap.
+    napped_by: Vec<u64>,
+    /// The keeper's work, which the front does after the keeper was killed.
+    tending: Option<Tending>,
+}
+
+impl Front<'_> {
+    fn until_the_end(&mut self) -> io::Result<Ending> {
+        loop {
+            self.wait()?;
+            self.say_how_guards_nap();
+            while let Some(signal) = self.signals.read_signal()? {
+                self.pass_on(&signal);
+            }
+            let events = match &mut self.tending {
+                Some(tending) => {
+                    let event = tending.tick();
+                    let ended =
+                        tending.reap().ok_or_else(|| io::Error::other("the batch is gone"))?;
+                    event.into_iter().chain(ended).collect()
+                }
+                None => self.heard()?,
+            };
+            if let Some(ending) = events.into_iter().find_map(|event| self.meet(event)) {
+                return Ok(ending);
+            }
+        }
+    }
+
+    /// A guard whose nap can't be had on its pair waits by PAUSE, which is not what was announced.
+    fn say_how_guards_nap(&mut self) {
+        let ordered = self.order.nap.kind();
+        let lanes = self.channels.lanes().slots().zip(self.channels.assigned());
+        for (index, (slot, (batch, request))) in lanes.enumerate() {
+            let word = slot.guard_nap.load(Relaxed);
+            if self.napped_by.len() <= index {
+                self.napped_by.push(ordered as u64);
+            }
+            if word == 0 || std::mem::replace(&mut self.napped_by[index], word) == word {
+                continue;
+            }
+            let by = Kind::from_word(word).map_or("unknown", Kind::name);
+            warn(&format!(
+                "nap {}: lanes {request}:{batch} are not tied, so the guard there naps by {by}",
+                ordered.name()
+            ));
+        }
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let mut ready = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        if let Some((events, _)) = &self.keeper {
+            ready.push(PollFd::new(events.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut ready, PollTimeout::from(100_u16)) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What the keeper says; when the keeper is gone without a word, its children are ours.
+    fn heard(&mut self) -> io::Result<Vec<Event>> {
+        let Some((events, keeper)) = &mut self.keeper else { return Ok(Vec::new()) };
+        let mut ready = [PollFd::new(events.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut ready, PollTimeout::ZERO)? == 0 {
+            return Ok(Vec::new());
+        }
+        if let Ok(event) = Event::read(events) {
+            return Ok(vec![event]);
+        }
+        let keeper = *keeper;
+        self.keeper = None;
+        self.take_over(keeper)?;
+        Ok(Vec::new())
+    }
+
+    fn take_over(&mut self, keeper: i32) -> io::Result<()> {
+        // Its child, which has closed its end of the pipe; how it ended makes no difference.
+        let _ended = waitpid(Pid::from_raw(keeper), None);
+        let root = self.root.as_ref().map(|root| root.pid).or_else(|| self.said_by_itself());
+        let Some(root) = root else {
+            return Err(io::Error::other("the keeper ended before it had started anything"));
+        };
+        let claim = Claim::of_run(std::process::id(), keeper.unsigned_abs());
+        let mut tending = Tending::start(self.order, self.channels, claim)?;
+        tending.adopt(root);
+        self.tending = Some(tending);
+        Ok(())
+    }
+
+    /// The batch's process id from the control page, if the keeper was
+    /// killed before it could tell us.
+    fn said_by_itself(&self) -> Option<i32> {
+        let batch = self.channels.control().batch.load(Relaxed);
+        Identity::from_word(batch).map(Identity::pid)
+    }
+
+    fn meet(&mut self, event: Event) -> Option<Ending> {
+        match event {
+            Event::Started { .. } => {
+                std::mem::take(&mut self.held_back)
+                    .into_iter()
+                    .for_each(|signal| self.send(signal));
+                None
+            }
+            Event::LostLanes => {
+                warn("the last batch lane went offline: the batch is stopped until one is back");
+                None
+            }
+            Event::HasLanes => {
+                warn("a batch lane is back: the batch goes on");
+                None
+            }
+            Event::Refused { errno } => Some(Ending::Refused { errno }),
+            Event::Stopped { .. } => {
+                // The shell must see a stopped job; a signal that continues us continues the batch
+                // too.
+                let _stopped = raise(Signal::SIGSTOP);
+                self.send(libc::SIGCONT);
+                None
+            }
+            Event::Ended { status } if libc::WIFSIGNALED(status) => {
+                Some(Ending::Killed { signal: libc::WTERMSIG(status) })
+            }
+            Event::Ended { status } => {
+                Some(Ending::Exited { code: u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(1) })
+            }
+        }
+    }
+
+    /// The terminal's signals reach the batch without us, as it is in our process group; the front
+    /// passes on the rest.
+    fn pass_on(&mut self, signal: &siginfo) {
+        let number = signal.ssi_signo.cast_signed();
+        let from_the_terminal = signal.ssi_code == libc::SI_KERNEL;
+        if ENDS.contains(&number) {
+            self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
+        }
+        if number != libc::SIGCHLD && !from_the_terminal {
+            self.send(number);
+        }
+    }
+
+    /// Signals may come before the batch has started: the front holds them back until then.
+    fn send(&mut self, signal: i32) {
+        if self.root.is_none() {
+            let said = self.channels.control().batch.load(Relaxed);
+            let is_it =
+                || Identity::from_word(said).is_some_and(|who| who.liveness() == Liveness::Alive);
+            self.root = self.said_by_itself().and_then(|pid| Root::open(pid, is_it));
+        }
+        let Some(root) = &self.root else {
+            self.held_back.push(signal);
+            return;
+        };
+        self.held_back.drain(..).chain([signal]).for_each(|signal| root.send(signal));
+    }
+}
+
+/// Ends this process the way the batch ended, so that a shell sees the same.
+pub fn die_of(signal: i32) -> ! {
+    let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `no_core` is a live rlimit.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &no_core) };
+    // SAFETY: the default action has no handler that could be unsafe.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    let unblocked = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+    if unblocked.is_ok() {
+        // SAFETY: raise takes a number.
+        unsafe { libc::raise(signal) };
+    }
+    std::process::exit(128 + signal)
+}

@@ -1,0 +1,283 @@
+//! The guard of one batch lane: a thread that has the lane whenever it wants it, and wants it
+//! while the policy says nap.
+//!
+//! Asleep it costs the batch a timer and two context switches per look. Awake it holds the
+//! lane and naps there, so that nothing of the batch runs next to a request. It notices a
+//! request when it next looks; a program with checks of its own notices at once, and steps
+//! through the same [`Lane`].
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use elfen_rt::check::CRITICAL_BOUND_NS;
+use elfen_rt::clock::{monotonic_ns, nanos};
+use elfen_rt::lane::{Hand, Lane, Memory, Step, Wait, time_to_end_ns};
+use elfen_rt::nap::{Kind, Nap, Woken};
+use elfen_rt::signal::lane::BATCH_OFFLINE;
+use elfen_rt::signal::task::TaskSlot;
+
+use super::channels::Channels;
+use super::ipc::Meter;
+use super::looks::{Activity, Idling, Looks};
+use super::place;
+use crate::affinity;
+
+/// How long a guard holds its lane before it sees to the run again (its end, a batch that was told
+/// to end), where the nap itself can't be interrupted.
+const HELD_NS: u64 = 20_000_000;
+/// How long a guard without a lane waits for it to come back.
+const OFFLINE: Duration = Duration::from_millis(50);
+
+/// The guards of a run. They leave their lanes when this drops.
+#[derive(Debug)]
+pub struct Guards {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Guards {
+    /// Starts a guard on every batch lane.
+    pub fn start(channels: &Arc<Channels>, nap: &Arc<Nap>, looks: Looks) -> io::Result<Self> {
+        // Threads begin with the rank of the one that starts them: a guard at SCHED_IDLE might
+        // not come to raise its own.
+        let _ranked = place::rank_first();
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut guards = Self { stop: stop.clone(), threads: Vec::new() };
+        for index in 0..channels.assigned().len() {
+            let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
+            let guard = move || guard(&channels, index, &nap, looks, &stop);
+            guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
+        }
+        Ok(guards)
+    }
+}
+
+impl Drop for Guards {
+    fn drop(&mut self) {
+        // Relaxed: the join below orders everything else.
+        self.stop.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            // A guard does not panic; if it did, its lane is no worse off than without it.
+            let _ended = thread.join();
+        }
+    }
+}
+
+fn guard(channels: &Channels, index: usize, how: &Nap, looks: Looks, stop: &AtomicBool) {
+    let memory = Memory::default();
+    let Some(lane) = channels.lane(index, &memory) else { return };
+    // `may_rank_first` has found that this is allowed.
+    let _ranked = place::rank_first();
+    let mut guard = Guard::of(channels, &lane, how, looks, stop);
+    while !stop.load(Relaxed) {
+        guard.turn();
+    }
+    lane.leave(monotonic_ns());
+}
+
+/// Whether guards of ours would get the rank that they need: see [`place::rank_first`].
+pub fn may_rank_first() -> io::Result<()> {
+    // In a thread of its own, so that nothing else of this process changes its rank.
+    thread::spawn(place::rank_first).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+struct Guard<'g> {
+    channels: &'g Channels,
+    lane: &'g Lane<'g>,
+    how: &'g Nap,
+    looks: Looks,
+    stop: &'g AtomicBool,
+    slack: Slack,
+    idling: Idling,
+    meter: Meter,
+    disobeyed: Disobeyed,
+    critical: Critical,
+}
+
+impl<'g> Guard<'g> {
+    fn of(
+        channels: &'g Channels,
+        lane: &'g Lane<'g>,
+        how: &'g Nap,
+        looks: Looks,
+        stop: &'g AtomicBool,
+    ) -> Self {
+        let now_ns = monotonic_ns();
+        lane.slot.guard_nap.store(how.kind() as u64, Relaxed);
+        let idling = Idling::from(now_ns, activity(channels, lane, now_ns));
+        Self {
+            channels,
+            lane,
+            how,
+            looks,
+            stop,
+            slack: Slack::none(),
+            idling,
+            meter: Meter::default(),
+            disobeyed: Disobeyed::default(),
+            critical: Critical::default(),
+        }
+    }
+
+    /// One look at the lane, and what follows from it.
+    fn turn(&mut self) {
+        if !self.has_its_lane() {
+            return thread::sleep(OFFLINE);
+        }
+        let now_ns = monotonic_ns();
+        if let Some(rest) = self.critical_rest(now_ns) {
+            return thread::sleep(rest);
+        }
+        self.measure_ipc();
+        // The batch stopped when this thread was switched in, which is a while before it looks.
+        let own = self.lane.tasks.and_then(|tasks| tasks.slot(self.lane.batch_cpu));
+        let stopped_ns = own.and_then(TaskSlot::snapshot).and_then(|switch| switch.at_ns);
+        let lane = self.lane;
+        let step = lane.step(Hand::Guard, stopped_ns.unwrap_or(now_ns), now_ns);
+        self.allow_slack(step.is_busy(), now_ns);
+        match step {
+            Step::Run { until_ns, .. } => {
+                self.disobeyed = Disobeyed::default();
+                let budget = until_ns.map(|until_ns| until_ns.saturating_sub(now_ns));
+                let budget = budget.map_or(self.looks.every, Duration::from_nanos);
+                thread::sleep(self.looks.every.min(budget));
+            }
+            Step::Nap(wait) => self.hold(&wait, now_ns),
+        }
+    }
+
+    /// The lane can go offline while a guard runs: then the kernel moves its thread elsewhere,
+    /// maybe onto a request lane.
+    fn has_its_lane(&self) -> bool {
+        let offline = self.lane.slot.hotplug.load(Relaxed) & BATCH_OFFLINE != 0;
+        // SAFETY: takes nothing and cannot fail.
+        let here = unsafe { libc::sched_getcpu() };
+        !offline
+            && (u32::try_from(here) == Ok(self.lane.batch_cpu)
+                || affinity::pin(self.lane.batch_cpu).is_ok())
+    }
+
+    /// How much longer the lane is left to a thread that holds a lock.
+    fn critical_rest(&mut self, now_ns: u64) -> Option<Duration> {
+        let busy = self.lane.request().is_none_or(TaskSlot::is_busy);
+        let word = if busy { self.lane.slot.critical.load(Relaxed) } else { 0 };
+        self.critical.rest(word, now_ns)
+    }
+
+    fn measure_ipc(&mut self) {
+        let counted = self.channels.counted(self.lane);
+        if let Some(window) = counted.and_then(|now| self.meter.window(now)) {
+            self.lane.slot.publish_ipc(window.ipc_milli, window.since_ns, window.until_ns);
+        }
+    }
+
+    fn allow_slack(&mut self, busy: bool, now_ns: u64) {
+        let activity = activity(self.channels, self.lane, now_ns);
+        self.slack.set(self.idling.slack(busy, activity, now_ns).min(self.looks.slack));
+    }
+
+    /// Keeps the batch off the lane, unless it has to have some of it in order to die.
+    fn hold(&mut self, wait: &Wait<'_, '_>, now_ns: u64) {
+        let told_ns = self.lane.told_to_end_ns();
+        if let Some(slice_ns) = time_to_end_ns(told_ns, now_ns) {
+            return thread::sleep(Duration::from_nanos(slice_ns));
+        }
+        let is_over = || self.stop.load(Relaxed) || self.lane.told_to_end_ns() != told_ns;
+        if matches!(self.how, Nap::Block) {
+            let busy_ns = self.channels.busy_ns(self.lane.batch_cpu, now_ns);
+            let how =
+                if self.disobeyed.since_last(busy_ns, now_ns) { &Nap::Spin } else { self.how };
+            wait.on(how, nanos(self.looks.every), is_over);
+        } else if wait.on(self.how, HELD_NS, is_over) == Woken::Elsewhere {
+            // The module has not tied this pair. The front reads this, and says it.
+            self.how = &Nap::Spin;
+            self.lane.slot.guard_nap.store(Kind::Spin as u64, Relaxed);
+        }
+    }
+}
+
+fn activity(channels: &Channels, lane: &Lane<'_>, now_ns: u64) -> Activity {
+    Activity::of(channels.busy_ns(lane.request_cpu, now_ns), lane.service(now_ns))
+}
+
+/// Critical sections that the guard has met next to a request: each delays it for
+/// its bound, and no longer.
+#[derive(Debug, Default)]
+struct Critical {
+    met: u64,
+    since_ns: u64,
+}
+
+impl Critical {
+    /// What is left of the bound of the section that `word` names; `None` if it names
+    /// none, or nothing is left.
+    fn rest(&mut self, word: u64, now_ns: u64) -> Option<Duration> {
+        if word == 0 {
+            return None;
+        }
+        if word != self.met {
+            (self.met, self.since_ns) = (word, now_ns);
+        }
+        let left_ns = CRITICAL_BOUND_NS.checked_sub(now_ns.saturating_sub(self.since_ns))?;
+        (left_ns > 0).then(|| Duration::from_nanos(left_ns))
+    }
+}
+
+/// How much later than due the kernel may let this thread's timers fire, to save an interrupt.
+struct Slack(Duration);
+
+impl Slack {
+    /// Instead of the usual 50 us.
+    fn none() -> Self {
+        let mut slack = Self(Duration::MAX);
+        slack.set(Duration::ZERO);
+        slack
+    }
+
+    fn set(&mut self, slack: Duration) {
+        if self.0 != slack {
+            self.0 = slack;
+            // SAFETY: prctl takes numbers; of these, 0 would stand for the usual slack.
+            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanos(slack).max(1), 0, 0, 0) };
+        }
+    }
+}
+
+/// Whether a program runs on a batch lane although its threads ought to block: one without checks,
+/// or one whose checks are rare. The guard tells it by the time that the lane was busy since its
+/// last look.
+#[derive(Debug, Default)]
+struct Disobeyed {
+    before: Option<(u64, u64)>,
+}
+
+impl Disobeyed {
+    fn since_last(&mut self, busy_ns: Option<u64>, now_ns: u64) -> bool {
+        let before = self.before;
+        self.before = busy_ns.map(|busy_ns| (busy_ns, now_ns));
+        let (Some(busy_ns), Some((busy_before_ns, before_ns))) = (busy_ns, before) else {
+            return false;
+        };
+        busy_ns.saturating_sub(busy_before_ns) > now_ns.saturating_sub(before_ns) / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_critical_section_holds_the_guard_off_for_its_bound_and_no_longer() {
+        let mut critical = Critical::default();
+        assert_eq!(critical.rest(0, 10), None, "nobody is in one");
+        let whole = Duration::from_nanos(CRITICAL_BOUND_NS);
+        assert_eq!(critical.rest(7, 1_000), Some(whole));
+        assert_eq!(critical.rest(7, 401_000), Some(whole - Duration::from_nanos(400_000)));
+        assert_eq!(critical.rest(7, 1_000 + CRITICAL_BOUND_NS), None);
+        assert_eq!(critical.rest(7, 99_000_000), None, "a word that a dead thread left behind");
+        assert_eq!(critical.rest(9, 99_000_000), Some(whole), "another section");
+    }
+}

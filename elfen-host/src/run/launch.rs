@@ -1,0 +1,61 @@
+//! Starting the batch program: in its place, with its inheritance, and with the
+//! signals as the front found them.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_instrument::preload;
+use elfen_rt::inherit::{Inherited, VARIABLE};
+use elfen_rt::process::Identity;
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+use nix::unistd::{setgid, setgroups, setuid};
+
+use super::Order;
+use super::channels::Channels;
+use super::place::Place;
+use crate::cpulist::CpuSet;
+
+/// The loader's list of libraries that come before all others.
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Starts the program. `signals` is the mask that the front was started with. The child itself
+/// names its process in the control page: the keeper, which starts it, may be killed before it can.
+pub(crate) fn launch(
+    order: &Order,
+    channels: &Arc<Channels>,
+    inheritance: &Inherited,
+    signals: SigSet,
+) -> io::Result<Child> {
+    let lanes: CpuSet = order.lanes().map(|(batch, _)| batch).collect();
+    let place = Place::new(&lanes);
+    let mut command = Command::new(&order.program);
+    let variable = VARIABLE.to_str().unwrap_or_else(|_| unreachable!("ASCII"));
+    command.args(&order.arguments).env(variable, inheritance.to_string());
+    if let Some(user) = &order.user {
+        command.env("HOME", &user.home).env("USER", &user.name).env("LOGNAME", &user.name);
+    }
+    if let Some(library) = &order.library {
+        let before = std::env::var_os(PRELOAD);
+        command.env(PRELOAD, preload(library, before.as_deref()));
+    }
+    let channels = channels.clone();
+    let user = order.user.clone();
+    let settle = move || {
+        let batch = Identity::own().map_or(0, Identity::word);
+        channels.control().batch.store(batch, Relaxed);
+        place.take(0)?;
+        if let Some(user) = &user {
+            setgroups(&user.groups)?;
+            setgid(user.gid)?;
+            setuid(user.uid)?;
+        }
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&signals), None)?;
+        Ok(())
+    };
+    // SAFETY: `settle` makes system calls on memory that exists already: no allocation, no lock.
+    unsafe { command.pre_exec(settle) };
+    command.spawn()
+}

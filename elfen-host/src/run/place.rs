@@ -1,0 +1,113 @@
+//! Where the batch's threads belong: on the batch lanes, at SCHED_IDLE.
+//!
+//! Both are inherited, so only programs that change their own leave their place, and are put back.
+
+use std::fs;
+use std::io;
+
+use crate::affinity::{self, Mask};
+use crate::cpulist::CpuSet;
+
+/// Where the scheduler groups tasks by session, SCHED_IDLE ranks a thread below others of its own
+/// session alone. A batch process with a session of its own, whose group is as heavy as the
+/// guard's, is made as light as a group can be.
+pub(crate) fn lighten_session(process: u32) {
+    let Ok(pid) = i32::try_from(process) else { return };
+    // SAFETY: takes a number.
+    let theirs = unsafe { libc::getsid(pid) };
+    // SAFETY: takes a number; 0 is the caller.
+    let ours = unsafe { libc::getsid(0) };
+    if theirs != ours {
+        // Absent without autogroups; refused within a tenth of a second of the last time:
+        // the next look tries again.
+        let _lightened = fs::write(format!("/proc/{process}/autogroup"), "19");
+    }
+}
+
+/// Gives the calling thread the rank of a guard: above every thread at SCHED_IDLE, and beside
+/// ordinary ones. It is inherited like everything else: `nice -n 19 elfen run` would leave the
+/// batch a sixth of a lane that its guard holds, and SCHED_IDLE a half.
+pub(super) fn rank_first() -> io::Result<()> {
+    // SAFETY: takes nothing and cannot fail.
+    let thread = unsafe { libc::gettid() }.unsigned_abs();
+    set_policy(thread, libc::SCHED_OTHER)?;
+    // SAFETY: takes numbers.
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Keeps the calling thread, and the threads and processes that it starts, off the request lanes:
+/// looking after a batch is work, too.
+pub(super) fn leave(requests: &CpuSet) -> io::Result<()> {
+    let rest = affinity::allowed()?.without(requests);
+    // Where there is nothing else, it stays.
+    if rest.is_empty() { Ok(()) } else { Mask::of(&rest).impose_on(0) }
+}
+
+/// A batch thread's place: the batch lanes, at the lowest priority there is.
+#[derive(Debug)]
+pub struct Place {
+    mask: Mask,
+}
+
+impl Place {
+    pub fn new(lanes: &CpuSet) -> Self {
+        Self { mask: Mask::of(lanes) }
+    }
+
+    /// Puts a thread there; 0 is the caller. Makes system calls alone, so that it can
+    /// run between fork and exec.
+    pub fn take(&self, thread: u32) -> io::Result<()> {
+        self.mask.impose_on(thread)?;
+        set_policy(thread, libc::SCHED_IDLE)
+    }
+
+    /// Gives a thread a share of its lane beside the guard. Refused without the
+    /// right to raise priorities.
+    pub(crate) fn raise(thread: u32) -> io::Result<()> {
+        set_policy(thread, libc::SCHED_OTHER)
+    }
+
+    /// Whether a thread has left its place; `None` if it ended.
+    pub(crate) fn is_left_by(&self, thread: u32) -> Option<bool> {
+        let outside = !Mask::read(thread).ok()?.is_within(&self.mask);
+        // SAFETY: takes a number.
+        let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread) };
+        (policy >= 0).then_some(outside || policy != i64::from(libc::SCHED_IDLE))
+    }
+}
+
+/// One system call, so that it can be made between fork and exec.
+fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `none` is a live sched_param.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &none) };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::below;
+    use std::process::Command;
+
+    /// Goal: a program that leaves its place is found and put back. Method: a child that
+    /// starts elsewhere than asked.
+    #[test]
+    fn who_leaves_is_put_back() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let own = std::process::id();
+        while !below(own).contains(&child.id()) {
+            std::thread::yield_now();
+        }
+        let place = Place::new(&affinity::allowed().unwrap());
+        assert_eq!(place.is_left_by(child.id()), Some(true), "not at SCHED_IDLE");
+        place.take(child.id()).unwrap();
+        assert_eq!(place.is_left_by(child.id()), Some(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(place.is_left_by(child.id()), None);
+    }
+}

@@ -1,0 +1,64 @@
+//! The report that `elfen run --report` writes, and that the live runs of `experiments` read.
+//!
+//! The same type on both sides: a key that is not there is an error, and no zero.
+
+use serde::{Deserialize, Serialize};
+
+use super::figures::Figures;
+use super::looks::Looked;
+
+/// Times are nanoseconds.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// The policy that held at the end: `elfen set` may have changed it.
+    pub policy: String,
+    pub budget_ns: u64,
+    pub policy_was_set: bool,
+    /// As in `--lanes`.
+    pub lanes: String,
+    pub signal: String,
+    pub nap: String,
+    /// How threads that checked napped; nothing if none did.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub nap_of_checks: Option<String>,
+    /// The counters that `dynamic-budget` goes by, the hardware's or the service's; nothing under
+    /// other policies.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub ipc: Option<String>,
+    pub inject: String,
+    #[serde(flatten)]
+    pub looked: Looked,
+    pub wall_ns: u64,
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Nothing without a task map.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub request_busy_ns: Option<u64>,
+    /// As a shell sees it.
+    pub exit_status: u8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is written is read, and what lacks something is refused. Method: each
+    /// key, one after the other.
+    #[test]
+    fn every_key_must_be_there() {
+        let report = Report { ipc: Some("hardware".to_owned()), wall_ns: 7, ..Report::default() };
+        let written = serde_json::to_value(&report).unwrap();
+        assert_eq!(serde_json::from_value::<Report>(written.clone()).unwrap(), report);
+        let keys: Vec<String> = written.as_object().unwrap().keys().cloned().collect();
+        assert!(keys.len() > 15, "{keys:?}");
+        for key in keys {
+            let mut lacking = written.clone();
+            lacking.as_object_mut().unwrap().remove(&key);
+            let error = serde_json::from_value::<Report>(lacking).expect_err(&key).to_string();
+            assert!(error.contains(&key), "{key}: {error}");
+        }
+        let mut lacking = written;
+        lacking["reaction_ns"].as_object_mut().unwrap().remove("p99");
+        assert!(serde_json::from_value::<Report>(lacking).is_err());
+    }
+}

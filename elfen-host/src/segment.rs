@@ -1,0 +1,59 @@
+//! The System V segments of this machine, as the kernel lists them: the only registry there
+//! is of batches and services.
+
+use std::{fs, io};
+
+use elfen_rt::signal::page::NAME_BYTES;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Segment {
+    pub key: i32,
+    pub id: i32,
+    pub bytes: usize,
+}
+
+pub(crate) fn segments() -> io::Result<Vec<Segment>> {
+    Ok(fs::read_to_string("/proc/sysvipc/shm")?.lines().filter_map(parse).collect())
+}
+
+/// `None` of the heading.
+fn parse(line: &str) -> Option<Segment> {
+    let mut fields = line.split_whitespace();
+    let (key, id) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(Segment { key, id, bytes: fields.nth(1)?.parse().ok()? })
+}
+
+/// The name of a page, without the bytes that fill it up.
+pub(crate) fn text_of(name: &[u8; NAME_BYTES]) -> String {
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    // Any user can make a page, and what root lists goes to a terminal: nothing of a
+    // name may move its cursor.
+    String::from_utf8_lossy(name)
+        .chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_text_and_no_command_to_a_terminal() {
+        let name = |bytes: &[u8]| {
+            let mut padded = [0; NAME_BYTES];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            text_of(&padded)
+        };
+        assert_eq!(name(b"xz"), "xz");
+        assert_eq!(name(b"\x1b[2Jx\ny\x7f\xff"), "\u{fffd}[2Jx\u{fffd}y\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn a_line_of_the_list() {
+        let heading = "       key      shmid perms                  size  cpid  lpid nattch";
+        assert_eq!(parse(heading), None);
+        let line = " -516947884          3   640                  5376  4242  4243      2";
+        assert_eq!(parse(line), Some(Segment { key: -516_947_884, id: 3, bytes: 5376 }));
+    }
+}

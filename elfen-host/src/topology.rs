@@ -1,0 +1,192 @@
+//! The machine's cores and their lanes, from sysfs.
+//!
+//! Facts only: which of them make a pair, and what to say about the others, is `lanes`. Read from
+//! sysfs and not through a library, so that a recording of any machine reads the same as the
+//! machine.
+
+use super::cpulist::CpuSet;
+use super::cpuset;
+use super::source::{Source, SourceError};
+
+const CPU: &str = "/sys/devices/system/cpu";
+const NODE: &str = "/sys/devices/system/node";
+
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    #[error("there is no {CPU}/online")]
+    NoSysfs,
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+/// What sort of core a hybrid machine says it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CoreKind {
+    Performance,
+    Efficient,
+}
+
+/// The lanes that share one core's resources.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Core {
+    /// Online lanes, whether or not this process may use them.
+    pub lanes: CpuSet,
+    /// The kernel's number, unique within package and die only. `None` where sysfs has no topology.
+    pub core: Option<u32>,
+    pub die: Option<u32>,
+    pub package: Option<u32>,
+    /// NUMA node; 0 on a kernel without NUMA, `None` where the nodes don't list the core.
+    pub node: Option<u32>,
+    pub kind: Option<CoreKind>,
+}
+
+#[derive(Debug)]
+pub struct Topology {
+    pub present: CpuSet,
+    pub online: CpuSet,
+    /// Present CPUs that are switched off.
+    pub offline: CpuSet,
+    /// The affinity mask of this process.
+    pub affinity: CpuSet,
+    /// The cpuset of its cgroup, where there is one.
+    pub cpuset: Option<CpuSet>,
+    /// Online CPUs that the cgroup of this process may use.
+    pub(crate) in_cpuset: CpuSet,
+    /// Online CPUs that this process may pin a thread to.
+    pub usable: CpuSet,
+    pub isolated: CpuSet,
+    pub nohz_full: CpuSet,
+    /// `smt/control`: on, off, forceoff, notsupported, notimplemented, or a number of lanes a core.
+    pub smt_control: Option<String>,
+    /// `smt/active`: whether any core has several lanes online.
+    pub(crate) smt_active: Option<bool>,
+    /// The CPU says that a hypervisor runs it. Only x86 has a word for it.
+    pub hypervisor: bool,
+    /// In the order of their lowest CPU.
+    pub cores: Vec<Core>,
+}
+
+impl Topology {
+    pub fn read(source: &Source) -> Result<Self, TopologyError> {
+        let cpu_list = |file: &str| source.cpus(&format!("{CPU}/{file}"));
+        let online = cpu_list("online")?.ok_or(TopologyError::NoSysfs)?;
+        let present = cpu_list("present")?.unwrap_or_else(|| online.clone());
+        let isolated = cpu_list("isolated")?.unwrap_or_default();
+        let smt_active = source.text(&format!("{CPU}/smt/active"))?;
+        let (affinity, cpuset) = (source.affinity()?, cpuset::effective(source)?);
+        let in_cpuset = cpuset.as_ref().map_or_else(|| online.clone(), |cpus| cpus.and(&online));
+        Ok(Self {
+            offline: present.without(&online),
+            present,
+            usable: usable(&in_cpuset, &affinity, &isolated),
+            affinity,
+            cpuset,
+            in_cpuset,
+            isolated,
+            nohz_full: cpu_list("nohz_full")?.unwrap_or_default(),
+            smt_control: source.text(&format!("{CPU}/smt/control"))?,
+            smt_active: smt_active.map(|active| active == "1"),
+            hypervisor: source.cpu_flag("hypervisor")?,
+            cores: cores(source, &online)?,
+            online,
+        })
+    }
+
+    /// Whether any core shows several lanes.
+    pub(crate) fn shows_siblings(&self) -> bool {
+        self.cores.iter().any(|core| core.lanes.len() > 1)
+    }
+
+    /// Whether sysfs says anything about cores.
+    pub(crate) fn shows_cores(&self) -> bool {
+        self.cores.iter().any(|core| core.core.is_some())
+    }
+
+    /// Whether SMT is on: a core shows several lanes, or the kernel says that one has them.
+    pub fn smt(&self) -> bool {
+        self.smt_active == Some(true) || self.shows_siblings()
+    }
+
+    /// The core that an online CPU belongs to.
+    pub fn core_of(&self, cpu: u32) -> Option<&Core> {
+        self.cores.iter().find(|core| core.lanes.contains(cpu))
+    }
+}
+
+/// `isolcpus` takes CPUs out of the first process's mask, and all others inherit it: a mask that
+/// lacks the isolated CPUs and nothing else is one that no process has set, and forbids nothing.
+fn usable(in_cpuset: &CpuSet, affinity: &CpuSet, isolated: &CpuSet) -> CpuSet {
+    let allowed = in_cpuset.and(affinity);
+    let untouched = allowed == in_cpuset.without(isolated);
+    if untouched { in_cpuset.clone() } else { allowed }
+}
+
+fn cores(source: &Source, online: &CpuSet) -> Result<Vec<Core>, SourceError> {
+    let nodes = nodes(source, online)?;
+    let kinds = kinds(source)?;
+    let mut seen = CpuSet::default();
+    let mut cores = Vec::new();
+    for cpu in online.iter() {
+        if seen.contains(cpu) {
+            continue;
+        }
+        // A CPU that an earlier core claimed stays there, whatever this one says of it.
+        let lanes: CpuSet = siblings(source, cpu)?
+            .iter()
+            .filter(|&lane| online.contains(lane) && seen.insert(lane))
+            .collect();
+        cores.push(Core {
+            core: number(source, cpu, "core_id")?,
+            die: number(source, cpu, "die_id")?,
+            package: number(source, cpu, "physical_package_id")?,
+            node: nodes.iter().find(|(_, cpus)| cpus.contains(cpu)).map(|&(node, _)| node),
+            kind: kinds.iter().find(|(_, cpus)| cpus.contains(cpu)).map(|&(kind, _)| kind),
+            lanes,
+        });
+    }
+    Ok(cores)
+}
+
+/// The CPU and its siblings: `core_cpus_list` since Linux 5.3, `thread_siblings_list` before.
+fn siblings(source: &Source, cpu: u32) -> Result<CpuSet, SourceError> {
+    let topology = format!("{CPU}/cpu{cpu}/topology");
+    let mut siblings = match source.cpus(&format!("{topology}/core_cpus_list"))? {
+        Some(siblings) => siblings,
+        None => source.cpus(&format!("{topology}/thread_siblings_list"))?.unwrap_or_default(),
+    };
+    siblings.insert(cpu);
+    Ok(siblings)
+}
+
+/// A number in a CPU's topology folder. Kernels write -1 for what they don't know.
+fn number(source: &Source, cpu: u32, file: &str) -> Result<Option<u32>, SourceError> {
+    let text = source.text(&format!("{CPU}/cpu{cpu}/topology/{file}"))?;
+    Ok(text.and_then(|text| text.parse().ok()))
+}
+
+/// The CPUs of each NUMA node. A kernel without NUMA has one node with everything in it.
+fn nodes(source: &Source, online: &CpuSet) -> Result<Vec<(u32, CpuSet)>, SourceError> {
+    let Some(nodes) = source.cpus(&format!("{NODE}/online"))? else {
+        return Ok(vec![(0, online.clone())]);
+    };
+    let cpus = |node: u32| {
+        let list = source.cpus(&format!("{NODE}/node{node}/cpulist"))?;
+        Ok((node, list.unwrap_or_default()))
+    };
+    nodes.iter().map(cpus).collect()
+}
+
+fn kinds(source: &Source) -> Result<Vec<(CoreKind, CpuSet)>, SourceError> {
+    let folders = [
+        (CoreKind::Performance, "cpu_core"),
+        (CoreKind::Efficient, "cpu_atom"),
+        (CoreKind::Efficient, "cpu_lowpower"),
+    ];
+    let mut kinds = Vec::new();
+    for (kind, folder) in folders {
+        if let Some(cpus) = source.cpus(&format!("/sys/devices/{folder}/cpus"))? {
+            kinds.push((kind, cpus));
+        }
+    }
+    Ok(kinds)
+}

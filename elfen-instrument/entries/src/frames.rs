@@ -1,0 +1,212 @@
+//! How far a function reaches, from the unwind information (`.eh_frame`).
+//!
+//! The bytes may be those of a program that lies: nothing of them is taken for an index or a length
+//! that was not checked against the bytes at hand.
+
+/// A function, as its unwind information has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Frame {
+    pub start: u64,
+    pub bytes: u64,
+    /// The kernel calls it, and not another function (`S`): it may start a byte before its code.
+    pub is_signal: bool,
+}
+
+/// Reads the entry at `address` of a `.eh_frame` that lies at `section_address`. `None` if it is
+/// not there, or has a form that no linker of our time writes.
+pub fn frame(section: &[u8], section_address: u64, address: u64) -> Option<Frame> {
+    let mut entry = Bytes::at(section, section_address, address)?.record()?;
+    let pointer_at = entry.address;
+    // The distance back to what entries have in common; 0 there.
+    let back = entry.u32().filter(|&back| back != 0)?;
+    let common = Bytes::at(section, section_address, pointer_at.checked_sub(back.into())?)?;
+    let common = Common::read(common.record()?)?;
+    let start_at = entry.address;
+    let start = entry.pointer(common.pointers)?;
+    let start = match common.pointers & APPLICATION {
+        ABSOLUTE => start,
+        PC_RELATIVE => start_at.checked_add_signed(start.cast_signed())?,
+        _ => return None,
+    };
+    let bytes = entry.pointer(common.pointers)?;
+    start.checked_add(bytes)?;
+    Some(Frame { start, bytes, is_signal: common.is_signal })
+}
+
+/// How a pointer is written: its form, and what it counts from.
+const FORM: u8 = 0x0f;
+const APPLICATION: u8 = 0x70;
+const ABSOLUTE: u8 = 0x00;
+const PC_RELATIVE: u8 = 0x10;
+
+/// What some entries have in common, as far as it matters here.
+struct Common {
+    pointers: u8,
+    is_signal: bool,
+}
+
+impl Common {
+    fn read(mut bytes: Bytes<'_>) -> Option<Self> {
+        let id = bytes.u32()?;
+        let version = bytes.u8()?;
+        if id != 0 || !matches!(version, 1 | 3) {
+            return None;
+        }
+        let mut augmentation = bytes;
+        while bytes.u8()? != 0 {}
+        bytes.leb128()?;
+        bytes.leb128()?;
+        // The return address's register.
+        if version == 1 { bytes.u8().map(u64::from) } else { bytes.leb128() }?;
+        let mut common = Self { pointers: 0, is_signal: false };
+        loop {
+            match augmentation.u8()? {
+                0 => return Some(common),
+                b'z' => _ = bytes.leb128()?,
+                b'R' => common.pointers = bytes.u8()?,
+                b'L' => _ = bytes.u8()?,
+                b'P' => {
+                    let form = bytes.u8()?;
+                    bytes.pointer(form)?;
+                }
+                b'S' => common.is_signal = true,
+                b'B' => {}
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// Bytes that are read from the front.
+#[derive(Clone, Copy)]
+struct Bytes<'a> {
+    left: &'a [u8],
+    address: u64,
+}
+
+impl<'a> Bytes<'a> {
+    fn at(section: &'a [u8], section_address: u64, address: u64) -> Option<Self> {
+        let offset = usize::try_from(address.checked_sub(section_address)?).ok()?;
+        Some(Self { left: section.get(offset..)?, address })
+    }
+
+    /// The record that begins here, behind its length.
+    fn record(mut self) -> Option<Self> {
+        let bytes = usize::try_from(self.u32()?).ok()?;
+        Some(Self { left: self.left.get(..bytes)?, ..self })
+    }
+
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, left) = self.left.split_first_chunk::<N>()?;
+        self.left = left;
+        self.address = self.address.checked_add(N as u64)?;
+        Some(*taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take::<1>().map(|[byte]| byte)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    /// A number in groups of seven bits, whose value is of no interest.
+    fn leb128(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..63).step_by(7) {
+            let byte = self.u8()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    /// A pointer's number, before what it counts from is added.
+    fn pointer(&mut self, encoding: u8) -> Option<u64> {
+        match encoding & FORM {
+            0x00 | 0x04 | 0x0c => self.take().map(u64::from_le_bytes),
+            0x03 => self.u32().map(u64::from),
+            0x0b => self.take().map(|four| i64::from(i32::from_le_bytes(four)).cast_unsigned()),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    const ADDRESS: u64 = 0x40_0000;
+
+    /// A `.eh_frame` of one function; where its entry lies.
+    fn section(augmentation: &[u8], data: &[u8], start: [u8; 4], bytes: u32) -> (Vec<u8>, u64) {
+        let mut common = Vec::from([0, 0, 0, 0, 1]);
+        common.extend(augmentation);
+        common.extend([0, 1, 0x78, 16]);
+        common.extend(data);
+        let mut section = Vec::from(u32::try_from(common.len()).unwrap().to_le_bytes());
+        section.extend(&common);
+        let entry = ADDRESS + section.len() as u64;
+        section.extend(12u32.to_le_bytes());
+        section.extend(u32::try_from(section.len()).unwrap().to_le_bytes());
+        section.extend(start);
+        section.extend(bytes.to_le_bytes());
+        (section, entry)
+    }
+
+    #[test]
+    fn functions_are_read_as_linkers_write_them() {
+        // zR and zRS with pointers relative to themselves, zPLR with a personality between.
+        let cases: [(&[u8], &[u8], bool); 3] = [
+            (b"zR", &[1, 0x1b], false),
+            (b"zRS", &[1, 0x1b], true),
+            (b"zPLR", &[7, 0x9b, 1, 2, 3, 4, 0x1b, 0x1b], false),
+        ];
+        for (augmentation, data, is_signal) in cases {
+            let (bytes, entry) = section(augmentation, data, (-0x1000i32).to_le_bytes(), 0x40);
+            let found = frame(&bytes, ADDRESS, entry).unwrap();
+            let start = entry + 8 - 0x1000;
+            assert_eq!(found, Frame { start, bytes: 0x40, is_signal });
+        }
+    }
+
+    #[test]
+    fn other_forms_are_refused() {
+        let start = 0x1000i32.to_le_bytes();
+        for (augmentation, data) in
+            [(&b"zR"[..], &[1, 0x3b][..]), (b"zR", &[1, 0x1e]), (b"eh", &[0; 8]), (b"zX", &[1, 0])]
+        {
+            let (bytes, entry) = section(augmentation, data, start, 0x40);
+            assert_eq!(frame(&bytes, ADDRESS, entry), None, "{augmentation:?} {data:?}");
+        }
+        // What entries have in common is no entry.
+        let (bytes, entry) = section(b"zR", &[1, 0x1b], start, 0x40);
+        assert_eq!(frame(&bytes, ADDRESS, ADDRESS), None);
+        assert!(frame(&bytes, ADDRESS, entry).is_some());
+        assert_eq!(frame(&bytes, ADDRESS, entry - 1), None);
+    }
+
+    proptest::proptest! {
+        /// Goal: any bytes give an answer and no panic. Method: a sound section with some bytes
+        /// changed, cut anywhere, asked for any address.
+        #[test]
+        fn hostile_bytes_are_read(
+            changes in proptest::collection::vec((0usize..60, proptest::num::u8::ANY), 0..8),
+            cut in 0usize..60,
+            distance in 0u64..64,
+        ) {
+            let room = [7, 0x9b, 1, 2, 3, 4, 0x1b, 0x1b];
+            let (mut bytes, entry) = section(b"zPLR", &room, [9; 4], 7);
+            for (at, byte) in changes {
+                if let Some(changed) = bytes.get_mut(at) { *changed = byte }
+            }
+            bytes.truncate(cut);
+            let _any = frame(&bytes, ADDRESS, entry.wrapping_add(distance));
+            let _any = frame(&bytes, u64::MAX - distance, u64::MAX);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The instructions of one function.
+//!
+//! Read from its first byte to its last, as compilers lay them out. Where that cannot be right, as
+//! the bytes do not decode or something goes to the middle of an instruction, nothing of the
+//! function is used: data among code looks like that, and so does a wrong start.
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+
+use crate::flags;
+use crate::flow::{self, Next};
+use crate::refused::Refused;
+
+/// `jmp rel32`: what is written over code.
+pub const JUMP_BYTES: usize = 5;
+/// No function that is worth a check is longer.
+pub const MAX_BYTES: usize = 1 << 20;
+
+/// A function, decoded and found sound.
+#[derive(Clone, Debug)]
+pub struct Function {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) code: Vec<Instruction>,
+    /// What runs after each instruction.
+    pub(crate) next: Vec<Next>,
+    /// Whether somebody reads the flags as they are before each instruction.
+    pub(crate) flags_live: Vec<bool>,
+    /// Reached from the function's start, or from where it was interrupted, by what is known to
+    /// follow: these are instructions beyond doubt.
+    pub(crate) reached: Vec<bool>,
+    /// Addresses that direct branches of this function go to, in order.
+    pub(crate) targets: Vec<u64>,
+    /// It goes to an address that it computes: anywhere in it, for all that is known.
+    pub(crate) jumps_anywhere: bool,
+}
+
+impl Function {
+    /// Decodes the bytes of a function that starts at `start`. `sample` is an address in it that
+    /// was interrupted: the beginning of an instruction for certain.
+    pub fn decode(bytes: &[u8], start: u64, sample: Option<u64>) -> Result<Self, Refused> {
+        let end = u64::try_from(bytes.len()).ok().and_then(|bytes| start.checked_add(bytes));
+        let end = end.filter(|_| !bytes.is_empty() && bytes.len() <= MAX_BYTES);
+        let end = end.ok_or(Refused::Length)?;
+        let code = instructions(bytes, start)?;
+        let next = flow::next(&code, start..end)?;
+        let mut function = Self {
+            start,
+            end,
+            flags_live: flags::live(&code, &next),
+            reached: Vec::new(),
+            targets: flow::targets(&code),
+            jumps_anywhere: next.iter().any(|next| next.is_unknown),
+            code,
+            next,
+        };
+        let sampled = match sample {
+            Some(ip) => Some(function.index(ip).ok_or(Refused::SampleInside(ip))?),
+            None => None,
+        };
+        function.reached = flow::reached(&function.next, sampled);
+        Ok(function)
+    }
+
+    /// Its first address, and the one behind its last.
+    pub fn range(&self) -> core::ops::Range<u64> {
+        self.start..self.end
+    }
+
+    /// Which instruction begins at an address.
+    pub(crate) fn index(&self, address: u64) -> Option<usize> {
+        self.code.binary_search_by_key(&address, Instruction::ip).ok()
+    }
+}
+
+fn instructions(bytes: &[u8], start: u64) -> Result<Vec<Instruction>, Refused> {
+    let decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
+    let mut code = Vec::with_capacity(bytes.len() / 4);
+    for instruction in decoder {
+        if instruction.is_invalid() {
+            return Err(Refused::NoInstruction(instruction.ip()));
+        }
+        if instruction.flow_control() == FlowControl::XbeginXabortXend {
+            return Err(Refused::Transactions);
+        }
+        code.push(instruction);
+    }
+    Ok(code)
+}

@@ -1,0 +1,114 @@
+//! Whether the arithmetic flags mean something to what follows: a check
+//! compares, and so writes them.
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+
+use crate::flow::Next;
+
+/// What a comparison writes.
+const ARITHMETIC: u32 = RflagsBits::OF
+    | RflagsBits::SF
+    | RflagsBits::ZF
+    | RflagsBits::AF
+    | RflagsBits::CF
+    | RflagsBits::PF;
+
+/// Before each instruction, whether some flag is read before it is written again.
+///
+/// Flags mean nothing behind a call or a return (the calling convention), and may mean anything
+/// where the function is left by a jump, whether out of it or to an address that is computed.
+pub(crate) fn live(code: &[Instruction], next: &[Next]) -> Vec<bool> {
+    let mut before = vec![0u32; code.len()];
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for (index, instruction) in code.iter().enumerate().rev() {
+            let after = after(&before, &next[index], index);
+            let now = reads(instruction) | (after & !writes(instruction));
+            changed |= std::mem::replace(&mut before[index], now) != now;
+        }
+    }
+    before.into_iter().map(|flags| flags != 0).collect()
+}
+
+fn after(before: &[u32], next: &Next, index: usize) -> u32 {
+    let unknown = if next.is_unknown || next.leaves { ARITHMETIC } else { 0 };
+    next.indices(index, before.len()).fold(unknown, |flags, next| flags | before[next])
+}
+
+fn reads(instruction: &Instruction) -> u32 {
+    instruction.rflags_read() & ARITHMETIC
+}
+
+fn writes(instruction: &Instruction) -> u32 {
+    match instruction.flow_control() {
+        FlowControl::Call | FlowControl::IndirectCall => ARITHMETIC,
+        _ if may_leave_flags(instruction) => 0,
+        _ => instruction.rflags_modified() & ARITHMETIC,
+    }
+}
+
+/// Shifts by a count that may be 0, and repeated comparisons of a length that may be 0, then leave
+/// the flags as they were.
+fn may_leave_flags(instruction: &Instruction) -> bool {
+    use Mnemonic::{Rcl, Rcr, Rol, Ror, Sal, Sar, Shl, Shld, Shr, Shrd};
+    let is_shift = matches!(
+        instruction.mnemonic(),
+        Rcl | Rcr | Rol | Ror | Sal | Sar | Shl | Shld | Shr | Shrd
+    );
+    let count = instruction.op_count().saturating_sub(1);
+    let by_register = is_shift
+        && instruction.op_kind(count) == OpKind::Register
+        && instruction.op_register(count) == Register::CL;
+    let by_zero = is_shift
+        && instruction.op_kind(count) == OpKind::Immediate8
+        && instruction.immediate8() & 0x3f == 0;
+    let repeats = instruction.has_rep_prefix() || instruction.has_repne_prefix();
+    by_register || by_zero || repeats && instruction.code() != Code::INVALID
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::code::Function;
+
+    fn live(bytes: &[u8]) -> Vec<bool> {
+        Function::decode(bytes, 0x1000, None).unwrap().flags_live
+    }
+
+    #[test]
+    fn flags_are_live_from_who_writes_to_who_reads_them() {
+        // cmp %esi,%edi; mov %edi,%eax; jl +2; mov %esi,%eax; ret
+        let bytes = [0x39, 0xf7, 0x89, 0xf8, 0x7c, 0x02, 0x89, 0xf0, 0xc3];
+        assert_eq!(live(&bytes), [false, true, true, false, false]);
+    }
+
+    #[test]
+    fn a_carry_goes_round_a_loop() {
+        // adc (%rsi),%rax; lea 8(%rsi),%rsi; dec %ecx; jnz back; ret: dec leaves the carry.
+        let bytes = [0x48, 0x13, 0x06, 0x48, 0x8d, 0x76, 0x08, 0xff, 0xc9, 0x75, 0xf5, 0xc3];
+        assert_eq!(live(&bytes), [true, true, true, true, false]);
+    }
+
+    #[test]
+    fn a_shift_by_nothing_leaves_the_flags() {
+        // cmp %esi,%edi; shl %cl,%eax; jl +0; ret
+        assert_eq!(live(&[0x39, 0xf7, 0xd3, 0xe0, 0x7c, 0, 0xc3]), [false, true, true, false]);
+        // The same by 3, which writes them.
+        let by_three = [0x39, 0xf7, 0xc1, 0xe0, 0x03, 0x7c, 0, 0xc3];
+        assert_eq!(live(&by_three), [false, false, true, false]);
+        // repe cmpsb of no bytes.
+        assert_eq!(live(&[0xf3, 0xa6, 0x74, 0, 0xc3]), [true, true, false]);
+    }
+
+    #[test]
+    fn calls_end_flags_and_jumps_out_do_not() {
+        // call +0x100; ret
+        assert_eq!(live(&[0xe8, 0, 1, 0, 0, 0xc3]), [false, false]);
+        // jmp +0x100
+        assert_eq!(live(&[0xe9, 0, 1, 0, 0]), [true]);
+        // jmp *%rax
+        assert_eq!(live(&[0xff, 0xe0]), [true]);
+        // pushfq; ret: what Go's asyncPreempt begins with
+        assert_eq!(live(&[0x9c, 0xc3]), [true, false]);
+    }
+}

@@ -1,0 +1,318 @@
+//! Where a jump can be written over instructions, and why that is safe.
+//!
+//! The jump takes five bytes. Whoever ran what it replaces, now or later, must do what he did
+//! before: so no thread may stand, and nothing may go, inside of those bytes, and what is moved
+//! must do the same elsewhere. Each tactic says what that rests on.
+
+use core::ops::Range;
+
+use iced_x86::{
+    FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register, UsedMemory,
+};
+
+use crate::code::{Function, JUMP_BYTES};
+use crate::flow::{Next, target};
+use crate::loops::{self, Loop};
+
+/// What a place rests on, the safest first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Tactic {
+    /// One instruction that is as long as the jump, behind which nobody reads the flags, and which
+    /// cannot fault: no thread can stand inside, and none finds itself elsewhere in a handler.
+    One,
+    /// Several instructions: no thread stands inside, nothing goes there, and no handler hides that
+    /// one stood there.
+    Several,
+    /// One that may fault, in a program that does not look at where it faulted.
+    Memory,
+    /// One behind which flags are read: they are saved and put back.
+    Flags,
+}
+
+/// What is known of a program, and so which tactics it permits. [`Tactic::One`] is always there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Permitted<'a> {
+    /// No thread of it is inside of the function, and it has no signal handler.
+    pub several: bool,
+    /// It catches none of SIGSEGV, SIGBUS and SIGFPE.
+    pub memory: bool,
+    pub flags: bool,
+    /// Addresses that anything else of the object names: relocations,
+    /// tables, landing pads. In order.
+    pub named: &'a [u64],
+}
+
+/// Instructions that can be moved away for a jump.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    pub at: u64,
+    /// How many bytes of code are replaced.
+    pub bytes: usize,
+    pub tactic: Tactic,
+    pub(crate) moved: Range<usize>,
+    pub(crate) saves_flags: bool,
+}
+
+impl Function {
+    /// The safest place that every round of a loop comes by, and of those the first.
+    pub fn place_in(&self, one: &Loop, permitted: &Permitted<'_>) -> Option<Place> {
+        let inside = one.indices(self)?;
+        let on_every_round = |index: usize| loops::is_on_every_round(self, one, index);
+        self.safest(inside, permitted, on_every_round)
+    }
+
+    /// The safest place that every call of the function comes by.
+    pub fn place_at_entry(&self, permitted: &Permitted<'_>) -> Option<Place> {
+        let straight = |next: &Next| next.falls && next.goes_to.is_none();
+        let before_branch = self.next.iter().take_while(|next| straight(next)).count();
+        let entry = 0..(before_branch + 1).min(self.code.len());
+        self.safest(entry, permitted, |_| true)
+    }
+
+    /// Every place of the function, by whatever tactic it takes.
+    pub fn places(&self, permitted: &Permitted<'_>) -> impl Iterator<Item = Place> {
+        (0..self.code.len()).filter_map(|index| self.place(index, permitted))
+    }
+
+    fn safest(
+        &self,
+        range: Range<usize>,
+        permitted: &Permitted<'_>,
+        fits: impl Fn(usize) -> bool,
+    ) -> Option<Place> {
+        let mut found: Vec<Place> =
+            range.filter_map(|index| self.place(index, permitted)).collect();
+        // Stable: of equals the first.
+        found.sort_by_key(|place| place.tactic);
+        found.into_iter().find(|place| fits(place.moved.start))
+    }
+
+    /// The place that begins with instruction `index`, if there is one.
+    fn place(&self, index: usize, permitted: &Permitted<'_>) -> Option<Place> {
+        let moved = self.covered(index)?;
+        let code = self.code.get(moved.clone())?;
+        let (at, end) = (code.first()?.ip(), code.last()?.next_ip());
+        let is_certain = moved.clone().all(|index| self.reached[index]);
+        let saves_flags = self.flags_live[index];
+        let faults = code.iter().any(may_fault);
+        let tactic = match (saves_flags, faults, code.len()) {
+            (true, ..) => Tactic::Flags,
+            (_, true, _) => Tactic::Memory,
+            (_, _, 1) => Tactic::One,
+            _ => Tactic::Several,
+        };
+        let is_permitted = (code.len() == 1 || permitted.several && !self.jumps_anywhere)
+            && (!faults || permitted.memory)
+            && (!saves_flags || permitted.flags);
+        let inside = at + 1..end;
+        let is_named = names(&self.targets, &inside) || names(permitted.named, &inside);
+        let bytes = usize::try_from(end - at).ok()?;
+        // A jump to itself goes round in its trampoline, for which no check is needed.
+        let is_still = code.len() == 1 && target(&code[0]) == Some(at);
+        let is_safe = is_certain && is_permitted && !is_named && !is_still;
+        is_safe.then_some(Place { at, bytes, tactic, moved, saves_flags })
+    }
+
+    /// As few instructions from `index` on as the jump takes room; only the last may go elsewhere.
+    fn covered(&self, index: usize) -> Option<Range<usize>> {
+        let mut bytes = 0;
+        for end in index..self.code.len() {
+            let instruction = &self.code[end];
+            if !can_move(instruction) {
+                return None;
+            }
+            bytes += instruction.len();
+            if bytes >= JUMP_BYTES {
+                return Some(index..end + 1);
+            }
+            if instruction.flow_control() != FlowControl::Next {
+                return None;
+            }
+        }
+        None
+    }
+}
+
+/// Whether one of the addresses, which are in order, lies in a range.
+fn names(addresses: &[u64], inside: &Range<u64>) -> bool {
+    let first = addresses.partition_point(|&address| address < inside.start);
+    addresses.get(first).is_some_and(|address| inside.contains(address))
+}
+
+/// Whether an instruction does the same elsewhere. A call would leave another return address for
+/// unwinders, system calls and repeated strings are resumed where they stand.
+fn can_move(instruction: &Instruction) -> bool {
+    use FlowControl::{ConditionalBranch, IndirectBranch, Next, UnconditionalBranch};
+    let flow = instruction.flow_control();
+    let goes_on = matches!(flow, Next | UnconditionalBranch | ConditionalBranch | IndirectBranch);
+    let counts = instruction.is_loop() || instruction.is_loopcc() || instruction.is_jcx_short();
+    let is_string = instruction.is_string_instruction() || instruction.has_rep_prefix();
+    let lands = instruction.mnemonic() == Mnemonic::Endbr64;
+    goes_on && !counts && !is_string && !lands && !instruction.is_privileged()
+}
+
+/// Whether an instruction may raise a fault: it divides, or goes to memory other than the stack,
+/// its object's own, or its thread's.
+fn may_fault(instruction: &Instruction) -> bool {
+    let divides = matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv);
+    let mut factory = InstructionInfoFactory::new();
+    let memory = factory.info(instruction).used_memory();
+    divides || memory.iter().any(|memory| !is_sure(instruction, memory))
+}
+
+fn is_sure(instruction: &Instruction, memory: &UsedMemory) -> bool {
+    let alone = memory.index() == Register::None;
+    let is_thread = matches!(memory.segment(), Register::FS | Register::GS);
+    match memory.base() {
+        _ if memory.access() == OpAccess::NoMemAccess => true,
+        Register::RSP => alone && !is_thread,
+        // An address of the object's own: it has no base, and the displacement is the address.
+        _ if instruction.is_ip_rel_memory_operand() => alone && !is_thread,
+        Register::None => alone && is_thread,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Permitted<'static> =
+        Permitted { several: true, memory: true, flags: true, named: &[] };
+
+    fn function(bytes: &[u8]) -> Function {
+        Function::decode(bytes, 0x1000, None).unwrap()
+    }
+
+    fn first(bytes: &[u8], permitted: &Permitted<'_>) -> Option<(u64, usize, Tactic)> {
+        let place = function(bytes).places(permitted).next()?;
+        Some((place.at, place.bytes, place.tactic))
+    }
+
+    /// Goal: each tactic takes what it says and nothing else. Method: the shortest code for each,
+    /// with everything permitted, and with that taken away.
+    #[test]
+    fn tactics_by_what_they_need() {
+        // mov $1,%eax; ret
+        let one = [0xb8, 1, 0, 0, 0, 0xc3];
+        assert_eq!(first(&one, &Permitted::default()), Some((0x1000, 5, Tactic::One)));
+        // mov %edi,%eax; lea (%rsi,%rdi),%edx; ret
+        let several = [0x89, 0xf8, 0x8d, 0x14, 0x3e, 0xc3];
+        assert_eq!(first(&several, &ALL), Some((0x1000, 5, Tactic::Several)));
+        assert_eq!(first(&several, &Permitted { several: false, ..ALL }), None);
+        // movl $1,(%rdi); ret
+        let memory = [0xc7, 0x07, 1, 0, 0, 0, 0xc3];
+        assert_eq!(first(&memory, &ALL), Some((0x1000, 6, Tactic::Memory)));
+        assert_eq!(first(&memory, &Permitted { memory: false, ..ALL }), None);
+        // cmp %eax,%ecx; mov $1,%edx; je; ret
+        let flags = [0x39, 0xc1, 0xba, 1, 0, 0, 0, 0x74, 0, 0xc3];
+        let alone = Permitted { several: false, ..ALL };
+        assert_eq!(first(&flags, &alone), Some((0x1002, 5, Tactic::Flags)));
+        assert_eq!(first(&flags, &Permitted { flags: false, ..alone }), None);
+    }
+
+    #[test]
+    fn memory_of_its_own_is_sure() {
+        let sure: [&[u8]; 6] = [
+            // mov 0x1000(%rip),%rax; movl $1,8(%rsp); mov %fs:0x28,%rax; nopw 0(%rax,%rax);
+            // lea 8(%rax,%rdi,4); push $0x1000
+            &[0x48, 0x8b, 0x05, 0, 0x10, 0, 0, 0xc3],
+            &[0xc7, 0x44, 0x24, 8, 1, 0, 0, 0, 0xc3],
+            &[0x64, 0x48, 0x8b, 0x04, 0x25, 0x28, 0, 0, 0, 0xc3],
+            &[0x66, 0x0f, 0x1f, 0x44, 0, 0, 0xc3],
+            &[0x48, 0x8d, 0x44, 0xb8, 8, 0xc3],
+            &[0x68, 0, 0x10, 0, 0, 0xc3],
+        ];
+        for bytes in sure {
+            let found = first(bytes, &Permitted::default()).map(|(.., tactic)| tactic);
+            assert_eq!(found, Some(Tactic::One), "{bytes:x?}");
+        }
+        let unsure: [&[u8]; 4] = [
+            // mov 0x1000(%rax),%rax; mov 0x10(%rsp,%rdi),%rax; mov
+            // %fs:0x10(%rax),%rax; mov 0x1000,%eax
+            &[0x48, 0x8b, 0x80, 0, 0x10, 0, 0, 0xc3],
+            &[0x48, 0x8b, 0x44, 0x3c, 0x10, 0xc3],
+            &[0x64, 0x48, 0x8b, 0x40, 0x10, 0xc3],
+            &[0x8b, 0x04, 0x25, 0, 0x10, 0, 0, 0xc3],
+        ];
+        for bytes in unsure {
+            assert_eq!(first(bytes, &Permitted::default()), None, "{bytes:x?}");
+        }
+        // A division may fault without any memory: lock-step with idivl, padded by prefixes.
+        let divides = [0x2e, 0x2e, 0x2e, 0xf7, 0xf9, 0xc3];
+        assert_eq!(first(&divides, &Permitted::default()), None);
+        assert!(first(&divides, &ALL).is_some());
+    }
+
+    #[test]
+    fn nothing_goes_inside_of_a_place() {
+        // A: mov %edi,%eax; B: lea (%rsi,%rdi),%edx; jmp B
+        let loops_inside = [0x89, 0xf8, 0x8d, 0x14, 0x3e, 0xeb, 0xfb, 0xc3];
+        let starts: Vec<u64> = function(&loops_inside).places(&ALL).map(|place| place.at).collect();
+        assert_eq!(starts, [0x1002], "the place at A would cover B");
+        // An address that a table names, inside of one instruction and behind it.
+        let one = [0xb8, 1, 0, 0, 0, 0xc3];
+        for (named, found) in [([0x1001], false), ([0x1004], false), ([0x1005], true)] {
+            let permitted = Permitted { named: &named, ..ALL };
+            assert_eq!(first(&one, &permitted).is_some(), found, "{named:x?}");
+        }
+        // jmp *%rcx may go anywhere: to the second of two, not into the middle of one.
+        let anywhere = [0x89, 0xf8, 0x8d, 0x14, 0x3e, 0xb8, 1, 0, 0, 0, 0xff, 0xe1];
+        let found: Vec<Tactic> =
+            function(&anywhere).places(&ALL).map(|place| place.tactic).collect();
+        assert_eq!(found, [Tactic::Flags], "flags may be live there, for all that is known");
+    }
+
+    #[test]
+    fn some_instructions_stay_where_they_are() {
+        let stay: [&[u8]; 6] = [
+            // call; call *0(%rip); endbr64 and a nop; rep stosq with prefixes; ud2 ...; int3 ...
+            &[0xe8, 0, 1, 0, 0, 0xc3],
+            &[0xff, 0x15, 0, 0, 0, 0, 0xc3],
+            &[0xf3, 0x0f, 0x1e, 0xfa, 0xc3],
+            &[0x2e, 0x2e, 0xf3, 0x48, 0xab, 0xc3],
+            &[0x0f, 0x0b, 0xcc, 0xcc, 0xcc, 0xcc],
+            &[0x0f, 0x05, 0xc3, 0xcc, 0xcc, 0xcc],
+        ];
+        for bytes in stay {
+            assert_eq!(first(bytes, &ALL), None, "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn a_jump_to_itself_is_no_place() {
+        assert_eq!(first(&[0xe9, 0xfb, 0xff, 0xff, 0xff], &ALL), None);
+        assert!(first(&[0xe9, 0xfc, 0xff, 0xff, 0x7f], &ALL).is_some());
+    }
+
+    #[test]
+    fn what_nothing_leads_to_is_no_place() {
+        // jmp over; mov $1,%eax (data, perhaps); over: ret
+        let bytes = [0xeb, 5, 0xb8, 1, 0, 0, 0, 0xc3];
+        assert_eq!(first(&bytes, &ALL), None);
+        // Somebody was interrupted there.
+        let sampled = Function::decode(&bytes, 0x1000, Some(0x1002)).unwrap();
+        assert_eq!(sampled.places(&ALL).next().map(|place| place.at), Some(0x1002));
+    }
+
+    #[test]
+    fn the_entry_place_is_before_the_first_branch() {
+        // test %edi,%edi; je over; mov $1,%eax; over: ret
+        let late = [0x85, 0xff, 0x74, 5, 0xb8, 1, 0, 0, 0, 0xc3];
+        assert_eq!(function(&late).place_at_entry(&Permitted::default()), None);
+        // endbr64; mov $1,%eax; ret
+        let early = [0xf3, 0x0f, 0x1e, 0xfa, 0xb8, 1, 0, 0, 0, 0xc3];
+        let place = function(&early).place_at_entry(&Permitted::default()).unwrap();
+        assert_eq!(place.at, 0x1004);
+    }
+
+    #[test]
+    fn the_safest_place_of_a_loop_is_taken() {
+        // A: movl $1,(%rdi); mov $1,%eax; dec %ecx; jnz A; ret
+        let bytes = [0xc7, 0x07, 1, 0, 0, 0, 0xb8, 1, 0, 0, 0, 0xff, 0xc9, 0x75, 0xf1, 0xc3];
+        let function = function(&bytes);
+        let [one] = function.loops_around(0x1006)[..] else { panic!("a loop") };
+        let place = function.place_in(&one, &ALL).unwrap();
+        assert_eq!((place.at, place.tactic), (0x1006, Tactic::One));
+    }
+}

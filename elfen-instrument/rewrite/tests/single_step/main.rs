@@ -1,0 +1,233 @@
+//! Goal: whatever a place moves does there what it did before. Method: places all over the
+//! code of real programs, each run twice in a traced child from the same registers, drawn at
+//! random: the instructions as they were, and the jump, the check and the moved
+//! instructions, step by step. Then registers, flags where they matter, and memory must be
+//! the same, and a fault the same fault.
+
+mod object;
+mod puppet;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use iced_x86::{Decoder, DecoderOptions, Mnemonic, Register};
+
+use elfen_entries::Frame;
+use elfen_rewrite::{Function, Hooks, Permitted, Place, Tactic};
+use object::Object;
+use puppet::{Outcome, Puppet};
+
+/// Of each object; places are drawn all over it.
+fn places() -> usize {
+    let asked = std::env::var("STEPPED_PLACES").ok();
+    asked.map_or(3_000, |places| places.parse().expect("STEPPED_PLACES is a number"))
+}
+
+/// Numbers of a sequence that is the same in each run.
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next()).unwrap() % limit
+    }
+
+    /// Something to be in a register: a number, or an address of memory that is there.
+    fn word(&mut self) -> u64 {
+        let number = self.next();
+        match number & 3 {
+            0 => number >> 4 & 0xff,
+            1 => number,
+            _ => puppet::SCRATCH + (number >> 8) % (puppet::SCRATCH_BYTES / 2),
+        }
+    }
+}
+
+fn function(object: &Object, frame: &Frame) -> Option<Function> {
+    let bytes = object.bytes(frame.start, frame.bytes)?;
+    if frame.is_signal {
+        return None;
+    }
+    Function::decode(bytes, frame.start, None).ok()
+}
+
+/// Where the C library has the words of a thread in which the kernel keeps its CPU.
+const KERNELS: std::ops::Range<u64> = 0x900..0x9c0;
+
+/// Addresses and sizes of what some code names of its object's and its thread's memory; `None` if
+/// what the code does is another thing each time.
+fn named(code: &[u8], at: u64, thread_pointer: u64) -> Option<Vec<(u64, usize)>> {
+    use Mnemonic::{Cpuid, Lea, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp};
+    let mut named = Vec::new();
+    for instruction in Decoder::with_ip(64, code, at, DecoderOptions::NONE) {
+        let address = match instruction.segment_prefix() {
+            _ if instruction.mnemonic() == Lea => None,
+            Register::FS => Some(thread_pointer.wrapping_add(instruction.memory_displacement64())),
+            _ if instruction.is_ip_rel_memory_operand() => {
+                Some(instruction.ip_rel_memory_address())
+            }
+            _ => None,
+        };
+        let changes =
+            [Cpuid, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp].contains(&instruction.mnemonic());
+        let displacement = instruction.memory_displacement64();
+        let is_kernels =
+            instruction.segment_prefix() == Register::FS && KERNELS.contains(&displacement);
+        if changes || is_kernels {
+            return None;
+        }
+        named.extend(address.map(|address| (address, instruction.memory_size().size())));
+    }
+    Some(named)
+}
+
+/// Both ways from the same state.
+fn agrees(puppet: &mut Puppet, function: &Function, place: &Place, draw: &mut Draw) {
+    let registers = std::array::from_fn(|_| draw.word());
+    let flags = draw.next();
+    let code = puppet.code(place.at, place.bytes);
+    let Some(named) = named(&code, place.at, puppet.thread_pointer()) else { return };
+    let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
+    puppet.prepare(&registers, flags, place.at);
+    let before = puppet.run(&(place.at..place.at + place.bytes as u64), None, &named);
+    named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+    let hooks = Hooks {
+        words: [puppet.near.words, puppet.near.words + 8],
+        ring: puppet.near.ring,
+        count: None,
+    };
+    let hooks = Hooks { count: (draw.next() & 1 == 0).then_some(puppet.near.words + 16), ..hooks };
+    let Some(trampoline) = function.trampoline(place, puppet.near.arena, &hooks) else { return };
+    puppet.write(trampoline.at, &trampoline.bytes);
+    let jump = place.jump(puppet.near.arena).unwrap();
+    puppet.write(jump.at, &jump.bytes);
+    puppet.prepare(&registers, flags, place.at);
+    let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
+    let after = puppet.run(&(place.at..place.at + place.bytes as u64), Some(&arena), &named);
+    puppet.write(place.at, &code);
+    named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+    let compared = if place.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
+    let what = || format!("{place:x?} of {code:x?}, registers {registers:x?}, flags {flags:x}");
+    assert_eq!(compared(&before), compared(&after), "{}", what());
+}
+
+fn play(path: &Path, seed: u64) {
+    let object = Object::read(path).unwrap_or_else(|| panic!("{}", path.display()));
+    let mut puppet = Puppet::start(&object);
+    let functions = &object.functions;
+    assert!(functions.len() > 10, "{} has functions", path.display());
+    let (mut draw, mut played) = (Draw(seed), [0; 4]);
+    let everything = Permitted { several: true, memory: true, flags: true, named: &[] };
+    let (mut refused, wanted) = (0, places());
+    while played.iter().sum::<usize>() < wanted {
+        let frame = functions[draw.below(functions.len())];
+        let Some(function) = function(&object, &frame) else {
+            refused += 1;
+            assert!(refused < 10 * wanted, "{}: nothing decodes", path.display());
+            continue;
+        };
+        let places: Vec<Place> = function.places(&everything).collect();
+        // A few of each function: most are alike.
+        for _ in 0..places.len().min(4) {
+            let place = &places[draw.below(places.len())];
+            agrees(&mut puppet, &function, place, &mut draw);
+            played[place.tactic as usize] += 1;
+        }
+    }
+    println!("{}: seed {seed}, {played:?} places by tactic", path.display());
+    assert!(played.iter().all(|&count| count > 20), "{played:?}");
+}
+
+/// The object of this process whose name has `part`.
+fn mapped(part: &str) -> PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    path.into_iter().find(|path| path.contains(part)).unwrap().into()
+}
+
+#[test]
+fn places_of_the_c_library() {
+    play(&mapped("libc.so"), 0x5eed_0001);
+}
+
+#[test]
+fn places_of_a_rust_program() {
+    play(&std::env::current_exe().unwrap(), 0x5eed_0002);
+}
+
+#[test]
+fn places_of_the_c_compiler() {
+    let output = Command::new("cc").arg("-print-prog-name=cc1").output().unwrap();
+    let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
+    match path.is_absolute() {
+        true => play(&path, 0x5eed_0003),
+        false => skipped("places of cc1: cc has none"),
+    }
+}
+
+#[test]
+fn places_of_a_go_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = "package main\nimport \"fmt\"\nfunc main() { fmt.Println(1) }\n";
+    std::fs::write(folder.path().join("main.go"), source).unwrap();
+    let mut build = Command::new("go");
+    build.args(["build", "-o", "main", "main.go"]).current_dir(folder.path());
+    build.env("GOCACHE", folder.path().join("cache")).env("GOFLAGS", "-mod=mod");
+    match build.status() {
+        Ok(status) => {
+            assert!(status.success(), "{status}");
+            play(&folder.path().join("main"), 0x5eed_0004);
+        }
+        Err(error) => skipped(&format!("places of a Go program: {error}")),
+    }
+}
+
+fn skipped(why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: {why}").unwrap();
+}
+
+/// Goal: the words ring. Method: the same, with a word that is not 0: the first address outside of
+/// place and trampoline is the routine's, with the registers as they were but %rax and the stack.
+#[test]
+fn words_that_are_not_0_ring() {
+    let object = Object::read(&mapped("libc.so")).unwrap();
+    let mut puppet = Puppet::start(&object);
+    let everything = Permitted { several: true, memory: true, flags: true, named: &[] };
+    let mut rung = [0; 4];
+    for frame in object.functions.iter().step_by(20) {
+        let Some(function) = function(&object, frame) else { continue };
+        for place in function.places(&everything).take(2) {
+            let hooks = Hooks {
+                words: [puppet.near.words, puppet.near.words + 8],
+                ring: puppet.near.ring,
+                count: None,
+            };
+            let patch = function.trampoline(&place, puppet.near.arena, &hooks);
+            let Some(trampoline) = patch else { continue };
+            let code = puppet.code(place.at, place.bytes);
+            puppet.write(trampoline.at, &trampoline.bytes);
+            puppet.write(place.at, &place.jump(puppet.near.arena).unwrap().bytes);
+            let word = puppet.near.words + 8 * (frame.start >> 4 & 1);
+            let registers = std::array::from_fn(|number| number as u64 * 3 + 1);
+            puppet.prepare(&registers, 0, place.at);
+            puppet.write(word, &1u64.to_le_bytes());
+            let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
+            let outcome = puppet.run(&(place.at..place.at + place.bytes as u64), Some(&arena), &[]);
+            puppet.write(word, &0u64.to_le_bytes());
+            puppet.write(place.at, &code);
+            let (rip, kept) = outcome.at_ring();
+            assert_eq!(rip, puppet.near.ring, "{place:x?}");
+            assert!(kept, "{place:x?}: {outcome:x?}");
+            rung[place.tactic as usize] += 1;
+        }
+    }
+    assert!(rung.iter().all(|&count| count > 5), "{rung:?}");
+}

@@ -1,0 +1,294 @@
+//! A traced child that runs what it is told, from the registers that it is told.
+
+use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::ptr;
+
+use super::object::Object;
+
+const PAGE: u64 = 4096;
+pub(super) const SCRATCH: u64 = 0x30_0000_0000;
+pub(super) const SCRATCH_BYTES: u64 = 0x4000;
+/// Far from the scratch memory: what a register points to is not what lies on the stack.
+const STACK: u64 = 0x38_0000_0000;
+const STACK_BYTES: u64 = 0x4000;
+
+/// What lies near the object's code: trampolines, words, and where the routine would be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Near {
+    pub(super) arena: u64,
+    pub(super) words: u64,
+    pub(super) ring: u64,
+}
+
+impl Near {
+    const BYTES: u64 = 3 * PAGE;
+
+    fn of(object: &Object) -> Self {
+        let arena = object.near;
+        Self { arena, words: arena + PAGE, ring: arena + 2 * PAGE }
+    }
+}
+
+/// More than a place, its check and what it moved take.
+const MOST_STEPS: usize = 40;
+/// linux/elf.h
+const NT_X86_XSTATE: i32 = 0x202;
+/// Room for every state that a CPU saves.
+const VECTOR_BYTES: usize = 1 << 14;
+const ARITHMETIC: u64 = 0x8d5;
+
+#[derive(Debug)]
+pub(super) struct Puppet {
+    pub(super) near: Near,
+    child: i32,
+    memory: File,
+    /// What lies in the scratch memory before each run.
+    scratch: Vec<u8>,
+    /// Where the stack pointer stands before each run: in the middle of it.
+    stack: u64,
+    /// Vector registers and the like, as they are before each run.
+    vectors: Vec<u8>,
+}
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Outcome {
+    /// The signal that ended it, if it was not the last step.
+    fault: Option<i32>,
+    registers: [u64; 16],
+    rip: u64,
+    flags: u64,
+    /// Of the scratch memory, of what the code names, and of the vector registers.
+    memory: u64,
+}
+
+impl Outcome {
+    /// Where a fault was raised is another address by intent.
+    pub(super) fn whole(&self) -> (Option<i32>, [u64; 16], u64, u64, u64) {
+        let rip = if self.fault.is_some() { 0 } else { self.rip };
+        (self.fault, self.registers, rip, self.flags, self.memory)
+    }
+
+    pub(super) fn no_flags(&self) -> (Option<i32>, [u64; 16], u64, u64, u64) {
+        let (fault, registers, rip, _, memory) = self.whole();
+        (fault, registers, rip, 0, memory)
+    }
+
+    /// Where it went, and whether all registers but `%rax` and the stack pointer are as
+    /// `words_that_are_not_0_ring` set them.
+    pub(super) fn at_ring(&self) -> (u64, bool) {
+        let kept = |(number, &value): (usize, &u64)| {
+            number == RAX || number == RSP || value == number as u64 * 3 + 1
+        };
+        (self.rip, self.registers.iter().enumerate().all(kept))
+    }
+}
+
+const RAX: usize = 0;
+const RSP: usize = 4;
+
+fn check(result: i64, what: &str) -> i64 {
+    assert!(result != -1, "{what}: {}", std::io::Error::last_os_error());
+    result
+}
+
+/// Fixed, so that code finds its data.
+fn map(address: u64, bytes: u64) {
+    let start = address / PAGE * PAGE;
+    let length = usize::try_from((address + bytes).next_multiple_of(PAGE) - start).unwrap();
+    let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let at = ptr::without_provenance_mut(usize::try_from(start).unwrap());
+    // SAFETY: in the child alone, at addresses where it has nothing of its own.
+    let mapped = unsafe { libc::mmap(at, length, protection, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(1) };
+    }
+}
+
+impl Puppet {
+    pub(super) fn start(object: &Object) -> Self {
+        // SAFETY: the child makes system calls alone, and waits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            perform(object);
+        }
+        let mut puppet = Self {
+            near: Near::of(object),
+            child,
+            memory: OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(format!("/proc/{child}/mem"))
+                .unwrap(),
+            scratch: (0..SCRATCH_BYTES).map(|at| (at % 251).to_le_bytes()[0]).collect(),
+            stack: STACK + STACK_BYTES / 2,
+            vectors: Vec::new(),
+        };
+        assert!(libc::WIFSTOPPED(puppet.wait()));
+        puppet.vectors = puppet.vectors();
+        for segment in &object.segments {
+            puppet.write(segment.address, &segment.bytes);
+        }
+        puppet
+    }
+
+    pub(super) fn write(&mut self, at: u64, bytes: &[u8]) {
+        self.memory.write_all_at(bytes, at).unwrap();
+    }
+
+    pub(super) fn code(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut code = vec![0; bytes];
+        self.memory.read_exact_at(&mut code, at).unwrap();
+        code
+    }
+
+    /// What lies at an address that the code names; nothing if nothing is there.
+    pub(super) fn named(&self, (at, size): (u64, usize)) -> Vec<u8> {
+        let mut bytes = vec![0; size];
+        let read = self.memory.read_at(&mut bytes, at).unwrap_or(0);
+        bytes.truncate(read);
+        bytes
+    }
+
+    fn wait(&self) -> i32 {
+        let mut status = 0;
+        // SAFETY: `status` is ours.
+        check(unsafe { libc::waitpid(self.child, &mut status, libc::__WALL) }.into(), "waitpid");
+        status
+    }
+
+    fn registers(&self) -> libc::user_regs_struct {
+        // SAFETY: plain numbers.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        let data = &raw mut registers;
+        // SAFETY: the child is stopped, and `registers` is ours.
+        let got = unsafe { libc::ptrace(libc::PTRACE_GETREGS, self.child, 0, data) };
+        check(got, "GETREGS");
+        registers
+    }
+
+    fn vectors(&self) -> Vec<u8> {
+        let mut state = vec![0u8; VECTOR_BYTES];
+        let mut area = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
+        let data = &raw mut area;
+        // SAFETY: the child is stopped, and `area` is what `state` holds.
+        let got = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, self.child, NT_X86_XSTATE, data) };
+        check(got, "GETREGSET");
+        state.truncate(area.iov_len);
+        state
+    }
+
+    fn set_vectors(&mut self) {
+        let vectors = &mut self.vectors;
+        let mut area =
+            libc::iovec { iov_base: vectors.as_mut_ptr().cast(), iov_len: vectors.len() };
+        let data = &raw mut area;
+        // SAFETY: the child is stopped, and `area` is what `vectors` holds.
+        let set = unsafe { libc::ptrace(libc::PTRACE_SETREGSET, self.child, NT_X86_XSTATE, data) };
+        check(set, "SETREGSET");
+    }
+
+    /// Registers in the order of their numbers in machine code; the stack pointer's is ignored.
+    pub(super) fn prepare(&mut self, registers: &[u64; 16], flags: u64, rip: u64) {
+        let scratch = std::mem::take(&mut self.scratch);
+        self.write(SCRATCH, &scratch);
+        self.write(STACK, &scratch);
+        self.scratch = scratch;
+        self.set_vectors();
+        let mut all = self.registers();
+        let [rax, rcx, rdx, rbx, _, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] =
+            *registers;
+        (all.rax, all.rcx, all.rdx, all.rbx) = (rax, rcx, rdx, rbx);
+        (all.rsp, all.rbp, all.rsi, all.rdi) = (self.stack, rbp, rsi, rdi);
+        (all.r8, all.r9, all.r10, all.r11) = (r8, r9, r10, r11);
+        (all.r12, all.r13, all.r14, all.r15) = (r12, r13, r14, r15);
+        (all.rip, all.eflags, all.orig_rax) = (rip, 0x202 | flags & ARITHMETIC, u64::MAX);
+        let data = &raw const all;
+        // SAFETY: the child is stopped, and `all` is ours.
+        check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.child, 0, data) }, "SETREGS");
+    }
+
+    /// Where the child's thread-local memory is.
+    pub(super) fn thread_pointer(&self) -> u64 {
+        self.registers().fs_base
+    }
+
+    /// Steps until it is outside of both ranges, or a fault. `named` is memory that counts as well.
+    pub(super) fn run(
+        &mut self,
+        place: &Range<u64>,
+        arena: Option<&Range<u64>>,
+        named: &[(u64, usize)],
+    ) -> Outcome {
+        let inside =
+            |rip: u64| place.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
+        let mut fault = None;
+        for _ in 0..MOST_STEPS {
+            // SAFETY: the child is stopped; takes numbers.
+            let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.child, 0, 0) };
+            check(stepped, "SINGLESTEP");
+            let status = self.wait();
+            assert!(libc::WIFSTOPPED(status), "the child ended: {status:x}");
+            let signal = libc::WSTOPSIG(status);
+            let rip = self.registers().rip;
+            // The place itself is its first address: a jump back there is the end of a round.
+            if signal != libc::SIGTRAP || !inside(rip) || rip == place.start {
+                fault = (signal != libc::SIGTRAP).then_some(signal);
+                break;
+            }
+        }
+        let all = self.registers();
+        let scratch = self.code(SCRATCH, usize::try_from(SCRATCH_BYTES).unwrap());
+        let mut stack = self.code(STACK, usize::try_from(STACK_BYTES).unwrap());
+        // Below the red zone nothing is anybody's; of a fault's frame nothing is there.
+        let below = usize::try_from(self.stack - STACK).unwrap();
+        stack[below - 256..below - 128].fill(0);
+        let mut hasher = DefaultHasher::new();
+        (scratch, stack).hash(&mut hasher);
+        let mut vectors = self.vectors();
+        // Where the last instruction of the old floating-point unit stood: elsewhere, by intent.
+        vectors[8..16].fill(0);
+        vectors.hash(&mut hasher);
+        named.iter().for_each(|&named| self.named(named).hash(&mut hasher));
+        let registers = [
+            all.rax, all.rcx, all.rdx, all.rbx, all.rsp, all.rbp, all.rsi, all.rdi, all.r8, all.r9,
+            all.r10, all.r11, all.r12, all.r13, all.r14, all.r15,
+        ];
+        Outcome {
+            fault,
+            registers,
+            rip: all.rip,
+            flags: all.eflags & ARITHMETIC,
+            memory: hasher.finish(),
+        }
+    }
+}
+
+/// The child: memory where the object wants it, and then nothing of its own any more.
+fn perform(object: &Object) -> ! {
+    // SAFETY: takes numbers.
+    unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
+    for segment in &object.segments {
+        map(segment.address, segment.size);
+    }
+    map(Near::of(object).arena, Near::BYTES);
+    map(SCRATCH, SCRATCH_BYTES);
+    map(STACK, STACK_BYTES);
+    // SAFETY: takes a number; the child is stopped from here on.
+    unsafe { libc::raise(libc::SIGSTOP) };
+    // SAFETY: ends the child.
+    unsafe { libc::_exit(0) }
+}
+
+impl Drop for Puppet {
+    fn drop(&mut self) {
+        // SAFETY: takes numbers; the child is not reaped yet.
+        unsafe { libc::kill(self.child, libc::SIGKILL) };
+        self.wait();
+    }
+}

@@ -1,0 +1,428 @@
+//! The architecture and the house style, held by tests.
+//!
+//! Which crate may depend on which is decided by its folder, so that a folder may hold several
+//! crates (a preload library beside its tests) under one rule. The style is checked on the files as
+//! they lie in the folder: what git ignores is left out by its name, not by asking git, since a
+//! release archive has none.
+
+mod imports;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use imports::{Imports, Module, name};
+use serde_json::Value;
+
+/// Top-level folder, and the folders that its crates may depend on.
+const ALLOWED: [(&str, &[&str]); 8] = [
+    (
+        "elfen",
+        &["experiments", "elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"],
+    ),
+    ("experiments", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
+    ("elfen-host", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
+    ("workloads", &["elfen-console", "kernel", "elfen-rt"]),
+    ("elfen-console", &[]),
+    ("elfen-instrument", &["elfen-rt"]),
+    ("kernel", &["elfen-rt"]),
+    ("elfen-rt", &[]),
+];
+
+/// Layers of a crate's modules, the highest first: none takes anything from a layer above it.
+type Layers = &'static [&'static [&'static str]];
+
+const LAYERS: [(&str, Layers); 4] = [
+    ("elfen", &[&["cmd"]]),
+    (
+        "elfen_host",
+        &[
+            &["args"],
+            &["doctor", "metrics"],
+            &["run", "services"],
+            &["lanes"],
+            &["topology"],
+            &["cpuset", "source"],
+            &["affinity", "pair", "process", "segment"],
+            &["cpulist"],
+        ],
+    ),
+    ("experiments", &[&["cmd"], &["bench", "report", "expected"], &["live"], &["record"]]),
+    (
+        "workloads",
+        &[&["search"], &["batch", "load"], &["beside"], &["command", "process", "text", "units"]],
+    ),
+];
+
+/// Imports that close a circle, until it is mended: crate, file, and what it should not take from.
+const CIRCLES: [(&str, &str, &str); 3] = [
+    ("elfen_rt", "check::thread", "check"),
+    ("elfen_rt", "nap::device", "nap"),
+    ("elfen_rt", "nap::protocol", "nap"),
+];
+
+/// What the runtime may take from outside: it lives in other people's processes.
+const RUNTIME_MAY_USE: &[&str] = &["libc"];
+
+const MAX_LINES: usize = 500;
+const MAX_COLUMNS: usize = 100;
+/// As editors and the kernel's own style have it.
+const TAB_COLUMNS: usize = 8;
+
+/// Names that say nothing about what is inside.
+const NO_NAMES: [&str; 8] =
+    ["utils", "common", "types", "manager", "helper", "helpers", "handler", "misc"];
+
+/// Folders of one machine; a file that names one works there alone. Written so that this file
+/// doesn't name them.
+const MACHINE_PATHS: [&str; 2] = [concat!("/wo", "rk/"), concat!("/ro", "ot/")];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in the workspace")
+}
+
+/// The workspace's own crates, as cargo reads their manifests.
+fn crates() -> Vec<Value> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let arguments = ["metadata", "--format-version", "1", "--no-deps", "--offline"];
+    let output = Command::new(cargo).args(arguments).current_dir(root()).output();
+    let output = output.expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    metadata["packages"].as_array().expect("a list of packages").clone()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("{key} of {value}"))
+}
+
+fn folder_of(package: &Value) -> PathBuf {
+    Path::new(text(package, "manifest_path")).parent().expect("a folder").to_owned()
+}
+
+/// The top-level folder that a path lies in.
+fn top(path: &Path) -> String {
+    let inside = path.strip_prefix(root()).unwrap_or_else(|_| panic!("{path:?} is outside"));
+    let first = inside.components().next().expect("no crate in the top folder itself");
+    first.as_os_str().to_str().expect("UTF-8").to_owned()
+}
+
+/// Dependencies that end up in what is built: all but those of tests.
+fn dependencies(package: &Value) -> impl Iterator<Item = &Value> {
+    let all = package["dependencies"].as_array().expect("a list of dependencies");
+    all.iter().filter(|dependency| dependency["kind"] != "dev")
+}
+
+/// What is wrong with a crate's dependencies.
+fn forbidden(package: &Value) -> Vec<String> {
+    let (name, folder) = (text(package, "name"), top(&folder_of(package)));
+    let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| *known == folder) else {
+        return vec![format!("{name}: no rule says what crates in {folder}/ may depend on")];
+    };
+    let check = |dependency: &Value| match dependency["path"].as_str() {
+        Some(path) => {
+            let to = top(Path::new(path));
+            let fine = to == folder || allowed.contains(&to.as_str());
+            (!fine).then(|| format!("{name}: {folder}/ may not depend on {to}/"))
+        }
+        None => {
+            let external = text(dependency, "name");
+            let fine = folder != "elfen-rt" || RUNTIME_MAY_USE.contains(&external);
+            (!fine).then(|| format!("{name}: the runtime may not use {external}"))
+        }
+    };
+    dependencies(package).filter_map(check).collect()
+}
+
+/// Goal: no dependency that the design doesn't list. Method: what cargo reads from every manifest,
+/// against `ALLOWED`.
+#[test]
+fn dependencies_are_those_of_the_design() {
+    let crates = crates();
+    let folders: Vec<String> = crates.iter().map(|package| top(&folder_of(package))).collect();
+    assert!(folders.contains(&"elfen".into()) && folders.contains(&"elfen-rt".into()));
+    let forbidden: Vec<String> = crates.iter().flat_map(forbidden).collect();
+    assert!(forbidden.is_empty(), "{}", forbidden.join("\n"));
+}
+
+/// Goal: the test above can fail. Method: manifests that break each rule.
+#[test]
+fn forbidden_dependencies_are_found() {
+    let package = |folder: &str, dependencies: Value| {
+        let manifest = root().join(folder).join("Cargo.toml");
+        serde_json::json!({
+            "name": "it", "manifest_path": manifest, "dependencies": dependencies
+        })
+    };
+    let on = |folder: &str, kind: Value| {
+        let path = root().join(folder);
+        serde_json::json!([{ "name": "other", "kind": kind, "path": path }])
+    };
+    let external = |name: &str, kind: Value| serde_json::json!([{ "name": name, "kind": kind }]);
+    let cases = [
+        (package("workloads", on("experiments", Value::Null)), 1),
+        (package("elfen-rt", on("kernel", "build".into())), 1),
+        (package("elfen-rt", on("kernel", "dev".into())), 0),
+        (package("kernel", on("elfen-rt", Value::Null)), 0),
+        (package("elfen-instrument/preload", on("elfen-instrument", Value::Null)), 0),
+        (package("elfen-rt", external("serde", Value::Null)), 1),
+        (package("elfen-rt", external("libc", Value::Null)), 0),
+        (package("elfen-rt", external("proptest", "dev".into())), 0),
+        (package("elfen", external("serde", Value::Null)), 0),
+        (package("elsewhere", external("serde", Value::Null)), 1),
+    ];
+    for (package, mistakes) in cases {
+        assert_eq!(forbidden(&package).len(), mistakes, "{package}");
+    }
+}
+/// The root files of everything that is built, by the crate's name.
+fn roots() -> Vec<(String, PathBuf)> {
+    let of_package = |package: &Value| {
+        let targets = package["targets"].as_array().expect("a list of targets").clone();
+        let built = targets.into_iter().filter(|target| {
+            let kinds = target["kind"].as_array().expect("a list of kinds");
+            kinds
+                .iter()
+                .any(|kind| matches!(kind.as_str(), Some("bin" | "lib" | "cdylib" | "rlib")))
+        });
+        let root = |target: Value| {
+            (text(&target, "name").to_owned(), PathBuf::from(text(&target, "src_path")))
+        };
+        built.map(root).collect::<Vec<_>>()
+    };
+    crates().iter().flat_map(of_package).collect()
+}
+
+/// Goal: a reader can begin at the bottom of any crate. Method: imports between its files; those
+/// that are known to close a circle must be there still.
+#[test]
+fn no_imports_go_in_circles() {
+    let mut found = Vec::new();
+    for (crate_name, root) in roots() {
+        let mut imports = Imports::of(&root);
+        for (_, from, to) in CIRCLES.iter().filter(|(of, ..)| *of == crate_name) {
+            assert!(imports.has(from, to), "{crate_name}: {from} is mended, take it off the list");
+            imports.remove(from, to);
+        }
+        found.extend(imports.circles().into_iter().map(|files| format!("{crate_name}: {files}")));
+    }
+    assert!(found.is_empty(), "files that take from each other:\n{}", found.join("\n"));
+}
+
+/// What is wrong with the imports between the modules of a crate.
+fn upward(imports: &Imports, layers: &[&[&str]]) -> Vec<String> {
+    let layer = |module: &Module| {
+        let top = module.first()?;
+        Some(layers.iter().position(|layer| layer.contains(&top.as_str())).unwrap_or(usize::MAX))
+    };
+    let wrong = |(from, to): (&Module, &Module)| {
+        let (below, above) = layer(from).zip(layer(to))?;
+        let between = format!("{} takes from {}", name(from), name(to));
+        match below.max(above) {
+            usize::MAX => Some(format!("{between}: no layer")),
+            _ => (below > above).then_some(between),
+        }
+    };
+    imports.arrows().filter_map(wrong).collect()
+}
+
+/// Goal: within a crate too, what is below does not know what is above. Method: imports between
+/// modules, against `LAYERS`.
+#[test]
+fn no_import_runs_back_up() {
+    let roots = roots();
+    for (crate_name, layers) in LAYERS {
+        let (_, root) =
+            roots.iter().find(|(name, _)| *name == crate_name).expect("a crate of ours");
+        let upward = upward(&Imports::of(root), layers);
+        assert!(upward.is_empty(), "{crate_name}:\n{}", upward.join("\n"));
+    }
+}
+
+/// Goal: the two tests above can fail, and do not fail over what is no import. Method: crates made
+/// up, each with what is wrong with it.
+#[test]
+fn circles_and_imports_upward_are_found() {
+    let circles = |files: &[(&str, &str)]| imports::made_up(files).circles().into_iter().next();
+    let (a, b) = (("a", "use crate::b::{self, C as D};"), ("b", "use super::a; use super::E;"));
+    assert_eq!(circles(&[("", "mod a; mod b;"), a, b]).as_deref(), Some("a, b"));
+    let (uses, passes_on) = ("mod a; use a::F;", "mod a; pub use self::a::F;");
+    for root in [uses, passes_on, "mod a; fn f() { a::f() }"] {
+        let taken = [("", root), ("a", "fn f() -> crate::E { x }")];
+        assert_eq!(circles(&taken).as_deref(), Some("the root, a"), "{root}");
+        assert_eq!(circles(&[("", root), ("a", "use std::io;")]), None, "{root}");
+    }
+    let three = [
+        ("", "mod a; mod b;"),
+        ("a", "use crate::b::c::G;"),
+        ("b", "mod c; use super::a::H;"),
+        ("b::c", "use super::I;"),
+    ];
+    assert_eq!(circles(&three).as_deref(), Some("a, b, b::c"));
+    let innocent = [
+        ("", "mod a; mod b; // use b::X;\nconst S: &str = \"use b::X;\";"),
+        ("a", "use super::E; #[cfg(test)] mod tests { use crate::b::X; } const Q: char = '\"';"),
+        ("b", "use crate::a::X; #[cfg(test)] use crate::a; #[cfg(all(test, loom))] mod model;"),
+    ];
+    assert_eq!(circles(&innocent), None);
+    let layered = imports::made_up(&[("", "mod a; mod b;"), ("a", "use crate::b::X;"), ("b", "")]);
+    assert_eq!(upward(&layered, &[&["a"], &["b"]]), Vec::<String>::new());
+    assert_eq!(upward(&layered, &[&["b"], &["a"]]), ["a takes from b"]);
+    assert_eq!(upward(&layered, &[&["a"]]), ["a takes from b: no layer"]);
+}
+
+/// Every file of the repository, without git's own and build output.
+fn files() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![root().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the repository can be read") {
+            let path = entry.expect("so can its entries").path();
+            let kind = fs::symlink_metadata(&path).expect("an entry has a kind");
+            let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+            // cargo marks its output folders with this file, wherever CARGO_TARGET_DIR puts them.
+            let build_output = name == "target" || path.join("CACHEDIR.TAG").exists();
+            // A folder, or in a work tree a file.
+            if name == ".git" {
+                continue;
+            }
+            if kind.is_dir() && !build_output {
+                folders.push(path);
+            } else if kind.is_file() {
+                files.push(path);
+            }
+        }
+    }
+    assert!(files.len() > 20, "{files:?}");
+    files
+}
+
+fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Says which files break a rule; `broken` gives what is wrong with one.
+fn assert_none(rule: &str, broken: impl Fn(&Path) -> Option<String>) {
+    let name = |path: &Path| path.strip_prefix(root()).unwrap_or(path).display().to_string();
+    let check = |path: &PathBuf| broken(path).map(|why| format!("{}: {why}", name(path)));
+    let broken: Vec<String> = files().iter().filter_map(check).collect();
+    assert!(broken.is_empty(), "{rule}:\n{}", broken.join("\n"));
+}
+
+/// Goal: a file has one subject and can be read at once. Method: count its lines.
+#[test]
+fn no_source_file_is_too_long() {
+    assert_none("source files have at most 500 lines", |path| {
+        let source = has_extension(path, &["rs", "c", "h"]);
+        let lines = source.then(|| fs::read_to_string(path).expect("UTF-8").lines().count())?;
+        (lines > MAX_LINES).then(|| format!("{lines} lines"))
+    });
+}
+
+fn columns(line: &str) -> usize {
+    line.chars().fold(0, |at, c| match c {
+        '\t' => at / TAB_COLUMNS * TAB_COLUMNS + TAB_COLUMNS,
+        _ => at + 1,
+    })
+}
+
+/// Goal: two files can be read side by side. Method: the columns of every line, comments too, which
+/// rustfmt leaves alone.
+#[test]
+fn no_line_of_source_is_too_long() {
+    assert_none("lines of source have at most 100 columns", |path| {
+        let source = has_extension(path, &["rs", "c", "h", "S", "sh", "js"]);
+        let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
+        let long = |(_, line): &(usize, &str)| columns(line) > MAX_COLUMNS;
+        let long = text.lines().enumerate().filter(long).map(|(at, _)| (at + 1).to_string());
+        let long: Vec<String> = long.collect();
+        (!long.is_empty()).then(|| format!("lines {}", long.join(", ")))
+    });
+}
+
+/// Goal: names say what is inside. Method: each part of each path, without its extension.
+#[test]
+fn no_file_is_named_after_nothing() {
+    assert_none("names are nouns of this field", |path| {
+        let inside = path.strip_prefix(root()).unwrap_or(path);
+        let empty = inside.iter().find(|part| {
+            let stem = Path::new(part).file_stem().and_then(|stem| stem.to_str());
+            stem.is_some_and(|stem| NO_NAMES.contains(&stem))
+        });
+        empty.map(|part| format!("{part:?}"))
+    });
+}
+
+/// Goal: the repository works wherever it is cloned. Method: look for folders of one machine in
+/// every text file.
+#[test]
+fn no_file_names_a_folder_of_one_machine() {
+    assert_none("no paths of one machine", |path| {
+        // Not of text alone: the line info of a compiled eBPF object names the folder it was built
+        // in.
+        let bytes = fs::read(path).expect("files of the repository can be read");
+        let text = String::from_utf8_lossy(&bytes);
+        let found = MACHINE_PATHS.iter().find(|machine| text.contains(**machine));
+        found.map(|machine| format!("{machine:?}"))
+    });
+}
+
+/// What a document names between backquotes, outside its blocks of commands.
+fn named_in(document: &str) -> Vec<String> {
+    let text = fs::read_to_string(root().join(document)).expect("a document");
+    let prose = text.split("```").step_by(2).collect::<String>();
+    prose.split('`').skip(1).step_by(2).map(|name| name.replace('\n', " ")).collect()
+}
+
+/// A path of the repository, or the end of one, with the function in it; `None` for anything else.
+fn place(name: &str) -> Option<(&str, Option<&str>)> {
+    let (path, function) = match name.split_once(": ") {
+        Some((path, function)) => (path, Some(function)),
+        None => (name, None),
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let is_path = path.contains('/') || has_extension(Path::new(path), &["rs", "c", "h"]);
+    let ours = is_path && !path.starts_with(['/', '.', '-']) && path.chars().all(plain);
+    ours.then_some((path, function))
+}
+
+/// Goal: the documents are true to the code. Method: every path that they name is there, and
+/// defines the function that is named with it.
+#[test]
+fn what_the_documents_name_is_there() {
+    let files = files();
+    let mut functions = 0;
+    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        for name in named_in(document) {
+            let Some((path, function)) = place(&name) else { continue };
+            let is_it = |file: &&PathBuf| file.ancestors().any(|part| part.ends_with(path));
+            let file = files.iter().find(is_it);
+            let file = file.unwrap_or_else(|| panic!("{document}: there is no {path}"));
+            let Some(function) = function else { continue };
+            let source = fs::read_to_string(file).expect("UTF-8");
+            let defined = ["fn ", "int ", "void "].iter().any(|kind| {
+                let before = |end| source.contains(&format!("{kind}{function}{end}"));
+                before("(") || before("<")
+            });
+            assert!(defined, "{document}: {path} has no {function}");
+            functions += 1;
+        }
+    }
+    assert!(functions > 10, "ARCHITECTURE.md names the functions that a signal passes");
+}
+
+/// Goal: a reader who opens a crate is told what it is. Method: a README, or a header in its root
+/// file.
+#[test]
+fn every_crate_says_what_it_is() {
+    for package in crates() {
+        let folder = folder_of(&package);
+        let root_files = ["README.md", "src/lib.rs", "src/main.rs"].map(|file| folder.join(file));
+        let says = |path: &PathBuf| match fs::read_to_string(path) {
+            Ok(content) => has_extension(path, &["md"]) || content.starts_with("//!"),
+            Err(_) => false,
+        };
+        assert!(root_files.iter().any(says), "{folder:?}: neither a README nor a header");
+    }
+}

@@ -1,0 +1,161 @@
+//! Goal: programs and services of the user's own are measured, and told when they fail. Method:
+//! scripts, and a service whose times are known. Nothing is asserted about speeds.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::experiment::{SHORT, lines};
+use crate::place::{Place, lives, text, wait_until};
+use serde_json::Value;
+
+/// A script that works for a moment and ends; one with a child that works.
+const OWN: &str = "i=0\nwhile [ $i -lt 100000 ]; do i=$((i+1)); done\nsh -c :\nexit ${1-0}\n";
+
+fn own_program(place: &Place, name: &str) {
+    let file = place.path(name);
+    fs::write(&file, format!("#!/bin/sh\n{OWN}")).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Goal: a program of one's own is measured by its CPU time, started again when it ends well, and
+/// the results name it; a file of another program isn't gone on with. Method: a script that ends
+/// within a run, unrestrained and under Elfen.
+#[test]
+fn a_program_of_ones_own_is_measured() {
+    let Some(place) = Place::new("a_program_of_ones_own_is_measured") else { return };
+    own_program(&place, "worker");
+    let words = SHORT.replace("none,borrow-idle", "none,unrestrained,borrow-idle");
+    let words = words
+        .replace("--batch loop --invocations 2 --duration 300ms", "--invocations 1 --duration 1s");
+    let output = place.elfen(&format!("{words} --json -- ./worker")).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let remarks = report["remarks"].to_string();
+    assert!(remarks.contains("worker: its work is the CPU time"), "{remarks}");
+    assert!(remarks.contains("the batch came to its end and was started again"), "{remarks}");
+    assert_eq!(report["setup"]["plan"]["command"], serde_json::json!(["./worker"]));
+    let alone = &report["setup"]["alone"][0];
+    assert_eq!(
+        (&alone["batch"], &alone["unit"]),
+        (&"worker".into(), &"seconds of CPU time".into())
+    );
+    let lines = lines(&place.path("it.jsonl"));
+    let with_batch: Vec<&Value> = lines.iter().filter(|line| line["batch"] == "worker").collect();
+    assert_eq!(with_batch.len(), 2);
+    for run in with_batch {
+        assert!(run["batch_per_second"].as_f64().unwrap() > 0.0, "{run}");
+        assert_eq!(run["batch_verified"], Value::Null, "{run}");
+        assert_eq!(run["report"].is_null(), run["company"] == "unrestrained", "{run}");
+    }
+    place.assert_nothing_left(&[]);
+
+    let other = place.elfen(&format!("{words} -- ./worker 0")).output().unwrap();
+    let said = text(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "{said}");
+    assert!(said.contains("command of its plan is [\"./worker\"] and not"), "{said}");
+}
+
+/// A service whose response times are known, on CPUs as taskset takes them; and its address.
+fn reference_server(cpus: &str) -> (Child, String) {
+    let load = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name("elfen-load");
+    let mut command = Command::new("taskset");
+    command.args(["-c", cpus]).arg(load);
+    command.args(["--reference-server", "127.0.0.1:0", "--service", "fixed:1ms"]);
+    let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("serving on ").unwrap().to_owned();
+    (server, address)
+}
+
+/// Goal: a service of one's own is measured where it stands and lives on; one that may leave its
+/// lane, does not answer or is not there is refused. Method: a service whose times are known, on
+/// the request lane and on both.
+#[test]
+fn a_service_of_ones_own_is_measured_and_left_alone() {
+    let Some(place) = Place::new("a_service_of_ones_own_is_measured") else { return };
+    let words = "experiment --lanes 0:1 --signal service --batch loop --company none,unrestrained \
+                 --rps 40 --invocations 1 --duration 300ms --warmup 0ms --out it.jsonl --json";
+    let fails = |more: &str, says: &str| {
+        let output = place.elfen(&format!("{words} {more}")).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(says), "{more}: {said}");
+        place.assert_nothing_left(&[]);
+    };
+    let (mut server, address) = reference_server("0");
+    let pid = server.id();
+    let command = format!("{words} --service-url http://{address}/x --service-pid {pid}");
+    let output = place.elfen(&command).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["setup"]["plan"]["service"]["url"], format!("http://{address}/x"));
+    assert_eq!(report["setup"]["capacity_rps"], 40.0);
+    for row in report["rows"].as_array().unwrap() {
+        assert!(row["p50_ms"]["median"].as_f64().unwrap() >= 1.0, "{row}");
+        assert!(row["request_lane_utilisation"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    place.assert_nothing_left(&[]);
+    assert!(server.try_wait().unwrap().is_none(), "it lives on");
+
+    fs::remove_file(place.path("it.jsonl")).unwrap();
+    let url = format!("--service-url http://{address}/x");
+    fails(&format!("{url} --service-pid 4194303"), "there is no process 4194303");
+    fails(&format!("{url} --service-cgroup {}", place.path("").display()), "has no cpu.stat");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let own = std::process::id();
+    fails(&format!("{url} --service-pid {own}"), &format!("http://{address}/x does not answer"));
+
+    let (mut stray, address) = reference_server("0,1");
+    let pid = stray.id();
+    let command = format!("--service-url http://{address}/x --service-pid {pid}");
+    fails(&command, "works and may run on CPUs 0,1, outside the request lanes 0; bring it there");
+    stray.kill().unwrap();
+    stray.wait().unwrap();
+}
+
+/// Goal: a user who ends an experiment ends the program's family as well. Method: a shell whose
+/// child sleeps, interrupted while it is measured alone.
+#[test]
+fn an_interrupted_experiment_leaves_no_program_behind() {
+    let Some(place) = Place::new("an_interrupted_experiment_leaves_no_program") else { return };
+    let script = "#!/bin/sh\nsleep 599 &\nwhile :; do :; done\n";
+    fs::write(place.path("worker"), script).unwrap();
+    let all = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(place.path("worker"), all).unwrap();
+    let words = SHORT.replace("--duration 300ms", "--duration 600s");
+    let words = words.replace("none,borrow-idle", "unrestrained").replace("--batch loop ", "");
+    let running = place.start(&format!("{words} -- ./worker"));
+    running.await_child("elfen-load");
+    let sleeper = running.await_child("sleep");
+    running.signal(libc::SIGINT);
+    let output = running.end();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    wait_until("the end of the program's child", || !lives(sleeper, &["sleep"]));
+    place.assert_nothing_left(&[]);
+}
+
+/// Goal: a program that fails ends the experiment, and is told by its status and its last line.
+/// Method: one that fails alone already, and one that fails under Elfen.
+#[test]
+fn a_program_of_ones_own_that_fails_is_told() {
+    let Some(place) = Place::new("a_program_of_ones_own_that_fails") else { return };
+    own_program(&place, "worker");
+    let output = place.elfen(&format!("{SHORT} -- ./worker 7")).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("worker ended by itself (exit status: 7): it said nothing"), "{said}");
+
+    // Only a batch that Elfen runs has its channels.
+    let script = "#!/bin/sh\n[ -z \"$ELFEN_RUN\" ] || { echo no luck >&2; exit 9; }\n";
+    fs::write(place.path("worker"), format!("{script}{OWN}")).unwrap();
+    let output = place.elfen(&format!("{SHORT} --inject guard -- ./worker")).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("worker ended by itself (exit status: 9): no luck; "), "{said}");
+    place.assert_nothing_left(&[]);
+}

@@ -1,0 +1,166 @@
+//! Goal: a report is whole by itself in a browser, and can be read in both of its themes. Method:
+//! headless Chromium, which says what it complains of, what it would load, and which colours it
+//! draws with. It resolves no names, so nothing leaves this machine.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const BROWSER: &str = "chromium";
+const LIGHT: u32 = 1;
+const DARK: u32 = 0;
+
+/// A folder with pages, and the browser that looks at them.
+struct Stage {
+    folder: TempDir,
+}
+
+/// What the browser said of one page.
+struct Seen {
+    /// What it wrote to its console.
+    console: Vec<String>,
+    /// What pages had it ask for, other than files and data.
+    requests: Vec<String>,
+    /// The page in the end.
+    document: String,
+}
+
+impl Stage {
+    fn new(test: &str) -> Option<Self> {
+        let version = Command::new(BROWSER).arg("--version").output();
+        if version.is_ok_and(|output| output.status.success()) {
+            return Some(Self { folder: tempfile::tempdir().unwrap() });
+        }
+        // Not through a macro of std, whose output the test runner keeps to itself.
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: {test}: there is no {BROWSER}").unwrap();
+        None
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The text of what `elfen report` makes of these words.
+    fn report(&self, words: &[&str]) -> String {
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        command.arg("report").args(words).arg("--html").arg(self.path("report.html"));
+        let output = command.current_dir(results).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        fs::read_to_string(self.path("report.html")).unwrap()
+    }
+
+    fn look_at(&self, page: &str, theme: u32) -> Seen {
+        let home = tempfile::tempdir_in(self.folder.path()).unwrap();
+        let (file, log) = (self.path("page.html"), home.path().join("requests.json"));
+        fs::write(&file, page).unwrap();
+        let mut browser = Command::new(BROWSER);
+        browser.args(["--headless", "--disable-gpu", "--disable-background-networking"]);
+        browser.args(["--enable-logging=stderr", "--v=0", "--host-resolver-rules=MAP * ~NOTFOUND"]);
+        // In its sandbox it refuses to be root. All that it shows are pages of ours.
+        browser.args(["--no-sandbox", "--dump-dom"]);
+        browser.arg(format!("--blink-settings=preferredColorScheme={theme}"));
+        browser.arg(format!("--log-net-log={}", log.display()));
+        browser.arg(format!("--user-data-dir={}", home.path().join("profile").display()));
+        browser.arg(format!("file://{}", file.display())).env("HOME", home.path());
+        let output = browser.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let console = said.lines().filter(|line| line.contains(":CONSOLE"));
+        Seen {
+            console: console.map(str::to_owned).collect(),
+            requests: asked_for(&fs::read(log).unwrap()),
+            document: String::from_utf8(output.stdout).unwrap(),
+        }
+    }
+}
+
+/// Where pages had the browser ask. What it asks for its own sake has no origin.
+fn asked_for(log: &[u8]) -> Vec<String> {
+    let log: Value = serde_json::from_slice(log).unwrap();
+    let start = &log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"];
+    assert!(start.is_u64(), "the log has another form");
+    let events = log["events"].as_array().unwrap().iter();
+    let started = events.filter(|event| event["type"] == *start).map(|event| &event["params"]);
+    let of_pages = started.filter(|request| request["initiator"] != "not an origin");
+    let urls = of_pages.filter_map(|request| request["url"].as_str());
+    let local = |url: &&str| url.starts_with("file:") || url.starts_with("data:");
+    urls.filter(|url| !local(url)).map(str::to_owned).collect()
+}
+
+/// Without its policy, which would keep it from running our script, and from loading
+/// what it had better not name.
+fn unfettered(page: &str) -> String {
+    const POLICY: &str = "<meta http-equiv=\"Content-Security-Policy\"";
+    let (before, after) = page.split_once(POLICY).expect("the page has a policy");
+    let (_, after) = after.split_once("/>\n").unwrap();
+    format!("{before}{after}")
+}
+
+/// What our script has to say.
+fn looks(stage: &Stage, page: &str, theme: u32) -> Value {
+    const SCRIPT: &str = include_str!("report/look.js");
+    let page = page.replace("</body>", &format!("<script>{SCRIPT}</script></body>"));
+    let seen = stage.look_at(&page, theme);
+    assert_eq!(seen.console, [""; 0]);
+    let (_, said) = seen.document.split_once("<pre id=\"seen\">").expect("the script ran");
+    let (said, _) = said.split_once("</pre>").unwrap();
+    // The rest of what the browser escapes is in the names of marks.
+    serde_json::from_str(&said.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+        .unwrap()
+}
+
+/// Pages of every kind of figure: of the simulator, and of live runs.
+const PAGES: [&[&str]; 2] = [&["--requests", "1000", "--naps", "nap.json"], &["results.jsonl"]];
+
+#[test]
+fn it_asks_for_nothing_and_complains_of_nothing() {
+    let Some(stage) = Stage::new("reports in a browser") else { return };
+    for words in PAGES {
+        let page = stage.report(words);
+        for page in [&page, &unfettered(&page)] {
+            let seen = stage.look_at(page, LIGHT);
+            assert_eq!((seen.console, seen.requests), (Vec::new(), Vec::new()), "{words:?}");
+            assert!(seen.document.contains("</svg>"));
+        }
+    }
+}
+
+/// Goal: the test above can fail. Method: a page that does what a report does not.
+#[test]
+fn what_pages_ask_for_and_complain_of_is_found() {
+    let Some(stage) = Stage::new("a page that asks and complains") else { return };
+    let seen = stage.look_at(
+        "<!DOCTYPE html><img src=\"http://picture.example/it\"><script>no_such_thing()</script>",
+        LIGHT,
+    );
+    assert_eq!(seen.requests, ["http://picture.example/it"]);
+    assert!(seen.console.iter().any(|line| line.contains("no_such_thing")), "{:?}", seen.console);
+}
+
+/// Goal: light on dark where the reader wants it, and readable in both. Method: the
+/// colours of every text and every mark; text has the contrast that WCAG 2.1 asks for
+/// (1.4.3), and so have marks (1.4.11).
+#[test]
+fn both_themes_can_be_read() {
+    let Some(stage) = Stage::new("themes of reports") else { return };
+    for words in PAGES {
+        let page = unfettered(&stage.report(words));
+        let [light, dark] = [LIGHT, DARK].map(|theme| looks(&stage, &page, theme));
+        let paper = |seen: &Value| seen["paper"].as_f64().unwrap();
+        assert!(paper(&light) > 0.8 && paper(&dark) < 0.1, "{light} and {dark}");
+        for seen in [light, dark] {
+            assert!(
+                seen["texts"].as_u64() > Some(100) && seen["marks"].as_u64() > Some(10),
+                "{seen}"
+            );
+            assert!(seen["text"]["contrast"].as_f64() >= Some(4.5), "{words:?}: {seen}");
+            assert!(seen["mark"]["contrast"].as_f64() >= Some(3.0), "{words:?}: {seen}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! How long requests run when they have the core to themselves.
+//!
+//! Built in is the demand of the thesis's search service (Figure 5.1). The figure's numbers are not
+//! printed, so [`Demand::Search`] is the simplest distribution that meets what is: see its
+//! documentation.
+
+use std::io::{self, BufRead};
+
+use rand::RngExt;
+use rand_distr::{Distribution, Exp1, LogNormal};
+
+use super::random::Random;
+use super::time::{DAY, nanoseconds, real};
+
+/// A distribution of service times.
+#[derive(Clone, Debug)]
+pub enum Demand {
+    Fixed {
+        ns: u64,
+    },
+    Exponential {
+        mean_ns: f64,
+    },
+    LogNormal {
+        mu: f64,
+        sigma: f64,
+    },
+    /// The demand of the thesis's Lucene, as far as it is published.
+    ///
+    /// - "Most requests are short, a few very long", by one to two orders of magnitude (Figure
+    ///   5.1): the median here is 4.7 ms, the longest 56 ms.
+    /// - One lane is busy for 70 to 71 % at 120 RPS (Figures 5.2 and 5.5): a mean of 5.8 ms, 69.6
+    ///   %.
+    /// - p99 is 60 ms at 70 RPS, 76 ms at 100, and 100 ms just above 120 (sections 5.2 and 5.5):
+    ///   what the three other numbers are fitted to.
+    ///
+    /// The last line leaves little choice: in a queue with one worker p99 rises that slowly from 70
+    /// to 120 RPS only if the short requests differ little and the p99 of the demand itself is
+    /// above 50 ms. `elfen simulate --check-thesis` prints how well it fits.
+    Search,
+    /// Any of these, with equal chance.
+    Recorded {
+        service_ns: Vec<u64>,
+    },
+}
+
+/// Why a text is no demand.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("{0}")]
+    Read(#[from] io::Error),
+    #[error("line {line} is no service time: {text:?}")]
+    Line { line: usize, text: String },
+    #[error("it has no service times")]
+    Empty,
+    #[error("no column of its header is called service_us or service_ns")]
+    NoColumn,
+}
+
+/// One request in 87 is long, 51 to 56 ms; the others are lognormal around 4.6 ms.
+const LONG_SHARE: f64 = 0.0115;
+const LONG_FROM_NS: f64 = 51e6;
+const LONG_TO_NS: f64 = 56e6;
+const SHORT_SIGMA: f64 = 0.5;
+const MEAN_NS: f64 = 5.8e6;
+
+impl Demand {
+    /// A lognormal demand by its mean and the deviation of its logarithm.
+    pub fn log_normal(mean_ns: f64, sigma: f64) -> Self {
+        Self::LogNormal { mu: mean_ns.ln() - sigma * sigma / 2.0, sigma }
+    }
+
+    /// Reads a service time in microseconds a line; or a CSV with a column `service_us` or
+    /// `service_ns`, as `elfen-load` records. Empty fields are requests whose service told nothing.
+    pub fn recorded(mut lines: impl BufRead) -> Result<Self, RecordError> {
+        let mut first = String::new();
+        lines.read_line(&mut first)?;
+        let heading: Vec<&str> = first.trim().split(',').collect();
+        let mut service_ns = Vec::new();
+        let (column, unit_ns) = match column(&heading) {
+            Some(column) => column,
+            None if heading.len() == 1 => (0, 1e3),
+            None => return Err(RecordError::NoColumn),
+        };
+        let alone = heading.len() == 1 && heading[0].parse::<f64>().is_ok();
+        let rest = lines.lines();
+        let all = alone.then_some(Ok(first.clone())).into_iter().chain(rest);
+        for (index, line) in all.enumerate() {
+            let line = line?;
+            let wrong =
+                || RecordError::Line { line: index + 2 - usize::from(alone), text: line.clone() };
+            let field = line.trim().split(',').nth(column).ok_or_else(wrong)?;
+            if !field.is_empty() {
+                let time: f64 = field.parse().map_err(|_| wrong())?;
+                if !(time.is_finite() && time >= 0.0) {
+                    return Err(wrong());
+                }
+                service_ns.push(nanoseconds(time * unit_ns));
+            }
+        }
+        if service_ns.is_empty() {
+            return Err(RecordError::Empty);
+        }
+        Ok(Self::Recorded { service_ns })
+    }
+
+    /// The service time of the next request; a day at most.
+    pub fn sample(&self, random: &mut Random) -> u64 {
+        let ns = match self {
+            Self::Fixed { ns } => *ns,
+            Self::Exponential { mean_ns } => {
+                let e: f64 = Exp1.sample(random);
+                nanoseconds(e * mean_ns)
+            }
+            Self::LogNormal { mu, sigma } => log_normal(*mu, *sigma, random),
+            Self::Search => search(random),
+            Self::Recorded { service_ns } => service_ns[random.random_range(0..service_ns.len())],
+        };
+        ns.min(DAY)
+    }
+
+    /// The longest request; for a distribution without end, its mean.
+    pub(super) fn longest_ns(&self) -> u64 {
+        match self {
+            Self::Recorded { service_ns } => service_ns.iter().copied().max().unwrap_or(0),
+            Self::Search => nanoseconds(LONG_TO_NS),
+            _ => nanoseconds(self.mean_ns()),
+        }
+    }
+
+    /// The mean, in nanoseconds.
+    pub fn mean_ns(&self) -> f64 {
+        match self {
+            Self::Fixed { ns } => real(*ns),
+            Self::Exponential { mean_ns } => *mean_ns,
+            Self::LogNormal { mu, sigma } => (mu + sigma * sigma / 2.0).exp(),
+            Self::Search => MEAN_NS,
+            Self::Recorded { service_ns } => {
+                service_ns.iter().map(|&ns| real(ns)).sum::<f64>() / real(service_ns.len() as u64)
+            }
+        }
+    }
+}
+
+fn column(heading: &[&str]) -> Option<(usize, f64)> {
+    let of = |name: &str| heading.iter().position(|field| *field == name);
+    of("service_us").map(|at| (at, 1e3)).or_else(|| of("service_ns").map(|at| (at, 1.0)))
+}
+
+fn log_normal(mu: f64, sigma: f64, random: &mut Random) -> u64 {
+    let distribution = LogNormal::new(mu, sigma).expect("a deviation is finite");
+    nanoseconds(distribution.sample(random))
+}
+
+fn search(random: &mut Random) -> u64 {
+    if random.random_bool(LONG_SHARE) {
+        return nanoseconds(random.random_range(LONG_FROM_NS..LONG_TO_NS));
+    }
+    let short_mean =
+        (MEAN_NS - LONG_SHARE * (LONG_FROM_NS + LONG_TO_NS) / 2.0) / (1.0 - LONG_SHARE);
+    let mu = short_mean.ln() - SHORT_SIGMA * SHORT_SIGMA / 2.0;
+    log_normal(mu, SHORT_SIGMA, random).min(nanoseconds(LONG_FROM_NS))
+}

@@ -1,0 +1,34 @@
+//! Random streams that do not depend on which core draws first.
+//!
+//! Every core has a stream of its own for each purpose, derived from the seed alone, so that a run
+//! is the same bit for bit with any number of threads, and arrivals stay the same when the demand
+//! or the policy changes.
+
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+pub type Random = Xoshiro256PlusPlus;
+
+/// What a stream is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// The rate of arrivals over time, the same for all cores of a service.
+    Load = 1,
+    Arrivals = 2,
+    Demand = 3,
+    /// Which core a request of a trace goes to.
+    Routing = 4,
+}
+
+/// The stream of `purpose` number `index`.
+pub fn stream(seed: u64, purpose: Purpose, index: u64) -> Random {
+    Random::seed_from_u64(mix(mix(seed, purpose as u64), index))
+}
+
+/// One step of splitmix64 over two words: any bit of either changes about half the bits.
+pub fn mix(one: u64, other: u64) -> u64 {
+    let mut z = one.wrapping_add(other.wrapping_mul(0x9e37_79b9_7f4a_7c15)) ^ other.rotate_left(32);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

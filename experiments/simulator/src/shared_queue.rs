@@ -1,0 +1,236 @@
+//! Several cores that take from one queue: the one place where cores wait for each other.
+//!
+//! Events are arrivals and ends. The end of a request is known when it starts, except that the
+//! queue may fill or drain before a look that asks for it; so a core keeps itself as it was when
+//! the end was computed, and computes a new one from there. Among idle cores the one that has idled
+//! longest takes the next request, as workers that sleep in the order of their arrival do.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::model::Model;
+use super::outcome::Outcome;
+use super::pair::{Control, Pair};
+use super::source::Source;
+use super::trace::{Served, Sink};
+use super::windows::Windows;
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    arrived_ns: u64,
+    demand_ns: u64,
+}
+
+#[derive(Debug)]
+struct Core {
+    /// Up to the last event that concerned it.
+    pair: Pair,
+    /// At the end of the running request.
+    ended: Pair,
+    end_ns: u64,
+    /// Ends with an older number are void.
+    plan: u64,
+    request: Request,
+    started_ns: u64,
+    overlapped_ns: u64,
+    idle_since_ns: u64,
+    /// Is among those that heed the queue.
+    heeds: bool,
+}
+
+struct Cores<'a, S> {
+    model: &'a Model,
+    first_core: u64,
+    control: Control,
+    cores: Vec<Core>,
+    idle: VecDeque<usize>,
+    /// End, core, plan.
+    ends: BinaryHeap<Reverse<(u64, usize, u64)>>,
+    queue: VecDeque<Request>,
+    next: Option<Request>,
+    /// Cores whose next look may ask for the queue.
+    heeding: Vec<usize>,
+    started: u64,
+    windows: Option<Windows>,
+    outcome: Outcome,
+    sink: &'a mut S,
+}
+
+/// Simulates one machine, whose cores are numbered from `first_core`.
+pub(super) fn run(
+    model: &Model,
+    first_core: u64,
+    mut source: Source,
+    sink: &mut impl Sink,
+) -> Outcome {
+    let mut machine = Cores::new(model, first_core, sink);
+    machine.next = request(&mut source);
+    loop {
+        let arrives_ns = machine.next.map(|next| next.arrived_ns);
+        let ends_ns = machine.next_end();
+        match (arrives_ns, ends_ns) {
+            (None, None) => break,
+            (Some(arrives_ns), ends_ns) if ends_ns.is_none_or(|ends_ns| arrives_ns < ends_ns) => {
+                let arrived = machine.next.take().expect("it was looked at");
+                machine.next = request(&mut source);
+                machine.arrive(arrived);
+            }
+            _ => machine.end(),
+        }
+    }
+    machine.close(source.end_ns())
+}
+
+fn request(source: &mut Source) -> Option<Request> {
+    source.next().map(|(arrived_ns, demand_ns)| Request { arrived_ns, demand_ns })
+}
+
+impl<'a, S: Sink> Cores<'a, S> {
+    fn new(model: &'a Model, first_core: u64, sink: &'a mut S) -> Self {
+        let pair = Pair::new(model.batch, model.control);
+        let core = || Core {
+            pair: pair.clone(),
+            ended: pair.clone(),
+            end_ns: 0,
+            plan: 0,
+            request: Request { arrived_ns: 0, demand_ns: 0 },
+            started_ns: 0,
+            overlapped_ns: 0,
+            idle_since_ns: 0,
+            heeds: false,
+        };
+        let count = model.cores_per_machine();
+        Self {
+            model,
+            first_core,
+            control: model.control,
+            cores: (0..count).map(|_| core()).collect(),
+            idle: (0..count).collect(),
+            ends: BinaryHeap::new(),
+            queue: VecDeque::new(),
+            next: None,
+            heeding: Vec::new(),
+            started: 0,
+            windows: model.watch.map(Windows::new),
+            outcome: Outcome::default(),
+            sink,
+        }
+    }
+
+    /// When the next request ends; drops void ends on the way.
+    fn next_end(&mut self) -> Option<u64> {
+        while let Some(&Reverse((end_ns, core, plan))) = self.ends.peek() {
+            if self.cores[core].plan == plan {
+                return Some(end_ns);
+            }
+            self.ends.pop();
+        }
+        None
+    }
+
+    fn arrive(&mut self, request: Request) {
+        match self.idle.pop_front() {
+            None => {
+                self.queue.push_back(request);
+                if self.queue.len() == 1 {
+                    self.queue_changed(request.arrived_ns);
+                }
+            }
+            Some(core) => {
+                let idle_ns = self.cores[core].idle_since_ns;
+                self.cores[core].pair.idle(idle_ns, request.arrived_ns);
+                self.start(core, request, request.arrived_ns);
+            }
+        }
+    }
+
+    fn start(&mut self, core: usize, request: Request, now_ns: u64) {
+        if let Some(policy) = self.windows.as_mut().and_then(|windows| windows.policy_at(now_ns)) {
+            self.control = Control::Policy(policy);
+        }
+        self.started += 1;
+        let at = &mut self.cores[core];
+        at.pair.control = self.control;
+        (at.request, at.started_ns) = (request, now_ns);
+        at.overlapped_ns = at.pair.tally.overlapped_ns;
+        at.pair.begin(self.started, now_ns, request.demand_ns);
+        self.plan(core);
+    }
+
+    /// Computes the end of the running request from where the pair stands.
+    fn plan(&mut self, core: usize) {
+        let waits = !self.queue.is_empty();
+        let at = &mut self.cores[core];
+        at.ended = at.pair.clone();
+        at.end_ns = at.ended.finish(|_| waits).expect("a request has begun");
+        at.plan += 1;
+        self.ends.push(Reverse((at.end_ns, core, at.plan)));
+        if at.pair.heeds_queue() && !at.heeds {
+            at.heeds = true;
+            self.heeding.push(core);
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(Reverse((now_ns, core, _))) = self.ends.pop() else { return };
+        let at = &mut self.cores[core];
+        at.pair = at.ended.clone();
+        at.plan += 1;
+        at.idle_since_ns = now_ns;
+        let (Request { arrived_ns, demand_ns }, started_ns) = (at.request, at.started_ns);
+        let overlapped_ns = at.pair.tally.overlapped_ns - at.overlapped_ns;
+        self.outcome.record(arrived_ns, started_ns, now_ns);
+        if let Some(windows) = &mut self.windows {
+            windows.finished(now_ns, now_ns - arrived_ns, &mut self.outcome);
+        }
+        self.sink.served(&Served {
+            core: self.first_core + core as u64,
+            arrived_ns,
+            started_ns,
+            ended_ns: now_ns,
+            demand_ns,
+            overlapped_ns,
+        });
+        match self.queue.pop_front() {
+            None => self.idle.push_back(core),
+            Some(request) => {
+                self.start(core, request, now_ns);
+                if self.queue.is_empty() {
+                    self.queue_changed(now_ns);
+                }
+            }
+        }
+    }
+
+    /// The queue is empty now, or no longer: looks at requests without a budget of their own may
+    /// find otherwise than it was planned.
+    fn queue_changed(&mut self, now_ns: u64) {
+        let waited = self.queue.is_empty();
+        for core in std::mem::take(&mut self.heeding) {
+            let at = &mut self.cores[core];
+            at.heeds = false;
+            let running = at.started_ns <= now_ns && now_ns < at.end_ns;
+            let mut pair = at.pair.clone();
+            if !running || pair.advance(now_ns, |_| waited).is_some() || !pair.heeds_queue() {
+                continue;
+            }
+            pair.queue_changed(now_ns);
+            at.pair = pair;
+            self.plan(core);
+        }
+    }
+
+    fn close(mut self, end_ns: u64) -> Outcome {
+        let last_ns = self.cores.iter().map(|core| core.idle_since_ns).max().unwrap_or(0);
+        let end_ns = end_ns.max(last_ns);
+        for core in &mut self.cores {
+            core.pair.idle(core.idle_since_ns, end_ns);
+            self.outcome.close_core(&core.pair.tally, end_ns);
+        }
+        if let Some(windows) = &mut self.windows {
+            windows.judge(&mut self.outcome);
+        }
+        debug_assert_eq!(self.model.cores_per_machine(), self.idle.len());
+        self.outcome
+    }
+}

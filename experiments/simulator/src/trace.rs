@@ -1,0 +1,80 @@
+//! Traces: requests read from a file, and every request written to one.
+
+use std::io::{self, BufRead, Write};
+
+/// One request as it came out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Served {
+    pub core: u64,
+    pub arrived_ns: u64,
+    pub started_ns: u64,
+    pub ended_ns: u64,
+    pub demand_ns: u64,
+    pub overlapped_ns: u64,
+}
+
+/// Gets every request as it ends.
+pub trait Sink {
+    fn served(&mut self, served: &Served);
+}
+
+/// Keeps none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoSink;
+
+impl Sink for NoSink {
+    #[inline]
+    fn served(&mut self, _: &Served) {}
+}
+
+impl<F: FnMut(&Served)> Sink for F {
+    fn served(&mut self, served: &Served) {
+        self(served);
+    }
+}
+
+/// The heading of what [`write`] writes.
+pub const HEADING: &str = "arrival_ns,demand_ns,core,start_ns,end_ns,overlapped_ns";
+
+/// One line; the first two columns are what [`read`] takes.
+pub fn write(out: &mut dyn Write, served: &Served) -> io::Result<()> {
+    let Served { core, arrived_ns, started_ns, ended_ns, demand_ns, overlapped_ns } = served;
+    writeln!(out, "{arrived_ns},{demand_ns},{core},{started_ns},{ended_ns},{overlapped_ns}")
+}
+
+/// Why a file is no trace.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("{0}")]
+    Read(#[from] io::Error),
+    #[error("its header has no columns arrival_ns and demand_ns")]
+    NoColumns,
+    #[error("line {line} has no arrival and demand in whole nanoseconds: {text:?}")]
+    Line { line: usize, text: String },
+    #[error("line {line} arrives before the line above it")]
+    Order { line: usize },
+    #[error("it has no requests")]
+    Empty,
+}
+
+/// Arrival and demand of each request, in the order of arrival: a CSV with columns `arrival_ns` and
+/// `demand_ns`.
+pub fn read(lines: impl BufRead) -> Result<Vec<(u64, u64)>, TraceError> {
+    let mut lines = lines.lines();
+    let heading = lines.next().transpose()?.unwrap_or_default();
+    let column = |name: &str| heading.trim().split(',').position(|field| field == name);
+    let columns = column("arrival_ns").zip(column("demand_ns")).ok_or(TraceError::NoColumns)?;
+    let mut requests: Vec<(u64, u64)> = Vec::new();
+    for (index, text) in lines.enumerate() {
+        let (text, line) = (text?, index + 2);
+        let fields: Vec<&str> = text.trim().split(',').collect();
+        let field = |column: usize| fields.get(column).and_then(|field| field.parse().ok());
+        let request = field(columns.0).zip(field(columns.1));
+        let request = request.ok_or_else(|| TraceError::Line { line, text: text.clone() })?;
+        if requests.last().is_some_and(|last| last.0 > request.0) {
+            return Err(TraceError::Order { line });
+        }
+        requests.push(request);
+    }
+    if requests.is_empty() { Err(TraceError::Empty) } else { Ok(requests) }
+}

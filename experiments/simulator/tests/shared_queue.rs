@@ -1,0 +1,71 @@
+//! Two cores at one queue, request by request.
+
+use elfen_rt::policy::Policy;
+use simulator::pair::{Batch, Control, Looks, Signal};
+use simulator::source::{Requests, Until};
+use simulator::time::MS;
+use simulator::trace::Served;
+use simulator::{Model, Queue};
+
+const CHECK_NS: u64 = 100;
+
+/// A batch that slows nobody and checks often, so that times are those of the trace.
+const BATCH: Batch = Batch {
+    request_slowdown_milli: 1000,
+    batch_slowdown_milli: 1000,
+    nap_slowdown_milli: 1000,
+    looks: Looks::Checks { every_ns: CHECK_NS },
+    signal: Signal::Service,
+    sleep_ns: 0,
+    wake_ns: 0,
+};
+
+fn serve(trace: &[(u64, u64)], policy: Policy) -> Vec<Served> {
+    let model = Model {
+        machines: 1,
+        cores: 2,
+        queue: Queue::Shared,
+        requests: Requests::Trace(trace.into()),
+        until: Until::Requests(1),
+        batch: BATCH,
+        control: Control::Policy(policy),
+        watch: None,
+        seed: 0,
+    };
+    let mut all = Vec::new();
+    model.run_into(&mut |served: &Served| all.push(*served));
+    all.sort_unstable_by_key(|served| served.started_ns);
+    all
+}
+
+/// Goal: with several workers the queue can drain while a request runs on what another one left;
+/// `refresh-budget` then lends it its own budget, counted from its start. Method: the third request
+/// starts at 10 ms with the fourth behind it, which the other core takes half a millisecond later.
+#[test]
+fn a_queue_that_another_core_drains() {
+    let trace = [(MS, 10 * MS), (MS + 1, 10 * MS + MS / 2), (2 * MS, 100 * MS), (3 * MS, MS)];
+    let budget_ns = 12 * MS;
+    let third = |policy| serve(&trace, policy)[2];
+    let alone = third(Policy::BorrowIdle);
+    assert_eq!((alone.core, alone.arrived_ns, alone.started_ns), (0, 2 * MS, 11 * MS));
+    assert_eq!(alone.overlapped_ns, 0);
+    // It waited.
+    assert!(third(Policy::FixedBudget { budget_ns }).overlapped_ns < CHECK_NS + 1);
+    let shared_ns = third(Policy::RefreshBudget { budget_ns }).overlapped_ns;
+    assert!((budget_ns..budget_ns + 2 * CHECK_NS).contains(&shared_ns), "{shared_ns}");
+    // With a fifth request the queue never drains: what is left of the first one's budget, 2 ms.
+    let fifth = [&trace[..], &[(3 * MS, MS)]].concat();
+    let served = serve(&fifth, Policy::RefreshBudget { budget_ns });
+    assert!(served[2].overlapped_ns > budget_ns - MS, "drained by the fourth's end");
+    let crowd: Vec<(u64, u64)> = trace[..3].iter().copied().chain([(3 * MS, 90 * MS); 2]).collect();
+    let left_ns = serve(&crowd, Policy::RefreshBudget { budget_ns })[2].overlapped_ns;
+    assert!((2 * MS..2 * MS + 2 * CHECK_NS).contains(&left_ns), "{left_ns}");
+}
+
+/// Goal: the core that has idled longest takes the next request. Method: three short requests.
+#[test]
+fn idle_cores_take_turns() {
+    let trace = [(MS, 10), (2 * MS, 10), (3 * MS, 10), (4 * MS, 10)];
+    let cores: Vec<u64> = serve(&trace, Policy::BorrowIdle).iter().map(|s| s.core).collect();
+    assert_eq!(cores, [0, 1, 0, 1]);
+}

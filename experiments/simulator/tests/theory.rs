@@ -1,0 +1,259 @@
+//! The simulator against queueing theory: mean waiting times that are known exactly.
+//!
+//! Method: simulate some million requests with a fixed seed, several cores side by side, and
+//! compare the mean wait with the Pollaczek-Khinchine formula, and with Erlang's for a shared
+//! queue. One percent is about two standard errors.
+
+use std::sync::Arc;
+
+use elfen_rt::policy::Policy;
+use simulator::demand::Demand;
+use simulator::load::{Bursts, Load};
+use simulator::outcome::Outcome;
+use simulator::pair::{Batch, Control, Looks, Signal, Tally};
+use simulator::source::{Requests, Until};
+use simulator::time::{MS, S};
+use simulator::trace::Served;
+use simulator::{Model, Queue};
+
+const SEED: u64 = 20_161;
+const SERVICE_NS: f64 = 5e6;
+
+/// A batch that nobody notices.
+const BATCH: Batch = Batch {
+    request_slowdown_milli: 1500,
+    batch_slowdown_milli: 1500,
+    nap_slowdown_milli: 1000,
+    looks: Looks::Checks { every_ns: 1000 },
+    signal: Signal::Service,
+    sleep_ns: 1600,
+    wake_ns: 700,
+};
+
+fn model(demand: Demand, utilisation: f64, requests: u64) -> Model {
+    let rps = utilisation * 1e9 / demand.mean_ns();
+    Model {
+        machines: 8,
+        cores: 1,
+        queue: Queue::PerCore,
+        requests: Requests::Drawn { load: Load::steady(rps), demand },
+        until: Until::Requests(requests / 8),
+        batch: BATCH,
+        control: Control::NoBatch,
+        watch: None,
+        seed: SEED,
+    }
+}
+
+#[track_caller]
+fn assert_within(part: f64, found: f64, expected: f64) {
+    let error = (found / expected - 1.0).abs();
+    assert!(error <= part, "{found} instead of {expected}, off by {error:.4}; seed {SEED}");
+}
+
+/// Waiting times of a queue with one worker, by the first two moments of its service times.
+fn pollaczek_khinchine_ns(utilisation: f64, mean_ns: f64, second_moment: f64) -> f64 {
+    utilisation / mean_ns * second_moment / (2.0 * (1.0 - utilisation))
+}
+
+#[test]
+fn exponential_service() {
+    for utilisation in [0.3, 0.6, 0.8] {
+        let demand = Demand::Exponential { mean_ns: SERVICE_NS };
+        let outcome = model(demand, utilisation, 8_000_000).run();
+        let second_moment = 2.0 * SERVICE_NS * SERVICE_NS;
+        let expected = pollaczek_khinchine_ns(utilisation, SERVICE_NS, second_moment);
+        assert_within(0.01, outcome.mean_wait_ns(), expected);
+        assert_within(0.005, outcome.request_lane_utilisation(), utilisation);
+    }
+}
+
+#[test]
+fn constant_service() {
+    for utilisation in [0.3, 0.6, 0.8] {
+        let outcome = model(Demand::Fixed { ns: 5 * MS }, utilisation, 8_000_000).run();
+        let expected = pollaczek_khinchine_ns(utilisation, SERVICE_NS, SERVICE_NS * SERVICE_NS);
+        assert_within(0.01, outcome.mean_wait_ns(), expected);
+    }
+}
+
+#[test]
+fn service_of_high_variance() {
+    for (utilisation, sigma) in [(0.3, 1.0), (0.6, 0.7)] {
+        let outcome = model(Demand::log_normal(SERVICE_NS, sigma), utilisation, 8_000_000).run();
+        let second_moment = SERVICE_NS * SERVICE_NS * f64::exp(sigma * sigma);
+        let expected = pollaczek_khinchine_ns(utilisation, SERVICE_NS, second_moment);
+        assert_within(0.01, outcome.mean_wait_ns(), expected);
+    }
+}
+
+/// Erlang's C: the chance to wait with `workers` that share a queue.
+fn erlang_c(workers: u32, offered: f64) -> f64 {
+    let mut blocked = 1.0;
+    for worker in 1..=workers {
+        blocked = offered * blocked / (f64::from(worker) + offered * blocked);
+    }
+    let utilisation = offered / f64::from(workers);
+    blocked / (1.0 - utilisation * (1.0 - blocked))
+}
+
+#[test]
+fn a_shared_queue() {
+    for utilisation in [0.4, 0.7] {
+        let demand = Demand::Exponential { mean_ns: SERVICE_NS };
+        let mut model = model(demand, utilisation * 7.0, 6_000_000);
+        (model.cores, model.queue) = (7, Queue::Shared);
+        let expected = erlang_c(7, 7.0 * utilisation) * SERVICE_NS / (7.0 * (1.0 - utilisation));
+        assert_within(0.01, model.run().mean_wait_ns(), expected);
+    }
+}
+
+/// Unrestrained, every request is slowed from its first to its last nanosecond: the same queue with
+/// longer service.
+#[test]
+fn an_unrestrained_batch_is_a_slower_machine() {
+    let demand = Demand::Exponential { mean_ns: SERVICE_NS };
+    let mut model = model(demand, 0.4, 4_000_000);
+    model.control = Control::Unrestrained;
+    let outcome = model.run();
+    let slowed_ns = SERVICE_NS * 1.5;
+    let expected = pollaczek_khinchine_ns(0.6, slowed_ns, 2.0 * slowed_ns * slowed_ns);
+    assert_within(0.01, outcome.mean_wait_ns(), expected);
+    assert_within(0.005, outcome.utilisation(), 1.6);
+}
+
+/// Under `borrow-idle` a request is slowed for half a check interval and the way into the nap, on
+/// average, whenever it finds the lane idle. With checks of a millisecond that can be counted.
+#[test]
+fn borrow_idle_costs_one_reaction() {
+    let mut model = model(Demand::Fixed { ns: 5 * MS }, 0.2, 400_000);
+    model.batch =
+        Batch { looks: Looks::Checks { every_ns: MS }, sleep_ns: MS / 10, wake_ns: 0, ..BATCH };
+    model.control = Control::Policy(Policy::BorrowIdle);
+    let outcome = model.run();
+    let reactions = outcome.tally.naps as f64 * (0.5 + 0.1) * 1e6;
+    assert_within(0.01, outcome.tally.overlapped_ns as f64, reactions);
+    assert_within(0.02, outcome.tally.naps as f64, 0.8 * outcome.requests as f64);
+    assert_within(0.001, outcome.utilisation(), 1.0 + outcome.overlapped_fraction());
+}
+
+/// A guard's timer runs on from when it last woke, as the lane went idle, and knows nothing of the
+/// next request: that is shared for the rest of a period, of which an exponential idle time leaves
+/// a little more than half.
+#[test]
+fn borrow_idle_by_a_guard_costs_the_rest_of_its_period() {
+    let mut model = model(Demand::Fixed { ns: 5 * MS }, 0.2, 400_000);
+    let looks = Looks::Guard { every_ns: MS };
+    model.batch = Batch { looks, sleep_ns: 0, wake_ns: 0, ..BATCH };
+    model.control = Control::Policy(Policy::BorrowIdle);
+    let outcome = model.run();
+    let looks_an_idle_time = MS as f64 / (SERVICE_NS / 0.2);
+    let rest = 1.0 - (1.0 / looks_an_idle_time - 1.0 / looks_an_idle_time.exp_m1());
+    assert!((0.5..0.51).contains(&rest), "{rest}");
+    let reactions = outcome.tally.naps as f64 * rest * 1e6;
+    assert_within(0.005, outcome.tally.overlapped_ns as f64, reactions);
+}
+
+/// Beside a lane that naps by PAUSE, every request is slowed to its end: the same queue with longer
+/// service, as slow as if the batch ran and took that much.
+#[test]
+fn a_nap_that_interferes_is_a_slower_machine() {
+    let demand = Demand::Exponential { mean_ns: SERVICE_NS };
+    let mut model = model(demand, 0.4, 4_000_000);
+    let looks = Looks::Checks { every_ns: 1 };
+    model.batch = Batch { nap_slowdown_milli: 1370, looks, sleep_ns: 0, wake_ns: 0, ..BATCH };
+    model.control = Control::Policy(Policy::BorrowIdle);
+    let outcome = model.run();
+    let slowed_ns = SERVICE_NS * 1.37;
+    let expected = pollaczek_khinchine_ns(0.4 * 1.37, slowed_ns, 2.0 * slowed_ns * slowed_ns);
+    assert_within(0.01, outcome.mean_wait_ns(), expected);
+    assert_within(0.005, outcome.request_lane_utilisation(), 0.4 * 1.37);
+    assert_within(0.001, outcome.utilisation(), 1.0);
+}
+
+/// fixed-budget by the task map alone: of a busy period one budget is shared, whichever requests it
+/// has, so that none of them ends later than alone by more than what that costs.
+#[test]
+fn a_busy_period_is_delayed_by_one_budget_at_most() {
+    let mut model = model(Demand::Exponential { mean_ns: SERVICE_NS }, 0.6, 80_000);
+    let ends = |model: &Model| {
+        let mut ends = Vec::new();
+        let outcome = model.run_into(&mut |served: &Served| ends.push(served.ended_ns));
+        (ends, outcome)
+    };
+    let (alone, _) = ends(&model);
+    let budget_ns = 4 * MS;
+    model.control = Control::Policy(Policy::FixedBudget { budget_ns });
+    let (_, by_requests) = ends(&model);
+    model.batch.signal = Signal::Tasks;
+    let (beside, by_tasks) = ends(&model);
+    // Half of what is shared, at 1.5; and one reaction.
+    let most_ns = (budget_ns + 1000 + BATCH.sleep_ns) / 3 + 1;
+    let late_ns = |(end, alone): (&u64, &u64)| end - alone;
+    let latest_ns = beside.iter().zip(&alone).map(late_ns).max().expect("requests");
+    assert!(latest_ns <= most_ns, "{latest_ns} of {most_ns}; seed {SEED}");
+    assert!(latest_ns > most_ns * 99 / 100, "{latest_ns} of {most_ns}; seed {SEED}");
+    // Requests that waited use what is left of it.
+    assert!(by_tasks.overlapped_fraction() > by_requests.overlapped_fraction());
+}
+
+/// Bursts and days bring as many requests as their rates say.
+#[test]
+fn rates_that_change() {
+    let demand = Demand::Fixed { ns: 1000 };
+    let day = Load { low_rps: 20.0, high_rps: 60.0, bursts: None };
+    let bursts = Bursts { extra_rps: 100.0, length_ns: 2e9, pause_ns: 8e9 };
+    let on_off = Load { low_rps: 0.0, high_rps: 0.0, bursts: Some(bursts) };
+    for (load, rps) in [(day, 40.0), (on_off, 20.0)] {
+        let mut model = model(demand.clone(), 0.1, 8);
+        model.requests = Requests::Drawn { load, demand: demand.clone() };
+        model.until = Until::Time { ns: 24 * 3600 * S };
+        let seconds = 24.0 * 3600.0 * 8.0;
+        assert_within(0.02, model.run().requests as f64 / seconds, rps);
+    }
+}
+
+/// All that an outcome tells, bit for bit. (The histogram's own notes on its smallest value depend
+/// on the order in which parts are added, and are told to nobody.)
+fn figures(outcome: &Outcome) -> (Vec<u64>, Vec<u64>, Tally) {
+    let quantile = |rank| outcome.quantile_ns(f64::from(rank) / 1000.0);
+    let quantiles = (1..=1000).map(quantile).collect();
+    let means = [outcome.mean_ms(), outcome.mean_wait_ns(), outcome.core_seconds()];
+    let means = means.iter().map(|mean| mean.to_bits());
+    let counts = [outcome.requests, outcome.windows, outcome.windows_held];
+    (quantiles, means.chain(counts).collect(), outcome.tally)
+}
+
+/// Goal: nothing depends on the number of threads or on the run. Method: the same model on 1, 2 and
+/// 5 threads, for both kinds of queue and all that is random.
+#[test]
+fn the_same_seed_gives_the_same_outcome() {
+    let bursts = Bursts { extra_rps: 300.0, length_ns: 1e8, pause_ns: 1e9 };
+    let load = Load { low_rps: 200.0, high_rps: 300.0, bursts: Some(bursts) };
+    for queue in [Queue::PerCore, Queue::Shared] {
+        let mut model = model(Demand::Search, 0.1, 160_000);
+        model.requests = Requests::Drawn { load, demand: Demand::Search };
+        (model.cores, model.queue) = (5, queue);
+        let budget_ns = 20 * MS;
+        model.control = Control::Policy(Policy::RefreshBudget { budget_ns });
+        let alone = figures(&model.run_on(1));
+        assert_eq!(alone, figures(&model.run_on(2)), "seed {SEED}");
+        assert_eq!(alone, figures(&model.run_on(5)), "seed {SEED}");
+        model.seed += 1;
+        assert_ne!(alone, figures(&model.run_on(1)));
+    }
+}
+
+/// A trace that a simulation wrote, put in again, gives the same requests.
+#[test]
+fn a_trace_is_its_simulation() {
+    let mut drawn = model(Demand::Search, 0.5, 8000);
+    drawn.machines = 1;
+    let mut trace = Vec::new();
+    let first = drawn.run_into(&mut |served: &Served| {
+        trace.push((served.arrived_ns, served.demand_ns));
+    });
+    let mut traced = drawn.clone();
+    traced.requests = Requests::Trace(Arc::from(trace));
+    assert_eq!(figures(&first), figures(&traced.run()), "seed {SEED}");
+}

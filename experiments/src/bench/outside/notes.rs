@@ -1,0 +1,90 @@
+//! What the two programs noted, and what their notes have in common.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use elfen_console::duration::number;
+
+use crate::bench::distribution::Distribution;
+
+/// A stretch of time, from and to.
+pub(crate) type Stretch = (u64, u64);
+
+/// Pairs of words, as the programs write them.
+pub(super) fn read(file: &Path) -> io::Result<Vec<Stretch>> {
+    let bytes = fs::read(file)?;
+    let words: Vec<u64> =
+        bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    Ok(words.as_chunks().0.iter().map(|&[from, to]| (from, to)).collect())
+}
+
+/// What is seen of all turns from outside.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) turns: usize,
+    pub(crate) busy_ns: u64,
+    /// How long the batch ran in them.
+    pub(crate) overlapped_ns: u64,
+    /// From the start of a turn to the batch off its lane for the rest of it; all of the turn if it
+    /// was not.
+    pub(crate) stop_ns: Option<Distribution>,
+    /// From the end of a turn that the batch was off for to the batch back.
+    pub(crate) resume_ns: Option<Distribution>,
+}
+
+/// Both are in their order.
+pub(super) fn compare(turns: &[Stretch], pauses: &[Stretch]) -> Seen {
+    let mut first = 0;
+    let (mut busy_ns, mut overlapped_ns) = (0, 0);
+    let (mut stops, mut resumes) = (Vec::new(), Vec::new());
+    for &(from, to) in turns {
+        while pauses.get(first).is_some_and(|&(_, end)| end <= from) {
+            first += 1;
+        }
+        let during = pauses[first..].iter().take_while(|&&(begin, _)| begin < to);
+        let paused = during.clone().map(|&(begin, end)| end.min(to) - begin.max(from));
+        busy_ns += to - from;
+        overlapped_ns += (to - from).saturating_sub(paused.sum());
+        match during.last().filter(|&&(_, end)| end >= to) {
+            Some(&(begin, end)) => {
+                stops.push(number(begin.saturating_sub(from)));
+                resumes.extend((end != u64::MAX).then(|| number(end - to)));
+            }
+            None => stops.push(number(to - from)),
+        }
+    }
+    let [stop_ns, resume_ns] = [stops, resumes].map(Distribution::of);
+    Seen { turns: turns.len(), busy_ns, overlapped_ns, stop_ns, resume_ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overlapped(turns: &[Stretch], pauses: &[Stretch]) -> u64 {
+        compare(turns, pauses).overlapped_ns
+    }
+
+    #[test]
+    fn what_is_in_no_pause_is_overlap() {
+        let turns = [(100, 200), (300, 400), (500, 600)];
+        assert_eq!(overlapped(&turns, &[]), 300);
+        assert_eq!(overlapped(&turns, &[(0, 1000)]), 0, "one pause over all turns");
+        assert_eq!(overlapped(&turns, &[(10, 90), (110, 250), (290, 390)]), 10 + 10 + 100);
+        assert_eq!(overlapped(&turns, &[(150, 350), (550, 560), (570, 700)]), 50 + 50 + 60);
+    }
+
+    #[test]
+    fn a_batch_stops_when_it_is_off_for_the_rest_of_the_turn() {
+        let turns = [(100, 200), (300, 400), (500, 600)];
+        // A moment off its lane in the middle of the second turn is no stop, nor is one in the
+        // third.
+        let pauses = [(110, 205), (340, 345), (510, 520), (590, 640)];
+        let seen = compare(&turns, &pauses);
+        let stop = seen.stop_ns.unwrap();
+        assert_eq!((stop.median, stop.max, stop.n), (90.0, 100.0, 3));
+        let resume = seen.resume_ns.unwrap();
+        assert_eq!((resume.median, resume.max, resume.n), (5.0, 40.0, 2));
+    }
+}

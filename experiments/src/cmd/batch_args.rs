@@ -1,0 +1,332 @@
+//! The batch program that `simulate` and `plan` model, who looks for it, and how its lane naps.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status};
+use elfen_rt::clock::nanos;
+use serde::Serialize;
+
+use super::model_file::ModelFile;
+use simulator::batches::{self, CHECKS, GUARD, KINDS, Kind, NAPS};
+use simulator::pair::{Batch, Looks, Signal};
+use simulator::time::{nanoseconds, real};
+
+/// What a command models unless it is told otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Usual {
+    /// Checks in the batch's source, and nanonap.
+    Thesis,
+    /// What `elfen run` gives any program on any machine: a guard, and PAUSE.
+    Run,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum BatchChecks {
+    /// In its source, or put there: it looks for itself
+    Source,
+    /// It has none, and a guard looks for it, as `elfen run` does for any program
+    Guard,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum SignalName {
+    /// The task map, and the requests that the service publishes
+    Service,
+    /// The task map alone: fixed-budget has one budget for each busy period then, and the other
+    /// budgets are borrow-idle
+    Tasks,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct BatchArgs {
+    /// Take slowdowns and naps from this TOML file, which `elfen calibrate` writes, instead of the
+    /// thesis
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+
+    /// The batch program: one of the --model file, or of the thesis `typical` (a request beside it
+    /// takes 1.5 times as long) or `pause` (IPC 0.01, 1.37 times) [default: the first]
+    #[arg(long, value_name = "NAME")]
+    batch: Option<String>,
+
+    /// How much longer a request takes while the batch runs, instead of --batch's
+    #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
+    slowdown: Option<u64>,
+
+    /// How much longer the batch takes while a request runs, instead of --batch's
+    #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
+    batch_slowdown: Option<u64>,
+
+    /// Whether the batch looks for itself [default: source in simulate, as in the thesis; guard in
+    /// plan, as in `elfen run`]
+    #[arg(long, value_enum)]
+    batch_checks: Option<BatchChecks>,
+
+    /// From one check of the batch to the next [default: 1us]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with = "look_every")]
+    check: Option<Duration>,
+
+    /// How often the guard of a batch without checks looks [default: 500us]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    look_every: Option<Duration>,
+
+    /// What can be seen of the request lane
+    #[arg(long, value_enum, default_value = "service")]
+    signal: SignalName,
+
+    /// How the batch lane naps while requests run [default: the first of the --model file; device,
+    /// the thesis's nanonap, in simulate; spin, which every machine has, in plan]
+    #[arg(long, value_name = "NAP",
+        value_parser = clap::builder::PossibleValuesParser::new(NAPS.map(|nap| nap.name)))]
+    nap: Option<String>,
+
+    /// How much longer a request takes while the batch lane naps [default: the nap's; 1.37 for
+    /// spin, which is PAUSE, and 1 for the others]
+    #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
+    nap_slowdown: Option<u64>,
+
+    /// From the look that decides to nap until the lane naps [default: the nap's]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    sleep: Option<Duration>,
+
+    /// From the request lane going idle until the batch runs [default: the nap's]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    wake: Option<Duration>,
+}
+
+/// Slowdowns and naps before any option changes them.
+struct Origin {
+    source: String,
+    batch: String,
+    request_slowdown: u64,
+    batch_slowdown: u64,
+    nap: batches::Nap,
+    of_thesis: Vec<&'static str>,
+}
+
+impl BatchArgs {
+    /// The parameters that stand behind every figure.
+    pub(crate) fn parameters(&self, usual: Usual) -> Result<Parameters, Failure> {
+        let origin = match &self.model {
+            Some(file) => self.of_file(file, usual)?,
+            None => self.built_in(usual)?,
+        };
+        let looks = self.looks(usual)?;
+        let (check_ns, look_every_ns) = match looks {
+            Looks::Checks { every_ns } => (Some(every_ns), None),
+            Looks::Guard { every_ns } => (None, Some(every_ns)),
+        };
+        let Origin { nap, .. } = origin;
+        Ok(Parameters {
+            given: [
+                ("slowdown", self.slowdown.is_some()),
+                ("batch-slowdown", self.batch_slowdown.is_some()),
+                ("batch-checks", self.batch_checks.is_some()),
+                ("check", self.check.is_some()),
+                ("look-every", self.look_every.is_some()),
+                ("nap", self.nap.is_some()),
+                ("nap-slowdown", self.nap_slowdown.is_some()),
+                ("sleep", self.sleep.is_some()),
+                ("wake", self.wake.is_some()),
+            ]
+            .into_iter()
+            .filter_map(|(option, given)| given.then_some(option))
+            .collect(),
+            source: origin.source,
+            of_thesis: origin.of_thesis,
+            batch: origin.batch,
+            request_slowdown: factor(self.slowdown.unwrap_or(origin.request_slowdown)),
+            batch_slowdown: factor(self.batch_slowdown.unwrap_or(origin.batch_slowdown)),
+            check_ns,
+            look_every_ns,
+            signal: match self.signal {
+                SignalName::Service => "service",
+                SignalName::Tasks => "tasks",
+            },
+            nap: nap.name,
+            nap_slowdown: factor(self.nap_slowdown.unwrap_or(nap.slowdown_milli)),
+            sleep_ns: self.sleep.map_or(nap.sleep_ns, nanos),
+            wake_ns: self.wake.map_or(nap.wake_ns, nanos),
+        })
+    }
+
+    fn looks(&self, usual: Usual) -> Result<Looks, Failure> {
+        let by_default = match usual {
+            _ if self.check.is_some() => BatchChecks::Source,
+            _ if self.look_every.is_some() => BatchChecks::Guard,
+            Usual::Thesis => BatchChecks::Source,
+            Usual::Run => BatchChecks::Guard,
+        };
+        let every = |time: Option<Duration>, usual: Looks| time.map_or(usual.every_ns(), nanos);
+        match self.batch_checks.unwrap_or(by_default) {
+            BatchChecks::Source if self.look_every.is_some() => {
+                Err(no_use("source", "--look-every", "a guard's", "--check 1us"))
+            }
+            BatchChecks::Guard if self.check.is_some() => {
+                Err(no_use("guard", "--check", "a program's own", "--look-every 500us"))
+            }
+            BatchChecks::Source => Ok(Looks::Checks { every_ns: every(self.check, CHECKS) }),
+            BatchChecks::Guard => Ok(Looks::Guard { every_ns: every(self.look_every, GUARD) }),
+        }
+    }
+
+    fn built_in(&self, usual: Usual) -> Result<Origin, Failure> {
+        let kind = self.batch.as_deref().map_or(Ok(&KINDS[0]), built_in)?;
+        Ok(Origin {
+            source: "the thesis's numbers".to_owned(),
+            batch: kind.name.to_owned(),
+            request_slowdown: kind.request_slowdown_milli,
+            batch_slowdown: kind.batch_slowdown_milli,
+            nap: self.nap_of_thesis(usual),
+            of_thesis: Vec::new(),
+        })
+    }
+
+    fn nap_of_thesis(&self, usual: Usual) -> batches::Nap {
+        let usual = match usual {
+            Usual::Thesis => "device",
+            Usual::Run => "spin",
+        };
+        batches::nap(self.nap.as_deref().unwrap_or(usual)).unwrap_or(NAPS[0])
+    }
+
+    fn of_file(&self, file: &Path, usual: Usual) -> Result<Origin, Failure> {
+        let model = ModelFile::read(file)?;
+        let interference = model.interference(self.batch.as_deref()).ok_or_else(|| {
+            let names: Vec<&str> = model.batch.iter().map(|batch| batch.name.as_str()).collect();
+            let name = self.batch.as_deref().unwrap_or_default();
+            let why = format!("{} has no such program", file.display());
+            let fix = format!("use one of {}", names.join(", "));
+            Failure::new(Status::Usage, format!("batch {name:?}"), why, fix)
+        })?;
+        let siblings = if model.machine.siblings { "" } else { ", not measured on SMT" };
+        let (nap, of_thesis) = match model.nap(self.nap.as_deref()) {
+            Some(measured) => (measured.nap(), measured.lacking()),
+            None => (self.nap_of_thesis(usual), vec!["nap"]),
+        };
+        let batch = interference.beside(&nap);
+        Ok(Origin {
+            source: format!("{} ({}{siblings})", file.display(), model.machine.cpu),
+            batch: interference.name.clone(),
+            request_slowdown: batch.request_slowdown_milli,
+            batch_slowdown: batch.batch_slowdown_milli,
+            nap,
+            of_thesis,
+        })
+    }
+}
+
+fn no_use(checks: &str, option: &str, whose: &str, instead: &str) -> Failure {
+    let what = format!("--batch-checks {checks}");
+    let why = format!("{option} is about {whose} looks, and there are none");
+    Failure::new(Status::Usage, what, why, format!("use {instead}, or leave it out"))
+}
+
+fn built_in(name: &str) -> Result<&'static Kind, Failure> {
+    KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
+        let names = KINDS.map(|kind| kind.name).join(" or ");
+        let fix = format!("use {names}, or a program of a file with --model");
+        Failure::new(Status::Usage, format!("batch {name:?}"), "it is none of those known", fix)
+    })
+}
+
+/// The parameters of a simulation, as every output names them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Parameters {
+    source: String,
+    /// Options that the file does not give: their values are the thesis's.
+    of_thesis: Vec<&'static str>,
+    /// Options that go before the source.
+    given: Vec<&'static str>,
+    batch: String,
+    request_slowdown: f64,
+    batch_slowdown: f64,
+    /// Between checks in the batch's source; null if a guard looks.
+    check_ns: Option<u64>,
+    /// Between looks of a guard; null if the batch has checks.
+    look_every_ns: Option<u64>,
+    signal: &'static str,
+    nap: &'static str,
+    nap_slowdown: f64,
+    sleep_ns: u64,
+    wake_ns: u64,
+}
+
+impl Parameters {
+    pub(crate) fn batch(&self) -> Batch {
+        let milli = |factor: f64| nanoseconds(factor * 1000.0);
+        Batch {
+            request_slowdown_milli: milli(self.request_slowdown),
+            batch_slowdown_milli: milli(self.batch_slowdown),
+            nap_slowdown_milli: milli(self.nap_slowdown),
+            looks: self.looks(),
+            signal: if self.signal == "tasks" { Signal::Tasks } else { Signal::Service },
+            sleep_ns: self.sleep_ns,
+            wake_ns: self.wake_ns,
+        }
+    }
+
+    pub(crate) fn has_guard(&self) -> bool {
+        self.look_every_ns.is_some()
+    }
+
+    fn looks(&self) -> Looks {
+        match (self.check_ns, self.look_every_ns) {
+            (_, Some(every_ns)) => Looks::Guard { every_ns },
+            (check_ns, None) => {
+                Looks::Checks { every_ns: check_ns.unwrap_or_else(|| CHECKS.every_ns()) }
+            }
+        }
+    }
+
+    /// Two lines.
+    pub(crate) fn text(&self) -> String {
+        let Self { source, batch, request_slowdown, batch_slowdown, nap, nap_slowdown, .. } = self;
+        let [sleep, wake] = [self.sleep_ns, self.wake_ns].map(duration::show);
+        let given: Vec<String> = self.given.iter().map(|option| format!("--{option}")).collect();
+        let given =
+            if given.is_empty() { String::new() } else { format!(" and {}", given.join(", ")) };
+        let of_thesis = match self.of_thesis.as_slice() {
+            [] => String::new(),
+            lacking => format!(" ({}: not in the file, the thesis's)", lacking.join(", ")),
+        };
+        let every = duration::show(self.looks().every_ns());
+        let looks = match self.looks() {
+            Looks::Checks { .. } => format!(
+                "by checks in the batch's source, every {every}; --batch-checks guard for programs \
+                 without"
+            ),
+            Looks::Guard { .. } => format!(
+                "by a guard, every {every}, as `elfen run` does for programs without checks; \
+                 --batch-checks source for programs with"
+            ),
+        };
+        let signal = if self.signal == "tasks" { " at the task map alone" } else { "" };
+        format!(
+            "parameters: {source}{given}: batch {batch}, requests slowed {request_slowdown} x, \
+             batch {batch_slowdown} x; nap {nap}, requests slowed {nap_slowdown} x, to sleep \
+             {sleep}, to wake {wake}{of_thesis}\nlooks{signal}: {looks}\n"
+        )
+    }
+
+    /// Of a lane that takes from its core while it naps.
+    pub(crate) fn advice(&self) -> Option<&'static str> {
+        (self.nap == "spin").then_some(
+            "nap spin is PAUSE, which every machine has and a request feels; `elfen doctor` says \
+             whether a machine has device, umwait or mwaitx: then add --nap with that",
+        )
+    }
+}
+
+fn factor(milli: u64) -> f64 {
+    real(milli) / 1000.0
+}
+
+/// For clap: a factor, in thousandths.
+fn slowdown(text: &str) -> Result<u64, String> {
+    let factor = text.parse().ok().filter(|factor| (1.0..=1000.0).contains(factor));
+    let milli = factor.map(|factor: f64| nanoseconds(factor * 1000.0));
+    milli.ok_or_else(|| "a slowdown is a factor between 1 and 1000, as in 1.5".to_owned())
+}

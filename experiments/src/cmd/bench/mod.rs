@@ -1,0 +1,52 @@
+//! `elfen bench`: what Elfen's parts cost on this machine. One file a benchmark.
+
+mod check;
+mod guard;
+mod here;
+mod nap;
+mod overlap;
+mod rows;
+mod service;
+mod signal;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use elfen_console::failure::Failure;
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen bench check               what each kind of check adds to a call
+  elfen bench nap                 how long a lane takes to sleep and to wake
+  sudo elfen bench overlap        how long a batch runs next to requests
+  sudo elfen bench signal         how late the task map is, and what it costs
+  elfen bench service --json      what publishing a request costs, for scripts";
+
+/// Measure what Elfen's parts cost on this machine
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Benchmark {
+    Check(check::Args),
+    Guard(guard::Args),
+    Nap(nap::Args),
+    Overlap(overlap::Args),
+    Service(service::Args),
+    Signal(signal::Args),
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    match &args.benchmark {
+        Benchmark::Check(args) => check::run(args, out),
+        Benchmark::Guard(args) => guard::run(args, out),
+        Benchmark::Nap(args) => nap::run(args, out),
+        Benchmark::Overlap(args) => overlap::run(args, out),
+        Benchmark::Service(args) => service::run(args, out),
+        Benchmark::Signal(args) => signal::run(args, out),
+    }
+}

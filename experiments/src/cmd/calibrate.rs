@@ -1,0 +1,236 @@
+//! `elfen calibrate`: what programs that share a core do to each other, how fast a lane naps and
+//! what that does to a request, as the model's parameters.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use std::{fs, thread};
+
+use elfen_console::failure::{Failure, Status};
+use elfen_console::output::{print, warn};
+use elfen_console::{duration, shell, table};
+use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_host::lanes;
+use elfen_host::source::Source;
+use elfen_rt::nap::{Kind, Nap};
+use serde::Serialize;
+
+use super::meter::Meter;
+use super::model_file::{Interference, Measured, ModelFile, NapTimes};
+use super::{live_args, live_rows};
+use crate::bench::distribution::Distribution;
+use crate::bench::nap::{self, Figures, Lanes};
+use crate::live::calibrate::{self, NapSlowdown, Order, SERVICE, Slowdown};
+use crate::live::summary::Figure;
+use crate::live::{self, Machine, experiment, plan};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen calibrate                the first pair of lanes, into elfen-model.toml
+  elfen calibrate --lanes 2:6 --batch loop,spin --rounds 10
+  elfen simulate --rps 80 --policy borrow-idle --model elfen-model.toml
+
+Every two programs run alone and then beside each other, round by round; the service is one worker \
+that searches without a pause, and runs beside every nap of the machine, too. On a machine without \
+SMT there is nothing to measure, and it says so.";
+
+const WHAT: &str = "calibrating";
+const DEFAULT_BATCHES: [&str; 4] = ["loop", "matrix", "flush", "compress"];
+const NAPS: usize = 200;
+
+/// Measure how programs slow each other down on this machine's cores, for `simulate` and `plan`
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// Batch programs of elfen-batch
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_values = DEFAULT_BATCHES,
+        value_parser = clap::builder::PossibleValuesParser::new(plan::BATCHES))]
+    batch: Vec<String>,
+
+    /// How long two programs run beside each other
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "500ms")]
+    duration: Duration,
+
+    /// How often each pair is measured
+    #[arg(long, value_name = "N", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// Documents of the service's index
+    #[arg(long, value_name = "N", default_value_t = 20_000,
+        value_parser = clap::value_parser!(u64).range(100..))]
+    docs: u64,
+
+    /// An index to use, or to build and keep, in this folder
+    #[arg(long, value_name = "FOLDER")]
+    index: Option<PathBuf>,
+
+    /// Where to write the parameters
+    #[arg(long, value_name = "FILE", default_value = "elfen-model.toml")]
+    out: PathBuf,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    file: PathBuf,
+    model: ModelFile,
+    slowdowns: Vec<Slowdown>,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    refuse_without_smt(args)?;
+    let machine = live_args::machine(&args.lanes, WHAT)?;
+    live_args::writable(&args.out)?;
+    let failed = |error| live_args::failure(WHAT, &error);
+    live::heed_signals().map_err(failed)?;
+    let pair = machine.pairs.first().cloned();
+    let pair = pair.unwrap_or_else(|| unreachable!("a machine has a pair, or is refused"));
+    let lanes = Lanes { request: pair.request, batch: pair.batch[0] };
+    let order = Order {
+        pair,
+        batches: args.batch.clone(),
+        documents: args.docs,
+        index: args.index.clone(),
+        lasting: args.duration,
+        rounds: args.rounds,
+    };
+    let naps = Kind::ALL.into_iter().filter_map(|kind| nap::open(kind, lanes).ok());
+    let naps: Vec<Nap> = naps.collect();
+    let times = nap_times(lanes);
+    let mut meter = Meter::new();
+    let measured = calibrate::measure(order, &naps, &mut |done, all| meter.step(done, all));
+    drop(meter);
+    let measured = measured.map_err(failed)?;
+    let model = model(&machine, times, &measured);
+    let written = fs::write(&args.out, model.text());
+    written.map_err(|error| Failure::unwritable("model", &args.out, error))?;
+    let report = Report { file: args.out.clone(), model, slowdowns: measured.slowdowns };
+    print(out, args.json, &report, || report.text())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lanes given by hand are the user's word: there the file says what is known of them.
+fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
+    let topology = topology(&Source::live())?;
+    if args.lanes.by_hand() || !lanes::default_pairs(&topology).is_empty() {
+        return Ok(());
+    }
+    let why = "no two CPUs here share a core as far as the kernel says, so there is no slowdown to \
+               measure";
+    Err(Failure::new(Status::Unsupported, WHAT, why, lanes::remedy(&topology)))
+}
+
+/// How long each nap takes, in nanoseconds; none where they cannot be measured, which is said.
+/// Measuring pins its thread, so it has one of its own.
+fn nap_times(lanes: Lanes) -> Vec<NapTimes> {
+    let measured = thread::scope(|scope| {
+        let measuring = scope.spawn(|| nap::measure(lanes, NAPS));
+        measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let figures = measured.unwrap_or_else(|error| {
+        warn(&format!(
+            "times of naps could not be measured: {error}; the file leaves them to the thesis"
+        ));
+        Figures { naps: Vec::new(), tsc_mhz: 1.0, auto: "" }
+    });
+    let ns = |cycles: Distribution| cycles.median * 1e3 / figures.tsc_mhz;
+    let times = |nap: &nap::Measured| NapTimes {
+        name: nap.nap.to_owned(),
+        sleep_ns: nap.sleep_cycles.map(ns),
+        wake_ns: nap.wake_cycles.map(ns),
+        nap_slowdown: None,
+        nap_slowdown_ci95: None,
+    };
+    figures.naps.iter().map(times).collect()
+}
+
+/// Naps in the order of `measured`, of which `--nap auto` takes the first.
+fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured) -> ModelFile {
+    let order = live::testbed::Order {
+        machine: machine.clone(),
+        documents: 0,
+        index: None,
+        signal: String::new(),
+        own: Default::default(),
+        standing: None,
+        service_times: None,
+    };
+    let known = experiment::setup(&order, &Default::default(), shell::command_line());
+    let with_service = |slowdown: &&Slowdown| slowdown.first == SERVICE;
+    let interference = |slowdown: &Slowdown| Interference {
+        name: slowdown.second.clone(),
+        request_slowdown: slowdown.of_first.median,
+        request_slowdown_ci95: slowdown.of_first.ci95,
+        batch_slowdown: slowdown.of_second.median,
+        batch_slowdown_ci95: slowdown.of_second.ci95,
+    };
+    let nap = |beside: &NapSlowdown| {
+        let known = times.iter().find(|times| times.name == beside.nap);
+        let (sleep_ns, wake_ns) = known.map_or((None, None), |nap| (nap.sleep_ns, nap.wake_ns));
+        NapTimes {
+            name: beside.nap.to_owned(),
+            sleep_ns,
+            wake_ns,
+            nap_slowdown: Some(beside.of_request.median),
+            nap_slowdown_ci95: beside.of_request.ci95,
+        }
+    };
+    ModelFile {
+        machine: Measured {
+            elfen: known.elfen,
+            kernel: known.kernel,
+            cpu: known.cpu,
+            lanes: known.lanes,
+            siblings: known.smt,
+            command: known.command,
+        },
+        nap: measured.naps.iter().map(nap).collect(),
+        batch: measured.slowdowns.iter().filter(with_service).map(interference).collect(),
+    }
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let row = |slowdown: &Slowdown| {
+            let (first, second) = (slowdown.first.clone(), slowdown.second.clone());
+            vec![
+                first,
+                second,
+                live_rows::interval(&slowdown.of_first),
+                live_rows::interval(&slowdown.of_second),
+            ]
+        };
+        let rows: Vec<Vec<String>> = self.slowdowns.iter().map(row).collect();
+        let heading = ["request lane", "batch lane", "its slowdown", "the other's"];
+        let mut text = table::lines(&heading, &rows);
+        let time = |ns: Option<f64>| {
+            ns.map_or_else(
+                || "not measured here, the thesis's".to_owned(),
+                |ns| format!("{ns:.0} ns"),
+            )
+        };
+        for nap in &self.model.nap {
+            let slower = nap.nap_slowdown.map_or_else(String::new, |median| {
+                live_rows::interval(&Figure { median, ci95: nap.nap_slowdown_ci95 })
+            });
+            let (name, sleep, wake) = (&nap.name, time(nap.sleep_ns), time(nap.wake_ns));
+            text += &format!(
+                "nap {name}: a search beside it takes {slower} times as long; to sleep {sleep}; \
+                 to wake {wake}\n"
+            );
+        }
+        if !self.model.machine.siblings {
+            text += "nothing says that these lanes share a core: this is no model of SMT, and the \
+                     file says so\n";
+        }
+        text + &format!("parameters: {}\n", self.file.display())
+    }
+}

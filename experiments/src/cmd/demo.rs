@@ -1,0 +1,205 @@
+//! `elfen demo`: a service with no batch beside it, with one unrestrained, and with one under
+//! Elfen, in under a minute.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_console::output::{print, warn};
+use elfen_console::{duration, shell};
+use elfen_host::args::lanes::LaneArgs;
+use elfen_host::run::channels::Wanted;
+use serde::Serialize;
+
+use super::meter::Meter;
+use super::{live_args, live_rows};
+use crate::live::experiment::{Experiment, Results};
+use crate::live::summary::{self, Row};
+use crate::live::testbed::Order;
+use crate::live::{self, plan};
+use crate::record::{Line, Plan};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen demo                            on the first pair of lanes, or two CPUs
+  elfen demo --lanes 2:6 --batch matrix on this pair, with another program
+  elfen demo --html /tmp/demo.html --report /tmp/demo.json
+
+It needs no root; with it, the eBPF task map says who runs on a lane, and not the service alone. \
+It needs elfen-search, elfen-load and elfen-batch, which `cargo build --release` puts beside it.";
+
+const WHAT: &str = "the demo";
+
+/// Show what Elfen does on this machine: a search service under load, alone, disturbed, and
+/// protected
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// The load, in percent of what the service can serve
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+        value_parser = clap::value_parser!(u8).range(1..=100))]
+    load: u8,
+
+    /// The batch program of elfen-batch
+    #[arg(long, value_name = "NAME", default_value = "compress",
+        value_parser = clap::builder::PossibleValuesParser::new(plan::BATCHES))]
+    batch: String,
+
+    /// How long each run lasts
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "2s")]
+    duration: Duration,
+
+    /// How often each kind is run
+    #[arg(long, value_name = "N", default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
+    invocations: u32,
+
+    /// Documents of the index
+    #[arg(long, value_name = "N", default_value_t = 20_000,
+        value_parser = clap::value_parser!(u64).range(100..))]
+    docs: u64,
+
+    /// Where to learn what the request lane does, as in `elfen run`
+    #[arg(long, value_enum, default_value = "auto")]
+    signal: Wanted,
+
+    /// Where to write a page with figures
+    #[arg(long, value_name = "FILE", default_value = "elfen-demo.html")]
+    html: PathBuf,
+
+    /// Write what was measured to a file, as one JSON object
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    lanes: String,
+    /// Whether the lanes share a core.
+    smt: bool,
+    capacity_rps: f64,
+    rows: Vec<Row>,
+    remarks: Vec<String>,
+    html: PathBuf,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    live::heed_signals().map_err(|error| live_args::failure(WHAT, &error))?;
+    let experiment = experiment(args)?;
+    live_args::writable(&args.html)?;
+    args.report.as_deref().map_or(Ok(()), live_args::writable)?;
+    let lines = measure(&experiment)?;
+    let rows = summary::rows(&lines);
+    let report = Report {
+        lanes: experiment.order.machine.lanes(),
+        smt: experiment.order.machine.smt,
+        capacity_rps: capacity(&lines),
+        remarks: live_rows::remarks(&lines, &rows),
+        rows,
+        html: args.html.clone(),
+    };
+    live_args::write_page(&args.html, "Elfen: demo", &lines)?;
+    if let Some(file) = &args.report {
+        live_args::write_report(file, &report)?;
+    }
+    print(out, args.json, &report, || report.text())?;
+    Ok(if live_rows::all_right(&report.rows) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn experiment(args: &Args) -> Result<Experiment, Failure> {
+    let plan = Plan {
+        loads: vec![f64::from(args.load) / 100.0],
+        rates: Vec::new(),
+        companies: ["none", "unrestrained", "borrow-idle"].map(str::to_owned).to_vec(),
+        batches: vec![args.batch.clone()],
+        invocations: args.invocations,
+        duration_s: args.duration.as_secs_f64(),
+        warmup_s: 0.3,
+        seed: 1,
+        signal: live_args::signal_word(args.signal),
+        ..Plan::default()
+    };
+    let specs = plan::check(&plan)
+        .map_err(|why| Failure::new(Status::Usage, WHAT, why, "change the options"))?;
+    let mut machine = live_args::machine(&args.lanes, WHAT)?;
+    if !machine.smt {
+        machine.emulated = emulated(args.signal);
+    }
+    let emulate_smt = machine.emulated;
+    let limits: Vec<String> = machine.emulation().into_iter().collect();
+    let plan = Plan { emulate_smt, ..plan };
+    let order = Order {
+        machine,
+        documents: args.docs,
+        index: None,
+        signal: plan.signal.clone(),
+        own: Default::default(),
+        standing: None,
+        service_times: None,
+    };
+    let command = shell::command_line();
+    Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })
+}
+
+/// On CPUs that share no core a batch costs the service nothing, and there is nothing to be
+/// protected from. So the programs of the demo take each other's core, as far as the kernel says
+/// who ran beside whom.
+fn emulated(signal: Wanted) -> Option<f64> {
+    /// What a batch does to a request in the thesis's model.
+    const SLOWDOWN: f64 = 1.5;
+    if matches!(signal, Wanted::Service | Wanted::Module) {
+        return None;
+    }
+    match elfen_kernel::task_map::open() {
+        Ok(_) => Some(SLOWDOWN),
+        Err(why) => {
+            warn(&format!(
+                "no core is emulated, so that a batch costs a request nothing here: {why}"
+            ));
+            None
+        }
+    }
+}
+
+fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
+    let failed = |error| live_args::failure(WHAT, &error);
+    let mut results = Results::default();
+    let mut meter = Meter::new();
+    let minute = "a service, its load and a batch program: this takes about a minute";
+    to_stderr(minute);
+    experiment.run(&mut results, &mut |progress| meter.hear(progress)).map_err(failed)?;
+    Ok(results.lines)
+}
+
+fn capacity(lines: &[Line]) -> f64 {
+    lines
+        .iter()
+        .find_map(|line| match line {
+            Line::Setup(setup) => Some(setup.capacity_rps),
+            Line::Run(_) => None,
+        })
+        .unwrap_or(0.0)
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let mut text = live_rows::text(&self.rows);
+        let rps = self.rows.first().map_or(0.0, |row| row.rps);
+        text += &format!(
+            "\nlanes {}: {rps:.0} of {:.0} searches a second; batch work is a share of what the \
+             batch does with nothing beside it\n",
+            self.lanes, self.capacity_rps
+        );
+        self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
+        text + &format!("page: {}\n", self.html.display())
+    }
+}

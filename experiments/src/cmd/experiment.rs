@@ -1,0 +1,138 @@
+//! `elfen experiment`: loads, companies, batch programs and invocations, measured on this machine.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use elfen_console::failure::{Failure, Status, named};
+use elfen_console::output::print;
+use serde::Serialize;
+
+use super::experiment_args::{Args, WHAT};
+use super::meter::Meter;
+use super::{live_args, live_rows};
+use crate::live::experiment::{self as live_experiment, Experiment, Results};
+use crate::live::plan::{self, Job};
+use crate::live::summary::{self, Row};
+use crate::live::{self, LiveError};
+use crate::record::Setup;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    results: &'a Path,
+    setup: Option<&'a Setup>,
+    rows: Vec<Row>,
+    remarks: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let experiment = args.experiment()?;
+    if args.dry_run {
+        return dry_run(&experiment, out);
+    }
+    live::heed_signals().map_err(|error| args.failure(&error))?;
+    for file in [&args.html, &args.report].into_iter().flatten() {
+        live_args::writable(file)?;
+    }
+    live_args::writable(&args.out)?;
+    args.service_times.as_deref().map_or(Ok(()), live_args::writable)?;
+    let mut results = Results::open(&args.out).map_err(|error| args.failure(&error))?;
+    args.refuse_other(&experiment, &results)?;
+    if let (true, Some(file)) = (results.lines.is_empty(), &args.service_times) {
+        // Times of another experiment are none of this one's.
+        fs::write(file, "").map_err(|error| Failure::unwritable("file", file, error))?;
+    }
+    let mut meter = Meter::new();
+    let done = experiment.run(&mut results, &mut |progress| meter.hear(progress));
+    drop(meter);
+    done.map_err(|error| args.failure(&error))?;
+    if let Some(file) = &args.html {
+        live_args::write_page(file, "Elfen: an experiment", &results.lines)?;
+    }
+    let rows = summary::rows(&results.lines);
+    let right = live_rows::all_right(&rows);
+    let remarks = live_rows::remarks(&results.lines, &rows);
+    let report = Report { results: &args.out, setup: results.setup(), rows, remarks };
+    if let Some(file) = &args.report {
+        live_args::write_report(file, &report)?;
+    }
+    print(out, args.json, &report, || report.text())?;
+    Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Args {
+    fn failure(&self, error: &LiveError) -> Failure {
+        let file = self.out.display();
+        match error {
+            LiveError::Interrupted(signal) => {
+                let fix = format!("the same command goes on with what is missing in {file}");
+                Failure::new(Status::of_signal(*signal), WHAT, error, fix)
+            }
+            LiveError::Locked | LiveError::NoResults(_) => {
+                live_args::failure(&named("results", &self.out), error)
+            }
+            _ => live_args::failure(WHAT, error),
+        }
+    }
+
+    /// A file of another plan or machine keeps its runs to itself.
+    fn refuse_other(&self, experiment: &Experiment, results: &Results) -> Result<(), Failure> {
+        let name = named("results", &self.out);
+        let refuse = |why: &str| {
+            let fix = "name another file with --out, or give the command that it names";
+            Failure::new(Status::Usage, name.clone(), why, fix)
+        };
+        let Some(begun) = results.setup() else {
+            let strange = !results.lines.is_empty();
+            return if strange { Err(refuse("its first line is no setup")) } else { Ok(()) };
+        };
+        let mut asked = live_experiment::setup(&experiment.order, &experiment.plan, String::new());
+        if experiment.order.index.is_some() {
+            // How many an index has is seen when it is opened.
+            asked.documents = begun.documents;
+        }
+        live_experiment::other_than(begun, &asked).map_or(Ok(()), |why| Err(refuse(&why)))
+    }
+}
+
+fn dry_run(experiment: &Experiment, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let Experiment { plan, specs, order, .. } = experiment;
+    // Rates follow from the capacity, which no run has measured yet.
+    let jobs = plan::jobs(plan, specs, experiment.capacity_rps.unwrap_or(1.0));
+    let each = Duration::from_secs_f64(plan.warmup_s + plan.duration_s);
+    let count = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
+    let mut text = format!(
+        "{} runs on lanes {}, {} s at least, in this order:\n",
+        jobs.len(),
+        order.machine.lanes(),
+        each.saturating_mul(count).as_secs()
+    );
+    for Job { spec, batch, load, rps, invocation, .. } in &jobs {
+        let load = match plan.rates.contains(rps) {
+            true => format!("{rps} requests/s"),
+            false => format!("{:.0} %", load * 100.0),
+        };
+        let batch = batch.as_ref().map_or_else(String::new, |batch| format!(" with {batch}"));
+        text += &format!("{invocation}: {load}, {}{batch}\n", spec);
+    }
+    out.write_all(text.as_bytes()).map_err(Failure::output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Report<'_> {
+    fn text(&self) -> String {
+        let mut text = live_rows::text(&self.rows) + "\n";
+        if let Some(Setup { capacity_rps, documents, plan, .. }) = self.setup {
+            let service = plan.as_ref().and_then(|plan| plan.service.as_ref());
+            let of = match service {
+                None => format!("searches a second in {documents} documents"),
+                Some(service) => format!("requests a second to {}", service.url),
+            };
+            text += &format!("100 % are {capacity_rps:.0} {of}\n");
+        }
+        self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
+        text + &format!("results: {}\n", self.results.display())
+    }
+}

@@ -1,0 +1,310 @@
+//! What `elfen experiment` is asked for: its options, a plan's file, and the experiment they mean.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use elfen_console::failure::{Failure, Status, named};
+use elfen_console::{duration, shell};
+use elfen_host::args::lanes::LaneArgs;
+use elfen_host::run::channels::Wanted;
+use elfen_instrument::{Inject, Reason, inspect};
+use serde::Deserialize;
+
+use super::live_args;
+use super::service_args::{self, ServiceArgs};
+use crate::live::experiment::Experiment;
+use crate::live::own::Own;
+use crate::live::plan;
+use crate::live::testbed::{self, Order};
+use crate::record::Plan;
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen experiment --load 50 --company none,borrow-idle --batch loop
+  elfen experiment --load 20,50,70 --invocations 20 --out night.jsonl
+  elfen experiment --company none,fixed-budget:2ms,slo-budget:p99=20ms
+  elfen experiment --plan plan.toml --out results.jsonl
+  elfen experiment --inject guard -- xz -9 -k -c backup.tar
+  elfen experiment --service-url http://127.0.0.1/ --service-pid 4711 --rps 200
+
+A plan in TOML has the options' names as keys: load = [20, 50], company = [\"none\", \
+\"borrow-idle\"], duration = \"10s\"; an option on the command line goes before the file's.
+
+Companies: none, unrestrained, nice19, sched-idle, core-scheduling, borrow-idle, \
+fixed-budget:TIME, refresh-budget:TIME, dynamic-budget:TIME:IPC, slo-budget:SLO.
+
+Ctrl-C ends it; the same command goes on with what is missing.";
+
+pub(super) const WHAT: &str = "the experiment";
+const DEFAULT_LOADS: [f64; 3] = [20.0, 50.0, 70.0];
+const DEFAULT_BATCH: &str = "compress";
+const DEFAULT_COMPANIES: [&str; 5] =
+    ["none", "unrestrained", "nice19", "sched-idle", "borrow-idle"];
+const CORE_SCHEDULING: &str = "core-scheduling";
+
+/// Measure a service with batch programs beside it, at many loads and under many policies
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    pub(super) lanes: LaneArgs,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+
+    /// Read the plan from this TOML file
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+
+    /// Loads, in percent of what the service can serve [default: 20,50,70]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
+    load: Option<Vec<f64>>,
+
+    /// Loads in requests a second, besides
+    #[arg(long, value_name = "RATE", value_delimiter = ',')]
+    rps: Option<Vec<f64>>,
+
+    /// What shares the core with the service [default: all baselines and borrow-idle]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    company: Option<Vec<String>>,
+
+    /// Batch programs of elfen-batch [default: compress]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    batch: Option<Vec<String>>,
+
+    /// How often everything is run [default: 5]
+    #[arg(long, value_name = "N")]
+    invocations: Option<u32>,
+
+    /// How long each run lasts [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    duration: Option<Duration>,
+
+    /// How long each run is under load before that [default: 1s]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    warmup: Option<Duration>,
+
+    /// Decides the requests and the order of the runs [default: 1]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Documents of the index that is built [default: 100000]
+    #[arg(long, value_name = "N")]
+    docs: Option<u64>,
+
+    /// Emulate a core that the lanes share: what runs beside something else takes so many times as
+    /// long, as in 1.5
+    ///
+    /// For machines without SMT, where a batch takes no resources from a request. By the kernel's
+    /// account of who ran beside whom, so it takes root; how the batch naps costs nothing.
+    #[arg(long, value_name = "FACTOR")]
+    emulate_smt: Option<f64>,
+
+    /// An index to use, or to build and keep, in this folder
+    #[arg(long, value_name = "FOLDER")]
+    index: Option<PathBuf>,
+
+    /// How batch programs are checked under Elfen, as in `elfen run` [default: auto]
+    #[arg(long, value_name = "HOW")]
+    inject: Option<String>,
+
+    /// Where to learn what the request lane does, as in `elfen run` [default: auto]
+    #[arg(long, value_enum)]
+    signal: Option<Wanted>,
+
+    /// What the service can serve, in requests a second, instead of measuring it
+    #[arg(long, value_name = "RATE")]
+    capacity: Option<f64>,
+
+    /// The results, as JSON lines; a file that is there already is gone on with
+    #[arg(long, value_name = "FILE", default_value = "elfen-experiment.jsonl")]
+    pub(super) out: PathBuf,
+
+    /// Write a page with figures at the end
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
+
+    /// Write what was measured to a file at the end, as one JSON object
+    #[arg(long, value_name = "FILE")]
+    pub(super) report: Option<PathBuf>,
+
+    /// Write how long requests ran without company, in microseconds: for `elfen simulate --demand
+    /// file:FILE`, which says what the other companies should have found
+    #[arg(long, value_name = "FILE")]
+    pub(super) service_times: Option<PathBuf>,
+
+    /// Say which runs there would be, and make none
+    #[arg(long)]
+    pub(super) dry_run: bool,
+
+    /// Print one JSON object at the end
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// A batch program of your own with its arguments, instead of elfen-batch's or besides
+    ///
+    /// It is started again whenever it ends with status 0. Its work is the CPU time that it gets.
+    #[arg(last = true, value_name = "PROGRAM")]
+    command: Vec<String>,
+}
+
+/// The plan's file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanFile {
+    load: Option<Vec<f64>>,
+    rps: Option<Vec<f64>>,
+    company: Option<Vec<String>>,
+    batch: Option<Vec<String>>,
+    invocations: Option<u32>,
+    duration: Option<String>,
+    warmup: Option<String>,
+    seed: Option<u64>,
+    docs: Option<u64>,
+    emulate_smt: Option<f64>,
+    index: Option<PathBuf>,
+    signal: Option<String>,
+    capacity: Option<f64>,
+    command: Option<Vec<String>>,
+    inject: Option<String>,
+}
+
+impl Args {
+    /// Command line, file and defaults, in this order.
+    pub(super) fn experiment(&self) -> Result<Experiment, Failure> {
+        let file = self.plan.as_deref().map(read_plan).transpose()?.unwrap_or_default();
+        let time =
+            |given: Option<Duration>, text: &Option<String>, default: u64| match (given, text) {
+                (Some(given), _) => Ok(given),
+                (None, Some(text)) => {
+                    duration::parse(text).map_err(|why| wrong_plan(&format!("{text:?}: {why}")))
+                }
+                (None, None) => Ok(Duration::from_secs(default)),
+            };
+        let rates = self.rps.clone().or(file.rps).unwrap_or_default();
+        let loads = self.load.clone().or(file.load);
+        let mut capacity_rps = self.capacity.or(file.capacity);
+        let mut limits = Vec::new();
+        if self.service.is_there() && capacity_rps.is_none() {
+            capacity_rps = Some(service_args::capacity(loads.as_deref(), &rates, &mut limits)?);
+        }
+        let loads = loads
+            .unwrap_or_else(|| if rates.is_empty() { DEFAULT_LOADS.to_vec() } else { Vec::new() });
+        let asked = self.company.clone().or(file.company);
+        let companies = companies(asked, &mut limits)?;
+        let standing = self.service.standing()?;
+        let signal = match (self.signal, &file.signal) {
+            (Some(signal), _) => signal,
+            (None, Some(name)) => Wanted::from_str(name, false).map_err(|why| wrong_plan(&why))?,
+            (None, None) => standing.as_ref().map_or(Wanted::Auto, service_args::signal),
+        };
+        let command = match self.command.as_slice() {
+            [] => file.command.unwrap_or_default(),
+            typed => typed.to_vec(),
+        };
+        refuse_no_program(&command)?;
+        let batches = self.batch.clone().or(file.batch);
+        let batches = batches.or_else(|| (!command.is_empty()).then(Vec::new));
+        let plan = Plan {
+            loads: loads.iter().map(|percent| percent / 100.0).collect(),
+            rates,
+            companies,
+            batches: batches.unwrap_or_else(|| vec![DEFAULT_BATCH.to_owned()]),
+            invocations: self.invocations.or(file.invocations).unwrap_or(5),
+            duration_s: time(self.duration, &file.duration, 10)?.as_secs_f64(),
+            warmup_s: time(self.warmup, &file.warmup, 1)?.as_secs_f64(),
+            seed: self.seed.or(file.seed).unwrap_or(1),
+            signal: live_args::signal_word(signal),
+            emulate_smt: self.emulate_smt.or(file.emulate_smt),
+            command,
+            inject: inject(self.inject.clone().or(file.inject))?,
+            service: standing.as_ref().map(|standing| standing.service.clone()),
+        };
+        let specs = plan::check(&plan).map_err(|why| wrong_plan(&why))?;
+        if capacity_rps.is_some_and(|rps| !(rps > 0.0 && rps.is_finite())) {
+            return Err(wrong_plan("a capacity is a number of requests a second above 0"));
+        }
+        let mut machine = live_args::machine(&self.lanes, WHAT)?;
+        machine.emulated = plan.emulate_smt;
+        limits.extend(machine.emulation());
+        if plan.emulate_smt.is_some_and(|factor| !(1.0..=10.0).contains(&factor)) {
+            return Err(wrong_plan("--emulate-smt takes a factor from 1 to 10"));
+        }
+        let order = Order {
+            machine,
+            documents: match standing {
+                Some(_) => 0,
+                None => self.docs.or(file.docs).unwrap_or(100_000).max(100),
+            },
+            index: self.index.clone().or(file.index),
+            signal: plan.signal.clone(),
+            own: Own { command: plan.command.clone(), inject: plan.inject.clone() },
+            standing,
+            service_times: self.service_times.clone(),
+        };
+        let command = shell::command_line();
+        Ok(Experiment { order, plan, specs, capacity_rps, limits, command })
+    }
+}
+
+/// The companies that were asked for; by default all that this kernel can do.
+fn companies(asked: Option<Vec<String>>, limits: &mut Vec<String>) -> Result<Vec<String>, Failure> {
+    let scheduled = testbed::core_scheduling();
+    let Some(asked) = asked else {
+        let mut companies = DEFAULT_COMPANIES.map(str::to_owned).to_vec();
+        match scheduled {
+            Ok(()) => companies.insert(4, CORE_SCHEDULING.to_owned()),
+            Err(why) => limits.push(format!("not shown: core scheduling as a baseline; {why}")),
+        }
+        return Ok(companies);
+    };
+    match scheduled {
+        Err(why) if asked.iter().any(|company| company == CORE_SCHEDULING) => {
+            let fix = "leave core-scheduling out";
+            Err(Failure::new(Status::Unsupported, "company core-scheduling", why, fix))
+        }
+        _ => Ok(asked),
+    }
+}
+
+/// Nothing for the default, which is not written down.
+fn inject(asked: Option<String>) -> Result<Option<String>, Failure> {
+    const AUTO: &str = "auto";
+    let ways = Inject::BEST_FIRST.map(Inject::name);
+    match asked {
+        Some(asked) if asked != AUTO && !ways.contains(&asked.as_str()) => {
+            Err(wrong_plan(&format!("--inject {asked:?} is none of {AUTO}, {}", ways.join(", "))))
+        }
+        asked => Ok(asked.filter(|asked| asked != AUTO)),
+    }
+}
+
+/// Said before minutes go by. A file that says nothing of itself may still be one that runs.
+fn refuse_no_program(command: &[String]) -> Result<(), Failure> {
+    let Some(program) = command.first() else { return Ok(()) };
+    let why = match inspect(program.as_ref()) {
+        Err(reason @ Reason::NotFound) => reason.to_string(),
+        Err(reason @ (Reason::NotExecutable | Reason::Unreadable(_))) => format!("it {reason}"),
+        _ => return Ok(()),
+    };
+    let fix = "name one that PATH has, or its file";
+    Err(Failure::new(Status::Usage, format!("program {program:?}"), why, fix))
+}
+
+fn wrong_plan(why: &str) -> Failure {
+    Failure::new(Status::Usage, "the plan", why, "see `elfen experiment --help`")
+}
+
+fn read_plan(file: &Path) -> Result<PlanFile, Failure> {
+    let what = || named("plan", file);
+    let text = fs::read_to_string(file).map_err(|error| {
+        Failure::new(Status::Usage, what(), error, "name a file that can be read")
+    })?;
+    toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        let why = format!("line {line}: {}", error.message());
+        Failure::new(Status::Usage, what(), why, "see `elfen experiment --help`")
+    })
+}

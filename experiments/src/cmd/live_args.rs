@@ -1,0 +1,158 @@
+//! What `demo`, `experiment` and `calibrate` share: the machine as they see it, how they fail, and
+//! the files they write.
+
+use std::path::Path;
+use std::process::ExitStatus;
+use std::{fs, io};
+
+use clap::ValueEnum;
+use elfen_console::failure::{Failure, Status, named};
+use elfen_console::output::warn;
+use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_host::lanes;
+use elfen_host::run::channels::Wanted;
+use elfen_host::source::Source;
+use elfen_host::topology::Topology;
+use nix::unistd::{AccessFlags, access};
+use serde::Serialize;
+
+use crate::live::{LiveError, Machine, Pair};
+use crate::record::Line;
+use crate::report::live;
+
+/// The pairs given by hand, all of them; or the machine's first; or two CPUs, where it has no pair.
+pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
+    let topology = topology(&Source::live())?;
+    let chosen = if args.by_hand() {
+        let lanes = args.resolve(&topology)?;
+        lanes.warnings.iter().for_each(|warning| warn(warning));
+        lanes.pairs
+    } else {
+        let first = lanes::first_pair(&topology).ok_or_else(|| one_cpu(&topology, what))?;
+        vec![first]
+    };
+    let shares = |pair: &elfen_host::pair::Pair| {
+        let core = topology.core_of(pair.request);
+        core.is_some_and(|core| pair.batch.is_subset(&core.lanes))
+    };
+    let smt = chosen.iter().all(shares);
+    if !smt && !args.by_hand() {
+        let pair = &chosen[0];
+        warn(&format!("no pair of lanes here: CPUs {pair} are taken, which are not hyperthreads"));
+    }
+    let in_a_pair = |cpu: &u32| chosen.iter().any(|pair| pair.lanes().any(|lane| lane == *cpu));
+    let spare = topology.usable.iter().filter(|cpu| !in_a_pair(cpu)).collect();
+    let pair = |pair: &elfen_host::pair::Pair| Pair {
+        request: pair.request,
+        batch: pair.batch.iter().collect(),
+    };
+    let cpus = u32::try_from(topology.online.len()).unwrap_or(u32::MAX);
+    Ok(Machine { pairs: chosen.iter().map(pair).collect(), spare, smt, cpus, emulated: None })
+}
+
+fn one_cpu(topology: &Topology, what: &str) -> Failure {
+    let why = format!(
+        "a service and a batch beside it take two CPUs, and this process may use CPU {} alone",
+        topology.usable
+    );
+    let fix = "give it a second one; `elfen simulate --rps 100 --policy borrow-idle` needs none";
+    Failure::new(Status::Unsupported, what, why, fix)
+}
+
+/// In the words of every other failure.
+pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
+    let fix = match error {
+        LiveError::NotFound { .. } => {
+            "build all of Elfen (`cargo build --release`), or name its folder in ELFEN_LIB"
+        }
+        LiveError::Io { error, .. } => match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "make room, or name another folder in TMPDIR"
+            }
+            io::ErrorKind::PermissionDenied => "use files and folders that this user may write",
+            _ => "see what the system says of it, and try again",
+        },
+        LiveError::Failed { status, .. } if is_unsupported(*status) => {
+            let fix = "see `elfen doctor`, or leave out what asks for it";
+            return Failure::new(Status::Unsupported, what, error, fix);
+        }
+        LiveError::Failed { .. } | LiveError::Stuck { .. } | LiveError::NotReady { .. } => {
+            "see what it says, and whether the machine is busy with other things; then try again"
+        }
+        LiveError::OwnFailed { .. } => {
+            "give one that ends with status 0: it is started again then, where it stands"
+        }
+        LiveError::Garbled { .. } => "use programs of the same version as this command",
+        LiveError::Refused { fix, .. } => fix,
+        LiveError::Misplaced { fix, .. } => fix,
+        LiveError::NoResults(_) => {
+            let fix = "name another file with --out, or take that line out of it";
+            return Failure::new(Status::Usage, what, error, fix);
+        }
+        LiveError::Locked => "wait for it, or name another file with --out",
+        LiveError::Interrupted(signal) => {
+            return Failure::new(Status::of_signal(*signal), what, error, "nothing is left behind");
+        }
+    };
+    Failure::new(Status::Failed, what, error, fix)
+}
+
+/// Programs of ours say so by their status.
+fn is_unsupported(status: ExitStatus) -> bool {
+    status.code() == Some(Status::Unsupported as i32)
+}
+
+/// As `elfen run --signal` takes it.
+pub(crate) fn signal_word(signal: Wanted) -> String {
+    signal.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Refuses a file that could not be written after minutes of measuring.
+pub(crate) fn writable(path: &Path) -> Result<(), Failure> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let existing = path.exists();
+    let flags = if existing { AccessFlags::W_OK } else { AccessFlags::W_OK | AccessFlags::X_OK };
+    let asked = if existing { path } else { folder };
+    if path.is_dir() {
+        return Err(Failure::unwritable("file", path, "it is a folder"));
+    }
+    access(asked, flags).map_err(|errno| Failure::unwritable("file", path, errno.desc()))
+}
+
+/// Writes what `--json` prints to the file that `--report` names.
+pub(crate) fn write_report(path: &Path, report: &impl Serialize) -> Result<(), Failure> {
+    let unwritable = |why: String| Failure::unwritable("report", path, why);
+    let mut json = serde_json::to_vec(report).map_err(|error| unwritable(error.to_string()))?;
+    json.push(b'\n');
+    fs::write(path, json).map_err(|error| unwritable(error.to_string()))
+}
+
+/// Draws these lines on the page that `--html` names.
+pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(), Failure> {
+    let unusable = |error: String| {
+        Failure::new(Status::Failed, named("page", path), error, "see the results themselves")
+    };
+    let mut report = live::report(lines).map_err(|error| unusable(error.to_string()))?;
+    report.title = title.to_owned();
+    let mut html = Vec::new();
+    report.render(&mut html).map_err(|error| unusable(error.to_string()))?;
+    fs::write(path, html).map_err(|error| Failure::unwritable("page", path, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: minutes of measuring are not lost to a wrong name. Method: a folder, a folder that
+    /// does not exist, one where a file could be made.
+    #[test]
+    fn files_that_cannot_be_written_are_refused_at_once() {
+        assert!(writable(Path::new("/")).is_err());
+        assert!(writable(Path::new("/no/such/folder/x.html")).is_err());
+        assert!(writable(&std::env::temp_dir().join("not-there.html")).is_ok());
+        assert!(writable(Path::new("not-there.html")).is_ok());
+    }
+}

@@ -1,0 +1,308 @@
+//! The model's parameters as a TOML file: `elfen calibrate` writes it, `simulate` and `plan` read
+//! it.
+
+use std::fs;
+use std::path::Path;
+
+use elfen_console::failure::{Failure, Status, named};
+use serde::{Deserialize, Serialize};
+
+use simulator::batches::{self, CHECKS, KINDS};
+use simulator::pair::Batch;
+use simulator::time::nanoseconds;
+
+/// The most that a slowdown can be; measured ones below 1 are noise, and count as 1.
+const HIGHEST: f64 = 1000.0;
+/// A time beyond this is no latency of a nap.
+const LONGEST_NS: f64 = 1e9;
+
+/// Keys that are not listed are refused: a typing error must not leave a default in place.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ModelFile {
+    pub(crate) machine: Measured,
+    /// Those of the machine; the first is what `--nap auto` takes there.
+    #[serde(default)]
+    pub(crate) nap: Vec<NapTimes>,
+    pub(crate) batch: Vec<Interference>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Measured {
+    pub(crate) elfen: String,
+    pub(crate) kernel: String,
+    pub(crate) cpu: String,
+    pub(crate) lanes: String,
+    /// Whether these lanes share a core; if not, the file is of no SMT machine.
+    pub(crate) siblings: bool,
+    pub(crate) command: String,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NapTimes {
+    pub(crate) name: String,
+    /// Absent where it could not be measured: the thesis's is used then, and named.
+    pub(crate) sleep_ns: Option<f64>,
+    pub(crate) wake_ns: Option<f64>,
+    /// Of the service, while the batch lane naps.
+    pub(crate) nap_slowdown: Option<f64>,
+    pub(crate) nap_slowdown_ci95: Option<[f64; 2]>,
+}
+
+impl NapTimes {
+    fn check(&self) -> Result<(), String> {
+        let Self { name, sleep_ns, wake_ns, nap_slowdown, .. } = self;
+        if batches::nap(name).is_none() {
+            let known = batches::NAPS.map(|nap| nap.name).join(", ");
+            return Err(format!("{name:?} is none of {known}"));
+        }
+        let times = [sleep_ns, wake_ns].into_iter().flatten();
+        if let Some(ns) = times.into_iter().find(|ns| !(0.0..=LONGEST_NS).contains(*ns)) {
+            return Err(format!("{name}: {ns} ns is no time of a nap"));
+        }
+        match nap_slowdown.filter(|slowdown| !(*slowdown > 0.0 && *slowdown <= HIGHEST)) {
+            Some(slowdown) => Err(format!("{name}: {slowdown} is no slowdown")),
+            None => Ok(()),
+        }
+    }
+
+    /// The nap as the file has it, and otherwise as the thesis has it.
+    pub(crate) fn nap(&self) -> batches::Nap {
+        let thesis = batches::nap(&self.name).unwrap_or(batches::NAPS[0]);
+        batches::Nap {
+            name: thesis.name,
+            sleep_ns: self.sleep_ns.map_or(thesis.sleep_ns, nanoseconds),
+            wake_ns: self.wake_ns.map_or(thesis.wake_ns, nanoseconds),
+            slowdown_milli: self.nap_slowdown.map_or(thesis.slowdown_milli, milli),
+        }
+    }
+
+    /// The options that the file does not give.
+    pub(crate) fn lacking(&self) -> Vec<&'static str> {
+        let said =
+            [("nap-slowdown", self.nap_slowdown), ("sleep", self.sleep_ns), ("wake", self.wake_ns)];
+        said.into_iter().filter_map(|(option, value)| value.is_none().then_some(option)).collect()
+    }
+}
+
+/// The service and a batch program, each beside the other.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Interference {
+    pub(crate) name: String,
+    pub(crate) request_slowdown: f64,
+    pub(crate) request_slowdown_ci95: Option<[f64; 2]>,
+    pub(crate) batch_slowdown: f64,
+    pub(crate) batch_slowdown_ci95: Option<[f64; 2]>,
+}
+
+impl Interference {
+    /// The program as the thesis's are: with checks, on a lane that naps like this.
+    pub(crate) fn beside(&self, nap: &batches::Nap) -> Batch {
+        Batch {
+            request_slowdown_milli: milli(self.request_slowdown),
+            batch_slowdown_milli: milli(self.batch_slowdown),
+            ..KINDS[0].on(nap, CHECKS)
+        }
+    }
+}
+
+fn milli(slowdown: f64) -> u64 {
+    nanoseconds(slowdown.max(1.0) * 1000.0)
+}
+
+impl ModelFile {
+    pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
+        let wrong = |why: String| {
+            let what = named("model", file);
+            let fix = "give a file that `elfen calibrate` wrote, or one like it";
+            Failure::new(Status::Usage, what, why, fix)
+        };
+        let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        let model: Self = toml::from_str(&text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start.min(text.len()));
+            let line = text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count() + 1;
+            wrong(format!("line {line}: {}", error.message()))
+        })?;
+        model.check().map_err(wrong)?;
+        Ok(model)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.batch.is_empty() {
+            return Err("it has no batch program".to_owned());
+        }
+        for Interference { name, request_slowdown, batch_slowdown, .. } in &self.batch {
+            for slowdown in [request_slowdown, batch_slowdown] {
+                if !(*slowdown > 0.0 && *slowdown <= HIGHEST) {
+                    return Err(format!("{name}: {slowdown} is no slowdown"));
+                }
+            }
+        }
+        self.nap.iter().try_for_each(|nap| nap.check().map_err(|why| format!("nap {why}")))
+    }
+
+    /// The batch program of this name, or the first one.
+    pub(crate) fn interference(&self, name: Option<&str>) -> Option<&Interference> {
+        let named = |of: &&Interference| name.is_none_or(|name| of.name == name);
+        self.batch.iter().find(named)
+    }
+
+    /// The nap of this name, or the first one.
+    pub(crate) fn nap(&self, name: Option<&str>) -> Option<&NapTimes> {
+        self.nap.iter().find(|nap| name.is_none_or(|name| nap.name == name))
+    }
+
+    /// The model's batch on the machine's first nap; what the file does not say is the thesis's.
+    pub(crate) fn batch(&self, of: &Interference) -> Batch {
+        of.beside(&self.nap(None).map_or(batches::NAPS[0], NapTimes::nap))
+    }
+
+    /// As it is read.
+    pub(crate) fn text(&self) -> String {
+        let Measured { elfen, kernel, cpu, lanes, siblings, command } = &self.machine;
+        let mut text = "# What programs that share a core do to each other, for `elfen simulate \
+                        --model` and `elfen plan --model`.\n"
+            .to_owned();
+        if !siblings {
+            text += "# NOT MEASURED ON SMT: nothing says that these lanes share a core.\n";
+        }
+        text += "[machine]\n";
+        for (key, value) in [
+            ("elfen", elfen),
+            ("kernel", kernel),
+            ("cpu", cpu),
+            ("lanes", lanes),
+            ("command", command),
+        ] {
+            text += &format!("{key} = {}\n", quoted(value));
+        }
+        text += &format!("siblings = {siblings}\n");
+        for nap in &self.nap {
+            text += &format!("\n[[nap]]\nname = {}\n", quoted(&nap.name));
+            let times = [("sleep_ns", nap.sleep_ns), ("wake_ns", nap.wake_ns)];
+            for (key, ns) in times.into_iter().filter_map(|(key, ns)| Some((key, ns?))) {
+                text += &format!("{key} = {ns:.1}\n");
+            }
+            if let Some(slowdown) = nap.nap_slowdown {
+                text += &factor("nap_slowdown", slowdown, nap.nap_slowdown_ci95);
+            }
+        }
+        for one in &self.batch {
+            text += &format!("\n[[batch]]\nname = {}\n", quoted(&one.name));
+            let slowdowns = [
+                ("request_slowdown", one.request_slowdown, one.request_slowdown_ci95),
+                ("batch_slowdown", one.batch_slowdown, one.batch_slowdown_ci95),
+            ];
+            for (key, slowdown, ci95) in slowdowns {
+                text += &factor(key, slowdown, ci95);
+            }
+        }
+        text
+    }
+}
+
+/// A factor, and its interval if it has one.
+fn factor(key: &str, value: f64, ci95: Option<[f64; 2]>) -> String {
+    let ci95 = ci95.map(|[low, high]| format!("{key}_ci95 = [{low:.4}, {high:.4}]\n"));
+    format!("{key} = {value:.4}\n") + &ci95.unwrap_or_default()
+}
+
+/// A string of TOML.
+fn quoted(text: &str) -> String {
+    let mut quoted = "\"".to_owned();
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => quoted += &format!("\\u{:04X}", u32::from(c)),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> ModelFile {
+        ModelFile {
+            machine: Measured {
+                elfen: "0.1.0".to_owned(),
+                kernel: "6.18".to_owned(),
+                cpu: "a \"quoted\" \\ \u{7f} one".to_owned(),
+                lanes: "0:4".to_owned(),
+                siblings: true,
+                command: "elfen calibrate".to_owned(),
+            },
+            nap: vec![
+                NapTimes {
+                    name: "mwaitx".to_owned(),
+                    sleep_ns: None,
+                    wake_ns: Some(512.5),
+                    nap_slowdown: None,
+                    nap_slowdown_ci95: None,
+                },
+                NapTimes {
+                    name: "spin".to_owned(),
+                    sleep_ns: Some(0.0),
+                    wake_ns: None,
+                    nap_slowdown: Some(1.25),
+                    nap_slowdown_ci95: Some([1.125, 1.375]),
+                },
+            ],
+            batch: vec![Interference {
+                name: "loop".to_owned(),
+                request_slowdown: 1.25,
+                request_slowdown_ci95: Some([1.125, 1.5]),
+                batch_slowdown: 0.98,
+                batch_slowdown_ci95: None,
+            }],
+        }
+    }
+
+    /// Goal: what is written is read as it was. Method: a model with everything, and with what can
+    /// be absent.
+    #[test]
+    fn a_model_survives_its_file() {
+        let read: ModelFile = toml::from_str(&model().text()).unwrap();
+        assert_eq!(read, model());
+        assert!(!model().text().contains("NOT MEASURED"));
+        let mut by_hand = model();
+        by_hand.machine.siblings = false;
+        assert!(by_hand.text().contains("NOT MEASURED ON SMT"));
+    }
+
+    #[test]
+    fn the_models_batch_is_the_files_and_otherwise_the_thesiss() {
+        let model = model();
+        let batch = model.batch(model.interference(None).unwrap());
+        assert_eq!((batch.request_slowdown_milli, batch.batch_slowdown_milli), (1250, 1000));
+        let thesis = batches::nap("mwaitx").unwrap();
+        assert_eq!((batch.sleep_ns, batch.looks), (thesis.sleep_ns, CHECKS));
+        assert_eq!((batch.wake_ns, batch.nap_slowdown_milli), (nanoseconds(512.5), 1000));
+        let spin = model.nap(Some("spin")).unwrap();
+        assert_eq!((spin.nap().slowdown_milli, spin.lacking()), (1250, vec!["wake"]));
+        assert!(model.nap(Some("umwait")).is_none());
+        assert!(model.interference(Some("spin")).is_none());
+    }
+
+    #[test]
+    fn models_without_sense_are_refused() {
+        let mut none = model();
+        none.batch.clear();
+        assert!(none.check().unwrap_err().contains("no batch program"));
+        for slowdown in [0.0, -1.0, f64::NAN, 1e9] {
+            let mut wrong = model();
+            wrong.batch[0].request_slowdown = slowdown;
+            assert!(wrong.check().unwrap_err().contains("no slowdown"));
+        }
+        let mut wrong = model();
+        wrong.nap[0].wake_ns = Some(-1.0);
+        assert!(wrong.check().unwrap_err().contains("no time"));
+        wrong.nap[0] = NapTimes { name: "doze".to_owned(), ..model().nap[1].clone() };
+        assert!(wrong.check().unwrap_err().contains("\"doze\" is none of device"));
+    }
+}

@@ -1,0 +1,251 @@
+//! `elfen plan`: which policies keep an SLO on a service, with which budgets, and what that buys.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use elfen_console::failure::{Failure, Status};
+use elfen_console::{duration, table};
+use elfen_rt::clock::nanos;
+use elfen_rt::policy::Policy;
+use elfen_rt::policy::slo::Slo;
+use serde::Serialize;
+
+use super::batch_args::{Parameters, Usual};
+use super::model_args::{self, ModelArgs};
+use simulator::Model;
+use simulator::outcome::Outcome;
+use simulator::pair::{Control, Signal};
+use simulator::plan::{self, Budgeted, Goal};
+use simulator::time::milliseconds;
+use simulator::windows::Watch;
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen plan --slo p99=100ms --rps 60      the thesis's service, any program
+  elfen plan --slo p99=100ms --rps 80 --nap device --batch-checks source
+  elfen plan --slo p99=100ms --rps 400 --cores 7 --machines 20 --batch-load 60
+  elfen plan --slo p99=5ms --rps 2000 --demand file:service.csv --slowdown 1.4
+  elfen plan --slo p99=100ms --rps 10 --noon-rps 50 --burst-rps 45 \\
+      --duration 86400s --held 99.9 --nap device
+
+Unless told otherwise, the batch is what `elfen run` makes of any program on any machine: a guard \
+looks every 500us, and its lane naps by PAUSE, which a request feels.
+
+For each policy that takes a budget, the highest one that keeps the SLO is searched, up to the \
+SLO's latency; dynamic-budget is refresh-budget with a constant factor here, since the model's IPC \
+never changes. What a policy buys is batch work, where 1.0 is a lane of its own.
+
+slo-budget cuts its budget after 17 requests beyond its marks, however long they take to come: for \
+p99 in windows of 60s it can cut before a window is lost from 29 requests a second on; below that \
+a window is lost before it knows.";
+
+/// Find the policies and budgets that keep an SLO, and the machines that they save
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The latency to keep, as in p99=100ms
+    #[arg(long, value_name = "SLO")]
+    slo: Slo,
+
+    /// Keep it in this part of all windows, in percent, instead of overall
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    held: Option<f64>,
+
+    /// The length of a window
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "60s")]
+    window: Duration,
+
+    /// How often slo-budget sets the budget
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
+    control_window: Duration,
+
+    /// The batch work there is, in cores that it would keep busy with one lane each
+    #[arg(long, value_name = "CORES", value_parser = cores)]
+    batch_load: Option<f64>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let mut model = args.model.model(Usual::Run)?;
+    let control_ns = nanos(args.control_window);
+    let watch = Watch { slo: args.slo, judge_ns: nanos(args.window), control_ns: None };
+    let steered = Watch { control_ns: Some(control_ns), ..watch };
+    model.watch = Some(steered);
+    model_args::validate(&model)?;
+    model.watch = Some(watch);
+    let report = Report::new(args, &model, steered)?;
+    elfen_console::output::print(out, args.json, &report, || report.text(args))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// For clap: a percentage above 0, as a part.
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.parse().ok().filter(|percent: &f64| *percent > 0.0 && *percent <= 100.0);
+    percent.map(|p| p / 100.0).ok_or_else(|| "a percentage above 0, at most 100".to_owned())
+}
+
+fn cores(text: &str) -> Result<f64, String> {
+    let cores = text.parse().ok().filter(|cores| (0.0..=1e6).contains(cores));
+    cores.ok_or_else(|| "a number of cores between 0 and 1,000,000".to_owned())
+}
+
+/// What `--json` prints; the table shows the same.
+#[derive(Serialize)]
+struct Report {
+    slo: String,
+    held: Option<f64>,
+    seed: u64,
+    service_machines: u64,
+    batch_load_cores: Option<f64>,
+    /// Times the given rate that the service could take without a batch; null for a trace.
+    highest_load: Option<f64>,
+    policies: Vec<PolicyReport>,
+    parameters: Parameters,
+}
+
+#[derive(Serialize)]
+struct PolicyReport {
+    policy: &'static str,
+    keeps_slo: bool,
+    /// The highest that keeps the SLO; null where there is none to give.
+    budget_ms: Option<f64>,
+    tail_ms: f64,
+    held: f64,
+    utilisation: f64,
+    borrowed_fraction: f64,
+    overlapped_fraction: f64,
+    batch_work: f64,
+    /// For all of the batch load, besides those of the service.
+    batch_machines: Option<u64>,
+    /// Of those that the batch load needs without sharing.
+    machines_saved: Option<u64>,
+}
+
+impl Report {
+    fn new(args: &Args, model: &Model, steered: Watch) -> Result<Self, Failure> {
+        let slo = args.slo;
+        let goal = match args.held {
+            None => Goal::Overall(slo),
+            Some(part) => Goal::Windows { slo, part },
+        };
+        let alone = plan::run(model, Control::NoBatch);
+        let highest_load = plan::highest_load(model, 4.0, |outcome| goal.is_met(outcome));
+        if !goal.is_met(&alone) {
+            return Err(too_much(args, &alone, highest_load));
+        }
+        let of = |policy, budget_ns, outcome: &Outcome| {
+            PolicyReport::new(args, model, &goal, (policy, budget_ns, outcome), &alone)
+        };
+        let idle = plan::run(model, Control::Policy(Policy::BorrowIdle));
+        let mut policies = vec![of("none", None, &alone), of("borrow-idle", None, &idle)];
+        let signal = model.batch.signal;
+        for policy in Budgeted::ALL.into_iter().filter(|policy| policy.works_by(signal)) {
+            let safe = plan::highest_safe_budget(model, policy, &goal);
+            let (budget_ns, outcome) = safe.unwrap_or_else(|| (0, idle.clone()));
+            policies.push(of(policy.name(), Some(budget_ns), &outcome));
+        }
+        if signal == Signal::Service {
+            policies.push(of("slo-budget", None, &plan::steered(model, steered)));
+        }
+        Ok(Self {
+            slo: show_slo(slo),
+            held: args.held,
+            seed: model.seed,
+            service_machines: model.machines,
+            batch_load_cores: args.batch_load,
+            highest_load,
+            policies,
+            parameters: args.model.parameters(Usual::Run)?,
+        })
+    }
+
+    fn text(&self, args: &Args) -> String {
+        let mut heading =
+            vec!["policy", "SLO", "budget", "tail", "held", "utilisation", "batch work"];
+        if self.batch_load_cores.is_some() {
+            heading.extend(["machines besides", "saved"]);
+        }
+        let rows: Vec<Vec<String>> = self.policies.iter().map(PolicyReport::cells).collect();
+        let limit = self.highest_load.map_or_else(String::new, |factor| {
+            let least = if factor > 3.99 { "at least " } else { "" };
+            format!("; without a batch it holds up to {least}{factor:.2} times these requests")
+        });
+        let goal = match args.held {
+            None => self.slo.clone(),
+            Some(part) => {
+                let window = duration::show(nanos(args.window));
+                format!("{} in {} % of windows of {window}", self.slo, part * 100.0)
+            }
+        };
+        let advice = self.parameters.advice().map_or_else(String::new, |line| format!("{line}\n"));
+        table::lines(&heading, &rows)
+            + &format!("SLO: {goal}{limit}\n")
+            + &self.parameters.text()
+            + &advice
+    }
+}
+
+fn too_much(args: &Args, alone: &Outcome, highest_load: Option<f64>) -> Failure {
+    let tail = milliseconds(alone.tail_ns(&args.slo));
+    let held = alone.held_fraction() * 100.0;
+    let why = format!("without any batch the tail is {tail:.1} ms, and it holds in {held:.2} %");
+    let fix = match highest_load {
+        Some(factor) if factor > 0.0 => format!("offer {factor:.2} times these requests, or less"),
+        _ => "give an SLO that the service keeps on its own".to_owned(),
+    };
+    Failure::new(Status::Failed, format!("SLO {}", show_slo(args.slo)), why, fix)
+}
+
+fn show_slo(slo: Slo) -> String {
+    let percentile = f64::from(slo.per_million) / 1e4;
+    format!("p{percentile}={}", duration::show(slo.latency_ns))
+}
+
+impl PolicyReport {
+    fn new(
+        args: &Args,
+        model: &Model,
+        goal: &Goal,
+        (policy, budget_ns, outcome): (&'static str, Option<u64>, &Outcome),
+        alone: &Outcome,
+    ) -> Self {
+        let besides = |outcome, load| plan::machines_besides(model, outcome, load);
+        let machines = args.batch_load.map(|load| besides(outcome, load));
+        let unshared = args.batch_load.map(|load| besides(alone, load));
+        Self {
+            policy,
+            keeps_slo: goal.is_met(outcome),
+            budget_ms: budget_ns.map(milliseconds),
+            tail_ms: milliseconds(outcome.tail_ns(&args.slo)),
+            held: outcome.held_fraction(),
+            utilisation: outcome.utilisation(),
+            borrowed_fraction: outcome.borrowed_fraction(),
+            overlapped_fraction: outcome.overlapped_fraction(),
+            batch_work: outcome.batch_work(&model.batch),
+            batch_machines: machines,
+            machines_saved: unshared.zip(machines).map(|(all, rest)| all - rest),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let mut cells = vec![
+            self.policy.to_owned(),
+            if self.keeps_slo { "kept" } else { "broken" }.to_owned(),
+            self.budget_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
+            format!("{:.1} ms", self.tail_ms),
+            format!("{:.2} %", self.held * 100.0),
+            format!("{:.3}", self.utilisation),
+            format!("{:.3}", self.batch_work),
+        ];
+        let machines = [self.batch_machines, self.machines_saved];
+        cells.extend(machines.into_iter().flatten().map(|count| count.to_string()));
+        cells
+    }
+}

@@ -1,0 +1,192 @@
+//! `elfen report`: one HTML file with the figures of live runs, of the thesis's chapter 5
+//! simulated, or of both.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use elfen_console::failure::{Failure, Status, named};
+use elfen_console::output::warn;
+use elfen_console::shell;
+
+use super::model_file::{Interference, ModelFile};
+use crate::record;
+use crate::report::naps::{self, Naps};
+use crate::report::simulated::{Impossible, Parameters, Simulation};
+use crate::report::{Report, live};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen report                   the thesis's figures, simulated, in report.html
+  elfen report runs.jsonl --html runs.html   what `elfen experiment` measured
+  elfen bench nap --json > nap.json && elfen report runs.jsonl --naps nap.json
+  elfen report runs.jsonl --json | jq '.figures[] | {id, reading}'
+
+The file needs no network and no other file; each figure's numbers can be saved from it as CSV.";
+
+/// Where the report goes if the user does not say.
+const OUTPUT: &str = "report.html";
+
+/// Draw live runs, or the thesis's figures by the simulator, as one HTML file
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// JSON lines of live runs; without them the thesis's figures are simulated
+    results: Option<PathBuf>,
+
+    /// The thesis's figures, simulated, besides those of live runs
+    #[arg(long)]
+    thesis: bool,
+
+    /// Simulate with the slowdowns and nap times of this TOML file, which `elfen calibrate` writes,
+    /// instead of the thesis's
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+
+    /// What `elfen bench nap --json` printed, for the figure of naps
+    #[arg(long = "naps", value_name = "FILE")]
+    nap: Option<PathBuf>,
+
+    /// Where to write the page; - for standard output [default: report.html, nothing with --json]
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Simulated requests of each point
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    requests: u64,
+
+    /// The same seed gives the same report
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Print the figures' numbers as one JSON object
+    #[arg(long, conflicts_with = "html")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let report = args.report()?;
+    report.check().map_err(|error| {
+        let fix = "take the numbers that cause it out of the files";
+        Failure::new(Status::Usage, "the report", error, fix)
+    })?;
+    if args.json {
+        elfen_console::output::print_json(out, &report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut html = Vec::new();
+    let rendered = report.render(&mut html);
+    rendered.map_err(|error| Failure::new(Status::Failed, "the report", error, "report this"))?;
+    let output = args.html.as_deref().unwrap_or(Path::new(OUTPUT));
+    if output == Path::new("-") {
+        out.write_all(&html).map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let name = output.display();
+    fs::write(output, &html).map_err(|error| Failure::unwritable("page", output, error))?;
+    writeln!(out, "{name}: {} figures", report.figures.len()).map_err(Failure::output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    fn report(&self) -> Result<Report, Failure> {
+        let naps = self.nap.as_deref().map(measured_naps).transpose()?;
+        let mut report = match &self.results {
+            Some(file) => of_results(file)?,
+            None => self.simulated()?,
+        };
+        if self.results.is_some() && self.simulates() {
+            let simulated = self.simulated()?;
+            report.title = "Elfen: live runs, and the thesis's figures simulated".to_owned();
+            report.notes.extend(simulated.notes);
+            report.tables.extend(simulated.tables);
+            report.figures.extend(simulated.figures);
+        }
+        report.command = self.command();
+        if self.simulates() || naps.is_some() {
+            let command = match &self.nap {
+                Some(_) => format!("elfen bench nap --json\n{}", report.command),
+                None => report.command.clone(),
+            };
+            report.figures.push(naps::figure(naps.as_ref(), &command));
+        }
+        Ok(report)
+    }
+
+    fn simulates(&self) -> bool {
+        self.results.is_none() || self.thesis || self.model.is_some()
+    }
+
+    fn simulated(&self) -> Result<Report, Failure> {
+        let parameters = self.parameters()?;
+        let (requests, seed) = (self.requests, self.seed);
+        let simulation = Simulation { parameters, requests, seed, command: self.command() };
+        simulation.report().map_err(|error: Impossible| {
+            let fix = "use another number of --requests";
+            Failure::new(Status::Usage, "the simulation", error, fix)
+        })
+    }
+
+    /// The thesis's, or those of a file with the thesis's demand.
+    fn parameters(&self) -> Result<Parameters, Failure> {
+        let Some(file) = &self.model else { return Ok(Parameters::default()) };
+        let model = ModelFile::read(file)?;
+        let on = if model.machine.siblings { "on" } else { "not on SMT, but on" };
+        let batch = |of: &Interference| (of.name.clone(), model.batch(of));
+        Ok(Parameters {
+            origin: format!(
+                "{} (calibrated {on} {}) and the thesis's demand",
+                file.display(),
+                model.machine.cpu
+            ),
+            batches: model.batch.iter().map(batch).collect(),
+            options: format!("--model {}", shell_word(file)),
+            are_of_thesis: false,
+            ..Parameters::default()
+        })
+    }
+
+    /// The command line that makes the same report, wherever it is written to.
+    fn command(&self) -> String {
+        let mut words = vec!["elfen report".to_owned()];
+        words.extend(self.results.as_deref().map(shell_word));
+        if self.thesis {
+            words.push("--thesis".to_owned());
+        }
+        if self.simulates() {
+            words.push(format!("--requests {} --seed {}", self.requests, self.seed));
+        }
+        words.extend(self.model.as_deref().map(|file| format!("--model {}", shell_word(file))));
+        words.extend(self.nap.as_deref().map(|file| format!("--naps {}", shell_word(file))));
+        words.join(" ")
+    }
+}
+
+fn of_results(file: &Path) -> Result<Report, Failure> {
+    const FIX: &str = "give a file that `elfen experiment` wrote";
+    let results = record::read(&read(file, "results")?);
+    let results = results.map_err(|error| wrong(file, "results", error, FIX))?;
+    if let Some(line) = results.cut {
+        warn(&format!("{}: line {line} is cut off and left out", named("results", file)));
+    }
+    live::report(&results.lines).map_err(|error| wrong(file, "results", error, FIX))
+}
+
+fn measured_naps(file: &Path) -> Result<Naps, Failure> {
+    let naps = serde_json::from_slice(&read(file, "nap")?);
+    naps.map_err(|error| wrong(file, "nap", error, "give what `elfen bench nap --json` printed"))
+}
+
+fn read(file: &Path, what: &str) -> Result<Vec<u8>, Failure> {
+    fs::read(file).map_err(|error| wrong(file, what, error, "give a file that can be read"))
+}
+
+fn wrong(file: &Path, what: &str, error: impl std::fmt::Display, fix: &str) -> Failure {
+    Failure::new(Status::Usage, named(what, file), error, fix)
+}
+
+/// A path as a shell takes it.
+fn shell_word(path: &Path) -> String {
+    shell::word(&path.display().to_string())
+}

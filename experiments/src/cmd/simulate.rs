@@ -1,0 +1,311 @@
+//! `elfen simulate`: one service, one batch program and one policy on SMT cores that one need not
+//! have.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use elfen_console::failure::{Failure, Status};
+use elfen_console::{duration, table};
+use elfen_rt::clock::nanos;
+use elfen_rt::policy::Policy;
+use elfen_rt::policy::slo::Slo;
+use serde::Serialize;
+
+use super::batch_args::{Parameters, Usual};
+use super::model_args::{self, ModelArgs};
+use super::{check_thesis, expected};
+use crate::live::plan::Spec;
+use simulator::outcome::Outcome;
+use simulator::pair::{Control, Signal};
+use simulator::plan::Budgeted;
+use simulator::time::{milliseconds, real};
+use simulator::windows::Watch;
+use simulator::{Model, figure, trace};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen simulate --rps 100                          a service alone
+  elfen simulate --rps 100 --policy borrow-idle     a batch in its idle time
+  elfen simulate --rps 80 --policy fixed-budget --budget 37ms --json
+  elfen simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
+      --policy slo-budget --slo p99=100ms           a day of it, with bursts
+  elfen simulate --rps 1200 --demand file:alone.csv --nap spin \\
+      --nap-slowdown 1 --company none,borrow-idle  what `elfen experiment` finds
+  elfen simulate --check-thesis                     the model against the thesis
+
+Every fraction is one of a core's time, so that utilisation, which is 2.0 when both lanes are \
+always busy, is their sum: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum PolicyName {
+    /// No batch program at all
+    None,
+    /// A batch program that never naps
+    Unrestrained,
+    BorrowIdle,
+    FixedBudget,
+    RefreshBudget,
+    /// refresh-budget with a constant factor on the budget: the model's IPC is exact, constant and
+    /// known at once
+    DynamicBudget,
+    SloBudget,
+    /// Figure 5.9(b) of the thesis by the letter, which shares with requests that waited, too
+    FixedBudgetAsPrinted,
+}
+
+use PolicyName as Name;
+
+/// Simulate a service with a batch program beside it, under the policies that `elfen run` has
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// What keeps the batch program out of the service's way
+    #[arg(long, value_enum, default_value = "none")]
+    policy: PolicyName,
+
+    /// How long the batch may share a core with a request
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, allow_hyphen_values = true)]
+    budget: Option<Duration>,
+
+    /// The latency to keep, as in p99=100ms: steers slo-budget, and is judged window by window
+    #[arg(long, value_name = "SLO")]
+    slo: Option<Slo>,
+
+    /// The SLO holds or not in each window this long
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "60s")]
+    window: Duration,
+
+    /// How often slo-budget sets the budget
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
+    control_window: Duration,
+
+    /// Write every request to this CSV; it can be read again with --trace
+    #[arg(long, value_name = "FILE")]
+    trace_out: Option<PathBuf>,
+
+    /// Threads to simulate on; the outcome does not depend on them [default: all CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
+        conflicts_with = "trace_out")]
+    threads: Option<u16>,
+
+    /// What `elfen experiment` should find, a row for each of these companies, in its words: none,
+    /// unrestrained, borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9, slo-budget:p99=20ms
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = company,
+        conflicts_with_all = ["policy", "budget", "slo", "trace_out", "threads"])]
+    company: Vec<Spec>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Print what the thesis measured and what the model gives, row by row; only --seed, --requests
+    /// and --json count besides
+    #[arg(long)]
+    check_thesis: bool,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if args.check_thesis {
+        let (requests, seed) = args.model.of_thesis();
+        return check_thesis::run(requests, seed, args.json, out);
+    }
+    let parameters = args.model.parameters(Usual::Thesis)?;
+    let mut model = args.model.model(Usual::Thesis)?;
+    if !args.company.is_empty() {
+        model_args::validate(&model)?;
+        return expected::run(&model, &args.company, parameters, args.json, out);
+    }
+    if args.policy == Name::FixedBudgetAsPrinted && parameters.has_guard() {
+        let why = "it is the code of a check, and a guard runs none";
+        return Err(wrong_policy(&name_of(args.policy), why, "add --batch-checks source"));
+    }
+    let blind = model.batch.signal == Signal::Tasks;
+    if blind && matches!(args.policy, Name::RefreshBudget | Name::DynamicBudget | Name::SloBudget) {
+        let why = "by the task map alone it does what borrow-idle does";
+        return Err(wrong_policy(&name_of(args.policy), why, "take fixed-budget or borrow-idle"));
+    }
+    model.control = args.control()?;
+    model.watch = args.watch();
+    model_args::validate(&model)?;
+    let began = Instant::now();
+    let outcome = match (&args.trace_out, args.threads) {
+        (Some(file), _) => run_into(&model, file)?,
+        (None, Some(threads)) => model.run_on(threads.into()),
+        (None, None) => model.run(),
+    };
+    let report = Report::new(args, parameters, &model, &outcome, began.elapsed());
+    elfen_console::output::print(out, args.json, &report, || report.text())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Args {
+    fn control(&self) -> Result<Control, Failure> {
+        let takes = match self.policy {
+            Name::None | Name::Unrestrained | Name::BorrowIdle | Name::SloBudget => false,
+            Name::FixedBudget | Name::RefreshBudget | Name::DynamicBudget => true,
+            Name::FixedBudgetAsPrinted => true,
+        };
+        if takes != self.budget.is_some() {
+            let name = name_of(self.policy);
+            return Err(if takes {
+                wrong_policy(&name, "it needs --budget", "add --budget 20ms")
+            } else {
+                wrong_policy(&name, "it has no use for --budget", "leave that out")
+            });
+        }
+        if self.policy == Name::SloBudget && self.slo.is_none() {
+            return Err(wrong_policy("slo-budget", "it needs --slo", "add --slo p99=100ms"));
+        }
+        let budget_ns = self.budget.map_or(0, nanos);
+        Ok(match self.policy {
+            Name::None => Control::NoBatch,
+            Name::Unrestrained => Control::Unrestrained,
+            Name::BorrowIdle => Control::Policy(Policy::BorrowIdle),
+            Name::FixedBudget => Control::Policy(Budgeted::Fixed.with(budget_ns)),
+            Name::RefreshBudget => Control::Policy(Budgeted::Refresh.with(budget_ns)),
+            Name::DynamicBudget => Control::Policy(Budgeted::Dynamic.with(budget_ns)),
+            // Until the first window ends: nothing.
+            Name::SloBudget => Control::Policy(Policy::SloBudget { budget_ns: 0, until_ns: 0 }),
+            Name::FixedBudgetAsPrinted => Control::Figure(figure::FixedBudget { budget_ns }),
+        })
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        let steered = self.policy == PolicyName::SloBudget;
+        let control_ns = steered.then(|| nanos(self.control_window));
+        self.slo.map(|slo| Watch { slo, judge_ns: nanos(self.window), control_ns })
+    }
+}
+
+/// For clap: as in `elfen experiment`.
+fn company(text: &str) -> Result<Spec, String> {
+    text.parse()
+}
+
+fn name_of(policy: PolicyName) -> String {
+    let value = clap::ValueEnum::to_possible_value(&policy);
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+fn wrong_policy(name: &str, why: &str, fix: &str) -> Failure {
+    Failure::new(Status::Usage, format!("policy {name}"), why, fix)
+}
+
+fn run_into(model: &Model, file: &Path) -> Result<Outcome, Failure> {
+    let failed = |error: io::Error| Failure::unwritable("trace", file, error);
+    let mut csv = BufWriter::new(File::create(file).map_err(failed)?);
+    let mut written = writeln!(csv, "{}", trace::HEADING);
+    let outcome = model.run_into(&mut |served: &trace::Served| {
+        if written.is_ok() {
+            written = trace::write(&mut csv, served);
+        }
+    });
+    written.and_then(|()| csv.flush()).map_err(failed)?;
+    Ok(outcome)
+}
+
+/// What `--json` prints; the table shows the same.
+#[derive(Serialize)]
+struct Report {
+    policy: String,
+    budget_ms: Option<f64>,
+    machines: u64,
+    cores: u64,
+    seed: u64,
+    requests: u64,
+    p50_ms: f64,
+    p95_ms: f64,
+    p99_ms: f64,
+    p999_ms: f64,
+    mean_ms: f64,
+    mean_wait_ms: f64,
+    utilisation: f64,
+    request_lane_utilisation: f64,
+    borrowed_fraction: f64,
+    overlapped_fraction: f64,
+    /// Of what it would get done on as many lanes of its own.
+    batch_work: f64,
+    naps: u64,
+    /// Windows with requests, and the part of them in which the SLO held.
+    slo_windows: Option<u64>,
+    slo_held: Option<f64>,
+    simulated_seconds: f64,
+    simulated_requests_per_second: f64,
+    parameters: Parameters,
+}
+
+impl Report {
+    fn new(
+        args: &Args,
+        parameters: Parameters,
+        model: &Model,
+        outcome: &Outcome,
+        took: Duration,
+    ) -> Self {
+        let core_seconds = outcome.core_seconds();
+        Self {
+            parameters,
+            policy: name_of(args.policy),
+            budget_ms: args.budget.map(|budget| milliseconds(nanos(budget))),
+            machines: model.machines,
+            cores: model.cores,
+            seed: model.seed,
+            requests: outcome.requests,
+            p50_ms: outcome.quantile_ms(0.5),
+            p95_ms: outcome.quantile_ms(0.95),
+            p99_ms: outcome.quantile_ms(0.99),
+            p999_ms: outcome.quantile_ms(0.999),
+            mean_ms: outcome.mean_ms(),
+            mean_wait_ms: outcome.mean_wait_ns() / 1e6,
+            utilisation: outcome.utilisation(),
+            request_lane_utilisation: outcome.request_lane_utilisation(),
+            borrowed_fraction: outcome.borrowed_fraction(),
+            overlapped_fraction: outcome.overlapped_fraction(),
+            batch_work: outcome.batch_work(&model.batch),
+            naps: outcome.tally.naps,
+            slo_windows: model.watch.map(|_| outcome.windows),
+            slo_held: model.watch.map(|_| outcome.held_fraction()),
+            simulated_seconds: core_seconds / real(model.machines * model.cores),
+            simulated_requests_per_second: real(outcome.requests) / took.as_secs_f64(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut rows = vec![
+            row("seed", self.seed.to_string()),
+            row("requests", self.requests.to_string()),
+            row("p50, p95, p99", times(&[self.p50_ms, self.p95_ms, self.p99_ms])),
+            row("mean, of that waiting", times(&[self.mean_ms, self.mean_wait_ms])),
+            row("utilisation of a core (2.0: both lanes)", format!("{:.3}", self.utilisation)),
+            row("  request lane busy", format!("{:.3}", self.request_lane_utilisation)),
+            row("  batch beside an idle lane (borrowed)", format!("{:.3}", self.borrowed_fraction)),
+            row(
+                "  batch beside a request (overlapped)",
+                format!("{:.3}", self.overlapped_fraction),
+            ),
+            row("batch work (1.0: a lane of its own)", format!("{:.3}", self.batch_work)),
+        ];
+        if let (Some(windows), Some(held)) = (self.slo_windows, self.slo_held) {
+            let held = format!("{:.2} % of {windows} windows", held * 100.0);
+            rows.push(row("SLO held in", held));
+        }
+        let speed = format!("{:.1} million", self.simulated_requests_per_second / 1e6);
+        rows.push(row("requests simulated a second", speed));
+        table::lines(&["policy", &self.policy], &rows) + &self.parameters.text()
+    }
+}
+
+fn row(name: &str, value: String) -> Vec<String> {
+    vec![name.to_owned(), value]
+}
+
+fn times(ms: &[f64]) -> String {
+    let times: Vec<String> = ms.iter().map(|ms| format!("{ms:.2}")).collect();
+    times.join(", ") + " ms"
+}

@@ -1,0 +1,168 @@
+//! Goal: the kernel counts a batch's own tasks on its lane, however they came into the world, and
+//! no others.
+//! Method: the real program; shells that spin on CPU 1, some below the process that claims and
+//! some beside it; and the kernel's own run time of each (schedstat) to hold the account against.
+//! Needs what `task_map` needs.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use elfen_kernel::task_map::{self, Error};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::account::Claim;
+use elfen_rt::signal::task::TaskMap;
+
+const REQUEST: u32 = 0;
+const BATCH: u32 = 1;
+
+/// A shell that spins on the batch lane, or one that starts such a shell, lets it go, and waits.
+const SPIN: &str = "while :; do :; done";
+const SPIN_BELOW: &str = "taskset -c 1 sh -c 'while :; do :; done' & echo $!; wait";
+const SPIN_TWO_BELOW: &str =
+    "sh -c \"taskset -c 1 sh -c 'while :; do :; done' & echo \\$!; wait\"; wait";
+
+struct Shell(Child);
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // SAFETY: the group is this child's own, made for it below, and it is not reaped yet.
+        unsafe { libc::kill(-self.0.id().cast_signed(), libc::SIGKILL) };
+        self.0.wait().unwrap();
+    }
+}
+
+fn shell(program: &str, arguments: &[&str]) -> Shell {
+    use std::os::unix::process::CommandExt;
+    let mut command = Command::new(program);
+    command.args(arguments).stdout(Stdio::piped()).process_group(0);
+    Shell(command.spawn().unwrap())
+}
+
+/// The shell's first line: the spinner's id.
+fn spinner_below(shell: &mut Shell) -> u32 {
+    use std::io::{BufRead, BufReader};
+    let mut line = String::new();
+    BufReader::new(shell.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// How long the kernel ran a process of one thread.
+fn run_time_ns(process: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}
+
+fn map_or_skip(test: &str) -> Option<TaskMap> {
+    let skip = |why: String| {
+        // Not through a macro of std, whose output the test runner keeps to itself.
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: {test}: {why}").unwrap();
+    };
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        skip("two CPUs are needed".to_owned());
+        return None;
+    }
+    match task_map::open() {
+        Ok((map, _)) => Some(map),
+        Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
+            skip(error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The time that came to the account until the spinner had run for 100 ms: by the account, and by
+/// the spinner's own run time.
+struct Counted {
+    ran_ns: u64,
+    shared_ns: u64,
+    own_ns: u64,
+    busy_ns: u64,
+}
+
+fn count(map: &TaskMap, claim: Claim, spinner: u32) -> Counted {
+    let index = map.claim(BATCH, REQUEST, claim, |_| false).expect("three have room");
+    let renew = || [REQUEST, BATCH].map(|cpu| map.renew(cpu));
+    renew();
+    // The first switch after the claim begins the account.
+    std::thread::sleep(Duration::from_millis(50));
+    let now = || {
+        let request = map.slot(REQUEST).unwrap().snapshot().unwrap();
+        let account = map.account(BATCH, index, claim.word());
+        let now_ns = monotonic_ns();
+        let busy_ns = request.busy_until_ns(now_ns);
+        let (ran_ns, shared_ns) = account.map_or((0, 0), |account| {
+            (account.ran_until_ns(now_ns), account.shared_until_ns(now_ns, busy_ns))
+        });
+        // The kernel brings a task's run time up to date at its switches and ticks.
+        Counted { ran_ns, shared_ns, own_ns: run_time_ns(spinner), busy_ns }
+    };
+    let (before, start) = (now(), Instant::now());
+    let mut after = now();
+    while after.own_ns - before.own_ns < 100_000_000 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the spinner does not run");
+        std::thread::sleep(Duration::from_millis(10));
+        renew();
+        after = now();
+    }
+    map.disclaim(BATCH, claim);
+    Counted {
+        ran_ns: after.ran_ns - before.ran_ns,
+        shared_ns: after.shared_ns - before.shared_ns,
+        own_ns: after.own_ns - before.own_ns,
+        busy_ns: after.busy_ns - before.busy_ns,
+    }
+}
+
+/// Run times are brought up to date every tick, which comes every 10 ms at the least.
+const TICK_NS: u64 = 10_000_000;
+
+#[test]
+fn the_batch_is_counted_and_strangers_are_not() {
+    let test = "the_batch_is_counted_and_strangers_are_not";
+    let Some(map) = map_or_skip(test) else { return };
+    for below in [SPIN_BELOW, SPIN_TWO_BELOW] {
+        let mut keeper = shell("sh", &["-c", below]);
+        let spinner = spinner_below(&mut keeper);
+        let alone = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
+        assert!(
+            alone.ran_ns.abs_diff(alone.own_ns) <= 2 * TICK_NS,
+            "{} {}",
+            alone.ran_ns,
+            alone.own_ns
+        );
+        assert!(alone.shared_ns <= alone.busy_ns + TICK_NS);
+        let _stranger = shell("taskset", &["-c", "1", "sh", "-c", SPIN]);
+        let beside = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
+        assert!(
+            beside.ran_ns.abs_diff(beside.own_ns) <= 2 * TICK_NS,
+            "the stranger's time is not the batch's: {} {}",
+            beside.ran_ns,
+            beside.own_ns
+        );
+    }
+}
+
+#[test]
+fn what_runs_beside_a_busy_lane_is_shared() {
+    let Some(map) = map_or_skip("what_runs_beside_a_busy_lane_is_shared") else { return };
+    let _request = shell("taskset", &["-c", "0", "sh", "-c", SPIN]);
+    let mut keeper = shell("sh", &["-c", SPIN_BELOW]);
+    let spinner = spinner_below(&mut keeper);
+    let counted = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
+    assert!(counted.shared_ns <= counted.ran_ns);
+    assert!(counted.ran_ns - counted.shared_ns <= TICK_NS, "the lane was busy all the time");
+}
+
+#[test]
+fn the_claimer_itself_is_not_its_batch() {
+    let Some(map) = map_or_skip("the_claimer_itself_is_not_its_batch") else { return };
+    let spinner = shell("taskset", &["-c", "1", "sh", "-c", SPIN]);
+    let id = spinner.0.id();
+    let counted = count(&map, Claim::of_run(0, id), id);
+    assert_eq!((counted.ran_ns, counted.shared_ns), (0, 0), "its guards run on the lane, too");
+    let counted = count(&map, Claim::of_program(id), id);
+    assert!(counted.ran_ns.abs_diff(counted.own_ns) <= 2 * TICK_NS, "a program is its own batch");
+}

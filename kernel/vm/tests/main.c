@@ -221,7 +221,8 @@ int main(int count, char **words)
 	if (!list) {
 		kernel_log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 		lseek(kernel_log, 0, SEEK_END);
-		printf("\n"); /* what the firmware left on the line */
+		printf("\n@@ begin\n"); /* on a line without what the firmware left */
+		fflush(stdout);
 	}
 	for (i = 0; i < sizeof(boots) / sizeof(*boots); i++)
 		if (list || !strcmp(words[1], boots[i].name))

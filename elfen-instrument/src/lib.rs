@@ -16,6 +16,7 @@ mod elf;
 mod file;
 mod library;
 mod program;
+pub mod remote;
 
 pub use library::{LIBRARY, LibraryError, find_library, preload};
 pub use program::{Inject, Plan, Program, Reason, best, inspect};

@@ -10,7 +10,7 @@
 #ifndef ELFEN_ABI_H
 #define ELFEN_ABI_H
 
-#define ELFEN_ABI_VERSION 2
+#define ELFEN_ABI_VERSION 3
 
 typedef __UINT32_TYPE__ elfen_u32;
 typedef __UINT64_TYPE__ elfen_u64;
@@ -189,7 +189,12 @@ struct elfen_lane_slot {
 	elfen_u64 account_index;
 	elfen_u64 check_nap; /* how batch threads that check nap here; 0 if none has */
 	elfen_u64 guard_nap; /* how the guard naps here; 0 before it has begun */
-	elfen_u64 reserved[8];
+	/* Checks that the guard has written into the program; bell is a futex, by its lower half. */
+	elfen_u64 bell; /* 1 while the guard sleeps and may be rung; a check makes that 0 and wakes it */
+	elfen_u64 drill; /* 1 while the guard asks who checks; a check answers, and makes that 0 */
+	elfen_u64 answer_tsc; /* when, and which check: the address behind it */
+	elfen_u64 answer_place;
+	elfen_u64 reserved[4];
 	struct elfen_histogram reaction;
 	struct elfen_histogram wake;
 } ELFEN_ALIGNED;
@@ -217,6 +222,10 @@ ELFEN_AT(elfen_lane_slot, account_claim, 160);
 ELFEN_AT(elfen_lane_slot, account_index, 168);
 ELFEN_AT(elfen_lane_slot, check_nap, 176);
 ELFEN_AT(elfen_lane_slot, guard_nap, 184);
+ELFEN_AT(elfen_lane_slot, bell, 192);
+ELFEN_AT(elfen_lane_slot, drill, 200);
+ELFEN_AT(elfen_lane_slot, answer_tsc, 208);
+ELFEN_AT(elfen_lane_slot, answer_place, 216);
 ELFEN_AT(elfen_lane_slot, reaction, 256);
 ELFEN_AT(elfen_lane_slot, wake, 5120);
 

@@ -14,5 +14,6 @@ mod error;
 pub mod holders;
 mod object;
 pub mod pins;
+pub mod preempted;
 pub mod sleep;
 pub mod task_map;

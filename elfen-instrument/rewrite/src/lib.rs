@@ -27,10 +27,12 @@ mod flow;
 mod loops;
 mod place;
 mod refused;
+mod ring;
 mod trampoline;
 
 pub use code::{Function, JUMP_BYTES, MAX_BYTES};
 pub use loops::Loop;
 pub use place::{Permitted, Place, Tactic};
 pub use refused::Refused;
+pub use ring::Bell;
 pub use trampoline::{Hooks, Patch};

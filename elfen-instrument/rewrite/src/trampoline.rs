@@ -30,13 +30,21 @@ pub struct Patch {
 }
 
 /// Code that grows at a known address.
-struct Code {
+pub(crate) struct Code {
     at: u64,
     bytes: Vec<u8>,
 }
 
 impl Code {
-    fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn at(at: u64) -> Self {
+        Self { at, bytes: Vec::with_capacity(128) }
+    }
+
+    pub(crate) fn patch(self) -> Patch {
+        Patch { at: self.at, bytes: self.bytes }
+    }
+
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -45,7 +53,7 @@ impl Code {
     }
 
     /// An opcode, the distance to `to` from the end of the instruction, and what follows that.
-    fn push_relative(&mut self, opcode: &[u8], to: u64, rest: &[u8]) -> Option<()> {
+    pub(crate) fn push_relative(&mut self, opcode: &[u8], to: u64, rest: &[u8]) -> Option<()> {
         self.push(opcode);
         let end = self.here()?.checked_add(4 + u64::try_from(rest.len()).ok()?)?;
         let distance = to.cast_signed().checked_sub(end.cast_signed())?;
@@ -55,13 +63,13 @@ impl Code {
     }
 
     /// Leaves room for the distance of a jump that is known later.
-    fn push_open(&mut self, opcode: &[u8]) -> usize {
+    pub(crate) fn push_open(&mut self, opcode: &[u8]) -> usize {
         self.push(opcode);
         self.push(&[0; 4]);
         self.bytes.len()
     }
 
-    fn close(&mut self, open: usize) -> Option<()> {
+    pub(crate) fn close(&mut self, open: usize) -> Option<()> {
         let distance = i32::try_from(self.bytes.len() - open).ok()?;
         self.bytes.get_mut(open - 4..open)?.copy_from_slice(&distance.to_le_bytes());
         Some(())
@@ -113,7 +121,7 @@ impl Function {
     /// The trampoline of a place of this function, as it stands at `at`. `None` if something that
     /// it names is more than 2 GiB away.
     pub fn trampoline(&self, place: &Place, at: u64, hooks: &Hooks) -> Option<Patch> {
-        let mut code = Code { at, bytes: Vec::with_capacity(96) };
+        let mut code = Code::at(at);
         if place.saves_flags {
             code.push_step(RED_ZONE);
             code.push(&[0x50]);
@@ -145,17 +153,17 @@ impl Function {
         }
         let back = at.checked_add(u64::try_from(moved).ok()?)?;
         code.push_relative(&[0xe9], back, &[])?;
-        Some(Patch { at, bytes: code.bytes })
+        Some(code.patch())
     }
 }
 
 impl Place {
     /// What is written over the place: a jump to its trampoline, and traps.
     pub fn jump(&self, to: u64) -> Option<Patch> {
-        let mut code = Code { at: self.at, bytes: Vec::with_capacity(self.bytes) };
+        let mut code = Code::at(self.at);
         code.push_relative(&[0xe9], to, &[])?;
         code.bytes.resize(self.bytes.max(JUMP_BYTES), INT3);
-        Some(Patch { at: self.at, bytes: code.bytes })
+        Some(code.patch())
     }
 }
 

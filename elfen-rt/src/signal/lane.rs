@@ -87,7 +87,14 @@ pub struct LaneSlot {
     pub check_nap: AtomicU64,
     /// How the guard naps here; 0 before it has begun.
     pub guard_nap: AtomicU64,
-    reserved: [AtomicU64; 8],
+    /// For checks that the guard has written into the program. The lower half of `bell` is a
+    /// futex: 1 while the guard sleeps and may be rung; a check makes that 0 and wakes it.
+    pub bell: AtomicU64,
+    /// 1 while the guard asks who checks; a check notes the time and its place, and makes that 0.
+    pub drill: AtomicU64,
+    pub answer_tsc: AtomicU64,
+    pub answer_place: AtomicU64,
+    reserved: [AtomicU64; 4],
 
     /// From the request lane turning busy to the batch thread off its lane,
     /// and from idle to back on it.
@@ -117,6 +124,10 @@ const _: () = assert!(offset_of!(LaneSlot, account_claim) == 160);
 const _: () = assert!(offset_of!(LaneSlot, account_index) == 168);
 const _: () = assert!(offset_of!(LaneSlot, check_nap) == 176);
 const _: () = assert!(offset_of!(LaneSlot, guard_nap) == 184);
+const _: () = assert!(offset_of!(LaneSlot, bell) == 192);
+const _: () = assert!(offset_of!(LaneSlot, drill) == 200);
+const _: () = assert!(offset_of!(LaneSlot, answer_tsc) == 208);
+const _: () = assert!(offset_of!(LaneSlot, answer_place) == 216);
 const _: () = assert!(offset_of!(LaneSlot, reaction) == 256);
 const _: () = assert!(offset_of!(LaneSlot, wake) == 256 + 4864);
 

@@ -21,4 +21,4 @@ pub mod snapshot;
 pub mod task;
 
 /// Goes up when the meaning or the place of any field changes. `ELFEN_ABI_VERSION` in `elfen.h`.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;

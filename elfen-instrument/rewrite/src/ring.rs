@@ -1,0 +1,131 @@
+//! The routine behind every check of a process: it answers a drill, and rings the guard's bell.
+//!
+//! It runs in the middle of somebody else's code, so all registers are as they were when it goes
+//! back, and the stack holds 48 bytes more meanwhile. It makes one system call, a futex wake, and
+//! only for a guard that sleeps: one that is awake, or dead, has left the bell at 0.
+
+use crate::trampoline::{Code, Patch};
+
+/// The words that the routine reads and writes, each of 8 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bell {
+    /// Not 0 while the request lane is busy.
+    pub task: u64,
+    pub bell: u64,
+    pub drill: u64,
+    pub answer_tsc: u64,
+    pub answer_place: u64,
+}
+
+impl Bell {
+    /// The routine as it stands at `at`. `None` if a word is more than 2 GiB away.
+    pub fn routine(&self, at: u64) -> Option<Patch> {
+        let mut code = Code::at(at);
+        // push %rcx; push %rdx; push %r11; push %rax, which is where to go back to
+        code.push(&[0x51, 0x52, 0x41, 0x53, 0x50]);
+        // cmpq $0, drill; je
+        code.push_relative(&[0x48, 0x83, 0x3d], self.drill, &[0])?;
+        let no_drill = code.push_open(&[0x0f, 0x84]);
+        // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
+        code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
+        code.push_relative(&[0x48, 0x89, 0x05], self.answer_tsc, &[])?;
+        // mov (%rsp), %rax; mov %rax, answer_place; movq $0, drill
+        code.push(&[0x48, 0x8b, 0x04, 0x24]);
+        code.push_relative(&[0x48, 0x89, 0x05], self.answer_place, &[])?;
+        code.push_relative(&[0x48, 0xc7, 0x05], self.drill, &[0; 4])?;
+        code.close(no_drill)?;
+        // cmpq $0, task; je; cmpq $0, bell; je
+        code.push_relative(&[0x48, 0x83, 0x3d], self.task, &[0])?;
+        let idle = code.push_open(&[0x0f, 0x84]);
+        code.push_relative(&[0x48, 0x83, 0x3d], self.bell, &[0])?;
+        let awake = code.push_open(&[0x0f, 0x84]);
+        // xor %ecx, %ecx; xchg %rcx, bell; test %rcx, %rcx; je: one thread alone rings
+        code.push(&[0x31, 0xc9]);
+        code.push_relative(&[0x48, 0x87, 0x0d], self.bell, &[])?;
+        code.push(&[0x48, 0x85, 0xc9]);
+        let rung = code.push_open(&[0x0f, 0x84]);
+        // push %rdi; push %rsi; lea bell, %rdi; mov $FUTEX_WAKE, %esi; mov $1, %edx
+        code.push(&[0x57, 0x56]);
+        code.push_relative(&[0x48, 0x8d, 0x3d], self.bell, &[])?;
+        code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
+        // mov $SYS_futex, %eax; syscall; pop %rsi; pop %rdi
+        code.push(&[0xb8, 202, 0, 0, 0, 0x0f, 0x05, 0x5e, 0x5f]);
+        [idle, awake, rung].into_iter().try_for_each(|open| code.close(open))?;
+        // pop %rax; pop %r11; pop %rdx; pop %rcx; jmp *%rax
+        code.push(&[0x58, 0x41, 0x5b, 0x5a, 0x59, 0xff, 0xe0]);
+        Some(code.patch())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+
+    const BELL: Bell = Bell {
+        task: 0x3000,
+        bell: 0x4000,
+        drill: 0x4008,
+        answer_tsc: 0x4010,
+        answer_place: 0x4018,
+    };
+
+    fn decoded() -> Vec<Instruction> {
+        let routine = BELL.routine(0x2000).unwrap();
+        Decoder::with_ip(64, &routine.bytes, 0x2000, DecoderOptions::NONE).iter().collect()
+    }
+
+    #[test]
+    fn what_is_pushed_is_popped_on_every_way_through() {
+        let code = decoded();
+        let mut open = vec![(0, Vec::new())];
+        let mut ends = 0;
+        while let Some((index, mut stack)) = open.pop() {
+            let one: &Instruction = &code[index];
+            match one.mnemonic() {
+                Mnemonic::Push => stack.push(one.op0_register()),
+                Mnemonic::Pop => assert_eq!(stack.pop(), Some(one.op0_register()), "{one:?}"),
+                Mnemonic::Jmp => {
+                    assert!(stack.is_empty());
+                    ends += 1;
+                    continue;
+                }
+                Mnemonic::Je => {
+                    let to = one.near_branch_target();
+                    let to = code.iter().position(|other| other.ip() == to).expect("inside");
+                    open.push((to, stack.clone()));
+                }
+                _ => {}
+            }
+            open.push((index + 1, stack));
+        }
+        assert_eq!(ends, 8, "two of drills, times four of the bell");
+    }
+
+    #[test]
+    fn every_word_is_the_one_that_is_meant() {
+        let named: Vec<(Mnemonic, u64)> = decoded()
+            .iter()
+            .filter(|one| one.is_ip_rel_memory_operand())
+            .map(|one| (one.mnemonic(), one.ip_rel_memory_address()))
+            .collect();
+        use Mnemonic::{Cmp, Lea, Mov, Xchg};
+        let expected = [
+            (Cmp, BELL.drill),
+            (Mov, BELL.answer_tsc),
+            (Mov, BELL.answer_place),
+            (Mov, BELL.drill),
+            (Cmp, BELL.task),
+            (Cmp, BELL.bell),
+            (Xchg, BELL.bell),
+            (Lea, BELL.bell),
+        ];
+        assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn words_out_of_reach_are_refused() {
+        assert_eq!(BELL.routine(1 << 32), None);
+        assert_eq!(Bell { bell: 1 << 33, ..BELL }.routine(0x2000), None);
+    }
+}

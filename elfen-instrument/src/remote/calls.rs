@@ -1,0 +1,263 @@
+//! System calls in another process's name, by ptrace(2).
+//!
+//! A thread that was interrupted in its own code is stopped, made to run the `syscall` instruction
+//! of the vDSO with registers of ours, and let go with the registers that it had. A thread in a
+//! system call is left alone: it would have to be restarted by the kernel's own rules.
+//!
+//! Stops are seen by whether the kernel lets us read registers, and not by waiting for them: the
+//! threads that wait for children of this process would have them, and an exit status as well.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use super::maps::mappings;
+use super::memory::Memory;
+
+/// Why nothing was done in a process.
+#[derive(Debug, thiserror::Error)]
+pub enum TouchError {
+    #[error("it is traced already, or may not be: {0}")]
+    Refused(io::Error),
+    #[error("it did not stop in its own code")]
+    Busy,
+    #[error("it has no vDSO to make system calls with")]
+    NoVdso,
+    #[error("{what}: {error}")]
+    Call { what: &'static str, error: io::Error },
+}
+
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// A batch thread may have to wait for its lane.
+const PATIENCE: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// In `si_code` of a stop that PTRACE_INTERRUPT made, above SIGTRAP.
+const EVENT_STOP: i32 = 128;
+
+/// A thread that is stopped in its own code, until this drops.
+#[derive(Debug)]
+pub struct Seized {
+    thread: libc::pid_t,
+    /// Where the process has a `syscall` instruction.
+    syscall: u64,
+    registers: libc::user_regs_struct,
+    signals: u64,
+}
+
+impl Seized {
+    /// Stops a thread of `process`.
+    pub fn take(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
+        let syscall = find_syscall(process, memory).ok_or(TouchError::NoVdso)?;
+        let thread = thread.cast_signed();
+        // If this process is killed meanwhile, the thread has registers of ours.
+        let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
+        ask(libc::PTRACE_SEIZE, thread, 0, options as usize).map_err(TouchError::Refused)?;
+        match stop(thread) {
+            Ok((registers, signals)) => Ok(Self { thread, syscall, registers, signals }),
+            Err(signal) => {
+                let _detached = ask(libc::PTRACE_DETACH, thread, 0, signal);
+                Err(TouchError::Busy)
+            }
+        }
+    }
+
+    /// Makes a system call there.
+    pub fn call(
+        &self,
+        what: &'static str,
+        number: i64,
+        arguments: [u64; 6],
+    ) -> Result<u64, TouchError> {
+        let fail = |error| TouchError::Call { what, error };
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        let rax = number.cast_unsigned();
+        let own = libc::user_regs_struct { rip: self.syscall, rax, ..self.registers };
+        let own = libc::user_regs_struct { rdi, rsi, rdx, r10, r8, r9, ..own };
+        set(self.thread, &own).map_err(fail)?;
+        // To the entry, and to the exit.
+        for _ in 0..2 {
+            ask(libc::PTRACE_SYSCALL, self.thread, 0, 0).map_err(fail)?;
+            wait(self.thread).ok_or_else(|| fail(io::ErrorKind::TimedOut.into()))?;
+        }
+        let result = get(self.thread).map_err(fail)?.rax.cast_signed();
+        match result {
+            -4095..=-1 => {
+                let errno = i32::try_from(-result).unwrap_or(libc::EIO);
+                Err(fail(io::Error::from_raw_os_error(errno)))
+            }
+            _ => Ok(result.cast_unsigned()),
+        }
+    }
+}
+
+impl Drop for Seized {
+    fn drop(&mut self) {
+        // A thread that was killed meanwhile needs none of these.
+        let _set = set(self.thread, &self.registers);
+        let _unmasked = set_signals(self.thread, self.signals);
+        let _detached = ask(libc::PTRACE_DETACH, self.thread, 0, 0);
+    }
+}
+
+/// Stops a thread that is seized, and holds its signals back. The error is a signal that has to be
+/// given to it when it is let go; 0 for none.
+fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), usize> {
+    ask(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(|_| 0_usize)?;
+    let registers = wait(thread).ok_or(0_usize)?;
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let stopped = ask(libc::PTRACE_GETSIGINFO, thread, 0, info.as_mut_ptr().expose_provenance());
+    // A stop of the whole process has no signal.
+    stopped.map_err(|_| 0_usize)?;
+    // SAFETY: zeroed, and then written by the kernel.
+    let info = unsafe { info.assume_init() };
+    if info.si_code >> 8 != EVENT_STOP {
+        return Err(usize::try_from(info.si_signo).unwrap_or(0));
+    }
+    let in_call = registers.orig_rax.cast_signed() >= 0;
+    let signals = get_signals(thread).ok().filter(|_| !in_call).ok_or(0_usize)?;
+    set_signals(thread, u64::MAX).map_err(|_| 0_usize)?;
+    Ok((registers, signals))
+}
+
+/// Waits until a thread that was told to stop has.
+fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
+    let began = Instant::now();
+    loop {
+        if let Ok(registers) = get(thread) {
+            return Some(registers);
+        }
+        // SAFETY: signal 0 sends nothing; kill only looks the id up.
+        let gone = unsafe { libc::kill(thread, 0) } != 0;
+        if gone || began.elapsed() > PATIENCE {
+            return None;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn get(thread: libc::pid_t) -> io::Result<libc::user_regs_struct> {
+    let mut registers = MaybeUninit::<libc::user_regs_struct>::zeroed();
+    ask(libc::PTRACE_GETREGS, thread, 0, registers.as_mut_ptr().expose_provenance())?;
+    // SAFETY: numbers, of which any are valid, and written by the kernel.
+    Ok(unsafe { registers.assume_init() })
+}
+
+fn set(thread: libc::pid_t, registers: &libc::user_regs_struct) -> io::Result<()> {
+    ask(libc::PTRACE_SETREGS, thread, 0, ptr::from_ref(registers).expose_provenance())
+}
+
+fn get_signals(thread: libc::pid_t) -> io::Result<u64> {
+    let mut mask = 0_u64;
+    ask(libc::PTRACE_GETSIGMASK, thread, 8, ptr::from_mut(&mut mask).expose_provenance())?;
+    Ok(mask)
+}
+
+fn set_signals(thread: libc::pid_t, mask: u64) -> io::Result<()> {
+    ask(libc::PTRACE_SETSIGMASK, thread, 8, ptr::from_ref(&mask).expose_provenance())
+}
+
+/// One request of ptrace(2). `data` is a number, or the address of what the request reads or
+/// writes, which its callers keep alive.
+fn ask(
+    request: libc::c_uint,
+    thread: libc::pid_t,
+    address: usize,
+    data: usize,
+) -> io::Result<()> {
+    // SAFETY: the kernel reads and writes what `data` points to, as callers see to; all else are
+    // numbers. None of the requests that we make returns data.
+    let done = unsafe { libc::ptrace(request, thread, address, data) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A `syscall` instruction that every process has: in the vDSO, the kernel's own code there.
+fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
+    let mapped = mappings(process).ok()?;
+    let vdso = mapped.into_iter().find(|one| one.name == "[vdso]")?;
+    let length = usize::try_from(vdso.range.end.checked_sub(vdso.range.start)?).ok()?;
+    let code = memory.read_vec(vdso.range.start, length.min(1 << 20)).ok()?;
+    let at = code.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL)?;
+    vdso.range.start.checked_add(u64::try_from(at).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Child, Command};
+
+    fn looping() -> Child {
+        let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        // Until it is past its exec.
+        while !std::fs::read_link(format!("/proc/{}/exe", child.id()))
+            .is_ok_and(|exe| exe.file_name().is_some_and(|name| name != "elfen_instrument"))
+        {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        child
+    }
+
+    /// Goal: a program maps memory that it knows nothing of, and goes on as if nothing had been.
+    /// Method: a shell that loops and counts; the sum of its calls is right afterwards.
+    #[test]
+    fn a_process_maps_what_it_is_made_to_map() {
+        let mut child = looping();
+        let memory = Memory::open(child.id()).unwrap();
+        let mut address = Err(TouchError::Busy);
+        for _ in 0..1000 {
+            address = Seized::take(child.id(), child.id(), &memory).and_then(|seized| {
+                let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+                let rights = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+                let none = u64::MAX;
+                seized.call("mmap", libc::SYS_mmap, [0, 4096, rights, anonymous, none, 0])
+            });
+            if !matches!(address, Err(TouchError::Busy)) {
+                break;
+            }
+        }
+        let address = match address {
+            Err(TouchError::Refused(error)) => {
+                writeln!(io::stderr(), "skipped: calls in another process: {error}").unwrap();
+                child.kill().unwrap();
+                child.wait().unwrap();
+                return;
+            }
+            address => address.unwrap(),
+        };
+        memory.write(address, b"elfen").unwrap();
+        let mapped = mappings(child.id()).unwrap();
+        let arena = mapped.iter().find(|one| one.range.contains(&address)).unwrap();
+        assert!(arena.executable && !arena.writable && arena.file.is_none());
+        assert_eq!(memory.read_vec(address, 5).unwrap(), b"elfen");
+        assert_eq!(child.try_wait().unwrap(), None, "it goes on");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_call_that_fails_says_so_and_a_thread_that_sleeps_is_left_alone() {
+        let mut child = looping();
+        let memory = Memory::open(child.id()).unwrap();
+        let result = Seized::take(child.id(), child.id(), &memory)
+            .map(|seized| seized.call("close", libc::SYS_close, [999, 0, 0, 0, 0, 0]));
+        match result {
+            Ok(Err(TouchError::Call { what: "close", error })) => {
+                assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+            }
+            Err(TouchError::Busy | TouchError::Refused(_)) => {}
+            other => panic!("{other:?}"),
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let memory = Memory::open(sleeper.id()).unwrap();
+        let taken = Seized::take(sleeper.id(), sleeper.id(), &memory);
+        assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
+        assert_eq!(sleeper.try_wait().unwrap(), None);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+}

@@ -1,0 +1,13 @@
+//! Another process's memory, from outside: what is mapped where, its bytes, and a few system calls
+//! made in its name.
+//!
+//! It is for descendants of `elfen run` alone. What is read is input: a program can map and write
+//! what it likes.
+
+mod calls;
+mod maps;
+mod memory;
+
+pub use calls::{Seized, TouchError};
+pub use maps::{Mapping, mappings};
+pub use memory::Memory;

@@ -1,0 +1,107 @@
+//! Where batch tasks stood when their CPUs were given to others, by `kernel/bpf/preempted.bpf.c`.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::bpf_call;
+use crate::error::Error;
+use crate::object::Object;
+use crate::task_map::possible_cpus;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/preempted.bpf.o");
+
+const PREEMPTED: &str = "elfen_preempted";
+
+/// A batch task that had to leave its CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Preempted {
+    pub process: u32,
+    pub thread: u32,
+    /// The instruction that it goes on with, and its stack pointer there.
+    pub ip: u64,
+    pub sp: u64,
+    /// It was in a system call.
+    pub in_kernel: bool,
+    /// From when to when it ran.
+    pub since_ns: u64,
+    pub until_ns: u64,
+}
+
+/// The program that takes note, attached as long as this lives.
+#[derive(Debug)]
+pub struct Notes {
+    preempted: OwnedFd,
+    _link: OwnedFd,
+}
+
+impl Notes {
+    pub fn attach() -> Result<Self, Error> {
+        let mut object = Object::load(OBJECT, &[(PREEMPTED, possible_cpus()?)])?;
+        let program = object.program("elfen_preempt", "sched_switch")?;
+        let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
+        Ok(Self { preempted: object.map(PREEMPTED)?, _link: link })
+    }
+
+    /// The batch task that had `cpu` until the calling thread got it; `None` if another task, or
+    /// none, ran in between. For threads on that CPU: on another one the note may change meanwhile.
+    pub fn before(&self, cpu: u32, caller: u64) -> Option<Preempted> {
+        let mut words = [0; 8];
+        bpf_call::look_up_element(self.preempted.as_fd(), cpu, &mut words).ok()?;
+        let [next, task, ip, sp, orig_ax, since_ns, until_ns, _] = words;
+        let halves = |word: u64| [(word >> 32) as u32, word as u32];
+        let [process, thread] = halves(task);
+        let in_kernel = orig_ax.cast_signed() >= 0;
+        let noted = Preempted { process, thread, ip, sp, in_kernel, since_ns, until_ns };
+        (next == caller && task != 0).then_some(noted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{self, Write};
+    use std::process::Command;
+
+    fn own_task() -> u64 {
+        // SAFETY: takes nothing and cannot fail.
+        let thread = unsafe { libc::gettid() };
+        u64::from(std::process::id()) << 32 | u64::from(thread.unsigned_abs())
+    }
+
+    /// Goal: the note is of the task that the caller took its CPU from, and says where that was.
+    /// Method: a shell that loops at SCHED_IDLE, on the CPU of a thread that sleeps now and then.
+    #[test]
+    fn a_batch_task_is_noted_where_it_was_interrupted() {
+        let notes = match Notes::attach() {
+            Ok(notes) => notes,
+            Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
+                writeln!(io::stderr(), "skipped: where tasks were interrupted: {error}").unwrap();
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let mut batch = Command::new("taskset")
+            .args(["-c", "0", "chrt", "-i", "0", "sh", "-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let id = core_affinity::CoreId { id: 0 };
+        assert!(core_affinity::set_for_current(id));
+        let found = (0..60_000).find_map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            let noted = notes.before(0, own_task())?;
+            (noted.process == batch.id() && !noted.in_kernel).then_some(noted)
+        });
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", batch.id())).unwrap();
+        batch.kill().unwrap();
+        batch.wait().unwrap();
+        let found = found.expect("it was interrupted in its loop");
+        assert_eq!(found.thread, found.process);
+        assert!(found.since_ns < found.until_ns);
+        let lies_in = |line: &&str| {
+            let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let number = |text| u64::from_str_radix(text, 16).unwrap();
+            (number(from)..number(to)).contains(&found.ip)
+        };
+        let line = maps.lines().find(lies_in).expect("the address is the program's");
+        assert!(line.contains("r-xp"), "{line}");
+    }
+}

@@ -7,6 +7,7 @@
 //! | [`Inject::Fentry`] | `-pg -mfentry` | a hook of the preload library |
 //! | [`Inject::Mcount`] | `-pg` | the same |
 //! | [`Inject::Cyg`] | `-finstrument-functions` | the same |
+//! | [`Inject::Live`] | nothing at all | code that is written into it as it runs: [`live`] |
 //! | [`Inject::Guard`] | nothing at all | nobody inside it: `elfen run` guards the lane |
 //!
 //! This crate looks at files and decides. What runs inside the program is `elfen-preload`, a crate
@@ -15,6 +16,7 @@
 mod elf;
 mod file;
 mod library;
+pub mod live;
 mod program;
 pub mod remote;
 

@@ -14,6 +14,8 @@ use crate::file::{self, Rights};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inject {
     Guard,
+    /// Written into the program while it runs: see [`crate::live`].
+    Live,
     Inline,
     Mcount,
     Fentry,
@@ -29,6 +31,7 @@ impl Inject {
     pub fn name(self) -> &'static str {
         match self {
             Self::Guard => "guard",
+            Self::Live => "live",
             Self::Inline => "inline",
             Self::Mcount => "mcount",
             Self::Fentry => "fentry",
@@ -154,7 +157,7 @@ impl Program {
 
     /// How to start it with this check, or why not.
     pub fn allows(&self, inject: Inject) -> Result<Plan, Reason> {
-        if inject == Inject::Guard {
+        if matches!(inject, Inject::Guard | Inject::Live) {
             return Ok(Plan { inject, preload: false });
         }
         let program = match &self.elf {
@@ -183,7 +186,7 @@ impl Program {
 
 fn built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
     let (has, flag) = match inject {
-        Inject::Guard => return Ok(()),
+        Inject::Guard | Inject::Live => return Ok(()),
         Inject::Inline => (program.inline.is_some(), "no check in its source"),
         Inject::Mcount => (program.mcount, "-pg"),
         Inject::Fentry => (program.fentry, "-pg -mfentry"),

@@ -13,7 +13,7 @@ const PID_BITS: u32 = 22;
 const START_BITS: u32 = 64 - PID_BITS;
 
 /// A process id and a start time in one word; never 0, so that 0 can mean no process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Identity(u64);
 
 /// Whether the process behind an [`Identity`] still runs.
@@ -31,7 +31,11 @@ impl Identity {
     /// The identity of the calling process; `None` where `/proc` cannot be read.
     pub fn own() -> Option<Self> {
         // SAFETY: getpid takes nothing and cannot fail.
-        let pid = unsafe { libc::getpid() };
+        Self::of(unsafe { libc::getpid() })
+    }
+
+    /// The identity of a process that runs now, and that `/proc` shows.
+    pub fn of(pid: c_int) -> Option<Self> {
         match read_stat(pid) {
             Stat::Running { start_ticks } => Some(Self::pack(pid, start_ticks)),
             Stat::Ended | Stat::Unreadable => None,

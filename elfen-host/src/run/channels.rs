@@ -5,8 +5,10 @@
 //! through the machine's segments.
 
 use std::io;
+use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_instrument::live::Pages;
 use elfen_kernel::counters::Counted;
 use elfen_kernel::device::{self, Missing};
 use elfen_kernel::task_map::{self, Source};
@@ -21,10 +23,11 @@ use elfen_rt::signal::histogram::{BUCKETS, quantile_ns};
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::{NAME_BYTES, Page, PageError, Slot};
 use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, Writer as PageWriter};
-use elfen_rt::signal::task::TaskMap;
+use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::Order;
 use super::ipc::{Counts, NoCounts};
+use super::live::LiveWords;
 use crate::segment::text_of;
 use crate::services::services;
 
@@ -151,6 +154,8 @@ pub struct Channels {
     pub counts: Option<Counts>,
     control: Page<ControlSlot>,
     lanes: Page<LaneSlot>,
+    /// What live checks did, where there are any.
+    live: Option<Page<LiveWords>>,
     /// The pairs of the lane page's slots, as (batch, request).
     assigned: Vec<(u32, u32)>,
 }
@@ -165,7 +170,8 @@ impl Channels {
             slot.assign(batch, request);
         }
         let control = page::<ControlSlot>(CONTROL_SLOTS, &name)?;
-        let mut channels = Self { tasks, service, counts: None, control, lanes, assigned };
+        let live = order.notes.is_some().then(|| page::<LiveWords>(1, &name)).transpose()?;
+        let mut channels = Self { tasks, service, counts: None, control, lanes, live, assigned };
         if order.settings.policy == PolicyKind::DynamicBudget {
             let requests = channels.requests();
             let slots = channels
@@ -199,6 +205,38 @@ impl Channels {
 
     pub fn lanes(&self) -> &Page<LaneSlot> {
         &self.lanes
+    }
+
+    pub fn live(&self) -> Option<&LiveWords> {
+        self.live.as_ref()?.slot(0)
+    }
+
+    /// What checks look at that are written into a batch on the one lane of this run, and that
+    /// batch's descriptor of the task map; `None` without an eBPF task map, or with several lanes.
+    pub(super) fn pages(&self, inheritance: &Inherited) -> Option<Pages> {
+        let (&[(_, request)], Some((map, _))) = (self.assigned.as_slice(), &self.tasks) else {
+            return None;
+        };
+        let Some(Tasks::Descriptors([tasks, ..])) = inheritance.tasks else { return None };
+        let word = |offset: usize| offset as u64;
+        Some(Pages {
+            lanes_segment: self.lanes.memory().segment_id()?,
+            lanes_bytes: word(self.lanes.memory().len()),
+            lane_at: word(Page::<LaneSlot>::offset(0)),
+            tasks_fd: tasks,
+            tasks_bytes: word(map.bytes()),
+            task_at: word(Page::<TaskSlot>::offset(request) + offset_of!(TaskSlot, task)),
+            bell_at: word(offset_of!(LaneSlot, bell)),
+            drill_at: word(offset_of!(LaneSlot, drill)),
+            answer_tsc_at: word(offset_of!(LaneSlot, answer_tsc)),
+            answer_place_at: word(offset_of!(LaneSlot, answer_place)),
+        })
+    }
+
+    /// How long the batch ran so far, on all lanes.
+    pub(super) fn ran_ns(&self) -> u64 {
+        let words = self.lanes.slots().flat_map(|slot| [&slot.borrowed_ns, &slot.overlapped_ns]);
+        words.map(|word| word.load(Relaxed)).sum()
     }
 
     /// Batch and request lane of every slot of the lane page.

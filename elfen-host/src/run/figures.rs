@@ -26,7 +26,7 @@ pub struct Latency {
 
 impl Latency {
     /// Of several histograms taken together.
-    fn of<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Self {
+    pub(super) fn of<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Self {
         let mut counts = [0; BUCKETS];
         let mut max = 0;
         for histogram in histograms {

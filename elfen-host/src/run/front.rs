@@ -83,6 +83,7 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
             let mut front = Front {
                 order,
                 channels,
+                inheritance,
                 signals,
                 keeper: Some((File::from(events), child.as_raw())),
                 root: None,
@@ -143,6 +144,7 @@ impl Root {
 struct Front<'a> {
     order: &'a Order,
     channels: &'a Arc<Channels>,
+    inheritance: &'a Inherited,
     signals: SignalFd,
     /// Its events and its process, until it is gone.
     keeper: Option<(File, i32)>,
@@ -232,7 +234,7 @@ impl Front<'_> {
             return Err(io::Error::other("the keeper ended before it had started anything"));
         };
         let claim = Claim::of_run(std::process::id(), keeper.unsigned_abs());
-        let mut tending = Tending::start(self.order, self.channels, claim)?;
+        let mut tending = Tending::start(self.order, self.channels, self.inheritance, claim)?;
         tending.adopt(root);
         self.tending = Some(tending);
         Ok(())

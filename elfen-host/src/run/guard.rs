@@ -21,6 +21,7 @@ use elfen_rt::signal::task::TaskSlot;
 
 use super::channels::Channels;
 use super::ipc::Meter;
+use super::live::Rehearsal;
 use super::looks::{Activity, Idling, Looks};
 use super::place;
 use crate::affinity;
@@ -41,6 +42,16 @@ pub struct Guards {
 impl Guards {
     /// Starts a guard on every batch lane.
     pub fn start(channels: &Arc<Channels>, nap: &Arc<Nap>, looks: Looks) -> io::Result<Self> {
+        Self::rehearsing(channels, nap, looks, None)
+    }
+
+    /// The same; `rehearsal` is for the first, which is the only one where there are live checks.
+    pub(super) fn rehearsing(
+        channels: &Arc<Channels>,
+        nap: &Arc<Nap>,
+        looks: Looks,
+        mut rehearsal: Option<Rehearsal>,
+    ) -> io::Result<Self> {
         // Threads begin with the rank of the one that starts them: a guard at SCHED_IDLE might
         // not come to raise its own.
         let _ranked = place::rank_first();
@@ -48,7 +59,8 @@ impl Guards {
         let mut guards = Self { stop: stop.clone(), threads: Vec::new() };
         for index in 0..channels.assigned().len() {
             let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
-            let guard = move || guard(&channels, index, &nap, looks, &stop);
+            let rehearsal = rehearsal.take();
+            let guard = move || guard(&channels, index, &nap, looks, rehearsal, &stop);
             guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
         }
         Ok(guards)
@@ -66,12 +78,19 @@ impl Drop for Guards {
     }
 }
 
-fn guard(channels: &Channels, index: usize, how: &Nap, looks: Looks, stop: &AtomicBool) {
+fn guard(
+    channels: &Channels,
+    index: usize,
+    how: &Nap,
+    looks: Looks,
+    rehearsal: Option<Rehearsal>,
+    stop: &AtomicBool,
+) {
     let memory = Memory::default();
     let Some(lane) = channels.lane(index, &memory) else { return };
     // `may_rank_first` has found that this is allowed.
     let _ranked = place::rank_first();
-    let mut guard = Guard::of(channels, &lane, how, looks, stop);
+    let mut guard = Guard { rehearsal, ..Guard::of(channels, &lane, how, looks, stop) };
     while !stop.load(Relaxed) {
         guard.turn();
     }
@@ -93,6 +112,7 @@ struct Guard<'g> {
     slack: Slack,
     idling: Idling,
     meter: Meter,
+    rehearsal: Option<Rehearsal>,
     disobeyed: Disobeyed,
     critical: Critical,
 }
@@ -117,6 +137,7 @@ impl<'g> Guard<'g> {
             slack: Slack::none(),
             idling,
             meter: Meter::default(),
+            rehearsal: None,
             disobeyed: Disobeyed::default(),
             critical: Critical::default(),
         }
@@ -139,13 +160,24 @@ impl<'g> Guard<'g> {
         let step = lane.step(Hand::Guard, stopped_ns.unwrap_or(now_ns), now_ns);
         self.allow_slack(step.is_busy(), now_ns);
         match step {
-            Step::Run { until_ns, .. } => {
+            Step::Run { busy, until_ns } => {
                 self.disobeyed = Disobeyed::default();
                 let budget = until_ns.map(|until_ns| until_ns.saturating_sub(now_ns));
                 let budget = budget.map_or(self.looks.every, Duration::from_nanos);
-                thread::sleep(self.looks.every.min(budget));
+                self.leave_the_lane(busy, self.looks.every.min(budget));
             }
             Step::Nap(wait) => self.hold(&wait, now_ns),
+        }
+    }
+
+    /// The batch has the lane until the next look, or until it rings: next to a request that it may
+    /// run beside, nobody is to be rung.
+    fn leave_the_lane(&mut self, busy: bool, at_most: Duration) {
+        match (&mut self.rehearsal, self.channels.live()) {
+            (Some(rehearsal), Some(words)) if !busy => {
+                rehearsal.sleep(self.lane, words, at_most);
+            }
+            _ => thread::sleep(at_most),
         }
     }
 

@@ -28,6 +28,7 @@ use super::event::Event;
 use super::guard::Guards;
 use super::hotplug::{Hotplug, online};
 use super::launch::launch;
+use super::live::Planner;
 use super::place::{Place, lighten_session};
 use super::waker::Wakers;
 use crate::process::{below, stat, threads_of};
@@ -47,13 +48,19 @@ pub(super) struct Tending {
     chores_at_ns: u64,
     wanted: u64,
     guards: Option<Guards>,
+    _planner: Option<Planner>,
     _wakers: Option<Wakers>,
 }
 
 impl Tending {
     /// Starts the guards, and names this process in the control page as the one that keeps the run.
     /// The batch are the descendants of the processes in `claim`.
-    pub(super) fn start(order: &Order, channels: &Arc<Channels>, claim: Claim) -> io::Result<Self> {
+    pub(super) fn start(
+        order: &Order,
+        channels: &Arc<Channels>,
+        inheritance: &Inherited,
+        claim: Claim,
+    ) -> io::Result<Self> {
         channels.renew_leases();
         channels.claim(claim);
         let keeper = Identity::own().map_or(0, Identity::word);
@@ -62,6 +69,10 @@ impl Tending {
         if channels.settings().is_none() {
             channels.control().publish(&order.settings);
         }
+        let planner = order.notes.as_ref().and_then(|_| channels.pages(inheritance));
+        let planner = planner.map(|pages| Planner::start(channels, pages)).transpose()?;
+        let rehearsal = planner.as_ref().zip(order.notes.as_ref());
+        let rehearsal = rehearsal.and_then(|(planner, notes)| planner.rehearsal(notes.clone()));
         Ok(Self {
             channels: channels.clone(),
             place: Place::new(&order.lanes().map(|(batch, _)| batch).collect()),
@@ -71,7 +82,8 @@ impl Tending {
             chores_at_ns: 0,
             wanted: channels.wanted().generation.load(Relaxed),
             _wakers: order.alarm.as_ref().map(|a| Wakers::start(channels, a)).transpose()?,
-            guards: Some(Guards::start(channels, &order.nap, order.looks)?),
+            guards: Some(Guards::rehearsing(channels, &order.nap, order.looks, rehearsal)?),
+            _planner: planner,
         })
     }
 
@@ -119,16 +131,19 @@ impl Tending {
 
     /// Collects children that ended or stopped. `None` when there is none left.
     pub(super) fn reap(&mut self) -> Option<Vec<Event>> {
+        // Processes that the planner stops for a moment are not this thread's to hear of.
+        const OPTIONS: i32 = libc::WNOHANG | libc::WUNTRACED | libc::__WNOTHREAD;
         let mut events = Vec::new();
         loop {
             let mut status = 0;
             // SAFETY: `status` is ours.
-            let child = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::WUNTRACED) };
+            let child = unsafe { libc::waitpid(-1, &mut status, OPTIONS) };
             match child {
                 0 => return Some(events),
                 -1 => return if events.is_empty() { None } else { Some(events) },
                 // Not the terminal's doing, which a shell would have to see.
-                _ if libc::WIFSTOPPED(status) && self.hotplug.has_stopped_it() => {}
+                _ if libc::WIFSTOPPED(status)
+                    && (self.hotplug.has_stopped_it() || !is_job_control(status)) => {}
                 child if Some(child) == self.root => events.push(if libc::WIFSTOPPED(status) {
                     Event::Stopped { signal: libc::WSTOPSIG(status) }
                 } else {
@@ -174,6 +189,13 @@ impl Tending {
             }
         }
     }
+}
+
+/// Whether a stop is one that a shell would see: not that of a process which the planner has
+/// stopped for a moment, to make a system call in its name.
+fn is_job_control(status: i32) -> bool {
+    const STOPS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+    status >> 16 == 0 && STOPS.contains(&libc::WSTOPSIG(status))
 }
 
 fn has_no_lane(slot: &LaneSlot) -> bool {
@@ -252,7 +274,7 @@ pub(super) fn keep(
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let children = SignalFd::with_flags(&SigSet::all(), flags)?;
     let claim = Claim::of_run(front_process, std::process::id());
-    let mut tending = Tending::start(order, channels, claim)?;
+    let mut tending = Tending::start(order, channels, inheritance, claim)?;
     match launch(order, channels, inheritance, signals) {
         Ok(root) => {
             let pid = i32::try_from(root.id()).unwrap_or(i32::MAX);

@@ -21,6 +21,7 @@ mod hotplug;
 pub mod ipc;
 mod keeper;
 mod launch;
+pub mod live;
 pub mod looks;
 pub mod place;
 pub mod report;
@@ -31,6 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use elfen_instrument::Inject;
+use elfen_kernel::preempted::Notes;
 use elfen_kernel::sleep::Alarm;
 use elfen_rt::nap::Nap;
 use elfen_rt::policy::slo::Slo;
@@ -50,6 +52,8 @@ pub struct Order {
     /// How the program checks itself, besides its guard; and the library to preload for that.
     pub inject: Inject,
     pub library: Option<PathBuf>,
+    /// For live checks: where batch threads were interrupted.
+    pub notes: Option<Arc<Notes>>,
     /// How guards wait on their lanes.
     pub nap: Arc<Nap>,
     /// For naps that block: the alarm that wakes the wakers.

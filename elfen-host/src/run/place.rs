@@ -64,6 +64,11 @@ impl Place {
         set_policy(thread, libc::SCHED_IDLE)
     }
 
+    /// Puts the calling thread below all that is not the batch's.
+    pub(crate) fn lower() -> io::Result<()> {
+        set_policy(0, libc::SCHED_IDLE)
+    }
+
     /// Gives a thread a share of its lane beside the guard. Refused without the
     /// right to raise priorities.
     pub(crate) fn raise(thread: u32) -> io::Result<()> {

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::figures::Figures;
+use super::live::Live;
 use super::looks::Looked;
 
 /// Times are nanoseconds.
@@ -34,6 +35,9 @@ pub struct Report {
     /// Nothing without a task map.
     #[serde(deserialize_with = "Option::deserialize")]
     pub request_busy_ns: Option<u64>,
+    /// Of live checks; nothing without.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub live: Option<Live>,
     /// As a shell sees it.
     pub exit_status: u8,
 }

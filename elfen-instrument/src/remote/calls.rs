@@ -159,12 +159,7 @@ fn set_signals(thread: libc::pid_t, mask: u64) -> io::Result<()> {
 
 /// One request of ptrace(2). `data` is a number, or the address of what the request reads or
 /// writes, which its callers keep alive.
-fn ask(
-    request: libc::c_uint,
-    thread: libc::pid_t,
-    address: usize,
-    data: usize,
-) -> io::Result<()> {
+fn ask(request: libc::c_uint, thread: libc::pid_t, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: the kernel reads and writes what `data` points to, as callers see to; all else are
     // numbers. None of the requests that we make returns data.
     let done = unsafe { libc::ptrace(request, thread, address, data) };

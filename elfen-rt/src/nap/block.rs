@@ -44,26 +44,25 @@ impl Wait for Block<'_> {
     }
 
     fn wait(&self, left_ns: u64) {
-        const SECOND_NS: u64 = 1_000_000_000;
-        let seconds = i64::try_from(left_ns / SECOND_NS).unwrap_or(i64::MAX);
-        let limit = libc::timespec {
-            tv_sec: seconds,
-            tv_nsec: i64::try_from(left_ns % SECOND_NS).unwrap_or(0),
-        };
-        let word = low_half(self.wakes);
-        // Not FUTEX_PRIVATE: the waker is another process. Its result says nothing that the next
-        // look does not.
-        // SAFETY: `word` and `limit` live until the call returns.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                word.as_ptr(),
-                libc::FUTEX_WAIT,
-                self.armed.get(),
-                &raw const limit,
-            )
-        };
+        wait(self.wakes, self.armed.get(), left_ns);
     }
+}
+
+/// Sleeps while the lower half of a word is `value`, for as long at most.
+pub fn wait(word: &AtomicU64, value: u32, left_ns: u64) {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let seconds = i64::try_from(left_ns / SECOND_NS).unwrap_or(i64::MAX);
+    let limit = libc::timespec {
+        tv_sec: seconds,
+        tv_nsec: i64::try_from(left_ns % SECOND_NS).unwrap_or(0),
+    };
+    let word = low_half(word);
+    // Not FUTEX_PRIVATE: the waker is another process. Its result says nothing that the next look
+    // does not.
+    // SAFETY: `word` and `limit` live until the call returns.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const limit)
+    };
 }
 
 /// Wakes the threads that sleep on the word, and those that are just about to.

@@ -187,12 +187,17 @@ impl<S: Slot> Page<S> {
         name
     }
 
+    /// Where a slot lies in the page.
+    pub const fn offset(index: u32) -> usize {
+        HEADER_BYTES + size_of::<S>() * index as usize
+    }
+
     #[inline]
     pub fn slot(&self, index: u32) -> Option<&S> {
         if index >= self.slot_count {
             return None;
         }
-        let offset = HEADER_BYTES + size_of::<S>() * index as usize;
+        let offset = Self::offset(index);
         // SAFETY: `open` checked that `slot_count` slots lie inside the
         // memory, and `index` is below it.
         let slot: NonNull<S> = unsafe { self.memory.base().add(offset) }.cast();

@@ -313,6 +313,11 @@ impl TaskMap {
         self.page.slot_count()
     }
 
+    /// How long its mapping is.
+    pub fn bytes(&self) -> usize {
+        self.page.memory().len()
+    }
+
     #[inline]
     pub fn slot(&self, cpu: u32) -> Option<&TaskSlot> {
         self.page.slot(cpu)

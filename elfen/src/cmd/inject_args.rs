@@ -4,10 +4,14 @@
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
+use elfen_host::pair::Pair;
+use elfen_host::run::channels::{Signals, Writer};
 use elfen_instrument::{Inject, Plan, Reason, find_library, inspect};
+use elfen_kernel::preempted::Notes;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum InjectName {
@@ -15,6 +19,8 @@ pub(crate) enum InjectName {
     Auto,
     /// None in the program: its guard alone
     Guard,
+    /// Checks written into its loops while it runs
+    Live,
     /// Checks in its source: elfen_rt::check!(), elfen_check()
     Inline,
     /// Checks written over the room of -fpatchable-function-entry
@@ -36,11 +42,25 @@ pub(crate) struct Chosen {
 }
 
 const GUARD: Chosen = Chosen { inject: Inject::Guard, library: None };
+const LIVE: Chosen = Chosen { inject: Inject::Live, library: None };
+
+/// What live checks need besides the program: the kernel's notes. `Err` says what is missing.
+pub(crate) fn notes(signals: &Signals, pairs: &[Pair]) -> Result<Arc<Notes>, String> {
+    match &signals.tasks {
+        Some((_, Writer::Program(_))) => {}
+        _ => return Err("checks look at the task map by eBPF, which this run has not".to_owned()),
+    }
+    if pairs.iter().map(|pair| pair.batch.iter().count()).sum::<usize>() != 1 {
+        return Err("checks know one batch lane, and this run has several".to_owned());
+    }
+    Notes::attach().map(Arc::new).map_err(|error| error.to_string())
+}
 
 impl InjectName {
     pub(crate) fn choose(self, program: &OsStr) -> Result<Chosen, Failure> {
         let inject = match self {
             Self::Guard => return Ok(GUARD),
+            Self::Live => return Ok(LIVE),
             Self::Auto => return best(program),
             Self::Inline => Inject::Inline,
             Self::Patch => Inject::Patch,

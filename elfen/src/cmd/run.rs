@@ -1,6 +1,6 @@
 //! `elfen run`: a program on the batch lanes, out of the service's way.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -22,15 +22,17 @@ use elfen_host::run::figures::{self, Figures};
 use elfen_host::run::front::{self, Ending};
 use elfen_host::run::guard;
 use elfen_host::run::ipc::Counts;
+use elfen_host::run::live::{Live, LiveWords};
 use elfen_host::run::report::Report;
 use elfen_host::run::{Order, User};
 use elfen_instrument::Inject;
+use elfen_kernel::preempted::Notes;
 use elfen_kernel::task_map::Source;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::Kind;
 use elfen_rt::signal::control::PolicyKind;
 
-use super::inject_args::{Chosen, InjectName};
+use super::inject_args::{self, Chosen, InjectName};
 use super::lacking;
 use super::policy_args::PolicyArgs;
 
@@ -138,11 +140,13 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         // Where a lease ran out meanwhile, the lanes were not timed all the while.
         request_busy_ns: busy.map(|(after, before)| after.saturating_sub(before)),
         nap_of_checks: figures::nap_of_checks(channels.lanes()).map(str::to_owned),
+        live: channels.live().map(LiveWords::live),
         exit_status: exit_status(ending),
         ..chosen.report(&order)
     };
     if !matches!(ending, Ending::Refused { .. }) {
         to_stderr(&summary(&measured));
+        measured.live.as_ref().into_iter().for_each(|live| to_stderr(&live_summary(live)));
     }
     if let (Some(file), Some(path)) = (&mut report, &args.report) {
         elfen_console::output::print_json(file, &measured)
@@ -228,7 +232,7 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Fail
         Failure::new(Status::Unsupported, "priority", why, fix)
     })?;
     let (nap, alarm) = args.nap.open_for(&pairs)?;
-    let Chosen { inject, library } = args.inject.choose(program)?;
+    let (Chosen { inject, library }, notes) = inject(args, signals, &pairs, program)?;
     if alarm.is_some() && inject == Inject::Guard {
         warn(
             "nap block: this program has no checks of its own, so its guard will hold the lane \
@@ -243,6 +247,7 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Fail
     let order = Order {
         inject,
         library,
+        notes,
         nap: Arc::new(nap),
         alarm: alarm.map(Arc::new),
         pairs,
@@ -254,6 +259,32 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Fail
         arguments: arguments.to_vec(),
     };
     Ok((order, chosen.taken))
+}
+
+/// How the program is checked. What `auto` would leave to a guard alone gets live checks where they
+/// can be had.
+fn inject(
+    args: &Args,
+    signals: &Signals,
+    pairs: &[Pair],
+    program: &OsStr,
+) -> Result<(Chosen, Option<Arc<Notes>>), Failure> {
+    let chosen = args.inject.choose(program)?;
+    let wants = match (args.inject, chosen.inject) {
+        (InjectName::Live, _) | (InjectName::Auto, Inject::Guard) => true,
+        _ => false,
+    };
+    if !wants {
+        return Ok((chosen, None));
+    }
+    match inject_args::notes(signals, pairs) {
+        Ok(notes) => Ok((Chosen { inject: Inject::Live, library: None }, Some(notes))),
+        Err(_) if args.inject == InjectName::Auto => Ok((chosen, None)),
+        Err(why) => {
+            let fix = "use --inject guard, or --inject auto";
+            Err(Failure::new(Status::Unsupported, "inject live", why, fix))
+        }
+    }
 }
 
 /// On a service's page alone, a lane that the service does not serve is a lane of which the run
@@ -388,6 +419,28 @@ fn summary(report: &Report) -> String {
         duration::show(report.wall_ns),
         latency("reaction", reaction_ns),
         latency("wake", wake_ns)
+    )
+}
+
+/// What came of live checks.
+fn live_summary(live: &Live) -> String {
+    let p99 = live.gap_ns.p99.map(|p99| format!(", drills p99 {}", duration::show(p99)));
+    let all: u64 = live.missed_by.values().sum();
+    let of_all = |count: u64| count * 100 / all.max(1);
+    let by = live.missed_by.iter().map(|(name, &count)| format!("{name} {}", of_all(count)));
+    let by = by.collect::<Vec<_>>().join(", ");
+    let missed = live.missed * 1000 / live.drills.max(1);
+    let why = if by.is_empty() { String::new() } else { format!(" ({by} % of these)") };
+    let refused = live.refused.as_ref().map(|why| format!("; left alone: {why}"));
+    format!(
+        "live: {} places in {} processes{}, {}.{} % missed{why}, {} bells{}",
+        live.places.on,
+        live.processes,
+        p99.unwrap_or_default(),
+        missed / 10,
+        missed % 10,
+        live.bells,
+        refused.unwrap_or_default()
     )
 }
 

@@ -26,6 +26,7 @@ pub(super) fn run_here(
         settings: Settings::BORROW_IDLE,
         slo: None,
         inject: Inject::Guard,
+        notes: None,
         library: None,
         nap: Arc::new(nap),
         alarm: alarm.map(Arc::new),

@@ -1,0 +1,109 @@
+//! When a guard rehearses, and what it makes of the answers: no clock, no memory of others.
+
+use std::time::Duration;
+
+/// A drill is answered within this time, or not at all.
+pub(super) const DRILL: Duration = Duration::from_micros(50);
+/// While there is nothing to learn.
+const RARELY_NS: u64 = 50_000_000;
+/// Drills of which the share of misses is taken.
+const RECENT: u32 = 200;
+/// More misses than one in this many, and there is something to learn.
+const LEARNED: u32 = 100;
+/// A timer takes a sixth of a drill from the batch in a virtual machine, so not everything that can't
+/// be learned is asked for all the time: so many drills at first, and so many more for each place.
+const AT_FIRST: u32 = 2000;
+const PER_PLACE: u32 = 200;
+
+/// The drills of one lane.
+#[derive(Debug)]
+pub(super) struct Drills {
+    next_ns: u64,
+    /// How many may follow each other at each look.
+    credit: u32,
+    asked: u32,
+    missed: u32,
+}
+
+impl Drills {
+    pub(super) fn new() -> Self {
+        Self { next_ns: 0, credit: AT_FIRST, asked: 0, missed: 0 }
+    }
+
+    /// Whether to ask now.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.next_ns
+    }
+
+    /// A drill has been answered, or missed.
+    pub(super) fn judged(&mut self, missed: bool, now_ns: u64) {
+        if self.asked == RECENT {
+            // The older half counts half.
+            (self.asked, self.missed) = (RECENT / 2, self.missed / 2);
+        }
+        self.asked += 1;
+        self.missed += u32::from(missed);
+        self.credit = self.credit.saturating_sub(1);
+        let learns = !self.has_learned() && self.credit > 0;
+        self.next_ns = if learns { now_ns } else { now_ns + RARELY_NS };
+    }
+
+    /// A drill showed nothing: the batch did not run.
+    pub(super) fn void(&mut self, now_ns: u64) {
+        self.next_ns = now_ns + RARELY_NS / 10;
+    }
+
+    /// A place was written, or a process met: there may be more to learn.
+    pub(super) fn changed(&mut self) {
+        self.credit = (self.credit + PER_PLACE).min(AT_FIRST);
+    }
+
+    fn has_learned(&self) -> bool {
+        self.asked >= RECENT / 2 && self.missed * LEARNED <= self.asked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOK_NS: u64 = 500_000;
+
+    /// How many of the looks of a second are drills, if every `nth` is missed; from `drills` on.
+    fn in_a_second(drills: &mut Drills, from_ns: u64, nth: u64) -> u64 {
+        let mut asked = 0;
+        for now_ns in (from_ns..from_ns + 1_000_000_000).step_by(LOOK_NS as usize) {
+            if drills.is_due(now_ns) {
+                asked += 1;
+                drills.judged(nth != 0 && asked % nth == 0, now_ns);
+            }
+        }
+        asked
+    }
+
+    #[test]
+    fn drills_become_rare_where_all_are_answered() {
+        let mut drills = Drills::new();
+        let first = in_a_second(&mut drills, 0, 0);
+        assert!((100..140).contains(&first), "{first}: a hundred, then twenty a second");
+        assert_eq!(in_a_second(&mut drills, 1_000_000_000, 0), 20);
+    }
+
+    #[test]
+    fn misses_are_drilled_at_every_look_until_nothing_comes_of_it() {
+        let mut drills = Drills::new();
+        assert_eq!(in_a_second(&mut drills, 0, 2), 2000);
+        assert!(in_a_second(&mut drills, 1_000_000_000, 2) <= 21, "the credit is used up");
+        drills.changed();
+        let more = in_a_second(&mut drills, 2_000_000_000, 2);
+        assert!((200..=225).contains(&more), "{more}: what a place earns");
+    }
+
+    #[test]
+    fn a_batch_that_sleeps_is_asked_now_and_then() {
+        let mut drills = Drills::new();
+        drills.void(1_000_000);
+        assert!(!drills.is_due(2_000_000));
+        assert!(drills.is_due(6_000_000));
+    }
+}

@@ -1,0 +1,98 @@
+//! Live checks: the guard rehearses requests, and gives checks to the loops that do not answer.
+//!
+//! ```text
+//!  guard, on the lane                     planner, a thread of the keeper at SCHED_IDLE
+//!  drill, or a real request --- miss ---> elfen_instrument::live: a place, and its code
+//!  writes, as nothing runs  <-- change --     what runs too often is taken out again
+//!       ^
+//!       +-- bell: a check of the batch that finds the lane busy
+//! ```
+//!
+//! A drill is the question who checks: the guard sets a word, lets the batch go on for 50 us, and
+//! looks whether a check has answered. If none has and the batch ran all the while, it stood in a
+//! loop that has no check, and the kernel knows where ([`elfen_kernel::preempted`]).
+//!
+//! A check that finds the request lane busy rings: the guard wakes, has its lane at once, and does
+//! what it would have done at its next look. What the policy is, how the lane naps and what counts
+//! as overlap stays with it.
+
+mod drills;
+mod planner;
+mod rehearsal;
+mod words;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::thread::{self, JoinHandle, Thread};
+
+use elfen_instrument::live::{Change, Pages};
+use elfen_kernel::preempted::Notes;
+use parking_lot::Mutex;
+
+pub(super) use self::rehearsal::Rehearsal;
+pub use self::words::{Live, LiveWords};
+use super::channels::Channels;
+use super::place::Place;
+
+/// Where a batch thread stood that should have answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Miss {
+    process: u32,
+    thread: u32,
+    ip: u64,
+}
+
+const WAITING: u32 = 0;
+const APPLIED: u32 = 1;
+const REFUSED: u32 = 2;
+
+/// What the guard and the planner leave for each other. The guard takes no lock that the planner
+/// holds: the planner runs below the batch, and the lane would have to wait for it.
+#[derive(Debug, Default)]
+struct Exchange {
+    miss: Mutex<Option<Miss>>,
+    change: Mutex<Option<Change>>,
+    /// What became of the change.
+    outcome: AtomicU32,
+}
+
+/// The planner of a run. It ends when this drops.
+#[derive(Debug)]
+pub(super) struct Planner {
+    exchange: Arc<Exchange>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Planner {
+    pub(super) fn start(channels: &Arc<Channels>, pages: Pages) -> io::Result<Self> {
+        let (exchange, stop) = (Arc::new(Exchange::default()), Arc::new(AtomicBool::new(false)));
+        let (ours, theirs, channels) = (exchange.clone(), stop.clone(), channels.clone());
+        let plan = move || {
+            // A planner is no service: where it shares a CPU with the batch, it shares its rank.
+            let _lowered = Place::lower();
+            planner::plan(&channels, pages, &ours, &theirs);
+        };
+        let thread = thread::Builder::new().name("elfen-planner".into()).spawn(plan)?;
+        Ok(Self { exchange, stop, thread: Some(thread) })
+    }
+
+    /// What the guard of a lane needs to rehearse there.
+    pub(super) fn rehearsal(&self, notes: Arc<Notes>) -> Option<Rehearsal> {
+        let planner: Thread = self.thread.as_ref()?.thread().clone();
+        Some(Rehearsal::new(notes, self.exchange.clone(), planner))
+    }
+}
+
+impl Drop for Planner {
+    fn drop(&mut self) {
+        // Relaxed: the join below orders everything else.
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It does not panic; if it did, the batch is guarded all the same.
+            let _ended = thread.join();
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The planner's side: from misses to places, and from counts to places that run too often.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use elfen_instrument::live::{Change, Missed, Pages, Patched, Places};
+use elfen_rt::clock::nanos;
+use elfen_rt::process::{Identity, Liveness};
+
+use super::words::LiveWords;
+use super::{APPLIED, Exchange, Miss, WAITING};
+use crate::run::channels::Channels;
+
+/// A check takes about a nanosecond, so a place that runs more often than this costs its loop half
+/// a percent; and all places together may take a percent.
+const PER_PLACE_PER_MS: u64 = 5_000;
+const ALL_PER_MS: u64 = 10_000;
+/// How often rates are looked at, and over how much time of the lane at least.
+const RATES_EVERY: Duration = Duration::from_millis(20);
+const RATES_OVER_NS: u64 = 2_000_000;
+
+/// Runs until it is told to stop.
+pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop: &AtomicBool) {
+    let Some(words) = channels.live() else { return };
+    let mut planner = Planner {
+        channels,
+        pages,
+        exchange,
+        stop,
+        words,
+        processes: HashMap::new(),
+        lane_ns: 0,
+        looked: Instant::now(),
+    };
+    while !stop.load(Relaxed) {
+        let miss = exchange.miss.lock().take();
+        match miss {
+            Some(miss) => planner.take_up(miss),
+            None => thread::park_timeout(RATES_EVERY),
+        }
+        planner.look_at_rates();
+    }
+}
+
+struct Planner<'p> {
+    channels: &'p Channels,
+    pages: Pages,
+    exchange: &'p Exchange,
+    stop: &'p AtomicBool,
+    words: &'p LiveWords,
+    processes: HashMap<Identity, Known>,
+    /// The lane's time at the last look at rates.
+    lane_ns: u64,
+    looked: Instant,
+}
+
+/// What became of a process.
+#[derive(Debug)]
+enum Known {
+    Patched {
+        patched: Box<Patched>,
+        counts: HashMap<u64, u64>,
+    },
+    /// Left alone, for good.
+    Refused,
+    /// Shares its memory with another process, which stands for both.
+    Same(Identity),
+}
+
+impl Planner<'_> {
+    fn take_up(&mut self, miss: Miss) {
+        let began = Instant::now();
+        let change = match self.propose(miss) {
+            Ok(change) => change,
+            Err(missed) => return self.words.count(&missed),
+        };
+        let first = self.processes.values().filter(|one| matches!(one, Known::Patched { .. }));
+        self.words.processes.store(first.count() as u64, Relaxed);
+        self.words.first_touch_ns.fetch_max(nanos(began.elapsed()), Relaxed);
+        let (process, place) = (change.process, change.place);
+        if self.hand_over(change) != Some(true) {
+            let own =
+                self.processes.iter_mut().find(|(who, _)| who.pid().unsigned_abs() == process);
+            if let Some((_, Known::Patched { patched, .. })) = own {
+                patched.was_refused(place);
+            }
+        }
+        // What was missed before the place was written is out of date.
+        *self.exchange.miss.lock() = None;
+        self.publish();
+    }
+
+    fn propose(&mut self, miss: Miss) -> Result<Change, Missed> {
+        let who = Identity::of(miss.process.cast_signed()).ok_or(Missed::Gone)?;
+        let who = self.memory_of(who)?;
+        match self.processes.get_mut(&who) {
+            Some(Known::Patched { patched, .. }) => {
+                patched.propose(miss.thread, miss.ip, &self.pages)
+            }
+            _ => Err(Missed::Process(String::new())),
+        }
+    }
+
+    /// The process that stands for the memory of `who`, which is met if it is new.
+    fn memory_of(&mut self, who: Identity) -> Result<Identity, Missed> {
+        match self.processes.get(&who) {
+            Some(Known::Patched { patched, .. }) if patched.is_same_program() => return Ok(who),
+            Some(Known::Refused) => return Err(Missed::Process(String::new())),
+            Some(Known::Same(other)) if shares_memory(who, *other) => return Ok(*other),
+            _ => {}
+        }
+        self.forget_the_dead();
+        let known = self.meet(who);
+        let met = match known {
+            Ok(Known::Same(other)) => Ok(other),
+            Ok(_) => Ok(who),
+            Err(ref error) => Err(Missed::Process(error.to_string())),
+        };
+        if !matches!(known, Err(Missed::Gone)) {
+            self.processes.insert(who, known.unwrap_or(Known::Refused));
+        }
+        met
+    }
+
+    /// A child has its parent's checks, as long as it runs the same program.
+    fn meet(&self, who: Identity) -> Result<Known, Missed> {
+        let counts = HashMap::new;
+        for (&other, known) in &self.processes {
+            let Known::Patched { patched, .. } = known else { continue };
+            if other != who && shares_memory(who, other) {
+                return Ok(Known::Same(other));
+            }
+            if let Some(fork) = patched.of_fork(who.pid().unsigned_abs()) {
+                return Ok(Known::Patched { patched: Box::new(fork), counts: counts() });
+            }
+        }
+        let patched = Box::new(Patched::meet(who.pid().unsigned_abs())?);
+        Ok(Known::Patched { patched, counts: counts() })
+    }
+
+    fn forget_the_dead(&mut self) {
+        self.processes.retain(|who, _| who.liveness() != Liveness::Dead);
+    }
+
+    /// Gives a change to the guard, and waits for what becomes of it.
+    fn hand_over(&self, change: Change) -> Option<bool> {
+        self.exchange.outcome.store(WAITING, Relaxed);
+        *self.exchange.change.lock() = Some(change);
+        while !self.stop.load(Relaxed) {
+            match self.exchange.outcome.load(Acquire) {
+                WAITING => thread::park_timeout(RATES_EVERY),
+                outcome => return Some(outcome == APPLIED),
+            }
+        }
+        None
+    }
+
+    /// Takes out what runs too often.
+    fn look_at_rates(&mut self) {
+        if self.looked.elapsed() < RATES_EVERY {
+            return;
+        }
+        let lane_ns = self.channels.ran_ns();
+        let over_ns = lane_ns.saturating_sub(self.lane_ns);
+        if over_ns < RATES_OVER_NS {
+            return;
+        }
+        (self.lane_ns, self.looked) = (lane_ns, Instant::now());
+        let per_ms = |ran: u64| {
+            u64::try_from(u128::from(ran) * 1_000_000 / u128::from(over_ns)).unwrap_or(u64::MAX)
+        };
+        let mut rates: Vec<(Identity, u64, u64)> = Vec::new();
+        for (&who, known) in &mut self.processes {
+            let Known::Patched { patched, counts } = known else { continue };
+            for (place, count) in patched.counts() {
+                let before = counts.insert(place, count).unwrap_or(0);
+                if patched.is_on(place) {
+                    rates.push((who, place, per_ms(count.saturating_sub(before))));
+                }
+            }
+        }
+        rates.sort_by_key(|&(_, _, rate)| std::cmp::Reverse(rate));
+        let mut all: u64 = rates.iter().map(|&(_, _, rate)| rate).sum();
+        self.words.checks_per_ms.store(all, Relaxed);
+        for (who, place, rate) in rates {
+            if rate <= PER_PLACE_PER_MS && all <= ALL_PER_MS {
+                break;
+            }
+            all -= rate;
+            let known = self.processes.get_mut(&who);
+            let Some(Known::Patched { patched, .. }) = known else { continue };
+            if let Some(change) = patched.drop_dense(place) {
+                self.hand_over(change);
+            }
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let mut all = Places::default();
+        for known in self.processes.values() {
+            if let Known::Patched { patched, .. } = known {
+                all += patched.places();
+            }
+        }
+        self.words.publish(all);
+    }
+}
+
+/// Whether two processes have one memory, as between vfork and exec. Where the kernel does not say,
+/// they are taken to.
+fn shares_memory(one: Identity, other: Identity) -> bool {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: takes numbers.
+    let differs = unsafe { libc::syscall(libc::SYS_kcmp, one.pid(), other.pid(), KCMP_VM, 0, 0) };
+    let gone = std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+    differs == 0 || differs < 0 && !gone
+}

@@ -1,0 +1,123 @@
+//! What live checks did, in words of a page: the keeper writes them, the front reports them.
+
+use std::array;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use elfen_instrument::live::{Missed, Places};
+use elfen_rt::signal::histogram::Histogram;
+use elfen_rt::signal::page::Slot;
+use serde::{Deserialize, Serialize};
+
+use crate::run::figures::Latency;
+
+/// Reasons for which a thread has no check where it stood, as reports name them.
+pub(super) const REASONS: [&str; 8] =
+    ["kernel", "jit", "ld_so", "no_function", "no_place", "too_dense", "refused", "passing"];
+const WHY_WORDS: usize = 16;
+
+/// One slot, by the keeper's guard and planner: a word has one writer.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct LiveWords {
+    pub(super) drills: AtomicU64,
+    pub(super) missed: AtomicU64,
+    pub(super) bells: AtomicU64,
+    pub(super) stopped_by_guard: AtomicU64,
+    reasons: [AtomicU64; REASONS.len()],
+    pub(super) processes: AtomicU64,
+    pub(super) first_touch_ns: AtomicU64,
+    places: [AtomicU64; 7],
+    pub(super) checks_per_ms: AtomicU64,
+    /// The last reason to leave a process alone, as text.
+    why: [AtomicU64; WHY_WORDS],
+    reserved: [AtomicU64; 10],
+    /// From the question to the answer.
+    pub(super) gap: Histogram,
+}
+
+const _: () = assert!(size_of::<LiveWords>() == 384 + size_of::<Histogram>());
+
+// SAFETY: repr(C), aligned to 128, atomics only; "ELFNLIVE" is used nowhere else.
+unsafe impl Slot for LiveWords {
+    const MAGIC: [u8; 8] = *b"ELFNLIVE";
+    const CHANNEL: &'static str = "live";
+}
+
+impl LiveWords {
+    pub(super) fn count(&self, missed: &Missed) {
+        if let Some(at) = REASONS.iter().position(|&name| name == missed.name()) {
+            self.reasons[at].fetch_add(1, Relaxed);
+        }
+        if let Missed::Process(why) = missed {
+            let mut bytes = [0; 8 * WHY_WORDS];
+            bytes.iter_mut().zip(why.bytes()).for_each(|(to, from)| *to = from);
+            let (words, _) = bytes.as_chunks::<8>();
+            for (word, chunk) in self.why.iter().zip(words) {
+                word.store(u64::from_le_bytes(*chunk), Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn publish(&self, all: Places) {
+        let [one, memory, flags] = all.by_tactic;
+        let words = [all.on, all.too_dense, all.refused, one, memory, flags, all.arenas];
+        self.places.iter().zip(words).for_each(|(word, value)| word.store(value, Relaxed));
+    }
+
+    /// As reports have it.
+    pub fn live(&self) -> Live {
+        let load = |word: &AtomicU64| word.load(Relaxed);
+        let [on, too_dense, refused, one, memory, flags, arenas] = self.places.each_ref().map(load);
+        let why: Vec<u8> = self.why.iter().flat_map(|word| load(word).to_le_bytes()).collect();
+        let why: Vec<u8> = why.into_iter().take_while(|&byte| byte != 0).collect();
+        let counts: [u64; REASONS.len()] = array::from_fn(|at| load(&self.reasons[at]));
+        let reasons = REASONS.iter().zip(counts).filter(|(_, count)| *count > 0);
+        Live {
+            processes: load(&self.processes),
+            first_touch_ns: load(&self.first_touch_ns),
+            places: LivePlaces { on, too_dense, refused, one, memory, flags, arenas },
+            checks_per_ms: load(&self.checks_per_ms),
+            drills: load(&self.drills),
+            missed: load(&self.missed),
+            missed_by: reasons.map(|(name, count)| ((*name).to_owned(), count)).collect(),
+            gap_ns: Latency::of(std::iter::once(&self.gap)),
+            bells: load(&self.bells),
+            stopped_by_guard: load(&self.stopped_by_guard),
+            refused: (!why.is_empty()).then(|| String::from_utf8_lossy(&why).into_owned()),
+        }
+    }
+}
+
+/// The live checks of a run.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Live {
+    /// That have been touched, and how long the longest first touch took.
+    pub processes: u64,
+    pub first_touch_ns: u64,
+    pub places: LivePlaces,
+    /// How often checks ran, lately, in a millisecond of the lane's time.
+    pub checks_per_ms: u64,
+    pub drills: u64,
+    pub missed: u64,
+    /// Misses of drills and of requests, by why there was no check.
+    pub missed_by: std::collections::BTreeMap<String, u64>,
+    pub gap_ns: Latency,
+    /// Requests that were seen by a check, and by a look of the guard.
+    pub bells: u64,
+    pub stopped_by_guard: u64,
+    /// Why a process was left alone, if one was.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub refused: Option<String>,
+}
+
+/// Places of checks, of all processes together; those that are on also by tactic.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct LivePlaces {
+    pub on: u64,
+    pub too_dense: u64,
+    pub refused: u64,
+    pub one: u64,
+    pub memory: u64,
+    pub flags: u64,
+    pub arenas: u64,
+}

@@ -1,0 +1,259 @@
+//! What is mapped into a process for its checks, within reach of its code.
+//!
+//! ```text
+//! code   64 KiB, r-x, never writable    header, the routine that rings, trampolines
+//! counts  4 KiB                         how often each check ran
+//! lanes   the run's lane page           bell, drill, answers
+//! tasks   the task map, read-only       whether the request lane is busy
+//! ```
+//!
+//! A fork has it all, as it stood. So what is taken of it is written down in the header, and not in
+//! our memory: two processes that share theirs share an arena.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use elfen_rewrite::{Bell, Hooks};
+
+use super::missed::Missed;
+use crate::remote::{Mapping, Memory, Seized};
+
+const CODE_BYTES: u64 = 1 << 16;
+const COUNTS_BYTES: u64 = 4096;
+const PAGE: u64 = 4096;
+/// Jumps and words reach 2 GiB; this leaves room for the object and the arena themselves.
+const REACH: u64 = (1 << 31) - (1 << 28);
+/// From what is mapped beside it, so that neither grows into the other.
+const MARGIN: u64 = 1 << 20;
+/// Below, nothing is mapped by default (vm.mmap_min_addr).
+const LOWEST: u64 = 1 << 20;
+/// `magic`, a number of its own, and how much of the code is taken.
+const HEADER_BYTES: u64 = 32;
+const MAGIC: u64 = u64::from_le_bytes(*b"ELFARENA");
+const CODE_ALIGNED: u64 = 16;
+
+/// The pages of a run that checks look at, and where in them the words are.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages {
+    /// The lane page: its segment, how long it is, and where in it the batch lane's slot lies.
+    pub lanes_segment: i32,
+    pub lanes_bytes: u64,
+    pub lane_at: u64,
+    /// The task map: a descriptor of ours that the batch has inherited, how long it is, and where
+    /// in it the request lane's word lies.
+    pub tasks_fd: RawFd,
+    pub tasks_bytes: u64,
+    pub task_at: u64,
+    /// Where a lane's slot has the words of checks.
+    pub bell_at: u64,
+    pub drill_at: u64,
+    pub answer_tsc_at: u64,
+    pub answer_place_at: u64,
+}
+
+impl Pages {
+    fn sizes(&self) -> [u64; 4] {
+        let whole = |bytes: u64| bytes.next_multiple_of(PAGE);
+        [CODE_BYTES, COUNTS_BYTES, whole(self.lanes_bytes), whole(self.tasks_bytes)]
+    }
+}
+
+/// One arena of a process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Arena {
+    pub(super) code: u64,
+    counts: u64,
+    /// The words that a check tests: the request lane's task, and the drill.
+    words: [u64; 2],
+    ring: u64,
+    /// In its header, and in no other arena's of this run.
+    number: u64,
+}
+
+/// Room in an arena for one more check.
+pub(super) struct Room {
+    pub(super) at: u64,
+    pub(super) hooks: Hooks,
+    pub(super) count: usize,
+}
+
+impl Arena {
+    /// Maps an arena into a process, near an address of its code.
+    pub(super) fn map(
+        process: u32,
+        thread: u32,
+        memory: &Memory,
+        mapped: &[Mapping],
+        near: u64,
+        pages: &Pages,
+    ) -> Result<Self, Missed> {
+        let sizes = pages.sizes();
+        let code = gap(mapped, near, sizes.iter().sum())
+            .ok_or_else(|| Missed::Process("there is no room near its code".to_owned()))?;
+        let counts = code + sizes[0];
+        let lanes = counts + sizes[1];
+        let tasks = lanes + sizes[2];
+        let seized = Seized::take(process, thread, memory)?;
+        map_all(&seized, [code, counts, lanes, tasks], sizes, pages)?;
+        drop(seized);
+        let bell = Bell {
+            task: tasks + pages.task_at,
+            bell: lanes + pages.lane_at + pages.bell_at,
+            drill: lanes + pages.lane_at + pages.drill_at,
+            answer_tsc: lanes + pages.lane_at + pages.answer_tsc_at,
+            answer_place: lanes + pages.lane_at + pages.answer_place_at,
+        };
+        let ring = code + HEADER_BYTES;
+        let routine = bell.routine(ring).ok_or(Missed::NoPlace)?;
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let number = u64::from(std::process::id()) << 32 | NUMBERS.fetch_add(1, Relaxed);
+        let words = [bell.task, bell.drill];
+        let arena = Self { code, counts, words, ring, number };
+        let taken = ring + routine.bytes.len() as u64;
+        let write = |at, bytes: &[u8]| {
+            memory.write(at, bytes).map_err(|error| Missed::Process(error.to_string()))
+        };
+        write(ring, &routine.bytes)?;
+        write(code, &header(number, taken))?;
+        Ok(arena)
+    }
+
+    /// How much of the code is taken; `None` if this arena is not, or no longer, in the process.
+    fn taken(&self, memory: &Memory) -> Option<u64> {
+        let words = memory.read_vec(self.code, 24).ok()?;
+        let word = |at: usize| words.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let (magic, number, taken) = (word(0)?, word(8)?, word(16)?);
+        let inside = (self.ring..=self.code + CODE_BYTES).contains(&taken);
+        (magic == MAGIC && number == self.number && inside).then_some(taken)
+    }
+
+    pub(super) fn is_in(&self, memory: &Memory) -> bool {
+        self.taken(memory).is_some()
+    }
+
+    pub(super) fn contains(&self, address: u64) -> bool {
+        (self.code..self.code + CODE_BYTES).contains(&address)
+    }
+
+    pub(super) fn reaches(&self, address: u64) -> bool {
+        self.code.abs_diff(address) < REACH
+    }
+
+    /// Room for a trampoline; `None` if there is none left.
+    pub(super) fn room(&self, memory: &Memory, bytes: u64, checks: usize) -> Option<Room> {
+        let at = self.taken(memory)?.next_multiple_of(CODE_ALIGNED);
+        let count_at = u64::try_from(checks).ok()? * 8;
+        let fits = at + bytes <= self.code + CODE_BYTES && count_at < COUNTS_BYTES;
+        let count = Some(self.counts + count_at);
+        let hooks = Hooks { words: self.words, ring: self.ring, count };
+        fits.then_some(Room { at, hooks, count: checks })
+    }
+
+    /// What the header says after code up to `end` is taken.
+    pub(super) fn header(&self, end: u64) -> [u8; 24] {
+        header(self.number, end)
+    }
+
+    /// How often each check ran so far.
+    pub(super) fn counts(&self, memory: &Memory, checks: usize) -> Vec<u64> {
+        let bytes = memory.read_vec(self.counts, checks * 8).unwrap_or_default();
+        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+    }
+}
+
+fn header(number: u64, taken: u64) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    let words = [MAGIC, number, taken].map(u64::to_le_bytes);
+    bytes.copy_from_slice(words.as_flattened());
+    bytes
+}
+
+fn map_all(seized: &Seized, at: [u64; 4], sizes: [u64; 4], pages: &Pages) -> Result<(), Missed> {
+    let flags = |flags: i32| u64::from((flags | libc::MAP_FIXED_NOREPLACE).unsigned_abs());
+    let anonymous = flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let rights = |rights: i32| u64::from(rights.unsigned_abs());
+    let map = |what, part: usize, rights, flags, fd: i64| {
+        let arguments = [at[part], sizes[part], rights, flags, fd.cast_unsigned(), 0];
+        seized.call(what, libc::SYS_mmap, arguments)
+    };
+    let code = rights(libc::PROT_READ | libc::PROT_EXEC);
+    map("mapping an arena", 0, code, anonymous, -1)?;
+    map("mapping counts", 1, rights(libc::PROT_READ | libc::PROT_WRITE), anonymous, -1)?;
+    let segment = i64::from(pages.lanes_segment).cast_unsigned();
+    seized.call("attaching the lane page", libc::SYS_shmat, [segment, at[2], 0, 0, 0, 0])?;
+    let tasks = |fd: i64| {
+        let shared = flags(libc::MAP_SHARED);
+        map("mapping the task map", 3, rights(libc::PROT_READ), shared, fd)
+    };
+    if tasks(pages.tasks_fd.into()).is_ok() {
+        return Ok(());
+    }
+    // The program has closed what it inherited: it takes a copy of ours.
+    let own = u64::from(std::process::id());
+    let keeper = seized.call("finding elfen", libc::SYS_pidfd_open, [own, 0, 0, 0, 0, 0])?;
+    let copy = [keeper, i64::from(pages.tasks_fd).cast_unsigned(), 0, 0, 0, 0];
+    let copied = seized.call("copying a descriptor", libc::SYS_pidfd_getfd, copy);
+    let close = |fd| seized.call("closing", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
+    close(keeper)?;
+    let copied = copied?;
+    let mapped = tasks(copied.cast_signed());
+    close(copied)?;
+    Ok(mapped.map(drop)?)
+}
+
+/// Where `bytes` fit among what is mapped, as near to an address as there is room.
+fn gap(mapped: &[Mapping], near: u64, bytes: u64) -> Option<u64> {
+    let ends = mapped.iter().map(|one| (one.range.end, one.name.as_str()));
+    let starts = mapped.iter().map(|one| (one.range.start, one.name.as_str()));
+    let before = [(LOWEST, "")].into_iter().chain(ends);
+    let after = starts.chain([(1 << 47, "")]);
+    let fits = before.zip(after).flat_map(|((end, below), (start, above))| {
+        let low = end.checked_add(MARGIN).map(|low| low.next_multiple_of(PAGE));
+        let high = start.checked_sub(MARGIN + bytes).map(|high| high / PAGE * PAGE);
+        // The heap grows upwards, and stacks grow downwards.
+        let grows = [below == "[heap]", above == "[stack]"];
+        let room = low.zip(high).filter(|(low, high)| low <= high);
+        let [at_low, at_high] = [room.map(|(low, _)| low), room.map(|(_, high)| high)];
+        [at_low.filter(|_| !grows[0]), at_high.filter(|_| !grows[1])]
+    });
+    let nearest = fits.flatten().min_by_key(|at| at.abs_diff(near))?;
+    (nearest.abs_diff(near) < REACH).then_some(nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ops::Range;
+
+    fn mapping(range: Range<u64>, name: &str) -> Mapping {
+        Mapping {
+            range,
+            writable: false,
+            executable: true,
+            private: true,
+            offset: 0,
+            file: None,
+            name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_arena_goes_near_the_code_and_not_in_the_way_of_what_grows() {
+        const MIB: u64 = 1 << 20;
+        let program = mapping(0x5555_0000_0000..0x5555_0010_0000, "/bin/x");
+        let heap = mapping(0x5555_0040_0000..0x5555_0050_0000, "[heap]");
+        let mapped = [program.clone(), heap.clone()];
+        let at = gap(&mapped, program.range.start, 2 * MIB).unwrap();
+        assert_eq!(at, program.range.start - 3 * MIB, "below it");
+        // Above the heap there is nothing, though it is nearer.
+        let at = gap(&mapped, heap.range.end, 2 * MIB).unwrap();
+        assert_eq!(at, program.range.start - 3 * MIB);
+        let stack = mapping(0x7fff_0000_0000..0x7fff_0010_0000, "[stack]");
+        assert_eq!(gap(&[stack.clone()], stack.range.start, MIB).unwrap(), stack.range.end + MIB);
+        let full = mapping(0x1000..1 << 47, "/bin/full");
+        assert_eq!(gap(&[full], 1 << 40, MIB), None);
+        // A static program at its usual address.
+        let fixed = mapping(0x40_0000..0x50_0000, "/bin/static");
+        assert!(gap(&[fixed], 0x40_1000, MIB).is_some_and(|at| at > 0x50_0000));
+    }
+}

@@ -1,0 +1,57 @@
+//! Why a batch thread has no check near the place where it was interrupted.
+
+use elfen_rewrite::Refused;
+
+use crate::remote::TouchError;
+
+/// One reason each; those of a process hold for all of it.
+#[derive(Debug, thiserror::Error)]
+pub enum Missed {
+    #[error("it was in the kernel")]
+    Kernel,
+    #[error("no file holds the code: a program made it as it ran")]
+    Jit,
+    #[error("it is the loader's or the kernel's own code")]
+    Loader,
+    #[error("nothing tells where the function begins and ends")]
+    NoFunction,
+    #[error("the function is left alone: {0}")]
+    Function(#[from] Refused),
+    #[error("no instruction there can be moved")]
+    NoPlace,
+    #[error("every check there would run too often")]
+    TooDense,
+    #[error("it was in a check already")]
+    Ours,
+    #[error("the process ended, or became another program")]
+    Gone,
+    #[error("it did not stop in its own code")]
+    Busy,
+    #[error("the process: {0}")]
+    Process(String),
+}
+
+impl Missed {
+    /// As reports name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Jit => "jit",
+            Self::Loader => "ld_so",
+            Self::NoFunction => "no_function",
+            Self::Function(_) | Self::NoPlace => "no_place",
+            Self::TooDense => "too_dense",
+            Self::Ours | Self::Gone | Self::Busy => "passing",
+            Self::Process(_) => "refused",
+        }
+    }
+}
+
+impl From<TouchError> for Missed {
+    fn from(error: TouchError) -> Self {
+        match error {
+            TouchError::Busy => Self::Busy,
+            error => Self::Process(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The function around an address of a process: its bounds, by the tables that its object has
+//! mapped beside its code.
+//!
+//! The process's memory is what is read, and not the file: that may be another one by now, or lie
+//! where we can't see it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use elfen_entries::{FunctionStarts, GoFunctions, frame};
+
+use super::missed::Missed;
+use crate::remote::{Mapping, Memory};
+
+const HEADER_BYTES: usize = 64;
+const SEGMENT_BYTES: usize = 56;
+const SEGMENTS_MAX: u16 = 64;
+/// No table of a program that we met is a quarter as long.
+const TABLE_MAX: u64 = 1 << 26;
+const PT_LOAD: u32 = 1;
+const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+/// How a table of Go's begins, in either form of ours.
+const GO_TABLE: [[u8; 8]; 2] =
+    [[0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8], [0xf0, 0xff, 0xff, 0xff, 0, 0, 1, 8]];
+const GO_ALIGNED: usize = 16;
+
+/// The objects of a process, by where they begin.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Objects {
+    known: HashMap<u64, Object>,
+}
+
+/// The tables of one object.
+#[derive(Clone, Debug, Default)]
+struct Object {
+    /// `.eh_frame_hdr` and `.eh_frame`, with their addresses.
+    starts: Table,
+    frames: Table,
+    go: Table,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Table {
+    address: u64,
+    bytes: Vec<u8>,
+}
+
+impl Objects {
+    /// First and last address of the function around `ip`, which lies in the code mapping `code`.
+    pub(super) fn function(
+        &mut self,
+        memory: &Memory,
+        mapped: &[Mapping],
+        code: &Mapping,
+        ip: u64,
+    ) -> Result<Range<u64>, Missed> {
+        let base = base(mapped, code).ok_or(Missed::NoFunction)?;
+        let object = match self.known.entry(base) {
+            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::hash_map::Entry::Vacant(new) => {
+                new.insert(Object::read(memory, mapped, base).ok_or(Missed::NoFunction)?)
+            }
+        };
+        let found = object.function(ip).ok_or(Missed::NoFunction)?;
+        // What tables say is input.
+        let lies_there = found.start <= ip && code.range.start <= found.start;
+        if lies_there && ip < found.end && found.end <= code.range.end {
+            return Ok(found);
+        }
+        Err(Missed::NoFunction)
+    }
+}
+
+/// Where the object begins whose file `code` is mapped from.
+fn base(mapped: &[Mapping], code: &Mapping) -> Option<u64> {
+    let before = mapped.iter().filter(|one| one.range.start <= code.range.start);
+    let own = before.filter(|one| one.file == code.file && one.offset == 0);
+    own.map(|one| one.range.start).next_back()
+}
+
+impl Object {
+    fn read(memory: &Memory, mapped: &[Mapping], base: u64) -> Option<Self> {
+        let header = memory.read_vec(base, HEADER_BYTES).ok()?;
+        // ELF, 64 bits, little-endian.
+        if header.get(..6)? != b"\x7fELF\x02\x01" {
+            return None;
+        }
+        let at = base.checked_add(u64_at(&header, 32)?)?;
+        let (size, count) = (u16_at(&header, 54)?, u16_at(&header, 56)?);
+        if usize::from(size) != SEGMENT_BYTES || count > SEGMENTS_MAX {
+            return None;
+        }
+        let bytes = memory.read_vec(at, SEGMENT_BYTES * usize::from(count)).ok()?;
+        let segments: Vec<Segment> =
+            bytes.chunks_exact(SEGMENT_BYTES).filter_map(Segment::read).collect();
+        let first = segments.iter().find(|one| one.kind == PT_LOAD)?;
+        let bias = base.wrapping_sub(first.address - first.address % 4096);
+        let mut object = Self::default();
+        if let Some(unwind) = segments.iter().find(|one| one.kind == PT_GNU_EH_FRAME) {
+            object.read_frames(memory, &segments, bias, unwind);
+        }
+        let loaded = segments.iter().filter(|one| one.kind == PT_LOAD).filter_map(|one| {
+            let start = bias.checked_add(one.address)?;
+            Some(start..start.checked_add(one.bytes)?)
+        });
+        let readable = loaded.filter(|range| {
+            mapped.iter().any(|one| one.range.contains(&range.start) && !one.executable)
+        });
+        object.go = readable.filter_map(|range| go_table(memory, range)).next().unwrap_or_default();
+        Some(object)
+    }
+
+    fn read_frames(
+        &mut self,
+        memory: &Memory,
+        segments: &[Segment],
+        bias: u64,
+        unwind: &Segment,
+    ) -> Option<()> {
+        let address = bias.checked_add(unwind.address)?;
+        let starts = Table::read(memory, address, unwind.bytes)?;
+        // Version, three encodings, and the distance to the frames from here.
+        let distance = starts.bytes.get(4..8)?.try_into().ok().map(i32::from_le_bytes)?;
+        let frames = address.checked_add(4)?.checked_add_signed(distance.into())?;
+        let inside = segments.iter().filter(|one| one.kind == PT_LOAD).find_map(|one| {
+            let start = bias.checked_add(one.address)?;
+            let end = start.checked_add(one.bytes)?;
+            (start..end).contains(&frames).then_some(end)
+        })?;
+        self.frames = Table::read(memory, frames, inside - frames)?;
+        self.starts = starts;
+        Some(())
+    }
+
+    fn function(&self, ip: u64) -> Option<Range<u64>> {
+        let by_frame = || {
+            let starts = FunctionStarts::parse(&self.starts.bytes, self.starts.address)?;
+            let entry = starts.frame_of(ip)?;
+            let found = frame(&self.frames.bytes, self.frames.address, entry)?;
+            let end = found.start.checked_add(found.bytes)?;
+            (!found.is_signal && (found.start..end).contains(&ip)).then_some(found.start..end)
+        };
+        let by_go = || GoFunctions::parse(&self.go.bytes)?.of(ip).map(|(start, end)| start..end);
+        by_frame().or_else(by_go)
+    }
+}
+
+/// A program header.
+struct Segment {
+    kind: u32,
+    address: u64,
+    bytes: u64,
+}
+
+impl Segment {
+    fn read(header: &[u8]) -> Option<Self> {
+        let kind = u32::from_le_bytes(*header.first_chunk()?);
+        Some(Self { kind, address: u64_at(header, 16)?, bytes: u64_at(header, 40)? })
+    }
+}
+
+impl Table {
+    fn read(memory: &Memory, address: u64, bytes: u64) -> Option<Self> {
+        let length = usize::try_from(bytes.min(TABLE_MAX)).ok()?;
+        Some(Self { address, bytes: memory.read_vec(address, length).ok()? })
+    }
+}
+
+/// Go's table has a section of its own, of which nothing but the file tells; it is found by how it
+/// begins.
+fn go_table(memory: &Memory, range: Range<u64>) -> Option<Table> {
+    let mut table = Table::read(memory, range.start, range.end - range.start)?;
+    let found = table
+        .bytes
+        .chunks_exact(GO_ALIGNED)
+        .position(|chunk| GO_TABLE.iter().any(|begins| chunk.starts_with(begins)))?
+        * GO_ALIGNED;
+    let bytes = table.bytes.split_off(found);
+    GoFunctions::parse(&bytes)?;
+    Some(Table { address: table.address.checked_add(u64::try_from(found).ok()?)?, bytes })
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at.checked_add(2)?)?.try_into().ok().map(u16::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::mappings;
+
+    fn bounds(ip: u64) -> Result<Range<u64>, Missed> {
+        let own = std::process::id();
+        let memory = Memory::open(own).unwrap();
+        let mapped = mappings(own).unwrap();
+        let code = mapped.iter().find(|one| one.range.contains(&ip)).unwrap();
+        Objects::default().function(&memory, &mapped, code, ip)
+    }
+
+    #[test]
+    fn a_function_is_found_by_any_address_in_it() {
+        let start = u64_at as fn(&[u8], usize) -> Option<u64> as usize as u64;
+        let found = bounds(start).unwrap();
+        assert_eq!(found.start, start);
+        assert_eq!(bounds(found.end - 1).unwrap(), found);
+        let library = libc::strtoul as usize as u64;
+        assert!(bounds(library + 1).unwrap().contains(&library), "of a library");
+    }
+
+    #[test]
+    fn what_is_no_object_has_no_functions() {
+        let heap = Box::new([0x7f_u8; 4096]);
+        let at = heap.as_ptr().expose_provenance() as u64;
+        assert!(matches!(bounds(at), Err(Missed::NoFunction)));
+    }
+}

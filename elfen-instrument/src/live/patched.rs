@@ -1,0 +1,340 @@
+//! One process and its checks.
+
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+use std::sync::Arc;
+
+use elfen_rewrite::{Function, Permitted, Place, Tactic};
+
+use super::arena::{Arena, Pages, Room};
+use super::missed::Missed;
+use super::object::Objects;
+use super::status::Status;
+use crate::remote::{Mapping, Memory, mappings};
+
+/// As long as a trampoline can be.
+const TRAMPOLINE_BYTES: u64 = 192;
+/// More would be a mebibyte of code.
+const ARENAS_MAX: usize = 16;
+
+/// A process that has been touched, or is about to be.
+#[derive(Debug)]
+pub struct Patched {
+    process: u32,
+    memory: Arc<Memory>,
+    /// An address that is mapped as long as this memory is anybody's.
+    probe: u64,
+    arenas: Vec<Used>,
+    places: BTreeMap<u64, OnePlace>,
+    objects: Objects,
+}
+
+/// An arena, and the places of its checks in the order of their counts.
+#[derive(Clone, Debug)]
+struct Used {
+    arena: Arena,
+    checks: Vec<u64>,
+}
+
+#[derive(Clone, Debug)]
+struct OnePlace {
+    original: Vec<u8>,
+    jump: Vec<u8>,
+    tactic: Tactic,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    On,
+    TooDense,
+    /// Other bytes were there when it was to be written.
+    Refused,
+}
+
+/// Bytes to be written while no thread of the process runs: all of them, or none from the first on
+/// that is not as expected.
+#[derive(Debug)]
+pub struct Change {
+    pub process: u32,
+    /// The place that this is about.
+    pub place: u64,
+    memory: Arc<Memory>,
+    writes: Vec<Write>,
+}
+
+#[derive(Debug)]
+struct Write {
+    at: u64,
+    /// Nothing for memory that is ours.
+    expected: Option<Vec<u8>>,
+    bytes: Vec<u8>,
+}
+
+impl Change {
+    /// Says whether all was written.
+    pub fn apply(&self) -> bool {
+        self.writes.iter().all(|write| match &write.expected {
+            Some(expected) => {
+                self.memory.replace(write.at, expected, &write.bytes).is_ok_and(|done| done)
+            }
+            None => self.memory.write(write.at, &write.bytes).is_ok(),
+        })
+    }
+}
+
+/// How many places a process has, for reports.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Places {
+    pub on: u64,
+    pub too_dense: u64,
+    pub refused: u64,
+    /// Of those that are on, by tactic: T1, T3, T4.
+    pub by_tactic: [u64; 3],
+    pub arenas: u64,
+}
+
+impl AddAssign for Places {
+    fn add_assign(&mut self, other: Self) {
+        self.on += other.on;
+        self.too_dense += other.too_dense;
+        self.refused += other.refused;
+        self.arenas += other.arenas;
+        self.by_tactic.iter_mut().zip(other.by_tactic).for_each(|(sum, one)| *sum += one);
+    }
+}
+
+impl Patched {
+    /// A process that has no check of ours yet.
+    pub fn meet(process: u32) -> Result<Self, Missed> {
+        let status = Status::of(process).ok_or(Missed::Gone)?;
+        let refuse = |why: &str| Err(Missed::Process(why.to_owned()));
+        if status.traced {
+            return refuse("a debugger or tracer has it");
+        }
+        if status.filtered {
+            return refuse("its system calls are filtered (seccomp)");
+        }
+        let memory = Memory::open(process).map_err(|error| Missed::Process(error.to_string()))?;
+        let mapped = mappings(process).map_err(|_| Missed::Gone)?;
+        let first = mapped.first().ok_or(Missed::Gone)?;
+        Ok(Self {
+            process,
+            memory: Arc::new(memory),
+            probe: first.range.start,
+            arenas: Vec::new(),
+            places: BTreeMap::new(),
+            objects: Objects::default(),
+        })
+    }
+
+    /// The same program in a process that was forked from this one, with the checks that it had
+    /// then; `None` if it is another program.
+    pub fn of_fork(&self, process: u32) -> Option<Self> {
+        let memory = Arc::new(Memory::open(process).ok()?);
+        let arenas: Vec<Used> =
+            self.arenas.iter().filter(|used| used.arena.is_in(&memory)).cloned().collect();
+        if arenas.is_empty() {
+            return None;
+        }
+        let is_there = |at: u64, place: &OnePlace| {
+            let found = memory.read_vec(at, place.jump.len()).ok();
+            found.is_some_and(|found| found == place.jump || found == place.original)
+        };
+        let places = self.places.iter().filter(|&(&at, place)| is_there(at, place));
+        let places = places.map(|(&at, place)| (at, place.clone())).collect();
+        let (probe, objects) = (self.probe, self.objects.clone());
+        Some(Self { process, memory, probe, arenas, places, objects })
+    }
+
+    /// Whether it is still the program that it was: an exec leaves its memory behind.
+    pub fn is_same_program(&self) -> bool {
+        let is_there = |used: &Used| used.arena.is_in(&self.memory);
+        self.arenas.iter().all(is_there) && self.memory.read_vec(self.probe, 1).is_ok()
+    }
+
+    /// A check for the code around `ip`, where a thread was interrupted.
+    pub fn propose(&mut self, thread: u32, ip: u64, pages: &Pages) -> Result<Change, Missed> {
+        if self.arenas.iter().any(|used| used.arena.contains(ip)) {
+            return Err(Missed::Ours);
+        }
+        let mapped = mappings(self.process).map_err(|_| Missed::Gone)?;
+        let code = code_at(&mapped, ip)?;
+        let range = self.objects.function(&self.memory, &mapped, code, ip)?;
+        let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
+        let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
+        self.take_out_jumps(range.start, &mut bytes);
+        let function = Function::decode(&bytes, range.start, Some(ip))?;
+        let place = self.choose(&function, ip)?;
+        let at = usize::try_from(place.at - range.start).map_err(|_| Missed::NoPlace)?;
+        let original = bytes.get(at..at + place.bytes).ok_or(Missed::NoPlace)?.to_vec();
+        let (index, room) = self.room(thread, &mapped, place.at, pages)?;
+        self.change(&function, &place, original, index, &room)
+    }
+
+    /// The code as it was before us.
+    fn take_out_jumps(&self, start: u64, bytes: &mut [u8]) {
+        for (at, place) in self.places.range(start..start + bytes.len() as u64) {
+            let Ok(at) = usize::try_from(at - start) else { continue };
+            if let Some(jump) = bytes.get_mut(at..at + place.jump.len()) {
+                if jump == place.jump {
+                    jump.copy_from_slice(&place.original);
+                }
+            }
+        }
+    }
+
+    /// Loops around the address, the outermost first, then the function's entry. A loop whose check
+    /// is on already was passed by too seldom; of one whose check ran too often, all that are inside
+    /// run more often still.
+    fn choose(&self, function: &Function, ip: u64) -> Result<Place, Missed> {
+        let status = Status::of(self.process).ok_or(Missed::Gone)?;
+        let permitted =
+            Permitted { several: false, memory: !status.catches_faults, flags: true, named: &[] };
+        let mut is_dense = false;
+        for one in function.loops_around(ip) {
+            let Some(place) = function.place_in(&one, &permitted) else { continue };
+            match self.places.get(&place.at).map(|known| known.state) {
+                None => return Ok(place),
+                Some(State::TooDense) => {
+                    is_dense = true;
+                    break;
+                }
+                Some(State::On | State::Refused) => {}
+            }
+        }
+        let entry = function.place_at_entry(&permitted);
+        let new = entry.filter(|place| !self.places.contains_key(&place.at));
+        new.ok_or(if is_dense { Missed::TooDense } else { Missed::NoPlace })
+    }
+
+    /// Room for a check within reach of a place: in an arena that is there, or in another.
+    fn room(
+        &mut self,
+        thread: u32,
+        mapped: &[Mapping],
+        place: u64,
+        pages: &Pages,
+    ) -> Result<(usize, Room), Missed> {
+        let room = |used: &Used| {
+            let near = used.arena.reaches(place);
+            near.then(|| used.arena.room(&self.memory, TRAMPOLINE_BYTES, used.checks.len()))?
+        };
+        let found = self.arenas.iter().enumerate().find_map(|(at, used)| Some((at, room(used)?)));
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        if self.arenas.len() == ARENAS_MAX {
+            return Err(Missed::Process("it has as many checks as there is room for".to_owned()));
+        }
+        let arena = Arena::map(self.process, thread, &self.memory, mapped, place, pages)?;
+        let room = arena.room(&self.memory, TRAMPOLINE_BYTES, 0).ok_or(Missed::Gone)?;
+        self.arenas.push(Used { arena, checks: Vec::new() });
+        Ok((self.arenas.len() - 1, room))
+    }
+
+    fn change(
+        &mut self,
+        function: &Function,
+        place: &Place,
+        original: Vec<u8>,
+        index: usize,
+        room: &Room,
+    ) -> Result<Change, Missed> {
+        let trampoline = function.trampoline(place, room.at, &room.hooks).ok_or(Missed::NoPlace)?;
+        let jump = place.jump(room.at).ok_or(Missed::NoPlace)?;
+        let end = room.at + trampoline.bytes.len() as u64;
+        let used = self.arenas.get_mut(index).ok_or(Missed::Gone)?;
+        debug_assert_eq!(used.checks.len(), room.count, "each check has the next count");
+        used.checks.push(place.at);
+        let header = used.arena.header(end).to_vec();
+        let known = OnePlace {
+            original: original.clone(),
+            jump: jump.bytes.clone(),
+            tactic: place.tactic,
+            state: State::On,
+        };
+        self.places.insert(place.at, known);
+        let ours = |at, bytes| Write { at, expected: None, bytes };
+        let writes = vec![
+            ours(trampoline.at, trampoline.bytes),
+            ours(used.arena.code, header),
+            Write { at: jump.at, expected: Some(original), bytes: jump.bytes },
+        ];
+        Ok(self.change_of(place.at, writes))
+    }
+
+    fn change_of(&self, place: u64, writes: Vec<Write>) -> Change {
+        Change { process: self.process, place, memory: self.memory.clone(), writes }
+    }
+
+    /// A change was refused by what the memory held: the place is left alone from now on.
+    pub fn was_refused(&mut self, place: u64) {
+        if let Some(known) = self.places.get_mut(&place) {
+            known.state = State::Refused;
+        }
+    }
+
+    /// How often the checks of each place ran so far, where that can be read.
+    pub fn counts(&self) -> Vec<(u64, u64)> {
+        let of = |used: &Used| {
+            let counts = used.arena.counts(&self.memory, used.checks.len());
+            used.checks.iter().copied().zip(counts).collect::<Vec<_>>()
+        };
+        self.arenas.iter().flat_map(of).collect()
+    }
+
+    pub fn is_on(&self, place: u64) -> bool {
+        self.places.get(&place).is_some_and(|known| known.state == State::On)
+    }
+
+    /// Takes a place's check out again, as it runs too often.
+    pub fn drop_dense(&mut self, place: u64) -> Option<Change> {
+        let known = self.places.get_mut(&place).filter(|known| known.state == State::On)?;
+        known.state = State::TooDense;
+        let (expected, bytes) = (Some(known.jump.clone()), known.original.clone());
+        Some(self.change_of(place, vec![Write { at: place, expected, bytes }]))
+    }
+
+    /// Takes every check out again.
+    pub fn take_out(&self) -> Vec<Change> {
+        let on = self.places.iter().filter(|(_, known)| known.state == State::On);
+        let out = |(&at, known): (&u64, &OnePlace)| {
+            let (expected, bytes) = (Some(known.jump.clone()), known.original.clone());
+            self.change_of(at, vec![Write { at, expected, bytes }])
+        };
+        on.map(out).collect()
+    }
+
+    pub fn places(&self) -> Places {
+        let mut places = Places { arenas: self.arenas.len() as u64, ..Places::default() };
+        for known in self.places.values() {
+            match known.state {
+                State::On => {
+                    places.on += 1;
+                    places.by_tactic[match known.tactic {
+                        Tactic::One | Tactic::Several => 0,
+                        Tactic::Memory => 1,
+                        Tactic::Flags => 2,
+                    }] += 1;
+                }
+                State::TooDense => places.too_dense += 1,
+                State::Refused => places.refused += 1,
+            }
+        }
+        places
+    }
+}
+
+/// The mapping that holds an address of a program's code.
+fn code_at(mapped: &[Mapping], ip: u64) -> Result<&Mapping, Missed> {
+    let code = mapped.iter().find(|one| one.range.contains(&ip)).ok_or(Missed::Gone)?;
+    let file = code.name.rsplit('/').next().unwrap_or_default();
+    if code.name.starts_with('[') || file.starts_with("ld-") || file.starts_with("ld.so") {
+        return Err(Missed::Loader);
+    }
+    if code.file.is_none() || code.writable || !code.private || !code.executable {
+        return Err(Missed::Jit);
+    }
+    Ok(code)
+}

@@ -1,0 +1,54 @@
+//! What `/proc/PID/status` says of a process, as far as it decides what may be done to it.
+
+use std::fs;
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Status {
+    pub(super) traced: bool,
+    /// Its system calls are filtered: the bell's could be one that it may not make.
+    pub(super) filtered: bool,
+    /// It has a handler for faults, which may look at where they happened.
+    pub(super) catches_faults: bool,
+}
+
+impl Status {
+    pub(super) fn of(process: u32) -> Option<Self> {
+        parse(&fs::read_to_string(format!("/proc/{process}/status")).ok()?)
+    }
+}
+
+fn parse(text: &str) -> Option<Status> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim_start_matches(':').trim())
+    };
+    let caught = u64::from_str_radix(field("SigCgt")?, 16).ok()?;
+    let bit = |signal: i32| 1_u64 << (signal - 1);
+    let faults = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGFPE);
+    Some(Status {
+        traced: field("TracerPid")? != "0",
+        // Absent where the kernel has no such filters.
+        filtered: !matches!(field("Seccomp"), None | Some("0")),
+        catches_faults: caught & faults != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_by_their_names() {
+        let plain = "Name:\tSeccomp\nTracerPid:\t0\nSigCgt:\t0000000000000002\nSeccomp:\t0\n\
+                     Seccomp_filters:\t0\n";
+        assert_eq!(parse(plain), Some(Status::default()));
+        let of = |from: &str, to: &str| parse(&plain.replace(from, to)).unwrap();
+        assert!(of("Pid:\t0", "Pid:\t7").traced);
+        assert!(of("Seccomp:\t0", "Seccomp:\t2").filtered);
+        for fault in ["400", "40", "80"] {
+            assert!(of("0000000000000002", fault).catches_faults, "{fault}");
+        }
+        assert_eq!(parse("TracerPid:\t0\n"), None);
+        assert!(Status::of(std::process::id()).is_some());
+    }
+}

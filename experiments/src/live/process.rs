@@ -169,7 +169,7 @@ impl Process {
         self.failure_of(&self.name, status)
     }
 
-    pub(crate) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
+    pub(super) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
         let said = self.said();
         let said = said.lines().last().unwrap_or("it said nothing").to_owned();
         let name = name.to_owned();

@@ -115,6 +115,8 @@ struct Stage<'a> {
     starts: Starts<'a>,
     /// Nothing if two runs alone differ, or none was made.
     alone: Option<Ended>,
+    /// For a whole run.
+    patience: Duration,
     compared: Vec<Compared>,
 }
 
@@ -148,7 +150,7 @@ impl<'a> Stage<'a> {
         let Order { lanes, words, options, .. } = *order;
         let keeps_output = order.rounds > 0;
         let starts = Starts { lanes, words, options, folder, keeps_output };
-        Self { order, starts, alone: None, compared: Vec::new() }
+        Self { order, starts, alone: None, patience: A_DAY, compared: Vec::new() }
     }
 
     /// The baseline first.
@@ -161,11 +163,13 @@ impl<'a> Stage<'a> {
         if self.order.rounds == 0 {
             return Ok(None);
         }
-        let (first, first_wall) = whole(&mut self.starts.alone("alone")?)?;
-        let (second, second_wall) = whole(&mut self.starts.alone("again")?)?;
+        let (first, first_wall) = whole(&mut self.starts.alone("alone")?, A_DAY)?;
+        let (second, second_wall) = whole(&mut self.starts.alone("again")?, A_DAY)?;
         let [Some(first), Some(second)] = [first, second] else { return Ok(None) };
         let unlike = first.unlike(&second).map_err(io_error("comparing outputs"))?;
         let status = first.status;
+        // Beside turns of any length it has a third of its lane at least.
+        self.patience = first_wall.max(second_wall) * 10 + Duration::from_secs(30);
         self.alone = unlike.is_none().then_some(first);
         Ok(Some(Alone { wall: first_wall.min(second_wall), status, unlike }))
     }
@@ -246,7 +250,7 @@ impl<'a> Stage<'a> {
 
     fn whole_under(&mut self, inject: &str) -> Result<u64, Error> {
         let mut running = self.starts.under(inject)?;
-        let (ended, _) = whole(&mut running)?;
+        let (ended, _) = whole(&mut running, self.patience)?;
         let report = running.report()?;
         self.compare(inject, ended)?;
         Ok(report.map_or(0, |report| report.wall_ns))
@@ -288,14 +292,23 @@ impl<'a> Stage<'a> {
     }
 }
 
+/// Alone, nobody but the user knows how long a program takes.
+const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// What `elfen run` takes to attach, about.
 const TO_START: Duration = Duration::from_millis(300);
 /// Of the trace, on a lane where everything happens every 50 us.
 const KB_A_SECOND: u64 = 2048;
 
-/// Waits for its end.
-fn whole(running: &mut Running) -> Result<(Option<Ended>, Duration), LiveError> {
+/// Waits for its end, but not for ever: others may hold the lanes.
+fn whole(
+    running: &mut Running,
+    patience: Duration,
+) -> Result<(Option<Ended>, Duration), LiveError> {
     let begin = Instant::now();
-    let status = running.wait_until(|| false)?;
-    Ok((status.and_then(|status| running.ended(status)), begin.elapsed()))
+    let status = running.wait_until(|| begin.elapsed() > patience)?;
+    let status = status.ok_or_else(|| LiveError::Refused {
+        why: format!("the program did not end within {} s", patience.as_secs()),
+        fix: "see whether others use these lanes; give --rounds 0 for a program that does not end",
+    })?;
+    Ok((running.ended(status), begin.elapsed()))
 }

@@ -25,6 +25,8 @@ const TO_REPORT: Duration = Duration::from_secs(2);
 const OUTPUT_MAX: u64 = 1 << 30;
 
 const ELFEN_RUN: &str = "elfen run";
+/// Lines of `elfen run` itself begin so.
+const ELFEN_SAYS: &str = "elfen: ";
 
 /// How a program is started.
 #[derive(Clone, Debug)]
@@ -74,7 +76,7 @@ impl Starts<'_> {
         let mut running = self.start(ELFEN_RUN, command, &place, "output", None)?;
         let status = running.wait_until(|| false)?;
         match status {
-            Some(status) if !status.success() => Err(running.process.failure_of(ELFEN_RUN, status)),
+            Some(status) if !status.success() => Err(running.refusal(status)),
             _ => Ok(()),
         }
     }
@@ -161,9 +163,17 @@ impl Running {
         let Some(file) = &self.report else { return Ok(None) };
         let written = fs::metadata(file).is_ok_and(|data| data.len() > 0);
         match self.process.ended()? {
-            Some(status) if !written => Err(self.process.failure_of(ELFEN_RUN, status)),
+            Some(status) if !written => Err(self.refusal(status)),
             _ => read_report(file).map(Some),
         }
+    }
+
+    /// Of an `elfen run`; a screen may stand below its line.
+    fn refusal(&self, status: ExitStatus) -> LiveError {
+        let said = self.process.said();
+        let line = said.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
+        let said = line.unwrap_or("it said nothing").to_owned();
+        LiveError::Failed { name: ELFEN_RUN.to_owned(), status, said }
     }
 
     /// For one that ended by itself; nothing where nobody reads what it printed.

@@ -22,7 +22,7 @@ impl Distribution {
 }
 
 /// The smallest value that `percent` of all do not exceed.
-fn at(sorted: &[f64], percent: usize) -> f64 {
+pub(crate) fn at(sorted: &[f64], percent: usize) -> f64 {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     tenth(sorted[rank - 1])
 }

@@ -3,6 +3,7 @@
 //! A benchmark pins its threads, measures in batches that alternate with their baseline, and
 //! returns distributions; what is printed is the subcommand's business.
 
+pub(crate) mod batch;
 pub(crate) mod borrower;
 pub(crate) mod check;
 pub(crate) mod distribution;
@@ -11,3 +12,4 @@ pub(crate) mod nap;
 pub(crate) mod outside;
 pub(crate) mod service;
 pub(crate) mod signal;
+pub(crate) mod trace;

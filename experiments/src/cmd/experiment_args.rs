@@ -9,10 +9,10 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_console::{duration, shell};
 use elfen_host::args::lanes::LaneArgs;
 use elfen_host::run::channels::Wanted;
-use elfen_instrument::{Inject, Reason, inspect};
 use serde::Deserialize;
 
 use super::live_args;
+use super::own_args::{AUTO, injects, refuse_no_program};
 use super::service_args::{self, ServiceArgs};
 use crate::live::experiment::Experiment;
 use crate::live::own::Own;
@@ -204,7 +204,7 @@ impl Args {
             [] => file.command.unwrap_or_default(),
             typed => typed.to_vec(),
         };
-        refuse_no_program(&command)?;
+        command.first().map_or(Ok(()), |program| refuse_no_program(program.as_ref()))?;
         let batches = self.batch.clone().or(file.batch);
         let batches = batches.or_else(|| (!command.is_empty()).then(Vec::new));
         let plan = Plan {
@@ -271,26 +271,13 @@ fn companies(asked: Option<Vec<String>>, limits: &mut Vec<String>) -> Result<Vec
 
 /// Nothing for the default, which is not written down.
 fn inject(asked: Option<String>) -> Result<Option<String>, Failure> {
-    const AUTO: &str = "auto";
-    let ways = Inject::BEST_FIRST.map(Inject::name);
     match asked {
-        Some(asked) if asked != AUTO && !ways.contains(&asked.as_str()) => {
-            Err(wrong_plan(&format!("--inject {asked:?} is none of {AUTO}, {}", ways.join(", "))))
+        Some(asked) if !injects().any(|way| way == asked) => {
+            let ways = injects().collect::<Vec<_>>().join(", ");
+            Err(wrong_plan(&format!("--inject {asked:?} is none of {ways}")))
         }
         asked => Ok(asked.filter(|asked| asked != AUTO)),
     }
-}
-
-/// Said before minutes go by. A file that says nothing of itself may still be one that runs.
-fn refuse_no_program(command: &[String]) -> Result<(), Failure> {
-    let Some(program) = command.first() else { return Ok(()) };
-    let why = match inspect(program.as_ref()) {
-        Err(reason @ Reason::NotFound) => reason.to_string(),
-        Err(reason @ (Reason::NotExecutable | Reason::Unreadable(_))) => format!("it {reason}"),
-        _ => return Ok(()),
-    };
-    let fix = "name one that PATH has, or its file";
-    Err(Failure::new(Status::Usage, format!("program {program:?}"), why, fix))
 }
 
 fn wrong_plan(why: &str) -> Failure {

@@ -52,7 +52,7 @@ impl Meter {
         show_time(each.saturating_mul(count(left))) + " left"
     }
 
-    fn show(&self, text: &str) {
+    pub(crate) fn show(&self, text: &str) {
         if self.shown {
             // With stderr closed there is no reader to tell.
             write!(io::stderr(), "\r\x1b[K{text}").ok();

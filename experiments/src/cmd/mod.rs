@@ -14,6 +14,7 @@ mod live_rows;
 mod meter;
 mod model_args;
 mod model_file;
+mod own_args;
 mod plan;
 mod report;
 mod service_args;

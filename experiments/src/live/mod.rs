@@ -26,19 +26,19 @@ mod company;
 pub mod experiment;
 mod latencies;
 #[expect(unsafe_code, reason = "places, ranks and last words of children are set by system calls")]
-mod os;
+pub(crate) mod os;
 pub mod own;
 pub mod plan;
-mod process;
+pub(crate) mod process;
 pub mod programs;
-mod reported;
+pub(crate) mod reported;
 mod scratch;
 mod service;
 pub mod standing;
 pub mod summary;
 pub mod testbed;
 mod tested;
-mod usage;
+pub(crate) mod usage;
 
 use std::io;
 use std::path::PathBuf;
@@ -87,7 +87,7 @@ fn listed(paths: &[PathBuf]) -> String {
 }
 
 impl LiveError {
-    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |error| Self::Io { what, error }
     }
@@ -157,7 +157,7 @@ pub fn heed_signals() -> Result<(), LiveError> {
 }
 
 /// Fails once we have been asked to end.
-fn go_on() -> Result<(), LiveError> {
+pub(crate) fn go_on() -> Result<(), LiveError> {
     os::asked_to_end().map_or(Ok(()), |signal| Err(LiveError::Interrupted(signal)))
 }
 

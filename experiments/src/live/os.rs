@@ -17,7 +17,7 @@ const SHORT_SLICE_NS: u64 = 100_000;
 
 /// How the scheduler ranks a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rank {
+pub(crate) enum Rank {
     Normal,
     /// SCHED_FIFO: before everything else that is not.
     Fifo(i32),
@@ -31,19 +31,19 @@ pub(super) enum Rank {
 
 /// Where and how a child runs, and the signal that it gets when we die.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// Empty leaves it to the kernel.
-    pub(super) cpus: Vec<u32>,
-    pub(super) rank: Rank,
-    pub(super) last_word: i32,
+    pub(crate) cpus: Vec<u32>,
+    pub(crate) rank: Rank,
+    pub(crate) last_word: i32,
 }
 
 impl Place {
-    pub(super) fn on(cpu: u32, rank: Rank) -> Self {
+    pub(crate) fn on(cpu: u32, rank: Rank) -> Self {
         Self { cpus: vec![cpu], ..Self::anywhere(rank) }
     }
 
-    pub(super) fn anywhere(rank: Rank) -> Self {
+    pub(crate) fn anywhere(rank: Rank) -> Self {
         Self { cpus: Vec::new(), rank, last_word: libc::SIGKILL }
     }
 }
@@ -87,7 +87,7 @@ pub(super) fn take_rank(thread: i32, rank: Rank) -> io::Result<()> {
 }
 
 /// Sends a signal to a process that we started.
-pub(super) fn send(pid: u32, signal: i32) {
+pub(crate) fn send(pid: u32, signal: i32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     // SAFETY: kill takes numbers. A process that is gone already needs none.
     unsafe { libc::kill(pid, signal) };

@@ -20,12 +20,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// For `elfen run` to attach, and for its program to start on a lane that others use as well.
 pub(super) const TO_START: Duration = Duration::from_secs(20);
 /// For a batch to end: an iteration of `elfen-batch` takes some ten milliseconds of a lane's time.
-pub(super) const TO_END: Duration = Duration::from_secs(5);
+pub(crate) const TO_END: Duration = Duration::from_secs(5);
 /// Of what a program of the user's own says on stderr, no more is kept.
 const SAID_MAX: u64 = 1 << 20;
 
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     name: String,
     child: Child,
     out: PathBuf,
@@ -58,7 +58,8 @@ impl Process {
         Self::spawn(name, command, place, [PathBuf::from("/dev/null"), err])
     }
 
-    fn spawn(
+    /// Its stdout and its stderr go to these files.
+    pub(crate) fn spawn(
         name: &str,
         mut command: Command,
         place: &Place,
@@ -78,7 +79,7 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
@@ -90,7 +91,7 @@ impl Process {
         }
     }
 
-    pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, LiveError> {
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>, LiveError> {
         if self.status.is_none() {
             let before_ns = os::waited_for_ns();
             let waited = self.child.try_wait();
@@ -105,12 +106,12 @@ impl Process {
     }
 
     /// What it has said on stderr.
-    pub(super) fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         fs::read(&self.err).map_or_else(|_| String::new(), |said| lossy(&said))
     }
 
     /// A program of the user's own may say more than there is room for.
-    pub(super) fn forget_much(&self) -> Result<(), LiveError> {
+    pub(crate) fn forget_much(&self) -> Result<(), LiveError> {
         let failed = || LiveError::io(format!("cutting {}", self.err.display()));
         if fs::metadata(&self.err).map_err(failed())?.len() > SAID_MAX {
             let file = OpenOptions::new().write(true).open(&self.err).map_err(failed())?;
@@ -177,7 +178,7 @@ impl Process {
         LiveError::Failed { name, status, said }
     }
 
-    pub(super) fn wait(&mut self, patience: Duration) -> bool {
+    pub(crate) fn wait(&mut self, patience: Duration) -> bool {
         let begin = Instant::now();
         while matches!(self.ended(), Ok(None)) {
             if begin.elapsed() > patience {

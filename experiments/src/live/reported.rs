@@ -7,7 +7,7 @@ use elfen_host::run::report::Report;
 
 use super::LiveError;
 
-pub(super) fn read_report(file: &Path) -> Result<Report, LiveError> {
+pub(crate) fn read_report(file: &Path) -> Result<Report, LiveError> {
     let name = "elfen run".to_owned();
     let text = std::fs::read_to_string(file)
         .map_err(LiveError::io(format!("reading the report {}", file.display())))?;

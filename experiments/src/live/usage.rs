@@ -104,17 +104,17 @@ fn of_waited_for(process: u32) -> u64 {
 
 /// Processes that are told from others of the same id by when they began.
 #[derive(Debug)]
-pub(super) struct Members(Vec<(u32, String)>);
+pub(crate) struct Members(Vec<(u32, String)>);
 
 impl Members {
     /// A process's descendants as they are now.
-    pub(super) fn of(process: u32) -> Self {
+    pub(crate) fn of(process: u32) -> Self {
         let known = |pid: u32| Some((pid, began(pid)?));
         Self(family(process).into_iter().filter_map(known).collect())
     }
 
     /// Ends those that live, by SIGKILL.
-    pub(super) fn kill(&self) {
+    pub(crate) fn kill(&self) {
         for (pid, beginning) in &self.0 {
             if began(*pid).as_ref() == Some(beginning) {
                 os::send(*pid, libc::SIGKILL);

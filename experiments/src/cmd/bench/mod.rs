@@ -1,5 +1,6 @@
 //! `elfen bench`: what Elfen's parts cost on this machine. One file a benchmark.
 
+mod batch;
 mod check;
 mod guard;
 mod here;
@@ -16,6 +17,7 @@ use elfen_console::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:
+  sudo elfen bench batch -- xz -6 -k -c big.tar   any program beside requests, and alone
   elfen bench check               what each kind of check adds to a call
   elfen bench nap                 how long a lane takes to sleep and to wake
   sudo elfen bench overlap        how long a batch runs next to requests
@@ -32,6 +34,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Benchmark {
+    Batch(batch::Args),
     Check(check::Args),
     Guard(guard::Args),
     Nap(nap::Args),
@@ -42,6 +45,7 @@ enum Benchmark {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.benchmark {
+        Benchmark::Batch(args) => batch::run(args, out),
         Benchmark::Check(args) => check::run(args, out),
         Benchmark::Guard(args) => guard::run(args, out),
         Benchmark::Nap(args) => nap::run(args, out),

@@ -1,0 +1,139 @@
+//! Goal: `elfen bench batch` says what a program is like as a batch, and in one line why it can't.
+//! Method: the real command on small shells, with tracefs mounted for it alone; wrong arguments; a
+//! user who is not root.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const NOBODY: u32 = 65_534;
+const MOUNTED: &str = "mount -t tracefs nodev /sys/kernel/tracing; exec \"$@\"";
+const BUFFERS: &str = "\"$@\"; status=$?; ls /sys/kernel/tracing/instances >&2; exit $status";
+
+fn words<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    [&["bench", "batch"], words].concat()
+}
+
+fn plain(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.env_remove("ELFEN_LANES").args(words(arguments)).output().unwrap()
+}
+
+/// What can be traced by root alone, in a mount namespace; with what is left in tracefs on stderr.
+fn traced(arguments: &[&str]) -> Option<Output> {
+    // SAFETY: takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        return skipped("tracing takes root");
+    }
+    if fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() == "0" {
+        return skipped("a pair by hand takes two CPUs");
+    }
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", MOUNTED, "sh", "sh", "-c", BUFFERS, "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_elfen")).args(words(&["--lanes", "0:1"])).args(arguments);
+    Some(command.output().unwrap())
+}
+
+fn skipped(why: &str) -> Option<Output> {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: bench batch: {why}").unwrap();
+    None
+}
+
+fn fails(output: &Output, status: i32, with: &str) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{stderr}");
+    let line = stderr.lines().last().unwrap_or_default();
+    assert!(line.starts_with("elfen: ") && line.contains(with), "{stderr}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn wrong_arguments_are_told_in_one_line() {
+    let help = "see `elfen bench batch --help`";
+    fails(&plain(&[]), 2, "<PROGRAM>");
+    fails(&plain(&["--turns", "1", "--", "true"]), 2, "invalid value '1' for '--turns");
+    fails(&plain(&["--turns", "1us", "--", "true"]), 2, "a turn takes between 50us and 1s");
+    fails(&plain(&["--inject", "magic", "--", "true"]), 2, help);
+    fails(&plain(&["--seconds", "0", "--", "true"]), 2, help);
+    fails(&plain(&["--turn", "1ms", "--", "true"]), 2, "unexpected argument '--turn'");
+    fails(&plain(&["--", "no-such-program"]), 2, "no such program in any folder of PATH");
+    fails(&plain(&["--look-every", "0us", "--", "true"]), 2, "the guard would never sleep");
+}
+
+#[test]
+fn the_help_has_an_example_and_inject_is_that_of_run() {
+    let output = plain(&["--help"]);
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(help.contains("sudo elfen bench batch --lanes 0:1 -- xz"), "{help}");
+    let refused = plain(&["--inject", "?", "--", "true"]);
+    let ways = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text).into_owned();
+        let (_, listed) = text.split_once("[possible values: ").expect("a list");
+        let (listed, _) = listed.split_once(']').expect("its end");
+        let mut ways: Vec<String> = listed.split(", ").map(str::to_owned).collect();
+        ways.sort();
+        ways
+    };
+    let mut run = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let run = run.args(["run", "--inject", "?", "--", "true"]).output().unwrap();
+    assert_eq!(ways(&refused.stderr), ways(&run.stderr));
+}
+
+#[test]
+fn users_who_may_not_trace_are_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("elfen");
+    fs::copy(env!("CARGO_BIN_EXE_elfen"), &copy).unwrap();
+    for path in [folder.path(), &copy] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new(&copy);
+    command.args(words(&["--lanes", "0:1", "--", "true"]));
+    // SAFETY: takes nothing.
+    if unsafe { libc::geteuid() } == 0 {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    if Path::new("/sys/devices/system/cpu/cpu1").exists() {
+        fails(&command.output().unwrap(), 3, "the scheduler's trace");
+    }
+}
+
+#[test]
+fn a_batch_is_measured_and_nothing_stays_behind() {
+    let turns = ["--turns", "1ms", "--seconds", "1", "--learn", "0ms", "--rounds", "0", "--json"];
+    let program = ["--", "sh", "-c", "while :; do :; done"];
+    let Some(output) = traced(&[&turns[..], &program].concat()) else { return };
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !stderr.contains("elfen-bench-"), "{stderr}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let injects: Vec<&str> = rows.iter().map(|row| row["inject"].as_str().unwrap()).collect();
+    assert_eq!(injects, ["guard", "auto"]);
+    for row in rows {
+        assert_eq!((&row["used"], &row["turn_ns"]), (&"guard".into(), &1_000_000.into()), "{row}");
+        assert!(row["busy_ns"].is_u64() && row["reported_ns"].is_u64(), "{row}");
+    }
+    assert!(report["alone"].is_null() && report["slowdown"].is_null());
+}
+
+/// Goal: a program that does something else as a batch is a failure. Method: one that prints where
+/// it finds its channels, which it has under `elfen run` only.
+#[test]
+fn another_output_than_alone_is_a_failure() {
+    let turns = ["--turns", "1ms", "--seconds", "1", "--inject", "guard", "--rounds", "1"];
+    let program = ["--", "sh", "-c", "echo \"$ELFEN_RUN\""];
+    let Some(output) = traced(&[&turns[..], &program].concat()) else { return };
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let told = "elfen: comparing with runs alone: --inject guard: ";
+    assert!(stderr.contains(told) && stderr.contains("differs from byte 1 on"), "{stderr}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("the program is too short for it"), "{stdout}");
+    assert!(stdout.contains("NOT as alone in"), "{stdout}");
+}

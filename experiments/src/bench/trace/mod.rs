@@ -1,0 +1,144 @@
+//! The scheduler's own account of who ran where and when, read from the text of its trace.
+//!
+//! Names of tasks may contain anything, so a line is read from where they can't be: the task that
+//! an event is of stands before its CPU, and what comes last in an event is told from the end.
+
+pub(crate) mod buffer;
+
+/// Something that happened to a task, in the order in which it did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Event {
+    /// `CLOCK_MONOTONIC`, to a microsecond: the trace says no more.
+    pub(super) at_ns: u64,
+    pub(super) cpu: u32,
+    /// By its thread id, as all that follow: 0 is the idle task.
+    pub(super) task: i32,
+    pub(super) kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// The CPU runs `next` from now on. `preempted`: the task would have run on.
+    Switch {
+        next: i32,
+        preempted: bool,
+    },
+    /// The task has started a thread or a process.
+    Fork {
+        child: i32,
+    },
+    /// It runs another program from now on. A thread that is not its process's first takes over
+    /// that one's id.
+    Exec,
+    Exit,
+}
+
+/// Why a trace tells less than all that happened.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Unreadable {
+    #[error("it has gaps: {kept} events of {written} fit into its buffer")]
+    Gaps { kept: String, written: String },
+    #[error("a line of it is not understood: {0:?}")]
+    Line(String),
+}
+
+const COUNTS: &str = "# entries-in-buffer/entries-written: ";
+
+/// All events of a trace, as the file `trace` prints them.
+pub(super) fn events(text: &str) -> Result<Vec<Event>, Unreadable> {
+    let mut events = Vec::new();
+    for line in text.lines() {
+        if let Some(counts) = line.strip_prefix(COUNTS) {
+            refuse_gaps(counts)?;
+        } else if !line.starts_with('#') && !line.is_empty() {
+            events.push(event(line).ok_or_else(|| Unreadable::Line(line.to_owned()))?);
+        }
+    }
+    Ok(events)
+}
+
+fn refuse_gaps(counts: &str) -> Result<(), Unreadable> {
+    let counts = counts.split_whitespace().next().unwrap_or(counts);
+    let (kept, written) = counts.split_once('/').unwrap_or((counts, ""));
+    if kept == written {
+        return Ok(());
+    }
+    Err(Unreadable::Gaps { kept: kept.to_owned(), written: written.to_owned() })
+}
+
+/// Of a line `NAME-PID [001] d..2. 12.345678: sched_switch: ...`.
+fn event(line: &str) -> Option<Event> {
+    const MARKS: [&str; 4] =
+        [": sched_switch: ", ": sched_process_fork: ", ": sched_process_exec: ", EXIT];
+    const EXIT: &str = ": sched_process_exit: ";
+    // The first mark of a line that any has: names are too short to hold one.
+    let (mark, begin) =
+        MARKS.iter().find_map(|mark| line.find(mark).map(|begin| (*mark, begin)))?;
+    let (head, said) = (&line[..begin], &line[begin + mark.len()..]);
+    let (seconds, micros) = head.split_whitespace().next_back()?.split_once('.')?;
+    let at_us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?;
+    let at_us = at_us.checked_add(micros.parse().ok()?)?;
+    let (named, flags) = head.rsplit_once(" [")?;
+    let cpu = flags.split_once(']')?.0.parse().ok()?;
+    let task = named.trim_end().rsplit_once('-')?.1.parse().ok()?;
+    let kind = match mark {
+        EXIT => Kind::Exit,
+        _ if mark == MARKS[0] => Kind::Switch {
+            next: after(said, "next_pid=")?,
+            // `R`, or `R+` of a task that was put off its CPU.
+            preempted: said.split_once(" ==> ")?.0.rsplit_once("prev_state=")?.1.starts_with('R'),
+        },
+        _ if mark == MARKS[1] => Kind::Fork { child: after(said, "child_pid=")? },
+        _ => Kind::Exec,
+    };
+    Some(Event { at_ns: at_us.checked_mul(1000)?, cpu, task, kind })
+}
+
+fn after(said: &str, key: &str) -> Option<i32> {
+    said.rsplit_once(key)?.1.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Recorded; the tasks are made up.
+    const TRACE: &str = include_str!("recorded.txt");
+
+    /// Goal: every kind of event is read, whatever tasks are called. Method: a recorded trace with
+    /// names that look like the trace's own words.
+    #[test]
+    fn what_happened_is_read() {
+        let found = events(TRACE).unwrap();
+        let at = |at_ns, cpu, task, kind| Event { at_ns, cpu, task, kind };
+        let switch = |next, preempted| Kind::Switch { next, preempted };
+        let expected = [
+            at(1_449_892_232_000, 0, 711, Kind::Fork { child: 712 }),
+            at(1_449_892_241_000, 0, 711, switch(0, false)),
+            at(1_449_896_193_000, 1, 712, Kind::Exec),
+            at(1_449_896_623_000, 1, 712, switch(713, true)),
+            at(1_449_897_000_000, 1, 713, switch(712, false)),
+            at(1_449_900_708_000, 1, 712, Kind::Exit),
+            at(1_449_900_712_000, 1, 712, switch(0, false)),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    /// Goal: a trace that lost something is no trace. Method: the counts in its header.
+    #[test]
+    fn gaps_are_told() {
+        let gaps = Unreadable::Gaps { kept: "7".to_owned(), written: "9".to_owned() };
+        assert_eq!(events(&TRACE.replace("7/7", "7/9")), Err(gaps));
+    }
+
+    /// Goal: what cannot be read is refused and not left out. Method: a line with each of its parts
+    /// taken from it.
+    #[test]
+    fn lines_that_are_not_understood_are_told() {
+        let line = TRACE.lines().find(|line| line.contains("sched_switch")).unwrap();
+        for part in ["-711", "[000]", "1449.892241", "sched_switch", " ==> ", "next_pid="] {
+            let lacking = line.replace(part, "");
+            assert_eq!(events(&lacking), Err(Unreadable::Line(lacking.clone())), "{part}");
+        }
+    }
+}

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -24,6 +25,9 @@ fn plain(arguments: &[&str]) -> Output {
     command.env_remove("ELFEN_LANES").args(words(arguments)).output().unwrap()
 }
 
+/// Two measurements on the same lanes would be in each other's way.
+static LANES: Mutex<()> = Mutex::new(());
+
 /// What can be traced by root alone, in a mount namespace; with what is left in tracefs on stderr.
 fn traced(arguments: &[&str]) -> Option<Output> {
     // SAFETY: takes nothing.
@@ -33,6 +37,7 @@ fn traced(arguments: &[&str]) -> Option<Output> {
     if fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() == "0" {
         return skipped("a pair by hand takes two CPUs");
     }
+    let _alone = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", MOUNTED, "sh", "sh", "-c", BUFFERS, "sh"]);
     command.arg(env!("CARGO_BIN_EXE_elfen")).args(words(&["--lanes", "0:1"])).args(arguments);

@@ -25,8 +25,8 @@ pub enum Inject {
 
 impl Inject {
     /// From the cheapest check to none.
-    pub const BEST_FIRST: [Self; 6] =
-        [Self::Inline, Self::Patch, Self::Fentry, Self::Mcount, Self::Cyg, Self::Guard];
+    pub const BEST_FIRST: [Self; 7] =
+        [Self::Inline, Self::Patch, Self::Fentry, Self::Mcount, Self::Cyg, Self::Live, Self::Guard];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -96,8 +96,8 @@ pub struct Plan {
     pub preload: bool,
 }
 
-/// The best way that the program `name` allows, as found through PATH. A program that nothing else
-/// fits allows [`Inject::Guard`].
+/// The best way that the program `name` allows, as found through PATH. Any program for this machine
+/// allows [`Inject::Live`], and any at all [`Inject::Guard`].
 pub fn best(name: &OsStr) -> Result<Inject, Reason> {
     Ok(inspect(name)?.best().inject)
 }
@@ -157,7 +157,7 @@ impl Program {
 
     /// How to start it with this check, or why not.
     pub fn allows(&self, inject: Inject) -> Result<Plan, Reason> {
-        if matches!(inject, Inject::Guard | Inject::Live) {
+        if inject == Inject::Guard {
             return Ok(Plan { inject, preload: false });
         }
         let program = match &self.elf {
@@ -166,6 +166,9 @@ impl Program {
             Elf::Foreign(machine) => return Err(Reason::Foreign(*machine)),
             Elf::NotExecutable => return Err(Reason::NotExecutable),
         };
+        if inject == Inject::Live {
+            return Ok(Plan { inject, preload: false });
+        }
         built_for(program, inject)?;
         let preload = !(inject == Inject::Inline && program.inline == Some(SlowPath::InProgram));
         // A program that may not be told of its run by its environment has no checks either.

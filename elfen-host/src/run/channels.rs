@@ -233,6 +233,12 @@ impl Channels {
         })
     }
 
+    /// Whether any request lane is busy.
+    pub(super) fn is_busy(&self) -> bool {
+        let Some((map, _)) = &self.tasks else { return false };
+        self.requests().iter().any(|&cpu| map.slot(cpu).is_some_and(TaskSlot::is_busy))
+    }
+
     /// How long the batch ran so far, on all lanes.
     pub(super) fn ran_ns(&self) -> u64 {
         let words = self.lanes.slots().flat_map(|slot| [&slot.borrowed_ns, &slot.overlapped_ns]);

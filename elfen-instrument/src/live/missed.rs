@@ -32,6 +32,11 @@ pub enum Missed {
 }
 
 impl Missed {
+    /// Whether code that called this may do instead.
+    pub(super) fn may_be_for_a_caller(&self) -> bool {
+        matches!(self, Self::NoFunction | Self::Function(_) | Self::NoPlace | Self::TooDense)
+    }
+
     /// As reports name it.
     pub fn name(&self) -> &'static str {
         match self {

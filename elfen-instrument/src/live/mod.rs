@@ -20,4 +20,4 @@ mod status;
 
 pub use arena::Pages;
 pub use missed::Missed;
-pub use patched::{Change, Patched, Places};
+pub use patched::{Change, Patched, Places, Stood};

@@ -12,6 +12,22 @@ use super::object::Objects;
 use super::status::Status;
 use crate::remote::{Mapping, Memory, mappings};
 
+/// Where a batch thread was interrupted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stood {
+    pub thread: u32,
+    pub ip: u64,
+    pub sp: u64,
+}
+
+/// How much of a stack is looked at for callers, and how many of these are tried.
+const STACK_BYTES: usize = 1024;
+const CALLERS_MAX: usize = 6;
+/// `call rel32`, and `call *%reg` where it is two bytes long.
+const CALL: u8 = 0xe8;
+const CALL_INDIRECT: u8 = 0xff;
+/// How far from where threads are met a check is still likely to be run by them.
+const BESIDE_BYTES: u64 = 256;
 /// As long as a trampoline can be.
 const TRAMPOLINE_BYTES: u64 = 192;
 /// More would be a mebibyte of code.
@@ -153,22 +169,45 @@ impl Patched {
         self.arenas.iter().all(is_there) && self.memory.read_vec(self.probe, 1).is_ok()
     }
 
-    /// A check for the code around `ip`, where a thread was interrupted.
-    pub fn propose(&mut self, thread: u32, ip: u64, pages: &Pages) -> Result<Change, Missed> {
-        if self.arenas.iter().any(|used| used.arena.contains(ip)) {
+    /// A check for the code in which a thread was interrupted; or, where that has no room for one
+    /// or would run it too often, for the code that called it.
+    pub fn propose(&mut self, stood: Stood, pages: &Pages) -> Result<Change, Missed> {
+        if self.arenas.iter().any(|used| used.arena.contains(stood.ip)) {
             return Err(Missed::Ours);
         }
         let mapped = mappings(self.process).map_err(|_| Missed::Gone)?;
-        let code = code_at(&mapped, ip)?;
-        let range = self.objects.function(&self.memory, &mapped, code, ip)?;
+        let missed = match self.propose_at(stood.thread, stood.ip, true, &mapped, pages) {
+            Err(missed) if missed.may_be_for_a_caller() => missed,
+            settled => return settled,
+        };
+        let callers = callers(&self.memory, &mapped, stood.sp);
+        let tried = callers
+            .into_iter()
+            .take(CALLERS_MAX)
+            .map(|caller| self.propose_at(stood.thread, caller, false, &mapped, pages));
+        let found = tried.into_iter().find_map(Result::ok);
+        found.ok_or(missed)
+    }
+
+    /// `is_sampled`: a thread stood at `ip`. Else it is a hint.
+    fn propose_at(
+        &mut self,
+        thread: u32,
+        ip: u64,
+        is_sampled: bool,
+        mapped: &[Mapping],
+        pages: &Pages,
+    ) -> Result<Change, Missed> {
+        let code = code_at(mapped, ip)?;
+        let range = self.objects.function(&self.memory, mapped, code, ip)?;
         let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
         let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
         self.take_out_jumps(range.start, &mut bytes);
-        let function = Function::decode(&bytes, range.start, Some(ip))?;
+        let function = Function::decode(&bytes, range.start, is_sampled.then_some(ip))?;
         let place = self.choose(&function, ip)?;
         let at = usize::try_from(place.at - range.start).map_err(|_| Missed::NoPlace)?;
         let original = bytes.get(at..at + place.bytes).ok_or(Missed::NoPlace)?.to_vec();
-        let (index, room) = self.room(thread, &mapped, place.at, pages)?;
+        let (index, room) = self.room(thread, mapped, place.at, pages)?;
         self.change(&function, &place, original, index, &room)
     }
 
@@ -204,8 +243,18 @@ impl Patched {
             }
         }
         let entry = function.place_at_entry(&permitted);
-        let new = entry.filter(|place| !self.places.contains_key(&place.at));
-        new.ok_or(if is_dense { Missed::TooDense } else { Missed::NoPlace })
+        let is_new = |place: &Place| !self.places.contains_key(&place.at);
+        if let Some(entry) = entry.filter(is_new) {
+            return Ok(entry);
+        }
+        if is_dense {
+            return Err(Missed::TooDense);
+        }
+        // Of code that computes where it goes, as interpreters do, no place is on every way round:
+        // one beside where threads are met is on many.
+        let beside = |place: &Place| place.at.abs_diff(ip) <= BESIDE_BYTES;
+        let near = function.places(&permitted).filter(|place| beside(place) && is_new(place));
+        near.min_by_key(|place| place.at.abs_diff(ip)).ok_or(Missed::NoPlace)
     }
 
     /// Room for a check within reach of a place: in an arena that is there, or in another.
@@ -324,6 +373,19 @@ impl Patched {
         }
         places
     }
+}
+
+/// Where the functions go back to that a thread is in, by what lies on its stack: some of it has
+/// been left there by others.
+fn callers(memory: &Memory, mapped: &[Mapping], sp: u64) -> Vec<u64> {
+    let stack = memory.read_vec(sp, STACK_BYTES).unwrap_or_default();
+    let words = stack.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+    let is_return = |&address: &u64| {
+        let before = || memory.read_vec(address.checked_sub(5)?, 5).ok();
+        code_at(mapped, address).is_ok()
+            && before().is_some_and(|bytes| bytes[0] == CALL || bytes[3] == CALL_INDIRECT)
+    };
+    words.filter(is_return).collect()
 }
 
 /// The mapping that holds an address of a program's code.

@@ -38,7 +38,7 @@ fn executable(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
 #[test]
 fn each_way_is_found_in_what_the_compiler_made() {
     let cases: [(&str, &[&str], Inject); 7] = [
-        ("plain", &[], Inject::Guard),
+        ("plain", &[], Inject::Live),
         ("mcount", &["-pg"], Inject::Mcount),
         ("fentry", &["-pg", "-mfentry"], Inject::Fentry),
         ("cyg", &["-finstrument-functions"], Inject::Cyg),
@@ -48,7 +48,7 @@ fn each_way_is_found_in_what_the_compiler_made() {
     ];
     for (name, flags, inject) in cases {
         let Some(program) = registers(name, flags) else { continue };
-        let expected = Plan { inject, preload: inject != Inject::Guard };
+        let expected = Plan { inject, preload: inject != Inject::Live };
         assert_eq!(plan_of(&program), expected, "{name}");
         assert_eq!(best(program.as_os_str()).unwrap(), inject, "{name}");
     }
@@ -66,7 +66,7 @@ fn a_hook_that_the_library_does_not_stand_in_for_is_no_way() {
         .unwrap();
     let built = Command::new("cc").arg(&source).arg("-o").arg(&program).status().unwrap();
     assert!(built.success());
-    assert_eq!(plan_of(&program).inject, Inject::Guard);
+    assert_eq!(plan_of(&program).inject, Inject::Live);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn room_that_cannot_be_used_is_no_room() {
     {
         let Some(program) = registers(name, &[flag]) else { continue };
         assert!(why_not(&program, Inject::Patch).starts_with("leaves "), "{name}");
-        assert_eq!(plan_of(&program).inject, Inject::Guard, "{name}");
+        assert_eq!(plan_of(&program).inject, Inject::Live, "{name}");
     }
 }
 
@@ -114,7 +114,7 @@ fn what_no_loader_maps_takes_no_library() {
         let why = why_not(&program, inject);
         assert!(why.starts_with("is statically linked"), "{inject:?}: {why}");
     }
-    assert_eq!(plan_of(&program), Plan { inject: Inject::Guard, preload: false });
+    assert_eq!(plan_of(&program), Plan { inject: Inject::Live, preload: false });
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_sanitized_program_takes_no_library() {
     let flags = ["-pg", "-fsanitize=address"];
     let Some(program) = compile("programs.c", "inspect-asan", &flags) else { return };
     assert!(why_not(&program, Inject::Mcount).starts_with("is built with AddressSanitizer"));
-    assert_eq!(plan_of(&program), Plan { inject: Inject::Guard, preload: false });
+    assert_eq!(plan_of(&program), Plan { inject: Inject::Live, preload: false });
 }
 
 /// Method: this test program, which has a check of its own.
@@ -239,7 +239,7 @@ fn programs_with_other_rights_take_no_library() {
         chown(&path, Some(user), Some(group)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         assert!(why_not(&path, Inject::Mcount).starts_with("is set-user-ID"), "{name}");
-        assert_eq!(plan_of(&path), Plan { inject: Inject::Guard, preload: false });
+        assert_eq!(plan_of(&path), Plan { inject: Inject::Live, preload: false });
     }
     let ours = copy("setuid-ours");
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o4755)).unwrap();

@@ -41,8 +41,7 @@ pub(crate) struct Chosen {
     pub(crate) library: Option<PathBuf>,
 }
 
-const GUARD: Chosen = Chosen { inject: Inject::Guard, library: None };
-const LIVE: Chosen = Chosen { inject: Inject::Live, library: None };
+pub(crate) const GUARD: Chosen = Chosen { inject: Inject::Guard, library: None };
 
 /// What live checks need besides the program: the kernel's notes. `Err` says what is missing.
 pub(crate) fn notes(signals: &Signals, pairs: &[Pair]) -> Result<Arc<Notes>, String> {
@@ -60,8 +59,8 @@ impl InjectName {
     pub(crate) fn choose(self, program: &OsStr) -> Result<Chosen, Failure> {
         let inject = match self {
             Self::Guard => return Ok(GUARD),
-            Self::Live => return Ok(LIVE),
             Self::Auto => return best(program),
+            Self::Live => Inject::Live,
             Self::Inline => Inject::Inline,
             Self::Patch => Inject::Patch,
             Self::Fentry => Inject::Fentry,

@@ -261,8 +261,8 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Fail
     Ok((order, chosen.taken))
 }
 
-/// How the program is checked. What `auto` would leave to a guard alone gets live checks where they
-/// can be had.
+/// How the program is checked. Live checks take more than a program that allows them: without it,
+/// `auto` leaves the program to its guard.
 fn inject(
     args: &Args,
     signals: &Signals,
@@ -270,16 +270,12 @@ fn inject(
     program: &OsStr,
 ) -> Result<(Chosen, Option<Arc<Notes>>), Failure> {
     let chosen = args.inject.choose(program)?;
-    let wants = match (args.inject, chosen.inject) {
-        (InjectName::Live, _) | (InjectName::Auto, Inject::Guard) => true,
-        _ => false,
-    };
-    if !wants {
+    if chosen.inject != Inject::Live {
         return Ok((chosen, None));
     }
     match inject_args::notes(signals, pairs) {
-        Ok(notes) => Ok((Chosen { inject: Inject::Live, library: None }, Some(notes))),
-        Err(_) if args.inject == InjectName::Auto => Ok((chosen, None)),
+        Ok(notes) => Ok((chosen, Some(notes))),
+        Err(_) if args.inject == InjectName::Auto => Ok((inject_args::GUARD, None)),
         Err(why) => {
             let fix = "use --inject guard, or --inject auto";
             Err(Failure::new(Status::Unsupported, "inject live", why, fix))

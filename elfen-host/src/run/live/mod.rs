@@ -1,7 +1,7 @@
 //! Live checks: the guard rehearses requests, and gives checks to the loops that do not answer.
 //!
 //! ```text
-//!  guard, on the lane                     planner, a thread of the keeper at SCHED_IDLE
+//!  guard, on the lane                     planner, a thread of the keeper at nice 19
 //!  drill, or a real request --- miss ---> elfen_instrument::live: a place, and its code
 //!  writes, as nothing runs  <-- change --     what runs too often is taken out again
 //!       ^
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::thread::{self, JoinHandle, Thread};
 
-use elfen_instrument::live::{Change, Pages};
+use elfen_instrument::live::{Change, Pages, Stood};
 use elfen_kernel::preempted::Notes;
 use parking_lot::Mutex;
 
@@ -39,16 +39,15 @@ use super::place::Place;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Miss {
     process: u32,
-    thread: u32,
-    ip: u64,
+    stood: Stood,
 }
 
 const WAITING: u32 = 0;
 const APPLIED: u32 = 1;
 const REFUSED: u32 = 2;
 
-/// What the guard and the planner leave for each other. The guard takes no lock that the planner
-/// holds: the planner runs below the batch, and the lane would have to wait for it.
+/// What the guard and the planner leave for each other. The guard waits for no lock that the
+/// planner holds: where they share a CPU, that would be for as long as the guard lets it run.
 #[derive(Debug, Default)]
 struct Exchange {
     miss: Mutex<Option<Miss>>,
@@ -70,7 +69,7 @@ impl Planner {
         let (exchange, stop) = (Arc::new(Exchange::default()), Arc::new(AtomicBool::new(false)));
         let (ours, theirs, channels) = (exchange.clone(), stop.clone(), channels.clone());
         let plan = move || {
-            // A planner is no service: where it shares a CPU with the batch, it shares its rank.
+            // A planner is no service, and where it shares a CPU with the batch it comes first.
             let _lowered = Place::lower();
             planner::plan(&channels, pages, &ours, &theirs);
         };

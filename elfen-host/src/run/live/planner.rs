@@ -15,11 +15,15 @@ use crate::run::channels::Channels;
 
 /// A check takes about a nanosecond, so a place that runs more often than this costs its loop half
 /// a percent; and all places together may take a percent.
-const PER_PLACE_PER_MS: u64 = 5_000;
-const ALL_PER_MS: u64 = 10_000;
+const PER_PLACE_PER_MS: u64 = 20_000;
+const ALL_PER_MS: u64 = 20_000;
 /// How often rates are looked at, and over how much time of the lane at least.
 const RATES_EVERY: Duration = Duration::from_millis(20);
 const RATES_OVER_NS: u64 = 2_000_000;
+
+/// How long the planner waits at most for the request lane to idle.
+const WAIT: Duration = Duration::from_micros(200);
+const WAITS_MAX: u32 = 50;
 
 /// Runs until it is told to stop.
 pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop: &AtomicBool) {
@@ -71,6 +75,7 @@ enum Known {
 
 impl Planner<'_> {
     fn take_up(&mut self, miss: Miss) {
+        self.wait_for_idle();
         let began = Instant::now();
         let change = match self.propose(miss) {
             Ok(change) => change,
@@ -92,13 +97,23 @@ impl Planner<'_> {
         self.publish();
     }
 
+    /// Where this thread shares a CPU with the batch, its work beside a request is no better than
+    /// the batch's.
+    fn wait_for_idle(&self) {
+        let is_busy = || self.channels.is_busy() && !self.stop.load(Relaxed);
+        for _ in 0..WAITS_MAX {
+            if !is_busy() {
+                return;
+            }
+            thread::sleep(WAIT);
+        }
+    }
+
     fn propose(&mut self, miss: Miss) -> Result<Change, Missed> {
         let who = Identity::of(miss.process.cast_signed()).ok_or(Missed::Gone)?;
         let who = self.memory_of(who)?;
         match self.processes.get_mut(&who) {
-            Some(Known::Patched { patched, .. }) => {
-                patched.propose(miss.thread, miss.ip, &self.pages)
-            }
+            Some(Known::Patched { patched, .. }) => patched.propose(miss.stood, &self.pages),
             _ => Err(Missed::Process(String::new())),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::*;
 use std::thread::Thread;
 use std::time::Duration;
 
-use elfen_instrument::live::Change;
+use elfen_instrument::live::{Change, Stood};
 use elfen_kernel::preempted::{Notes, Preempted};
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::lane::Lane;
@@ -104,9 +104,9 @@ impl Rehearsal {
         if noted.in_kernel {
             return words.count(&elfen_instrument::live::Missed::Kernel);
         }
-        let Preempted { process, thread, ip, .. } = *noted;
+        let Preempted { process, thread, ip, sp, .. } = *noted;
         if let Some(mut miss) = self.exchange.miss.try_lock() {
-            *miss = Some(Miss { process, thread, ip });
+            *miss = Some(Miss { process, stood: Stood { thread, ip, sp } });
             drop(miss);
             self.planner.unpark();
         }

@@ -33,6 +33,29 @@ pub fn frame(section: &[u8], section_address: u64, address: u64) -> Option<Frame
     Some(Frame { start, bytes, is_signal: common.is_signal })
 }
 
+/// Every function of a `.eh_frame`, in the order of the section, up to the first entry that no linker
+/// of our time writes: what static programs without a search table have.
+pub fn frames(section: &[u8], section_address: u64) -> impl Iterator<Item = Frame> {
+    let mut at = 0;
+    core::iter::from_fn(move || {
+        loop {
+            let length =
+                section.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))?;
+            let record = section_address.checked_add(u64::try_from(at).ok()?)?;
+            let next = at.checked_add(4)?.checked_add(usize::try_from(length).ok()?)?;
+            let id = section.get(at.checked_add(4)?..)?.first_chunk::<4>()?;
+            if length == 0 || next > section.len() {
+                return None;
+            }
+            at = next;
+            // 0 is what entries have in common.
+            if *id != [0; 4] {
+                return frame(section, section_address, record);
+            }
+        }
+    })
+}
+
 /// How a pointer is written: its form, and what it counts from.
 const FORM: u8 = 0x0f;
 const APPLICATION: u8 = 0x70;
@@ -175,6 +198,18 @@ mod tests {
     }
 
     #[test]
+    fn every_function_of_a_section_is_found() {
+        let (first, _) = section(b"zR", &[1, 0x1b], (-0x1000i32).to_le_bytes(), 0x40);
+        let (second, entry) = section(b"zRS", &[1, 0x1b], (-0x800i32).to_le_bytes(), 7);
+        let both = [first.as_slice(), &second, &[0; 8], &first].concat();
+        let found: Vec<(u64, bool)> =
+            frames(&both, ADDRESS).map(|one| (one.bytes, one.is_signal)).collect();
+        assert_eq!(found, [(0x40, false), (7, true)], "up to the end that a 0 marks");
+        assert_eq!(frames(&second, ADDRESS).next(), frame(&second, ADDRESS, entry));
+        assert_eq!(frames(&both[..both.len() / 4], ADDRESS).next(), None, "cut");
+    }
+
+    #[test]
     fn other_forms_are_refused() {
         let start = 0x1000i32.to_le_bytes();
         for (augmentation, data) in
@@ -205,6 +240,7 @@ mod tests {
                 if let Some(changed) = bytes.get_mut(at) { *changed = byte }
             }
             bytes.truncate(cut);
+            let _any = frames(&bytes, ADDRESS).count();
             let _any = frame(&bytes, ADDRESS, entry.wrapping_add(distance));
             let _any = frame(&bytes, u64::MAX - distance, u64::MAX);
         }

@@ -17,7 +17,7 @@ mod go;
 mod nops;
 
 pub use code::{CHECK_BYTES, Check, Code, JUMP_BYTES, call_through, jump};
-pub use frames::{Frame, frame};
+pub use frames::{Frame, frame, frames};
 pub use functions::FunctionStarts;
 pub use go::GoFunctions;
 pub use nops::{filling, nop_run};

@@ -110,9 +110,7 @@ impl Arena {
         let words = [bell.task, bell.drill];
         let arena = Self { code, counts, words, ring, number };
         let taken = ring + routine.bytes.len() as u64;
-        let write = |at, bytes: &[u8]| {
-            memory.write(at, bytes).map_err(|error| Missed::Process(error.to_string()))
-        };
+        let write = |at, bytes: &[u8]| memory.write(at, bytes).map_err(Missed::of_io);
         write(ring, &routine.bytes)?;
         write(code, &header(number, taken))?;
         Ok(arena)

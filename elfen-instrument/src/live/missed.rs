@@ -1,5 +1,7 @@
 //! Why a batch thread has no check near the place where it was interrupted.
 
+use std::io;
+
 use elfen_rewrite::Refused;
 
 use crate::remote::TouchError;
@@ -31,7 +33,16 @@ pub enum Missed {
     Process(String),
 }
 
+/// What the kernel says of a process that ended meanwhile.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
+}
+
 impl Missed {
+    pub(super) fn of_io(error: io::Error) -> Self {
+        if is_gone(&error) { Self::Gone } else { Self::Process(error.to_string()) }
+    }
+
     /// Whether code that called this may do instead.
     pub(super) fn may_be_for_a_caller(&self) -> bool {
         matches!(self, Self::NoFunction | Self::Function(_) | Self::NoPlace | Self::TooDense)
@@ -56,6 +67,8 @@ impl From<TouchError> for Missed {
     fn from(error: TouchError) -> Self {
         match error {
             TouchError::Busy => Self::Busy,
+            TouchError::NoVdso => Self::Gone,
+            TouchError::Refused(error) if is_gone(&error) => Self::Gone,
             error => Self::Process(error.to_string()),
         }
     }

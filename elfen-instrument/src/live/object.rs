@@ -5,9 +5,11 @@
 //! where we can't see it.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::ops::Range;
 
-use elfen_entries::{FunctionStarts, GoFunctions, frame};
+use elfen_entries::{FunctionStarts, GoFunctions, frame, frames};
+use object::{Object as _, ObjectSection, ReadCache};
 
 use super::missed::Missed;
 use crate::remote::{Mapping, Memory};
@@ -36,6 +38,8 @@ struct Object {
     /// `.eh_frame_hdr` and `.eh_frame`, with their addresses.
     starts: Table,
     frames: Table,
+    /// Of programs without the first: every function, in order.
+    listed: Vec<(u64, u64)>,
     go: Table,
 }
 
@@ -49,6 +53,7 @@ impl Objects {
     /// First and last address of the function around `ip`, which lies in the code mapping `code`.
     pub(super) fn function(
         &mut self,
+        process: u32,
         memory: &Memory,
         mapped: &[Mapping],
         code: &Mapping,
@@ -58,7 +63,7 @@ impl Objects {
         let object = match self.known.entry(base) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(new) => {
-                new.insert(Object::read(memory, mapped, base).ok_or(Missed::NoFunction)?)
+                new.insert(Object::read(process, memory, mapped, base).ok_or(Missed::NoFunction)?)
             }
         };
         let found = object.function(ip).ok_or(Missed::NoFunction)?;
@@ -79,7 +84,7 @@ fn base(mapped: &[Mapping], code: &Mapping) -> Option<u64> {
 }
 
 impl Object {
-    fn read(memory: &Memory, mapped: &[Mapping], base: u64) -> Option<Self> {
+    fn read(process: u32, memory: &Memory, mapped: &[Mapping], base: u64) -> Option<Self> {
         let header = memory.read_vec(base, HEADER_BYTES).ok()?;
         // ELF, 64 bits, little-endian.
         if header.get(..6)? != b"\x7fELF\x02\x01" {
@@ -98,6 +103,8 @@ impl Object {
         let mut object = Self::default();
         if let Some(unwind) = segments.iter().find(|one| one.kind == PT_GNU_EH_FRAME) {
             object.read_frames(memory, &segments, bias, unwind);
+        } else {
+            object.listed = listed(process, memory, base, bias).unwrap_or_default();
         }
         let loaded = segments.iter().filter(|one| one.kind == PT_LOAD).filter_map(|one| {
             let start = bias.checked_add(one.address)?;
@@ -140,9 +147,30 @@ impl Object {
             let end = found.start.checked_add(found.bytes)?;
             (!found.is_signal && (found.start..end).contains(&ip)).then_some(found.start..end)
         };
+        let by_list = || {
+            let after = self.listed.partition_point(|&(start, _)| start <= ip);
+            let &(start, end) = self.listed.get(after.checked_sub(1)?)?;
+            (ip < end).then_some(start..end)
+        };
         let by_go = || GoFunctions::parse(&self.go.bytes)?.of(ip).map(|(start, end)| start..end);
-        by_frame().or_else(by_go)
+        by_frame().or_else(by_list).or_else(by_go)
     }
+}
+
+/// The functions of a static program that has no search table. Where its frames are, its file tells
+/// alone; what they say is read from memory.
+fn listed(process: u32, memory: &Memory, base: u64, bias: u64) -> Option<Vec<(u64, u64)>> {
+    let file = ReadCache::new(File::open(format!("/proc/{process}/exe")).ok()?);
+    let file = object::read::elf::ElfFile64::<object::Endianness, _>::parse(&file).ok()?;
+    let section = file.section_by_name(".eh_frame")?;
+    let address = bias.checked_add(section.address())?;
+    let table = Table::read(memory, address.max(base), section.size())?;
+    let mut found: Vec<(u64, u64)> = frames(&table.bytes, table.address)
+        .filter(|one| !one.is_signal)
+        .filter_map(|one| Some((one.start, one.start.checked_add(one.bytes)?)))
+        .collect();
+    found.sort_unstable();
+    Some(found)
 }
 
 /// A program header.
@@ -198,7 +226,7 @@ mod tests {
         let memory = Memory::open(own).unwrap();
         let mapped = mappings(own).unwrap();
         let code = mapped.iter().find(|one| one.range.contains(&ip)).unwrap();
-        Objects::default().function(&memory, &mapped, code, ip)
+        Objects::default().function(own, &memory, &mapped, code, ip)
     }
 
     #[test]

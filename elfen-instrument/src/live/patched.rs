@@ -102,6 +102,8 @@ impl Change {
 /// How many places a process has, for reports.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Places {
+    /// Processes that have any.
+    pub processes: u64,
     pub on: u64,
     pub too_dense: u64,
     pub refused: u64,
@@ -112,6 +114,7 @@ pub struct Places {
 
 impl AddAssign for Places {
     fn add_assign(&mut self, other: Self) {
+        self.processes += other.processes;
         self.on += other.on;
         self.too_dense += other.too_dense;
         self.refused += other.refused;
@@ -131,7 +134,7 @@ impl Patched {
         if status.filtered {
             return refuse("its system calls are filtered (seccomp)");
         }
-        let memory = Memory::open(process).map_err(|error| Missed::Process(error.to_string()))?;
+        let memory = Memory::open(process).map_err(Missed::of_io)?;
         let mapped = mappings(process).map_err(|_| Missed::Gone)?;
         let first = mapped.first().ok_or(Missed::Gone)?;
         Ok(Self {
@@ -199,7 +202,7 @@ impl Patched {
         pages: &Pages,
     ) -> Result<Change, Missed> {
         let code = code_at(mapped, ip)?;
-        let range = self.objects.function(&self.memory, mapped, code, ip)?;
+        let range = self.objects.function(self.process, &self.memory, mapped, code, ip)?;
         let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
         let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
         self.take_out_jumps(range.start, &mut bytes);
@@ -356,7 +359,9 @@ impl Patched {
     }
 
     pub fn places(&self) -> Places {
-        let mut places = Places { arenas: self.arenas.len() as u64, ..Places::default() };
+        let arenas = self.arenas.len() as u64;
+        let processes = u64::from(arenas > 0);
+        let mut places = Places { processes, arenas, ..Places::default() };
         for known in self.places.values() {
             match known.state {
                 State::On => {

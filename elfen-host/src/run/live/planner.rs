@@ -37,6 +37,7 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
         processes: HashMap::new(),
         lane_ns: 0,
         looked: Instant::now(),
+        gone: Places::default(),
     };
     while !stop.load(Relaxed) {
         let miss = exchange.miss.lock().take();
@@ -58,6 +59,8 @@ struct Planner<'p> {
     /// The lane's time at the last look at rates.
     lane_ns: u64,
     looked: Instant,
+    /// The places of processes that are gone.
+    gone: Places,
 }
 
 /// What became of a process.
@@ -81,8 +84,6 @@ impl Planner<'_> {
             Ok(change) => change,
             Err(missed) => return self.words.count(&missed),
         };
-        let first = self.processes.values().filter(|one| matches!(one, Known::Patched { .. }));
-        self.words.processes.store(first.count() as u64, Relaxed);
         self.words.first_touch_ns.fetch_max(nanos(began.elapsed()), Relaxed);
         let (process, place) = (change.process, change.place);
         if self.hand_over(change) != Some(true) {
@@ -156,7 +157,14 @@ impl Planner<'_> {
     }
 
     fn forget_the_dead(&mut self) {
-        self.processes.retain(|who, _| who.liveness() != Liveness::Dead);
+        let gone = &mut self.gone;
+        self.processes.retain(|who, known| {
+            let lives = who.liveness() != Liveness::Dead;
+            if let (false, Known::Patched { patched, .. }) = (lives, known) {
+                *gone += patched.places();
+            }
+            lives
+        });
     }
 
     /// Gives a change to the guard, and waits for what becomes of it.
@@ -214,7 +222,7 @@ impl Planner<'_> {
     }
 
     fn publish(&self) {
-        let mut all = Places::default();
+        let mut all = self.gone;
         for known in self.processes.values() {
             if let Known::Patched { patched, .. } = known {
                 all += patched.places();

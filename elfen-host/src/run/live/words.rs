@@ -24,7 +24,7 @@ pub struct LiveWords {
     pub(super) bells: AtomicU64,
     pub(super) stopped_by_guard: AtomicU64,
     reasons: [AtomicU64; REASONS.len()],
-    pub(super) processes: AtomicU64,
+    processes: AtomicU64,
     pub(super) first_touch_ns: AtomicU64,
     places: [AtomicU64; 7],
     pub(super) checks_per_ms: AtomicU64,
@@ -61,6 +61,7 @@ impl LiveWords {
     pub(super) fn publish(&self, all: Places) {
         let [one, memory, flags] = all.by_tactic;
         let words = [all.on, all.too_dense, all.refused, one, memory, flags, all.arenas];
+        self.processes.store(all.processes, Relaxed);
         self.places.iter().zip(words).for_each(|(word, value)| word.store(value, Relaxed));
     }
 

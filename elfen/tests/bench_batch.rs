@@ -120,8 +120,8 @@ fn a_batch_is_measured_and_nothing_stays_behind() {
     let rows = report["rows"].as_array().unwrap();
     let injects: Vec<&str> = rows.iter().map(|row| row["inject"].as_str().unwrap()).collect();
     assert_eq!(injects, ["guard", "auto"]);
-    for row in rows {
-        assert_eq!((&row["used"], &row["turn_ns"]), (&"guard".into(), &1_000_000.into()), "{row}");
+    for (row, used) in rows.iter().zip(["guard", "live"]) {
+        assert_eq!((&row["used"], &row["turn_ns"]), (&used.into(), &1_000_000.into()), "{row}");
         assert!(row["busy_ns"].is_u64() && row["reported_ns"].is_u64(), "{row}");
     }
     assert!(report["alone"].is_null() && report["slowdown"].is_null());

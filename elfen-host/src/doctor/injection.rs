@@ -1,11 +1,12 @@
 //! How a batch program is kept off its lane: by checks inside it, or from outside.
 
-use super::answers::{Library, Rank};
+use super::answers::{Attach, Library, Rank};
 use super::finding::{Enough, Finding, Machine, Mechanism};
 use crate::source::SourceError;
 
 pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism { name: "inject-guard", enough: Enough::Yes, examine: guard },
+    Mechanism { name: "inject-live", enough: Enough::No, examine: live },
     Mechanism {
         name: "inject-inlined",
         enough: Enough::If("for programs with checks in their source"),
@@ -39,6 +40,35 @@ fn guard(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         (_, Rank::Refused(error)) => Finding::no(
             format!("guards may not have nice 0 and SCHED_OTHER, so they hold no lane: {error}"),
             "start elfen without `nice`, `chrt` or a unit's Nice=, or give it CAP_SYS_NICE",
+        ),
+    })
+}
+
+/// Only root, with all its rights, may look into any process; and only an ancestor, or a process
+/// with CAP_SYS_PTRACE, where Yama restricts that.
+fn live(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    let yama = machine.source.text("/proc/sys/kernel/yama/ptrace_scope")?;
+    let several = machine.lanes.pairs.iter().map(|pair| pair.batch.iter().count()).sum::<usize>();
+    Ok(match (&machine.answers.attach, yama.as_deref().map(str::trim)) {
+        (attach, _) if *attach != Attach::Attached => Finding::no(
+            "no program is given checks as it runs: they look at the task map by eBPF, and it \
+             takes a program of its own to see where threads are interrupted",
+            "see to signal-ebpf above",
+        ),
+        (_, Some("3")) => Finding::no(
+            "no program is given checks as it runs: Yama lets no process trace another",
+            "boot with another kernel.yama.ptrace_scope; it cannot be lowered",
+        ),
+        _ if several > 1 => Finding::warn(
+            format!(
+                "checks that are written into a program know one batch lane, and by default a run \
+                 has {several} here: its guards alone keep such programs off"
+            ),
+            "give each batch one pair, as in --lanes 0:1",
+        ),
+        _ => Finding::yes(
+            "any 64-bit program on one batch lane: its guard writes checks into its loops as it \
+             runs; code that a JIT makes, and time in the kernel, stay with the guard alone",
         ),
     })
 }

@@ -27,7 +27,7 @@ use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::Order;
 use super::ipc::{Counts, NoCounts};
-use super::live::LiveWords;
+use super::live::words::LiveWords;
 use crate::segment::text_of;
 use crate::services::services;
 

@@ -20,6 +20,7 @@ pub mod guard;
 mod hotplug;
 pub mod ipc;
 mod keeper;
+pub mod latency;
 mod launch;
 pub mod live;
 pub mod looks;

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::figures::Figures;
-use super::live::Live;
+use super::live::words::Live;
 use super::looks::Looked;
 
 /// Times are nanoseconds.

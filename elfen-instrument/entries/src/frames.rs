@@ -33,8 +33,8 @@ pub fn frame(section: &[u8], section_address: u64, address: u64) -> Option<Frame
     Some(Frame { start, bytes, is_signal: common.is_signal })
 }
 
-/// Every function of a `.eh_frame`, in the order of the section, up to the first entry that no linker
-/// of our time writes: what static programs without a search table have.
+/// Every function of a `.eh_frame`, in the order of the section, up to the first entry that no
+/// linker of our time writes: what static programs without a search table have.
 pub fn frames(section: &[u8], section_address: u64) -> impl Iterator<Item = Frame> {
     let mut at = 0;
     core::iter::from_fn(move || {

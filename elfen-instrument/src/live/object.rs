@@ -235,7 +235,7 @@ mod tests {
         let found = bounds(start).unwrap();
         assert_eq!(found.start, start);
         assert_eq!(bounds(found.end - 1).unwrap(), found);
-        let library = libc::strtoul as usize as u64;
+        let library = libc::strtoul as *const () as usize as u64;
         assert!(bounds(library + 1).unwrap().contains(&library), "of a library");
     }
 

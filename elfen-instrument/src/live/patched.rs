@@ -227,8 +227,8 @@ impl Patched {
     }
 
     /// Loops around the address, the outermost first, then the function's entry. A loop whose check
-    /// is on already was passed by too seldom; of one whose check ran too often, all that are inside
-    /// run more often still.
+    /// is on already was passed by too seldom; of one whose check ran too often, all that are
+    /// inside run more often still.
     fn choose(&self, function: &Function, ip: u64) -> Result<Place, Missed> {
         let status = Status::of(self.process).ok_or(Missed::Gone)?;
         let permitted =

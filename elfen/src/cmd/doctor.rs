@@ -1,6 +1,7 @@
 //! `elfen doctor`: what of Elfen can run on this machine, why not the rest, and what stands in the
 //! way.
 
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ use elfen_host::doctor::{self, Check, Group, Machine, Status};
 use elfen_host::lanes::Lanes;
 use elfen_host::source::Source;
 use elfen_host::topology::Topology;
+use elfen_instrument::{Inject, inspect};
 use serde::Serialize;
 
 const AFTER: &str = "\
@@ -24,7 +26,8 @@ Examples:
   elfen doctor                      what can run here, as this user
   sudo elfen doctor --lanes 0:1     as root, with a pair given by hand
   elfen doctor --json | jq -r '.checks[] | select(.status == \"no\") | .fix'
-  elfen doctor --record > machine   what was read and tried, for a report";
+  elfen doctor --record > machine   what was read and tried, for a report
+  sudo elfen doctor -- python3      how a program would be checked";
 
 /// Say what of Elfen can run on this machine, and what would make the rest run
 ///
@@ -48,6 +51,10 @@ pub(crate) struct Args {
     /// Look at a machine that --record wrote instead of this one; for tests and reports
     #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE", hide = true)]
     machine: Option<PathBuf>,
+
+    /// A program: how `elfen run` would check it, and why not in a cheaper way
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with = "record")]
+    program: Option<OsString>,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -72,8 +79,11 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         return Ok(ExitCode::SUCCESS);
     }
     let paint = Paint { on: elfen_console::output::colours() };
-    let report = Report::new(&checks, &verdict);
-    elfen_console::output::print(out, args.json, &report, || text(&checks, &verdict, paint))?;
+    let program = args.program.as_deref().map(|name| Ways::of(name, &checks)).transpose()?;
+    let report = Report::new(&checks, &verdict, program.as_ref());
+    elfen_console::output::print(out, args.json, &report, || {
+        text(&checks, &verdict, paint) + &program.as_ref().map(Ways::text).unwrap_or_default()
+    })?;
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
 }
 
@@ -108,6 +118,9 @@ struct Report<'a> {
     next: &'a str,
     only: &'a [&'static str],
     checks: Vec<CheckReport<'a>>,
+    /// Of a program that was named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<&'a Ways>,
 }
 
 #[derive(Serialize)]
@@ -120,7 +133,7 @@ struct CheckReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(checks: &'a [Check], verdict: &'a Verdict) -> Self {
+    fn new(checks: &'a [Check], verdict: &'a Verdict, program: Option<&'a Ways>) -> Self {
         let report = |check: &'a Check| CheckReport {
             group: check.group,
             name: check.name,
@@ -134,7 +147,56 @@ impl<'a> Report<'a> {
             next: &verdict.next,
             only: &verdict.only,
             checks: checks.iter().map(report).collect(),
+            program,
         }
+    }
+}
+
+/// How a program would be checked.
+#[derive(Serialize)]
+struct Ways {
+    program: String,
+    inject: &'static str,
+    /// Ways that would be cheaper, and why it does not allow them.
+    not: Vec<Not>,
+}
+
+#[derive(Serialize)]
+struct Not {
+    inject: &'static str,
+    why: String,
+}
+
+impl Ways {
+    fn of(name: &OsStr, checks: &[Check]) -> Result<Self, Failure> {
+        let program = name.to_string_lossy().into_owned();
+        let file = inspect(name).map_err(|reason| {
+            let fix = "name one that PATH has, or its file";
+            Failure::new(Exit::Usage, format!("program {program:?}"), format!("it {reason}"), fix)
+        })?;
+        let here = checks.iter().find(|check| check.name == "inject-live");
+        let here = here.map(|check| &check.finding).filter(|live| live.status != Status::Yes);
+        let mut not = Vec::new();
+        for inject in Inject::BEST_FIRST {
+            let why = match file.allows(inject) {
+                Err(reason) => format!("it {reason}"),
+                Ok(_) => match here.filter(|_| inject == Inject::Live) {
+                    Some(live) => live.why.clone(),
+                    None => return Ok(Self { program, inject: inject.name(), not }),
+                },
+            };
+            not.push(Not { inject: inject.name(), why });
+        }
+        Ok(Self { program, inject: Inject::Guard.name(), not })
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("\nelfen run -- {}: inject {}\n", self.program, self.inject);
+        for Not { inject, why } in &self.not {
+            let beside = wrap(why, COLUMNS - 16).join(&format!("\n{:16}", ""));
+            text += &format!("  not {inject:8}  {beside}\n");
+        }
+        text
     }
 }
 

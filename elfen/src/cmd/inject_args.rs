@@ -96,6 +96,8 @@ fn with_library(plan: Plan) -> Result<Chosen, Failure> {
 }
 
 fn refuse(program: &OsStr, reason: &Reason, best: Inject) -> Failure {
+    // What any machine can do, where the best takes more than the program.
+    let best = if best == Inject::Live { Inject::Guard } else { best };
     let fix = format!("use --inject {}, or --inject auto", best.name());
     let what = format!("program {:?}", program.to_string_lossy());
     Failure::new(Status::Unsupported, what, format!("it {reason}"), fix)

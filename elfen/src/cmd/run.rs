@@ -22,7 +22,8 @@ use elfen_host::run::figures::{self, Figures};
 use elfen_host::run::front::{self, Ending};
 use elfen_host::run::guard;
 use elfen_host::run::ipc::Counts;
-use elfen_host::run::live::{Live, LiveWords};
+use elfen_host::run::latency::Latency;
+use elfen_host::run::live::words::{Live, LiveWords};
 use elfen_host::run::report::Report;
 use elfen_host::run::{Order, User};
 use elfen_instrument::Inject;
@@ -109,12 +110,12 @@ impl Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     usage::check_program("run", &args.program)?;
     let signals = signals(args)?;
-    let (order, taken) = order(args, &signals)?;
+    let (order, said) = order(args, &signals)?;
     let mut report = args.report.as_ref().map(create).transpose()?;
     let channels = Arc::new(Channels::open(&order, signals).map_err(|error| refuse(&error))?);
     require_tasks_to_block(&order, &channels)?;
     let chosen = Announced::of(&order, &channels);
-    let line = chosen.line(&order, taken.as_deref());
+    let line = chosen.line(&order, &said);
     if args.dry_run {
         writeln!(out, "{line}").map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
@@ -217,9 +218,16 @@ fn user_of(name: &str) -> Result<User, Failure> {
     }
 }
 
-/// All that is decided before anything is started, and where the budget comes from if the user gave
-/// none.
-fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Failure> {
+/// What the first line says besides the order.
+struct Said {
+    /// Where the budget comes from, if the user gave none.
+    taken: Option<String>,
+    /// Why the program gets no live checks, if it might have had some.
+    why_not_live: Option<String>,
+}
+
+/// All that is decided before anything is started.
+fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
     let chosen = args.policy.choose(signals.service.as_ref())?;
     let pairs = args.lanes.pairs().map_err(|seen| args.lacking(seen))?;
     let pairs = served(args, signals, pairs)?;
@@ -232,8 +240,9 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Fail
         Failure::new(Status::Unsupported, "priority", why, fix)
     })?;
     let (nap, alarm) = args.nap.open_for(&pairs)?;
-    let (Chosen { inject, library }, notes) = inject(args, signals, &pairs, program)?;
-    if alarm.is_some() && inject == Inject::Guard {
+    let Injected { chosen: Chosen { inject, library }, notes, why_not } =
+        inject(args, signals, &pairs, program)?;
+    if alarm.is_some() && matches!(inject, Inject::Guard | Inject::Live) {
         warn(
             "nap block: this program has no checks of its own, so its guard will hold the lane \
              instead",
@@ -258,7 +267,14 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Option<String>), Fail
         program: program.clone(),
         arguments: arguments.to_vec(),
     };
-    Ok((order, chosen.taken))
+    Ok((order, Said { taken: chosen.taken, why_not_live: why_not }))
+}
+
+/// How a program is checked, and why it has no live checks if it might have had some.
+struct Injected {
+    chosen: Chosen,
+    notes: Option<Arc<Notes>>,
+    why_not: Option<String>,
 }
 
 /// How the program is checked. Live checks take more than a program that allows them: without it,
@@ -268,14 +284,17 @@ fn inject(
     signals: &Signals,
     pairs: &[Pair],
     program: &OsStr,
-) -> Result<(Chosen, Option<Arc<Notes>>), Failure> {
+) -> Result<Injected, Failure> {
     let chosen = args.inject.choose(program)?;
     if chosen.inject != Inject::Live {
-        return Ok((chosen, None));
+        return Ok(Injected { chosen, notes: None, why_not: None });
     }
     match inject_args::notes(signals, pairs) {
-        Ok(notes) => Ok((chosen, Some(notes))),
-        Err(_) if args.inject == InjectName::Auto => Ok((inject_args::GUARD, None)),
+        Ok(notes) => Ok(Injected { chosen, notes: Some(notes), why_not: None }),
+        Err(why) if args.inject == InjectName::Auto => {
+            let chosen = inject_args::GUARD;
+            Ok(Injected { chosen, notes: None, why_not: Some(why) })
+        }
         Err(why) => {
             let fix = "use --inject guard, or --inject auto";
             Err(Failure::new(Status::Unsupported, "inject live", why, fix))
@@ -320,24 +339,30 @@ impl Announced {
         Self { lanes: pair::list(&order.pairs), signal: signal_name(channels), ipc }
     }
 
-    fn line(&self, order: &Order, taken: Option<&str>) -> String {
+    fn line(&self, order: &Order, said: &Said) -> String {
         let Self { lanes, signal, ipc } = self;
         let policy = order.settings.policy;
         let budget = match policy {
             PolicyKind::BorrowIdle | PolicyKind::SloBudget => String::new(),
             _ => {
-                let from = taken.map(|from| format!(" ({from})")).unwrap_or_default();
+                let from = said.taken.as_ref().map(|from| format!(" ({from})"));
+                let from = from.unwrap_or_default();
                 format!(" of {}{from}", duration::show(order.settings.budget_ns))
             }
         };
         let ipc = ipc.map(|ipc| format!(", ipc {ipc}")).unwrap_or_default();
         let nap = order.nap.kind();
+        let not_live = said.why_not_live.as_ref().map(|why| format!(" (not live: {why})"));
+        let not_live = match order.inject {
+            Inject::Live => " (guard until learned)".to_owned(),
+            _ => not_live.unwrap_or_default(),
+        };
         // Thesis, section 5.2: PAUSE takes from the sibling what a program of IPC 0.01 takes.
         let costs =
             if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
         format!(
-            "{}{budget} on lanes {lanes}; signal {signal}{ipc}, nap {}{costs}, inject {}, guards \
-             look every {}",
+            "{}{budget} on lanes {lanes}; signal {signal}{ipc}, nap {}{costs}, \
+             inject {}{not_live}, guards look every {}",
             policy.name(),
             nap.name(),
             order.inject.name(),
@@ -395,7 +420,7 @@ fn signal_name(channels: &Channels) -> &'static str {
 /// The line that ends a run.
 fn summary(report: &Report) -> String {
     let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
-    let latency = |what: &str, latency: &figures::Latency| match (latency.median, latency.p99) {
+    let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
         (Some(median), Some(p99)) => {
             format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
         }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use elfen_host::run::figures::{Figures, Latency};
+use elfen_host::run::figures::Figures;
+use elfen_host::run::latency::Latency;
 use elfen_host::run::report::Report;
 
 use super::LiveError;

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use elfen_console::duration::number;
-use elfen_host::run::figures::Latency;
+use elfen_host::run::latency::Latency;
 use elfen_host::run::report::Report;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;

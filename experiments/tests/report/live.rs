@@ -3,7 +3,8 @@
 //! them.
 
 use elfen_host::run;
-use elfen_host::run::figures::{Figures, Latency};
+use elfen_host::run::figures::Figures;
+use elfen_host::run::latency::Latency;
 use experiments::record::{Alone, BadLine, Company, Line, Run, Setup, read};
 use experiments::report::figure::{Across, Figure, Point};
 use experiments::report::live::{Unusable, report};

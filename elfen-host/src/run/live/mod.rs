@@ -17,44 +17,23 @@
 //! as overlap stays with it.
 
 mod drills;
+mod exchange;
 mod planner;
 mod rehearsal;
-mod words;
+pub mod words;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread::{self, JoinHandle, Thread};
 
-use elfen_instrument::live::{Change, Pages, Stood};
+use elfen_instrument::live::Pages;
 use elfen_kernel::preempted::Notes;
-use parking_lot::Mutex;
 
+use self::exchange::Exchange;
 pub(super) use self::rehearsal::Rehearsal;
-pub use self::words::{Live, LiveWords};
 use super::channels::Channels;
 use super::place::Place;
-
-/// Where a batch thread stood that should have answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Miss {
-    process: u32,
-    stood: Stood,
-}
-
-const WAITING: u32 = 0;
-const APPLIED: u32 = 1;
-const REFUSED: u32 = 2;
-
-/// What the guard and the planner leave for each other. The guard waits for no lock that the
-/// planner holds: where they share a CPU, that would be for as long as the guard lets it run.
-#[derive(Debug, Default)]
-struct Exchange {
-    miss: Mutex<Option<Miss>>,
-    change: Mutex<Option<Change>>,
-    /// What became of the change.
-    outcome: AtomicU32,
-}
 
 /// The planner of a run. It ends when this drops.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use elfen_instrument::live::{Change, Missed, Pages, Patched, Places};
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
+use super::exchange::{APPLIED, Exchange, Miss, WAITING};
 use super::words::LiveWords;
-use super::{APPLIED, Exchange, Miss, WAITING};
 use crate::run::channels::Channels;
 
 /// A check takes about a nanosecond, so a place that runs more often than this costs its loop half

@@ -14,8 +14,8 @@ use elfen_rt::nap::block;
 use elfen_rt::signal::lane::LaneSlot;
 
 use super::drills::{DRILL, Drills};
+use super::exchange::{APPLIED, Exchange, Miss, REFUSED};
 use super::words::LiveWords;
-use super::{APPLIED, Exchange, Miss, REFUSED};
 use crate::affinity::Mask;
 use crate::process::threads_of;
 

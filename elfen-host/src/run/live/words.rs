@@ -8,7 +8,7 @@ use elfen_rt::signal::histogram::Histogram;
 use elfen_rt::signal::page::Slot;
 use serde::{Deserialize, Serialize};
 
-use crate::run::figures::Latency;
+use crate::run::latency::Latency;
 
 /// Reasons for which a thread has no check where it stood, as reports name them.
 pub(super) const REASONS: [&str; 8] =

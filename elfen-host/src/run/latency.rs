@@ -1,0 +1,38 @@
+//! Latencies as reports have them.
+
+use elfen_rt::signal::histogram::{BUCKETS, Histogram, bucket_top_ns, quantile_ns};
+use serde::{Deserialize, Serialize};
+
+/// A latency of many occasions; all `None` where there was none.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Latency {
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub median: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub p99: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub max: Option<u64>,
+    pub n: u64,
+}
+
+impl Latency {
+    /// Of several histograms taken together.
+    pub(super) fn of<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Self {
+        let mut counts = [0; BUCKETS];
+        let mut max = 0;
+        for histogram in histograms {
+            max = max.max(histogram.max_ns());
+            counts.iter_mut().zip(histogram.counts()).for_each(|(sum, count)| *sum += count);
+        }
+        let n = counts.iter().sum();
+        let quantile = |per_million| {
+            quantile_ns(counts.iter().copied(), per_million).map(|value_ns| value_ns.min(max))
+        };
+        Self {
+            median: quantile(500_000),
+            p99: quantile(990_000),
+            max: (n > 0).then_some(max.min(bucket_top_ns(BUCKETS - 1))),
+            n,
+        }
+    }
+}

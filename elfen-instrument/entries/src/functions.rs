@@ -58,12 +58,7 @@ impl<'a> FunctionStarts<'a> {
     }
 
     fn index_of(&self, address: u64) -> Option<usize> {
-        let (mut low, mut high) = (0, self.count());
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if self.start(middle)? <= address { low = middle + 1 } else { high = middle }
-        }
-        low.checked_sub(1)
+        last_at_or_before(self.count(), address, |index| self.start(index))
     }
 
     fn start(&self, index: usize) -> Option<u64> {
@@ -76,6 +71,21 @@ impl<'a> FunctionStarts<'a> {
         let offset = i32::from_le_bytes(offset.try_into().ok()?);
         self.header_address.checked_add_signed(offset.into())
     }
+}
+
+/// The index of the last of `count` ascending starts that is not beyond `address`. `None` also if a
+/// start cannot be read.
+pub(super) fn last_at_or_before(
+    count: usize,
+    address: u64,
+    start: impl Fn(usize) -> Option<u64>,
+) -> Option<usize> {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if start(middle)? <= address { low = middle + 1 } else { high = middle }
+    }
+    low.checked_sub(1)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! The form that Go writes since 1.18: a header, then a sorted table of pairs of 32-bit offsets, of
 //! which the first counts from the start of the code, and one more such offset for the end.
 
+use crate::functions::last_at_or_before;
+
 /// Since Go 1.20, and before that since 1.18.
 const MAGICS: [u32; 2] = [0xffff_fff1, 0xffff_fff0];
 /// The least step of code on x86, and the bytes of a pointer.
@@ -47,12 +49,7 @@ impl<'a> GoFunctions<'a> {
 
     /// The function that an address lies in: its start, and its end with what fills it up.
     pub fn of(&self, address: u64) -> Option<(u64, u64)> {
-        let (mut low, mut high) = (0, self.count);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if self.start(middle)? <= address { low = middle + 1 } else { high = middle }
-        }
-        let index = low.checked_sub(1)?;
+        let index = last_at_or_before(self.count, address, |index| self.start(index))?;
         let found = (self.start(index)?, self.start(index + 1)?);
         (found.0 <= address && address < found.1).then_some(found)
     }

@@ -1,7 +1,7 @@
 //! Whether the arithmetic flags mean something to what follows: a check
 //! compares, and so writes them.
 
-use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
 
 use crate::flow::Next;
 
@@ -64,7 +64,7 @@ fn may_leave_flags(instruction: &Instruction) -> bool {
         && instruction.op_kind(count) == OpKind::Immediate8
         && instruction.immediate8() & 0x3f == 0;
     let repeats = instruction.has_rep_prefix() || instruction.has_repne_prefix();
-    by_register || by_zero || repeats && instruction.code() != Code::INVALID
+    by_register || by_zero || repeats
 }
 
 #[cfg(test)]

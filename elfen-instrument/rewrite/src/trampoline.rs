@@ -8,7 +8,7 @@ use crate::place::Place;
 /// What is left of instructions that were jumped over: nobody should come here.
 const INT3: u8 = 0xcc;
 /// Nobody's memory behind the stack pointer, but a function's own that calls nothing.
-const RED_ZONE: i8 = -128;
+const RED_ZONE: u8 = 128;
 
 /// What a check tests and where it goes. All of it lies within 2 GiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,16 +100,14 @@ impl Code {
         Some(())
     }
 
-    /// Moves the stack pointer below what may lie there, or back; the flags stay.
-    fn push_step(&mut self, by: i8) {
-        match by {
-            // lea disp8(%rsp),%rsp; there is none for +128.
-            ..0 => self.push(&[0x48, 0x8d, 0x64, 0x24, by.to_le_bytes()[0]]),
-            _ => {
-                self.push(&[0x48, 0x8d, 0xa4, 0x24]);
-                self.push(&(-i32::from(RED_ZONE)).to_le_bytes());
-            }
-        }
+    /// Moves the stack pointer below what may lie there, by `lea -128(%rsp),%rsp`: the flags stay.
+    fn push_below_red_zone(&mut self) {
+        self.push(&[0x48, 0x8d, 0x64, 0x24, RED_ZONE.wrapping_neg()]);
+    }
+
+    /// And back, by `lea 128(%rsp),%rsp`, whose offset takes four bytes.
+    fn push_above_red_zone(&mut self) {
+        self.push(&[0x48, 0x8d, 0xa4, 0x24, RED_ZONE, 0, 0, 0]);
     }
 }
 
@@ -123,7 +121,7 @@ impl Function {
     pub fn trampoline(&self, place: &Place, at: u64, hooks: &Hooks) -> Option<Patch> {
         let mut code = Code::at(at);
         if place.saves_flags {
-            code.push_step(RED_ZONE);
+            code.push_below_red_zone();
             code.push(&[0x50]);
             code.push(&SAVE_FLAGS);
         }
@@ -132,7 +130,7 @@ impl Function {
         if place.saves_flags {
             code.push(&RESTORE_FLAGS);
             code.push(&[0x58]);
-            code.push_step(1);
+            code.push_above_red_zone();
         }
         for instruction in self.code.get(place.moved.clone())?.chunks(1) {
             // One at a time: of a block, a branch to its beginning would stay inside of it, and a
@@ -145,11 +143,11 @@ impl Function {
         code.push_relative(&[0xe9], end, &[])?;
         open.into_iter().try_for_each(|open| code.close(open))?;
         if !place.saves_flags {
-            code.push_step(RED_ZONE);
+            code.push_below_red_zone();
         }
         code.push_ring(hooks)?;
         if !place.saves_flags {
-            code.push_step(1);
+            code.push_above_red_zone();
         }
         let back = at.checked_add(u64::try_from(moved).ok()?)?;
         code.push_relative(&[0xe9], back, &[])?;

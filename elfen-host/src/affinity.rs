@@ -35,10 +35,10 @@ pub fn set(thread: u32, cpus: &CpuSet) -> io::Result<()> {
 
 /// CPUs as the kernel takes them: a bit each.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Mask(Vec<c_ulong>);
+pub struct Mask(Vec<c_ulong>);
 
 impl Mask {
-    pub(crate) fn of(cpus: &CpuSet) -> Self {
+    pub fn of(cpus: &CpuSet) -> Self {
         let mut mask: Vec<c_ulong> = Vec::new();
         for cpu in cpus.iter() {
             let word = usize::try_from(cpu / c_ulong::BITS).unwrap_or(usize::MAX);
@@ -74,7 +74,7 @@ impl Mask {
     }
 
     /// Moves a thread there: one system call, so that it can be made between fork and exec.
-    pub(crate) fn impose_on(&self, thread: u32) -> io::Result<()> {
+    pub fn impose_on(&self, thread: u32) -> io::Result<()> {
         let size = size_of_val(self.0.as_slice());
         // SAFETY: the kernel reads `size` bytes of the mask, which is ours.
         let moved =

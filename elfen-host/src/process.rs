@@ -8,6 +8,10 @@ pub struct Stat {
     pub parent: u32,
     /// It will run nothing more of its program: it exits, or has a signal that it cannot catch.
     pub(crate) dying: bool,
+    /// CPU time of the children that it has waited for, and of those that they had waited for.
+    pub waited_for_ticks: u64,
+    /// When it began, which tells it from others of the same id.
+    pub began_ticks: u64,
 }
 
 /// Of a task's flags: it exits.
@@ -29,6 +33,8 @@ fn parse(line: &str) -> Option<Stat> {
     Some(Stat {
         parent: u32::try_from(number(1)?).ok()?,
         dying: number(6)? & PF_EXITING != 0 || number(28)? & KILL_PENDING != 0,
+        waited_for_ticks: number(13)?.checked_add(number(14)?)?,
+        began_ticks: number(19)?,
     })
 }
 
@@ -43,12 +49,13 @@ pub fn below(ancestor: u32) -> Vec<u32> {
     found
 }
 
-pub(crate) fn threads_of(process: u32) -> Vec<u32> {
+/// The threads of a process; none if it is gone.
+pub fn threads_of(process: u32) -> Vec<u32> {
     numbers_in(&format!("/proc/{process}/task"))
 }
 
 /// Processes that a process started or inherited, over all its threads.
-fn children(process: u32) -> Vec<u32> {
+pub fn children(process: u32) -> Vec<u32> {
     let lists = threads_of(process).into_iter().map(|thread| {
         // Ended meanwhile: its children have another parent by then, and are found there the next
         // time.
@@ -75,7 +82,9 @@ mod tests {
     fn fields_are_counted_from_the_name() {
         let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let line = format!("77 (a) R (b c) S {}", numbers.join(" "));
-        assert_eq!(parse(&line), Some(Stat { parent: 4, dying: false }));
+        let (waited_for_ticks, began_ticks) = (16 + 17, 22);
+        let stat = Stat { parent: 4, dying: false, waited_for_ticks, began_ticks };
+        assert_eq!(parse(&line), Some(stat));
         let dying = |from, to| parse(&line.replace(from, to)).is_some_and(|stat| stat.dying);
         assert!(dying(" 9 ", " 4228364 ") && dying(" 31 ", " 256 "), "PF_EXITING; SIGKILL");
         assert_eq!(parse("77 (cut) S 4 5"), None);

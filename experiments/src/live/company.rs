@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use elfen_host::process::below;
 use elfen_host::run::report::Report;
 use serde::Deserialize;
 
@@ -183,7 +184,7 @@ impl Start<'_> {
     fn through_elfen(&self, command: Command, report: PathBuf) -> Result<Ours, LiveError> {
         let mut process = Process::start("elfen run", command, &place_of_front(), self.scratch)?;
         let batch = wait_for(&mut process, TO_START, |process| {
-            let family = usage::descendants(process.id());
+            let family = below(process.id());
             family
                 .into_iter()
                 .find(|&pid| usage::name_of(pid).as_deref() == Some(COMMAND) && is_ready(pid))

@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
+use elfen_host::affinity::Mask;
+
 /// `prctl` of core scheduling (linux/prctl.h): a new cookie for the calling thread.
 const PR_SCHED_CORE: i32 = 62;
 const PR_SCHED_CORE_CREATE: u64 = 1;
@@ -51,7 +53,8 @@ impl Place {
 /// Has the command start in its place, in a process group of its own: the terminal's signals are
 /// for us to act upon.
 pub(super) fn prepare(command: &mut Command, place: &Place) {
-    let mask = mask_of(&place.cpus);
+    let mask = Some(&place.cpus).filter(|cpus| !cpus.is_empty());
+    let mask = mask.map(|cpus| Mask::of(&cpus.iter().copied().collect()));
     let (rank, last_word) = (place.rank, place.last_word);
     let parent = std::process::id();
     command.process_group(0);
@@ -59,8 +62,8 @@ pub(super) fn prepare(command: &mut Command, place: &Place) {
     unsafe {
         command.pre_exec(move || {
             leave_with(parent, last_word)?;
-            if !mask.is_empty() {
-                set_mask(&mask)?;
+            if let Some(mask) = &mask {
+                mask.impose_on(0)?;
             }
             take_rank(0, rank)
         });
@@ -179,22 +182,6 @@ fn leave_with(parent: u32, last_word: i32) -> io::Result<()> {
     if u32::try_from(now) == Ok(parent) { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
 }
 
-fn mask_of(cpus: &[u32]) -> Vec<u64> {
-    let mut mask: Vec<u64> = Vec::new();
-    for &cpu in cpus {
-        let word = usize::try_from(cpu / 64).unwrap_or(0);
-        mask.resize(mask.len().max(word + 1), 0);
-        mask[word] |= 1 << (cpu % 64);
-    }
-    mask
-}
-
-fn set_mask(mask: &[u64]) -> io::Result<()> {
-    let size = size_of_val(mask);
-    // SAFETY: the kernel reads `size` bytes of `mask`.
-    done(unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, mask.as_ptr()) })
-}
-
 fn set_scheduler(thread: i32, policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: `parameters` is a live sched_param.
@@ -263,11 +250,5 @@ mod tests {
         let place = Place { cpus: vec![60_000], rank: Rank::Normal, last_word: libc::SIGKILL };
         prepare(&mut command, &place);
         assert!(command.status().is_err());
-    }
-
-    #[test]
-    fn masks_reach_over_words() {
-        assert_eq!(mask_of(&[0, 63, 64, 130]), [1 | 1 << 63, 1, 4]);
-        assert!(mask_of(&[]).is_empty());
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use elfen_host::process::below;
 use elfen_host::run::report::Report;
 
 use super::os::{self, Place};
@@ -104,7 +105,7 @@ impl Lane {
     /// `elfen run` has other things to do first.
     fn has_begun(&self) -> bool {
         let others = |pid: &u32| usage::name_of(*pid).is_some_and(|name| name != ELFEN);
-        self.started.report.is_none() || usage::family(self.process.id()).iter().any(others)
+        self.started.report.is_none() || below(self.process.id()).iter().any(others)
     }
 
     /// Starts it again if it came to its end.
@@ -262,8 +263,8 @@ mod tests {
         let used_ns = parent.used_ns();
         assert!(used_ns >= 10_000_000, "{used_ns}");
         let pid = parent.process.id();
-        until("its next child", || !usage::family(pid).is_empty());
-        let child = usage::family(pid)[0];
+        until("its next child", || !below(pid).is_empty());
+        let child = below(pid)[0];
         parent.end().unwrap();
         until("the end of both", || {
             [pid, child].iter().all(|&pid| usage::name_of(pid).as_deref() != Some("sleep"))

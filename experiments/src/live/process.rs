@@ -8,11 +8,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use elfen_host::process::below;
 use serde::de::DeserializeOwned;
 
 use super::os::{self, Place};
 use super::scratch::Scratch;
-use super::{LiveError, go_on, usage};
+use super::{LiveError, go_on};
 
 /// For a child that is asked to end because we end.
 const LAST_PATIENCE: Duration = Duration::from_secs(2);
@@ -201,7 +202,7 @@ impl Drop for Process {
         if self.wait(LAST_PATIENCE) {
             return;
         }
-        let family = usage::descendants(self.id());
+        let family = below(self.id());
         family.into_iter().chain([self.id()]).for_each(|pid| os::send(pid, libc::SIGKILL));
         let _killed = self.child.wait();
     }
@@ -236,6 +237,7 @@ pub(super) fn wait_for<T>(
 mod tests {
     use super::super::os::Rank;
     use super::*;
+    use crate::live::usage;
     use serde_json::Value;
 
     fn start(script: &str, scratch: &Scratch) -> Process {
@@ -275,7 +277,7 @@ mod tests {
             p.printed().contains("ready").then_some(())
         })
         .unwrap();
-        let family = usage::descendants(stubborn.id());
+        let family = below(stubborn.id());
         assert!(!family.is_empty());
         let parent = stubborn.id();
         drop(stubborn);

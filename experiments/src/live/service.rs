@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use elfen_host::process::threads_of;
 use serde_json::Value;
 
 use super::os::{self, Place, Rank};
@@ -266,7 +267,7 @@ impl Serving {
             line.strip_prefix("serving on ")?.strip_suffix('\n').map(str::to_owned)
         })?;
         let [first, _, others] = helpers.ranks();
-        for thread in usage::threads(process.id()) {
+        for thread in threads_of(process.id()) {
             let rank = if thread == process.id() { first } else { others };
             let thread = i32::try_from(thread).unwrap_or(0);
             os::take_rank(thread, rank).map_err(LiveError::io("ranking the service's threads"))?;

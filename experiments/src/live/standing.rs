@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use elfen_host::affinity;
 use elfen_host::cpulist::CpuSet;
+use elfen_host::process::{below, threads_of};
 use serde::Deserialize;
 
 use super::process::Process;
@@ -42,13 +44,6 @@ pub struct Standing {
 }
 
 impl Members {
-    fn name(&self) -> String {
-        match self {
-            Self::Pid(pid) => format!("process {pid}"),
-            Self::Cgroup(folder) => format!("cgroup {}", folder.display()),
-        }
-    }
-
     /// How its threads are brought to their lanes.
     fn remedy(&self, lanes: &CpuSet) -> String {
         match self {
@@ -63,7 +58,7 @@ impl Members {
 
     fn processes(&self) -> Vec<u32> {
         match self {
-            Self::Pid(pid) => usage::family(*pid).into_iter().chain([*pid]).collect(),
+            Self::Pid(pid) => below(*pid).into_iter().chain([*pid]).collect(),
             Self::Cgroup(folder) => processes_below(folder),
         }
     }
@@ -72,15 +67,15 @@ impl Members {
     fn check(&self) -> Result<(), LiveError> {
         let refuse = |why: String, fix: &'static str| Err(LiveError::Refused { why, fix });
         match self {
-            Self::Pid(pid) if usage::threads(*pid).is_empty() => {
+            Self::Pid(pid) if threads_of(*pid).is_empty() => {
                 refuse(format!("there is no process {pid}"), "give the id of one that runs")
             }
             Self::Cgroup(folder) if used_by(folder).is_none() => refuse(
                 format!("{} has no cpu.stat that counts CPU time", folder.display()),
                 "give the folder of a cgroup of version 2, as under /sys/fs/cgroup/system.slice",
             ),
-            _ if self.processes().is_empty() => {
-                let why = format!("no process is in {}", self.name());
+            Self::Cgroup(folder) if processes_below(folder).is_empty() => {
+                let why = format!("no process is in cgroup {}", folder.display());
                 refuse(why, "start the service first")
             }
             _ => Ok(()),
@@ -98,7 +93,7 @@ impl Members {
     fn threads(&self) -> BTreeMap<u32, Thread> {
         let of_process = |process: u32| {
             let thread = move |id| Some((id, Thread::of(process, id)?));
-            usage::threads(process).into_iter().filter_map(thread)
+            threads_of(process).into_iter().filter_map(thread)
         };
         self.processes().into_iter().flat_map(of_process).collect()
     }
@@ -114,9 +109,7 @@ struct Thread {
 impl Thread {
     /// Nothing of one that is gone.
     fn of(process: u32, id: u32) -> Option<Self> {
-        let status = fs::read_to_string(format!("/proc/{process}/task/{id}/status")).ok()?;
-        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        let may_use = list.trim().parse().ok()?;
+        let may_use = affinity::of(id).ok()?;
         Some(Self { process, used_ns: usage::of_thread(process, id)?, may_use })
     }
 }

@@ -68,10 +68,7 @@ impl Tested {
     ) -> Result<f64, LiveError> {
         match self {
             Self::Search { corpus, .. } => corpus.capacity_rps(programs, scratch, machine, helpers),
-            Self::Standing(standing) => {
-                let why = format!("what {} can serve is not known", standing.service.url);
-                Err(LiveError::Refused { why, fix: "say it with --capacity" })
-            }
+            Self::Standing(_) => unreachable!("of such a service the user says it"),
         }
     }
 

@@ -1,7 +1,8 @@
 //! CPU time of processes and threads, from /proc.
 
-use std::collections::HashMap;
 use std::fs;
+
+use elfen_host::process::{below, children, stat, threads_of};
 
 use super::os;
 
@@ -20,15 +21,9 @@ pub(super) fn of_thread(process: u32, thread: u32) -> Option<u64> {
     Some((ticks(11)? + ticks(12)?) * 10_000_000)
 }
 
-/// The threads of a process.
-pub(super) fn threads(process: u32) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
-}
-
 /// All threads of a process, in nanoseconds; without those that are gone.
 pub(super) fn of_process(process: u32) -> u64 {
-    threads(process).into_iter().filter_map(|thread| of_thread(process, thread)).sum()
+    threads_of(process).into_iter().filter_map(|thread| of_thread(process, thread)).sum()
 }
 
 /// The first thread of a process, and all others together.
@@ -37,53 +32,10 @@ pub(super) fn first_and_others(process: u32) -> (u64, u64) {
     (first, of_process(process).saturating_sub(first))
 }
 
-/// All descendants of a process, itself left out.
-pub(super) fn descendants(process: u32) -> Vec<u32> {
-    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        if let Some(parent) = parent_of(pid) {
-            children.entry(parent).or_default().push(pid);
-        }
-    }
-    let (mut found, mut ahead) = (Vec::new(), vec![process]);
-    while let Some(next) = ahead.pop() {
-        let born = children.remove(&next).unwrap_or_default();
-        ahead.extend(&born);
-        found.extend(born);
-    }
-    found
-}
-
-/// All descendants of a process, itself left out, by the kernel's lists of children: for callers
-/// that ask often. A kernel without such lists has every process looked at.
-pub(super) fn family(process: u32) -> Vec<u32> {
-    if fs::metadata(format!("/proc/{process}/task/{process}/children")).is_err() {
-        return descendants(process);
-    }
-    let (mut found, mut next) = (children(process), 0);
-    while let Some(&pid) = found.get(next) {
-        found.extend(children(pid));
-        next += 1;
-    }
-    found
-}
-
-fn children(process: u32) -> Vec<u32> {
-    let of_thread = |thread: u32| {
-        let file = format!("/proc/{process}/task/{thread}/children");
-        let text = fs::read_to_string(file).unwrap_or_default();
-        text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>()
-    };
-    threads(process).into_iter().flat_map(of_thread).collect()
-}
-
 /// CPU time of a process and its descendants in nanoseconds, of those that have ended as well, if
 /// their parents waited for them.
 pub(super) fn of_family(process: u32) -> u64 {
-    let all = family(process).into_iter().chain([process]);
+    let all = below(process).into_iter().chain([process]);
     all.map(|pid| os::cpu_time_ns(pid).unwrap_or(0) + of_waited_for(pid)).sum()
 }
 
@@ -97,45 +49,29 @@ pub(super) fn of_batch(front: u32) -> u64 {
 
 /// Of the children that a process has waited for, to a hundredth of a second.
 fn of_waited_for(process: u32) -> u64 {
-    let fields = stat(process).unwrap_or_default();
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
-    (ticks(13) + ticks(14)) * (1_000_000_000 / os::ticks_a_second())
+    let ticks = stat(process).map_or(0, |stat| stat.waited_for_ticks);
+    ticks * (1_000_000_000 / os::ticks_a_second())
 }
 
 /// Processes that are told from others of the same id by when they began.
 #[derive(Debug)]
-pub(crate) struct Members(Vec<(u32, String)>);
+pub(super) struct Members(Vec<(u32, u64)>);
 
 impl Members {
     /// A process's descendants as they are now.
-    pub(crate) fn of(process: u32) -> Self {
-        let known = |pid: u32| Some((pid, began(pid)?));
-        Self(family(process).into_iter().filter_map(known).collect())
+    pub(super) fn of(process: u32) -> Self {
+        let known = |pid: u32| Some((pid, stat(pid)?.began_ticks));
+        Self(below(process).into_iter().filter_map(known).collect())
     }
 
     /// Ends those that live, by SIGKILL.
-    pub(crate) fn kill(&self) {
+    pub(super) fn kill(&self) {
         for (pid, beginning) in &self.0 {
-            if began(*pid).as_ref() == Some(beginning) {
+            if stat(*pid).is_some_and(|stat| stat.began_ticks == *beginning) {
                 os::send(*pid, libc::SIGKILL);
             }
         }
     }
-}
-
-/// When it began, in ticks.
-fn began(process: u32) -> Option<String> {
-    stat(process)?.into_iter().nth(19)
-}
-
-/// The fields of /proc/PID/stat after the name.
-fn stat(process: u32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
-}
-
-fn parent_of(process: u32) -> Option<u32> {
-    stat(process)?.get(1)?.parse().ok()
 }
 
 /// The name of a process's program, cut to 15 bytes as the kernel does.
@@ -183,12 +119,12 @@ mod tests {
         let sleeps = |pid: &u32| name_of(*pid).as_deref() == Some("sleep");
         // Other tests of this process have sleepers too.
         let sleeper = loop {
-            match descendants(shell.id()).into_iter().find(sleeps) {
+            match below(shell.id()).into_iter().find(sleeps) {
                 Some(sleeper) => break sleeper,
                 None => std::thread::yield_now(),
             }
         };
-        assert!(descendants(std::process::id()).contains(&sleeper));
+        assert!(below(std::process::id()).contains(&sleeper));
         os::send(sleeper, libc::SIGKILL);
         shell.wait().unwrap();
 

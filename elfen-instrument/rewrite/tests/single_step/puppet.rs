@@ -253,6 +253,8 @@ impl Puppet {
         let mut vectors = self.vectors();
         // Where the last instruction of the old floating-point unit stood: elsewhere, by intent.
         vectors[8..16].fill(0);
+        // Which parts of the state are in use: a processor may say that of one that is 0 or not.
+        vectors[512..576].fill(0);
         vectors.hash(&mut hasher);
         named.iter().for_each(|&named| self.named(named).hash(&mut hasher));
         let registers = [

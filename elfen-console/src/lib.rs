@@ -7,6 +7,7 @@
 pub mod duration;
 pub mod failure;
 pub mod output;
+pub mod paragraph;
 pub mod shell;
 pub mod table;
 pub mod terminal;

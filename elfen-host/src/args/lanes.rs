@@ -3,6 +3,9 @@
 //! Flatten [`LaneArgs`], read the machine with [`topology`], call [`LaneArgs::resolve`], print its
 //! warnings with `cmd::warn`.
 
+use std::error::Error;
+use std::path::Path;
+
 use elfen_console::failure::{Failure, Status};
 
 use crate::lanes::{self, LaneError, Lanes};
@@ -71,6 +74,21 @@ impl LaneArgs {
         let fix = "allow this process a second CPU";
         Err(Failure::new(Status::Unsupported, "measuring", "it takes two CPUs", fix))
     }
+}
+
+/// This machine, or the one that a file of `COMMAND --record` tells of.
+pub fn source(recording: Option<&Path>, command: &str) -> Result<Source, Failure> {
+    match recording {
+        None => Ok(Source::live()),
+        Some(file) => {
+            Source::open_recording(file).map_err(|error| not_a_recording(command, &error))
+        }
+    }
+}
+
+pub fn not_a_recording(command: &str, error: &dyn Error) -> Failure {
+    let fix = format!("give a file that `{command} --record` wrote");
+    Failure::new(Status::Usage, "reading a recorded machine", error, fix)
 }
 
 /// Reads the machine.

@@ -47,7 +47,7 @@ pub enum Status {
 }
 
 /// What a check found.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Finding {
     pub status: Status,
     pub why: String,
@@ -79,11 +79,13 @@ pub enum Enough {
 }
 
 /// One line of the report.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Check {
     pub group: Group,
     pub name: &'static str,
+    #[serde(skip)]
     pub enough: Enough,
+    #[serde(flatten)]
     pub finding: Finding,
 }
 

@@ -2,7 +2,7 @@
 
 use super::finding::{Check, Enough, Group, Status};
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Verdict {
     pub missing: Vec<&'static str>,
     /// The one next step; empty if nothing is missing.

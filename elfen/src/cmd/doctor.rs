@@ -7,17 +7,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status as Exit};
-use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_console::paragraph::wrap;
+use elfen_host::args::lanes::{LaneArgs, not_a_recording, source, topology};
 use elfen_host::doctor::answers::Answers;
 use elfen_host::doctor::probe::{self, Trial};
 use elfen_host::doctor::verdict::Verdict;
 use elfen_host::doctor::{self, Check, Group, Machine, Status};
 use elfen_host::lanes::Lanes;
-use elfen_host::source::Source;
 use elfen_host::topology::Topology;
 use elfen_instrument::{Inject, inspect};
 use serde::Serialize;
 
+const COMMAND: &str = "elfen doctor";
 const AFTER: &str = "\
 Each line says yes, no or warn; under conflicts, yes means that there is none. The last line says \
 whether borrow-idle can run here. Exit status: 0 if it can, 3 if not.
@@ -58,11 +59,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let source = open(args)?;
+    let source = source(args.machine.as_deref(), COMMAND)?;
     let topology = topology(&source)?;
     let lanes = args.lanes.resolve(&topology)?;
     let answers = match args.machine {
-        Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(&error))?,
+        Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(COMMAND, &error))?,
         None => ask(&lanes, &topology),
     };
     let by_hand = args.lanes.by_hand();
@@ -80,21 +81,12 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
     let paint = Paint { on: elfen_console::output::colours() };
     let program = args.program.as_deref().map(|name| Ways::of(name, &checks)).transpose()?;
-    let report = Report::new(&checks, &verdict, program.as_ref());
+    let program = program.as_ref();
+    let report = Report { ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
     elfen_console::output::print(out, args.json, &report, || {
-        text(&checks, &verdict, paint) + &program.as_ref().map(Ways::text).unwrap_or_default()
+        text(&checks, &verdict, paint) + &program.map(Ways::text).unwrap_or_default()
     })?;
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
-}
-
-fn open(args: &Args) -> Result<Source, Failure> {
-    let Some(file) = &args.machine else { return Ok(Source::live()) };
-    Source::open_recording(file).map_err(|error| not_a_recording(&error))
-}
-
-fn not_a_recording(error: &dyn std::error::Error) -> Failure {
-    let fix = "give a file that `elfen doctor --record` wrote";
-    Failure::new(Exit::Usage, "reading a recorded machine", error, fix)
 }
 
 /// Asks the kernel of this machine.
@@ -114,42 +106,12 @@ fn trial(lanes: &Lanes, topology: &Topology) -> Trial {
 #[derive(Serialize)]
 struct Report<'a> {
     ok: bool,
-    missing: &'a [&'static str],
-    next: &'a str,
-    only: &'a [&'static str],
-    checks: Vec<CheckReport<'a>>,
+    #[serde(flatten)]
+    verdict: &'a Verdict,
+    checks: &'a [Check],
     /// Of a program that was named.
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<&'a Ways>,
-}
-
-#[derive(Serialize)]
-struct CheckReport<'a> {
-    group: Group,
-    name: &'static str,
-    status: Status,
-    why: &'a str,
-    fix: &'a str,
-}
-
-impl<'a> Report<'a> {
-    fn new(checks: &'a [Check], verdict: &'a Verdict, program: Option<&'a Ways>) -> Self {
-        let report = |check: &'a Check| CheckReport {
-            group: check.group,
-            name: check.name,
-            status: check.finding.status,
-            why: &check.finding.why,
-            fix: &check.finding.fix,
-        };
-        Self {
-            ok: verdict.ok(),
-            missing: &verdict.missing,
-            next: &verdict.next,
-            only: &verdict.only,
-            checks: checks.iter().map(report).collect(),
-            program,
-        }
-    }
 }
 
 /// How a program would be checked.
@@ -268,27 +230,6 @@ fn heading(group: Group) -> &'static str {
     }
 }
 
-/// Lines of at most `columns`, broken between words; longer words stay whole, so that a command can
-/// be copied. Names of devices and processes are in here, so nothing that a terminal obeys is let
-/// through.
-pub(super) fn wrap(text: &str, columns: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        let mut plain = String::with_capacity(word.len());
-        for c in word.chars() {
-            if c.is_control() { plain.extend(c.escape_default()) } else { plain.push(c) }
-        }
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + plain.chars().count() <= columns => {
-                *line += " ";
-                *line += &plain;
-            }
-            _ => lines.push(plain),
-        }
-    }
-    lines
-}
-
 #[derive(Clone, Copy)]
 struct Paint {
     on: bool,
@@ -327,17 +268,5 @@ mod tests {
             assert_eq!(rest.strip_suffix("\u{1b}[0m"), Some(plain.as_str()));
             assert_eq!(plain.len(), STATUS_COLUMNS);
         }
-    }
-
-    /// Goal: lines are full and no longer than allowed, a long word stays whole, and nothing that a
-    /// terminal obeys comes through. Method: one text of each kind.
-    #[test]
-    fn lines_are_broken_between_words() {
-        assert_eq!(wrap("a bc def", 4), ["a bc", "def"]);
-        assert_eq!(wrap("a bc def", 3), ["a", "bc", "def"]);
-        assert_eq!(wrap("of `/sys/devices` x", 6), ["of", "`/sys/devices`", "x"]);
-        assert_eq!(wrap("été là", 6), ["été là"]);
-        assert_eq!(wrap("a\u{1b}[31m\nb\u{7}", 20), ["a\\u{1b}[31m b\\u{7}"]);
-        assert_eq!(wrap("", 20), Vec::<String>::new());
     }
 }

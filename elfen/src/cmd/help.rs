@@ -1,6 +1,8 @@
 //! What holds for every subcommand, as `elfen --help` and the man page have it:
 //! exit statuses and variables.
 
+use elfen_console::paragraph::wrap;
+
 /// A heading, and rows of two columns.
 pub(crate) struct Table {
     pub(crate) heading: &'static str,
@@ -65,27 +67,8 @@ pub(crate) fn all() -> String {
     let [status, environment] = tables();
     let example =
         "Example:\n  elfen doctor     what works on this machine, and what to do next\n\n";
-    let failures = filled(FAILURES);
+    let failures = wrap(FAILURES, COLUMNS).join("\n");
     format!("{example}{}{failures}\n\n{}", table(&status), table(&environment))
-}
-
-/// Lines of one column's width, broken between words.
-fn filled(text: &str) -> String {
-    let mut filled = String::new();
-    let mut column = 0;
-    for word in text.split(' ') {
-        let width = word.chars().count();
-        if column > 0 && column + 1 + width > COLUMNS {
-            filled.push('\n');
-            column = 0;
-        } else if column > 0 {
-            filled.push(' ');
-            column += 1;
-        }
-        filled += word;
-        column += width;
-    }
-    filled
 }
 
 #[cfg(test)]

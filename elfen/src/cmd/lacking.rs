@@ -6,12 +6,13 @@
 //! it instead.
 
 use elfen_console::failure::{Failure, Status as Exit};
+use elfen_console::paragraph::wrap;
 use elfen_host::args::lanes::{LaneArgs, topology};
 use elfen_host::doctor::verdict::Verdict;
 use elfen_host::doctor::{self, Check, Enough, Group, Machine, Status};
 use elfen_host::source::Source;
 
-use super::doctor::{listed, wrap};
+use super::doctor::listed;
 
 const COLUMNS: usize = 80;
 /// `yes  injection  `.

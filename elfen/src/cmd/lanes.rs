@@ -4,13 +4,12 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use elfen_console::failure::{Failure, Status};
+use elfen_console::failure::Failure;
 use elfen_console::table;
-use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_host::args::lanes::{LaneArgs, source, topology};
 use elfen_host::cpulist::CpuSet;
 use elfen_host::lanes::{self, Lanes};
 use elfen_host::pair::Pair;
-use elfen_host::source::Source;
 use elfen_host::topology::{CoreKind, Topology};
 use serde::Serialize;
 
@@ -42,7 +41,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let source = open(args)?;
+    let source = source(args.machine.as_deref(), "elfen lanes")?;
     let topology = topology(&source)?;
     if args.record {
         out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
@@ -55,14 +54,6 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let report = Report::new(&topology, lanes, args.lanes.by_hand());
     elfen_console::output::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn open(args: &Args) -> Result<Source, Failure> {
-    let Some(file) = &args.machine else { return Ok(Source::live()) };
-    Source::open_recording(file).map_err(|error| {
-        let fix = "give a file that `elfen lanes --record` wrote";
-        Failure::new(Status::Usage, "reading a recorded machine", error, fix)
-    })
 }
 
 /// What `--json` prints; the table shows the same.

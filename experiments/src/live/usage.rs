@@ -55,17 +55,17 @@ fn of_waited_for(process: u32) -> u64 {
 
 /// Processes that are told from others of the same id by when they began.
 #[derive(Debug)]
-pub(super) struct Members(Vec<(u32, u64)>);
+pub(crate) struct Members(Vec<(u32, u64)>);
 
 impl Members {
     /// A process's descendants as they are now.
-    pub(super) fn of(process: u32) -> Self {
+    pub(crate) fn of(process: u32) -> Self {
         let known = |pid: u32| Some((pid, stat(pid)?.began_ticks));
         Self(below(process).into_iter().filter_map(known).collect())
     }
 
     /// Ends those that live, by SIGKILL.
-    pub(super) fn kill(&self) {
+    pub(crate) fn kill(&self) {
         for (pid, beginning) in &self.0 {
             if stat(*pid).is_some_and(|stat| stat.began_ticks == *beginning) {
                 os::send(*pid, libc::SIGKILL);

@@ -189,7 +189,7 @@ struct elfen_lane_slot {
 	elfen_u64 account_index;
 	elfen_u64 check_nap; /* how batch threads that check nap here; 0 if none has */
 	elfen_u64 guard_nap; /* how the guard naps here; 0 before it has begun */
-	/* Checks that the guard has written into the program; bell is a futex, by its lower half. */
+	/* For checks that the guard has written; bell is a futex, by its lower half. */
 	elfen_u64 bell; /* 1 while the guard sleeps; a check makes that 0 and wakes it */
 	elfen_u64 drill; /* 1 while the guard asks who checks; a check makes that 0 */
 	elfen_u64 answer_tsc; /* when, and which check: the address behind it */

@@ -53,7 +53,7 @@ fn live(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         (attach, _) if *attach != Attach::Attached => Finding::no(
             "no program is given checks as it runs: they look at the task map by eBPF, and it \
              takes a program of its own to see where threads are interrupted",
-            "see to signal-ebpf above",
+            "see to task-map-attach above",
         ),
         (_, Some("3")) => Finding::no(
             "no program is given checks as it runs: Yama lets no process trace another",

@@ -166,7 +166,10 @@ impl<'g> Guard<'g> {
                 let budget = budget.map_or(self.looks.every, Duration::from_nanos);
                 self.leave_the_lane(busy, self.looks.every.min(budget));
             }
-            Step::Nap(wait) => self.hold(&wait, now_ns),
+            Step::Nap(wait) => {
+                self.rehearsal.as_mut().into_iter().for_each(Rehearsal::meet_request);
+                self.hold(&wait, now_ns);
+            }
         }
     }
 

@@ -10,8 +10,8 @@ const RARELY_NS: u64 = 50_000_000;
 const RECENT: u32 = 200;
 /// More misses than one in this many, and there is something to learn.
 const LEARNED: u32 = 100;
-/// A timer takes a sixth of a drill from the batch in a virtual machine, so what can't be learned is
-/// not asked for all the time: so many drills at first, and so many more for each place.
+/// A timer takes a sixth of a drill from the batch in a virtual machine, so what can't be learned
+/// is not asked for all the time: so many drills at first, and so many more for each place.
 const AT_FIRST: u32 = 2000;
 const PER_PLACE: u32 = 200;
 

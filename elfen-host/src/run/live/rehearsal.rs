@@ -31,6 +31,8 @@ pub(in crate::run) struct Rehearsal {
     planner: Thread,
     drills: Drills,
     own: u64,
+    /// A request has come by: a program that meets none is left as it is.
+    met_request: bool,
 }
 
 /// A drill that is under way.
@@ -42,7 +44,12 @@ struct Asked {
 
 impl Rehearsal {
     pub(super) fn new(notes: Arc<Notes>, exchange: Arc<Exchange>, planner: Thread) -> Self {
-        Self { notes, exchange, planner, drills: Drills::new(), own: 0 }
+        Self { notes, exchange, planner, drills: Drills::new(), own: 0, met_request: false }
+    }
+
+    /// The guard has seen the lane busy.
+    pub(in crate::run) fn meet_request(&mut self) {
+        self.met_request = true;
     }
 
     /// Sleeps for `at_most` on a lane that the batch may have, or until a check rings.
@@ -53,7 +60,8 @@ impl Rehearsal {
             | u64::from(unsafe { libc::gettid() }.unsigned_abs());
         self.write_change(lane);
         let slot = lane.slot;
-        let asked = self.drills.is_due(monotonic_ns()).then(|| {
+        let is_due = self.met_request && self.drills.is_due(monotonic_ns());
+        let asked = is_due.then(|| {
             slot.drill.store(1, Relaxed);
             Asked { at_ns: monotonic_ns(), at_tsc: tsc() }
         });

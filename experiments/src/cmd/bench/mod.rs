@@ -17,7 +17,7 @@ use elfen_console::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen bench batch -- xz -6 -k -c big.tar   any program beside requests, and alone
+  sudo elfen bench batch -- xz -6 -k -c big.tar   any program, beside requests
   elfen bench check               what each kind of check adds to a call
   elfen bench nap                 how long a lane takes to sleep and to wake
   sudo elfen bench overlap        how long a batch runs next to requests

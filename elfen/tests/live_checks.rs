@@ -1,0 +1,175 @@
+//! Goal: programs that are given checks while they run do the same work, whatever they are in the
+//! middle of, and whoever is killed. Method: a program of everything (`live_checks/work.c`), with
+//! its libraries and static, without symbols, beside a request lane that is busy and idle in turns;
+//! output and status have to be those that it has alone.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+
+/// The lanes are there once.
+static LANES: Mutex<()> = Mutex::new(());
+const ROUNDS: u32 = 10;
+
+/// A request lane on CPU 0, for as long as this lives.
+struct Turns {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Turns {
+    fn start() -> Self {
+        const TURN: Duration = Duration::from_micros(300);
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let turns = move || {
+            let cpu = [1_u64];
+            // SAFETY: the kernel reads 8 bytes of `cpu`; 0 is this thread.
+            let pinned = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, cpu.as_ptr()) };
+            assert_eq!(pinned, 0);
+            for turn in 0_u32.. {
+                if told.load(Relaxed) {
+                    return;
+                }
+                let start = Instant::now();
+                while start.elapsed() < TURN {}
+                // Pauses of different lengths, so that turns meet the batch anywhere.
+                thread::sleep(Duration::from_micros(400 + u64::from(turn * 7919 % 1000)));
+            }
+        };
+        Self { stop, thread: Some(thread::spawn(turns)) }
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn elfen(options: &[&str], program: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(["run", "--lanes", "0:1", "--signal", "tasks", "--inject", "live"]);
+    command.args(options).arg("--").arg(program).env_remove("ELFEN_LANES");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Whether there can be live checks here; says why not.
+fn possible() -> bool {
+    let output = elfen(&[], Path::new("/bin/true")).output().unwrap();
+    if output.status.success() {
+        return true;
+    }
+    let why = String::from_utf8_lossy(&output.stderr);
+    let why = why.lines().last().unwrap_or_default();
+    writeln!(std::io::stderr(), "skipped: live checks: {why}").unwrap();
+    false
+}
+
+/// The program, stripped, linked as asked.
+fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks/work.c");
+    let program = folder.join(name);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-pthread", "-s"]).args(options).arg("-o").arg(&program).arg(source);
+    assert!(compiler.status().unwrap().success());
+    program
+}
+
+fn did(output: &Output) -> (String, Option<i32>) {
+    (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
+}
+
+#[test]
+fn programs_do_the_same_work_with_checks_written_into_them() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (name, options) in [("dynamic", &[][..]), ("static", &["-static"][..])] {
+        let program = build(folder.path(), name, options);
+        let alone = did(&Command::new(&program).output().unwrap());
+        assert_eq!(alone.1, Some(3), "{alone:?}");
+        let report = folder.path().join("report");
+        let turns = Turns::start();
+        let output = elfen(&["--report", report.to_str().unwrap()], &program).output().unwrap();
+        drop(turns);
+        assert_eq!(did(&output), alone, "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        let live = &report["live"];
+        assert_eq!(report["inject"], "live");
+        for word in [&live["places"]["on"], &live["drills"], &live["bells"], &live["processes"]] {
+            assert!(word.as_u64().unwrap() > 0, "{name}: {live}");
+        }
+        assert!(live["refused"].is_null(), "{live}");
+    }
+}
+
+/// Goal: a program that meets no request is left as it is. Method: its mappings, while it runs.
+#[test]
+fn a_program_that_meets_no_request_is_not_touched() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let options = ["--report", report.to_str().unwrap()];
+    // On a machine where other programs use CPU 0, those are its requests.
+    let output = elfen(&options, &build(folder.path(), "alone", &[])).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    let touched = report["live"]["processes"].as_u64().unwrap() > 0;
+    assert!(!touched || report["naps"].as_u64().unwrap() > 0, "{report}");
+}
+
+/// Goal: whenever the keeper is killed, while it learns above all, the batch's output is right or
+/// the batch is killed as well. Method: rounds; a seed says when. `LIVE_KILLED_ROUNDS=200` plays
+/// that many, `ELFEN_SEED` repeats one.
+#[test]
+fn a_keeper_that_is_killed_leaves_no_wrong_output() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+    let rounds = number("LIVE_KILLED_ROUNDS").unwrap_or(ROUNDS);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let first = number("ELFEN_SEED").unwrap_or(now.subsec_nanos());
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path(), "killed", &[]);
+    let alone = did(&Command::new(&program).output().unwrap());
+    let _turns = Turns::start();
+    for seed in (0..rounds).map(|round| first.wrapping_add(round)) {
+        let wait = Duration::from_micros(u64::from(seed.wrapping_mul(2_654_435_761) % 300_000));
+        let mut front = elfen(&[], &program);
+        let front = front.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        thread::sleep(wait);
+        kill_keeper(&front);
+        let output = front.wait_with_output().unwrap();
+        let killed = output.status.signal() == Some(libc::SIGKILL)
+            || output.status.code() == Some(128 + libc::SIGKILL);
+        assert!(killed || did(&output) == alone, "seed {seed}, after {wait:?}: {output:?}");
+    }
+}
+
+fn kill_keeper(front: &Child) {
+    let id = front.id();
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    if let Some(keeper) = children.split_whitespace().next().and_then(|pid| pid.parse().ok()) {
+        // SAFETY: kill takes numbers; the front, which has not been waited for, is its parent.
+        unsafe { libc::kill(keeper, libc::SIGKILL) };
+    }
+}

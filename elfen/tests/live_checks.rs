@@ -77,14 +77,17 @@ fn possible() -> bool {
     false
 }
 
-/// The program, stripped, linked as asked.
-fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
+/// The program, stripped, linked as asked; `None` where the compiler can't link like that.
+fn build(folder: &Path, name: &str, options: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks/work.c");
     let program = folder.join(name);
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-pthread", "-s"]).args(options).arg("-o").arg(&program).arg(source);
-    assert!(compiler.status().unwrap().success());
-    program
+    let built = compiler.stderr(Stdio::null()).status().unwrap().success();
+    if !built {
+        writeln!(std::io::stderr(), "skipped: live checks, {name}: cc does not link it").unwrap();
+    }
+    built.then_some(program)
 }
 
 fn did(output: &Output) -> (String, Option<i32>) {
@@ -99,7 +102,7 @@ fn programs_do_the_same_work_with_checks_written_into_them() {
     }
     let folder = tempfile::tempdir().unwrap();
     for (name, options) in [("dynamic", &[][..]), ("static", &["-static"][..])] {
-        let program = build(folder.path(), name, options);
+        let Some(program) = build(folder.path(), name, options) else { continue };
         let alone = did(&Command::new(&program).output().unwrap());
         assert_eq!(alone.1, Some(3), "{alone:?}");
         let report = folder.path().join("report");
@@ -128,7 +131,8 @@ fn a_program_that_meets_no_request_is_not_touched() {
     let report = folder.path().join("report");
     let options = ["--report", report.to_str().unwrap()];
     // On a machine where other programs use CPU 0, those are its requests.
-    let output = elfen(&options, &build(folder.path(), "alone", &[])).output().unwrap();
+    let program = build(folder.path(), "alone", &[]).expect("a compiler");
+    let output = elfen(&options, &program).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
     let touched = report["live"]["processes"].as_u64().unwrap() > 0;
@@ -149,7 +153,7 @@ fn a_keeper_that_is_killed_leaves_no_wrong_output() {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let first = number("ELFEN_SEED").unwrap_or(now.subsec_nanos());
     let folder = tempfile::tempdir().unwrap();
-    let program = build(folder.path(), "killed", &[]);
+    let program = build(folder.path(), "killed", &[]).expect("a compiler");
     let alone = did(&Command::new(&program).output().unwrap());
     let _turns = Turns::start();
     for seed in (0..rounds).map(|round| first.wrapping_add(round)) {

@@ -262,8 +262,8 @@ fn after_the_last_reader_nothing_is_left_in_the_kernel() {
 }
 
 /// Goal: a process that looks for the program while another attaches it is told whether it is
-/// there. Method: one thread opens the task map and lets go of it, again and again; the other looks all
-/// the while, without the lock that openers take, and so meets links that the kernel is still
+/// there. Method: one thread opens the task map and lets go of it, again and again; the other looks
+/// all the while, without the lock that openers take, and so meets links that the kernel is still
 /// making.
 #[test]
 fn looking_for_it_while_another_attaches() {

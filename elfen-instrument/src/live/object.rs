@@ -26,10 +26,11 @@ const GO_TABLE: [[u8; 8]; 2] =
     [[0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8], [0xf0, 0xff, 0xff, 0xff, 0, 0, 1, 8]];
 const GO_ALIGNED: usize = 16;
 
-/// The objects of a process, by where they begin.
+/// The objects of a process, by where they begin and which file they are: a library can be
+/// unloaded, and another one come to its place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Objects {
-    known: HashMap<u64, Object>,
+    known: HashMap<(u64, Option<(String, u64)>), Object>,
 }
 
 /// The tables of one object.
@@ -60,7 +61,7 @@ impl Objects {
         ip: u64,
     ) -> Result<Range<u64>, Missed> {
         let base = base(mapped, code).ok_or(Missed::NoFunction)?;
-        let object = match self.known.entry(base) {
+        let object = match self.known.entry((base, code.file.clone())) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(new) => {
                 new.insert(Object::read(process, memory, mapped, base).ok_or(Missed::NoFunction)?)

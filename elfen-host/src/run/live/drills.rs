@@ -10,6 +10,8 @@ const RARELY_NS: u64 = 50_000_000;
 const RECENT: u32 = 200;
 /// More misses than one in this many, and there is something to learn.
 const LEARNED: u32 = 100;
+/// After more drills in a row that showed nothing, the batch sleeps.
+const VOID_MAX: u32 = 3;
 /// A timer takes a sixth of a drill from the batch in a virtual machine, so what can't be learned
 /// is not asked for all the time: so many drills at first, and so many more for each place.
 const AT_FIRST: u32 = 2000;
@@ -23,11 +25,13 @@ pub(super) struct Drills {
     credit: u32,
     asked: u32,
     missed: u32,
+    /// Drills in a row that showed nothing.
+    void: u32,
 }
 
 impl Drills {
     pub(super) fn new() -> Self {
-        Self { next_ns: 0, credit: AT_FIRST, asked: 0, missed: 0 }
+        Self { next_ns: 0, credit: AT_FIRST, asked: 0, missed: 0, void: 0 }
     }
 
     /// Whether to ask now.
@@ -42,15 +46,17 @@ impl Drills {
             (self.asked, self.missed) = (RECENT / 2, self.missed / 2);
         }
         self.asked += 1;
+        self.void = 0;
         self.missed += u32::from(missed);
         self.credit = self.credit.saturating_sub(1);
         let learns = !self.has_learned() && self.credit > 0;
         self.next_ns = if learns { now_ns } else { now_ns + RARELY_NS };
     }
 
-    /// A drill showed nothing: the batch did not run.
+    /// A drill showed nothing: the batch did not run, as the planner did, or as it sleeps.
     pub(super) fn void(&mut self, now_ns: u64) {
-        self.next_ns = now_ns + RARELY_NS / 10;
+        self.void = self.void.saturating_add(1);
+        self.next_ns = if self.void > VOID_MAX { now_ns + RARELY_NS / 10 } else { now_ns };
     }
 
     /// A place was written, or a process met: there may be more to learn.
@@ -102,6 +108,10 @@ mod tests {
     #[test]
     fn a_batch_that_sleeps_is_asked_now_and_then() {
         let mut drills = Drills::new();
+        for _ in 0..VOID_MAX {
+            drills.void(1_000_000);
+            assert!(drills.is_due(1_500_000), "the planner may have run");
+        }
         drills.void(1_000_000);
         assert!(!drills.is_due(2_000_000));
         assert!(drills.is_due(6_000_000));

@@ -73,8 +73,13 @@ fn possible() -> bool {
     }
     let why = String::from_utf8_lossy(&output.stderr);
     let why = why.lines().last().unwrap_or_default();
-    writeln!(std::io::stderr(), "skipped: live checks: {why}").unwrap();
+    skipped(why);
     false
+}
+
+fn skipped(why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: live checks: {why}").unwrap();
 }
 
 /// The program, stripped, linked as asked; `None` where the compiler can't link like that.
@@ -85,7 +90,7 @@ fn build(folder: &Path, name: &str, options: &[&str]) -> Option<PathBuf> {
     compiler.args(["-O2", "-pthread", "-s"]).args(options).arg("-o").arg(&program).arg(source);
     let built = compiler.stderr(Stdio::null()).status().unwrap().success();
     if !built {
-        writeln!(std::io::stderr(), "skipped: live checks, {name}: cc does not link it").unwrap();
+        skipped(&format!("cc does not link what is {name}"));
     }
     built.then_some(program)
 }

@@ -47,8 +47,8 @@ impl Notes {
         let mut words = [0; 8];
         bpf_call::look_up_element(self.preempted.as_fd(), cpu, &mut words).ok()?;
         let [next, task, ip, sp, orig_ax, since_ns, until_ns, _] = words;
-        let halves = |word: u64| [(word >> 32) as u32, word as u32];
-        let [process, thread] = halves(task);
+        let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
+        let [process, thread] = [task >> 32, task].map(half);
         let in_kernel = orig_ax.cast_signed() >= 0;
         let noted = Preempted { process, thread, ip, sp, in_kernel, since_ns, until_ns };
         (next == caller && task != 0).then_some(noted)

@@ -218,10 +218,10 @@ impl Patched {
     fn take_out_jumps(&self, start: u64, bytes: &mut [u8]) {
         for (at, place) in self.places.range(start..start + bytes.len() as u64) {
             let Ok(at) = usize::try_from(at - start) else { continue };
-            if let Some(jump) = bytes.get_mut(at..at + place.jump.len()) {
-                if jump == place.jump {
-                    jump.copy_from_slice(&place.original);
-                }
+            if let Some(jump) = bytes.get_mut(at..at + place.jump.len())
+                && jump == place.jump
+            {
+                jump.copy_from_slice(&place.original);
             }
         }
     }

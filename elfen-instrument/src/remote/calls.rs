@@ -52,7 +52,8 @@ impl Seized {
         let thread = thread.cast_signed();
         // If this process is killed meanwhile, the thread has registers of ours.
         let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
-        ask(libc::PTRACE_SEIZE, thread, 0, options as usize).map_err(TouchError::Refused)?;
+        let options = options.unsigned_abs() as usize;
+        ask(libc::PTRACE_SEIZE, thread, 0, options).map_err(TouchError::Refused)?;
         match stop(thread) {
             Ok((registers, signals)) => Ok(Self { thread, syscall, registers, signals }),
             Err(signal) => {

@@ -247,7 +247,8 @@ mod tests {
         let at = gap(&mapped, heap.range.end, 2 * MIB).unwrap();
         assert_eq!(at, program.range.start - 3 * MIB);
         let stack = mapping(0x7fff_0000_0000..0x7fff_0010_0000, "[stack]");
-        assert_eq!(gap(&[stack.clone()], stack.range.start, MIB).unwrap(), stack.range.end + MIB);
+        let above = gap(std::slice::from_ref(&stack), stack.range.start, MIB);
+        assert_eq!(above, Some(stack.range.end + MIB));
         let full = mapping(0x1000..1 << 47, "/bin/full");
         assert_eq!(gap(&[full], 1 << 40, MIB), None);
         // A static program at its usual address.

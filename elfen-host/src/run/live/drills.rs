@@ -74,11 +74,12 @@ mod tests {
     use super::*;
 
     const LOOK_NS: u64 = 500_000;
+    const LOOKS: u64 = 1_000_000_000 / LOOK_NS;
 
     /// How many of the looks of a second are drills, if every `nth` is missed; from `drills` on.
     fn in_a_second(drills: &mut Drills, from_ns: u64, nth: u64) -> u64 {
         let mut asked = 0;
-        for now_ns in (from_ns..from_ns + 1_000_000_000).step_by(LOOK_NS as usize) {
+        for now_ns in (0..LOOKS).map(|look| from_ns + look * LOOK_NS) {
             if drills.is_due(now_ns) {
                 asked += 1;
                 drills.judged(nth != 0 && asked % nth == 0, now_ns);

@@ -32,6 +32,12 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// A batch thread may have to wait for its lane.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// `op` of `struct ptrace_syscall_info`, its first byte.
+const AT_ENTRY: u8 = 1;
+const AT_EXIT: u8 = 2;
+const SYSCALL_INFO_WORDS: usize = 11;
+/// More stops than these on the way to one end of a call, and it is not worth going on.
+const STOPS_MAX: u32 = 8;
 /// In `si_code` of a stop that PTRACE_INTERRUPT made, above SIGTRAP.
 const EVENT_STOP: i32 = 128;
 
@@ -76,11 +82,8 @@ impl Seized {
         let own = libc::user_regs_struct { rip: self.syscall, rax, ..self.registers };
         let own = libc::user_regs_struct { rdi, rsi, rdx, r10, r8, r9, ..own };
         set(self.thread, &own).map_err(fail)?;
-        // To the entry, and to the exit.
-        for _ in 0..2 {
-            ask(libc::PTRACE_SYSCALL, self.thread, 0, 0).map_err(fail)?;
-            wait(self.thread).ok_or_else(|| fail(io::ErrorKind::TimedOut.into()))?;
-        }
+        self.go_on_until(AT_ENTRY).map_err(fail)?;
+        self.go_on_until(AT_EXIT).map_err(fail)?;
         let result = get(self.thread).map_err(fail)?.rax.cast_signed();
         match result {
             -4095..=-1 => {
@@ -89,6 +92,23 @@ impl Seized {
             }
             _ => Ok(result.cast_unsigned()),
         }
+    }
+}
+
+impl Seized {
+    /// Lets the thread go on until it stops at one end of a system call. It may stop in between for
+    /// what can't be held back: to be stopped with its whole process, or continued.
+    fn go_on_until(&self, at: u8) -> io::Result<()> {
+        let mut signal = 0;
+        for _ in 0..STOPS_MAX {
+            ask(libc::PTRACE_SYSCALL, self.thread, 0, signal)?;
+            wait(self.thread).ok_or(io::ErrorKind::TimedOut)?;
+            if stopped_at(self.thread)? == at {
+                return Ok(());
+            }
+            signal = signal_of_stop(self.thread).unwrap_or(0);
+        }
+        Err(io::ErrorKind::Interrupted.into())
     }
 }
 
@@ -106,19 +126,35 @@ impl Drop for Seized {
 fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), usize> {
     ask(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(|_| 0_usize)?;
     let registers = wait(thread).ok_or(0_usize)?;
-    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let stopped = ask(libc::PTRACE_GETSIGINFO, thread, 0, info.as_mut_ptr().expose_provenance());
-    // A stop of the whole process has no signal.
-    stopped.map_err(|_| 0_usize)?;
-    // SAFETY: zeroed, and then written by the kernel.
-    let info = unsafe { info.assume_init() };
-    if info.si_code >> 8 != EVENT_STOP {
-        return Err(usize::try_from(info.si_signo).unwrap_or(0));
+    match signal_of_stop(thread) {
+        Some(0) => {}
+        // A stop of the whole process has no signal.
+        other => return Err(other.unwrap_or(0)),
     }
     let in_call = registers.orig_rax.cast_signed() >= 0;
     let signals = get_signals(thread).ok().filter(|_| !in_call).ok_or(0_usize)?;
     set_signals(thread, u64::MAX).map_err(|_| 0_usize)?;
     Ok((registers, signals))
+}
+
+/// The signal that a stopped thread is about to be given; 0 if it was told to stop by us, `None` if
+/// its whole process is stopped.
+fn signal_of_stop(thread: libc::pid_t) -> Option<usize> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    ask(libc::PTRACE_GETSIGINFO, thread, 0, info.as_mut_ptr().expose_provenance()).ok()?;
+    // SAFETY: zeroed, and then written by the kernel.
+    let info = unsafe { info.assume_init() };
+    let is_ours = info.si_code >> 8 == EVENT_STOP;
+    usize::try_from(info.si_signo).ok().map(|signal| if is_ours { 0 } else { signal })
+}
+
+/// At which end of a system call a thread is stopped; 0 if at neither.
+fn stopped_at(thread: libc::pid_t) -> io::Result<u8> {
+    let mut info = [0_u64; SYSCALL_INFO_WORDS];
+    let at = info.as_mut_ptr().expose_provenance();
+    ask(libc::PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), at)?;
+    let [op, ..] = info[0].to_le_bytes();
+    Ok(op)
 }
 
 /// Waits until a thread that was told to stop has.

@@ -15,7 +15,7 @@ use elfen_host::doctor::verdict::Verdict;
 use elfen_host::doctor::{self, Check, Group, Machine, Status};
 use elfen_host::lanes::Lanes;
 use elfen_host::topology::Topology;
-use elfen_instrument::{Inject, inspect};
+use elfen_instrument::{Inject, Reason, inspect};
 use serde::Serialize;
 
 const COMMAND: &str = "elfen doctor";
@@ -134,7 +134,11 @@ impl Ways {
         let program = name.to_string_lossy().into_owned();
         let file = inspect(name).map_err(|reason| {
             let fix = "name one that PATH has, or its file";
-            Failure::new(Exit::Usage, format!("program {program:?}"), format!("it {reason}"), fix)
+            let why = match reason {
+                Reason::NotFound => reason.to_string(),
+                reason => format!("it {reason}"),
+            };
+            Failure::new(Exit::Usage, format!("program {program:?}"), why, fix)
         })?;
         let here = checks.iter().find(|check| check.name == "inject-live");
         let here = here.map(|check| &check.finding).filter(|live| live.status != Status::Yes);

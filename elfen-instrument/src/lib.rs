@@ -12,8 +12,8 @@
 //!
 //! This crate looks at files and decides, and brings [`live`] checks into programs that run, from
 //! outside ([`remote`]). What runs inside a program from its start is `elfen-preload`, a crate of
-//! its own beside this one; what both know of machine code is `elfen-entries`, and where a check can
-//! go in code that was not made for it, `elfen-rewrite`.
+//! its own beside this one; what both know of machine code is `elfen-entries`, and where a check
+//! can go in code that was not made for it, `elfen-rewrite`.
 
 mod elf;
 mod file;

@@ -74,7 +74,6 @@ pub(super) struct Arena {
 pub(super) struct Room {
     pub(super) at: u64,
     pub(super) hooks: Hooks,
-    pub(super) count: usize,
 }
 
 impl Arena {
@@ -144,7 +143,7 @@ impl Arena {
         let fits = at + bytes <= self.code + CODE_BYTES && count_at < COUNTS_BYTES;
         let count = Some(self.counts + count_at);
         let hooks = Hooks { words: self.words, ring: self.ring, count };
-        fits.then_some(Room { at, hooks, count: checks })
+        fits.then_some(Room { at, hooks })
     }
 
     /// What the header says after code up to `end` is taken.

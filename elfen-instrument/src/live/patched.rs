@@ -297,7 +297,6 @@ impl Patched {
         let jump = place.jump(room.at).ok_or(Missed::NoPlace)?;
         let end = room.at + trampoline.bytes.len() as u64;
         let used = self.arenas.get_mut(index).ok_or(Missed::Gone)?;
-        debug_assert_eq!(used.checks.len(), room.count, "each check has the next count");
         used.checks.push(place.at);
         let header = used.arena.header(end).to_vec();
         let known = OnePlace {
@@ -346,16 +345,6 @@ impl Patched {
         known.state = State::TooDense;
         let (expected, bytes) = (Some(known.jump.clone()), known.original.clone());
         Some(self.change_of(place, vec![Write { at: place, expected, bytes }]))
-    }
-
-    /// Takes every check out again.
-    pub fn take_out(&self) -> Vec<Change> {
-        let on = self.places.iter().filter(|(_, known)| known.state == State::On);
-        let out = |(&at, known): (&u64, &OnePlace)| {
-            let (expected, bytes) = (Some(known.jump.clone()), known.original.clone());
-            self.change_of(at, vec![Write { at, expected, bytes }])
-        };
-        on.map(out).collect()
     }
 
     pub fn places(&self) -> Places {

@@ -10,7 +10,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::maps::mappings;
 use super::memory::Memory;
@@ -29,8 +29,6 @@ pub enum TouchError {
 }
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// A batch thread may have to wait for its lane.
-const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// `op` of `struct ptrace_syscall_info`, its first byte.
 const AT_ENTRY: u8 = 1;
@@ -63,7 +61,7 @@ impl Seized {
         match stop(thread) {
             Ok((registers, signals)) => Ok(Self { thread, syscall, registers, signals }),
             Err(signal) => {
-                let _detached = ask(libc::PTRACE_DETACH, thread, 0, signal);
+                let_go(thread, signal);
                 Err(TouchError::Busy)
             }
         }
@@ -102,7 +100,7 @@ impl Seized {
         let mut signal = 0;
         for _ in 0..STOPS_MAX {
             ask(libc::PTRACE_SYSCALL, self.thread, 0, signal)?;
-            wait(self.thread).ok_or(io::ErrorKind::TimedOut)?;
+            wait(self.thread).ok_or(io::ErrorKind::NotFound)?;
             if stopped_at(self.thread)? == at {
                 return Ok(());
             }
@@ -114,10 +112,10 @@ impl Seized {
 
 impl Drop for Seized {
     fn drop(&mut self) {
-        // A thread that was killed meanwhile needs none of these.
+        // A thread that was killed meanwhile needs neither.
         let _set = set(self.thread, &self.registers);
         let _unmasked = set_signals(self.thread, self.signals);
-        let _detached = ask(libc::PTRACE_DETACH, self.thread, 0, 0);
+        let_go(self.thread, 0);
     }
 }
 
@@ -157,19 +155,43 @@ fn stopped_at(thread: libc::pid_t) -> io::Result<u8> {
     Ok(op)
 }
 
-/// Waits until a thread that was told to stop has.
+/// Lets a stopped thread go on, with a signal if that is not 0; or one that was killed end.
+fn let_go(thread: libc::pid_t, signal: usize) {
+    if ask(libc::PTRACE_DETACH, thread, 0, signal).is_err() {
+        wait(thread);
+    }
+}
+
+/// Waits until a thread that was told to stop has; `None` if it ended instead. However long that
+/// takes: only a thread that has stopped can be let go, and one that is not would stop for good.
 fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
-    let began = Instant::now();
     loop {
         if let Ok(registers) = get(thread) {
             return Some(registers);
         }
-        // SAFETY: signal 0 sends nothing; kill only looks the id up.
-        let gone = unsafe { libc::kill(thread, 0) } != 0;
-        if gone || began.elapsed() > PATIENCE {
+        if let Some(parent) = parent_if_dead(thread) {
+            bury(thread, parent);
             return None;
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The parent of a thread that has ended, or of none (0) if nothing is left of it.
+fn parent_if_dead(thread: libc::pid_t) -> Option<libc::pid_t> {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{thread}/stat")) else { return Some(0) };
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace();
+    let is_dead = matches!(fields.next()?, "Z" | "X");
+    fields.next()?.parse().ok().filter(|_| is_dead)
+}
+
+/// A parent hears of the end of a traced child only after its tracer has. A child of our own is
+/// left for the thread that waits for it.
+fn bury(thread: libc::pid_t, parent: libc::pid_t) {
+    if u32::try_from(parent) != Ok(std::process::id()) {
+        // SAFETY: asks for no status.
+        unsafe { libc::waitpid(thread, ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
     }
 }
 
@@ -266,6 +288,33 @@ mod tests {
         assert_eq!(child.try_wait().unwrap(), None, "it goes on");
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    /// Goal: a process that is killed in the middle of a call is waited for by its parent as any
+    /// other. Method: a shell that waits for a loop, which is killed while it is stopped by us.
+    #[test]
+    fn a_parent_hears_of_a_child_that_is_killed_while_it_is_stopped() {
+        let script = "sh -c 'while :; do :; done' & echo $!; wait $!; exit 5";
+        let mut parent = Command::new("sh");
+        let mut parent =
+            parent.args(["-c", script]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = io::BufReader::new(parent.stdout.take().unwrap());
+        io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let child: u32 = line.trim().parse().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let memory = Memory::open(child).unwrap();
+        let seized = (0..1000).find_map(|_| match Seized::take(child, child, &memory) {
+            Err(TouchError::Busy) => None,
+            other => Some(other),
+        });
+        // SAFETY: kill takes numbers; its parent has not been told of its end.
+        unsafe { libc::kill(child.cast_signed(), libc::SIGKILL) };
+        if let Some(Ok(seized)) = seized {
+            let result = seized.call("getpid", libc::SYS_getpid, [0; 6]);
+            assert!(matches!(result, Err(TouchError::Call { what: "getpid", .. })), "{result:?}");
+        }
+        assert_eq!(parent.wait().unwrap().code(), Some(5));
     }
 
     #[test]

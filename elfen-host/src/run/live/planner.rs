@@ -13,9 +13,8 @@ use super::exchange::{APPLIED, Exchange, Miss, WAITING};
 use super::words::LiveWords;
 use crate::run::channels::Channels;
 
-/// A check takes about a nanosecond, so a place that runs more often than this costs its loop half
-/// a percent; and all places together may take a percent.
-const PER_PLACE_PER_MS: u64 = 20_000;
+/// How often checks may run in a millisecond of the lane's time, all together. One takes up to a
+/// nanosecond, so this is two percent.
 const ALL_PER_MS: u64 = 20_000;
 /// How often rates are looked at, and over how much time of the lane at least.
 const RATES_EVERY: Duration = Duration::from_millis(20);
@@ -70,8 +69,8 @@ enum Known {
         patched: Box<Patched>,
         counts: HashMap<u64, u64>,
     },
-    /// Left alone, for good.
-    Refused,
+    /// Left alone for good, and why.
+    Refused(String),
     /// Shares its memory with another process, which stands for both.
     Same(Identity),
 }
@@ -79,12 +78,10 @@ enum Known {
 impl Planner<'_> {
     fn take_up(&mut self, miss: Miss) {
         self.wait_for_idle();
-        let began = Instant::now();
         let change = match self.propose(miss) {
             Ok(change) => change,
             Err(missed) => return self.words.count(&missed),
         };
-        self.words.first_touch_ns.fetch_max(nanos(began.elapsed()), Relaxed);
         let (process, place) = (change.process, change.place);
         if self.hand_over(change) != Some(true) {
             let own =
@@ -114,8 +111,15 @@ impl Planner<'_> {
         let who = Identity::of(miss.process.cast_signed()).ok_or(Missed::Gone)?;
         let who = self.memory_of(who)?;
         match self.processes.get_mut(&who) {
-            Some(Known::Patched { patched, .. }) => patched.propose(miss.stood, &self.pages),
-            _ => Err(Missed::Process(String::new())),
+            Some(Known::Patched { patched, .. }) => {
+                let (began, is_first) = (Instant::now(), patched.places().processes == 0);
+                let change = patched.propose(miss.stood, &self.pages)?;
+                if is_first {
+                    self.words.first_touch_ns.fetch_max(nanos(began.elapsed()), Relaxed);
+                }
+                Ok(change)
+            }
+            _ => Err(Missed::Gone),
         }
     }
 
@@ -123,20 +127,21 @@ impl Planner<'_> {
     fn memory_of(&mut self, who: Identity) -> Result<Identity, Missed> {
         match self.processes.get(&who) {
             Some(Known::Patched { patched, .. }) if patched.is_same_program() => return Ok(who),
-            Some(Known::Refused) => return Err(Missed::Process(String::new())),
+            Some(Known::Refused(why)) => return Err(Missed::Process(why.clone())),
             Some(Known::Same(other)) if shares_memory(who, *other) => return Ok(*other),
             _ => {}
         }
         self.forget_the_dead();
-        let known = self.meet(who);
-        let met = match known {
-            Ok(Known::Same(other)) => Ok(other),
-            Ok(_) => Ok(who),
-            Err(ref error) => Err(Missed::Process(error.to_string())),
+        let known = match self.meet(who) {
+            Err(Missed::Process(why)) => Known::Refused(why),
+            known => known?,
         };
-        if !matches!(known, Err(Missed::Gone)) {
-            self.processes.insert(who, known.unwrap_or(Known::Refused));
-        }
+        let met = match &known {
+            Known::Same(other) => Ok(*other),
+            Known::Refused(why) => Err(Missed::Process(why.clone())),
+            Known::Patched { .. } => Ok(who),
+        };
+        self.processes.insert(who, known);
         met
     }
 
@@ -208,7 +213,7 @@ impl Planner<'_> {
         let mut all: u64 = rates.iter().map(|&(_, _, rate)| rate).sum();
         self.words.checks_per_ms.store(all, Relaxed);
         for (who, place, rate) in rates {
-            if rate <= PER_PLACE_PER_MS && all <= ALL_PER_MS {
+            if all <= ALL_PER_MS {
                 break;
             }
             all -= rate;

@@ -207,3 +207,17 @@ pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     call(BPF_OBJ_GET_INFO_BY_FD, &mut attribute)?;
     Ok(info)
 }
+
+/// How often a program was not run because it was running already, on the same CPU.
+pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
+    /// Its word in `struct bpf_prog_info`, since Linux 5.12.
+    const WORD: usize = 26;
+    let mut info = [0_u64; WORD + 1];
+    let mut attribute = InfoByFd {
+        bpf_fd: number(program),
+        info_len: u32::try_from(size_of_val(&info)).unwrap_or(0),
+        info: info.as_mut_ptr().expose_provenance() as u64,
+    };
+    call(BPF_OBJ_GET_INFO_BY_FD, &mut attribute)?;
+    Ok(info[WORD])
+}

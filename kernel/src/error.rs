@@ -20,6 +20,9 @@ pub enum Error {
     Map(#[from] TaskMapError),
     #[error("the kernel refused the sched_switch program: {0}")]
     Refused(String),
+    /// An older kernel, or one that was built without it.
+    #[error("the kernel has no {tracepoint} as it is since Linux {since}: {why}")]
+    Lacks { tracepoint: &'static str, since: &'static str, why: String },
     #[error("cannot tell how many CPUs there are: {0}")]
     Cpus(io::Error),
     #[error("{doing}: {error}")]

@@ -7,12 +7,15 @@
 //! | [`lane`] | batch threads | the `elfen` command |
 //! | [`control`] | the `elfen` parent of a batch | checks |
 //!
+//! [`event`] is no page: the kernel writes it into rings while somebody records, and readers copy.
+//!
 //! Every page starts with a [`page::PageHeader`] and goes on in slots of one type. All fields are
 //! atomic, because another process writes them, and nothing read from a page is ever used as an
 //! index, a length or a pointer.
 
 pub mod account;
 pub mod control;
+pub mod event;
 pub mod histogram;
 pub mod lane;
 pub mod page;

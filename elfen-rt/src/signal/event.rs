@@ -1,0 +1,230 @@
+//! What the kernel writes down around the requests of a service: 32-byte events in a ring for each
+//! CPU, by `kernel/bpf/events.bpf.c`.
+//!
+//! An event is four words. The last one is stored last and holds the lap of the ring, by which a
+//! reader knows that the place is filled, and not yet overwritten.
+
+/// An event as it lies in memory and in files.
+pub type Words = [u64; 4];
+
+/// One thing that happened on one CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    pub at_ns: u64,
+    /// Who ran there, or, of a switch, who runs from now on; of a wake-up, who was woken.
+    pub thread: u32,
+    pub kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Switch(Switch),
+    /// Somebody woke the thread.
+    Waking {
+        waker: u32,
+        waker_process: u32,
+        process: u32,
+    },
+    /// A thread ends, whose name was this.
+    Exit {
+        name: [u8; 16],
+    },
+    /// Bytes of a client came, and this many wait to be read.
+    Ready {
+        connection: u64,
+        bytes: u64,
+    },
+    Received {
+        connection: u64,
+        bytes: u64,
+        /// They were looked at and stay.
+        peek: bool,
+    },
+    /// Bytes were written to a connection; `end` is where in its stream.
+    Sent {
+        connection: u64,
+        end: u32,
+    },
+    Transmitted {
+        connection: u64,
+        end: u32,
+    },
+    /// An interrupt ends that began then.
+    Irq {
+        since_ns: u64,
+        number: u32,
+    },
+    Softirq {
+        since_ns: u64,
+        vector: u32,
+    },
+}
+
+/// The CPU goes from one thread to another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switch {
+    pub previous: u32,
+    /// The process of the thread that runs now.
+    pub process: u32,
+    /// The previous thread could have run on.
+    pub preempted: bool,
+    /// It waits for a disk, as far as the kernel says so.
+    pub iowait: bool,
+    /// Its state; 0 while it could run on.
+    pub state: u8,
+    /// The system call that it sleeps in; `None` outside of one, and of threads that nobody
+    /// watches.
+    pub call: Option<u16>,
+    /// How long the hypervisor has had this CPU for others, so far.
+    pub stolen_ns: u64,
+}
+
+pub const STATE_STOPPED: u8 = 4;
+pub const STATE_TRACED: u8 = 8;
+
+const SWITCH: u64 = 1;
+const WAKING: u64 = 2;
+const EXIT: u64 = 3;
+const READY: u64 = 4;
+const RECEIVED: u64 = 5;
+const SENT: u64 = 6;
+const TRANSMITTED: u64 = 7;
+const IRQ: u64 = 8;
+const SOFTIRQ: u64 = 9;
+
+const NO_CALL: u16 = 0xffff;
+
+/// The low half of a word.
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
+const fn low(word: u64) -> u32 {
+    word as u32
+}
+
+const fn high(word: u64) -> u32 {
+    low(word >> 32)
+}
+
+/// The lap of the ring in which an event was written.
+pub const fn lap(words: &Words) -> u16 {
+    let [low, high, ..] = (words[3] >> 16).to_le_bytes();
+    u16::from_le_bytes([low, high])
+}
+
+/// The lap of the `index`th event of a ring of `events`.
+pub const fn lap_of(index: u64, events: u64) -> u16 {
+    let [low, high, ..] = (index / events + 1).to_le_bytes();
+    u16::from_le_bytes([low, high])
+}
+
+impl Event {
+    /// `None` for a kind that this version does not know.
+    pub fn decode(words: &Words) -> Option<Self> {
+        let [at_ns, a, b, word] = *words;
+        let (kind, flag) = (word >> 8 & 0xff, word & 1 != 0);
+        let kind = match kind {
+            SWITCH => {
+                let [call_low, call_high, state, ..] = b.to_le_bytes();
+                let call = u16::from_le_bytes([call_low, call_high]);
+                Kind::Switch(Switch {
+                    previous: high(a),
+                    process: low(a),
+                    // A thread that sleeps gave the CPU up itself.
+                    preempted: state == 0,
+                    iowait: word & 2 != 0,
+                    state,
+                    call: (call != NO_CALL).then_some(call),
+                    stolen_ns: (b >> 24) << 10,
+                })
+            }
+            WAKING => Kind::Waking { waker: low(a), waker_process: high(a), process: low(b) },
+            EXIT => {
+                let mut name = [0; 16];
+                name[..8].copy_from_slice(&a.to_le_bytes());
+                name[8..].copy_from_slice(&b.to_le_bytes());
+                Kind::Exit { name }
+            }
+            READY => Kind::Ready { connection: a, bytes: b },
+            RECEIVED => Kind::Received { connection: a, bytes: b, peek: flag },
+            SENT => Kind::Sent { connection: a, end: high(b) },
+            TRANSMITTED => Kind::Transmitted { connection: a, end: high(b) },
+            IRQ => Kind::Irq { since_ns: a, number: low(b) },
+            SOFTIRQ => Kind::Softirq { since_ns: a, vector: low(b) },
+            _ => return None,
+        };
+        Some(Self { at_ns, thread: high(word), kind })
+    }
+
+    /// The words of an event in lap 1, as tests of readers need them.
+    pub fn encode(&self) -> Words {
+        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let (kind, flags, a, b) = match self.kind {
+            Kind::Switch(s) => {
+                let call = u64::from(s.call.unwrap_or(NO_CALL));
+                let rest = (s.stolen_ns >> 10) << 24 | u64::from(s.state) << 16 | call;
+                (SWITCH, u64::from(s.iowait) << 1, pair(s.previous, s.process), rest)
+            }
+            Kind::Waking { waker, waker_process, process } => {
+                (WAKING, 0, pair(waker_process, waker), u64::from(process))
+            }
+            Kind::Exit { name } => {
+                let half = |from: usize| u64::from_le_bytes(eight(&name, from));
+                (EXIT, 0, half(0), half(8))
+            }
+            Kind::Ready { connection, bytes } => (READY, 0, connection, bytes),
+            Kind::Received { connection, bytes, peek } => {
+                (RECEIVED, u64::from(peek), connection, bytes)
+            }
+            Kind::Sent { connection, end } => (SENT, 0, connection, pair(end, 1)),
+            Kind::Transmitted { connection, end } => (TRANSMITTED, 0, connection, pair(end, 1)),
+            Kind::Irq { since_ns, number } => (IRQ, 0, since_ns, u64::from(number)),
+            Kind::Softirq { since_ns, vector } => (SOFTIRQ, 0, since_ns, u64::from(vector)),
+        };
+        [self.at_ns, a, b, u64::from(self.thread) << 32 | 1 << 16 | kind << 8 | flags]
+    }
+}
+
+fn eight(name: &[u8; 16], from: usize) -> [u8; 8] {
+    core::array::from_fn(|at| name[from + at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: files and tests have the same events that the kernel writes. Method: every kind, there
+    /// and back; the words of one switch by hand, as the C source puts them together.
+    #[test]
+    fn events_go_there_and_back() {
+        let switch = Switch {
+            previous: 7,
+            process: 9,
+            preempted: false,
+            iowait: true,
+            state: 1,
+            call: Some(202),
+            stolen_ns: 5 << 10,
+        };
+        let (connection, since_ns) = (0x7f00_0001_0000_1234, 77);
+        let kinds = [
+            Kind::Switch(switch),
+            Kind::Switch(Switch { preempted: true, state: 0, call: None, ..switch }),
+            Kind::Waking { waker: 3, waker_process: 2, process: 8 },
+            Kind::Exit { name: *b"a name of 15 ch\0" },
+            Kind::Ready { connection, bytes: 12 },
+            Kind::Received { connection, bytes: 12, peek: true },
+            Kind::Sent { connection, end: u32::MAX },
+            Kind::Transmitted { connection, end: 17 },
+            Kind::Irq { since_ns, number: 33 },
+            Kind::Softirq { since_ns, vector: 3 },
+        ];
+        for kind in kinds {
+            let event = Event { at_ns: 1 << 60, thread: 4_000_000_000, kind };
+            assert_eq!(Event::decode(&event.encode()), Some(event));
+        }
+        let words = [1, 7 << 32 | 9, 5 << 24 | 1 << 16 | 202, 11 << 32 | 0xabcd << 16 | 0x102];
+        let event = Event { at_ns: 1, thread: 11, kind: Kind::Switch(switch) };
+        assert_eq!((Event::decode(&words), lap(&words)), (Some(event), 0xabcd));
+        assert_eq!(Event::decode(&[1, 2, 3, 0xff00]), None);
+        assert_eq!([lap_of(0, 8), lap_of(7, 8), lap_of(8, 8), lap_of(8 * 0xffff, 8)], [1, 1, 2, 0]);
+    }
+}

@@ -1,0 +1,233 @@
+//! What the kernel did around a service's requests, by `kernel/bpf/events.bpf.c`: attaching its
+//! programs, saying what they watch, and reading their rings.
+//!
+//! The kernel waits for nobody. A reader that comes too late finds its events overwritten, and is
+//! told how many there were and from when to when.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{Ordering::*, fence};
+
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::event::{Words, lap, lap_of};
+
+use crate::bpf_call;
+pub use crate::error::Error;
+use crate::mapped::Mapped;
+use crate::object::Object;
+use crate::task_map::possible_cpus;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/events.bpf.o");
+
+const CONFIG: &str = "elfen_ev_config";
+const CPUS: &str = "elfen_ev_cpus";
+const RING: &str = "elfen_ev_ring";
+
+const CPU_WORDS: usize = 64;
+const WATCHED_WORDS: usize = 64;
+/// Words of what a CPU keeps for its writers.
+const CPU_STATE_WORDS: usize = 8;
+
+/// The kinds of events that are written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Detail {
+    /// Switches, wake-ups, and the service's sockets.
+    Sched,
+    /// Interrupts as well.
+    Full,
+}
+
+/// A program, its tracepoint, the Linux that it came with, and who wants it.
+struct Program(&'static str, &'static str, &'static str, Detail);
+
+const PROGRAMS: [Program; 11] = [
+    Program("elfen_ev_switch", "sched_switch", "5.18", Detail::Sched),
+    Program("elfen_ev_waking", "sched_waking", "5.5", Detail::Sched),
+    Program("elfen_ev_exit", "sched_process_exit", "5.5", Detail::Sched),
+    Program("elfen_ev_ready", "sk_data_ready", "6.3", Detail::Sched),
+    Program("elfen_ev_recv", "sock_recv_length", "6.3", Detail::Sched),
+    Program("elfen_ev_send", "sock_send_length", "6.3", Detail::Sched),
+    Program("elfen_ev_transmit", "net_dev_queue", "5.5", Detail::Sched),
+    Program("elfen_ev_irq_in", "irq_handler_entry", "5.5", Detail::Full),
+    Program("elfen_ev_irq", "irq_handler_exit", "5.5", Detail::Full),
+    Program("elfen_ev_soft_in", "softirq_entry", "5.5", Detail::Full),
+    Program("elfen_ev_soft", "softirq_exit", "5.5", Detail::Full),
+];
+
+/// Shorter interrupts are not written down: they explain no tail.
+const LEAST_NS: u64 = 2_000;
+
+/// Whose events are written.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Watched {
+    /// Connections to this port.
+    pub port: u16,
+    /// Wake-ups of these processes.
+    pub processes: Vec<u32>,
+    /// Switches of these CPUs.
+    pub cpus: Vec<u32>,
+}
+
+impl Watched {
+    fn words(&self, ring: u64) -> Vec<u64> {
+        let mut words = vec![ring, u64::from(self.port), LEAST_NS];
+        let bits = |numbers: &[u32], words: usize| {
+            let mut set = vec![0_u64; words];
+            for number in numbers {
+                let number = *number as usize;
+                set[number / 64 % words] |= 1 << (number % 64);
+            }
+            set
+        };
+        words.extend(bits(&self.cpus, CPU_WORDS));
+        words.extend(bits(&self.processes, WATCHED_WORDS));
+        words
+    }
+}
+
+/// Events of a CPU that nobody has read, or that were not written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lost {
+    pub count: u64,
+    pub from_ns: u64,
+    pub to_ns: u64,
+}
+
+/// How far a CPU's ring has been read.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    next: u64,
+    /// The time of the last event that was read.
+    last_ns: u64,
+}
+
+/// The programs and their rings; they are attached as long as this lives.
+#[derive(Debug)]
+pub struct Events {
+    config: OwnedFd,
+    cpus: Mapped,
+    ring: Mapped,
+    events: u64,
+    cursors: Vec<Cursor>,
+    programs: Vec<OwnedFd>,
+    _links: Vec<OwnedFd>,
+    missed: u64,
+    missed_at_ns: u64,
+}
+
+impl Events {
+    /// Attaches what `detail` asks for, with `events` in the ring of each CPU, a power of two.
+    pub fn attach(detail: Detail, events: u32, watched: &Watched) -> Result<Self, Error> {
+        assert!(events.is_power_of_two(), "places are found by masks");
+        let cpus = possible_cpus()?;
+        let places = cpus.checked_mul(events).ok_or_else(|| {
+            Error::Refused(format!("{cpus} CPUs with {events} events each are too many"))
+        })?;
+        let mut object = Object::load(OBJECT, &[(CPUS, cpus), (RING, places)])?;
+        let config = object.map(CONFIG)?;
+        let map = |name, words: usize| -> Result<Mapped, Error> {
+            let fd = object.map(name)?;
+            Mapped::new(fd.as_fd(), words).map_err(Error::call("mapping events"))
+        };
+        let mapped = (map(CPUS, cpus as usize * CPU_STATE_WORDS)?, map(RING, places as usize * 4)?);
+        let now_ns = monotonic_ns();
+        let mut all = Self {
+            config,
+            cpus: mapped.0,
+            ring: mapped.1,
+            events: u64::from(events),
+            cursors: vec![Cursor { next: 0, last_ns: now_ns }; cpus as usize],
+            programs: Vec::new(),
+            _links: Vec::new(),
+            missed: 0,
+            missed_at_ns: now_ns,
+        };
+        all.watch(watched)?;
+        for Program(name, tracepoint, since, _) in
+            PROGRAMS.into_iter().filter(|program| program.3 <= detail)
+        {
+            let program = object.program(name, tracepoint).map_err(|error| match error {
+                Error::Refused(why) => Error::Lacks { tracepoint, since, why },
+                other => other,
+            })?;
+            let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
+            all.programs.push(program);
+            all._links.push(link);
+        }
+        Ok(all)
+    }
+
+    /// Says anew whose events are written; who was watched before and is not among them is no
+    /// longer.
+    pub fn watch(&self, watched: &Watched) -> Result<(), Error> {
+        let words = watched.words(self.events);
+        bpf_call::update_element(self.config.as_fd(), 0, &words)
+            .map_err(Error::call("saying whom to watch"))
+    }
+
+    pub fn cpus(&self) -> u32 {
+        u32::try_from(self.cursors.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How many events a CPU has written.
+    pub fn written(&self, cpu: u32) -> u64 {
+        // Acquire: places that were taken before are seen as they were taken, or later.
+        self.cpus.words()[cpu as usize * CPU_STATE_WORDS].load(Acquire)
+    }
+
+    /// Takes what a CPU has written since the last call, and says what was overwritten before.
+    pub fn read(&mut self, cpu: u32, into: &mut Vec<Words>) -> Option<Lost> {
+        let began = into.len();
+        let Cursor { mut next, last_ns } = self.cursors[cpu as usize];
+        let head = self.written(cpu);
+        let mut lost = (head - next).saturating_sub(self.events);
+        next += lost;
+        let first = next;
+        while next < head {
+            let words = self.at(cpu, next);
+            // A writer that was interrupted before it was done: what follows can wait. One that is
+            // a whole lap ahead has overwritten it, which is counted below.
+            if lap(&words) != lap_of(next, self.events) && self.written(cpu) - next <= self.events {
+                break;
+            }
+            into.push(words);
+            next += 1;
+        }
+        // What was copied while a writer had come round again may be mixed.
+        let overtaken = self.written(cpu).saturating_sub(self.events);
+        let mixed = usize::try_from(overtaken.saturating_sub(first)).unwrap_or(usize::MAX);
+        let mixed = mixed.min(into.len() - began);
+        into.drain(began..began + mixed);
+        lost += mixed as u64;
+        // A nested writer takes its place first and has the later time.
+        into[began..].sort_by_key(|words| words[0]);
+        let found_ns = into.get(began).map_or_else(monotonic_ns, |words| words[0]);
+        let last_ns_now = into[began..].last().map_or(last_ns, |words| words[0]);
+        self.cursors[cpu as usize] = Cursor { next, last_ns: last_ns_now.max(last_ns) };
+        (lost > 0).then_some(Lost { count: lost, from_ns: last_ns, to_ns: found_ns.max(last_ns) })
+    }
+
+    /// Events that the kernel did not write since the last call, because it was in the middle of
+    /// the same program: on which CPU, it does not say.
+    pub fn missed(&mut self) -> Option<Lost> {
+        let missed = self.programs.iter().map(|program| {
+            // A kernel that does not count them has none to tell of.
+            bpf_call::recursion_misses(program.as_fd()).unwrap_or(0)
+        });
+        let missed: u64 = missed.sum();
+        let (count, from_ns) = (missed.saturating_sub(self.missed), self.missed_at_ns);
+        (self.missed, self.missed_at_ns) = (missed, monotonic_ns());
+        (count > 0).then_some(Lost { count, from_ns, to_ns: self.missed_at_ns })
+    }
+
+    fn at(&self, cpu: u32, index: u64) -> Words {
+        let place = u64::from(cpu) * self.events + (index & (self.events - 1));
+        let at = usize::try_from(place).unwrap_or(usize::MAX) * 4;
+        let words = &self.ring.words()[at..at + 4];
+        // Acquire: what was stored before the last word is seen with it.
+        let last = words[3].load(Acquire);
+        let [at_ns, a, b] = [0, 1, 2].map(|word: usize| words[word].load(Relaxed));
+        // A writer that comes round clears the last word first: if it did, these words are void.
+        fence(Acquire);
+        if words[3].load(Relaxed) == last { [at_ns, a, b, last] } else { [0; 4] }
+    }
+}

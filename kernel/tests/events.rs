@@ -1,0 +1,120 @@
+//! Goal: what the kernel writes down is what happened, in order, and what a reader misses it is told
+//! of. Method: a server and a client of the test's on loopback; a ring of a few events.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use elfen_kernel::events::{Detail, Error, Events, Watched};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::event::{Event, Kind, Words};
+
+fn attach(detail: Detail, events: u32, port: u16) -> Option<Events> {
+    let cpus = (0..64).collect();
+    let watched = Watched { port, processes: vec![std::process::id()], cpus };
+    match Events::attach(detail, events, &watched) {
+        Ok(events) => Some(events),
+        Err(error @ (Error::NotPermitted | Error::NoKernelTypes | Error::Lacks { .. })) => {
+            writeln!(io::stderr(), "skipped: events of the kernel: {error}").unwrap();
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn read(events: &mut Events) -> (Vec<Event>, u64) {
+    let (mut words, mut lost): (Vec<Words>, u64) = (Vec::new(), 0);
+    for cpu in 0..events.cpus() {
+        let gap = events.read(cpu, &mut words);
+        lost += gap.map_or(0, |gap| gap.count);
+        assert!(gap.is_none_or(|gap| gap.from_ns <= gap.to_ns && gap.to_ns <= monotonic_ns()));
+    }
+    words.sort_by_key(|words| words[0]);
+    (words.iter().map(|words| Event::decode(words).expect("a known kind")).collect(), lost)
+}
+
+#[test]
+fn a_request_leaves_its_events() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let Some(mut events) = attach(Detail::Full, 65_536, address.port()) else { return };
+    let began_ns = monotonic_ns();
+    let server = std::thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        let mut bytes = [0; 64];
+        while connection.read(&mut bytes).unwrap() > 0 {
+            connection.write_all(b"answer").unwrap();
+        }
+    });
+    let mut client = TcpStream::connect(address).unwrap();
+    let from = client.local_addr().unwrap();
+    for _ in 0..3 {
+        client.write_all(b"ask").unwrap();
+        let mut answer = [0; 6];
+        client.read_exact(&mut answer).unwrap();
+    }
+    drop(client);
+    server.join().unwrap();
+    let (found, lost) = read(&mut events);
+    assert_eq!(lost, 0);
+    assert!(found.iter().all(|e| (began_ns - 1_000_000_000..monotonic_ns()).contains(&e.at_ns)));
+    let connection = u64::from(u32::from_le_bytes([127, 0, 0, 1])) << 32 | u64::from(from.port());
+    let steps: Vec<&str> = found
+        .iter()
+        .filter_map(|event| match event.kind {
+            Kind::Ready { connection: c, bytes: 3 } if c == connection => Some("ready"),
+            Kind::Received { connection: c, bytes: 3, peek: false } if c == connection => {
+                Some("received")
+            }
+            Kind::Transmitted { connection: c, .. } if c == connection => Some("transmitted"),
+            Kind::Sent { connection: c, .. } if c == connection => Some("sent"),
+            _ => None,
+        })
+        .collect();
+    // The bytes leave before the call that wrote them returns.
+    assert_eq!(steps, ["ready", "received", "transmitted", "sent"].repeat(3), "{found:?}");
+    let woken =
+        |e: &Event| matches!(e.kind, Kind::Waking { process, .. } if process == std::process::id());
+    assert!(found.iter().any(woken), "the server sleeps until it is asked");
+    let slept = |e: &Event| matches!(e.kind, Kind::Switch(s) if s.call == u16::try_from(libc::SYS_recvfrom).ok());
+    assert!(found.iter().any(slept), "in a system call that the switch names");
+    assert!(events.missed().is_none_or(|missed| missed.from_ns < missed.to_ns));
+}
+
+/// Every event is read, or counted as lost: with a ring of 16, while this thread switches all the
+/// time.
+#[test]
+fn what_is_overwritten_is_counted() {
+    let Some(mut events) = attach(Detail::Sched, 16, 0) else { return };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let (mut seen, mut lost) = (0, 0);
+    while (seen < 100 || lost < 1_000) && Instant::now() < deadline {
+        for _ in 0..100 {
+            std::thread::sleep(Duration::from_micros(1));
+        }
+        let (found, missed) = read(&mut events);
+        seen += found.len() as u64;
+        lost += missed;
+    }
+    assert!(seen >= 100 && lost >= 1_000, "{seen} read, {lost} lost in a minute");
+    // Nobody is watched any more, so heads stand still.
+    events.watch(&Watched::default()).unwrap();
+    // What is under way on other CPUs is done once they have switched.
+    std::thread::sleep(Duration::from_millis(20));
+    let quiet = Instant::now() + Duration::from_secs(60);
+    loop {
+        let written: u64 = (0..events.cpus()).map(|cpu| events.written(cpu)).sum();
+        let (found, missed) = read(&mut events);
+        seen += found.len() as u64;
+        lost += missed;
+        // Threads of other tests may end, which is written whoever is watched.
+        if seen + lost >= written {
+            assert!(
+                seen + lost == (0..events.cpus()).map(|c| events.written(c)).sum::<u64>()
+                    || seen + lost >= written
+            );
+            break;
+        }
+        assert!(Instant::now() < quiet, "{seen} and {lost} of {written}");
+    }
+}

@@ -71,10 +71,12 @@ fn a_request_leaves_its_events() {
             _ => None,
         })
         .collect();
-    // The bytes leave before the call that wrote them returns.
-    assert_eq!(steps, ["ready", "received", "transmitted", "sent"].repeat(3), "{found:?}");
-    let woken =
-        |e: &Event| matches!(e.kind, Kind::Waking { process, .. } if process == std::process::id());
+    // The client may ask again before the call that wrote the answer has returned.
+    let without = |left_out| steps.iter().copied().filter(|&s| s != left_out).collect::<Vec<_>>();
+    assert_eq!(without("sent"), ["ready", "received", "transmitted"].repeat(3), "{found:?}");
+    assert_eq!(without("ready"), ["received", "transmitted", "sent"].repeat(3), "{found:?}");
+    let own = std::process::id();
+    let woken = |e: &Event| matches!(e.kind, Kind::Waking { process, .. } if process == own);
     assert!(found.iter().any(woken), "the server sleeps until it is asked");
     let slept = |e: &Event| matches!(e.kind, Kind::Switch(s) if s.call == u16::try_from(libc::SYS_recvfrom).ok());
     assert!(found.iter().any(slept), "in a system call that the switch names");
@@ -99,22 +101,17 @@ fn what_is_overwritten_is_counted() {
     assert!(seen >= 100 && lost >= 1_000, "{seen} read, {lost} lost in a minute");
     // Nobody is watched any more, so heads stand still.
     events.watch(&Watched::default()).unwrap();
-    // What is under way on other CPUs is done once they have switched.
-    std::thread::sleep(Duration::from_millis(20));
-    let quiet = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let written: u64 = (0..events.cpus()).map(|cpu| events.written(cpu)).sum();
         let (found, missed) = read(&mut events);
         seen += found.len() as u64;
         lost += missed;
-        // Threads of other tests may end, which is written whoever is watched.
-        if seen + lost >= written {
-            assert!(
-                seen + lost == (0..events.cpus()).map(|c| events.written(c)).sum::<u64>()
-                    || seen + lost >= written
-            );
-            break;
+        // A switch that was under way when nobody watched any more, and threads that end, may
+        // follow: then the sums are compared again.
+        if seen + lost == written {
+            return;
         }
-        assert!(Instant::now() < quiet, "{seen} and {lost} of {written}");
+        assert!(Instant::now() < deadline, "{seen} read and {lost} lost of {written}");
     }
 }

@@ -15,7 +15,8 @@ fn attach(detail: Detail, events: u32, port: u16) -> Option<Events> {
     match Events::attach(detail, events, &watched) {
         Ok(events) => Some(events),
         Err(error @ (Error::NotPermitted | Error::NoKernelTypes | Error::Lacks { .. })) => {
-            writeln!(io::stderr(), "skipped: events of the kernel: {error}").unwrap();
+            let mut terminal = io::stderr();
+            writeln!(terminal, "skipped: events of the kernel: {error}").unwrap();
             None
         }
         Err(error) => panic!("{error}"),

@@ -1,5 +1,5 @@
-//! Goal: what the kernel writes down is what happened, in order, and what a reader misses it is told
-//! of. Method: a server and a client of the test's on loopback; a ring of a few events.
+//! Goal: what the kernel writes down is what happened, in order; a reader is told what it misses.
+//! Method: a server and a client of the test's on loopback; a ring of a few events.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -79,7 +79,8 @@ fn a_request_leaves_its_events() {
     let own = std::process::id();
     let woken = |e: &Event| matches!(e.kind, Kind::Waking { process, .. } if process == own);
     assert!(found.iter().any(woken), "the server sleeps until it is asked");
-    let slept = |e: &Event| matches!(e.kind, Kind::Switch(s) if s.call == u16::try_from(libc::SYS_recvfrom).ok());
+    let receives = u16::try_from(libc::SYS_recvfrom).ok();
+    let slept = |e: &Event| matches!(e.kind, Kind::Switch(s) if s.call == receives);
     assert!(found.iter().any(slept), "in a system call that the switch names");
     assert!(events.missed().is_none_or(|missed| missed.from_ns < missed.to_ns));
 }

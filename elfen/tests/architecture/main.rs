@@ -15,12 +15,22 @@ use imports::{Imports, Module, name};
 use serde_json::Value;
 
 /// Top-level folder, and the folders that its crates may depend on.
-const ALLOWED: [(&str, &[&str]); 8] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     (
         "elfen",
-        &["experiments", "elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"],
+        &[
+            "experiments",
+            "elfen-recorder",
+            "elfen-host",
+            "elfen-console",
+            "elfen-instrument",
+            "kernel",
+            "elfen-rt",
+        ],
     ),
     ("experiments", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
+    ("elfen-recorder", &["elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),
+    ("elfen-tailor", &["elfen-console", "elfen-rt"]),
     ("elfen-host", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
     ("workloads", &["elfen-console", "kernel", "elfen-rt"]),
     ("elfen-console", &[]),

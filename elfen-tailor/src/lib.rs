@@ -1,0 +1,26 @@
+//! Why the slowest requests of a service were slow, and what the tail would be without that.
+//!
+//! Pure: what was recorded comes in as a [`tale`], what is found goes out as a [`report`]. There is
+//! no clock here and no machine; `elfen-recorder` has those.
+//!
+//! | module | what it makes of what |
+//! | --- | --- |
+//! | [`tale`] | events in memory or in a `.tale` file |
+//! | [`timeline`] | events, put together to what each thread and each CPU did when |
+//! | [`request`] | what went through the service's sockets, put together to requests |
+//! | [`walk`] | a request, as [`segment`]s that sum up to its latency to the nanosecond |
+//! | [`replay`] | the same requests without a cause |
+//! | [`rank`] | the causes of the tail, the largest first |
+//! | [`report`] | all of this for people and for scripts |
+
+#![forbid(unsafe_code)]
+
+pub mod calls;
+pub mod rank;
+pub mod replay;
+pub mod report;
+pub mod request;
+pub mod segment;
+pub mod tale;
+pub mod timeline;
+pub mod walk;

@@ -1,0 +1,371 @@
+//! The causes of the tail, the largest first, by how much faster its requests would have been.
+
+use std::collections::BTreeMap;
+
+use crate::replay::{Job, Replay, quantile};
+use crate::segment::{BURST, Kind, LONG, QUEUE, Segment, TOGETHER, WORK, cause, total};
+use crate::tale::Tale;
+
+/// What counts as slow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slow {
+    /// Above this quantile, of a million.
+    Quantile(u64),
+    AboveNs(u64),
+}
+
+/// A request with its account.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Explained {
+    pub arrived_ns: u64,
+    pub ended_ns: u64,
+    /// Whose queue it was in.
+    pub server: u32,
+    pub segments: Vec<Segment>,
+}
+
+impl Explained {
+    pub fn latency_ns(&self) -> u64 {
+        self.ended_ns - self.arrived_ns
+    }
+}
+
+/// A cause and what it did to the tail.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Row {
+    pub cause: String,
+    /// Of all charges of the tail.
+    pub share: f64,
+    pub share_ci95: (f64, f64),
+    /// What a request of the tail had of it, and one of the middle, on average.
+    pub tail_ns: u64,
+    pub middle_ns: u64,
+    pub whatif_p99_ns: Option<u64>,
+    pub whatif_p999_ns: Option<u64>,
+    /// Slow requests that it had a part in.
+    pub requests: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ReplayError {
+    pub p50: f64,
+    pub p99: f64,
+    pub p999: f64,
+}
+
+impl ReplayError {
+    /// Too far from what was measured to say what would be.
+    pub const MOST: f64 = 0.05;
+
+    pub fn is_small(&self) -> bool {
+        [self.p50, self.p99, self.p999].iter().all(|error| error.abs() <= Self::MOST)
+    }
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ranking {
+    pub threshold_ns: u64,
+    /// Indices of slow requests, the slowest first.
+    pub slow: Vec<usize>,
+    /// Of each slow request, in the same order: causes and charges, the largest first.
+    pub charges: Vec<Vec<(String, u64)>>,
+    pub rows: Vec<Row>,
+    pub replay_error: ReplayError,
+}
+
+const P50: u64 = 500_000;
+const P95: u64 = 950_000;
+const P99: u64 = 990_000;
+const P999: u64 = 999_000;
+/// Resamplings for an interval.
+const ROUNDS: usize = 200;
+/// Causes with less than this share of all time, in the tail too, are not replayed.
+const MOST_CAUSES: usize = 64;
+
+fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    values
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    use elfen_console::duration::number;
+    if whole == 0 { 0.0 } else { number(part) / number(whole) }
+}
+
+fn add(sums: &mut BTreeMap<usize, u64>, cause: usize, ns: u64) {
+    let sum = sums.entry(cause).or_default();
+    *sum = sum.saturating_add(ns);
+}
+
+struct Causes {
+    names: Vec<String>,
+    by_kind: BTreeMap<Kind, usize>,
+    long: usize,
+}
+
+impl Causes {
+    fn of(explained: &[Explained], tale: &Tale) -> Self {
+        let mut all = Self { names: vec![LONG.to_owned()], by_kind: BTreeMap::new(), long: 0 };
+        let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+        for segment in explained.iter().flat_map(|one| &one.segments) {
+            if !all.by_kind.contains_key(&segment.kind) {
+                let name = cause(segment.kind, tale);
+                let at = *by_name.entry(name).or_insert_with_key(|name| {
+                    all.names.push(name.clone());
+                    all.names.len() - 1
+                });
+                all.by_kind.insert(segment.kind, at);
+            }
+        }
+        all
+    }
+
+    /// How much of a request each cause had in a span. Work beyond what is usual is `long`, the
+    /// rest of it nobody's charge.
+    fn within(&self, one: &Explained, span: (u64, u64), usual_work_ns: u64) -> Vec<(usize, u64)> {
+        let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut work_ns = 0;
+        for segment in &one.segments {
+            let ns = segment.within(span.0, span.1);
+            match segment.kind {
+                Kind::Work => work_ns = total([work_ns, ns].into_iter()),
+                kind => add(&mut sums, self.by_kind[&kind], ns),
+            }
+        }
+        if work_ns > usual_work_ns {
+            sums.insert(self.long, work_ns - usual_work_ns);
+        }
+        sums.into_iter().filter(|(_, ns)| *ns > 0).collect()
+    }
+}
+
+pub fn work_ns(one: &Explained) -> u64 {
+    total(one.segments.iter().filter(|s| s.kind == Kind::Work).map(Segment::ns))
+}
+
+/// Ranks the causes of the slow ones among complete requests, which are sorted by arrival.
+pub fn rank(explained: &[Explained], tale: &Tale, slow: Slow) -> Ranking {
+    let latencies = sorted(explained.iter().map(Explained::latency_ns));
+    let threshold_ns = match slow {
+        Slow::Quantile(per_million) => quantile(&latencies, per_million),
+        Slow::AboveNs(ns) => ns,
+    };
+    let mut slow: Vec<usize> =
+        (0..explained.len()).filter(|&at| explained[at].latency_ns() > threshold_ns).collect();
+    slow.sort_by_key(|&at| std::cmp::Reverse(explained[at].latency_ns()));
+    let usual_work_ns = quantile(&sorted(explained.iter().map(work_ns)), P95);
+    let causes = Causes::of(explained, tale);
+    let jobs: Vec<Job> = explained
+        .iter()
+        .map(|one| Job {
+            server: one.server,
+            arrived_ns: one.arrived_ns,
+            ended_ns: one.ended_ns,
+            by_cause: causes.within(one, (one.arrived_ns, one.ended_ns), usual_work_ns),
+        })
+        .collect();
+    // Who waits for his turn is in no service: what he waits behind has the time in its own.
+    let queue = causes.by_kind.get(&Kind::Queue).copied();
+    let replay = Replay::of(&jobs, |job, from_ns, to_ns| {
+        let mut parts = causes.within(&explained[job], (from_ns, to_ns), usual_work_ns);
+        parts.retain(|(cause, _)| Some(*cause) != queue);
+        parts
+    });
+    let unchanged = sorted(replay.without(|_, _| 0).into_iter());
+    let error = |per_million| {
+        let (told, seen) = (quantile(&unchanged, per_million), quantile(&latencies, per_million));
+        share(told.abs_diff(seen), seen)
+    };
+    let replay_error = ReplayError { p50: error(P50), p99: error(P99), p999: error(P999) };
+    let charged = match replay_error.is_small() {
+        true => by_replay(&replay, &jobs, &slow, &causes),
+        false => by_time(&jobs, &slow, &causes),
+    };
+    let rows = rows(explained, &jobs, &slow, &causes, &charged);
+    let charges = charged.of.iter().map(|charges| {
+        let mut named: Vec<(String, u64)> =
+            charges.iter().map(|(cause, ns)| (charged.name(*cause, &causes), *ns)).collect();
+        named.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+        named
+    });
+    Ranking { threshold_ns, charges: charges.collect(), slow, rows, replay_error }
+}
+
+/// Charges of slow requests, and what the tail would be without each cause.
+struct Charged {
+    /// In the order of the slow requests.
+    of: Vec<Vec<(usize, u64)>>,
+    whatif: BTreeMap<usize, (u64, u64)>,
+    /// Numbers of causes that are no kind of segment.
+    burst: usize,
+    together: usize,
+}
+
+impl Charged {
+    fn name(&self, cause: usize, causes: &Causes) -> String {
+        match cause {
+            cause if cause == self.burst => BURST.to_owned(),
+            cause if cause == self.together => TOGETHER.to_owned(),
+            cause => causes.names[cause].clone(),
+        }
+    }
+}
+
+fn by_time(jobs: &[Job], slow: &[usize], causes: &Causes) -> Charged {
+    let of = slow.iter().map(|&at| jobs[at].by_cause.clone()).collect();
+    let burst = causes.names.len();
+    Charged { of, whatif: BTreeMap::new(), burst, together: burst + 1 }
+}
+
+fn by_replay(replay: &Replay, jobs: &[Job], slow: &[usize], causes: &Causes) -> Charged {
+    let (burst, together) = (causes.names.len(), causes.names.len() + 1);
+    let mut charged =
+        Charged { of: vec![Vec::new(); slow.len()], whatif: BTreeMap::new(), burst, together };
+    let with = replay.without(|_, _| 0);
+    let mut totals = vec![0_u64; causes.names.len()];
+    for (cause, ns) in jobs.iter().flat_map(|job| &job.by_cause) {
+        totals[*cause] = totals[*cause].saturating_add(*ns);
+    }
+    let mut largest: Vec<usize> = (0..totals.len()).filter(|&cause| totals[cause] > 0).collect();
+    largest.sort_by_key(|&cause| std::cmp::Reverse(totals[cause]));
+    largest.truncate(MOST_CAUSES);
+    for &cause in &largest {
+        let without = replay.without(|of, ns| if of == cause { ns } else { 0 });
+        for (charges, &at) in charged.of.iter_mut().zip(slow) {
+            let ns = with[at].saturating_sub(without[at]);
+            if ns > 0 {
+                charges.push((cause, ns));
+            }
+        }
+        let without = sorted(without.into_iter());
+        charged.whatif.insert(cause, (quantile(&without, P99), quantile(&without, P999)));
+    }
+    let (bare, served) = (replay.without(|_, ns| ns), replay.served(|_, ns| ns));
+    for (charges, &at) in charged.of.iter_mut().zip(slow) {
+        let single = total(charges.iter().map(|(_, ns)| *ns));
+        let all = with[at].saturating_sub(bare[at]);
+        let left = bare[at].saturating_sub(served[at]);
+        for (cause, ns) in [(together, all.saturating_sub(single)), (burst, left)] {
+            if ns > 0 {
+                charges.push((cause, ns));
+            }
+        }
+    }
+    let without_queue = sorted(served_without_queue(&with, &bare, &served));
+    charged.whatif.insert(burst, (quantile(&without_queue, P99), quantile(&without_queue, P999)));
+    charged
+}
+
+/// Latencies without the queueing that no cause explains.
+fn served_without_queue<'a>(
+    with: &'a [u64],
+    bare: &'a [u64],
+    served: &'a [u64],
+) -> impl Iterator<Item = u64> + 'a {
+    let queued = bare.iter().zip(served).map(|(bare, served)| bare.saturating_sub(*served));
+    with.iter().zip(queued).map(|(with, queued)| with.saturating_sub(queued))
+}
+
+fn rows(
+    explained: &[Explained],
+    jobs: &[Job],
+    slow: &[usize],
+    causes: &Causes,
+    charged: &Charged,
+) -> Vec<Row> {
+    let mut sums: BTreeMap<usize, (u64, usize)> = BTreeMap::new();
+    for (cause, ns) in charged.of.iter().flatten() {
+        let (sum, requests) = sums.entry(*cause).or_default();
+        (*sum, *requests) = (sum.saturating_add(*ns), *requests + 1);
+    }
+    let all = total(sums.values().map(|(ns, _)| *ns));
+    let mut by_latency: Vec<usize> = (0..explained.len()).collect();
+    by_latency.sort_by_key(|&at| explained[at].latency_ns());
+    let (from, to) = (by_latency.len() * 2 / 5, (by_latency.len() * 3).div_ceil(5));
+    let middle = &by_latency[from..to];
+    let mean = |of: &[usize], cause: usize| {
+        let parts = of
+            .iter()
+            .flat_map(|&at| &jobs[at].by_cause)
+            .filter(|(of, _)| *of == cause)
+            .map(|(_, ns)| *ns);
+        total(parts) / (of.len() as u64).max(1)
+    };
+    let intervals = intervals(explained, slow, charged);
+    let row = |(&cause, &(ns, requests)): (&usize, &(u64, usize))| Row {
+        cause: charged.name(cause, causes),
+        share: share(ns, all),
+        share_ci95: intervals.get(&cause).copied().unwrap_or((0.0, 0.0)),
+        tail_ns: ns / (slow.len() as u64).max(1),
+        middle_ns: mean(middle, cause),
+        whatif_p99_ns: charged.whatif.get(&cause).map(|(p99, _)| *p99),
+        whatif_p999_ns: charged.whatif.get(&cause).map(|(_, p999)| *p999),
+        requests,
+    };
+    let mut rows: Vec<Row> = sums.iter().map(row).filter(|row| row.cause != WORK).collect();
+    rows.sort_by(|a, b| b.share.total_cmp(&a.share));
+    rows
+}
+
+/// Shares, if the busy periods of the service had been others: each is drawn as a whole, since
+/// requests of one period share their causes.
+fn intervals(
+    explained: &[Explained],
+    slow: &[usize],
+    charged: &Charged,
+) -> BTreeMap<usize, (f64, f64)> {
+    let mut period_of = vec![0_usize; explained.len()];
+    let (mut period, mut busy_until_ns) = (0, 0);
+    for (at, one) in explained.iter().enumerate() {
+        if one.arrived_ns > busy_until_ns {
+            period += 1;
+        }
+        busy_until_ns = busy_until_ns.max(one.ended_ns);
+        period_of[at] = period;
+    }
+    let mut periods: BTreeMap<usize, BTreeMap<usize, u64>> = BTreeMap::new();
+    for (&at, charges) in slow.iter().zip(&charged.of) {
+        let sums = periods.entry(period_of[at]).or_default();
+        for (cause, ns) in charges {
+            add(sums, *cause, *ns);
+        }
+    }
+    let periods: Vec<BTreeMap<usize, u64>> = periods.into_values().collect();
+    if periods.is_empty() {
+        return BTreeMap::new();
+    }
+    let mut drawn: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    // Any constant: the same tale has the same report.
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..ROUNDS {
+        let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
+        for _ in 0..periods.len() {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let at = usize::try_from(random % periods.len() as u64).unwrap_or(0);
+            for (cause, ns) in &periods[at] {
+                add(&mut sums, *cause, *ns);
+            }
+        }
+        let all = total(sums.values().copied());
+        for (cause, ns) in sums {
+            let shares = drawn.entry(cause).or_default();
+            // Rounds in which it was not drawn had none of it.
+            shares.resize(round, 0.0);
+            shares.push(share(ns, all));
+        }
+    }
+    let interval = |mut shares: Vec<f64>| {
+        shares.resize(ROUNDS, 0.0);
+        shares.sort_by(f64::total_cmp);
+        (shares[ROUNDS / 40], shares[ROUNDS - 1 - ROUNDS / 40])
+    };
+    drawn.into_iter().map(|(cause, shares)| (cause, interval(shares))).collect()
+}
+
+/// Whether a name stands for time that requests spent behind others.
+pub fn is_queueing(cause: &str) -> bool {
+    cause == QUEUE || cause == BURST
+}

@@ -1,0 +1,141 @@
+//! A stretch of a request's time with one kind and one culprit; and causes, which are kinds with a
+//! name.
+
+use crate::calls;
+use crate::tale::Tale;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    /// The service worked for this request.
+    Work,
+    /// It worked for other requests.
+    Queue,
+    /// It ran, and not for a request.
+    Busy,
+    /// It could have run, and this thread had its CPU.
+    Preempted(u32),
+    /// It could have run, on a CPU that idled: it was on its way to wake.
+    Wake,
+    /// It was taken off a CPU that idled from then on.
+    Throttled,
+    /// By a signal or a debugger.
+    Stopped,
+    /// For a disk: in this system call, or touching memory that had to be read.
+    Io(Option<u16>),
+    /// For a lock that this thread held.
+    Lock(u32),
+    /// For a lock whose holder is not known.
+    LockOfUnknown,
+    /// For the threads of a JVM to come to a halt and go on.
+    Pause,
+    /// For a time to pass.
+    Sleep(u16),
+    /// For input or anything else, in this system call.
+    Wait(Option<u16>),
+    Irq(u32),
+    Softirq(u32),
+    /// The hypervisor ran others.
+    Steal,
+    /// The answer was written and did not leave the machine.
+    TcpOut,
+    /// Nothing is known of the thread.
+    Unknown,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    pub from_ns: u64,
+    pub to_ns: u64,
+    pub kind: Kind,
+    pub thread: u32,
+    pub cpu: Option<u32>,
+}
+
+impl Segment {
+    pub fn ns(&self) -> u64 {
+        self.to_ns - self.from_ns
+    }
+
+    /// How much of it lies in a span.
+    pub fn within(&self, from_ns: u64, to_ns: u64) -> u64 {
+        self.to_ns.min(to_ns).saturating_sub(self.from_ns.max(from_ns))
+    }
+}
+
+/// A sum of times; what a damaged file holds may be beyond all reckoning.
+pub fn total(times: impl Iterator<Item = u64>) -> u64 {
+    times.fold(0, u64::saturating_add)
+}
+
+const VECTORS: [&str; 10] =
+    ["HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"];
+
+pub const WORK: &str = "work";
+pub const LONG: &str = "long";
+pub const QUEUE: &str = "queue";
+pub const BURST: &str = "burst";
+pub const TOGETHER: &str = "together";
+
+/// A cause's name, as scripts read it: `preempted:cc1`, `io:pread64`.
+pub fn cause(kind: Kind, tale: &Tale) -> String {
+    let call = |call: Option<u16>| call.map_or("page-fault".to_owned(), calls::name);
+    match kind {
+        Kind::Work => WORK.to_owned(),
+        Kind::Queue => QUEUE.to_owned(),
+        Kind::Busy => "busy".to_owned(),
+        Kind::Preempted(thread) => format!("preempted:{}", tale.name_of(thread)),
+        Kind::Wake => "wake".to_owned(),
+        Kind::Throttled => "throttled".to_owned(),
+        Kind::Stopped => "stopped".to_owned(),
+        Kind::Io(of) => format!("io:{}", call(of)),
+        Kind::Lock(holder) => format!("lock:{}", tale.name_of(holder)),
+        Kind::LockOfUnknown => "lock".to_owned(),
+        Kind::Pause => "safepoint".to_owned(),
+        Kind::Sleep(of) => format!("sleep:{}", calls::name(of)),
+        Kind::Wait(of) => format!("wait:{}", call(of)),
+        Kind::Irq(number) => format!("irq:{number}"),
+        Kind::Softirq(vector) => {
+            let name = VECTORS.get(vector as usize).copied().unwrap_or("unknown");
+            format!("softirq:{name}")
+        }
+        Kind::Steal => "steal".to_owned(),
+        Kind::TcpOut => "tcp-out".to_owned(),
+        Kind::Unknown => "unknown".to_owned(),
+    }
+}
+
+/// The cause in an operator's words, as the end of "they were slow because".
+pub fn words(cause: &str) -> String {
+    let (kind, name) = cause.split_once(':').unwrap_or((cause, ""));
+    match kind {
+        "work" => "the service worked for them".to_owned(),
+        LONG => "they were more work than others".to_owned(),
+        QUEUE => "the service worked for other requests first".to_owned(),
+        BURST => "more requests came at once than the service can work for".to_owned(),
+        TOGETHER => "several causes came together".to_owned(),
+        "busy" => "the service was busy with something that is no request".to_owned(),
+        "preempted" => format!("{name} ran on the CPU that they needed"),
+        "wake" => "a sleeping CPU took its time to wake".to_owned(),
+        "throttled" => {
+            "the service was not allowed to run on an idle CPU: a CPU quota, most often".to_owned()
+        }
+        "stopped" => "the service was stopped by a signal or a debugger".to_owned(),
+        "io" if name == "page-fault" => {
+            "memory that they touched had to be read from disk".to_owned()
+        }
+        "io" => format!("the service waited for storage in {name}"),
+        "lock" if name.is_empty() => "they waited for a lock".to_owned(),
+        "lock" => format!("they waited for a lock that thread {name} held"),
+        "safepoint" => "the JVM halted its threads: garbage collection, most often".to_owned(),
+        "sleep" => format!("the service slept, in {name}"),
+        "wait" => format!("the service waited in {name}, for input or another service"),
+        "irq" => format!("interrupt {name} was handled on their CPU"),
+        "softirq" => format!("the kernel worked on their CPU, for others ({name})"),
+        "steal" => "the hypervisor ran other machines on their CPU".to_owned(),
+        "tcp-out" => {
+            "the answer was written and held back by TCP: Nagle's algorithm or a slow client"
+                .to_owned()
+        }
+        _ => "nothing is known of that time".to_owned(),
+    }
+}

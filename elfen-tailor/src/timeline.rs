@@ -1,0 +1,200 @@
+//! Events put together: what each thread did from when to when, and who had each CPU.
+
+use std::collections::HashMap;
+
+use elfen_rt::signal::event::{Event, Kind, STATE_STOPPED, STATE_TRACED, Switch};
+
+use crate::tale::Tale;
+
+/// Who ended a sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Waker {
+    pub thread: u32,
+    pub process: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sleep {
+    pub call: Option<u16>,
+    pub iowait: bool,
+    pub stopped: bool,
+    pub waker: Option<Waker>,
+    /// It began before the first event, so nothing is known of why.
+    pub unseen: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    Running { cpu: u32 },
+    Runnable { preempted: bool },
+    Sleeping(Sleep),
+}
+
+/// A state, from a time until the thread's next stretch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stretch {
+    pub from_ns: u64,
+    pub state: State,
+}
+
+/// A thread has a CPU, until the CPU's next run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    pub from_ns: u64,
+    /// 0: nobody.
+    pub thread: u32,
+    /// What the hypervisor had taken of this CPU by then.
+    pub stolen_ns: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Interrupt {
+    pub from_ns: u64,
+    pub to_ns: u64,
+    pub soft: bool,
+    pub number: u32,
+}
+
+#[derive(Debug, Default)]
+pub struct Timeline {
+    threads: HashMap<u32, Vec<Stretch>>,
+    cpus: Vec<Vec<Run>>,
+    interrupts: Vec<Vec<Interrupt>>,
+    began_ns: u64,
+}
+
+impl Timeline {
+    pub fn of(tale: &Tale) -> Self {
+        let mut line = Self {
+            cpus: vec![Vec::new(); tale.events.len()],
+            interrupts: vec![Vec::new(); tale.events.len()],
+            began_ns: tale.head.began_ns,
+            ..Self::default()
+        };
+        for (cpu, event) in in_order(tale) {
+            match event.kind {
+                Kind::Switch(switch) => line.switch(cpu, &event, switch),
+                Kind::Waking { waker, waker_process, .. } => {
+                    line.wake(&event, Waker { thread: waker, process: waker_process });
+                }
+                Kind::Irq { since_ns, number } => {
+                    line.interrupt(cpu, since_ns, event.at_ns, false, number);
+                }
+                Kind::Softirq { since_ns, vector } => {
+                    line.interrupt(cpu, since_ns, event.at_ns, true, vector);
+                }
+                _ => {}
+            }
+        }
+        line
+    }
+
+    fn switch(&mut self, cpu: u32, event: &Event, switch: Switch) {
+        let stolen_ns = switch.stolen_ns;
+        self.cpus[cpu as usize].push(Run { from_ns: event.at_ns, thread: event.thread, stolen_ns });
+        if switch.previous != 0 {
+            let state = if switch.preempted {
+                State::Runnable { preempted: true }
+            } else {
+                State::Sleeping(Sleep {
+                    call: switch.call,
+                    iowait: switch.iowait,
+                    stopped: switch.state & (STATE_STOPPED | STATE_TRACED) != 0,
+                    waker: None,
+                    unseen: false,
+                })
+            };
+            self.enter(switch.previous, event.at_ns, state, State::Running { cpu });
+        }
+        if event.thread != 0 {
+            let before = State::Runnable { preempted: false };
+            self.enter(event.thread, event.at_ns, State::Running { cpu }, before);
+        }
+    }
+
+    fn wake(&mut self, event: &Event, waker: Waker) {
+        let unseen =
+            Sleep { call: None, iowait: false, stopped: false, waker: Some(waker), unseen: true };
+        let stretches = self.threads.entry(event.thread).or_default();
+        match stretches.last_mut() {
+            Some(Stretch { state: State::Sleeping(sleep), .. }) => sleep.waker = Some(waker),
+            // It was on its way to sleep and stays, or is runnable already.
+            Some(_) => return,
+            None => {}
+        }
+        let state = State::Runnable { preempted: false };
+        self.enter(event.thread, event.at_ns, state, State::Sleeping(unseen));
+    }
+
+    /// A thread changes its state; `before` is what it was in if this is the first that is seen.
+    fn enter(&mut self, thread: u32, at_ns: u64, state: State, before: State) {
+        let began_ns = self.began_ns;
+        let stretches = self.threads.entry(thread).or_default();
+        if stretches.is_empty() && began_ns < at_ns {
+            stretches.push(Stretch { from_ns: began_ns, state: before });
+        }
+        stretches.push(Stretch { from_ns: at_ns, state });
+    }
+
+    fn interrupt(&mut self, cpu: u32, from_ns: u64, to_ns: u64, soft: bool, number: u32) {
+        if from_ns < to_ns {
+            self.interrupts[cpu as usize].push(Interrupt { from_ns, to_ns, soft, number });
+        }
+    }
+
+    /// What a thread was in just before a time, and where it went from there.
+    pub fn before(&self, thread: u32, at_ns: u64) -> Option<(Stretch, Option<Stretch>)> {
+        let stretches = self.threads.get(&thread)?;
+        let after = stretches.partition_point(|stretch| stretch.from_ns < at_ns);
+        let stretch = stretches.get(after.checked_sub(1)?)?;
+        Some((*stretch, stretches.get(after).copied()))
+    }
+
+    /// The CPU that a thread runs on next, at or after a time.
+    pub fn next_cpu(&self, thread: u32, at_ns: u64) -> Option<u32> {
+        let stretches = self.threads.get(&thread)?;
+        let after = stretches.partition_point(|stretch| stretch.from_ns < at_ns);
+        stretches[after..].iter().find_map(|stretch| match stretch.state {
+            State::Running { cpu } => Some(cpu),
+            _ => None,
+        })
+    }
+
+    /// Who had a CPU in a span: from, to, thread, and what was stolen of that whole run.
+    pub fn runs(
+        &self,
+        cpu: u32,
+        from_ns: u64,
+        to_ns: u64,
+    ) -> impl Iterator<Item = (u64, u64, u32, u64)> {
+        let runs = self.cpus.get(cpu as usize).map_or(&[][..], Vec::as_slice);
+        let first = runs.partition_point(|run| run.from_ns <= from_ns).saturating_sub(1);
+        let last = runs.partition_point(|run| run.from_ns < to_ns);
+        (first..last.max(first)).map(move |at| {
+            let next = runs.get(at + 1);
+            let until_ns = next.map_or(to_ns, |next| next.from_ns);
+            let stolen_ns =
+                next.map_or(0, |next| next.stolen_ns.saturating_sub(runs[at].stolen_ns));
+            (runs[at].from_ns.max(from_ns), until_ns.min(to_ns), runs[at].thread, stolen_ns)
+        })
+    }
+
+    pub fn interrupts(&self, cpu: u32, from_ns: u64, to_ns: u64) -> &[Interrupt] {
+        let all = self.interrupts.get(cpu as usize).map_or(&[][..], Vec::as_slice);
+        let first = all.partition_point(|one| one.to_ns <= from_ns);
+        let last = all.partition_point(|one| one.to_ns < to_ns);
+        // The one that ends behind the span may have begun in it.
+        let last = (last + 1).min(all.len()).max(first);
+        &all[first..last]
+    }
+}
+
+/// All events with their CPU, by time; those of one moment in the order of their CPUs.
+pub fn in_order(tale: &Tale) -> Vec<(u32, Event)> {
+    let mut all: Vec<(u32, Event)> = (0..)
+        .zip(&tale.events)
+        .flat_map(|(cpu, events)| events.iter().map(move |event| (cpu, *event)))
+        .collect();
+    all.sort_by_key(|(_, event)| event.at_ns);
+    all
+}

@@ -1,0 +1,237 @@
+//! Explains one request: from its answer back to its arrival, as segments that cover its time
+//! without a gap or an overlap.
+//!
+//! From the answer back to where it was read, the walk follows who woke whom: a thread that slept
+//! because another worked for it is explained by that other. Before it was read, the thread that
+//! was to read it tells why it did not yet.
+
+use crate::calls::{For, waits_for};
+use crate::request::{Request, Requests};
+use crate::segment::{Kind, Segment};
+use crate::tale::Tale;
+use crate::timeline::{Sleep, State, Timeline, Waker};
+
+/// Idle for longer with a thread that could run there, a CPU is kept from it.
+const THROTTLED_NS: u64 = 1_000_000;
+/// Wake-ups that are followed at one moment: a circle of threads that wake each other ends.
+const MOST_HOPS: u32 = 16;
+/// Less stolen time than this can't be told from rounding.
+const LEAST_STOLEN_NS: u64 = 10_000;
+
+#[derive(Debug)]
+pub struct Walk<'a> {
+    tale: &'a Tale,
+    timeline: &'a Timeline,
+    requests: &'a Requests,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(tale: &'a Tale, timeline: &'a Timeline, requests: &'a Requests) -> Self {
+        Self { tale, timeline, requests }
+    }
+
+    /// A request's segments, from its arrival to its end.
+    pub fn explain(&self, request: &Request) -> Vec<Segment> {
+        let mut back = Vec::new();
+        // Usually the bytes leave before the call that writes them returns.
+        let written_ns = request.sent_ns.clamp(request.read_ns, request.ended_ns);
+        push(&mut back, written_ns, request.ended_ns, Kind::TcpOut, request.sender, None);
+        self.back(request, request.sender, request.read_ns, written_ns, &mut back);
+        self.back(request, request.reader, request.arrived_ns, request.read_ns, &mut back);
+        back.reverse();
+        back.dedup_by(|next, before| {
+            let goes_on =
+                (next.kind, next.thread, next.cpu) == (before.kind, before.thread, before.cpu);
+            if goes_on {
+                before.to_ns = next.to_ns;
+            }
+            goes_on
+        });
+        let covered: u64 = back.iter().map(Segment::ns).sum();
+        assert_eq!(covered, request.latency_ns(), "segments sum up to the latency");
+        back
+    }
+
+    /// Goes back from one time to another, beginning in `thread`.
+    fn back(
+        &self,
+        of: &Request,
+        mut thread: u32,
+        from_ns: u64,
+        to_ns: u64,
+        out: &mut Vec<Segment>,
+    ) {
+        let (mut at_ns, mut hops) = (to_ns, 0);
+        while at_ns > from_ns {
+            let Some((stretch, next)) = self.timeline.before(thread, at_ns) else {
+                push(out, from_ns, at_ns, Kind::Unknown, thread, None);
+                return;
+            };
+            let begin_ns = stretch.from_ns.max(from_ns);
+            match stretch.state {
+                State::Running { cpu } => self.running(of, thread, cpu, (begin_ns, at_ns), out),
+                State::Runnable { preempted } => {
+                    self.runnable(thread, preempted, (begin_ns, at_ns), out);
+                }
+                State::Sleeping(sleep) => {
+                    // Somebody who slept until now was woken then; one that sleeps on was not.
+                    let woken = next.is_none_or(|next| next.from_ns <= at_ns);
+                    let waker = sleep.waker.filter(|_| woken && at_ns > of.read_ns);
+                    let waker = waker.filter(|waker| self.is_followed(thread, &sleep, *waker));
+                    let holds = self.waits_for_lock(of, thread, &sleep, stretch.from_ns);
+                    if let Some(waker) = waker.filter(|_| !holds && hops < MOST_HOPS) {
+                        (thread, hops) = (waker.thread, hops + 1);
+                        continue;
+                    }
+                    let kind = self.slept(&sleep, of, stretch.from_ns);
+                    push(out, begin_ns, at_ns, kind, thread, None);
+                }
+            }
+            (at_ns, hops) = (begin_ns, 0);
+        }
+    }
+
+    /// Whether a waker's time explains a sleep: it is the service's own, and no interrupt that
+    /// happened to find it.
+    fn is_followed(&self, thread: u32, sleep: &Sleep, waker: Waker) -> bool {
+        waker.thread != thread
+            && waker.thread != 0
+            && !sleep.iowait
+            && !sleep.stopped
+            && sleep.call.is_none_or(|call| matches!(waits_for(call), For::Lock | For::Input))
+            && self.tale.processes.contains(&waker.process)
+            && !is_pause(&self.tale.name_of(waker.thread))
+    }
+
+    /// Who has read a request and then sleeps on a futex waits for a lock: what it waits for has
+    /// not come from the request.
+    fn waits_for_lock(&self, of: &Request, thread: u32, sleep: &Sleep, since_ns: u64) -> bool {
+        let futex = sleep.call.is_some_and(|call| waits_for(call) == For::Lock);
+        futex && thread == of.reader && of.reader == of.sender && since_ns >= of.read_ns
+    }
+
+    fn slept(&self, sleep: &Sleep, of: &Request, since_ns: u64) -> Kind {
+        if sleep.stopped {
+            return Kind::Stopped;
+        }
+        if sleep.unseen {
+            return Kind::Unknown;
+        }
+        if sleep.iowait {
+            return Kind::Io(sleep.call);
+        }
+        let Some(call) = sleep.call else { return Kind::Wait(None) };
+        match waits_for(call) {
+            For::Storage => Kind::Io(Some(call)),
+            For::Lock => match sleep.waker {
+                Some(waker) if is_pause(&self.tale.name_of(waker.thread)) => Kind::Pause,
+                Some(waker) if self.tale.processes.contains(&waker.process) => {
+                    Kind::Lock(waker.thread)
+                }
+                _ => Kind::LockOfUnknown,
+            },
+            For::Time => Kind::Sleep(call),
+            // Bytes of the answer have left, and more are to follow: the client takes its time.
+            For::Input if since_ns > of.sent_ns => Kind::TcpOut,
+            For::Input | For::Other => Kind::Wait(Some(call)),
+        }
+    }
+
+    fn runnable(&self, thread: u32, preempted: bool, span: (u64, u64), out: &mut Vec<Segment>) {
+        let (from_ns, to_ns) = span;
+        let Some(cpu) = self.timeline.next_cpu(thread, to_ns) else {
+            return push(out, from_ns, to_ns, Kind::Unknown, thread, None);
+        };
+        let runs: Vec<_> = self.timeline.runs(cpu, from_ns, to_ns).collect();
+        let mut at_ns = to_ns;
+        for (begin_ns, end_ns, runs_there, _) in runs.into_iter().rev() {
+            // Before the first switch that was seen nobody knows who ran.
+            push(out, end_ns, at_ns, Kind::Unknown, thread, Some(cpu));
+            let kind = match runs_there {
+                0 if preempted && end_ns - begin_ns >= THROTTLED_NS => Kind::Throttled,
+                0 => Kind::Wake,
+                other if other == thread => Kind::Wake,
+                other => Kind::Preempted(other),
+            };
+            push(out, begin_ns, end_ns, kind, thread, Some(cpu));
+            at_ns = begin_ns;
+        }
+        push(out, from_ns, at_ns, Kind::Unknown, thread, Some(cpu));
+    }
+
+    /// A running stretch: whom the thread worked for, less interrupts and what was stolen.
+    fn running(
+        &self,
+        of: &Request,
+        thread: u32,
+        cpu: u32,
+        span: (u64, u64),
+        out: &mut Vec<Segment>,
+    ) {
+        let (from_ns, to_ns) = span;
+        let mut pieces: Vec<Segment> = Vec::new();
+        let mut at_ns = to_ns;
+        while at_ns > from_ns {
+            let owner = self.requests.owner_at(thread, at_ns);
+            let begin_ns = owner.map_or(from_ns, |owner| owner.from_ns.max(from_ns));
+            let own = (of.arrived_ns, of.connection);
+            let kind = match owner {
+                Some(owner) if owner.of == Some(own) && owner.read => Kind::Work,
+                Some(owner) if owner.of.is_some() && owner.of != Some(own) && owner.read => {
+                    Kind::Queue
+                }
+                // A thread that touches no socket works for the one that woke it.
+                _ if at_ns > of.read_ns => Kind::Work,
+                _ => Kind::Busy,
+            };
+            push(&mut pieces, begin_ns, at_ns, kind, thread, Some(cpu));
+            at_ns = begin_ns;
+        }
+        for one in self.timeline.interrupts(cpu, from_ns, to_ns) {
+            let kind = if one.soft { Kind::Softirq(one.number) } else { Kind::Irq(one.number) };
+            cut(&mut pieces, one.from_ns, one.to_ns, kind);
+        }
+        for (begin_ns, end_ns, _, stolen_ns) in self.timeline.runs(cpu, from_ns, to_ns) {
+            // Where in its run a CPU was taken away is not told.
+            let stolen_ns = stolen_ns.min(end_ns - begin_ns);
+            if stolen_ns >= LEAST_STOLEN_NS {
+                cut(&mut pieces, begin_ns, begin_ns + stolen_ns, Kind::Steal);
+            }
+        }
+        out.append(&mut pieces);
+    }
+}
+
+/// The threads of a JVM that halt the others.
+fn is_pause(name: &str) -> bool {
+    name == "VM Thread"
+}
+
+fn push(
+    out: &mut Vec<Segment>,
+    from_ns: u64,
+    to_ns: u64,
+    kind: Kind,
+    thread: u32,
+    cpu: Option<u32>,
+) {
+    if from_ns < to_ns {
+        out.push(Segment { from_ns, to_ns, kind, thread, cpu });
+    }
+}
+
+/// Makes a span of running time something else. Pieces go back in time, and stay so.
+fn cut(pieces: &mut Vec<Segment>, from_ns: u64, to_ns: u64, kind: Kind) {
+    let before = std::mem::take(pieces);
+    for piece in before {
+        let ran = matches!(piece.kind, Kind::Work | Kind::Queue | Kind::Busy);
+        if !ran || piece.within(from_ns, to_ns) == 0 {
+            pieces.push(piece);
+            continue;
+        }
+        let (begin_ns, end_ns) = (from_ns.max(piece.from_ns), to_ns.min(piece.to_ns));
+        push(pieces, end_ns, piece.to_ns, piece.kind, piece.thread, piece.cpu);
+        push(pieces, begin_ns, end_ns, kind, piece.thread, piece.cpu);
+        push(pieces, piece.from_ns, begin_ns, piece.kind, piece.thread, piece.cpu);
+    }
+}

@@ -2,8 +2,8 @@
 //!
 //! A request begins when bytes of a client become ready on a connection that owes no answer, and
 //! ends when the last byte of the answer has left, before further bytes become ready. A client that
-//! asks again before it has its answer (pipelining, HTTP/2) can't be told from one that sends a long
-//! request in pieces: such requests are counted apart and not explained.
+//! asks again before it has its answer (pipelining, HTTP/2) can't be told from one that sends a
+//! long request in pieces: such requests are counted apart and not explained.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
 //! Goal: requests are explained as they went, to the nanosecond. Method: tales made up, event by
-//! event, of a service whose thread 10 reads and answers; what each request must be made of is known.
+//! event, of a service whose thread 10 reads and answers: what a request is made of is known.
 
 use elfen_rt::signal::event::{Event, Kind as What, STATE_STOPPED, Switch};
 use elfen_tailor::rank::Slow;

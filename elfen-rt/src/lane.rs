@@ -273,13 +273,21 @@ impl<'a> Lane<'a> {
 
     /// Puts the lane's new state into its slot, and records how fast it was taken.
     fn enter(&self, hand: Hand, verdict: Verdict, look: &Look<'_>, now_ns: u64) {
-        let before = self.slot.state().map(|(state, _)| state);
+        let before = self.slot.state();
+        let naps_on = before.is_some_and(|(state, since_ns)| {
+            state == LaneState::Napping && now_ns.saturating_sub(since_ns) < NAP_BOUND_NS
+        });
+        let before = before.map(|(state, _)| state);
         match (verdict, hand) {
             // A guard that finds the batch napping leaves it at that.
             (Verdict::Nap, Hand::Guard) if before == Some(LaneState::Napping) => {}
             (Verdict::Nap, Hand::Guard) => self.slot.enter(LaneState::Held, now_ns),
             (Verdict::Nap, Hand::Check) => self.slot.enter(LaneState::Napping, now_ns),
             (Verdict::Run, _) if before == Some(LaneState::Running) => {}
+            // The thread that naps has not looked yet, and the next request may come before it
+            // does: it would nap on, and count as running. It says itself that its nap is over,
+            // at the latest after its bound; after that it is gone.
+            (Verdict::Run, Hand::Guard) if naps_on => {}
             (Verdict::Run, _) => {
                 let idle = look.switch.filter(|_| !look.sample.busy);
                 let napped = matches!(before, Some(LaneState::Napping | LaneState::Held));

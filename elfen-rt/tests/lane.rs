@@ -195,6 +195,42 @@ fn a_guard_over_a_napping_thread_counts_no_overlap() {
     assert_eq!(pair.slot().naps.load(Relaxed), 1);
 }
 
+/// Between two requests the guard comes first: the thread that naps is still in its nap when the
+/// second begins.
+#[test]
+fn a_thread_that_naps_on_from_one_request_into_the_next_counts_no_overlap() {
+    let pair = Pair::new();
+    pair.switch(0, 10 * US);
+    pair.batch_runs(true, 20 * US);
+    pair.check(20 * US);
+    pair.switch(7, 100 * US);
+    assert_eq!(pair.check(101 * US), Nap);
+    pair.switch(0, 200 * US);
+    assert_eq!(pair.guard(201 * US, 201 * US), Run);
+    pair.switch(7, 205 * US);
+    pair.switch(0, 900 * US);
+    assert_eq!(pair.check(901 * US), Run);
+    pair.lane().leave(1000 * US);
+    assert_eq!(pair.counted()[..2], [(80 + 99) * US, US]);
+    assert_eq!(pair.slot().naps.load(Relaxed), 1);
+}
+
+/// A thread that died in its nap does not hide for ever what the others run.
+#[test]
+fn a_guard_takes_a_nap_that_outlasts_its_bound_for_over() {
+    let pair = Pair::new();
+    pair.switch(7, 10 * US);
+    pair.batch_runs(true, 20 * US);
+    assert_eq!(pair.check(20 * US), Nap);
+    let late = 20 * US + 100_000 * US;
+    pair.switch(0, 100 * US);
+    assert_eq!(pair.guard(late, late), Run);
+    pair.switch(7, late + 10 * US);
+    pair.batch_runs(false, late + 30 * US);
+    pair.lane().leave(late + 30 * US);
+    assert_eq!(pair.counted()[..2], [10 * US, 20 * US]);
+}
+
 #[test]
 fn a_request_that_no_look_met_is_overlapped_all_the_same() {
     let pair = Pair::new();

@@ -38,6 +38,25 @@ fn parse(line: &str) -> Option<Stat> {
     })
 }
 
+/// What a thread has spent, and whether the kernel says that it sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Spent {
+    pub(crate) sleeps: bool,
+    pub(crate) user_ticks: u64,
+    pub(crate) system_ticks: u64,
+}
+
+/// `None` if there is no such thread any more.
+pub(crate) fn spent(thread: u32) -> Option<Spent> {
+    // In /proc/THREAD/stat the first thread of a process has what the whole process spent.
+    let line = fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat")).ok()?;
+    let (_, after_name) = line.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace();
+    let sleeps = fields.next()? == "S";
+    let mut ticks = fields.skip(10).map(|field| field.parse().ok());
+    Some(Spent { sleeps, user_ticks: ticks.next()??, system_ticks: ticks.next()?? })
+}
+
 /// All descendants of a process.
 pub fn below(ancestor: u32) -> Vec<u32> {
     let mut found = Vec::new();
@@ -95,5 +114,20 @@ mod tests {
         let own = stat(std::process::id()).expect("it runs");
         assert_eq!(own.parent, std::os::unix::process::parent_id());
         assert!(!own.dying);
+    }
+
+    #[test]
+    fn a_thread_says_what_it_spent() {
+        // SAFETY: takes nothing and cannot fail.
+        let thread = unsafe { libc::gettid() }.unsigned_abs();
+        let before = spent(thread).expect("it runs");
+        let busy = || spent(thread).is_some_and(|now| now.user_ticks >= before.user_ticks + 3);
+        while !busy() {
+            (0..1_000_000).for_each(|n| {
+                std::hint::black_box(n);
+            });
+        }
+        assert!(!before.sleeps, "it reads this");
+        assert_eq!(spent(u32::MAX), None);
     }
 }

@@ -25,6 +25,8 @@ use super::channels::Channels;
 use super::event::Event;
 use super::keeper::{self, Tending};
 use super::place;
+use super::spins::Spins;
+use crate::process::threads_of;
 
 /// How the batch program ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +92,7 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
                 held_back: Vec::new(),
                 napped_by: Vec::new(),
                 tending: None,
+                spins: Spins::default(),
             };
             front.until_the_end()
         }
@@ -154,6 +157,8 @@ struct Front<'a> {
     napped_by: Vec<u64>,
     /// The keeper's work, which the front does after the keeper was killed.
     tending: Option<Tending>,
+    /// The keeper looks at the batch's threads, and the front at the keeper's, which reap, too.
+    spins: Spins,
 }
 
 impl Front<'_> {
@@ -161,6 +166,10 @@ impl Front<'_> {
         loop {
             self.wait()?;
             self.say_how_guards_nap();
+            if let Some((_, keeper)) = self.keeper {
+                let threads = || threads_of(keeper.unsigned_abs());
+                self.spins.end(threads, || self.channels.requests());
+            }
             while let Some(signal) = self.signals.read_signal()? {
                 self.pass_on(&signal);
             }

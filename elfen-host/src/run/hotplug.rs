@@ -22,6 +22,10 @@ pub(super) fn online() -> Option<Online> {
 pub(super) struct Online(CpuSet);
 
 impl Online {
+    pub(super) fn cpus(&self) -> &CpuSet {
+        &self.0
+    }
+
     /// What the lane page says of a (batch, request) lane.
     pub(super) fn bits_of(&self, (batch, request): (u32, u32)) -> u64 {
         let gone = |cpu, bit| if self.0.contains(cpu) { 0 } else { bit };

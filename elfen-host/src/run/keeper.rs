@@ -30,6 +30,7 @@ use super::hotplug::{Hotplug, online};
 use super::launch::launch;
 use super::live::Planner;
 use super::place::{Place, lighten_session};
+use super::spins::Spins;
 use super::waker::Wakers;
 use crate::process::{below, stat, threads_of};
 
@@ -43,6 +44,7 @@ pub(super) struct Tending {
     channels: Arc<Channels>,
     place: Place,
     hotplug: Hotplug,
+    spins: Spins,
     root: Option<i32>,
     steering: Option<Steering>,
     chores_at_ns: u64,
@@ -77,6 +79,7 @@ impl Tending {
             channels: channels.clone(),
             place: Place::new(&order.lanes().map(|(batch, _)| batch).collect()),
             hotplug: Hotplug::after(channels.lanes().slots().all(has_no_lane)),
+            spins: Spins::default(),
             root: None,
             steering: order.slo.map(Steering::new),
             chores_at_ns: 0,
@@ -174,11 +177,13 @@ impl Tending {
     /// Brings back threads that left the batch lanes or their low priority. A dying process may
     /// hurry: it runs nothing of its program any more, and on a lane that is always busy it would
     /// keep its memory for long.
-    fn put_back(&self) {
+    fn put_back(&mut self) {
+        let mut threads = Vec::new();
         for process in below(std::process::id()) {
             lighten_session(process);
             let dying = stat(process).is_some_and(|stat| stat.dying);
             for thread in threads_of(process) {
+                threads.push(thread);
                 if dying {
                     let _raised = Place::raise(thread);
                 } else if self.place.is_left_by(thread) == Some(true) {
@@ -188,6 +193,7 @@ impl Tending {
                 }
             }
         }
+        self.spins.end(|| threads, || self.channels.requests());
     }
 }
 

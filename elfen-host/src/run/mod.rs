@@ -26,6 +26,7 @@ pub mod live;
 pub mod looks;
 pub mod place;
 pub mod report;
+mod spins;
 pub mod waker;
 
 use std::ffi::{CString, OsString};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::replay::{Job, Replay, quantile};
-use crate::segment::{BURST, Kind, LONG, QUEUE, Segment, TOGETHER, WORK, cause, total};
+use crate::segment::{BURST, Kind, LONG, Segment, TOGETHER, WORK, cause, total};
 use crate::tale::Tale;
 
 /// What counts as slow.
@@ -17,6 +17,7 @@ pub enum Slow {
 /// A request with its account.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explained {
+    pub connection: u64,
     pub arrived_ns: u64,
     pub ended_ns: u64,
     /// Whose queue it was in.
@@ -363,9 +364,4 @@ fn intervals(
         (shares[ROUNDS / 40], shares[ROUNDS - 1 - ROUNDS / 40])
     };
     drawn.into_iter().map(|(cause, shares)| (cause, interval(shares))).collect()
-}
-
-/// Whether a name stands for time that requests spent behind others.
-pub fn is_queueing(cause: &str) -> bool {
-    cause == QUEUE || cause == BURST
 }

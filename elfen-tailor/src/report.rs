@@ -39,9 +39,6 @@ pub struct Report {
     pub unknown_share: f64,
     pub causes: Vec<CauseRow>,
     pub slowest: Vec<SlowRequest>,
-    /// Of all complete requests, without what `--without` names.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub without: Option<Latency>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -126,6 +123,7 @@ impl Account {
         let explain = |request: &&Request| {
             let segments = walk.explain(request);
             Explained {
+                connection: request.connection,
                 arrived_ns: request.arrived_ns,
                 ended_ns: request.ended_ns,
                 server: server(&segments).unwrap_or(request.sender),
@@ -150,6 +148,18 @@ fn server(segments: &[Segment]) -> Option<u32> {
     work.into_iter().max_by_key(|(_, ns)| *ns).map(|(thread, _)| thread)
 }
 
+/// What a request's time went to, the most first.
+pub fn charges(one: &Explained, tale: &Tale) -> Vec<(String, u64)> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for segment in &one.segments {
+        let ns = sums.entry(cause(segment.kind, tale)).or_default();
+        *ns = total([*ns, segment.ns()].into_iter());
+    }
+    let mut sums: Vec<(String, u64)> = sums.into_iter().collect();
+    sums.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    sums
+}
+
 /// Why there is nothing to report.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Nothing {
@@ -159,8 +169,6 @@ pub enum Nothing {
     NoneComplete(usize),
     #[error("{unclear} of its {all} requests were asked before the one before was answered")]
     Unclear { unclear: u64, all: u64 },
-    #[error("the tail has no cause {name:?}; it has {there}")]
-    NoSuchCause { name: String, there: String },
 }
 
 fn latency(mut latencies: Vec<u64>) -> Latency {
@@ -207,7 +215,6 @@ pub fn report(tale: &Tale, slow: Slow, count: usize) -> Result<Report, Nothing> 
         unknown_share: unknown_share(explained, &ranking),
         slowest: slowest(explained, tale, &ranking, count),
         causes: ranking.rows.into_iter().map(row).collect(),
-        without: None,
     })
 }
 

@@ -12,6 +12,12 @@ use elfen_rt::signal::event::Kind;
 use crate::tale::Tale;
 use crate::timeline::in_order;
 
+/// A client's address and port, as the kernel's events have them.
+pub fn connection(address: std::net::SocketAddrV4) -> u64 {
+    let host = u32::from_le_bytes(address.ip().octets());
+    u64::from(host) << 32 | u64::from(address.port())
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     pub connection: u64,

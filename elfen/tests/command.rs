@@ -160,7 +160,9 @@ fn help_lists_every_variable() {
         "elfen-console",
         "elfen-host",
         "elfen-instrument",
+        "elfen-recorder",
         "elfen-rt",
+        "elfen-tailor",
         "experiments",
         "kernel",
     ];

@@ -40,6 +40,7 @@ pub(crate) enum Command {
     Set(set::Args),
     Signals(signals::Args),
     Status(status::Args),
+    Tailor(Box<elfen_recorder::cmd::Args>),
     Top(top::Args),
     #[command(flatten)]
     Experiments(Box<experiments::cmd::Command>),
@@ -56,6 +57,7 @@ impl Command {
             Self::Set(args) => set::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),
             Self::Status(args) => status::run(&args, out),
+            Self::Tailor(args) => elfen_recorder::cmd::run(&args, out),
             Self::Top(args) => top::run(&args, out),
             Self::Experiments(command) => command.run(out),
         }

@@ -1,0 +1,321 @@
+//! Can the account be trusted here? A service of our own under load is hurt in known ways, and what
+//! its requests are charged is held against the injectors' own clocks.
+
+pub mod inject;
+pub mod server;
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use elfen_host::affinity;
+use elfen_kernel::events::{Detail, Error};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::event::Words;
+use elfen_tailor::rank::Explained;
+use elfen_tailor::replay::quantile;
+use elfen_tailor::report::{Account, charges};
+use elfen_tailor::request::connection;
+use elfen_tailor::tale::{Gap, Named, Tale};
+use serde::Serialize;
+
+use crate::recorder::{LOOK_EVERY, Recorder, Sink};
+use crate::service::{Service, Which};
+use inject::{HOG, Hog, Injured, Stop};
+use server::{HOLDER, Served};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Stop,
+    Hog,
+    Lock,
+    Long,
+}
+
+const KINDS: [Kind; 4] = [Kind::Stop, Kind::Hog, Kind::Lock, Kind::Long];
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Hog => "hog",
+            Self::Lock => "lock",
+            Self::Long => "long",
+        }
+    }
+
+    /// What the account calls it.
+    fn cause(self) -> String {
+        match self {
+            Self::Stop => "stopped".to_owned(),
+            Self::Hog => format!("preempted:{HOG}"),
+            Self::Lock => format!("lock:{HOLDER}"),
+            Self::Long => "work".to_owned(),
+        }
+    }
+}
+
+/// How a check is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Of each kind.
+    pub injections: u32,
+    pub requests_a_second: u32,
+    pub last: Duration,
+    pub every: Duration,
+}
+
+/// How one cause fared.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Score {
+    pub cause: Kind,
+    pub injections: usize,
+    /// Requests that it overlapped for at least a millisecond.
+    pub touched: usize,
+    /// Of those, charged the overlap, within 10 % or 0.3 ms.
+    pub within: usize,
+    /// Of those where it was more than half of the excess, that had it named first.
+    pub dominant: usize,
+    pub named: usize,
+    pub injected_ns: u64,
+    pub charged_ns: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Checked {
+    pub requests: usize,
+    pub complete: usize,
+    pub lost_events: u64,
+    pub scores: Vec<Score>,
+    pub holds: bool,
+}
+
+#[derive(Debug)]
+pub enum Failed {
+    Events(Error),
+    /// The service and its injectors need a CPU each.
+    OneCpu,
+    Io(io::Error),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+const LEAST_NS: u64 = 1_000_000;
+const TOLERANCE_NS: u64 = 300_000;
+const CLIENTS: usize = 8;
+/// Work of a request, in microseconds, and of a long one.
+const WORK_US: u64 = 200;
+
+struct Kept(Tale);
+
+impl Sink for Kept {
+    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
+        self.0.add(cpu, events);
+        Ok(())
+    }
+
+    fn gap(&mut self, gap: Gap) -> io::Result<()> {
+        self.0.gaps.push(gap);
+        Ok(())
+    }
+
+    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
+        self.0.name(names, processes);
+        Ok(())
+    }
+}
+
+/// Runs a service, hurts it, and scores the account.
+pub fn check(plan: &Plan) -> Result<Checked, Failed> {
+    let cpus: Vec<u32> = affinity::allowed()?.iter().collect();
+    let [cpu, other, ..] = cpus[..] else { return Err(Failed::OneCpu) };
+    let mut served = Served::start(cpu)?;
+    // Everything but the service and its hog stays off the service's CPU.
+    affinity::pin(other)?;
+    let service = Service::find(Which::Port(served.port))
+        .map_err(|_| io::Error::other("the service that was started listens no more"))?;
+    let mut recorder = Recorder::attach(service, Detail::Sched, 65_536).map_err(Failed::Events)?;
+    let mut kept = Kept(Tale::begin(recorder.head(Detail::Sched)));
+    recorder.refresh(&mut kept)?;
+    let ends = Arc::new(AtomicBool::new(false));
+    let (load, over) = (load(served.port, plan.requests_a_second, &ends)?, Arc::clone(&ends));
+    let port = served.port;
+    let hurting = {
+        let plan = *plan;
+        std::thread::spawn(move || {
+            let injured = hurt(&plan, &mut served, port, cpu);
+            over.store(true, Relaxed);
+            (injured, served)
+        })
+    };
+    while !ends.load(Relaxed) {
+        std::thread::sleep(LOOK_EVERY);
+        recorder.look(&mut kept)?;
+    }
+    let joined = hurting.join().map_err(|_| io::Error::other("the injector failed"))?;
+    let (injured, _served) = joined;
+    let injured = injured?;
+    for client in load {
+        client.join().map_err(|_| io::Error::other("a client failed"))??;
+    }
+    recorder.look(&mut kept)?;
+    recorder.refresh(&mut kept)?;
+    Ok(score(&kept.0, &injured))
+}
+
+#[derive(Debug, Default)]
+struct Injuries {
+    of: BTreeMap<Kind, Vec<Injured>>,
+    /// The connection of the long requests.
+    asker: u64,
+}
+
+fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Injuries> {
+    let stop = Stop::new(served.id())?;
+    let mut asker = TcpStream::connect(("127.0.0.1", port))?;
+    asker.set_nodelay(true)?;
+    let SocketAddr::V4(address) = asker.local_addr()? else {
+        return Err(io::ErrorKind::AddrNotAvailable.into());
+    };
+    let mut all = Injuries { asker: connection(address), ..Injuries::default() };
+    // The load settles, and the account has a middle.
+    std::thread::sleep(Duration::from_millis(500));
+    for _ in 0..plan.injections {
+        for kind in KINDS {
+            std::thread::sleep(plan.every.saturating_sub(plan.last));
+            let injured = match kind {
+                Kind::Stop => stop.hurt(plan.last)?,
+                Kind::Hog => Hog::new(cpu).hurt(plan.last)?,
+                Kind::Lock => served.hold_lock(plan.last)?,
+                Kind::Long => long(&mut asker, plan.last)?,
+            };
+            all.of.entry(kind).or_default().push(injured);
+        }
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    Ok(all)
+}
+
+/// One request with much work; from when to when its client waited.
+fn long(asker: &mut TcpStream, work: Duration) -> io::Result<Injured> {
+    let from_ns = monotonic_ns();
+    // At once: a request in two pieces is told from two requests by nobody.
+    asker.write_all(format!("{}\n", work.as_micros()).as_bytes())?;
+    let mut answer = [0; 5];
+    asker.read_exact(&mut answer)?;
+    let effective_ns = elfen_rt::clock::nanos(work);
+    Ok(Injured { from_ns, to_ns: monotonic_ns(), effective_ns })
+}
+
+type Client = std::thread::JoinHandle<io::Result<()>>;
+
+/// Clients that each ask at fixed times, whatever becomes of their last request.
+fn load(port: u16, rate: u32, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
+    let every = Duration::from_secs(1) * u32::try_from(CLIENTS).unwrap_or(1) / rate.max(1);
+    let client = |number: usize| {
+        let ends = Arc::clone(ends);
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let shift = every * u32::try_from(number).unwrap_or(0) / 8;
+        Ok(std::thread::spawn(move || {
+            let mut next = Instant::now() + shift;
+            while !ends.load(Relaxed) {
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+                next = (next + every).max(Instant::now());
+                stream.write_all(format!("{WORK_US}\n").as_bytes())?;
+                let mut answer = [0; 5];
+                stream.read_exact(&mut answer)?;
+            }
+            Ok(())
+        }))
+    };
+    (0..CLIENTS).map(client).collect()
+}
+
+fn score(tale: &Tale, injured: &Injuries) -> Checked {
+    let account = Account::of(tale);
+    let mut latencies: Vec<u64> = account.explained.iter().map(Explained::latency_ns).collect();
+    latencies.sort_unstable();
+    let median_ns = quantile(&latencies, 500_000);
+    let scores: Vec<Score> = injured
+        .of
+        .iter()
+        .map(|(&kind, of)| score_of((kind, of, injured.asker), tale, &account, median_ns))
+        .collect();
+    let is_held = |score: &Score| {
+        let most = |part: usize, of: usize| part * 100 >= of * 95;
+        score.touched > 0 && most(score.within, score.touched) && most(score.named, score.dominant)
+    };
+    Checked {
+        requests: account.explained.len() + account.incomplete.len(),
+        complete: account.explained.len(),
+        lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
+        holds: scores.iter().all(is_held),
+        scores,
+    }
+}
+
+fn score_of(
+    (kind, injured, asker): (Kind, &[Injured], u64),
+    tale: &Tale,
+    account: &Account,
+    median_ns: u64,
+) -> Score {
+    let wanted = kind.cause();
+    let mut score = Score {
+        cause: kind,
+        injections: injured.len(),
+        touched: 0,
+        within: 0,
+        dominant: 0,
+        named: 0,
+        injected_ns: 0,
+        charged_ns: 0,
+    };
+    for one in &account.explained {
+        let truth_ns: u64 = injured.iter().map(|hurt| truth(kind, hurt, one, asker)).sum();
+        if truth_ns < LEAST_NS {
+            continue;
+        }
+        let charges = charges(one, tale);
+        let charged = charges.iter().find(|(name, _)| *name == wanted);
+        let charged_ns = charged.map_or(0, |(_, ns)| *ns);
+        score.touched += 1;
+        score.injected_ns += truth_ns;
+        score.charged_ns += charged_ns;
+        let tolerance_ns = TOLERANCE_NS.max(truth_ns / 10);
+        score.within += usize::from(charged_ns.abs_diff(truth_ns) <= tolerance_ns);
+        let excess_ns = one.latency_ns().saturating_sub(median_ns);
+        if truth_ns * 2 > excess_ns {
+            score.dominant += 1;
+            score.named += usize::from(charges.first().is_some_and(|(name, _)| *name == wanted));
+        }
+    }
+    score
+}
+
+/// How much an injection had of a request.
+fn truth(kind: Kind, hurt: &Injured, one: &Explained, asker: u64) -> u64 {
+    let overlap_ns = one.ended_ns.min(hurt.to_ns).saturating_sub(one.arrived_ns.max(hurt.from_ns));
+    match kind {
+        // The request itself, which its client saw come and go; those behind it only queue.
+        Kind::Long => {
+            let is_it = one.connection == asker
+                && hurt.from_ns <= one.arrived_ns
+                && one.arrived_ns < hurt.to_ns;
+            if is_it { hurt.effective_ns } else { 0 }
+        }
+        // A hog that was displaced had its CPU for a part of the time only.
+        Kind::Hog if hurt.effective_ns + TOLERANCE_NS < hurt.to_ns - hurt.from_ns => 0,
+        Kind::Stop | Kind::Hog | Kind::Lock => overlap_ns,
+    }
+}

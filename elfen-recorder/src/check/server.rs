@@ -1,0 +1,159 @@
+//! The service that is hurt: one thread that answers lines of text, each of which says how much
+//! work it is; and a second thread that holds its lock when it is told to.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use elfen_host::affinity;
+use elfen_rt::clock::monotonic_ns;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::inject::{Injured, own_cpu_ns, take_precedence};
+
+/// The name of the thread that holds the lock.
+pub const HOLDER: &str = "elfen-holder";
+
+/// Serves on a port of its own, which it prints, until its standard input ends. A line of a number
+/// there has the lock held for so many microseconds; when that was, is printed.
+pub fn serve(cpu: u32) -> io::Result<()> {
+    affinity::pin(cpu)?;
+    // Below the hog and above everybody else: what is scored is what was injected, and while
+    // somebody waits for a CPU he waits for no lock.
+    take_precedence(10)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    // The command holds the lock of `io::stdout`, which the holder would wait for.
+    let mut told = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    writeln!(told, "{}", listener.local_addr()?.port())?;
+    let lock = Arc::new(Mutex::new(()));
+    let held = Arc::clone(&lock);
+    let holder = std::thread::Builder::new().name(HOLDER.to_owned());
+    holder.spawn(move || {
+        let ended = hold(&held, &mut told);
+        // Whoever started us is gone, or wants us to go.
+        std::process::exit(i32::from(ended.is_err()));
+    })?;
+    answer(&listener, &lock)
+}
+
+fn hold(lock: &Mutex<()>, told: &mut File) -> io::Result<()> {
+    for line in io::stdin().lines() {
+        let us = line?.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+        let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let from_ns = monotonic_ns();
+        std::thread::sleep(Duration::from_micros(us));
+        let to_ns = monotonic_ns();
+        drop(guard);
+        let held = Injured { from_ns, to_ns, effective_ns: to_ns - from_ns };
+        writeln!(told, "{}", serde_json::to_string(&held)?)?;
+    }
+    Ok(())
+}
+
+struct Client {
+    stream: TcpStream,
+    line: Vec<u8>,
+}
+
+fn answer(listener: &TcpListener, lock: &Mutex<()>) -> io::Result<()> {
+    let mut clients: Vec<Client> = Vec::new();
+    loop {
+        let mut wanted = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        wanted.extend(clients.iter().map(|c| PollFd::new(c.stream.as_fd(), PollFlags::POLLIN)));
+        poll(&mut wanted, PollTimeout::NONE)?;
+        let ready: Vec<bool> = wanted.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+        drop(wanted);
+        let mut at = 0;
+        clients.retain_mut(|client| {
+            at += 1;
+            !ready[at] || client.serve(lock).is_ok()
+        });
+        if ready[0] {
+            let (stream, _) = listener.accept()?;
+            stream.set_nodelay(true)?;
+            clients.push(Client { stream, line: Vec::new() });
+        }
+    }
+}
+
+impl Client {
+    fn serve(&mut self, lock: &Mutex<()>) -> io::Result<()> {
+        let mut bytes = [0; 256];
+        let count = self.stream.read(&mut bytes)?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.line.extend(&bytes[..count]);
+        while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.line.drain(..=end).collect();
+            let us: u64 = std::str::from_utf8(&line)
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .ok_or(io::ErrorKind::InvalidData)?;
+            let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            work(us);
+            drop(guard);
+            self.stream.write_all(b"done\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// Uses so much of a CPU, however long that takes.
+fn work(us: u64) {
+    let until_ns = own_cpu_ns() + us * 1_000;
+    while own_cpu_ns() < until_ns {
+        std::hint::spin_loop();
+    }
+}
+
+/// The service in a process of its own; it ends with this.
+#[derive(Debug)]
+pub struct Served {
+    process: std::process::Child,
+    told: BufReader<std::process::ChildStdout>,
+    pub port: u16,
+}
+
+impl Served {
+    pub fn start(cpu: u32) -> io::Result<Self> {
+        let mut process = std::process::Command::new(std::env::current_exe()?)
+            .args(["tailor", "serve", &cpu.to_string()])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()?;
+        let told = process.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut served = Self { process, told: BufReader::new(told), port: 0 };
+        served.port = served.line()?.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+        Ok(served)
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn hold_lock(&mut self, time: Duration) -> io::Result<Injured> {
+        let input = self.process.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        writeln!(input, "{}", time.as_micros())?;
+        Ok(serde_json::from_str(&self.line()?)?)
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        match self.told.read_line(&mut line)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(line),
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended already: then there is nothing to kill, and waiting takes it away.
+        let _gone = self.process.kill();
+        let _ended = self.process.wait();
+    }
+}

@@ -1,0 +1,75 @@
+//! What a user can do about a service that is not found, or events that are not to be had.
+
+use std::path::Path;
+
+use elfen_console::failure::{Failure, Status, named};
+use elfen_kernel::events::Error;
+use elfen_tailor::report::Nothing;
+use elfen_tailor::tale;
+
+use crate::service::NotFound;
+
+pub(super) fn not_found(missing: &NotFound) -> Failure {
+    const WHAT: &str = "looking for the service";
+    let (why, fix) = match missing {
+        NotFound::NobodyListens(port) => (
+            format!("nobody listens on port {port}"),
+            "start it first; in a container, name its process with --pid".to_owned(),
+        ),
+        NotFound::NoProcess(process) => {
+            (format!("there is no process {process}"), "see `ps -e`".to_owned())
+        }
+        NotFound::ListensNowhere(process) => (
+            format!("process {process} listens on no TCP port that you may see"),
+            "name one that does, or run it as root".to_owned(),
+        ),
+        NotFound::Several(process, ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            let why = format!("process {process} listens on ports {}", ports.join(", "));
+            (why, "choose one with --port".to_owned())
+        }
+        NotFound::Hidden(port) => {
+            (format!("you may not see who listens on port {port}"), "run it as root".to_owned())
+        }
+    };
+    Failure::new(Status::Failed, WHAT, why, fix)
+}
+
+pub(super) fn no_events(error: &Error) -> Failure {
+    let (status, fix) = match error {
+        Error::NotPermitted => (Status::Failed, "run it as root, or with CAP_BPF and CAP_PERFMON"),
+        Error::NoKernelTypes => {
+            (Status::Unsupported, "use a kernel built with CONFIG_DEBUG_INFO_BTF")
+        }
+        Error::Lacks { .. } => {
+            (Status::Unsupported, "use Linux 6.3 or newer, which shows sockets to eBPF programs")
+        }
+        Error::Refused(_) => (Status::Unsupported, "use Linux 6.3 or newer"),
+        _ => (Status::Failed, "see `elfen doctor`"),
+    };
+    Failure::new(status, "recording events of the kernel", error, fix)
+}
+
+pub(super) fn unreadable(path: &Path, error: &tale::Error) -> Failure {
+    let fix = match error {
+        tale::Error::Version(_) => "read it with the elfen that recorded it",
+        tale::Error::Damaged(_) => "record it again",
+        tale::Error::Read(_) | tale::Error::Foreign => "name a file of `elfen tailor record`",
+    };
+    Failure::new(Status::Failed, named("tale", path), error, fix)
+}
+
+pub(super) fn nothing(what: &str, nothing: &Nothing) -> Failure {
+    let (status, fix) = match nothing {
+        Nothing::NoRequests { .. } => {
+            (Status::Failed, "record while the service has requests, on the port that it serves")
+        }
+        Nothing::NoneComplete(_) => (Status::Failed, "record with a larger --ring"),
+        Nothing::Unclear { .. } => (
+            Status::Unsupported,
+            "pipelining and HTTP/2 can't be told apart by sockets: have clients use a connection \
+             for each request",
+        ),
+    };
+    Failure::new(status, what, nothing, fix)
+}

@@ -1,0 +1,96 @@
+//! `elfen tailor inject`: hurts a process on purpose, to see whether it is found.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status, to_stderr};
+
+use crate::check::inject::{Hog, Injured, Stop};
+use crate::signals::Ending;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo elfen tailor inject stop --pid 4711 --every 300ms --last 15ms
+  sudo elfen tailor inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json";
+
+/// Stop a process now and then, or take its CPU, and say when
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// `stop` by SIGSTOP, `hog` by a thread at a real-time priority
+    #[arg(value_enum)]
+    kind: Kind,
+
+    /// The process that is hurt
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
+    pid: u32,
+
+    /// The CPU that a hog takes
+    #[arg(long, value_name = "CPU", required_if_eq("kind", "hog"))]
+    cpu: Option<u32>,
+
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = duration::parse)]
+    every: Duration,
+
+    #[arg(long, value_name = "TIME", default_value = "15ms", value_parser = duration::parse)]
+    last: Duration,
+
+    /// How long; without it, until Ctrl-C
+    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
+    time: Option<Duration>,
+
+    /// Where to say when: a line of JSON for each time
+    #[arg(long, value_name = "FILE")]
+    truth: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Kind {
+    Stop,
+    Hog,
+}
+
+/// Longer than that a service is not hurt but dead.
+const LONGEST: Duration = Duration::from_secs(1);
+
+pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if args.last > LONGEST || args.last.is_zero() || args.every <= args.last {
+        let why = "--last is more than 0, at most 1s, and less than --every";
+        return Err(Failure::new(Status::Usage, "arguments", why, "choose other times"));
+    }
+    let what = format!("hurting process {}", args.pid);
+    let failed = |error: io::Error| {
+        Failure::new(Status::Failed, &what, error, "run it as root, and see `ps -e` for processes")
+    };
+    let mut truth = None;
+    if let Some(path) = &args.truth {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+        truth = Some(file.map_err(|error| Failure::unwritable("truth", path, error))?);
+    }
+    let ending = Ending::new().map_err(failed)?;
+    let (began, mut count) = (Instant::now(), 0_u32);
+    loop {
+        let signal = ending.wait(args.every.saturating_sub(args.last));
+        if signal.is_some() || args.time.is_some_and(|time| began.elapsed() >= time) {
+            to_stderr(&format!("hurt process {} {count} times", args.pid));
+            let code = signal.map_or(0, |signal| Status::of_signal(signal) as u8);
+            return Ok(ExitCode::from(code));
+        }
+        let injured = match args.kind {
+            Kind::Stop => Stop::new(args.pid).and_then(|stop| stop.hurt(args.last)),
+            Kind::Hog => Hog::new(args.cpu.unwrap_or(0)).hurt(args.last),
+        };
+        let injured: Injured = injured.map_err(failed)?;
+        count += 1;
+        if let Some(truth) = &mut truth {
+            let line = serde_json::to_string(&injured).map_err(|e| failed(e.into()))?;
+            writeln!(truth, "{line}").map_err(|error| {
+                Failure::unwritable("truth", args.truth.as_deref().unwrap_or("".as_ref()), error)
+            })?;
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The subcommands of `elfen tailor`: one file each, with its arguments, one call, and what it
+//! prints.
+
+mod check;
+mod failure;
+mod inject;
+mod record;
+mod report;
+mod target;
+mod watch;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use elfen_console::failure::Failure;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo elfen tailor record --for 10s --port 6379    a Redis that runs here
+  elfen tailor report elfen.tale                    why its slowest 1 % were slow
+  sudo elfen tailor watch --port 6379 --slow 10ms   a line for each slow request
+  sudo elfen tailor check                           can it be trusted here?";
+
+/// Say why the slowest requests of a service were slow
+///
+/// Records what the kernel does around the requests of a service that nobody changed, explains each
+/// request as segments that sum up to its latency, and ranks what its tail comes from.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    Record(record::Args),
+    Report(report::Args),
+    Watch(watch::Args),
+    Inject(inject::Args),
+    Check(check::Args),
+    #[command(hide = true)]
+    Serve(check::ServeArgs),
+}
+
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    match &args.command {
+        Command::Record(args) => record::run(args, out),
+        Command::Report(args) => report::run(args, out),
+        Command::Watch(args) => watch::run(args, out),
+        Command::Inject(args) => inject::run(args, out),
+        Command::Check(args) => check::run(args, out),
+        Command::Serve(args) => check::serve(args),
+    }
+}

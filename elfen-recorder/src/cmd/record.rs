@@ -1,0 +1,95 @@
+//! `elfen tailor record`: events of the kernel around a service's requests, into a file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::event::Words;
+use elfen_tailor::tale::{Gap, Named, Writer};
+
+use super::target::Target;
+use crate::recorder::{LOOK_EVERY, Recorder, Sink};
+use crate::signals::Ending;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo elfen tailor record --for 10s --port 6379   then elfen tailor report
+  sudo elfen tailor record --pid 4711 -o web.tale  until Ctrl-C";
+
+/// Record what the kernel does around a service's requests
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// How long; without it, until Ctrl-C
+    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
+    time: Option<Duration>,
+
+    /// Where to; only its owner can read it
+    #[arg(short, long, value_name = "FILE", default_value = "elfen.tale")]
+    out: PathBuf,
+}
+
+impl Sink for Writer<BufWriter<File>> {
+    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
+        Self::events(self, cpu, events)
+    }
+
+    fn gap(&mut self, gap: Gap) -> io::Result<()> {
+        Self::gap(self, &gap)
+    }
+
+    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
+        Self::names(self, names, processes)
+    }
+}
+
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let unwritable = |error: io::Error| Failure::unwritable("tale", &args.out, error);
+    let ending = Ending::new().map_err(|error| {
+        Failure::new(Status::Failed, "waiting for signals", error, "see `ulimit -n`")
+    })?;
+    let mut recorder = args.target.attach()?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let file = options.open(&args.out).map_err(unwritable)?;
+    let head = recorder.head(args.target.detail());
+    to_stderr(&format!("recording {}, port {}", head.service, head.port));
+    let mut writer = Writer::new(BufWriter::new(file), &head).map_err(unwritable)?;
+    let signal = keep(&mut recorder, &mut writer, &ending, args.time).map_err(unwritable)?;
+    writer.end(monotonic_ns()).map_err(unwritable)?;
+    let Recorder { taken, lost, .. } = recorder;
+    let path = args.out.display();
+    writeln!(out, "{taken} events in {path}, {lost} lost; `elfen tailor report {path}` tells more")
+        .map_err(Failure::output)?;
+    // Without a time, Ctrl-C is how a recording ends.
+    let asked_for = args.time.is_none() || signal.is_none();
+    let code = if asked_for { 0 } else { signal.map_or(0, |n| Status::of_signal(n) as u8) };
+    Ok(ExitCode::from(code))
+}
+
+fn keep(
+    recorder: &mut Recorder,
+    writer: &mut Writer<BufWriter<File>>,
+    ending: &Ending,
+    time: Option<Duration>,
+) -> io::Result<Option<i32>> {
+    let began = Instant::now();
+    loop {
+        let left = time.map(|time| time.saturating_sub(began.elapsed()));
+        let signal = ending.wait(left.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
+        recorder.look(writer)?;
+        if signal.is_some() || left.is_some_and(|left| left.is_zero()) {
+            recorder.refresh(writer)?;
+            return Ok(signal);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `elfen tailor report`: why the slowest requests of a tale were slow.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use elfen_console::duration;
+use elfen_console::failure::Failure;
+use elfen_console::output::print;
+use elfen_tailor::rank::Slow;
+use elfen_tailor::report::report;
+use elfen_tailor::tale::{self, Tale};
+
+use super::failure;
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen tailor report elfen.tale               the slowest 1 %
+  elfen tailor report web.tale --slow 10ms     all above 10 ms
+  elfen tailor report web.tale --json | jq '.causes[0]'
+
+Shares are of the time by which slow requests would have been faster. Where the requests, replayed \
+unchanged, are not as fast as measured, shares are of time, and no tail without a cause is given.";
+
+/// Say why the slowest requests of a recording were slow
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// A file of `elfen tailor record`
+    #[arg(value_name = "FILE", default_value = "elfen.tale")]
+    tale: PathBuf,
+
+    /// What is slow: above p99, p99.9, or a time
+    #[arg(long, value_name = "LIMIT", default_value = "p99", value_parser = slow)]
+    slow: Slow,
+
+    /// How many of the slowest are shown one by one
+    #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
+    slowest: usize,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn slow(text: &str) -> Result<Slow, String> {
+    let say = || "it is a quantile below p100, as p99.9, or a time, as 10ms".to_owned();
+    let Some(percent) = text.strip_prefix('p') else {
+        let time = duration::parse(text).map_err(|_| say())?;
+        let ns = u64::try_from(time.as_nanos()).map_err(|_| say())?;
+        return if ns > 0 { Ok(Slow::AboveNs(ns)) } else { Err(say()) };
+    };
+    let (whole, part) = percent.split_once('.').unwrap_or((percent, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(part) || whole.len() > 2 || part.len() > 4 {
+        return Err(say());
+    }
+    let number: u64 = format!("{whole}{part:0<4}").parse().map_err(|_| say())?;
+    if number > 0 { Ok(Slow::Quantile(number)) } else { Err(say()) }
+}
+
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let unreadable = |error| failure::unreadable(&args.tale, &error);
+    let file = File::open(&args.tale).map_err(|error| unreadable(tale::Error::Read(error)))?;
+    let tale = Tale::read(file).map_err(unreadable)?;
+    let what = elfen_console::failure::named("tale", &args.tale);
+    let told = report(&tale, args.slow, args.slowest)
+        .map_err(|nothing| failure::nothing(&what, &nothing))?;
+    print(out, args.json, &told, || told.text())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_quantiles_or_times() {
+        assert_eq!(slow("p99"), Ok(Slow::Quantile(990_000)));
+        assert_eq!(slow("p99.95"), Ok(Slow::Quantile(999_500)));
+        assert_eq!(slow("10ms"), Ok(Slow::AboveNs(10_000_000)));
+        for wrong in ["p100", "0", "p0", "0ms", "p", "p99.", "p.5", "99", "p-1", "", "p99.99999"] {
+            assert!(slow(wrong).is_err(), "{wrong}");
+        }
+    }
+}

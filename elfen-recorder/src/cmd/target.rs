@@ -1,0 +1,57 @@
+//! Which service to record, and in how much detail: what `record` and `watch` share.
+
+use elfen_console::failure::{Failure, Status};
+use elfen_kernel::events::Detail;
+
+use super::failure;
+use crate::recorder::Recorder;
+use crate::service::{Service, Which};
+
+#[derive(clap::Args, Debug)]
+pub(super) struct Target {
+    /// The port that the service listens on
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+
+    /// A process of the service; in a container too
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+
+    /// Switches, wake-ups and sockets; `full` has interrupts as well
+    #[arg(long, value_enum, default_value = "sched")]
+    detail: Level,
+
+    /// Events of each CPU that wait to be read, 32 bytes each; rounded up to a power of two
+    #[arg(long, value_name = "EVENTS", default_value = "16384",
+        value_parser = clap::value_parser!(u32).range(16..=4_194_304))]
+    ring: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Level {
+    Sched,
+    Full,
+}
+
+impl Target {
+    pub(super) fn detail(&self) -> Detail {
+        match self.detail {
+            Level::Sched => Detail::Sched,
+            Level::Full => Detail::Full,
+        }
+    }
+
+    pub(super) fn attach(&self) -> Result<Recorder, Failure> {
+        let which = match (self.port, self.pid) {
+            (port, Some(pid)) => Which::Process(pid, port),
+            (Some(port), None) => Which::Port(port),
+            (None, None) => {
+                let (why, fix) = ("no service is named", "name one with --port or --pid");
+                return Err(Failure::new(Status::Usage, "arguments", why, fix));
+            }
+        };
+        let service = Service::find(which).map_err(|missing| failure::not_found(&missing))?;
+        Recorder::attach(service, self.detail(), self.ring.next_power_of_two())
+            .map_err(|error| failure::no_events(&error))
+    }
+}

@@ -1,0 +1,192 @@
+//! `elfen tailor watch`: a line for each slow request, soon after it ended; nothing else is kept.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use elfen_console::duration::{self, show};
+use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::event::{Event, Words};
+use elfen_tailor::rank::{Explained, Slow};
+use elfen_tailor::replay::quantile;
+use elfen_tailor::report::{Account, charges};
+use elfen_tailor::tale::{Gap, Head, Named, Tale};
+use serde::Serialize;
+
+use super::report::slow;
+use super::target::Target;
+use crate::recorder::{LOOK_EVERY, Sink};
+use crate::signals::Ending;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo elfen tailor watch --port 6379 --slow 10ms        all above 10 ms
+  sudo elfen tailor watch --port 80 --slow p99.9 --json  a line of JSON each";
+
+/// Print why a request was slow, soon after it ended
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: Target,
+
+    /// What is slow: above p99, p99.9 of the last requests, or a time
+    #[arg(long, value_name = "LIMIT", default_value = "p99", value_parser = slow)]
+    slow: Slow,
+
+    /// How long; without it, until Ctrl-C
+    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
+    time: Option<Duration>,
+
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Events are kept for so long: a request that takes longer is not seen.
+const KEPT_NS: u64 = 5_000_000_000;
+const EXPLAIN_EVERY: Duration = Duration::from_millis(400);
+/// A request may still have to send the end of its answer.
+const SETTLED_NS: u64 = 200_000_000;
+/// Latencies that a quantile is taken of.
+const REMEMBERED: usize = 10_000;
+/// With fewer there is no tail.
+const FEWEST: usize = 100;
+
+/// The last seconds, in memory.
+struct Window {
+    tale: Tale,
+}
+
+impl Sink for Window {
+    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
+        self.tale.add(cpu, events);
+        Ok(())
+    }
+
+    fn gap(&mut self, gap: Gap) -> io::Result<()> {
+        self.tale.gaps.push(gap);
+        Ok(())
+    }
+
+    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
+        self.tale.name(names, processes);
+        // Processes that are gone are nobody's.
+        self.tale.processes.retain(|process| processes.contains(process));
+        Ok(())
+    }
+}
+
+impl Window {
+    fn forget(&mut self, before_ns: u64) {
+        for events in &mut self.tale.events {
+            let old = events.partition_point(|event: &Event| event.at_ns < before_ns);
+            events.drain(..old);
+        }
+        self.tale.gaps.retain(|gap| gap.to_ns >= before_ns);
+        // Names of threads that the window has no event of.
+        const MOST_NAMES: usize = 20_000;
+        if self.tale.names.len() > MOST_NAMES {
+            self.tale.names.clear();
+        }
+        self.tale.head.began_ns = self.tale.head.began_ns.max(before_ns);
+    }
+}
+
+#[derive(Serialize)]
+struct Line {
+    ended_ns: u64,
+    latency_ns: u64,
+    threshold_ns: u64,
+    charges: Vec<(String, u64)>,
+}
+
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let failed = |error: io::Error| {
+        Failure::new(Status::Failed, "watching the service", error, "see `elfen doctor`")
+    };
+    let ending = Ending::new().map_err(failed)?;
+    let mut recorder = args.target.attach()?;
+    let head: Head = recorder.head(args.target.detail());
+    to_stderr(&format!("watching {}, port {}", head.service, head.port));
+    let mut window = Window { tale: Tale::begin(head) };
+    let mut seen = Seen { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
+    let (began, mut explained) = (Instant::now(), Instant::now());
+    loop {
+        let signal = ending.wait(LOOK_EVERY);
+        recorder.look(&mut window).map_err(failed)?;
+        let over = args.time.is_some_and(|time| began.elapsed() >= time);
+        if explained.elapsed() >= EXPLAIN_EVERY || over || signal.is_some() {
+            explained = Instant::now();
+            seen.explain(args, &window.tale, out)?;
+            if recorder.lost > seen.lost {
+                let lost = recorder.lost - seen.lost;
+                to_stderr(&format!("{lost} events lost: requests of that time are left out"));
+                seen.lost = recorder.lost;
+            }
+            window.forget(monotonic_ns().saturating_sub(KEPT_NS));
+        }
+        if over {
+            return Ok(ExitCode::SUCCESS);
+        }
+        if let Some(signal) = signal {
+            return Ok(ExitCode::from(Status::of_signal(signal) as u8));
+        }
+    }
+}
+
+/// What has been told already.
+struct Seen {
+    until_ns: u64,
+    latencies: VecDeque<u64>,
+    lost: u64,
+}
+
+impl Seen {
+    fn explain(&mut self, args: &Args, tale: &Tale, out: &mut dyn Write) -> Result<(), Failure> {
+        let settled_ns = monotonic_ns().saturating_sub(SETTLED_NS);
+        let new = |one: &&Explained| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
+        let account = Account::of(tale);
+        let new: Vec<&Explained> = account.explained.iter().filter(new).collect();
+        for one in &new {
+            self.latencies.push_back(one.latency_ns());
+        }
+        self.latencies.drain(..self.latencies.len().saturating_sub(REMEMBERED));
+        self.until_ns = settled_ns;
+        let Some(threshold_ns) = self.threshold_ns(args.slow) else { return Ok(()) };
+        for one in new.into_iter().filter(|one| one.latency_ns() > threshold_ns) {
+            let line = Line {
+                ended_ns: one.ended_ns,
+                latency_ns: one.latency_ns(),
+                threshold_ns,
+                charges: charges(one, tale),
+            };
+            write(&line, args.json, out)?;
+        }
+        out.flush().map_err(Failure::output)
+    }
+
+    fn threshold_ns(&self, slow: Slow) -> Option<u64> {
+        match slow {
+            Slow::AboveNs(ns) => Some(ns),
+            Slow::Quantile(_) if self.latencies.len() < FEWEST => None,
+            Slow::Quantile(per_million) => {
+                let mut sorted: Vec<u64> = self.latencies.iter().copied().collect();
+                sorted.sort_unstable();
+                Some(quantile(&sorted, per_million))
+            }
+        }
+    }
+}
+
+fn write(line: &Line, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    if json {
+        let text = serde_json::to_string(line).map_err(|e| Failure::output(e.into()))?;
+        return writeln!(out, "{text}").map_err(Failure::output);
+    }
+    let most = line.charges.iter().take(4);
+    let charges: Vec<String> = most.map(|(cause, ns)| format!("{cause} {}", show(*ns))).collect();
+    writeln!(out, "{:8}  {}", show(line.latency_ns), charges.join(", ")).map_err(Failure::output)
+}

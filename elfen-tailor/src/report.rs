@@ -276,6 +276,9 @@ fn shown(segment: &Segment, tale: &Tale) -> SegmentRow {
     SegmentRow { from_ns, to_ns, kind, who, cpu, tid: thread }
 }
 
+/// A screen has room for the slowest requests below.
+const MOST_ROWS: usize = 8;
+
 impl Report {
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -341,21 +344,22 @@ impl Report {
         let optional = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), show);
         let row = |row: &CauseRow| {
             let (low, high) = row.share_ci95;
-            vec![
+            let mut cells = vec![
                 row.cause.clone(),
                 format!("{:.1} %", row.share * 100.0),
                 format!("{:.0}-{:.0} %", low * 100.0, high * 100.0),
                 row.requests.to_string(),
                 show(row.tail_ns),
                 show(row.middle_ns),
-                optional(row.whatif_p99_ns),
-                optional(row.whatif_p999_ns),
-            ]
+            ];
+            if self.replay_valid {
+                cells.push(optional(row.whatif_p99_ns));
+            }
+            cells
         };
-        let shown = self.causes.iter().filter(|row| row.share >= 0.001).take(12);
+        let shown = self.causes.iter().filter(|row| row.share >= 0.001).take(MOST_ROWS);
         let rows: Vec<Vec<String>> = shown.map(row).collect();
-        let heading =
-            ["cause", "share", "95 %", "slow", "tail", "middle", "p99 without", "p99.9 without"];
-        table::lines(&heading, &rows)
+        let heading = ["cause", "share", "95 %", "slow", "tail", "middle", "p99 without"];
+        table::lines(&heading[..heading.len() - usize::from(!self.replay_valid)], &rows)
     }
 }

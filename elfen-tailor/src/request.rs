@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use elfen_rt::signal::event::Kind;
 
-use crate::tale::Tale;
+use crate::tale::{Gap, Tale};
 use crate::timeline::in_order;
 
 /// A client's address and port, as the kernel's events have them.
@@ -94,18 +94,23 @@ impl Requests {
         let mut touched: HashMap<u32, Vec<Touch>> = HashMap::new();
         for (_, event) in in_order(tale) {
             let at_ns = event.at_ns;
+            // Not all programs were attached yet.
+            if at_ns < tale.head.began_ns {
+                continue;
+            }
             let mut touch = |open: &Open, connection: u64, reads: bool| {
                 let request = (open.arrived_ns, connection);
                 touched.entry(event.thread).or_default().push(Touch { at_ns, request, reads });
             };
             match event.kind {
                 Kind::Ready { connection, bytes } if bytes > 0 => {
-                    found.ready(connections.entry(connection).or_default(), connection, at_ns);
+                    let at = connections.entry(connection).or_default();
+                    found.ready(at, connection, at_ns, &tale.gaps);
                 }
                 Kind::Received { connection, bytes, peek: false } if bytes > 0 => {
                     let Some(at) = connections.get_mut(&connection) else { continue };
                     if let Some(before) = at.before.take() {
-                        found.close(connection, before);
+                        found.close(connection, before, &tale.gaps);
                     }
                     if let Some(open) = &mut at.now {
                         open.read.get_or_insert((at_ns, event.thread));
@@ -137,7 +142,7 @@ impl Requests {
         }
         for (connection, at) in connections {
             for open in [at.before, at.now].into_iter().flatten() {
-                found.close(connection, open);
+                found.close(connection, open, &tale.gaps);
             }
         }
         found.all.sort_by_key(|request| (request.arrived_ns, request.connection));
@@ -145,13 +150,13 @@ impl Requests {
         found
     }
 
-    fn ready(&mut self, at: &mut Connection, connection: u64, at_ns: u64) {
+    fn ready(&mut self, at: &mut Connection, connection: u64, at_ns: u64, gaps: &[Gap]) {
         let new = Open { arrived_ns: at_ns, read: None, sent: None, left_ns: None, unclear: false };
         match &mut at.now {
             None => at.now = Some(new),
             Some(open) if open.sent.is_some() || open.left_ns.is_some() => {
                 if let Some(before) = at.before.replace(*open) {
-                    self.close(connection, before);
+                    self.close(connection, before, gaps);
                 }
                 at.now = Some(new);
             }
@@ -161,7 +166,7 @@ impl Requests {
         }
     }
 
-    fn close(&mut self, connection: u64, open: Open) {
+    fn close(&mut self, connection: u64, open: Open, gaps: &[Gap]) {
         let Open { arrived_ns, read: Some((read_ns, reader)), sent, left_ns, unclear } = open
         else {
             return;
@@ -169,7 +174,10 @@ impl Requests {
         // Without a write of its own nothing is known of who answered.
         let Some((sent_ns, sender)) = sent else { return };
         let ended_ns = left_ns.unwrap_or(sent_ns);
-        if unclear || ended_ns < read_ns || read_ns < arrived_ns {
+        // Where events are missing an answer may be, so it is no sign of overlapping requests: such
+        // a request is incomplete.
+        let lost = |gap: &Gap| gap.from_ns <= ended_ns && arrived_ns <= gap.to_ns;
+        if unclear && !gaps.iter().any(lost) || ended_ns < read_ns || read_ns < arrived_ns {
             self.unclear += 1;
             return;
         }

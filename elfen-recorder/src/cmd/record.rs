@@ -1,8 +1,8 @@
 //! `elfen tailor record`: events of the kernel around a service's requests, into a file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -61,6 +61,10 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let file = options.open(&args.out).map_err(unwritable)?;
+    // One that was there before may have been readable by others.
+    if file.metadata().map_err(unwritable)?.is_file() {
+        file.set_permissions(Permissions::from_mode(0o600)).map_err(unwritable)?;
+    }
     let head = recorder.head(args.target.detail());
     to_stderr(&format!("recording {}, port {}", head.service, head.port));
     let mut writer = Writer::new(BufWriter::new(file), &head).map_err(unwritable)?;

@@ -128,8 +128,8 @@ impl Event {
                 Kind::Switch(Switch {
                     previous: high(a),
                     process: low(a),
-                    // A thread that sleeps gave the CPU up itself.
-                    preempted: state == 0,
+                    // One that is preempted on its way to sleep does not sleep yet.
+                    preempted: state == 0 || flag,
                     iowait: word & 2 != 0,
                     state,
                     call: (call != NO_CALL).then_some(call),
@@ -161,7 +161,8 @@ impl Event {
             Kind::Switch(s) => {
                 let call = u64::from(s.call.unwrap_or(NO_CALL));
                 let rest = (s.stolen_ns >> 10) << 24 | u64::from(s.state) << 16 | call;
-                (SWITCH, u64::from(s.iowait) << 1, pair(s.previous, s.process), rest)
+                let flags = u64::from(s.iowait) << 1 | u64::from(s.preempted);
+                (SWITCH, flags, pair(s.previous, s.process), rest)
             }
             Kind::Waking { waker, waker_process, process } => {
                 (WAKING, 0, pair(waker_process, waker), u64::from(process))

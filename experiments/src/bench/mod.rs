@@ -12,4 +12,5 @@ pub(crate) mod nap;
 pub(crate) mod outside;
 pub(crate) mod service;
 pub(crate) mod signal;
+pub(crate) mod tailor;
 pub(crate) mod trace;

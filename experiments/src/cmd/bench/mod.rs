@@ -9,6 +9,7 @@ mod overlap;
 mod rows;
 mod service;
 mod signal;
+mod tailor;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -41,6 +42,7 @@ enum Benchmark {
     Overlap(overlap::Args),
     Service(service::Args),
     Signal(signal::Args),
+    Tailor(tailor::Args),
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -52,5 +54,6 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Benchmark::Overlap(args) => overlap::run(args, out),
         Benchmark::Service(args) => service::run(args, out),
         Benchmark::Signal(args) => signal::run(args, out),
+        Benchmark::Tailor(args) => tailor::run(args, out),
     }
 }

@@ -1,0 +1,335 @@
+//! Goal: `elfen tailor` names what made the requests of real services slow, says what it lost, and
+//! leaves a readable file whatever becomes of it. Method: a Redis and an nginx that nobody changed,
+//! stopped by the command's own injector; ends of every kind; wrong files and arguments.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn elfen(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(["tailor"]).args(words).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+
+fn skipped(why: &str) {
+    let mut terminal = io::stderr();
+    writeln!(terminal, "skipped: elfen tailor: {why}").unwrap();
+}
+
+/// Ends its process, also when a test fails.
+struct Ends(Child);
+
+impl Ends {
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).expect("it runs");
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // A service that was left stopped could not end otherwise.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited a minute for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn listens(port: u16) -> bool {
+    TcpStream::connect(("127.0.0.1", port)).is_ok()
+}
+
+/// Clients that ask, wait for the answer, and pause.
+struct Load {
+    ends: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(port: u16, ask: &'static [u8]) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let client = |_| {
+            let ends = Arc::clone(&ends);
+            std::thread::spawn(move || {
+                let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                stream.set_nodelay(true).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut answer = [0; 4096];
+                while !ends.load(Relaxed) {
+                    stream.write_all(ask).unwrap();
+                    assert!(stream.read(&mut answer).unwrap() > 0, "it answers");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            })
+        };
+        let clients = (0..4).map(client).collect();
+        Self { ends, clients }
+    }
+
+    fn end(self) {
+        self.ends.store(true, Relaxed);
+        self.clients.into_iter().for_each(|client| client.join().expect("all were answered"));
+    }
+}
+
+/// A Redis of the test's own; `None` if there is none to be had.
+fn redis(folder: &Path) -> Option<(Ends, u16)> {
+    let port = free_port();
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
+    command.arg("--dir").arg(folder).stdout(Stdio::null());
+    let Ok(redis) = command.spawn() else {
+        skipped("there is no redis-server");
+        return None;
+    };
+    let redis = Ends(redis);
+    until("redis-server", || listens(port));
+    Some((redis, port))
+}
+
+/// Whether events are to be had here; says why not.
+fn may_record(output: &Output) -> bool {
+    let said = text(&output.stderr);
+    let lacks = said.contains("not permitted") || output.status.code() == Some(3);
+    if lacks {
+        skipped(said.trim());
+    }
+    !lacks
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root() || {
+        skipped("it takes root");
+        false
+    }
+}
+
+fn stop(pid: u32) -> Ends {
+    let pid = pid.to_string();
+    let words = ["inject", "stop", "--pid", &pid, "--every", "300ms", "--last", "60ms"];
+    Ends(elfen(&words).stderr(Stdio::null()).spawn().unwrap())
+}
+
+#[test]
+fn a_stopped_redis_is_found_out() {
+    let folder = tempfile::tempdir().unwrap();
+    if !is_root() {
+        return;
+    }
+    let Some((redis, port)) = redis(folder.path()) else { return };
+    let load = Load::start(port, b"PING\r\n");
+    let stopper = stop(redis.0.id());
+    let (port, tale) = (port.to_string(), folder.path().join("redis.tale"));
+    let tale = tale.to_str().unwrap();
+    let words = ["record", "--for", "3s", "--port", &port, "--detail", "full", "-o", tale];
+    let recorded = elfen(&words).output().unwrap();
+    if !may_record(&recorded) {
+        return;
+    }
+    assert!(recorded.status.success(), "{}", text(&recorded.stderr));
+    let told = elfen(&["report", tale, "--slow", "20ms", "--json"]).output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    // Of any 300 ms, 60 are a stop.
+    let first = &told["causes"][0];
+    assert_eq!(first["cause"], "stopped", "{told:#}");
+    assert!(told["requests"].as_u64().unwrap() >= told["complete"].as_u64().unwrap());
+    assert!(told["complete"].as_u64().unwrap() > 100, "{told:#}");
+    for slow in told["slowest"].as_array().unwrap() {
+        let number = |value: &Value| value.as_u64().expect("a number");
+        let mut at_ns = number(&slow["arrived_ns"]);
+        for segment in slow["segments"].as_array().unwrap() {
+            assert_eq!(number(&segment["from_ns"]), at_ns, "no gap: {slow:#}");
+            at_ns = number(&segment["to_ns"]);
+        }
+        assert_eq!(at_ns, number(&slow["arrived_ns"]) + number(&slow["latency_ns"]));
+    }
+    let screen = elfen(&["report", tale, "--slow", "20ms"]).output().unwrap();
+    let screen = text(&screen.stdout);
+    assert!(screen.starts_with("redis-server, port "), "{screen}");
+    assert!(screen.contains("the service was stopped by a signal or a debugger"), "{screen}");
+    // While it goes on: lines of a watch, and a whole file after Ctrl-C.
+    let words = ["watch", "--for", "3s", "--port", &port, "--slow", "20ms", "--json"];
+    let watched = elfen(&words).output().unwrap();
+    assert!(watched.status.success(), "{}", text(&watched.stderr));
+    let lines: Vec<Value> =
+        text(&watched.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.iter().any(|line| line["charges"][0][0] == "stopped"), "{lines:?}");
+    interrupted(&port, tale);
+    killed(&port, tale);
+    drop(stopper);
+    load.end();
+}
+
+fn begins(port: &str, tale: &str) -> Ends {
+    drop(fs::remove_file(tale));
+    let words = ["record", "--port", port, "-o", tale];
+    let mut command = elfen(&words);
+    let heed = || {
+        // SAFETY: the default action needs no handler.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec, `heed` makes one system call.
+    unsafe { command.pre_exec(heed) };
+    let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let recorder = Ends(recorder);
+    // A second or two of these clients: many requests are whole by then.
+    until("events", || fs::metadata(tale).is_ok_and(|tale| tale.len() > 300_000));
+    recorder
+}
+
+fn interrupted(port: &str, tale: &str) {
+    let mut recorder = begins(port, tale);
+    recorder.signal(Signal::SIGINT);
+    assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is how it ends");
+    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    assert_eq!(told["whole"], true);
+}
+
+fn killed(port: &str, tale: &str) {
+    drop(begins(port, tale));
+    let told = elfen(&["report", tale]).output().unwrap();
+    assert!(text(&told.stdout).contains("the recording was cut off"), "{}", text(&told.stdout));
+}
+
+/// Workers that share a socket, of which the master serves none.
+#[test]
+fn an_nginx_that_nobody_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    if !is_root() {
+        return;
+    }
+    let (port, at) = (free_port(), folder.path().display());
+    let configuration = format!(
+        "worker_processes 2; daemon off; pid {at}/pid; error_log {at}/error.log; user root;
+        events {{ }} http {{ access_log off; client_body_temp_path {at}/b; proxy_temp_path {at}/p;
+        fastcgi_temp_path {at}/f; uwsgi_temp_path {at}/u; scgi_temp_path {at}/s;
+        server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; return 200 hello; }} }}"
+    );
+    fs::write(folder.path().join("nginx.conf"), configuration).unwrap();
+    let mut command = Command::new("/usr/sbin/nginx");
+    command.arg("-c").arg(folder.path().join("nginx.conf")).stderr(Stdio::null());
+    let Ok(nginx) = command.process_group(0).spawn() else {
+        return skipped("there is no nginx");
+    };
+    let nginx = Ends(nginx);
+    until("nginx", || listens(port));
+    let load = Load::start(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    let tale = folder.path().join("nginx.tale");
+    let (pid, tale) = (nginx.0.id().to_string(), tale.to_str().unwrap().to_owned());
+    let recorded = elfen(&["record", "--for", "2s", "--pid", &pid, "-o", &tale]).output().unwrap();
+    load.end();
+    // Its workers end with their master if it may end itself.
+    nginx.signal(Signal::SIGTERM);
+    let mut nginx = nginx;
+    nginx.0.wait().unwrap();
+    if !may_record(&recorded) {
+        return;
+    }
+    let told = elfen(&["report", &tale, "--json"]).output().unwrap();
+    let said = text(&told.stderr).to_owned();
+    let told: Value = serde_json::from_slice(&told.stdout).unwrap_or_else(|_| panic!("{said}"));
+    assert_eq!(told["service"], "nginx");
+    assert!(told["complete"].as_u64().unwrap() > 100 && told["unclear"] == 0, "{told:#}");
+    assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
+}
+
+/// What injected causes are charged is what their injectors say. Other machines on the same
+/// hardware can take any one injection's time away, so it has three tries, and a margin.
+#[test]
+fn the_check_holds() {
+    if !is_root() {
+        return;
+    }
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        let output = elfen(&["check", "--injections", "4", "--json"]).output().unwrap();
+        if !may_record(&output) {
+            return;
+        }
+        let checked: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
+        if is_right(&checked) {
+            return;
+        }
+        told.push(checked);
+    }
+    panic!("{told:#?}");
+}
+
+fn is_right(checked: &Value) -> bool {
+    let scores = checked["scores"].as_array().unwrap();
+    let number = |score: &Value, key: &str| score[key].as_u64().expect("a number");
+    let sum = |key| scores.iter().map(|score| number(score, key)).sum::<u64>();
+    let most = |part: u64, of: u64| part * 5 >= of * 4;
+    scores.len() == 4
+        && scores.iter().all(|score| {
+            let touched = number(score, "touched");
+            touched > 0 && number(score, "within") * 2 >= touched
+        })
+        && most(sum("within"), sum("touched"))
+        && most(sum("named"), sum("dominant"))
+}
+
+#[test]
+fn wrong_arguments_and_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let foreign = file("foreign", b"a text that is no tale");
+    let newer = file("newer", b"ELFNTALE\x63\0\0\0");
+    let port = free_port().to_string();
+    let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
+    let own = idle.0.id().to_string();
+    let cases: [(&[&str], i32, &str); 11] = [
+        (&["record"], 2, "no service is named"),
+        (&["record", "--port", "0"], 2, "invalid value '0'"),
+        (&["record", "--port", &port], 1, "nobody listens on port"),
+        (&["record", "--pid", "4294967295"], 1, "there is no process 4294967295"),
+        (&["record", "--pid", &own], 1, "listens on no TCP port"),
+        (&["report", "/nonexistent"], 1, "No such file"),
+        (&["report", &foreign], 1, "it is no tale"),
+        (&["report", &newer], 1, "it is a tale of version 99"),
+        (&["report", "--slow", "p100"], 2, "invalid value 'p100'"),
+        (&["report", "--slow", "0"], 2, "invalid value '0'"),
+        (&["inject", "stop", "--pid", &own, "--last", "1s"], 2, "less than --every"),
+    ];
+    for (words, status, why) in cases {
+        let output = elfen(words).current_dir(folder.path()).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {said}");
+        assert!(said.lines().count() == 1 && said.contains(why), "{words:?}: {said}");
+    }
+}

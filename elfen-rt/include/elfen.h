@@ -458,13 +458,13 @@ static inline void elfen_histogram_record(struct elfen_histogram *histogram, elf
 /* The running request ends and its latency is recorded. Without one, nothing happens. */
 static inline void elfen_service_end(struct elfen_service_slot *slot)
 {
-	elfen_u64 now, arrived;
+	elfen_u64 now, arrived, finished = ELFEN_LOAD(slot->finished_requests) + 1;
 
 	if (ELFEN_LOAD(slot->running_request) == 0)
 		return;
 	arrived = ELFEN_LOAD(slot->request_arrived_ns);
 	__atomic_store_n(&slot->running_request, 0, __ATOMIC_RELEASE);
-	ELFEN_STORE(slot->finished_requests, ELFEN_LOAD(slot->finished_requests) + 1);
+	__atomic_store_n(&slot->finished_requests, finished, __ATOMIC_RELEASE);
 	now = elfen_now_ns();
 	elfen_histogram_record(&slot->latency, now > arrived ? now - arrived : 0);
 }

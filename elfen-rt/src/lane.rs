@@ -18,7 +18,7 @@ use crate::clock::monotonic_ns;
 use crate::nap::block::Block;
 use crate::nap::line::Pause;
 use crate::nap::{Nap, Woken, protocol};
-use crate::policy::{Sample, Service, State, Verdict};
+use crate::policy::{Policy, Sample, Service, State, Verdict};
 use crate::process::Liveness;
 use crate::signal::control::{ControlSlot, Settings};
 use crate::signal::lane::{LaneSlot, LaneState, REQUEST_OFFLINE};
@@ -105,10 +105,11 @@ impl<'a> Lane<'a> {
     /// Looks, decides and counts. `stopped_ns` is when the batch last ran on the lane: `now_ns` for
     /// a thread that checks, and for a guard the time at which it was switched in.
     pub fn step(&self, hand: Hand, stopped_ns: u64, now_ns: u64) -> Step<'_, 'a> {
-        let look = self.look(now_ns);
-        let lane = &look.sample;
         let policy = self.settings().policy();
         let before = self.state();
+        let counts = policy != Policy::BorrowIdle && !matches!(before, State::Fresh { .. });
+        let look = self.look(counts, now_ns);
+        let lane = &look.sample;
         let due_ns = policy.deadline_ns(before, lane, now_ns);
         let (after, verdict) = policy.check(before, lane, now_ns);
         self.remember(after);
@@ -188,10 +189,11 @@ impl<'a> Lane<'a> {
         None
     }
 
-    fn look(&self, now_ns: u64) -> Look<'a> {
+    /// `counts` says that a request that has just ended has to be among the finished ones.
+    fn look(&self, counts: bool, now_ns: u64) -> Look<'a> {
         let switch = self.request().and_then(TaskSlot::snapshot);
         let slot = self.service(now_ns);
-        let service = slot.map(published);
+        let service = slot.map(|slot| published(slot, counts));
         let busy = match switch.map(|switch| switch.running) {
             _ if self.is_gone() => false,
             Some(Running::Idle) => false,
@@ -300,7 +302,33 @@ impl<'a> Lane<'a> {
     }
 }
 
-fn published(slot: &ServiceSlot) -> Service {
+/// How often a sample is taken anew that a request began or ended in.
+const SAMPLES: usize = 4;
+/// How long a service takes from one of its two stores at the end of a request to the other.
+const SETTLE_PAUSES: usize = 8;
+
+/// The words of a slot at one moment. A request that has just ended, beside the count in which it
+/// is, would look like one that came after another and had to wait; and a count without it, beside
+/// no request, would make the next one look like that. No later look would mend the second: checks
+/// do not look at a lane that idles.
+fn published(slot: &ServiceSlot, counts: bool) -> Service {
+    let mut service = sample(slot);
+    for _ in 1..SAMPLES {
+        // Acquire in `sample`: a count that `Worker::end` wrote after it cleared the request is not
+        // seen before that.
+        if slot.running_request.load(Relaxed) == service.running_request {
+            break;
+        }
+        service = sample(slot);
+    }
+    if counts && service.running_request == 0 {
+        (0..SETTLE_PAUSES).for_each(|_| core::hint::spin_loop());
+        service = sample(slot);
+    }
+    service
+}
+
+fn sample(slot: &ServiceSlot) -> Service {
     // Acquire: pairs with the release in `Worker::begin`; a reader that sees
     // the request sees its start.
     let running_request = slot.running_request.load(Acquire);
@@ -308,7 +336,8 @@ fn published(slot: &ServiceSlot) -> Service {
         queue_len: slot.queue_len.load(Relaxed),
         running_request,
         request_started_ns: slot.request_started_ns.load(Relaxed),
-        finished: slot.finished_requests.load(Relaxed),
+        // Acquire: pairs with the release in `Worker::end`.
+        finished: slot.finished_requests.load(Acquire),
     }
 }
 

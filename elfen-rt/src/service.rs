@@ -160,7 +160,8 @@ impl Worker<'_> {
         // Release: orders the end after the start, for readers that see them both.
         self.slot.running_request.store(0, Release);
         let finished = self.slot.finished_requests.load(Relaxed);
-        self.slot.finished_requests.store(finished.wrapping_add(1), Relaxed);
+        // Release: who sees this count sees that the request is over.
+        self.slot.finished_requests.store(finished.wrapping_add(1), Release);
         self.slot.latency.record(monotonic_ns().saturating_sub(arrived_ns));
     }
 

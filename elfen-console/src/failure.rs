@@ -18,6 +18,9 @@ pub enum Status {
     Usage = 2,
     /// This machine or kernel lacks what the command needs.
     Unsupported = 3,
+    /// A program cannot be run, or is not there: as a shell says it.
+    NotStarted = 126,
+    NotFound = 127,
     /// A signal asked the command to end, and it did: 128 and the signal's number, as a shell says
     /// it of a program that died of it.
     HungUp = 129,

@@ -6,9 +6,12 @@
 
 pub mod affinity;
 pub mod args;
+pub mod cgroup;
 pub mod cpulist;
 pub mod cpuset;
+pub mod daemon;
 pub mod doctor;
+pub mod fence;
 pub mod lanes;
 pub mod metrics;
 pub mod pair;
@@ -17,4 +20,5 @@ pub mod run;
 mod segment;
 pub mod services;
 pub mod source;
+pub mod systemd;
 pub mod topology;

@@ -12,14 +12,14 @@ use super::event::Event;
 use crate::cpulist::{self, CpuSet};
 
 /// The CPUs that are online; `None` where sysfs does not tell, and nothing is known to have gone.
-pub(super) fn online() -> Option<Online> {
+pub(crate) fn online() -> Option<Online> {
     let list = fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     let spans = cpulist::spans(list.trim()).ok()?;
     Some(Online(spans.into_iter().flat_map(cpulist::Span::cpus).collect()))
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Online(CpuSet);
+pub(crate) struct Online(pub(crate) CpuSet);
 
 impl Online {
     pub(super) fn cpus(&self) -> &CpuSet {
@@ -27,7 +27,7 @@ impl Online {
     }
 
     /// What the lane page says of a (batch, request) lane.
-    pub(super) fn bits_of(&self, (batch, request): (u32, u32)) -> u64 {
+    pub(crate) fn bits_of(&self, (batch, request): (u32, u32)) -> u64 {
         let gone = |cpu, bit| if self.0.contains(cpu) { 0 } else { bit };
         gone(request, REQUEST_OFFLINE) | gone(batch, BATCH_OFFLINE)
     }

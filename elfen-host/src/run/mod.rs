@@ -11,13 +11,14 @@
 //! and naps there itself. That reaches any program, needs nothing of it, and costs the request
 //! nothing: see ARCHITECTURE.md for why it is not a signal.
 
+pub(crate) mod care;
 pub mod channels;
 mod event;
 pub mod figures;
 pub mod find;
 pub mod front;
 pub mod guard;
-mod hotplug;
+pub(crate) mod hotplug;
 pub mod ipc;
 mod keeper;
 pub mod latency;

@@ -40,7 +40,7 @@ pub(super) fn rank_first() -> io::Result<()> {
 
 /// Keeps the calling thread, and the threads and processes that it starts, off the request lanes:
 /// looking after a batch is work, too.
-pub(super) fn leave(requests: &CpuSet) -> io::Result<()> {
+pub(crate) fn leave(requests: &CpuSet) -> io::Result<()> {
     let rest = affinity::allowed()?.without(requests);
     // Where there is nothing else, it stays.
     if rest.is_empty() { Ok(()) } else { Mask::of(&rest).impose_on(0) }

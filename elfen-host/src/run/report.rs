@@ -27,6 +27,8 @@ pub struct Report {
     #[serde(deserialize_with = "Option::deserialize")]
     pub ipc: Option<String>,
     pub inject: String,
+    /// What keeps the batch in its place: `affinity`. In a fence it is no `run` that reports.
+    pub level: String,
     #[serde(flatten)]
     pub looked: Looked,
     pub wall_ns: u64,

@@ -2,18 +2,22 @@
 //! Those of performance engineers and researchers are in `experiments`.
 
 mod doctor;
+mod fenced;
 mod generate;
 mod help;
 mod inject_args;
 mod lacking;
 mod lanes;
 mod metrics;
+mod pause;
 mod policy_args;
 mod run;
 mod set;
 mod signals;
 mod status;
+mod summary;
 mod top;
+mod user;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -36,7 +40,9 @@ pub(crate) enum Command {
     Generate(generate::Args),
     Lanes(lanes::Args),
     Metrics(metrics::Args),
-    Run(run::Args),
+    Pause(pause::PauseArgs),
+    Resume(pause::ResumeArgs),
+    Run(Box<run::Args>),
     Set(set::Args),
     Signals(signals::Args),
     Status(status::Args),
@@ -53,6 +59,8 @@ impl Command {
             Self::Generate(args) => generate::run(&args, &Cli::command(), out),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Metrics(args) => metrics::run(&args, out),
+            Self::Pause(args) => pause::pause(&args, out),
+            Self::Resume(args) => pause::resume(&args, out),
             Self::Run(args) => run::run(&args, out),
             Self::Set(args) => set::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),

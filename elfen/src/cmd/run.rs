@@ -17,15 +17,14 @@ use elfen_host::args::nap::NapName;
 use elfen_host::args::signals::{self as signal_args, refuse};
 use elfen_host::pair;
 use elfen_host::pair::Pair;
+use elfen_host::run::Order;
 use elfen_host::run::channels::{Channels, Error, Service, Signals, Wanted, Writer};
 use elfen_host::run::figures::{self, Figures};
 use elfen_host::run::front::{self, Ending};
 use elfen_host::run::guard;
 use elfen_host::run::ipc::Counts;
-use elfen_host::run::latency::Latency;
-use elfen_host::run::live::words::{Live, LiveWords};
+use elfen_host::run::live::words::LiveWords;
 use elfen_host::run::report::Report;
-use elfen_host::run::{Order, User};
 use elfen_instrument::Inject;
 use elfen_kernel::preempted::Notes;
 use elfen_kernel::task_map::Source;
@@ -33,9 +32,13 @@ use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::Kind;
 use elfen_rt::signal::control::PolicyKind;
 
+use super::fenced::{self, Fenced, NOT_FENCED};
 use super::inject_args::{self, Chosen, InjectName};
 use super::lacking;
+use super::pause::RunDir;
 use super::policy_args::PolicyArgs;
+use super::summary::{live_summary, summary};
+use super::user::user_of;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -87,6 +90,13 @@ pub(crate) struct Args {
     #[command(flatten)]
     looks: LookArgs,
 
+    /// Put the program into this fence of elfend's, whose guards hold its lanes
+    #[arg(long, value_name = "NAME", conflicts_with_all = NOT_FENCED)]
+    fence: Option<String>,
+
+    #[command(flatten)]
+    run_dir: RunDir,
+
     /// Write what was measured to a file, as one JSON object
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -109,6 +119,13 @@ impl Args {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     usage::check_program("run", &args.program)?;
+    if let Some(fence) = &args.fence {
+        let user = fenced::user(args.user.as_deref())?;
+        let (program, dry_run) = (args.program.as_slice(), args.dry_run);
+        let line = Fenced { fence, run_dir: args.run_dir.path(), user, program, dry_run }.run()?;
+        writeln!(out, "{line}").map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let signals = signals(args)?;
     let (order, said) = order(args, &signals)?;
     let mut report = args.report.as_ref().map(create).transpose()?;
@@ -204,17 +221,6 @@ fn only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Fa
             let fix = format!("name one with --service: {}", names.join(", "));
             Err(Failure::new(Status::Usage, what, "several services publish here", fix))
         }
-    }
-}
-
-fn user_of(name: &str) -> Result<User, Failure> {
-    let fix = "give a name or a number that `id` knows";
-    match User::find(name) {
-        Ok(Some(user)) => Ok(user),
-        Ok(None) => {
-            Err(Failure::new(Status::Usage, format!("user {name:?}"), "there is none", fix))
-        }
-        Err(error) => Err(Failure::new(Status::Failed, format!("user {name:?}"), error, fix)),
     }
 }
 
@@ -326,6 +332,9 @@ fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>,
     Ok(kept)
 }
 
+/// What keeps the batch in its place: its affinity and its class, which are put back once a second.
+const LEVEL: &str = "affinity";
+
 /// The choices of a run, as the first line and the report say them.
 struct Announced {
     lanes: String,
@@ -362,7 +371,7 @@ impl Announced {
             if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
         format!(
             "{}{budget} on lanes {lanes}; signal {signal}{ipc}, nap {}{costs}, \
-             inject {}{not_live}, guards look every {}",
+             inject {}{not_live}, guards look every {}, level {LEVEL}",
             policy.name(),
             nap.name(),
             order.inject.name(),
@@ -377,6 +386,7 @@ impl Announced {
             nap: order.nap.kind().name().to_owned(),
             ipc: self.ipc.map(str::to_owned),
             inject: order.inject.name().to_owned(),
+            level: LEVEL.to_owned(),
             looked: order.looks.into(),
             ..Report::default()
         }
@@ -415,62 +425,6 @@ fn signal_name(channels: &Channels) -> &'static str {
         (Some(Writer::Module), Some(_)) => "module and service",
         (None, _) => "service alone",
     }
-}
-
-/// The line that ends a run.
-fn summary(report: &Report) -> String {
-    let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
-    let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
-        (Some(median), Some(p99)) => {
-            format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
-        }
-        _ => String::new(),
-    };
-    let ran = match borrowed_ns.zip(*overlapped_ns) {
-        Some((borrowed_ns, overlapped_ns)) => format!(
-            "borrowed {}, overlapped {}{}",
-            duration::show(borrowed_ns),
-            duration::show(overlapped_ns),
-            share(overlapped_ns, report.request_busy_ns)
-        ),
-        None => "what it borrowed and overlapped was not measured".to_owned(),
-    };
-    format!(
-        "{}: {ran}, {naps} naps{}{}",
-        duration::show(report.wall_ns),
-        latency("reaction", reaction_ns),
-        latency("wake", wake_ns)
-    )
-}
-
-/// What came of live checks.
-fn live_summary(live: &Live) -> String {
-    let p99 = live.gap_ns.p99.map(|p99| format!(", drills p99 {}", duration::show(p99)));
-    let all: u64 = live.missed_by.values().sum();
-    let of_all = |count: u64| count * 100 / all.max(1);
-    let by = live.missed_by.iter().map(|(name, &count)| format!("{name} {}", of_all(count)));
-    let by = by.collect::<Vec<_>>().join(", ");
-    let missed = live.missed * 1000 / live.drills.max(1);
-    let why = if by.is_empty() { String::new() } else { format!(" ({by} % of these)") };
-    let refused = live.refused.as_ref().map(|why| format!("; left alone: {why}"));
-    format!(
-        "live: {} places in {} processes{}, {}.{} % missed{why}, {} bells{}",
-        live.places.on,
-        live.processes,
-        p99.unwrap_or_default(),
-        missed / 10,
-        missed % 10,
-        live.bells,
-        refused.unwrap_or_default()
-    )
-}
-
-/// Overlap as a part of the time in which the request lanes were busy.
-fn share(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
-    let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns > 0) else { return String::new() };
-    let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);
-    let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);
-    format!(" ({percent}.{rest:02} % of the requests' time)")
 }
 
 fn exit_status(ending: Ending) -> u8 {

@@ -1,20 +1,36 @@
-//! `elfen status`: the batches that run now, and what they have borrowed.
+//! `elfen status`: the batches that run now, what they have borrowed, and the fences that elfend
+//! holds.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, table};
+use elfen_host::fence::status::{Answer, FenceStatus, Request, Status as Fences, ask};
 use elfen_host::run::figures::Figures;
 use elfen_host::run::find::{self, Batch};
 use elfen_rt::signal::lane::LaneSlot;
 use serde::Serialize;
 
-/// List the batches that run now
+use super::pause::RunDir;
+
+const AFTER: &str = "\
+Examples:
+  elfen status --json | jq '.batches[].overlapped_ns'
+  elfen status --healthy     for health checks: 1 if a fence does not run";
+
+/// List the batches that run now, and the fences
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:\n  elfen status --json | jq '.batches[].overlapped_ns'")]
+#[command(after_help = AFTER)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    run_dir: RunDir,
+
+    /// Exit status 1 unless elfend answers and every fence of it runs
+    #[arg(long)]
+    healthy: bool,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -23,6 +39,8 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Report {
     batches: Vec<BatchReport>,
+    /// Nothing where no elfend answers.
+    elfend: Option<Fences>,
 }
 
 #[derive(Serialize)]
@@ -46,9 +64,30 @@ struct LaneReport {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let report = Report { batches: batches()?.iter().map(report).collect() };
+    let report =
+        Report { batches: batches()?.iter().map(report).collect(), elfend: elfend(&args.run_dir)? };
     elfen_console::output::print(out, args.json, &report, || report.text())?;
-    Ok(ExitCode::SUCCESS)
+    let healthy = report.elfend.as_ref().is_some_and(Fences::is_healthy);
+    Ok(if args.healthy && !healthy {
+        ExitCode::from(Status::Failed as u8)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// What elfend says; `None` where there is none.
+pub(super) fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
+    let failed = |why: &dyn std::fmt::Display| {
+        Failure::new(Status::Failed, "asking elfend", why, "see what it has written")
+    };
+    match ask(&run_dir.folder().socket(), &Request::Status) {
+        Ok(Answer::Status(status)) => Ok(Some(status)),
+        Ok(other) => Err(failed(&format!("it answers {other:?}"))),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Ok(None),
+            _ => Err(failed(&error)),
+        },
+    }
 }
 
 pub(super) fn batches() -> Result<Vec<Batch>, Failure> {
@@ -84,6 +123,11 @@ fn lane(slot: &LaneSlot) -> LaneReport {
 
 impl Report {
     fn text(&self) -> String {
+        let fences = self.elfend.as_ref().map(fences_text);
+        self.batches_text() + &fences.unwrap_or_default()
+    }
+
+    fn batches_text(&self) -> String {
         if self.batches.is_empty() {
             return "no batch runs\n".to_owned();
         }
@@ -102,6 +146,18 @@ impl Report {
         let heading = ["pid", "program", "policy", "lanes", "borrowed", "overlapped", "naps"];
         table::lines(&heading, &rows)
     }
+}
+
+/// A line a fence, with why it does not run.
+fn fences_text(status: &Fences) -> String {
+    let mut text = String::new();
+    for fence in &status.fences {
+        let state = fence.why().map_or("runs".to_owned(), |why| format!("frozen: {why}"));
+        let FenceStatus { name, lanes, processes, .. } = fence;
+        text += &format!("fence {name}: CPUs {lanes}, processes {processes}, {state}\n");
+    }
+    status.waiting.iter().for_each(|line| text += &format!("{line}\n"));
+    text
 }
 
 /// A time that the kernel does not count is not shown as nothing.

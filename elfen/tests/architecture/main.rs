@@ -47,13 +47,14 @@ const LAYERS: [(&str, Layers); 4] = [
     (
         "elfen_host",
         &[
-            &["args"],
+            &["args", "daemon"],
             &["doctor", "metrics"],
             &["run", "services"],
+            &["fence"],
             &["lanes"],
             &["topology"],
-            &["cpuset", "source"],
-            &["affinity", "pair", "process", "segment"],
+            &["cpuset", "source", "systemd"],
+            &["affinity", "cgroup", "pair", "process", "segment"],
             &["cpulist"],
         ],
     ),

@@ -1,0 +1,45 @@
+//! The kernel's files, read and written as a whole, and what is wrong when they are not.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{}: {error}", file.display())]
+    File { file: PathBuf, error: io::Error },
+    #[error("{} holds {text:?}", file.display())]
+    Malformed { file: PathBuf, text: String },
+    #[error("no hierarchy here has the {0} controller")]
+    NoController(&'static str),
+    #[error("{} is {found:?}: a fence takes a cgroup of whole processes", file.display())]
+    Threaded { file: PathBuf, found: String },
+    #[error("the cgroup of process {0} is not to be seen from here")]
+    Elsewhere(u32),
+}
+
+impl Error {
+    pub fn is_gone(&self) -> bool {
+        let Self::File { error, .. } = self else { return false };
+        error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+    }
+}
+
+/// A file's text without the line break at its end.
+pub(super) fn read(file: &Path) -> Result<String, Error> {
+    let mut text = String::new();
+    let opened = fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(file);
+    let done = opened.and_then(|mut file| file.read_to_string(&mut text));
+    match done {
+        Ok(_) => Ok(text.trim_end().to_owned()),
+        Err(error) => Err(Error::File { file: file.to_owned(), error }),
+    }
+}
+
+/// Written at once: the kernel takes each write as a command of its own.
+pub(super) fn write(file: &Path, text: &str) -> Result<(), Error> {
+    let opened = fs::OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(file);
+    let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| Error::File { file: file.to_owned(), error })
+}

@@ -1,0 +1,330 @@
+//! One cgroup, in every hierarchy that a fence takes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::file::{Error, read, write};
+use super::freezer::Freezer;
+use super::hierarchies::{Hierarchies, Hierarchy, Version};
+use super::path::CgroupPath;
+use crate::cpulist::CpuSet;
+
+/// A heavy cgroup's shares on version 1 are a light one's weight on version 2.
+const SHARES: u64 = 1024;
+const WEIGHT: u64 = 100;
+
+#[derive(Clone, Debug)]
+pub struct Group {
+    hierarchies: Hierarchies,
+    pub path: CgroupPath,
+}
+
+/// What of a cgroup's rank the kernel says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rank {
+    pub idle: bool,
+    /// As on version 2: 100 is usual.
+    pub weight: u64,
+}
+
+impl Group {
+    pub fn new(hierarchies: &Hierarchies, path: CgroupPath) -> Self {
+        Self { hierarchies: hierarchies.clone(), path }
+    }
+
+    pub fn parent(&self) -> Self {
+        Self::new(&self.hierarchies, self.path.parent())
+    }
+
+    /// The folders of this cgroup, each once.
+    pub fn folders(&self) -> Vec<PathBuf> {
+        let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
+        let mut folders: Vec<PathBuf> = Vec::new();
+        for hierarchy in [cpu, cpuset, freezer] {
+            let folder = hierarchy.folder(&self.path);
+            if !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+        folders
+    }
+
+    fn cpu(&self, file: &str) -> PathBuf {
+        self.hierarchies.cpu.folder(&self.path).join(file)
+    }
+
+    fn cpuset(&self, file: &str) -> PathBuf {
+        self.hierarchies.cpuset.folder(&self.path).join(file)
+    }
+
+    pub fn freezer(&self) -> Freezer {
+        let Hierarchy { version, .. } = self.hierarchies.freezer;
+        Freezer { folder: self.hierarchies.freezer.folder(&self.path), version }
+    }
+
+    /// Whether it is there, in each hierarchy.
+    pub fn exists(&self) -> bool {
+        self.folders().iter().all(|folder| folder.is_dir())
+    }
+
+    /// Makes it, and the cgroups above it, where they are missing; with the controllers that it
+    /// takes, where those have to be asked for.
+    pub fn make(&self) -> Result<(), Error> {
+        let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
+        for hierarchy in [cpu, cpuset, freezer] {
+            let mut above = CgroupPath::root();
+            for part in self.path.parts() {
+                ask_for_controllers(hierarchy, &above)?;
+                above = above.child(part);
+                let folder = hierarchy.folder(&above);
+                match fs::create_dir(&folder) {
+                    Ok(()) => inherit_cpus(hierarchy, &above)?,
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(error) => return Err(Error::File { file: folder, error }),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a cgroup whose threads may stand in different ones, which no file of processes
+    /// shows.
+    pub fn require_domain(&self) -> Result<(), Error> {
+        if self.hierarchies.cpuset.version == Version::One {
+            return Ok(());
+        }
+        let file = self.cpuset("cgroup.type");
+        match read(&file)? {
+            found if found == "domain" => Ok(()),
+            found => Err(Error::Threaded { file, found }),
+        }
+    }
+
+    pub fn rank(&self) -> Result<Rank, Error> {
+        if self.path.is_root() {
+            return Ok(Rank { idle: false, weight: WEIGHT });
+        }
+        let idle = number(&self.cpu("cpu.idle"))? != 0;
+        let weight = match self.hierarchies.cpu.version {
+            Version::One => number(&self.cpu("cpu.shares"))?.saturating_mul(WEIGHT) / SHARES,
+            Version::Two => number(&self.cpu("cpu.weight"))?,
+        };
+        Ok(Rank { idle, weight })
+    }
+
+    /// Below every cgroup beside it, or an ordinary one again.
+    pub fn set_idle(&self, idle: bool) -> Result<(), Error> {
+        write(&self.cpu("cpu.idle"), if idle { "1" } else { "0" })
+    }
+
+    /// The CPUs that its tasks can run on, as the kernel has them.
+    pub fn effective_cpus(&self) -> Result<CpuSet, Error> {
+        match self.hierarchies.cpuset.version {
+            Version::One => cpus(&self.cpuset("cpuset.effective_cpus")),
+            Version::Two => cpus(&self.cpuset("cpuset.cpus.effective")),
+        }
+    }
+
+    /// Keeps it to CPUs, and on version 1 all that is in it: there a cgroup has no fewer CPUs than
+    /// its children.
+    pub fn keep_to(&self, lanes: &CpuSet) -> Result<(), Error> {
+        match self.hierarchies.cpuset.version {
+            Version::One => keep_all_to(&self.hierarchies.cpuset.folder(&self.path), lanes),
+            Version::Two => write(&self.cpuset("cpuset.cpus"), &lanes.to_string()),
+        }
+    }
+
+    /// Whether it shares its CPUs as an ordinary cgroup does; version 1 has no other kind.
+    pub fn is_member(&self) -> Result<bool, Error> {
+        match self.hierarchies.cpuset.version {
+            Version::One => Ok(true),
+            Version::Two => Ok(read(&self.cpuset("cpuset.cpus.partition"))? == "member"),
+        }
+    }
+
+    pub fn set_member(&self) -> Result<(), Error> {
+        write(&self.cpuset("cpuset.cpus.partition"), "member")
+    }
+
+    /// Gives it back all that its parent may use.
+    pub fn keep_to_parent(&self) -> Result<(), Error> {
+        self.keep_to(&self.parent().effective_cpus()?)
+    }
+
+    /// All processes in it and below it, in any of its hierarchies.
+    pub fn processes(&self) -> Result<BTreeSet<u32>, Error> {
+        let mut found = BTreeSet::new();
+        for folder in self.folders() {
+            below(&folder, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    /// Whether anybody is in it or below it.
+    pub fn is_populated(&self) -> Result<bool, Error> {
+        if self.hierarchies.cpuset.version == Version::Two {
+            return match read(&self.cpuset("cgroup.events")) {
+                Ok(events) => Ok(events.lines().any(|line| line == "populated 1")),
+                Err(error) if error.is_gone() => Ok(false),
+                Err(error) => Err(error),
+            };
+        }
+        any_below(&self.hierarchies.cpuset.folder(&self.path))
+    }
+
+    /// Processes that are in it in one hierarchy, and not in another.
+    pub fn half_inside(&self) -> Result<BTreeSet<u32>, Error> {
+        let mut all = Vec::new();
+        for folder in self.folders() {
+            let mut found = BTreeSet::new();
+            below(&folder, &mut found)?;
+            all.push(found);
+        }
+        let union: BTreeSet<u32> = all.iter().flatten().copied().collect();
+        Ok(union
+            .into_iter()
+            .filter(|process| !all.iter().all(|set| set.contains(process)))
+            .collect())
+    }
+
+    /// Whether a process is in it, in any of its hierarchies.
+    pub fn holds(&self, process: u32) -> Result<bool, Error> {
+        let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
+        for hierarchy in [cpu, cpuset, freezer] {
+            if hierarchy.path_of(process)?.is_within(&self.path) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Puts a process into it, in each hierarchy: first where it is kept and ranked, last where
+    /// it may be frozen.
+    pub fn take_in(&self, process: u32) -> Result<(), Error> {
+        let folders = self.folders();
+        folders
+            .iter()
+            .try_for_each(|folder| write(&folder.join("cgroup.procs"), &process.to_string()))
+    }
+
+    /// The folder of this cgroup, or of one above it, out of which others than root may move
+    /// processes.
+    pub fn writable_by_others(&self) -> Result<Option<PathBuf>, Error> {
+        let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
+        for hierarchy in [cpu, cpuset, freezer] {
+            let mut path = self.path.clone();
+            loop {
+                let file = hierarchy.folder(&path).join("cgroup.procs");
+                let found = fs::symlink_metadata(&file);
+                let found = found.map_err(|error| Error::File { file: file.clone(), error })?;
+                if found.uid() != 0 || found.mode() & 0o022 != 0 || !found.is_file() {
+                    return Ok(Some(file));
+                }
+                if path.is_root() {
+                    break;
+                }
+                path = path.parent();
+            }
+        }
+        Ok(None)
+    }
+
+    /// Removes it with all cgroups below it, which hold no process any more.
+    pub fn remove(&self) -> Result<(), Error> {
+        self.folders().iter().filter(|folder| folder.is_dir()).try_for_each(|folder| rmdir(folder))
+    }
+}
+
+/// On version 2 a cgroup has what its parent gives to its children.
+fn ask_for_controllers(hierarchy: &Hierarchy, of: &CgroupPath) -> Result<(), Error> {
+    if hierarchy.version == Version::One {
+        return Ok(());
+    }
+    let folder = hierarchy.folder(of);
+    let given = read(&folder.join("cgroup.subtree_control"))?;
+    for controller in ["cpu", "cpuset"] {
+        if !given.split_whitespace().any(|has| has == controller) {
+            write(&folder.join("cgroup.subtree_control"), &format!("+{controller}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// On version 1 a new cgroup has no CPU and no memory, and takes no process before it has.
+fn inherit_cpus(hierarchy: &Hierarchy, path: &CgroupPath) -> Result<(), Error> {
+    let (own, parent) = (hierarchy.folder(path), hierarchy.folder(&path.parent()));
+    for file in ["cpuset.mems", "cpuset.cpus"] {
+        if hierarchy.version == Version::One && own.join(file).exists() {
+            write(&own.join(file), &read(&parent.join(file))?)?;
+        }
+    }
+    Ok(())
+}
+
+fn keep_all_to(folder: &Path, lanes: &CpuSet) -> Result<(), Error> {
+    let file = folder.join("cpuset.cpus");
+    let all: CpuSet = cpus(&file)?.iter().chain(lanes.iter()).collect();
+    write(&file, &all.to_string())?;
+    children(folder)?.iter().try_for_each(|child| keep_all_to(child, lanes))?;
+    write(&file, &lanes.to_string())
+}
+
+fn number(file: &Path) -> Result<u64, Error> {
+    let text = read(file)?;
+    text.parse().map_err(|_| Error::Malformed { file: file.to_owned(), text })
+}
+
+fn cpus(file: &Path) -> Result<CpuSet, Error> {
+    let text = read(file)?;
+    if text.is_empty() {
+        return Ok(CpuSet::default());
+    }
+    text.parse().map_err(|_| Error::Malformed { file: file.to_owned(), text })
+}
+
+/// A cgroup that goes while it is read holds nobody.
+fn below(folder: &Path, found: &mut BTreeSet<u32>) -> Result<(), Error> {
+    let text = match read(&folder.join("cgroup.procs")) {
+        Ok(text) => text,
+        Err(error) if error.is_gone() => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+    for child in children(folder)? {
+        below(&child, found)?;
+    }
+    Ok(())
+}
+
+fn any_below(folder: &Path) -> Result<bool, Error> {
+    match read(&folder.join("cgroup.procs")) {
+        Ok(text) if !text.is_empty() => return Ok(true),
+        Ok(_) => {}
+        Err(error) if error.is_gone() => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    for child in children(folder)? {
+        if any_below(&child)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn children(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::File { file: folder.to_owned(), error }),
+    };
+    let entries = entries.flatten().filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(entries.map(|entry| entry.path()).collect())
+}
+
+fn rmdir(folder: &Path) -> Result<(), Error> {
+    children(folder)?.iter().try_for_each(|child| rmdir(child))?;
+    fs::remove_dir(folder).map_err(|error| Error::File { file: folder.to_owned(), error })
+}

@@ -1,0 +1,168 @@
+//! The process that holds the guards of all lanes: it steps on lanes and renews leases, and knows
+//! of fences only whether somebody is in them.
+//!
+//! Guards rest while all fences are empty or paused: on a lane that nobody runs on, holding it
+//! would take from the request what no batch is there to take. A fence that fills is noticed within
+//! [`REST`].
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use elfen_rt::nap::Nap;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::unistd::{ForkResult, Pid, fork, getppid, pipe2};
+
+use super::lent::Lanes;
+use super::log::{Level, say};
+use crate::cgroup::{Group, Hierarchies};
+use crate::fence::state::Folder;
+use crate::run::care::Care;
+use crate::run::guard::Guards;
+use crate::run::hotplug::{Online, online};
+use crate::run::looks::Looks;
+
+/// How long a fence may be full before its guards wake.
+const REST: Duration = Duration::from_millis(20);
+/// Ticks of that between two rounds of what is slow.
+const TICKS_OF_CARE: u32 = 5;
+
+/// What the daemon knows of the process.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) pid: Pid,
+    /// Readable once its guards stand.
+    pub(super) ready: File,
+}
+
+/// All that the process is made of; it has its own copy.
+pub(super) struct Duties<'a> {
+    pub(super) lanes: &'a [Lanes],
+    pub(super) nap: &'a Arc<Nap>,
+    pub(super) looks: Looks,
+    pub(super) folder: &'a Folder,
+    pub(super) hierarchies: &'a Hierarchies,
+}
+
+pub(super) fn start(duties: &Duties<'_>) -> io::Result<Keeper> {
+    let (ready, to_us) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+    let parent = nix::unistd::getpid();
+    // SAFETY: the only other thread that the daemon can have is the task map's visitor, which
+    // makes system calls alone: the child may go on as if it had started itself.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(Keeper { pid: child, ready: File::from(ready) }),
+        ForkResult::Child => {
+            drop(ready);
+            let kept = keep(duties, File::from(to_us), parent);
+            if let Err(error) = &kept {
+                say(Level::Error, format_args!("the guards' process ends: {error}"));
+            }
+            // SAFETY: ends the process; what else the daemon has open is the daemon's.
+            unsafe { libc::_exit(i32::from(kept.is_err())) }
+        }
+    }
+}
+
+fn keep(duties: &Duties<'_>, mut ready: File, daemon: Pid) -> io::Result<()> {
+    let told = SigSet::from(Signal::SIGTERM);
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&told), None)?;
+    // SAFETY: this prctl takes a number.
+    if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut cares: Vec<Care> =
+        duties.lanes.iter().map(|lanes| Care::begin(&lanes.order, &lanes.channels)).collect();
+    let mut guards = Standing::default();
+    let mut known: Option<Online> = None;
+    let mut said = false;
+    for tick in 0_u32.. {
+        if getppid() != daemon {
+            return Err(freeze_all(duties));
+        }
+        guards.set(duties, is_needed(duties)?)?;
+        if tick % TICKS_OF_CARE == 0 {
+            cares.iter_mut().for_each(|care| {
+                care.tick(false);
+            });
+            known = follow_hotplug(duties, known);
+        }
+        if !std::mem::replace(&mut said, true) {
+            ready.write_all(b"!")?;
+        }
+        // The daemon ends this process by SIGKILL; SIGTERM is what its own death sends.
+        if told_within(&told, REST) {
+            return Err(freeze_all(duties));
+        }
+    }
+    Ok(())
+}
+
+/// Guards on all lanes, or on none.
+#[derive(Default)]
+struct Standing(Vec<Guards>);
+
+impl Standing {
+    fn set(&mut self, duties: &Duties<'_>, needed: bool) -> io::Result<()> {
+        if !needed {
+            self.0.clear();
+        } else if self.0.is_empty() {
+            for lanes in duties.lanes {
+                self.0.push(Guards::start(&lanes.channels, duties.nap, duties.looks)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether any fence could run.
+fn is_needed(duties: &Duties<'_>) -> io::Result<bool> {
+    if duties.folder.paused()?.is_some() {
+        return Ok(false);
+    }
+    for fence in duties.folder.noted()? {
+        let group = Group::new(duties.hierarchies, fence.path);
+        if group.is_populated().map_err(io::Error::other)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A request lane that is offline serves nobody, and a guard whose lane is gone must not run
+/// elsewhere.
+fn follow_hotplug(duties: &Duties<'_>, known: Option<Online>) -> Option<Online> {
+    let now = online().or(known.clone())?;
+    if known.as_ref() != Some(&now) {
+        for lanes in duties.lanes {
+            let slots = lanes.channels.lanes().slots().zip(lanes.channels.assigned());
+            slots.for_each(|(slot, &lane)| slot.hotplug.store(now.bits_of(lane), Relaxed));
+        }
+    }
+    Some(now)
+}
+
+fn told_within(told: &SigSet, time: Duration) -> bool {
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: libc::c_long::from(time.subsec_nanos().cast_signed()),
+    };
+    let nowhere = std::ptr::null_mut::<libc::siginfo_t>();
+    // SAFETY: the kernel reads a set of signals and a time, both live, and writes nothing.
+    unsafe { libc::sigtimedwait(told.as_ref(), nowhere, &time) == libc::SIGTERM }
+}
+
+/// The daemon died, and with it who sees to promises.
+fn freeze_all(duties: &Duties<'_>) -> io::Error {
+    let noted = match duties.folder.noted() {
+        Ok(noted) => noted,
+        Err(error) => return error,
+    };
+    for fence in noted {
+        if let Err(error) = fence.freezer.freeze() {
+            say(Level::Error, format_args!("fence {:?} does not freeze: {error}", fence.name));
+        }
+    }
+    io::Error::other("elfend is gone, so every fence was frozen")
+}

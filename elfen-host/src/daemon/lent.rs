@@ -1,0 +1,87 @@
+//! The channels of lent lanes: opened once, in the daemon itself, so that neither the death of the
+//! guards' process nor a new one tears anything down.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_console::failure::{Failure, Status};
+use elfen_instrument::Inject;
+use elfen_rt::nap::Nap;
+use elfen_rt::process::Identity;
+
+use super::log::{Level, say};
+use super::settings::{Lent, Settings};
+use crate::args::signals::refuse;
+use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
+use crate::run::{Order, User};
+
+/// Lanes with one policy, and their channels.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    pub(super) order: Order,
+    pub(super) channels: Arc<Channels>,
+    /// Whether a service is named that does not publish yet.
+    pub(super) awaits_service: bool,
+}
+
+/// `None` while there is nothing to go by: a service that does not publish yet, without a task map.
+pub(super) fn open(
+    lent: &Lent,
+    settings: &Settings,
+    nap: &Arc<Nap>,
+) -> Result<Option<Lanes>, Failure> {
+    let service = match published(lent)? {
+        Some(Err(why)) => {
+            say(Level::Notice, format_args!("{why}; until then its lanes go without its page"));
+            None
+        }
+        Some(Ok(service)) => Some(service),
+        None => None,
+    };
+    let awaits_service = service.is_none() && lent.service.is_some();
+    if service.is_none() && settings.signal == Wanted::Service {
+        return Ok(None);
+    }
+    let signals = Signals::open(settings.signal, service).map_err(|error| refuse(&error))?;
+    let order = order(lent, settings, nap);
+    let channels = Channels::open(&order, signals).map_err(|error| refuse(&error))?;
+    let own = Identity::own().map_or(0, Identity::word);
+    channels.control().batch.store(own, Relaxed);
+    Ok(Some(Lanes { order, channels: Arc::new(channels), awaits_service }))
+}
+
+/// The service's page, or why it is not to be had; `None` where no service is named.
+pub(super) fn published(lent: &Lent) -> Result<Option<Result<Service, Error>>, Failure> {
+    let Some(name) = &lent.service else { return Ok(None) };
+    let trusted = lent.user.as_deref().map(uid_of).transpose()?;
+    Ok(Some(Service::open(name, trusted)))
+}
+
+fn uid_of(name: &str) -> Result<u32, Failure> {
+    match User::find(name) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        _ => {
+            let what = format!("user {name:?}");
+            Err(Failure::new(Status::Usage, what, "there is none", "correct it in the settings"))
+        }
+    }
+}
+
+/// A batch without a program: whoever is in a fence is the batch.
+fn order(lent: &Lent, settings: &Settings, nap: &Arc<Nap>) -> Order {
+    let name = lent.service.as_ref().map_or("elfend".to_owned(), |name| format!("elfend:{name}"));
+    Order {
+        pairs: lent.pairs.clone(),
+        settings: lent.policy,
+        slo: lent.slo,
+        inject: Inject::Guard,
+        library: None,
+        notes: None,
+        nap: nap.clone(),
+        alarm: None,
+        looks: settings.looks,
+        user: None,
+        program: name.into(),
+        arguments: Vec::new(),
+    }
+}

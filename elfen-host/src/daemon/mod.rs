@@ -1,0 +1,469 @@
+//! `elfend`: fences, and the guards of their lanes.
+//!
+//! Two processes. The *daemon* sees to the fences: once a second it holds their promises against
+//! what the kernel says, and what cannot be held is frozen. The *keeper*, its child, holds the
+//! lanes' guards. Each survives the other's death by one rule: a fence that nobody guards, or whose
+//! promises nobody sees to, stands still. So the daemon freezes every fence before anything else
+//! when its keeper ends, and the keeper does when the daemon ends. On a stop fences stay frozen;
+//! `--release` lets them go for good.
+
+mod fit;
+mod held;
+mod keeper;
+mod lent;
+mod log;
+pub mod release;
+pub mod settings;
+mod socket;
+mod uevents;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use elfen_console::failure::{Failure, Status as Exit};
+use elfen_rt::nap::Nap;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+
+use self::fit::fit;
+pub use self::fit::require;
+use self::held::Held;
+use self::keeper::{Duties, Keeper};
+use self::lent::Lanes;
+use self::log::{Level, notify, say};
+use self::settings::{Settings, Which};
+use self::socket::{Listener, Peer};
+use self::uevents::Uevents;
+use crate::cgroup::{CgroupPath, Group, Hierarchies};
+use crate::cpulist::CpuSet;
+use crate::fence::state::Folder;
+use crate::fence::status::{Answer, Frozen, Request, Status};
+use crate::run::hotplug::online;
+use crate::run::place;
+use crate::systemd;
+
+const TICK_MS: u16 = 100;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A keeper that ends sooner than this after it started is started again only then.
+const LEAST_LIFE: Duration = Duration::from_secs(1);
+
+/// Runs until a signal ends it.
+pub fn run(settings: Settings, folder: &Folder) -> Result<(), Failure> {
+    let mut daemon = Daemon::start(settings, folder)?;
+    let failed = |error: io::Error| Failure::new(Exit::Failed, "elfend", error, "start it again");
+    let ended = daemon.until_the_end();
+    daemon.stop();
+    ended.map_err(failed)
+}
+
+fn refused(why: impl Into<String>, fix: &str) -> Answer {
+    Answer::Refused { why: why.into(), fix: fix.to_owned() }
+}
+
+struct Daemon {
+    settings: Settings,
+    folder: Folder,
+    _lock: File,
+    hierarchies: Hierarchies,
+    home: CgroupPath,
+    nap: Arc<Nap>,
+    lanes: Vec<Lanes>,
+    /// Of `settings.lent`, those that have no channels yet.
+    awaited: bool,
+    held: Vec<Held>,
+    keeper: Option<Keeper>,
+    /// Whether its guards are known to stand.
+    guarded: bool,
+    keeper_began: Instant,
+    keepers_lost: u64,
+    online: Option<CpuSet>,
+    listener: Listener,
+    uevents: Option<Uevents>,
+    signals: SignalFd,
+    looked: Option<Instant>,
+    said_waiting: Vec<String>,
+}
+
+impl Daemon {
+    fn start(settings: Settings, folder: &Folder) -> Result<Self, Failure> {
+        let (hierarchies, home) = require(&settings)?;
+        let failed = |what: &str, error: &dyn std::fmt::Display| {
+            Failure::new(Exit::Failed, what, error, "start it as root")
+        };
+        let what = format!("folder {:?}", folder.path().display().to_string());
+        folder.make().map_err(|error| failed(&what, &error))?;
+        let lock = folder.lock().map_err(|error| failed(&what, &error))?;
+        let lock = lock.ok_or_else(|| {
+            Failure::new(Exit::Failed, &what, "another elfend has it", "stop that one first")
+        })?;
+        let mut ours = SigSet::empty();
+        let heeded = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
+        heeded.into_iter().for_each(|signal| ours.add(signal));
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let signals = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None)
+            .and_then(|()| SignalFd::with_flags(&ours, flags));
+        let signals = signals.map_err(|error| failed("signals", &error))?;
+        // Where a cpuset of ours says otherwise, the daemon stays where it is.
+        let _left = place::leave(&settings.requests());
+        let pairs: Vec<_> = settings.lent.iter().flat_map(|lent| lent.pairs.clone()).collect();
+        let (nap, _) = settings.nap.open_for(&pairs)?;
+        let socket = folder.socket();
+        let listener = Listener::bind(&socket);
+        let what = format!("socket {:?}", socket.display().to_string());
+        let listener = listener.map_err(|error| failed(&what, &error))?;
+        let uevents = Uevents::open().inspect_err(|error| {
+            say(Level::Warning, format_args!("CPUs that go are seen at the next look: {error}"));
+        });
+        let mut daemon = Self {
+            folder: folder.clone(),
+            _lock: lock,
+            hierarchies,
+            home,
+            nap: Arc::new(nap),
+            lanes: Vec::new(),
+            awaited: true,
+            held: Vec::new(),
+            keeper: None,
+            guarded: false,
+            keeper_began: Instant::now(),
+            keepers_lost: 0,
+            online: online().map(|online| online.0),
+            listener,
+            uevents: uevents.ok(),
+            signals,
+            looked: None,
+            said_waiting: Vec::new(),
+            settings,
+        };
+        daemon.open_lanes()?;
+        daemon.warn_of_lanes();
+        daemon.take_fences();
+        daemon.require_fences()?;
+        daemon.start_keeper();
+        Ok(daemon)
+    }
+
+    /// A cgroup of ours that cannot be made at the start is a mistake; a unit may come.
+    fn require_fences(&mut self) -> Result<(), Failure> {
+        let is_held = |fence: &&settings::Fence| match &fence.which {
+            Which::Cgroup(path) => self.held.iter().any(|held| held.group.path == *path),
+            Which::Unit(_) => true,
+        };
+        if self.settings.fences.iter().all(|fence| is_held(&fence)) {
+            return Ok(());
+        }
+        let why = self.said_waiting.join("; ");
+        Err(Failure::new(Exit::Failed, "elfend", why, "run it as root, or name another cgroup"))
+    }
+
+    fn warn_of_lanes(&self) {
+        let lanes = self.settings.lent.iter().flat_map(|lent| &lent.pairs);
+        let lanes: CpuSet = lanes.flat_map(crate::pair::Pair::lanes).collect();
+        let gone = self.online.as_ref().map(|online| lanes.without(online));
+        if let Some(gone) = gone.filter(|gone| !gone.is_empty()) {
+            let line = format_args!("CPUs {gone} are offline; they are lent when they come");
+            say(Level::Warning, line);
+        }
+    }
+
+    /// Opens what is not open yet. The channels of a service that publishes by now replace those
+    /// that went without its page.
+    fn open_lanes(&mut self) -> Result<(), Failure> {
+        let mut lanes = Vec::new();
+        let mut awaited = false;
+        for lent in &self.settings.lent {
+            let opened = lent::open(lent, &self.settings, &self.nap)?;
+            awaited |= opened.as_ref().is_none_or(|lanes| lanes.awaits_service);
+            lanes.extend(opened);
+        }
+        (self.lanes, self.awaited) = (lanes, awaited);
+        Ok(())
+    }
+
+    /// Whether every lane that a fence may use has channels to guard it by.
+    fn has_all_lanes(&self) -> bool {
+        self.lanes.len() == self.settings.lent.len()
+    }
+
+    fn until_the_end(&mut self) -> io::Result<()> {
+        notify("READY=1");
+        say(Level::Info, format_args!("guards at home in {}", self.home));
+        loop {
+            self.wait()?;
+            while let Some(signal) = self.signals.read_signal()? {
+                match i32::try_from(signal.ssi_signo) {
+                    Ok(libc::SIGTERM | libc::SIGINT) => return Ok(()),
+                    Ok(libc::SIGHUP) => {
+                        say(Level::Notice, "settings are read at a start: restart it");
+                    }
+                    _ => {}
+                }
+            }
+            self.mind_keeper();
+            if self.uevents.as_mut().is_some_and(Uevents::heard) || self.looked.is_none() {
+                self.online = online().map(|online| online.0);
+            }
+            self.serve();
+            if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+                self.look();
+            }
+            self.settle();
+        }
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let borrow = |fd: i32| {
+            // SAFETY: the descriptors are the daemon's own, which keeps them during this call.
+            unsafe { BorrowedFd::borrow_raw(fd) }
+        };
+        let mut all = vec![self.signals.as_fd().as_raw_fd()];
+        all.extend(self.listener.descriptors());
+        all.extend(self.uevents.as_ref().map(Uevents::descriptor));
+        all.extend(self.keeper.as_ref().filter(|_| !self.guarded).map(|k| k.ready.as_raw_fd()));
+        let mut waits: Vec<PollFd<'_>> =
+            all.into_iter().map(|fd| PollFd::new(borrow(fd), PollFlags::POLLIN)).collect();
+        match poll(&mut waits, PollTimeout::from(TICK_MS)) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What is slow, once a second.
+    fn look(&mut self) {
+        self.looked = Some(Instant::now());
+        notify("WATCHDOG=1");
+        self.online = online().map(|online| online.0);
+        if self.awaited && self.someone_publishes() {
+            self.guarded = false;
+            self.freeze_all(&Frozen::Unguarded);
+            self.end_keeper();
+            if let Err(failure) = self.open_lanes() {
+                say(Level::Error, failure);
+            }
+        }
+        self.take_fences();
+        let (hierarchies, home, online) = (&self.hierarchies, &self.home, self.online.as_ref());
+        self.held.iter_mut().for_each(|held| held.look(hierarchies, home, online));
+    }
+
+    /// Whether a service that was waited for has a page now.
+    fn someone_publishes(&self) -> bool {
+        let has_page = |lent: &settings::Lent| {
+            let mut lanes = self.lanes.iter();
+            lanes.any(|lanes| lanes.order.pairs == lent.pairs && !lanes.awaits_service)
+        };
+        let mut waiting = self.settings.lent.iter().filter(|lent| !has_page(lent));
+        waiting.any(|lent| matches!(lent::published(lent), Ok(Some(Ok(_)))))
+    }
+
+    fn settle(&mut self) {
+        let guarded = self.guarded && self.has_all_lanes();
+        let (folder, online) = (&self.folder, self.online.as_ref());
+        self.held.iter_mut().for_each(|held| held.settle(folder, guarded, online));
+    }
+
+    fn freeze_all(&mut self, why: &Frozen) {
+        self.held.iter_mut().for_each(|held| held.freeze(why.clone()));
+    }
+
+    /// Takes over what is there of the fences that are asked for, and lets go of those whose cgroup
+    /// is gone.
+    fn take_fences(&mut self) {
+        let (folder, units) = (&self.folder, |held: &Held| held.group.exists());
+        self.held.retain(|held| {
+            let stays = units(held)
+                || self.settings.fences.iter().any(
+                    |fence| matches!(&fence.which, Which::Cgroup(path) if *path == held.group.path),
+                );
+            if !stays {
+                say(Level::Info, format_args!("fence {:?}: its cgroup is gone", held.name));
+                // The next start of a daemon finds a note of a cgroup that is not there.
+                folder.forget(&held.name).ok();
+            }
+            stays
+        });
+        for fence in self.settings.fences.clone() {
+            match &fence.which {
+                Which::Cgroup(path) => {
+                    let group = Group::new(&self.hierarchies, path.clone());
+                    self.take(&fence, fence.name.clone(), None, group);
+                }
+                Which::Unit(pattern) => match systemd::cgroups_of(pattern) {
+                    Ok(found) => {
+                        let one = found.len() == 1;
+                        if found.is_empty() {
+                            self.wait_for(&fence.name, format!("no unit {pattern} runs"));
+                        }
+                        for (unit, path) in found {
+                            let name = match one {
+                                true => fence.name.clone(),
+                                false => format!("{}:{unit}", fence.name),
+                            };
+                            let group = Group::new(&self.hierarchies, path);
+                            self.take(&fence, name, Some(unit), group);
+                        }
+                    }
+                    Err(error) => self.wait_for(&fence.name, error.to_string()),
+                },
+            }
+        }
+    }
+
+    /// Says it once.
+    fn wait_for(&mut self, name: &str, why: String) {
+        let line = format!("fence {name:?} waits: {why}");
+        if !self.said_waiting.contains(&line) {
+            say(Level::Warning, &line);
+            self.said_waiting.push(line);
+        }
+    }
+
+    fn take(&mut self, fence: &settings::Fence, name: String, unit: Option<String>, group: Group) {
+        if self.held.iter().any(|held| held.group.path == group.path) {
+            return;
+        }
+        let made = match unit {
+            None => group.make().map_err(|error| error.to_string()),
+            Some(_) => fit(&group),
+        };
+        let taken = made.and_then(|()| {
+            let held = Held::take(fence, name, unit, group, &self.folder);
+            held.map_err(|error| error.to_string())
+        });
+        match taken {
+            Ok(held) => self.held.push(held),
+            Err(why) => self.wait_for(&fence.name, why),
+        }
+    }
+
+    fn start_keeper(&mut self) {
+        if self.keeper.is_some() || !self.has_all_lanes() {
+            return;
+        }
+        self.keeper_began = Instant::now();
+        let duties = Duties {
+            lanes: &self.lanes,
+            nap: &self.nap,
+            looks: self.settings.looks,
+            folder: &self.folder,
+            hierarchies: &self.hierarchies,
+        };
+        match keeper::start(&duties) {
+            Ok(keeper) => self.keeper = Some(keeper),
+            Err(error) => say(Level::Error, format_args!("no process for guards: {error}")),
+        }
+    }
+
+    /// Freezes first when the keeper has ended; asks and starts afterwards.
+    fn mind_keeper(&mut self) {
+        if let Some(keeper) = &self.keeper {
+            let ended = waitpid(keeper.pid, Some(WaitPidFlag::WNOHANG));
+            if !matches!(ended, Ok(nix::sys::wait::WaitStatus::StillAlive)) {
+                self.guarded = false;
+                self.freeze_all(&Frozen::Unguarded);
+                self.keeper = None;
+                self.keepers_lost += 1;
+                say(Level::Error, format_args!("the guards' process has ended: {ended:?}"));
+            }
+        }
+        if let Some(keeper) = self.keeper.as_mut().filter(|_| !self.guarded) {
+            let mut waits = [PollFd::new(keeper.ready.as_fd(), PollFlags::POLLIN)];
+            let readable = poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
+            if readable {
+                use std::io::Read;
+                // The end of the pipe is the keeper's end, which is seen above the next time.
+                self.guarded = keeper.ready.read(&mut [0]).is_ok_and(|bytes| bytes == 1);
+            }
+        }
+        let lived = self.keeper_began.elapsed() >= LEAST_LIFE || self.keepers_lost <= 1;
+        if self.keeper.is_none() && lived {
+            self.start_keeper();
+        }
+    }
+
+    fn end_keeper(&mut self) {
+        let Some(keeper) = self.keeper.take() else { return };
+        // Its child; both calls can fail only if it is gone already.
+        let _ended = kill(keeper.pid, Signal::SIGKILL);
+        let _reaped = waitpid(keeper.pid, None);
+    }
+
+    fn serve(&mut self) {
+        for asked in self.listener.asked() {
+            let answer = match &asked.request {
+                Ok((_, Request::Status)) => Answer::Status(self.status()),
+                Ok((peer, Request::Resume)) => self.resume(*peer),
+                Ok((peer, Request::Enter { fence })) => self.enter(*peer, fence),
+                Err(why) => refused(why, "see `elfend --help`"),
+            };
+            asked.answer(&answer);
+        }
+    }
+
+    fn status(&self) -> Status {
+        let fences = self.held.iter().map(|held| held.status(held.count()));
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            keeper: self.keeper.as_ref().map(|keeper| keeper.pid.as_raw().unsigned_abs()),
+            keepers_lost: self.keepers_lost,
+            home: self.home.clone(),
+            paused: self.folder.paused().unwrap_or_else(|error| Some(error.to_string())),
+            fences: fences.collect(),
+            waiting: self.said_waiting.clone(),
+        }
+    }
+
+    fn resume(&mut self, peer: Peer) -> Answer {
+        if !peer.is_root {
+            return refused("only root resumes", "run it as root");
+        }
+        for held in &mut self.held {
+            if let Err(error) = held.resume() {
+                say(Level::Error, format_args!("fence {:?}: {error}", held.name));
+            }
+        }
+        self.look();
+        self.settle();
+        Answer::Status(self.status())
+    }
+
+    /// Puts the process that asks into a fence. From a fence that is frozen, it asks no more.
+    fn enter(&self, peer: Peer, name: &str) -> Answer {
+        if !peer.may_enter {
+            let why = "only root and members of group elfen may put processes into a fence";
+            return refused(why, "have root add this user to the group");
+        }
+        let Some(held) = self.held.iter().find(|held| held.name == name) else {
+            let known: Vec<&str> = self.held.iter().map(|held| held.name.as_str()).collect();
+            let fix = format!("name one of: {}", known.join(", "));
+            return refused(format!("there is no fence {name:?}"), &fix);
+        };
+        let inside = |held: &&Held| held.group.holds(peer.pid).unwrap_or(true);
+        if let Some(already) = self.held.iter().find(inside) {
+            let why = format!("this process is in fence {:?} already", already.name);
+            return refused(why, "run the program without --fence");
+        }
+        match held.enter(peer.pid) {
+            Ok(()) => Answer::Entered(held.status(held.count())),
+            Err(why) => refused(why, "see what elfend has written"),
+        }
+    }
+
+    fn stop(&mut self) {
+        notify("STOPPING=1");
+        self.freeze_all(&Frozen::Unguarded);
+        self.end_keeper();
+        let frozen = self.held.iter().map(|held| held.name.as_str()).collect::<Vec<_>>();
+        if !frozen.is_empty() {
+            let names = frozen.join(", ");
+            let until = "frozen until it is back, or until `elfend --release`";
+            say(Level::Notice, format_args!("stopped; {until}: {names}"));
+        }
+    }
+}

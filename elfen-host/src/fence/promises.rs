@@ -1,0 +1,141 @@
+//! What a fence promises, as the kernel says it now, and putting right what can be put right.
+
+use serde::{Deserialize, Serialize};
+
+use super::rank::{self, Outranked};
+use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
+use crate::cpulist::CpuSet;
+use crate::process::threads_of;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Promise {
+    /// Guards outrank what is inside.
+    Rank,
+    /// It runs on its batch lanes alone.
+    Place,
+    /// Nothing in it is of a class that ranks above guards whatever its cgroup says.
+    Class,
+    /// Nobody but root can take a process out of it.
+    Owner,
+}
+
+impl Promise {
+    pub const ALL: [Self; 4] = [Self::Rank, Self::Place, Self::Class, Self::Owner];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rank => "rank",
+            Self::Place => "place",
+            Self::Class => "class",
+            Self::Owner => "owner",
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Broken {
+    pub promise: Promise,
+    pub why: String,
+}
+
+/// What promises are held against.
+#[derive(Debug)]
+pub struct Terms<'a> {
+    pub hierarchies: &'a Hierarchies,
+    /// The cgroup of the guards.
+    pub home: &'a CgroupPath,
+    /// The fence's batch lanes that are online.
+    pub lanes: &'a CpuSet,
+}
+
+/// The promises that do not hold, at most one reason each. An error is a cgroup that cannot be
+/// read: then none is known to hold.
+pub fn look(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
+    group.require_domain()?;
+    let mut broken = Vec::new();
+    let mut note = |promise, why: Option<String>| {
+        broken.extend(why.map(|why| Broken { promise, why }));
+    };
+    note(Promise::Rank, outranked(group, terms)?.map(|why| why.to_string()));
+    note(Promise::Place, misplaced(group, terms)?);
+    note(Promise::Class, of_a_higher_class(group)?);
+    let writable = group.writable_by_others()?;
+    let why = |file: std::path::PathBuf| format!("others than root may write {}", file.display());
+    note(Promise::Owner, writable.map(why));
+    Ok(broken)
+}
+
+fn outranked(group: &Group, terms: &Terms<'_>) -> Result<Option<Outranked>, Error> {
+    let rank = |path: &CgroupPath| Group::new(terms.hierarchies, path.clone()).rank();
+    rank::outranked(terms.home, &group.path, rank)
+}
+
+fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> {
+    // Without a lane it is frozen, wherever the kernel has put it.
+    if terms.lanes.is_empty() {
+        return Ok(None);
+    }
+    let cpus = group.effective_cpus()?;
+    if cpus.is_empty() || !cpus.is_subset(terms.lanes) {
+        let lanes = terms.lanes;
+        return Ok(Some(format!("it may run on CPUs {cpus}, and its batch lanes are {lanes}")));
+    }
+    if !group.is_member()? {
+        return Ok(Some("its cpuset is a partition of its own (cpuset.cpus.partition)".to_owned()));
+    }
+    let half = group.half_inside()?;
+    // Who goes in or out just now is in one hierarchy before the other.
+    let half = half.into_iter().find(|&process| is_half(group, process));
+    Ok(half.map(|process| format!("process {process} is in it in one hierarchy, not in another")))
+}
+
+fn is_half(group: &Group, process: u32) -> bool {
+    group.half_inside().is_ok_and(|half| half.contains(&process))
+}
+
+/// `None` also of a thread that has ended.
+fn of_a_higher_class(group: &Group) -> Result<Option<String>, Error> {
+    for process in group.processes()? {
+        for thread in threads_of(process) {
+            // SAFETY: takes a number.
+            let class = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread) };
+            let class = i32::try_from(class).unwrap_or(-1) & !libc::SCHED_RESET_ON_FORK;
+            let name = match class {
+                libc::SCHED_FIFO => "SCHED_FIFO",
+                libc::SCHED_RR => "SCHED_RR",
+                libc::SCHED_DEADLINE => "SCHED_DEADLINE",
+                _ => continue,
+            };
+            return Ok(Some(format!("thread {thread} of process {process} is of class {name}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Puts right what a cgroup's files can. What was set by others behind our back is set again; who
+/// owns them, and what threads made of themselves, is not ours to change.
+pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
+    match broken.promise {
+        Promise::Rank => match outranked(group, terms)? {
+            Some(Outranked::NotIdle { child, .. }) if child == group.path => group.set_idle(true),
+            _ => Ok(()),
+        },
+        Promise::Place => {
+            if !group.is_member()? {
+                group.set_member()?;
+            }
+            for process in group.half_inside()? {
+                if is_half(group, process) {
+                    // It may have ended meanwhile; if not, the next look finds it again.
+                    let _taken_in = group.take_in(process);
+                }
+            }
+            if group.effective_cpus()?.is_subset(terms.lanes) {
+                return Ok(());
+            }
+            group.keep_to(terms.lanes)
+        }
+        Promise::Class | Promise::Owner => Ok(()),
+    }
+}

@@ -1,0 +1,167 @@
+//! What fences leave in `/run/elfen`: how to freeze each, and whether all are paused.
+//!
+//! The kill switch reads this and nothing else. So it works while the daemon is stopped, hangs or
+//! has never been started again; and a daemon that starts finds the pause, and keeps it.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::{CgroupPath, Freezer};
+
+/// Where fences are noted, unless a test or a second daemon has a folder of its own.
+pub const FOLDER: &str = "/run/elfen";
+
+/// A fence, as far as stopping it takes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Noted {
+    pub name: String,
+    pub path: CgroupPath,
+    /// Where systemd owns the cgroup.
+    pub unit: Option<String>,
+    pub freezer: Freezer,
+}
+
+#[derive(Clone, Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(path: &Path) -> Self {
+        Self(path.to_owned())
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("elfend.sock")
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn fences(&self) -> PathBuf {
+        self.0.join("fences")
+    }
+
+    fn paused_file(&self) -> PathBuf {
+        self.0.join("paused")
+    }
+
+    pub fn make(&self) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(self.fences())
+    }
+
+    /// Held as long as the file lives; `None` if another process holds it.
+    pub fn lock(&self) -> io::Result<Option<File>> {
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.0.join("elfend.lock"))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    pub fn note(&self, fence: &Noted) -> io::Result<()> {
+        let text = serde_json::to_string(fence)?;
+        self.replace(&self.fences().join(&fence.name), &text)
+    }
+
+    pub fn forget(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.fences().join(name))
+    }
+
+    /// By name. A file that is none of ours is an error: a fence that cannot be read is one that
+    /// cannot be stopped.
+    pub fn noted(&self) -> io::Result<Vec<Noted>> {
+        let entries = match fs::read_dir(self.fences()) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            let whole = |error| io::Error::other(format!("{}: {error}", path.display()));
+            if path.extension().is_some_and(|extension| extension == "new") {
+                continue;
+            }
+            let text = fs::read_to_string(&path)?;
+            all.push(serde_json::from_str::<Noted>(&text).map_err(whole)?);
+        }
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(all)
+    }
+
+    /// Why all fences are paused; `None` if they are not.
+    pub fn paused(&self) -> io::Result<Option<String>> {
+        match fs::read_to_string(self.paused_file()) {
+            Ok(why) => Ok(Some(why.trim().to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub fn pause(&self, why: &str) -> io::Result<()> {
+        self.make()?;
+        self.replace(&self.paused_file(), why)
+    }
+
+    /// Says whether they were paused.
+    pub fn resume(&self) -> io::Result<bool> {
+        match fs::remove_file(self.paused_file()) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A reader sees the old text or the new one, and never a part.
+    fn replace(&self, path: &Path, text: &str) -> io::Result<()> {
+        let new = path.with_extension("new");
+        let mut file = File::create(&new)?;
+        file.set_permissions(fs::Permissions::from_mode(0o644))?;
+        writeln!(file, "{text}")?;
+        fs::rename(&new, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::Version;
+
+    /// Goal: the kill switch finds what a daemon has noted. Method: a folder of the test's own.
+    #[test]
+    fn what_is_noted_is_found() {
+        let path = std::env::temp_dir().join(format!("elfen-state-{}", std::process::id()));
+        let folder = Folder::new(&path);
+        assert_eq!(folder.noted().unwrap(), []);
+        assert_eq!(folder.paused().unwrap(), None);
+        folder.make().unwrap();
+        let freezer = Freezer { folder: "/sys/fs/cgroup/x".into(), version: Version::Two };
+        let cgroup = CgroupPath::parse("x").unwrap();
+        let [b, a] = ["b", "a"].map(|name| Noted {
+            name: name.to_owned(),
+            path: cgroup.clone(),
+            unit: None,
+            freezer: freezer.clone(),
+        });
+        folder.note(&b).unwrap();
+        folder.note(&a).unwrap();
+        assert_eq!(folder.noted().unwrap(), [a, b]);
+        folder.pause("two\nlines").unwrap();
+        assert_eq!(folder.paused().unwrap().as_deref(), Some("two\nlines"));
+        assert!(folder.resume().unwrap() && !folder.resume().unwrap());
+        fs::write(path.join("fences/odd"), "{").unwrap();
+        assert!(folder.noted().is_err_and(|error| error.to_string().contains("odd")));
+        let held = folder.lock().unwrap();
+        assert!(held.is_some() && folder.lock().unwrap().is_none());
+        fs::remove_dir_all(path).unwrap();
+    }
+}

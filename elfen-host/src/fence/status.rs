@@ -1,0 +1,198 @@
+//! What the daemon says of its fences, as its socket, `elfen status` and the metrics have it; and
+//! asking it.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::promises::{Broken, Promise};
+use crate::cgroup::CgroupPath;
+
+/// The longest request. An answer may be as long as the kernel passes on at once.
+pub const LONGEST_REQUEST: usize = 4096;
+const LONGEST_ANSWER: usize = 1 << 17;
+/// A daemon that hangs is no reason for its user to.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "do")]
+pub enum Request {
+    Status,
+    /// The pause is over: look at the promises now, and let go what stands for no other reason.
+    Resume,
+    /// Put the process that asks into a fence.
+    Enter {
+        fence: String,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    Status(Status),
+    /// The fence that the process is in now.
+    Entered(FenceStatus),
+    Refused {
+        why: String,
+        fix: String,
+    },
+}
+
+/// All that the daemon knows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    /// The process that holds the guards; nothing while there is none.
+    pub keeper: Option<u32>,
+    /// How often guards had to be started again.
+    pub keepers_lost: u64,
+    pub home: CgroupPath,
+    /// Why all fences are paused, if they are.
+    pub paused: Option<String>,
+    pub fences: Vec<FenceStatus>,
+    /// Fences that were asked for and cannot be held yet, in words.
+    pub waiting: Vec<String>,
+}
+
+impl Status {
+    pub fn is_healthy(&self) -> bool {
+        self.paused.is_none()
+            && self.waiting.is_empty()
+            && self.fences.iter().all(|fence| fence.frozen.is_none())
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FenceStatus {
+    pub name: String,
+    pub path: CgroupPath,
+    /// As in `--lanes`.
+    pub lanes: String,
+    pub processes: u64,
+    /// Why it stands still, if it does.
+    pub frozen: Option<Frozen>,
+    pub broken: Vec<Broken>,
+    pub repaired: Vec<Repaired>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Repaired {
+    pub promise: Promise,
+    pub times: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Frozen {
+    Paused(String),
+    Unguarded,
+    NoLane,
+    Broken,
+    Unreadable(String),
+    /// Not by us, and left so.
+    ByOthers,
+}
+
+impl Frozen {
+    /// For labels.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Paused(_) => "paused",
+            Self::Unguarded => "unguarded",
+            Self::NoLane => "no-lane",
+            Self::Broken => "broken",
+            Self::Unreadable(_) => "unreadable",
+            Self::ByOthers => "by-others",
+        }
+    }
+}
+
+impl FenceStatus {
+    /// Why it stands still, in words; nothing if it does not.
+    pub fn why(&self) -> Option<String> {
+        Some(match self.frozen.as_ref()? {
+            Frozen::Paused(why) if why.is_empty() => "paused".to_owned(),
+            Frozen::Paused(why) => format!("paused: {why}"),
+            Frozen::Unguarded => "no guard stands on its lanes".to_owned(),
+            Frozen::NoLane => "none of its batch lanes is online".to_owned(),
+            Frozen::Unreadable(why) => why.clone(),
+            Frozen::ByOthers => "somebody else froze it; `elfen resume` lets it go".to_owned(),
+            Frozen::Broken => {
+                let broken = self.broken.iter();
+                let all = broken.map(|broken| format!("{}: {}", broken.promise.name(), broken.why));
+                all.collect::<Vec<_>>().join("; ")
+            }
+        })
+    }
+}
+
+/// Asks the daemon behind a socket. An error of kind `NotFound` or `ConnectionRefused`: there is
+/// none.
+pub fn ask(socket: &Path, request: &Request) -> io::Result<Answer> {
+    let connection = connect(socket)?;
+    let text = serde_json::to_vec(request)?;
+    // SAFETY: the kernel reads `text.len()` bytes of `text`.
+    let sent = unsafe {
+        libc::send(connection.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL)
+    };
+    if sent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut answer = vec![0; LONGEST_ANSWER];
+    // SAFETY: the kernel writes at most `answer.len()` bytes into `answer`.
+    let got =
+        unsafe { libc::recv(connection.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
+    match usize::try_from(got) {
+        Err(_) => Err(io::Error::last_os_error()),
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(length) => Ok(serde_json::from_slice(&answer[..length])?),
+    }
+}
+
+fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let (address, length) = address(path)?;
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes numbers.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let patience = libc::timeval {
+        tv_sec: libc::time_t::try_from(PATIENCE.as_secs()).unwrap_or(1),
+        tv_usec: 0,
+    };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let size = libc::socklen_t::try_from(size_of_val(&patience)).unwrap_or(0);
+        // SAFETY: the kernel reads a timeval.
+        unsafe {
+            libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const patience).cast(), size)
+        };
+    }
+    // SAFETY: the kernel reads `length` bytes of `address`.
+    let done = unsafe { libc::connect(fd, (&raw const address).cast(), length) };
+    if done == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A path as the kernel takes it.
+pub fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: a sockaddr_un is numbers alone, for which zeros are valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    let family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap_or(1);
+    address.sun_family = family;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() >= address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
+    Ok((address, libc::socklen_t::try_from(length).unwrap_or(0)))
+}

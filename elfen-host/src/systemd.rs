@@ -1,0 +1,131 @@
+//! systemd where it runs: it owns its units' cgroups, and is asked by its own commands.
+//!
+//! What is written into a unit's files behind its back holds until its next reload; so properties
+//! are set by `systemctl`, for the running system alone. A command that hangs is ended.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::cgroup::CgroupPath;
+use crate::cpulist::CpuSet;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{command} cannot be started: {error}")]
+    NotStarted { command: String, error: std::io::Error },
+    #[error("{command} has not ended within 5 s")]
+    Hangs { command: String },
+    #[error("{command}: {said}")]
+    Failed { command: String, said: String },
+}
+
+/// Whether it is this system's first process.
+pub fn is_running() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+        && fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() == "systemd")
+}
+
+/// The units of a name or a pattern that have a cgroup now, each with it.
+pub fn cgroups_of(pattern: &str) -> Result<Vec<(String, CgroupPath)>, Error> {
+    let units = match pattern.contains(['*', '?', '[']) {
+        true => listed(pattern)?,
+        false => vec![pattern.to_owned()],
+    };
+    let mut found = Vec::new();
+    for unit in units {
+        let path = run("systemctl", &["show", "--property=ControlGroup", "--value", "--", &unit])?;
+        // Without one it does not run.
+        if let Some(path) = CgroupPath::parse(path.trim()).filter(|path| !path.is_root()) {
+            found.push((unit, path));
+        }
+    }
+    Ok(found)
+}
+
+fn listed(pattern: &str) -> Result<Vec<String>, Error> {
+    let words = ["list-units", "--all", "--plain", "--no-legend", "--full", "--", pattern];
+    let text = run("systemctl", &words)?;
+    Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
+}
+
+/// Keeps a unit on these lanes, below everything beside it.
+pub fn fence(unit: &str, lanes: &CpuSet) -> Result<(), Error> {
+    set(unit, "idle", lanes)
+}
+
+/// An ordinary unit again. An empty list of CPUs would not do: it leaves them as they are.
+pub fn release(unit: &str, all: &CpuSet) -> Result<(), Error> {
+    set(unit, "100", all)
+}
+
+fn set(unit: &str, weight: &str, lanes: &CpuSet) -> Result<(), Error> {
+    let (weight, cpus) = (format!("CPUWeight={weight}"), format!("AllowedCPUs={lanes}"));
+    run("systemctl", &["set-property", "--runtime", "--", unit, &weight, &cpus]).map(drop)
+}
+
+/// Puts a running process into a unit of its own inside a slice.
+pub fn put_into(slice: &str, process: u32) -> Result<(), Error> {
+    let (name, process) = (format!("elfen-{process}.scope"), process.to_string());
+    let words = [
+        "call",
+        "org.freedesktop.systemd1",
+        "/org/freedesktop/systemd1",
+        "org.freedesktop.systemd1.Manager",
+        "StartTransientUnit",
+        "ssa(sv)a(sa(sv))",
+        &name,
+        "fail",
+        "2",
+        "PIDs",
+        "au",
+        "1",
+        &process,
+        "Slice",
+        "s",
+        slice,
+        "0",
+    ];
+    run("busctl", &words).map(drop)
+}
+
+fn run(program: &str, words: &[&str]) -> Result<String, Error> {
+    let command = || format!("`{program} {}`", words.join(" "));
+    let child = Command::new(program)
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.map_err(|error| Error::NotStarted { command: command(), error })?;
+    let began = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if began.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(None) | Err(_) => {
+                // What it was asked for is not known to be done; the next look shows.
+                child.kill().ok();
+                child.wait().ok();
+                return Err(Error::Hangs { command: command() });
+            }
+        }
+    };
+    let (mut out, mut said) = (String::new(), String::new());
+    // Its last words fit a pipe; what they lack of UTF-8 is no name of a unit.
+    child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut out));
+    child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut said));
+    match status.success() {
+        true => Ok(out),
+        false => {
+            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+            Err(Error::Failed { command: command(), said })
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! `elfend`: the daemon that holds fences. Arguments, one call, exit status; the work is in
+//! `elfen-host/src/daemon`.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use elfen_console::failure::{Failure, Status};
+use elfen_console::usage;
+use elfen_host::daemon::release::release;
+use elfen_host::daemon::settings::{FILE, Settings, Which};
+use elfen_host::daemon::{self, settings};
+use elfen_host::fence::state::{FOLDER, Folder};
+use elfen_host::pair;
+
+const AFTER: &str = "\
+A fence is a cgroup whose processes run on batch lanes alone, below everything else, while \
+guards hold those lanes against them. Once a second its promises are held against what the \
+kernel says; a fence that cannot be held is frozen, and `elfen status` says why.
+
+When it ends, its fences stay frozen until it is back. `elfend --release` makes them ordinary \
+cgroups again.
+
+Examples:
+  elfend --check                     is the settings file right, and what follows
+  sudo elfend                        hold its fences, until a signal ends it
+  sudo elfend --release              after a stop: let all of them go
+
+Exit status: 0 after SIGTERM or Ctrl-C, 1 for failures, 2 for wrong settings or arguments, 3 \
+where this machine cannot hold a fence.";
+
+/// Holds fences: cgroups that batch programs cannot leave, on lanes that guards hold
+#[derive(Parser, Debug)]
+#[command(name = "elfend", version, after_help = AFTER)]
+struct Args {
+    /// The settings file
+    #[arg(long, value_name = "FILE", default_value = FILE, env = "ELFEN_SETTINGS")]
+    settings: PathBuf,
+
+    /// Where fences are noted, and the socket is
+    #[arg(long, value_name = "FOLDER", default_value = FOLDER, env = "ELFEN_RUN_DIR")]
+    run_dir: PathBuf,
+
+    /// Check the settings and say what follows from them; change nothing
+    #[arg(long, conflicts_with = "release")]
+    check: bool,
+
+    /// Make all fences that are noted ordinary cgroups again, and end
+    #[arg(long)]
+    release: bool,
+}
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = env::args_os().collect();
+    let outcome = match Args::try_parse_from(&words) {
+        Ok(args) => run(&args),
+        Err(error) => usage::report(&error, &Args::command(), &words, &mut io::stdout()),
+    };
+    outcome.unwrap_or_else(|failure| failure.report())
+}
+
+fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let folder = Folder::new(&args.run_dir);
+    if args.release {
+        require_root()?;
+        for fence in release(&folder)? {
+            writeln!(io::stdout(), "fence {:?}: {} is an ordinary cgroup", fence.name, fence.path)
+                .map_err(Failure::output)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let settings = Settings::open(&args.settings).map_err(|error| {
+        let fix = "correct the file; `elfend --check` reads it and changes nothing";
+        Failure::new(Status::Usage, "elfend", error, fix)
+    })?;
+    if args.check {
+        let (_, home) = daemon::require(&settings)?;
+        io::stdout()
+            .write_all(plan(&settings, home.as_str()).as_bytes())
+            .map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    require_root()?;
+    daemon::run(settings, &folder).map(|()| ExitCode::SUCCESS)
+}
+
+fn require_root() -> Result<(), Failure> {
+    if nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let why = "only root may fence cgroups";
+    Err(Failure::new(Status::Failed, "elfend", why, "start it as root, or by its unit"))
+}
+
+/// What it would do, a line a lane and a fence.
+fn plan(settings: &Settings, home: &str) -> String {
+    let mut text = format!("guards at home in {home}\n");
+    for lent in &settings.lent {
+        let settings::Lent { service, pairs, policy, .. } = lent;
+        let whose = service.as_ref().map_or("nobody's".to_owned(), |name| format!("{name:?}'s"));
+        let (lanes, policy) = (pair::list(pairs), policy.policy.name());
+        text += &format!("lanes {lanes}: {whose}, {policy}\n");
+    }
+    for fence in &settings.fences {
+        let which = match &fence.which {
+            Which::Cgroup(path) => format!("cgroup {path}"),
+            Which::Unit(unit) => format!("unit {unit}"),
+        };
+        text += &format!("fence {:?}: {which} on CPUs {}\n", fence.name, fence.lanes);
+    }
+    text
+}

@@ -1,0 +1,63 @@
+//! The lines that end an `elfen run`.
+
+use elfen_console::duration;
+use elfen_host::run::figures::Figures;
+use elfen_host::run::latency::Latency;
+use elfen_host::run::live::words::Live;
+use elfen_host::run::report::Report;
+
+/// The line that ends a run.
+pub(super) fn summary(report: &Report) -> String {
+    let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
+    let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
+        (Some(median), Some(p99)) => {
+            format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
+        }
+        _ => String::new(),
+    };
+    let ran = match borrowed_ns.zip(*overlapped_ns) {
+        Some((borrowed_ns, overlapped_ns)) => format!(
+            "borrowed {}, overlapped {}{}",
+            duration::show(borrowed_ns),
+            duration::show(overlapped_ns),
+            share(overlapped_ns, report.request_busy_ns)
+        ),
+        None => "what it borrowed and overlapped was not measured".to_owned(),
+    };
+    format!(
+        "{}: {ran}, {naps} naps{}{}",
+        duration::show(report.wall_ns),
+        latency("reaction", reaction_ns),
+        latency("wake", wake_ns)
+    )
+}
+
+/// What came of live checks.
+pub(super) fn live_summary(live: &Live) -> String {
+    let p99 = live.gap_ns.p99.map(|p99| format!(", drills p99 {}", duration::show(p99)));
+    let all: u64 = live.missed_by.values().sum();
+    let of_all = |count: u64| count * 100 / all.max(1);
+    let by = live.missed_by.iter().map(|(name, &count)| format!("{name} {}", of_all(count)));
+    let by = by.collect::<Vec<_>>().join(", ");
+    let missed = live.missed * 1000 / live.drills.max(1);
+    let why = if by.is_empty() { String::new() } else { format!(" ({by} % of these)") };
+    let refused = live.refused.as_ref().map(|why| format!("; left alone: {why}"));
+    format!(
+        "live: {} places in {} processes{}, {}.{} % missed{why}, {} bells{}",
+        live.places.on,
+        live.processes,
+        p99.unwrap_or_default(),
+        missed / 10,
+        missed % 10,
+        live.bells,
+        refused.unwrap_or_default()
+    )
+}
+
+/// Overlap as a part of the time in which the request lanes were busy.
+fn share(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
+    let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns > 0) else { return String::new() };
+    let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);
+    let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);
+    format!(" ({percent}.{rest:02} % of the requests' time)")
+}

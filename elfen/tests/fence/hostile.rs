@@ -1,0 +1,171 @@
+//! What a program in a fence can do to get out.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+
+use elfen_host::fence::status::Frozen;
+
+use super::SPIN;
+use super::stage::{Fenced, NOBODY, kill, or_skip, ran_ns, wait_until};
+
+/// A name, what to type, and what the shell says of it. `$ROOT` is the root of the cgroups.
+const ATTEMPTS: [(&str, &str); 8] = [
+    ("affinity", "taskset -pc 0 $$"),
+    ("affinity of a child", "taskset -c 0 true"),
+    ("a class above", "chrt -f 1 true"),
+    ("nice -20", "nice -n -20 true"),
+    ("leaving", "echo $$ >$ROOT/cgroup.procs"),
+    ("a cgroup of its own", "mkdir $ROOT/elfen-test-hostile"),
+    ("wider lanes", "echo 0 >$FENCE/cpuset.cpus"),
+    ("thawing", "echo THAWED >$FENCE/freezer.state || echo 0 >$FENCE/cgroup.freeze"),
+];
+
+/// The CPU that a process ran on last.
+fn cpu_of(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
+}
+
+/// Goal: an outsider's program spends no sampled instant outside its lanes, whatever it tries.
+/// Method: attempts by a user who has nothing, in sessions and processes of their own, and a
+/// sampler; and the same user outside of the fence, whose first attempt works.
+#[test]
+fn an_outsider_stays_on_its_lanes() {
+    if !or_skip("an_outsider_stays_on_its_lanes") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let folders = fenced.fence.0.folders();
+    let attempts: String = ATTEMPTS
+        .iter()
+        .map(|(name, what)| format!("({what}) >/dev/null 2>&1; echo \"{name}: $?\";"))
+        .collect();
+    let orphans = format!("for i in 1 2 3; do (setsid sh -c '{SPIN}' &) & done;");
+    let script = |folder: &std::path::Path| {
+        let (root, fence) = (folder.parent().unwrap().display(), folder.display());
+        format!("ROOT={root} FENCE={fence}; {attempts}")
+    };
+    let all: String = folders.iter().map(|folder| script(folder)).collect();
+    let script = format!("{all} {orphans} echo done; {SPIN}");
+    let mut batch = fenced.batch(&[], NOBODY, &script);
+    let mut tried = 0;
+    for line in BufReader::new(batch.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if line == "done" {
+            break;
+        }
+        println!("{line}");
+        let (name, status) = line.rsplit_once(": ").unwrap();
+        // `nice` says that it may not, and runs the program as it is.
+        assert!(status != "0" || name == "nice -20", "{line}");
+        tried += 1;
+    }
+    assert_eq!(tried, ATTEMPTS.len() * folders.len());
+    let inside = || fenced.fence.0.processes().unwrap();
+    wait_until("the orphans", || inside().len() >= 4);
+    let began = ran_ns(batch.id());
+    let mut samples = 0;
+    wait_until("running among its orphans", || {
+        for process in inside() {
+            if let Some(cpu) = cpu_of(process) {
+                assert_eq!(cpu, 1, "process {process}");
+                samples += 1;
+            }
+        }
+        ran_ns(batch.id()) > began + 50_000_000
+    });
+    assert!(samples > 100, "{samples}");
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+
+    let outside = std::process::Command::new("setpriv")
+        .args([
+            "--reuid",
+            NOBODY,
+            "--regid",
+            NOBODY,
+            "--clear-groups",
+            "taskset",
+            "-c",
+            "0",
+            "true",
+        ])
+        .status()
+        .unwrap();
+    assert!(outside.success(), "the attempt can succeed");
+}
+
+/// Goal: a class that ranks above every cgroup is found, and the fence stands still until it is
+/// gone. Method: root, which is the only user that may.
+#[test]
+fn a_class_above_guards_freezes_the_fence() {
+    if !or_skip("a_class_above_guards_freezes_the_fence") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    // A kernel with groups of real-time tasks gives a new one no time.
+    for folder in fenced.fence.0.folders() {
+        let file = folder.join("cpu.rt_runtime_us");
+        if file.exists() {
+            fs::write(file, "1000").unwrap();
+        }
+    }
+    let mut batch = fenced.batch(&[], "root", "echo ready; exec chrt -f 1 sleep 600");
+    batch.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));
+    let why = fenced.fence().why().unwrap();
+    assert!(why.contains("SCHED_FIFO") && why.contains(&batch.id().to_string()), "{why}");
+    assert!(fenced.fence.0.freezer().is_frozen().unwrap());
+    let none = libc::sched_param { sched_priority: 0 };
+    let pid = i32::try_from(batch.id()).unwrap();
+    // SAFETY: `none` is a live sched_param.
+    assert_eq!(unsafe { libc::sched_setscheduler(pid, libc::SCHED_OTHER, &none) }, 0);
+    fenced.wait_until_it_runs();
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: a process that stands in the fence with one leg is put into it. Method: one that is moved
+/// out where the hierarchies are several.
+#[test]
+fn nobody_is_half_inside() {
+    if !or_skip("nobody_is_half_inside") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let inside = || fenced.fence.0.processes().unwrap().contains(&batch.id());
+    wait_until("entering", inside);
+    for folder in fenced.fence.0.folders().iter().skip(1) {
+        let out = folder.parent().unwrap().join("cgroup.procs");
+        fs::write(&out, batch.id().to_string()).unwrap();
+        wait_until("being put back", || fenced.fence.0.half_inside().unwrap().is_empty());
+        assert!(inside(), "{}", folder.display());
+    }
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: somebody who lets a paused fence go is not the one who decides. Method: a hand that thaws.
+#[test]
+fn a_paused_fence_that_is_thawed_is_frozen_again() {
+    if !or_skip("a_paused_fence_that_is_thawed_is_frozen_again") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    assert!(fenced.elfen(&["pause"]).status.success());
+    wait_until("knowing it", || fenced.fence().frozen.is_some());
+    let freezer = fenced.fence.0.freezer();
+    freezer.thaw().unwrap();
+    wait_until("being frozen again", || freezer.is_told().unwrap());
+    assert!(fenced.elfen(&["resume"]).status.success());
+    // Frozen by somebody else, without a pause: theirs to undo, and no secret.
+    freezer.freeze().unwrap();
+    wait_until("saying so", || fenced.fence().frozen == Some(Frozen::ByOthers));
+    freezer.thaw().unwrap();
+    fenced.wait_until_it_runs();
+}

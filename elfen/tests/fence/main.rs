@@ -1,0 +1,170 @@
+//! Goal: what is in a fence stays on its lanes, below its guards, and stands still when that cannot
+//! be promised; the kill switch stops it whatever else is broken. Method: the real daemon, with a
+//! cgroup of the test's own, beside a service's page that the test writes; the kernel says what ran
+//! where. Beside each promise stands the same without it, so that the test can fail.
+
+mod hostile;
+mod refused;
+mod stage;
+mod survives;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use elfen_host::cgroup::Rank;
+use elfen_host::fence::promises::Promise;
+use elfen_host::fence::status::Frozen;
+
+use stage::{Fenced, NOBODY, Own, comm, kill, or_skip, ran_ns, share, wait_until};
+
+/// For ever, without a system call.
+pub(crate) const SPIN: &str = "while :; do :; done";
+
+/// Goal: a held lane is its guard's. Method: what guard and batch get of it, by the scheduler's
+/// account; and what the same program gets in a cgroup of its own, outside of the fence.
+#[test]
+fn a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds() {
+    if !or_skip("a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    let mut batch = fenced.batch(&["nice", "-n", "-20"], NOBODY, SPIN);
+    wait_until("borrowing", || ran_ns(batch.id()) > 2_000_000);
+    worker.begin(1);
+    wait_until("a guard", || fenced.guard().is_some());
+    let mut inside: [u64; 3] = [0; 3].map(|_| share(batch.id(), fenced.guard().unwrap()));
+    inside.sort_unstable();
+    let [_, inside, _] = inside;
+    println!("a batch at nice -20 in the fence: {inside} per mille of the held lane");
+
+    let own = Own::new("beside");
+    own.0.make().unwrap();
+    let script = format!("{} exec nice -n -20 taskset -c 1 sh -c '{SPIN}'", own.enter_script());
+    let mut beside = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap();
+    wait_until("its start", || comm(beside.id()) == "sh" && ran_ns(beside.id()) > 10_000_000);
+    // A group that has just begun waits for its first turn for up to seconds.
+    let mut outside = 0;
+    wait_until("a share of its own", || {
+        outside = share(beside.id(), fenced.guard().unwrap());
+        outside >= 100
+    });
+    println!("the same in a cgroup of its own: {outside} per mille");
+    worker.end();
+    let before = ran_ns(batch.id());
+    kill(beside.id(), libc::SIGKILL);
+    beside.wait().unwrap();
+    wait_until("borrowing again", || ran_ns(batch.id()) > before + 2_000_000);
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+    assert!(inside <= 20, "{inside}");
+}
+
+/// Goal: guards rest where there is nobody to guard against. Method: an empty fence beside a
+/// request.
+#[test]
+fn guards_rest_while_the_fence_is_empty() {
+    if !or_skip("guards_rest_while_the_fence_is_empty") {
+        return;
+    }
+    let fenced = Fenced::start();
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    fenced.wait_until_it_runs();
+    assert_eq!(fenced.guard(), None);
+    let mut batch = fenced.batch(&[], NOBODY, "sleep 600");
+    wait_until("a guard", || fenced.guard().is_some());
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+    wait_until("rest", || fenced.guard().is_none());
+}
+
+/// Goal: what others set is set again, and counted. Method: a hand that writes the fence's files.
+#[test]
+fn what_others_change_is_repaired_and_counted() {
+    if !or_skip("what_others_change_is_repaired_and_counted") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let group = &fenced.fence.0;
+    assert_eq!(fenced.fence().repaired, []);
+    let times = |promise| {
+        let repaired = fenced.fence().repaired;
+        repaired.iter().find(|one| one.promise == promise).map_or(0, |one| one.times)
+    };
+    group.set_idle(false).unwrap();
+    wait_until("an idle cgroup again", || group.rank().unwrap().idle);
+    wait_until("counting it", || times(Promise::Rank) == 1);
+    group.keep_to_parent().unwrap();
+    wait_until("its lanes again", || group.effective_cpus().unwrap().to_string() == "1");
+    wait_until("counting it", || times(Promise::Place) == 1);
+    assert_eq!(fenced.fence().frozen, None);
+}
+
+/// Goal: a guard that the fence outweighs guards nothing, and says so. Method: a daemon in a cgroup
+/// of little weight.
+#[test]
+fn a_guard_of_little_weight_is_no_guard() {
+    if !or_skip("a_guard_of_little_weight_is_no_guard") {
+        return;
+    }
+    let light = Own::new("light");
+    light.0.make().unwrap();
+    light.set_weight(1);
+    assert!(light.0.rank().unwrap().weight < 30);
+    let enter = light.enter_script();
+    let fenced = Fenced::start_by(&["sh", "-c", &format!("{enter} exec \"$0\" \"$@\"")]);
+    wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));
+    let why = fenced.fence().why().unwrap();
+    assert!(why.contains("has weight"), "{why}");
+    assert!(fenced.fence.0.freezer().is_told().unwrap());
+    light.set_weight(100);
+    assert_eq!(light.0.rank().unwrap(), Rank { idle: false, weight: 100 });
+    fenced.wait_until_it_runs();
+}
+
+/// Goal: pausing stops what runs and what comes, whether the daemon runs or not; resuming lets both
+/// go. Method: batches before and after, and a daemon that is stopped.
+#[test]
+fn the_kill_switch_works_with_the_daemon_stopped() {
+    if !or_skip("the_kill_switch_works_with_the_daemon_stopped") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let file = fenced.run_dir().join("came");
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    for stopped in [false, true] {
+        let before = ran_ns(batch.id());
+        wait_until("borrowing", || ran_ns(batch.id()) > before + 2_000_000);
+        if stopped {
+            kill(fenced.daemon.id(), libc::SIGSTOP);
+        }
+        let paused = fenced.elfen(&["pause", "--why", "a test"]);
+        assert!(paused.status.success(), "{paused:?}");
+        let stands = ran_ns(batch.id());
+        assert!(fenced.fence.0.freezer().is_frozen().unwrap());
+        let script = format!("{} echo >\"$0\"", fenced.fence.enter_script());
+        let mut late = Command::new("sh").arg("-c").arg(script).arg(&file).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(ran_ns(batch.id()), stands, "it stands");
+        assert!(!file.exists(), "what comes later stands as well");
+        if stopped {
+            kill(fenced.daemon.id(), libc::SIGCONT);
+        }
+        wait_until("knowing why", || fenced.status().paused.as_deref() == Some("a test"));
+        let resumed = fenced.elfen(&["resume"]);
+        assert!(resumed.status.success(), "{resumed:?}");
+        late.wait().unwrap();
+        assert!(file.exists());
+        fs::remove_file(&file).unwrap();
+    }
+    // Both before the daemon has seen either.
+    assert!(fenced.elfen(&["pause"]).status.success());
+    assert!(fenced.elfen(&["resume"]).status.success());
+    assert!(!fenced.fence.0.freezer().is_told().unwrap());
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}

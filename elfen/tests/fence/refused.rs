@@ -1,0 +1,193 @@
+//! What a fence does not take: settings, users, requests that make no sense. Each is one line, and
+//! changes nothing.
+
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+
+use elfen_host::fence::status::{Answer, Request, address};
+
+use super::stage::{Fenced, NOBODY, Own, kill, or_skip, settings, wait_until};
+
+/// Goal: settings that cannot be held are refused before anything is made. Method: one mistake
+/// each.
+#[test]
+fn settings_that_cannot_be_held() {
+    if !or_skip("settings_that_cannot_be_held") {
+        return;
+    }
+    let fenced = Fenced::start();
+    let file = fenced.run_dir().join("other.toml");
+    let elfend = |text: &str, words: &[&str]| {
+        fs::write(&file, text).unwrap();
+        let mut command = fenced.command(env!("CARGO_BIN_EXE_elfend"), words);
+        let output = command.arg("--settings").arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.lines().count() <= 1 && !said.contains("panicked"), "{said}");
+        (output.status.code(), said)
+    };
+    let own = Own::new("refused");
+    let deep = format!("{}/b/c", own.name());
+    let unit = settings("s", "x").replace("cgroup = \"x\"", "unit = \"elfen.slice\"");
+    let cases = [
+        (settings("s", "/"), 2, "the root holds everything"),
+        (settings("s", "a/../b"), 2, "no path of a cgroup"),
+        (settings("s", &deep), 2, "guards do not outrank"),
+        (settings("s", "x").replace("0:1", "0:1,0:2"), 2, "named twice"),
+        (settings("s", "x").replace("lanes", "lane"), 2, "unknown field"),
+        (unit, 3, "takes systemd"),
+    ];
+    for (text, status, why) in cases {
+        let (found, said) = elfend(&text, &["--check"]);
+        if why == "takes systemd" && elfen_host::systemd::is_running() {
+            continue;
+        }
+        assert!(found == Some(status) && said.contains(why), "{why}: {found:?} {said}");
+    }
+    assert!(!own.0.exists());
+    own.0.make().unwrap();
+    let inside = format!("{} exec \"$0\" --check", own.enter_script());
+    fs::write(&file, settings("s", own.name())).unwrap();
+    let mut holds_it = fenced.command("sh", &["-c", &inside, env!("CARGO_BIN_EXE_elfend")]);
+    let output = holds_it.env("ELFEN_SETTINGS", &file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("holds elfend"), "{said}");
+
+    let (status, said) = elfend(&settings("s", "x"), &[]);
+    assert!(status == Some(1) && said.contains("another elfend"), "{said}");
+    let (status, said) = elfend(&settings("s", "x"), &["--release"]);
+    assert!(status == Some(1) && said.contains("stop it first"), "{said}");
+}
+
+/// Goal: who may not, is told so. Method: nobody, and root without a user.
+#[test]
+fn users_who_may_not() {
+    if !or_skip("users_who_may_not") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    // A copy that every user can run, wherever this checkout lies.
+    let elfen = fenced.run_dir().join("elfen");
+    fs::copy(env!("CARGO_BIN_EXE_elfen"), &elfen).unwrap();
+    let nobody = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
+    let as_nobody = |words: &[&str]| {
+        let mut command = fenced.command("setpriv", &nobody);
+        let output = command.arg(&elfen).args(words).current_dir("/").output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (status, said) = as_nobody(&["run", "--fence", "batch", "--", "true"]);
+    assert!(status == Some(1) && said.contains("group elfen"), "{said}");
+    let (status, said) = as_nobody(&["pause"]);
+    assert!(status == Some(1) && said.contains("run it as root"), "{said}");
+    let (status, said) = as_nobody(&["resume"]);
+    assert!(status == Some(1) && said.contains("only root resumes"), "{said}");
+    let (status, said) = as_nobody(&["status"]);
+    assert_eq!(status, Some(0), "{said}");
+
+    let said_to_root = |words: &[&str]| {
+        let output = fenced.elfen(words);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (status, said) = said_to_root(&["run", "--fence", "batch", "--", "true"]);
+    assert!(status == Some(2) && said.contains("can leave its fence"), "{said}");
+    let user = ["run", "--user", NOBODY, "--fence"];
+    let (status, said) = said_to_root(&[&user[..], &["other", "--", "true"]].concat());
+    assert!(status == Some(2) && said.contains("name one of: batch"), "{said}");
+    let lanes = ["batch", "--lanes", "0:1", "--", "true"];
+    let (status, said) = said_to_root(&[&user[..], &lanes].concat());
+    assert!(status == Some(2) && said.contains("cannot be used with"), "{said}");
+    let (status, _) = said_to_root(&[&user[..], &["batch", "--", "sh", "-c", "exit 7"]].concat());
+    assert_eq!(status, Some(7), "the program's own");
+    let (status, _) = said_to_root(&[&user[..], &["batch", "--", "/no/such"]].concat());
+    assert_eq!(status, Some(127));
+    // From inside of a fence.
+    let elfen = elfen.display();
+    let script = format!("{elfen} run --fence batch --user {NOBODY} -- true");
+    let inner = [&["run", "--user", "root", "--fence", "batch", "--", "sh", "-c"], &[&*script][..]];
+    let (status, said) = said_to_root(&inner.concat());
+    assert!(status == Some(1) && said.contains("is in fence \"batch\" already"), "{said}");
+}
+
+/// A connection that has sent these bytes.
+fn sent(fenced: &Fenced, bytes: &[u8]) -> Option<OwnedFd> {
+    let (address, length) = address(&fenced.run_dir().join("elfend.sock")).unwrap();
+    // SAFETY: socket takes numbers.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0);
+    // SAFETY: the kernel has just given us this descriptor.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the kernel reads `length` bytes of `address`.
+    let connected = unsafe { libc::connect(fd, (&raw const address).cast(), length) };
+    assert_eq!(connected, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the kernel reads `bytes`.
+    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    (sent >= 0).then_some(socket)
+}
+
+fn answer(socket: &OwnedFd) -> String {
+    let mut text = vec![0_u8; 1 << 16];
+    // SAFETY: the kernel writes at most `text.len()` bytes into `text`.
+    let got = unsafe { libc::recv(socket.as_raw_fd(), text.as_mut_ptr().cast(), text.len(), 0) };
+    text.truncate(usize::try_from(got).unwrap());
+    String::from_utf8(text).unwrap()
+}
+
+/// Goal: nothing that is sent stops the daemon. Method: halves, lengths, crowds, and the dead.
+#[test]
+fn requests_that_make_no_sense() {
+    if !or_skip("requests_that_make_no_sense") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    for bytes in [&b"{\"do\":\"sta"[..], b"[]", b"\xff\xfe", b"{}"] {
+        let said = answer(&sent(&fenced, bytes).unwrap());
+        assert!(said.contains("it is no request"), "{said}");
+    }
+    let long = answer(&sent(&fenced, &[b' '; 5000]).unwrap());
+    assert!(long.contains("at most 4096 bytes"), "{long}");
+    assert!(sent(&fenced, &vec![b' '; 1 << 20]).is_none(), "the kernel refuses it");
+    // Who asks and dies.
+    for _ in 0..50 {
+        drop(sent(&fenced, b"{\"do\":\"status\"}").unwrap());
+        drop(sent(&fenced, b"{\"do\":\"enter\",\"fence\":\"none\"}").unwrap());
+    }
+    // Who connects and says nothing is closed after a while, and others have their turn.
+    let silent: Vec<_> = (0..100).map(|_| sent(&fenced, b"")).collect();
+    wait_until("an answer in a crowd", || fenced.ask(&Request::Status).is_some());
+    drop(silent);
+    let refused = fenced.ask(&Request::Enter { fence: "none".to_owned() });
+    assert!(matches!(refused, Some(Answer::Refused { .. })), "{refused:?}");
+    assert_eq!(fenced.daemon.try_wait().unwrap(), None, "{}", fenced.said());
+
+    // What is no socket is not removed.
+    fenced.end_daemon();
+    let socket = fenced.run_dir().join("elfend.sock");
+    fs::write(&socket, "mine").unwrap();
+    let output = fenced.command(env!("CARGO_BIN_EXE_elfend"), &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("no socket"), "{said}");
+    assert_eq!(fs::read(&socket).unwrap(), b"mine");
+}
+
+/// Goal: without root, elfend says what it takes. Method: nobody, and Ctrl-C to one that runs.
+#[test]
+fn elfend_without_root_and_by_ctrl_c() {
+    if !or_skip("elfend_without_root_and_by_ctrl_c") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    let elfend = fenced.run_dir().join("elfend");
+    fs::copy(env!("CARGO_BIN_EXE_elfend"), &elfend).unwrap();
+    for words in [&[][..], &["--release"]] {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]).arg(&elfend);
+        let file = fenced.run_dir().parent().unwrap().join("elfend.toml");
+        let output = command.args(words).env("ELFEN_SETTINGS", file).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains("only root"), "{said}");
+    }
+    kill(fenced.daemon.id(), libc::SIGINT);
+    assert!(fenced.daemon.wait().unwrap().success());
+    assert!(!fenced.run_dir().join("elfend.sock").exists());
+}

@@ -1,0 +1,101 @@
+//! Deaths of the daemon's processes, its stop and its start.
+
+use elfen_host::fence::status::Frozen;
+
+use super::SPIN;
+use super::stage::{Fenced, NOBODY, kill, or_skip, ran_ns, wait_until};
+
+/// Goal: a batch without guards stands still, and goes on when there are new ones. Method: the
+/// process that holds them is killed, again and again.
+#[test]
+fn guards_that_are_killed_are_replaced() {
+    if !or_skip("guards_that_are_killed_are_replaced") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    for round in 1..=3 {
+        let before = ran_ns(batch.id());
+        wait_until("borrowing", || ran_ns(batch.id()) > before + 2_000_000);
+        let keeper = fenced.status().keeper.unwrap();
+        kill(keeper, libc::SIGKILL);
+        wait_until("new guards", || {
+            let status = fenced.status();
+            let runs = status.fences.iter().all(|fence| fence.frozen.is_none());
+            status.keepers_lost == round && runs && status.keeper.is_some_and(|new| new != keeper)
+        });
+    }
+    assert_eq!(fenced.said().matches("no guard stands on its lanes").count(), 3);
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    wait_until("guards that hold", || {
+        let before = fenced.guard().map(ran_ns);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        before.is_some_and(|before| fenced.guard().is_some_and(|new| ran_ns(new) > before))
+    });
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: a daemon that is killed leaves a fence that stands still, and the next one finds its batch
+/// where it was. Method: SIGKILL, and a new daemon.
+#[test]
+fn a_batch_survives_the_daemon() {
+    if !or_skip("a_batch_survives_the_daemon") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    wait_until("borrowing", || ran_ns(batch.id()) > 2_000_000);
+    let freezer = fenced.fence.0.freezer();
+    fenced.daemon.kill().unwrap();
+    fenced.daemon.wait().unwrap();
+    wait_until("being frozen by the keeper", || freezer.is_frozen().unwrap());
+    let stands = ran_ns(batch.id());
+    fenced.restart();
+    fenced.wait_until_it_runs();
+    wait_until("going on", || ran_ns(batch.id()) > stands + 2_000_000);
+
+    // In order, it is the same; and what nobody holds any more can be let go.
+    fenced.end_daemon();
+    wait_until("standing still", || freezer.is_frozen().unwrap());
+    let resumed = fenced.elfen(&["resume"]);
+    let said = String::from_utf8_lossy(&resumed.stderr);
+    assert!(resumed.status.code() == Some(1) && said.contains("nobody guards"), "{said}");
+    assert!(freezer.is_frozen().unwrap());
+    let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
+    assert!(released.status.success(), "{released:?}");
+    let stands = ran_ns(batch.id());
+    wait_until("running unguarded", || ran_ns(batch.id()) > stands + 2_000_000);
+    let group = &fenced.fence.0;
+    assert!(!group.rank().unwrap().idle);
+    assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: a pause outlives the daemon, and a fence is not thawed by a start. Method: pause without a
+/// daemon, and start one.
+#[test]
+fn a_new_daemon_keeps_a_pause() {
+    if !or_skip("a_new_daemon_keeps_a_pause") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    fenced.end_daemon();
+    assert!(fenced.elfen(&["pause", "--why", "until Monday"]).status.success());
+    assert!(fenced.elfen(&["pause", "--keep-why"]).status.success());
+    fenced.restart();
+    wait_until("finding it", || {
+        fenced.fence().frozen == Some(Frozen::Paused("until Monday".to_owned()))
+    });
+    assert!(fenced.fence.0.freezer().is_told().unwrap());
+    let status = fenced.elfen(&["status", "--healthy"]);
+    assert_eq!(status.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&status.stdout).contains("until Monday"));
+    assert!(fenced.elfen(&["resume"]).status.success());
+    assert!(fenced.elfen(&["status", "--healthy"]).status.success());
+}

@@ -43,7 +43,8 @@ fn an_outsider_stays_on_its_lanes() {
         .collect();
     let orphans = format!("for i in 1 2 3; do (setsid sh -c '{SPIN}' &) & done;");
     let script = |folder: &std::path::Path| {
-        let (root, fence) = (folder.parent().unwrap().display(), folder.display());
+        let root = folder.parent().and_then(std::path::Path::parent).unwrap().display();
+        let fence = folder.display();
         format!("ROOT={root} FENCE={fence}; {attempts}")
     };
     let all: String = folders.iter().map(|folder| script(folder)).collect();
@@ -106,10 +107,12 @@ fn a_class_above_guards_freezes_the_fence() {
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     // A kernel with groups of real-time tasks gives a new one no time.
-    for folder in fenced.fence.0.folders() {
-        let file = folder.join("cpu.rt_runtime_us");
-        if file.exists() {
-            fs::write(file, "1000").unwrap();
+    for group in [&fenced.heavy, &fenced.fence] {
+        for folder in group.0.folders() {
+            let file = folder.join("cpu.rt_runtime_us");
+            if file.exists() {
+                fs::write(file, "1000").unwrap();
+            }
         }
     }
     let mut batch = fenced.batch(&[], "root", "echo ready; exec chrt -f 1 sleep 600");

@@ -15,7 +15,7 @@ use elfen_host::cgroup::Rank;
 use elfen_host::fence::promises::Promise;
 use elfen_host::fence::status::Frozen;
 
-use stage::{Fenced, NOBODY, Own, comm, kill, or_skip, ran_ns, share, wait_until};
+use stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, share, wait_until};
 
 /// For ever, without a system call.
 pub(crate) const SPIN: &str = "while :; do :; done";
@@ -39,7 +39,7 @@ fn a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds() {
     let [_, inside, _] = inside;
     println!("a batch at nice -20 in the fence: {inside} per mille of the held lane");
 
-    let own = Own::new("beside");
+    let own = fenced.heavy.child("beside");
     own.0.make().unwrap();
     let script = format!("{} exec nice -n -20 taskset -c 1 sh -c '{SPIN}'", own.enter_script());
     let mut beside = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap();
@@ -73,7 +73,7 @@ fn guards_rest_while_the_fence_is_empty() {
     worker.begin(1);
     fenced.wait_until_it_runs();
     assert_eq!(fenced.guard(), None);
-    let mut batch = fenced.batch(&[], NOBODY, "sleep 600");
+    let mut batch = fenced.batch(&[], NOBODY, "exec sleep 600");
     wait_until("a guard", || fenced.guard().is_some());
     kill(batch.id(), libc::SIGKILL);
     batch.wait().unwrap();
@@ -110,12 +110,9 @@ fn a_guard_of_little_weight_is_no_guard() {
     if !or_skip("a_guard_of_little_weight_is_no_guard") {
         return;
     }
-    let light = Own::new("light");
-    light.0.make().unwrap();
-    light.set_weight(1);
+    let fenced = Fenced::start_with_weight(1);
+    let light = &fenced.home;
     assert!(light.0.rank().unwrap().weight < 30);
-    let enter = light.enter_script();
-    let fenced = Fenced::start_by(&["sh", "-c", &format!("{enter} exec \"$0\" \"$@\"")]);
     wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));
     let why = fenced.fence().why().unwrap();
     assert!(why.contains("has weight"), "{why}");
@@ -144,8 +141,10 @@ fn the_kill_switch_works_with_the_daemon_stopped() {
         }
         let paused = fenced.elfen(&["pause", "--why", "a test"]);
         assert!(paused.status.success(), "{paused:?}");
-        let stands = ran_ns(batch.id());
         assert!(fenced.fence.0.freezer().is_frozen().unwrap());
+        // The scheduler writes down what a task ran when the next one has its CPU.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let stands = ran_ns(batch.id());
         let script = format!("{} echo >\"$0\"", fenced.fence.enter_script());
         let mut late = Command::new("sh").arg("-c").arg(script).arg(&file).spawn().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(300));

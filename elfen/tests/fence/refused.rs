@@ -164,7 +164,9 @@ fn requests_that_make_no_sense() {
     fenced.end_daemon();
     let socket = fenced.run_dir().join("elfend.sock");
     fs::write(&socket, "mine").unwrap();
-    let output = fenced.command(env!("CARGO_BIN_EXE_elfend"), &[]).output().unwrap();
+    let script = format!("{} exec \"$0\"", fenced.home.enter_script());
+    let elfend = env!("CARGO_BIN_EXE_elfend");
+    let output = fenced.command("sh", &["-c", &script, elfend]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("no socket"), "{said}");
     assert_eq!(fs::read(&socket).unwrap(), b"mine");

@@ -49,12 +49,18 @@ pub(crate) fn or_skip(test: &str) -> bool {
 pub(crate) struct Own(pub(crate) Group);
 
 impl Own {
+    /// Not made yet.
     pub(crate) fn new(name: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
         let path = format!("elfen-test-{}-{number}-{name}", std::process::id());
         let path = CgroupPath::parse(&path).unwrap();
         Self(Group::new(&Hierarchies::read().unwrap(), path))
+    }
+
+    /// One inside of this.
+    pub(crate) fn child(&self, name: &str) -> Self {
+        Self(Group::new(&Hierarchies::read().unwrap(), self.0.path.child(name)))
     }
 
     /// What a shell runs to be in it.
@@ -99,10 +105,15 @@ impl Drop for Own {
 }
 
 /// An elfend that holds one fence, on lanes 0:1, beside a service of the test's own.
+///
+/// Both are in a cgroup that outweighs what else runs here: an idle one gets nothing for minutes
+/// beside a compiler.
 pub(crate) struct Fenced {
     pub(crate) daemon: Child,
     service: Option<Service>,
     pub(crate) fence: Own,
+    pub(crate) home: Own,
+    pub(crate) heavy: Own,
     folder: tempfile::TempDir,
     /// One at a time: they have the same lane, and what is idle gets little of a shared one.
     _alone: MutexGuard<'static, ()>,
@@ -110,27 +121,32 @@ pub(crate) struct Fenced {
 
 impl Fenced {
     pub(crate) fn start() -> Self {
-        Self::start_by(&[])
+        Self::start_with_weight(100)
     }
 
-    /// The daemon by another program: `sh -c '...' sh`.
-    pub(crate) fn start_by(by: &[&str]) -> Self {
-        let mut fenced = Self::prepare(by);
+    /// The cgroup of the guards has this weight.
+    pub(crate) fn start_with_weight(weight: u64) -> Self {
+        let mut fenced = Self::prepare(weight);
         fenced.wait_for_socket();
         fenced
     }
 
-    fn prepare(by: &[&str]) -> Self {
+    fn prepare(weight: u64) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
         // Users look for the socket in it.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let fence = Own::new("fence");
-        let service = Service::open_with_mode(fence.name(), 1, 0o644).unwrap();
-        fs::write(folder.path().join("elfend.toml"), settings(fence.name(), fence.name())).unwrap();
-        let daemon = daemon(by, folder.path()).spawn().unwrap();
-        Self { _alone: alone, daemon, service: Some(service), fence, folder }
+        let heavy = Own::new("heavy");
+        heavy.0.make().unwrap();
+        heavy.set_weight(10_000);
+        let (home, fence) = (heavy.child("home"), heavy.child("fence"));
+        home.0.make().unwrap();
+        home.set_weight(weight);
+        let service = Service::open_with_mode(heavy.name(), 1, 0o644).unwrap();
+        fs::write(folder.path().join("elfend.toml"), settings(heavy.name(), fence.name())).unwrap();
+        let daemon = daemon(&home, folder.path()).spawn().unwrap();
+        Self { _alone: alone, daemon, service: Some(service), fence, home, heavy, folder }
     }
 
     pub(crate) fn wait_for_socket(&mut self) {
@@ -146,7 +162,7 @@ impl Fenced {
 
     /// A new daemon in the place of one that has ended.
     pub(crate) fn restart(&mut self) {
-        self.daemon = daemon(&[], self.folder.path()).spawn().unwrap();
+        self.daemon = daemon(&self.home, self.folder.path()).spawn().unwrap();
         self.wait_for_socket();
     }
 
@@ -235,11 +251,11 @@ pub(crate) fn settings(service: &str, cgroup: &str) -> String {
     )
 }
 
-fn daemon(by: &[&str], folder: &Path) -> Command {
-    let words: Vec<&str> = by.iter().copied().chain([env!("CARGO_BIN_EXE_elfend")]).collect();
-    let mut command = Command::new(words[0]);
+fn daemon(home: &Own, folder: &Path) -> Command {
+    let script = format!("{} exec {}", home.enter_script(), env!("CARGO_BIN_EXE_elfend"));
+    let mut command = Command::new("sh");
     let log = fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
-    command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     command.env("ELFEN_RUN_DIR", folder.join("run"));
     command.env("ELFEN_SETTINGS", folder.join("elfend.toml"));
     command.env_remove("JOURNAL_STREAM").env_remove("NOTIFY_SOCKET");

@@ -217,7 +217,10 @@ impl Fenced {
         let words: Vec<&str> = by.iter().copied().chain(words).collect();
         let mut command = self.command(words[0], &words[1..]);
         command.current_dir("/").stdout(Stdio::piped()).stderr(Stdio::null());
-        command.spawn().unwrap()
+        let child = command.spawn().unwrap();
+        // It becomes its program in the fence.
+        wait_until("a program in the fence", || !["elfen", "nice"].contains(&&*comm(child.id())));
+        child
     }
 
     /// The one guard, by its thread.

@@ -165,12 +165,10 @@ mod tests {
                 (Some(child), _) => ranks[&child].weight * 1024 / 100,
                 (None, _) => 1024,
             };
-            let (ours, theirs) = (next(home), next(fence));
-            if ours.is_some() && ours == theirs {
-                at = ours.unwrap();
-                continue;
+            match (next(home), next(fence)) {
+                (Some(ours), Some(theirs)) if ours == theirs => at = ours,
+                _ => return weight(fence) * 1_000_000 / (weight(fence) + weight(home)),
             }
-            return weight(fence) * 1_000_000 / (weight(fence) + weight(home));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Keeps a service's events: looks at the rings fifty times a second, learns the names of threads
 //! before they are gone, and hands everything on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
@@ -36,7 +36,8 @@ pub trait Sink {
 pub struct Recorder {
     events: Events,
     service: Service,
-    names: BTreeMap<u32, String>,
+    /// Names that nobody has been told yet.
+    names: Vec<Named>,
     /// Threads that were seen since names were looked up, and those before.
     seen: BTreeSet<u32>,
     seen_before: BTreeSet<u32>,
@@ -53,7 +54,7 @@ impl Recorder {
         Ok(Self {
             events,
             service,
-            names: BTreeMap::new(),
+            names: Vec::new(),
             seen: BTreeSet::new(),
             seen_before: BTreeSet::new(),
             refreshed_ns: 0,
@@ -117,7 +118,8 @@ impl Recorder {
                     self.seen.remove(&event.thread);
                     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
                     let name = String::from_utf8_lossy(&name[..end]).into_owned();
-                    self.names.insert(event.thread, name);
+                    let (thread, at_ns) = (event.thread, event.at_ns);
+                    self.names.push(Named { thread, at_ns, name });
                 }
                 _ => {}
             }
@@ -139,12 +141,10 @@ impl Recorder {
         }
         for thread in &self.seen {
             if let Some(name) = name_of(*thread) {
-                self.names.insert(*thread, name);
+                self.names.push(Named { thread: *thread, at_ns: monotonic_ns(), name });
             }
         }
         self.seen_before = std::mem::take(&mut self.seen);
-        let names = std::mem::take(&mut self.names);
-        let names = names.into_iter().map(|(thread, name)| Named { thread, name }).collect();
-        sink.names(names, &self.service.processes)
+        sink.names(std::mem::take(&mut self.names), &self.service.processes)
     }
 }

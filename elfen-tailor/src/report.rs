@@ -270,7 +270,7 @@ fn shown(segment: &Segment, tale: &Tale) -> SegmentRow {
     let name = cause(segment.kind, tale);
     let (kind, who) = match name.split_once(':') {
         Some((kind, who)) => (kind.to_owned(), who.to_owned()),
-        None => (name, tale.name_of(segment.thread)),
+        None => (name, tale.name_of(tale.who(segment.thread, segment.from_ns))),
     };
     let Segment { from_ns, to_ns, cpu, thread, .. } = *segment;
     SegmentRow { from_ns, to_ns, kind, who, cpu, tid: thread }

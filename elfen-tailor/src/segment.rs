@@ -2,7 +2,7 @@
 //! name.
 
 use crate::calls;
-use crate::tale::Tale;
+use crate::tale::{Tale, Who};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Kind {
@@ -13,7 +13,7 @@ pub enum Kind {
     /// It ran, and not for a request.
     Busy,
     /// It could have run, and this thread had its CPU.
-    Preempted(u32),
+    Preempted(Who),
     /// It could have run, on a CPU that idled: it was on its way to wake.
     Wake,
     /// It was taken off a CPU that idled from then on.
@@ -23,7 +23,7 @@ pub enum Kind {
     /// For a disk: in this system call, or touching memory that had to be read.
     Io(Option<u16>),
     /// For a lock that this thread held.
-    Lock(u32),
+    Lock(Who),
     /// For a lock whose holder is not known.
     LockOfUnknown,
     /// For the threads of a JVM to come to a halt and go on.
@@ -83,7 +83,7 @@ pub fn cause(kind: Kind, tale: &Tale) -> String {
         Kind::Work => WORK.to_owned(),
         Kind::Queue => QUEUE.to_owned(),
         Kind::Busy => "busy".to_owned(),
-        Kind::Preempted(thread) => format!("preempted:{}", tale.name_of(thread)),
+        Kind::Preempted(who) => format!("preempted:{}", tale.name_of(who)),
         Kind::Wake => "wake".to_owned(),
         Kind::Throttled => "throttled".to_owned(),
         Kind::Stopped => "stopped".to_owned(),

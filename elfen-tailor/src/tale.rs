@@ -36,11 +36,20 @@ pub struct Head {
     pub began_ns: u64,
 }
 
-/// A thread, as it was called.
+/// A thread, as it was called at a time.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Named {
     pub thread: u32,
+    pub at_ns: u64,
     pub name: String,
+}
+
+/// A thread, told from others that had its number before or after.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Who {
+    pub thread: u32,
+    /// Which of the names of this number.
+    name: usize,
 }
 
 /// Events that are missing, on one CPU or, if nobody knows, on any.
@@ -57,7 +66,8 @@ pub struct Tale {
     pub head: Head,
     /// By CPU, in the order of their times.
     pub events: Vec<Vec<Event>>,
-    pub names: BTreeMap<u32, String>,
+    /// By thread: until when it was called so, in the order of these times.
+    pub names: BTreeMap<u32, Vec<(u64, String)>>,
     /// The service's processes, from first to last.
     pub processes: Vec<u32>,
     pub gaps: Vec<Gap>,
@@ -150,7 +160,13 @@ impl Tale {
     }
 
     pub fn name(&mut self, names: Vec<Named>, processes: &[u32]) {
-        self.names.extend(names.into_iter().map(|named| (named.thread, named.name)));
+        for Named { thread, at_ns, name } in names {
+            let known = self.names.entry(thread).or_default();
+            match known.last_mut() {
+                Some((until_ns, last)) if *last == name => *until_ns = at_ns.max(*until_ns),
+                _ => known.push((at_ns, name)),
+            }
+        }
         for process in processes {
             if !self.processes.contains(process) {
                 self.processes.push(*process);
@@ -215,8 +231,17 @@ impl Tale {
         }
     }
 
-    pub fn name_of(&self, thread: u32) -> String {
-        self.names.get(&thread).cloned().unwrap_or_else(|| format!("thread-{thread}"))
+    /// Who had a thread's number at a time: the first of its names that was seen later, since each
+    /// thread is named when it ends.
+    pub fn who(&self, thread: u32, at_ns: u64) -> Who {
+        let known = self.names.get(&thread).map_or(&[][..], Vec::as_slice);
+        let later = known.iter().position(|(until_ns, _)| *until_ns >= at_ns);
+        Who { thread, name: later.unwrap_or(known.len().saturating_sub(1)) }
+    }
+
+    pub fn name_of(&self, who: Who) -> String {
+        let name = self.names.get(&who.thread).and_then(|known| known.get(who.name));
+        name.map_or_else(|| format!("thread-{}", who.thread), |(_, name)| name.clone())
     }
 }
 
@@ -284,13 +309,13 @@ mod tests {
         let mut tale = Tale::begin(head.clone());
         tale.events[1] = vec![event(7), event(9)];
         tale.gaps = vec![Gap { cpu: None, count: 3, from_ns: 8, to_ns: 9 }];
-        tale.name(vec![Named { thread: 3, name: "three".to_owned() }], &[2]);
+        tale.name(vec![Named { thread: 3, at_ns: 9, name: "three".to_owned() }], &[2]);
         tale.ended_ns = Some(11);
         let mut writer = Writer::new(Vec::new(), &head).unwrap();
         writer.events(1, &[event(9).encode(), event(7).encode()]).unwrap();
         writer.events(0, &[]).unwrap();
         writer.gap(&tale.gaps[0]).unwrap();
-        writer.names(vec![Named { thread: 3, name: "three".to_owned() }], &[2]).unwrap();
+        writer.names(vec![Named { thread: 3, at_ns: 9, name: "three".to_owned() }], &[2]).unwrap();
         (writer.end(11).unwrap(), tale)
     }
 
@@ -321,6 +346,17 @@ mod tests {
         let mut other = bytes;
         other[8] = 9;
         assert!(matches!(Tale::read(&other[..]), Err(Error::Version(9))));
+    }
+
+    /// Numbers of threads are given again.
+    #[test]
+    fn a_number_has_the_name_of_its_time() {
+        let mut tale = Tale::default();
+        let named = |at_ns, name: &str| Named { thread: 3, at_ns, name: name.to_owned() };
+        tale.name(vec![named(10, "hog"), named(20, "hog"), named(30, "cc1")], &[]);
+        let name = |at_ns| tale.name_of(tale.who(3, at_ns));
+        assert_eq!([5, 20, 21, 30, 99].map(name), ["hog", "hog", "cc1", "cc1", "cc1"]);
+        assert_eq!(tale.name_of(tale.who(4, 5)), "thread-4");
     }
 
     proptest! {

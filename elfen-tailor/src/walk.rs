@@ -77,13 +77,14 @@ impl<'a> Walk<'a> {
                     // Somebody who slept until now was woken then; one that sleeps on was not.
                     let woken = next.is_none_or(|next| next.from_ns <= at_ns);
                     let waker = sleep.waker.filter(|_| woken && at_ns > of.read_ns);
-                    let waker = waker.filter(|waker| self.is_followed(thread, &sleep, *waker));
+                    let waker =
+                        waker.filter(|waker| self.is_followed(thread, &sleep, *waker, at_ns));
                     let holds = self.waits_for_lock(of, thread, &sleep, stretch.from_ns);
                     if let Some(waker) = waker.filter(|_| !holds && hops < MOST_HOPS) {
                         (thread, hops) = (waker.thread, hops + 1);
                         continue;
                     }
-                    let kind = self.slept(&sleep, of, stretch.from_ns);
+                    let kind = self.slept(&sleep, of, stretch.from_ns, at_ns);
                     push(out, begin_ns, at_ns, kind, thread, None);
                 }
             }
@@ -93,14 +94,14 @@ impl<'a> Walk<'a> {
 
     /// Whether a waker's time explains a sleep: it is the service's own, and no interrupt that
     /// happened to find it.
-    fn is_followed(&self, thread: u32, sleep: &Sleep, waker: Waker) -> bool {
+    fn is_followed(&self, thread: u32, sleep: &Sleep, waker: Waker, at_ns: u64) -> bool {
         waker.thread != thread
             && waker.thread != 0
             && !sleep.iowait
             && !sleep.stopped
             && sleep.call.is_none_or(|call| matches!(waits_for(call), For::Lock | For::Input))
             && self.tale.processes.contains(&waker.process)
-            && !is_pause(&self.tale.name_of(waker.thread))
+            && !self.is_pause(waker.thread, at_ns)
     }
 
     /// Who has read a request and then sleeps on a futex waits for a lock: what it waits for has
@@ -110,7 +111,12 @@ impl<'a> Walk<'a> {
         futex && thread == of.reader && of.reader == of.sender && since_ns >= of.read_ns
     }
 
-    fn slept(&self, sleep: &Sleep, of: &Request, since_ns: u64) -> Kind {
+    /// The thread of a JVM that halts the others.
+    fn is_pause(&self, thread: u32, at_ns: u64) -> bool {
+        self.tale.name_of(self.tale.who(thread, at_ns)) == "VM Thread"
+    }
+
+    fn slept(&self, sleep: &Sleep, of: &Request, since_ns: u64, at_ns: u64) -> Kind {
         if sleep.stopped {
             return Kind::Stopped;
         }
@@ -124,9 +130,9 @@ impl<'a> Walk<'a> {
         match waits_for(call) {
             For::Storage => Kind::Io(Some(call)),
             For::Lock => match sleep.waker {
-                Some(waker) if is_pause(&self.tale.name_of(waker.thread)) => Kind::Pause,
+                Some(waker) if self.is_pause(waker.thread, at_ns) => Kind::Pause,
                 Some(waker) if self.tale.processes.contains(&waker.process) => {
-                    Kind::Lock(waker.thread)
+                    Kind::Lock(self.tale.who(waker.thread, at_ns))
                 }
                 _ => Kind::LockOfUnknown,
             },
@@ -151,7 +157,7 @@ impl<'a> Walk<'a> {
                 0 if preempted && end_ns - begin_ns >= THROTTLED_NS => Kind::Throttled,
                 0 => Kind::Wake,
                 other if other == thread => Kind::Wake,
-                other => Kind::Preempted(other),
+                other => Kind::Preempted(self.tale.who(other, begin_ns)),
             };
             push(out, begin_ns, end_ns, kind, thread, Some(cpu));
             at_ns = begin_ns;
@@ -200,11 +206,6 @@ impl<'a> Walk<'a> {
         }
         out.append(&mut pieces);
     }
-}
-
-/// The threads of a JVM that halt the others.
-fn is_pause(name: &str) -> bool {
-    name == "VM Thread"
 }
 
 fn push(

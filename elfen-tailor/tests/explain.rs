@@ -24,7 +24,7 @@ impl Story {
     fn new() -> Self {
         let head = Head { cpus: 2, port: 80, began_ns: 1, ..Head::default() };
         let mut tale = Tale::begin(head);
-        let named = |(thread, name): (u32, &str)| Named { thread, name: name.to_owned() };
+        let named = |(thread, name): (u32, &str)| Named { thread, at_ns: 1, name: name.to_owned() };
         let names = [(SERVICE, "service"), (WORKER, "worker"), (HOG, "hog"), (12, "VM Thread")];
         tale.name(names.map(named).into(), &[SERVICE]);
         Self { tale }

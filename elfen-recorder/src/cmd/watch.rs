@@ -86,11 +86,12 @@ impl Window {
             events.drain(..old);
         }
         self.tale.gaps.retain(|gap| gap.to_ns >= before_ns);
-        // Names of threads that the window has no event of.
-        const MOST_NAMES: usize = 20_000;
-        if self.tale.names.len() > MOST_NAMES {
-            self.tale.names.clear();
-        }
+        self.tale.names.retain(|_, known| {
+            // What was seen last may be the name of a thread that goes on.
+            let old = known.partition_point(|(until_ns, _)| *until_ns < before_ns);
+            known.drain(..old.min(known.len() - 1));
+            known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
+        });
         self.tale.head.began_ns = self.tale.head.began_ns.max(before_ns);
     }
 }
@@ -120,6 +121,8 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let over = args.time.is_some_and(|time| began.elapsed() >= time);
         if explained.elapsed() >= EXPLAIN_EVERY || over || signal.is_some() {
             explained = Instant::now();
+            // Whoever was met is called by its name in what is told now.
+            recorder.refresh(&mut window).map_err(failed)?;
             seen.explain(args, &window.tale, out)?;
             if recorder.lost > seen.lost {
                 let lost = recorder.lost - seen.lost;

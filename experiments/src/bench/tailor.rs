@@ -17,7 +17,8 @@ use elfen_rt::signal::event::{Event, Words};
 
 use super::distribution::Distribution;
 
-const ROUNDS: usize = 40;
+/// Attaching and detaching takes most of the time: half a second where much else runs.
+const ROUNDS: usize = 12;
 const TURNS_A_BATCH: u32 = 2_000;
 /// Holds the events of a batch.
 const RING: u32 = 65_536;

@@ -29,6 +29,7 @@ typedef __UINT64_TYPE__ elfen_u64;
 #define ELFEN_MAGIC_SERVICE 0x565245534e464c45ULL /* "ELFNSERV" */
 #define ELFEN_MAGIC_LANE 0x454e414c4e464c45ULL    /* "ELFNLANE" */
 #define ELFEN_MAGIC_CONTROL 0x4c5254434e464c45ULL /* "ELFNCTRL" */
+#define ELFEN_MAGIC_THREAD 0x445248544e464c45ULL  /* "ELFNTHRD" */
 
 #define ELFEN_NAME_BYTES 32
 #define ELFEN_SLOTS_MAX 8192
@@ -270,5 +271,35 @@ ELFEN_AT(elfen_control_slot, batch, 96);
 ELFEN_AT(elfen_control_slot, nap, 104);
 ELFEN_AT(elfen_control_slot, told_to_end_ns, 112);
 ELFEN_AT(elfen_control_slot, service_segment, 120);
+
+/* What a thread says of itself, for `elfen shim`; a page has ELFEN_THREADS slots. */
+#define ELFEN_THREADS 1024
+struct elfen_thread_words {
+	elfen_u32 function; /* lower half of an address of code; 0 for none */
+	elfen_u32 tag;      /* lower half of the address of a name; 0 for none */
+	elfen_u64 value;
+	elfen_u64 calls;
+	elfen_u64 instructions;
+	elfen_u64 cycles;
+	elfen_u64 reserved[3];
+};
+ELFEN_ASSERT(sizeof(struct elfen_thread_words) == 64);
+ELFEN_AT(elfen_thread_words, tag, 4);
+ELFEN_AT(elfen_thread_words, value, 8);
+ELFEN_AT(elfen_thread_words, calls, 16);
+ELFEN_AT(elfen_thread_words, instructions, 24);
+ELFEN_AT(elfen_thread_words, cycles, 32);
+
+struct elfen_thread_slot {
+	struct elfen_thread_words words;
+	elfen_u64 thread;  /* tgid << 32 | tid of its writer; 0 while there is none */
+	elfen_u64 claims;  /* of slot 0: how often a slot of the page was claimed */
+	elfen_u64 refused; /* of slot 0: threads that found none */
+	elfen_u64 reserved[5];
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_thread_slot) == 128);
+ELFEN_AT(elfen_thread_slot, thread, 64);
+ELFEN_AT(elfen_thread_slot, claims, 72);
+ELFEN_AT(elfen_thread_slot, refused, 80);
 
 #endif /* ELFEN_ABI_H */

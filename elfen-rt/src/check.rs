@@ -10,7 +10,7 @@
 //! A program that no `elfen run` has started finds no channels at its first check; from then on, a
 //! check is the fast path alone.
 
-mod once;
+pub(crate) mod once;
 mod process;
 mod thread;
 

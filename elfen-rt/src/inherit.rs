@@ -96,15 +96,19 @@ pub fn is_named() -> bool {
     text().is_some()
 }
 
-/// The variable's value, unless the program has more rights than the process that started it: then
-/// it takes no addresses from that process.
 fn text() -> Option<&'static [u8]> {
+    value(VARIABLE)
+}
+
+/// A variable's value, unless the program has more rights than the process that started it: then
+/// it takes no addresses from that process.
+pub(crate) fn value(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: getauxval takes a number.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
     // SAFETY: the C library has set `environ` up before any of our callers run.
-    unsafe { value_of(VARIABLE) }.map(CStr::to_bytes)
+    unsafe { value_of(name) }.map(CStr::to_bytes)
 }
 
 impl Run {

@@ -17,6 +17,7 @@ use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 use elfen_rt::signal::service::{ServiceReader, Writer};
 use elfen_rt::signal::task::{LEASE_NS, Running, Switch, Task, TaskSlot};
+use elfen_rt::signal::thread::ThreadSlot;
 
 const WARNINGS: [&str; 6] =
     ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"];
@@ -235,6 +236,48 @@ fn control_slots_are_the_same_on_both_sides() {
 
     let shown = shown_by_c("control", |slot: &ControlSlot| slot.publish(&settings));
     assert_eq!(shown, [1, 1, 3, 21, 26, 22, 23, 24]);
+}
+
+#[test]
+fn thread_slots_are_the_same_on_both_sides() {
+    let page = page_from_c::<ThreadSlot>("thread", &[1, 2, 3, 4, 5, 6, 7]);
+    let slot = page.slot(0).unwrap();
+    let words = &slot.words;
+    let words = [&words.value, &words.calls, &words.instructions, &words.cycles];
+    assert_eq!(words.map(|word| word.load(Relaxed)), [1, 2, 3, 4]);
+    let claim = [&slot.thread, &slot.claims, &slot.refused];
+    assert_eq!(claim.map(|word| word.load(Relaxed)), [5, 6, 7]);
+}
+
+/// Goal: tags in C and in Rust are one thing. Method: a C program in a page that this test made,
+/// as `elfen shim` makes one; its thread and its forked child each have a slot.
+#[test]
+fn a_c_program_tags_into_the_page_that_it_is_told_of() {
+    let bytes = Page::<ThreadSlot>::bytes(4);
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+    let page = Page::<ThreadSlot>::format(memory, 4, 0, &[0; 32]).unwrap();
+    let segment = page.memory().segment_id().unwrap();
+    let told = |front: u32| {
+        let order = format!("1 {segment} {front}");
+        let output = twin().arg("tags").env("ELFEN_SHIM", order).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let printed = told(std::process::id());
+    page.memory().remove_name().unwrap();
+    let ids: Vec<u64> = printed.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let [inner, parent, child, outer] = ids[..] else { panic!("{printed}") };
+    let [first, second] = [0, 1].map(|index| page.slot(index).unwrap());
+    assert_eq!(first.thread.load(Relaxed), parent << 32 | parent);
+    assert_eq!(second.thread.load(Relaxed), child << 32 | child);
+    assert_eq!(u64::from(first.words.tag.load(Relaxed)), outer & 0xffff_ffff);
+    assert_eq!(u64::from(second.words.tag.load(Relaxed)), inner & 0xffff_ffff);
+    let values = [first, second].map(|slot| slot.words.value.load(Relaxed));
+    assert_eq!(values, [1, 2], "the child's are not its parent's");
+    assert_eq!(page.slot(2).unwrap().thread.load(Relaxed), 0);
+    // Told of another front, it opens a page of its own.
+    told(1);
+    assert_eq!(first.claims.load(Relaxed), 2);
 }
 
 #[test]

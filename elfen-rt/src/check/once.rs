@@ -21,7 +21,7 @@ const PLACES: usize = 4;
 
 /// See the head of this file.
 #[derive(Debug)]
-pub(super) struct Once<T> {
+pub(crate) struct Once<T> {
     claimed: AtomicU64,
     published: AtomicU64,
     places: [UnsafeCell<MaybeUninit<T>>; PLACES],
@@ -33,7 +33,7 @@ unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
 /// What there is of the value.
 #[derive(Debug)]
-pub(super) enum Made<'a, T> {
+pub(crate) enum Made<'a, T> {
     Value(&'a T),
     Never,
     /// Others are at work on it.
@@ -41,7 +41,7 @@ pub(super) enum Made<'a, T> {
 }
 
 impl<T> Once<T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             claimed: AtomicU64::new(0),
             published: AtomicU64::new(OPEN),
@@ -50,7 +50,7 @@ impl<T> Once<T> {
     }
 
     /// The value; made by `make` if no thread has made it yet.
-    pub(super) fn get_or_make(&self, make: impl FnOnce() -> Option<T>) -> Made<'_, T> {
+    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Option<T>) -> Made<'_, T> {
         match state(&self.published) {
             OPEN => {}
             published => return self.at(published),

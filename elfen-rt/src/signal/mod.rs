@@ -6,6 +6,7 @@
 //! | [`service`] | the latency-critical service | checks, the `elfen` command |
 //! | [`lane`] | batch threads | the `elfen` command |
 //! | [`control`] | the `elfen` parent of a batch | checks |
+//! | [`thread`] | threads that say what they do | `elfen shim` |
 //!
 //! [`event`] is no page: the kernel writes it into rings while somebody records, and readers copy.
 //!
@@ -22,6 +23,7 @@ pub mod page;
 pub mod service;
 pub mod snapshot;
 pub mod task;
+pub mod thread;
 
 /// Goes up when the meaning or the place of any field changes. `ELFEN_ABI_VERSION` in `elfen.h`.
 pub const ABI_VERSION: u32 = 3;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* The C side of tests/header.rs: pages written here are read in Rust, and the other way round. */
 #include "elfen.h"
+#include "elfen_tag.h"
+#include <sys/wait.h>
 
 #define FIELDS(name, ...) \
 	static const size_t name[] = { __VA_ARGS__ }
@@ -26,6 +28,10 @@ FIELDS(control_words, AT(elfen_control_slot, generation), AT(elfen_control_slot,
        AT(elfen_control_slot, policy), AT(elfen_control_slot, budget_ns),
        AT(elfen_control_slot, budget_until_ns), AT(elfen_control_slot, slo_latency_ns),
        AT(elfen_control_slot, slo_per_million), AT(elfen_control_slot, ref_ipc_milli));
+FIELDS(thread_words, AT(elfen_thread_slot, words.value), AT(elfen_thread_slot, words.calls),
+       AT(elfen_thread_slot, words.instructions), AT(elfen_thread_slot, words.cycles),
+       AT(elfen_thread_slot, thread), AT(elfen_thread_slot, claims),
+       AT(elfen_thread_slot, refused));
 
 struct channel {
 	const char *name;
@@ -40,6 +46,7 @@ static const struct channel channels[] = {
 	CHANNEL(task, ELFEN_MAGIC_TASK),
 	CHANNEL(lane, ELFEN_MAGIC_LANE),
 	CHANNEL(control, ELFEN_MAGIC_CONTROL),
+	CHANNEL(thread, ELFEN_MAGIC_THREAD),
 };
 
 static elfen_u64 page[4096 / 8 * 4] ELFEN_ALIGNED;
@@ -163,9 +170,38 @@ static int account(void)
 	return 0;
 }
 
+/* A tag and a value in the parent, others in its child; prints who they are and the tags. */
+static int tags(void)
+{
+	elfen_u32 outer, inner;
+	pid_t child;
+
+	elfen_tag("outer");
+	elfen_value(1);
+	outer = elfen_tag_now();
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		inner = elfen_tag("inner");
+		elfen_value(2);
+		if (inner != 0)
+			_exit(1); /* a slot of its own begins without a tag */
+		printf("%u", elfen_tag_now());
+		fflush(stdout);
+		_exit(0);
+	}
+	if (child < 0 || waitpid(child, NULL, 0) != child)
+		return 1;
+	printf(" %d %d %u", (int)getpid(), (int)child, outer);
+	return elfen_tag_now() != outer;
+}
+
 int main(int argc, char **argv)
 {
 	size_t i;
+
+	if (argc == 2 && !strcmp(argv[1], "tags"))
+		return tags();
 
 	if (argc == 2 && !strcmp(argv[1], "account"))
 		return account();

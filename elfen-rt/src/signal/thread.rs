@@ -1,0 +1,173 @@
+//! What threads say of themselves, for `elfen shim` to look at while they run: the function and the
+//! tag that they are in, a value, and what they count.
+//!
+//! A slot a thread. It has one writer, the thread, which claims it; its first line is all that an
+//! observer reads while the thread works. The function and the tag are the lower halves of
+//! addresses, of code and of a name, so a thread that enters one stores four bytes and looks up
+//! nothing. The writing half is [`crate::tag`], in C `elfen_tag.h`.
+
+use core::ffi::c_int;
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+use super::page::{Page, Slot};
+
+/// Slots of a page.
+pub const THREADS: u32 = 1024;
+
+/// The line that a thread writes while it works.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ThreadWords {
+    /// Lower half of an address of code: of a function at its entry, and behind a return of the
+    /// place that it returned to. 0 for none.
+    pub function: AtomicU32,
+    /// Lower half of the address of a name, NUL-terminated. 0 for none.
+    pub tag: AtomicU32,
+    pub value: AtomicU64,
+    /// Entries of functions, where they are counted.
+    pub calls: AtomicU64,
+    pub instructions: AtomicU64,
+    pub cycles: AtomicU64,
+    reserved: [AtomicU64; 3],
+}
+
+const _: () = assert!(size_of::<ThreadWords>() == 64);
+const _: () = assert!(offset_of!(ThreadWords, tag) == 4);
+const _: () = assert!(offset_of!(ThreadWords, value) == 8);
+const _: () = assert!(offset_of!(ThreadWords, calls) == 16);
+const _: () = assert!(offset_of!(ThreadWords, instructions) == 24);
+const _: () = assert!(offset_of!(ThreadWords, cycles) == 32);
+
+/// One thread.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ThreadSlot {
+    pub words: ThreadWords,
+    /// `tgid << 32 | tid` of the thread that writes the slot; 0 while none does.
+    pub thread: AtomicU64,
+    /// Of slot 0: how often a slot of the page was claimed.
+    pub claims: AtomicU64,
+    /// Of slot 0: threads that found no slot, and write where nobody reads.
+    pub refused: AtomicU64,
+    reserved: [AtomicU64; 5],
+}
+
+const _: () = assert!(size_of::<ThreadSlot>() == 128);
+const _: () = assert!(offset_of!(ThreadSlot, thread) == 64);
+const _: () = assert!(offset_of!(ThreadSlot, claims) == 72);
+const _: () = assert!(offset_of!(ThreadSlot, refused) == 80);
+
+// SAFETY: repr(C), aligned to 128, atomics only; "ELFNTHRD" is used nowhere else.
+unsafe impl Slot for ThreadSlot {
+    const MAGIC: [u8; 8] = *b"ELFNTHRD";
+    const CHANNEL: &'static str = "thread";
+}
+
+/// A thread as slots name it, in its own pid namespace.
+pub fn thread_word(process: u32, thread: u32) -> u64 {
+    u64::from(process) << 32 | u64::from(thread)
+}
+
+/// The process and the thread of a slot's word.
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
+pub fn of_thread_word(word: u64) -> (u32, u32) {
+    ((word >> 32) as u32, word as u32)
+}
+
+/// The slot of a thread: the one that it has, or one that is free, or one whose thread has ended.
+/// `None` if there is none of these; then the page has counted the thread.
+pub fn claim(page: &Page<ThreadSlot>, thread: u64) -> Option<&ThreadSlot> {
+    claim_of(page, thread, has_ended)
+}
+
+fn claim_of(
+    page: &Page<ThreadSlot>,
+    thread: u64,
+    has_ended: impl Fn(u64) -> bool,
+) -> Option<&ThreadSlot> {
+    // Relaxed throughout: a slot's words mean something one by one.
+    if let Some(own) = page.slots().find(|slot| slot.thread.load(Relaxed) == thread) {
+        return Some(own);
+    }
+    let take = |slot: &&ThreadSlot, from: u64| {
+        slot.thread.compare_exchange(from, thread, Relaxed, Relaxed).is_ok()
+    };
+    let taken = page.slots().find(|slot| take(slot, 0)).or_else(|| {
+        page.slots().find(|slot| {
+            let holder = slot.thread.load(Relaxed);
+            has_ended(holder) && take(slot, holder)
+        })
+    });
+    let first = page.slot(0)?;
+    let Some(slot) = taken else {
+        first.refused.fetch_add(1, Relaxed);
+        return None;
+    };
+    let words = &slot.words;
+    words.function.store(0, Relaxed);
+    words.tag.store(0, Relaxed);
+    for word in [&words.value, &words.calls, &words.instructions, &words.cycles] {
+        word.store(0, Relaxed);
+    }
+    first.claims.fetch_add(1, Relaxed);
+    Some(slot)
+}
+
+/// Whether a thread is gone. Its id may be another's by now: then its slot stays taken.
+fn has_ended(thread: u64) -> bool {
+    let (process, thread) = of_thread_word(thread);
+    // SAFETY: signal 0 sends nothing; tgkill only looks the ids up.
+    let found = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0 as c_int) } == 0;
+    !found && crate::process::errno() == libc::ESRCH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+
+    fn page(slots: u32) -> Page<ThreadSlot> {
+        let bytes = Page::<ThreadSlot>::bytes(slots);
+        let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+        memory.remove_name().unwrap();
+        Page::format(memory, slots, 0, &[0; 32]).unwrap()
+    }
+
+    /// Goal: a thread has one slot however often it asks, the dead make room, and who finds none is
+    /// counted. Method: three threads on two slots.
+    #[test]
+    fn slots_are_claimed_once() {
+        let page = page(2);
+        let at = |thread, ended: u64| {
+            let slot = claim_of(&page, thread, |held| held == ended);
+            slot.map(|slot| core::ptr::from_ref(slot).addr())
+        };
+        let (first, second) = (at(11, 0).unwrap(), at(12, 0).unwrap());
+        assert!(first != second && at(11, 0) == Some(first));
+        assert_eq!(at(13, 0), None);
+        page.slot(1).unwrap().words.value.store(7, Relaxed);
+        assert_eq!(at(13, 12), Some(second));
+        let (slot, first) = (page.slot(1).unwrap(), page.slot(0).unwrap());
+        assert_eq!(slot.words.value.load(Relaxed), 0, "of the thread before");
+        assert_eq!((first.claims.load(Relaxed), first.refused.load(Relaxed)), (3, 1));
+    }
+
+    #[test]
+    fn threads_that_run_have_not_ended() {
+        let own = std::process::id();
+        // SAFETY: takes nothing.
+        let thread = unsafe { libc::gettid() };
+        assert!(!has_ended(thread_word(own, thread.unsigned_abs())));
+        assert!(!has_ended(thread_word(1, 1)), "another user's, perhaps");
+        let ended = std::thread::spawn(|| {
+            // SAFETY: takes nothing.
+            unsafe { libc::gettid() }
+        });
+        let ended = ended.join().unwrap().unsigned_abs();
+        while !has_ended(thread_word(own, ended)) {
+            std::thread::yield_now(); // The kernel takes it off its lists a moment later.
+        }
+        assert_eq!(of_thread_word(thread_word(3, 4)), (3, 4));
+    }
+}

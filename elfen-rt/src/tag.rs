@@ -1,0 +1,283 @@
+//! Tags: a thread says what it does, by one store, and `elfen shim` looks.
+//!
+//! The first tag of a thread claims a slot of the process's page ([`crate::signal::thread`]); the
+//! first of a process opens that page, with system calls, so it should not be in a signal handler.
+//! The page is that of the `elfen shim` which started the process, or one of its own without a
+//! name, which an observer finds among the process's mappings and which goes with the process. A
+//! thread that finds no slot stores into words of its own, where nobody looks.
+//!
+//! `include/elfen_tag.h` is the same in C, and shares slots with this by the thread's id.
+
+use core::arch::{asm, global_asm};
+use core::ffi::{CStr, c_int};
+use core::marker::PhantomData;
+use core::mem::{offset_of, size_of};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+
+use crate::check::once::{Made, Once};
+use crate::inherit;
+use crate::memory::{Access, Memory};
+use crate::process::{errno, parse_u64, pid_namespace, set_errno};
+use crate::signal::page::Page;
+use crate::signal::thread::{THREADS, ThreadSlot, ThreadWords, claim, thread_word};
+
+/// What `elfen shim` puts into the environment of a program: `1 SEGMENT FRONT`, and more for the
+/// preload library. Heeded by children of FRONT alone: what the program starts is not observed.
+pub const VARIABLE: &CStr = c"ELFEN_SHIM";
+const PROTOCOL: u64 = 1;
+
+/// A thread's block: where its words are, and words for when there are none.
+#[repr(C)]
+#[derive(Debug)]
+struct Block {
+    words: AtomicPtr<ThreadWords>,
+    own: ThreadWords,
+}
+
+const _: () = assert!(size_of::<Block>() == 72 && offset_of!(Block, own) == 8);
+
+// As in `check::thread`: stable Rust has no thread-locals without std.
+global_asm!(
+    ".pushsection .tbss,\"awT\",@nobits",
+    ".balign 8",
+    ".globl elfen_tag_block_rt",
+    ".hidden elfen_tag_block_rt",
+    ".type elfen_tag_block_rt, @object",
+    ".size elfen_tag_block_rt, 72",
+    "elfen_tag_block_rt:",
+    ".zero 72",
+    ".popsection",
+);
+
+impl Block {
+    #[inline(always)]
+    fn with_own<R>(with: impl FnOnce(&Self) -> R) -> R {
+        let own: *const Self;
+        // SAFETY: reads the thread pointer, which every thread has at %fs:0, and the block's
+        // distance from it, which the loader has filled in.
+        unsafe {
+            asm!(
+                "mov {own}, qword ptr fs:[0]",
+                "add {own}, qword ptr [rip + elfen_tag_block_rt@GOTTPOFF]",
+                own = out(reg) own,
+                options(pure, nomem, nostack),
+            );
+        }
+        // SAFETY: the block lives as long as its thread, which is in this function; any other
+        // access to it is a signal handler's of the same thread, and every field is atomic.
+        with(unsafe { &*own })
+    }
+
+    #[inline(always)]
+    fn words(&self) -> &ThreadWords {
+        let mut words = self.words.load(Relaxed);
+        if words.is_null() {
+            words = self.find();
+        }
+        // SAFETY: `find` stores the address of a slot of a page that is never unmapped, or of the
+        // block's own words.
+        unsafe { &*words }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find(&self) -> *mut ThreadWords {
+        let errno = errno();
+        let slot = own_slot().map_or(&self.own, |slot| &slot.words);
+        let words = ptr::from_ref(slot).cast_mut();
+        self.words.store(words, Relaxed);
+        set_errno(errno);
+        words
+    }
+}
+
+/// The calling thread's slot; `None` if there is none to be had.
+pub fn own_slot() -> Option<&'static ThreadSlot> {
+    static PAGE: Once<Page<ThreadSlot>> = Once::new();
+    let Made::Value(page) = PAGE.get_or_make(open) else { return None };
+    // SAFETY: both take nothing and cannot fail.
+    let (process, thread) = (unsafe { libc::getpid() }, unsafe { libc::gettid() });
+    claim(page, thread_word(process.unsigned_abs(), thread.unsigned_abs()))
+}
+
+fn open() -> Option<Page<ThreadSlot>> {
+    // SAFETY: the handler stores one word, and lives as long as the program: this code is never
+    // unloaded, as its thread-locals are of the static kind.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if let Some(page) = inherited() {
+        return Some(page);
+    }
+    let bytes = Page::<ThreadSlot>::bytes(THREADS);
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).ok()?;
+    memory.remove_name().ok()?;
+    Page::format(memory, THREADS, pid_namespace(), &[0; 32]).ok()
+}
+
+/// A child's thread has another id, and so another slot.
+unsafe extern "C" fn in_child() {
+    Block::with_own(|block| block.words.store(ptr::null_mut(), Relaxed));
+}
+
+fn inherited() -> Option<Page<ThreadSlot>> {
+    let order = Order::own()?;
+    Page::open(Memory::attach_id(order.segment, Access::Write).ok()?).ok()
+}
+
+/// What the variable says, if it is for this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order<'a> {
+    pub segment: c_int,
+    pub front: c_int,
+    /// For the preload library.
+    pub rest: &'a [u8],
+}
+
+impl Order<'static> {
+    /// `None` if the process that started this one is no `elfen shim`.
+    pub fn own() -> Option<Self> {
+        let order = Order::parse(inherit::value(VARIABLE)?)?;
+        // SAFETY: takes nothing and cannot fail.
+        (unsafe { libc::getppid() } == order.front).then_some(order)
+    }
+}
+
+impl<'a> Order<'a> {
+    fn parse(text: &'a [u8]) -> Option<Self> {
+        let mut fields = text.splitn(4, |&byte| byte == b' ');
+        let mut number = || parse_u64(fields.next()?);
+        if number()? != PROTOCOL {
+            return None;
+        }
+        let [segment, front] = [number()?, number()?].map(|n| c_int::try_from(n).ok());
+        let rest = fields.next().unwrap_or_default();
+        Some(Self { segment: segment?, front: front?, rest })
+    }
+}
+
+/// Says that the thread does `name` until this goes out of scope; then what it did before.
+///
+/// ```
+/// let _parsing = elfen_rt::tag!("parse");
+/// ```
+#[macro_export]
+macro_rules! tag {
+    ($name:literal) => {{
+        #[used]
+        #[unsafe(link_section = "elfen_tags")]
+        static NAME: [u8; concat!($name, "\0").len()] = $crate::tag::bytes(concat!($name, "\0"));
+        $crate::tag::Tag::enter(&NAME)
+    }};
+}
+
+/// A name's bytes, to lie in a section of their own.
+pub const fn bytes<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let mut at = 0;
+    while at < N {
+        bytes[at] = text.as_bytes()[at];
+        at += 1;
+    }
+    bytes
+}
+
+/// See [`tag!`](crate::tag!).
+#[derive(Debug)]
+#[must_use = "the tag ends when this is dropped"]
+pub struct Tag {
+    before: u32,
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Tag {
+    /// `name` ends with a NUL.
+    #[inline(always)]
+    pub fn enter(name: &'static [u8]) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half of an address")]
+        let half = name.as_ptr().addr() as u32;
+        let before = Block::with_own(|block| {
+            let tag = &block.words().tag;
+            let before = tag.load(Relaxed);
+            // Relaxed: nothing is published through a tag.
+            tag.store(half, Relaxed);
+            before
+        });
+        Self { before, of_this_thread: PhantomData }
+    }
+}
+
+impl Drop for Tag {
+    #[inline(always)]
+    fn drop(&mut self) {
+        Block::with_own(|block| block.words().tag.store(self.before, Relaxed));
+    }
+}
+
+/// Publishes a value of the thread's: a length, a depth, the id of a request.
+#[inline(always)]
+pub fn value(value: u64) {
+    set(|words| &words.value, value);
+}
+
+/// Publishes how many calls the thread has made so far, for rates.
+#[inline(always)]
+pub fn calls(calls: u64) {
+    set(|words| &words.calls, calls);
+}
+
+/// Publishes what the thread has executed so far, where it counts that itself.
+#[inline(always)]
+pub fn count(instructions: u64, cycles: u64) {
+    set(|words| &words.instructions, instructions);
+    set(|words| &words.cycles, cycles);
+}
+
+#[inline(always)]
+fn set(word: impl Fn(&ThreadWords) -> &AtomicU64, value: u64) {
+    // Relaxed: each word is read by itself.
+    Block::with_own(|block| word(block.words()).store(value, Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_numbers_and_a_rest() {
+        let order = Order { segment: 12, front: 34, rest: &b"8:1:99 40-8"[..] };
+        assert_eq!(Order::parse(b"1 12 34 8:1:99 40-8"), Some(order));
+        assert_eq!(Order::parse(b"1 12 34"), Some(Order { rest: b"", ..order }));
+        for text in ["", "1", "1 12", "2 12 34", "1 -1 34", "1 12 99999999999", "1  12 34"] {
+            assert_eq!(Order::parse(text.as_bytes()), None, "{text:?}");
+        }
+    }
+
+    fn now() -> (u32, u64) {
+        Block::with_own(|block| {
+            let words = block.words();
+            (words.tag.load(Relaxed), words.value.load(Relaxed))
+        })
+    }
+
+    /// Goal: tags nest, each thread has its own, and a name can be found by what is stored. Method:
+    /// two threads with a page of the process's own.
+    #[test]
+    fn tags_nest_and_end() {
+        static OUTER: [u8; 6] = bytes("outer\0");
+        let low = |name: &[u8]| u32::try_from(name.as_ptr().addr() & 0xffff_ffff).unwrap();
+        assert_eq!(now().0, 0);
+        let outer = Tag::enter(&OUTER);
+        assert_eq!(now().0, low(&OUTER));
+        {
+            let _inner = crate::tag!("inner");
+            value(42);
+            assert!(now().0 != low(&OUTER) && now().0 != 0);
+            let (other, slots) =
+                std::thread::spawn(|| (now(), own_slot().is_some())).join().expect("it only looks");
+            assert_eq!((other, slots), ((0, 0), true));
+        }
+        assert_eq!(now(), (low(&OUTER), 42));
+        drop(outer);
+        assert_eq!(now().0, 0);
+    }
+}

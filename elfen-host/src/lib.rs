@@ -12,6 +12,7 @@ pub mod cpuset;
 pub mod daemon;
 pub mod doctor;
 pub mod fence;
+pub mod hsperf;
 pub mod lanes;
 pub mod metrics;
 pub mod pair;

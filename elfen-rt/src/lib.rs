@@ -1,9 +1,9 @@
 //! The part of Elfen that lives inside other people's processes.
 //!
 //! A batch thread samples the channels in [`signal`]; a latency-critical service publishes its
-//! queue and its running request through [`service`]; any thread says what it does through [`tag`]. The crate is `no_std` and needs libc alone,
-//! because it must cost its hosts nothing: no allocation, no lock, no panic, no output, and no
-//! system call once a channel is open.
+//! queue and its running request through [`service`]; any thread says what it does
+//! through [`tag`]. The crate is `no_std` and needs libc alone, because it must cost its hosts
+//! nothing: no allocation, no lock, no panic, no output, and no system call once a channel is open.
 //!
 //! `include/elfen.h` says the same in C.
 

@@ -2,9 +2,10 @@
 //!
 //! Its hooks ([`hooks`]) are what compilers call at function entries when asked to; where
 //! they left room for it instead, [`patch`] writes checks into the program as it is loaded.
-//! A program with neither is none the wiser: the library then does nothing at all. What a
-//! check does is in `elfen_rt::check`; so is the slow path of the checks in `elfen_check.h`,
-//! which this library exports.
+//! A program with neither is none the wiser: the library then does nothing at all. For
+//! `elfen shim` it shares the globals that are looked at ([`shared`]). What a check does is in
+//! `elfen_rt::check`; so is the slow path of the checks in `elfen_check.h`, which this library
+//! exports.
 //!
 //! A crate of its own because it is built like no other: no std, no unwinding, nothing needed but
 //! the C library that is there already.
@@ -16,6 +17,7 @@
 
 mod hooks;
 mod patch;
+mod shared;
 
 /// Called by the loader when the library and what it needs are in place, before `main`.
 #[used]
@@ -25,6 +27,9 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     if elfen_rt::inherit::is_named() {
         patch::patch_all();
+    }
+    if let Some(order) = elfen_rt::tag::Order::own() {
+        shared::share(&order);
     }
 }
 

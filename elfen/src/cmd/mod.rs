@@ -1,5 +1,5 @@
 //! The operators' subcommands: one file each, with its arguments, one call, and what it prints.
-//! Those of performance engineers and researchers are in `experiments`.
+//! Those of performance engineers and researchers are in `experiments` and `elfen-shim`.
 
 mod doctor;
 mod fenced;
@@ -44,6 +44,7 @@ pub(crate) enum Command {
     Resume(pause::ResumeArgs),
     Run(Box<run::Args>),
     Set(set::Args),
+    Shim(Box<elfen_shim::cmd::Args>),
     Signals(signals::Args),
     Status(status::Args),
     Tailor(Box<elfen_recorder::cmd::Args>),
@@ -63,6 +64,7 @@ impl Command {
             Self::Resume(args) => pause::resume(&args, out),
             Self::Run(args) => run::run(&args, out),
             Self::Set(args) => set::run(&args, out),
+            Self::Shim(args) => elfen_shim::cmd::run(&args, out),
             Self::Signals(args) => signals::run(&args, out),
             Self::Status(args) => status::run(&args, out),
             Self::Tailor(args) => elfen_recorder::cmd::run(&args, out),

@@ -15,12 +15,13 @@ use imports::{Imports, Module, name};
 use serde_json::Value;
 
 /// Top-level folder, and the folders that its crates may depend on.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     (
         "elfen",
         &[
             "experiments",
             "elfen-recorder",
+            "elfen-shim",
             "elfen-host",
             "elfen-console",
             "elfen-instrument",
@@ -28,7 +29,11 @@ const ALLOWED: [(&str, &[&str]); 10] = [
             "elfen-rt",
         ],
     ),
-    ("experiments", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
+    (
+        "experiments",
+        &["elfen-shim", "elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"],
+    ),
+    ("elfen-shim", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
     ("elfen-recorder", &["elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),
     ("elfen-tailor", &["elfen-console", "elfen-rt"]),
     ("elfen-host", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
@@ -54,7 +59,7 @@ const LAYERS: [(&str, Layers); 4] = [
             &["lanes"],
             &["topology"],
             &["cpuset", "source", "systemd"],
-            &["affinity", "cgroup", "pair", "process", "segment"],
+            &["affinity", "cgroup", "hsperf", "pair", "process", "segment"],
             &["cpulist"],
         ],
     ),

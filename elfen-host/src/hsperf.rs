@@ -1,0 +1,160 @@
+//! The counters that a Java virtual machine keeps in a file which it has mapped: `hsperfdata`.
+//!
+//! The file is found by the process's own mappings and opened in the process's own root, so it
+//! does not matter where that machine's folder for temporary files is, or in which container it
+//! runs. The file is input: every offset is held against its length.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use elfen_instrument::remote::mappings;
+
+/// In the name of the file's folder, before the user's.
+const FOLDER: &str = "hsperfdata_";
+const MAGIC: u32 = 0xcafe_c0c0;
+/// Bytes of the file's head, and of an entry's.
+const HEAD_BYTES: usize = 32;
+const ENTRY_BYTES: usize = 20;
+const LITTLE_ENDIAN: u8 = 1;
+/// A counter of eight bytes, as the virtual machine names Java's type.
+const LONG: u8 = b'J';
+
+#[derive(Debug, thiserror::Error)]
+pub enum HsperfError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(
+        "process {0} has no such counters: it is no Java virtual machine, or runs with \
+         -XX:+PerfDisableSharedMem"
+    )]
+    None(u32),
+    #[error("{0:?} is no file of counters, or one of another form")]
+    Form(PathBuf),
+}
+
+/// A counter of eight bytes, and where in the file it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Counter {
+    pub name: String,
+    pub offset: u64,
+}
+
+/// The file of a process, as we can open it.
+pub fn file_of(process: u32) -> Result<PathBuf, HsperfError> {
+    let all = mappings(process)?;
+    let is_it = |name: &&str| {
+        let folder = Path::new(name).parent().and_then(Path::file_name);
+        folder.is_some_and(|folder| folder.to_string_lossy().starts_with(FOLDER))
+    };
+    let name = all.iter().map(|mapping| mapping.name.as_str()).find(is_it);
+    let inside = Path::new(name.ok_or(HsperfError::None(process))?);
+    let root = Path::new("/proc").join(process.to_string()).join("root");
+    Ok(root.join(inside.strip_prefix("/").unwrap_or(inside)))
+}
+
+/// All counters of a process.
+pub fn counters(process: u32) -> Result<(PathBuf, Vec<Counter>), HsperfError> {
+    let file = file_of(process)?;
+    let bytes = fs::read(&file)?;
+    let counters = parse(&bytes).ok_or_else(|| HsperfError::Form(file.clone()))?;
+    Ok((file, counters))
+}
+
+fn parse(bytes: &[u8]) -> Option<Vec<Counter>> {
+    let number = |at: usize| {
+        let word = bytes.get(at..)?.first_chunk::<4>()?;
+        usize::try_from(u32::from_le_bytes(*word)).ok()
+    };
+    let magic = u32::from_be_bytes(*bytes.first_chunk()?);
+    if magic != MAGIC || *bytes.get(4)? != LITTLE_ENDIAN || bytes.len() < HEAD_BYTES {
+        return None;
+    }
+    let (mut at, entries) = (number(24)?, number(28)?);
+    let mut found = Vec::new();
+    for _ in 0..entries.min(bytes.len() / ENTRY_BYTES) {
+        let (length, name_at, values) = (number(at)?, number(at + 4)?, number(at + 8)?);
+        let kind = *bytes.get(at + 12)?;
+        let data_at = number(at + 16)?;
+        if length < ENTRY_BYTES {
+            return None;
+        }
+        let entry = bytes.get(at..at.checked_add(length)?)?;
+        let name = entry.get(name_at..)?.split(|&byte| byte == 0).next()?;
+        let offset = at + data_at;
+        if kind == LONG && values == 0 && data_at + 8 <= length && offset.is_multiple_of(8) {
+            let name = String::from_utf8_lossy(name);
+            let plain = name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
+            found.push(Counter { name: plain.collect(), offset: offset as u64 });
+        }
+        at = at.checked_add(length)?;
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, kind: u8, value: u64) -> Vec<u8> {
+        let mut name = name.as_bytes().to_vec();
+        name.resize(name.len() / 4 * 4 + 4, 0);
+        let data_at = u32::try_from((20 + name.len()).next_multiple_of(8)).unwrap();
+        let mut bytes = Vec::new();
+        for word in [data_at + 8, 20, 0] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend([kind, 0, 0, 0]);
+        bytes.extend(data_at.to_le_bytes());
+        bytes.extend(name);
+        bytes.resize(data_at as usize, 0);
+        bytes.extend(value.to_le_bytes());
+        bytes
+    }
+
+    fn file() -> Vec<u8> {
+        let mut bytes = vec![0xca, 0xfe, 0xc0, 0xc0, 1, 2, 0, 1];
+        bytes.resize(24, 0);
+        bytes.extend([32_u32, 3].iter().flat_map(|word| word.to_le_bytes()));
+        for one in [
+            entry("sun.gc.collector.0.invocations", b'J', 7),
+            entry("java.version", b'B', 0),
+            entry("sun.os.hrt.ticks", b'J', 9),
+        ] {
+            bytes.extend(one);
+        }
+        bytes
+    }
+
+    #[test]
+    fn counters_are_found_by_name() {
+        let bytes = file();
+        let found = parse(&bytes).unwrap();
+        let values: Vec<(&str, u8)> = found
+            .iter()
+            .map(|one| (one.name.as_str(), bytes[usize::try_from(one.offset).unwrap()]))
+            .collect();
+        assert_eq!(values, [("sun.gc.collector.0.invocations", 7), ("sun.os.hrt.ticks", 9)]);
+    }
+
+    #[test]
+    fn files_that_lie_are_refused_or_cut_short() {
+        let whole = file();
+        for cut in 0..whole.len() {
+            let found = parse(&whole[..cut]);
+            let inside = |one: &Counter| one.offset + 8 <= cut as u64;
+            assert!(found.is_none_or(|found| found.iter().all(inside)), "{cut}");
+        }
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0xff;
+            let inside = |one: &Counter| one.offset + 8 <= bytes.len() as u64;
+            assert!(parse(&bytes).is_none_or(|found| found.iter().all(inside)), "{at}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_no_java_virtual_machine() {
+        assert!(matches!(counters(std::process::id()), Err(HsperfError::None(_))));
+    }
+}

@@ -1,0 +1,169 @@
+//! The clock of samples: the time stamp counter, its rate and its step.
+//!
+//! A counter that stops or changes its rate measures nothing, so the CPU has to say that it does
+//! neither. Between two CPUs it is the kernel that keeps them together, and that uses it as its own
+//! clock only then.
+
+use std::arch::x86_64::{__cpuid, __rdtscp, _mm_lfence, _rdtsc};
+use std::fs;
+
+use elfen_console::duration::number;
+use elfen_rt::clock::monotonic_ns;
+
+/// How long the rate is measured before a run; over a run it is measured again.
+const CALIBRATION_NS: u64 = 4_000_000;
+
+/// The time, before what is read next.
+#[inline(always)]
+pub fn before() -> u64 {
+    // SAFETY: every x86-64 has a time stamp counter, and Linux lets programs read it.
+    let ticks = unsafe { _rdtsc() };
+    // SAFETY: every x86-64 has SSE2. Without it the loads behind it would start early.
+    unsafe { _mm_lfence() };
+    ticks
+}
+
+/// The time, after what was read before.
+#[inline(always)]
+pub fn after() -> u64 {
+    let mut cpu = 0;
+    // SAFETY: CPUs that Linux runs on as x86-64 have rdtscp since 2007; `of_this_machine` asks.
+    unsafe { __rdtscp(&mut cpu) }
+}
+
+/// Why there is no clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ClockError {
+    #[error("this CPU's time stamp counter may stop or change its rate")]
+    NotInvariant,
+    #[error("the kernel does not trust the time stamp counter: it is not its clock")]
+    NotTrusted,
+    #[error("this CPU has no rdtscp instruction")]
+    NoRdtscp,
+}
+
+/// Rate and step.
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Clock {
+    pub ticks_per_second: u64,
+    /// All differences of two readings are multiples of this.
+    pub step_ticks: u64,
+}
+
+impl Clock {
+    /// Takes 4 ms.
+    pub fn of_this_machine() -> Result<Self, ClockError> {
+        invariant()?;
+        let rate = Rate::begin();
+        let step_ticks = step();
+        while monotonic_ns() - rate.at_ns < CALIBRATION_NS {
+            std::hint::spin_loop();
+        }
+        Ok(Self { ticks_per_second: rate.ticks_per_second(), step_ticks })
+    }
+
+    pub fn ns(&self, ticks: u64) -> u64 {
+        let ns = u128::from(ticks) * 1_000_000_000 / u128::from(self.ticks_per_second.max(1));
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    pub fn ticks(&self, ns: u64) -> u64 {
+        let ticks = u128::from(ns) * u128::from(self.ticks_per_second) / 1_000_000_000;
+        u64::try_from(ticks).unwrap_or(u64::MAX)
+    }
+
+    pub fn step_ns(&self) -> f64 {
+        number(self.step_ticks) * 1e9 / number(self.ticks_per_second.max(1))
+    }
+}
+
+/// CPUID leaf 80000007H, EDX; and 80000001H, EDX.
+const INVARIANT: u32 = 1 << 8;
+const RDTSCP: u32 = 1 << 27;
+const KERNELS_CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+
+/// Whether samples can be told apart by the counter here.
+pub fn invariant() -> Result<(), ClockError> {
+    if __cpuid(0x8000_0001).edx & RDTSCP == 0 {
+        return Err(ClockError::NoRdtscp);
+    }
+    if __cpuid(0x8000_0000).eax >= 0x8000_0007 && __cpuid(0x8000_0007).edx & INVARIANT != 0 {
+        return Ok(());
+    }
+    // Hypervisors hide the bit. The kernel offers the counter as a clock only if it found no fault.
+    match fs::read_to_string(KERNELS_CLOCK) {
+        Ok(clocks) if clocks.split_whitespace().any(|clock| clock == "tsc") => Ok(()),
+        Ok(_) => Err(ClockError::NotTrusted),
+        Err(_) => Err(ClockError::NotInvariant),
+    }
+}
+
+/// A measurement of the counter's rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    at_ticks: u64,
+    at_ns: u64,
+}
+
+impl Rate {
+    pub fn begin() -> Self {
+        let (at_ticks, at_ns) = both();
+        Self { at_ticks, at_ns }
+    }
+
+    /// Since it began, which must be a while ago.
+    pub fn ticks_per_second(&self) -> u64 {
+        let (ticks, ns) = both();
+        let (ticks, ns) = (ticks - self.at_ticks, (ns - self.at_ns).max(1));
+        u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(ns)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Both clocks at one moment: the nearest of some tries, as any may be interrupted.
+fn both() -> (u64, u64) {
+    let one = |_| {
+        let (first, ns, last) = (before(), monotonic_ns(), before());
+        (last - first, first + (last - first) / 2, ns)
+    };
+    let (_, ticks, ns) = (0..16).map(one).min().expect("sixteen tries");
+    (ticks, ns)
+}
+
+/// What all differences are multiples of.
+fn step() -> u64 {
+    let readings: Vec<u64> = (0..4096).map(|_| before()).collect();
+    let differences = readings.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
+    differences.filter(|&difference| difference != 0).fold(0, common_divisor).max(1)
+}
+
+fn common_divisor(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_go_both_ways() {
+        let clock = Clock { ticks_per_second: 2_600_000_000, step_ticks: 26 };
+        assert_eq!((clock.ticks(1_000), clock.ns(2_600)), (2_600, 1_000));
+        assert_eq!((clock.ticks(0), clock.ns(0), clock.step_ns()), (0, 0, 10.0));
+        assert_eq!(clock.ns(u64::MAX) / 1_000_000_000, u64::MAX / 2_600_000_000, "no overflow");
+        assert_eq!(
+            [(0, 26), (26, 0), (52, 78), (7, 3)].map(|(a, b)| common_divisor(a, b)),
+            [26, 26, 26, 1]
+        );
+    }
+
+    #[test]
+    fn this_machines_clock_runs() {
+        let clock = Clock::of_this_machine().unwrap();
+        assert!(clock.ticks_per_second > 100_000_000, "{clock:?}");
+        let (first, last) = (before(), after());
+        assert!(last >= first && (last - first) % clock.step_ticks == 0, "{clock:?}");
+    }
+}

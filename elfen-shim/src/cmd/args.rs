@@ -1,0 +1,135 @@
+//! What `elfen shim` is asked.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use elfen_console::duration;
+use elfen_host::cpulist::CpuSet;
+
+use crate::signal::Ask;
+
+#[derive(clap::Args, Debug)]
+#[group(skip)]
+pub(super) struct Args {
+    /// Lanes to observe, and to keep a started program on [default: all but the observer's]
+    #[arg(long, value_name = "LANES")]
+    pub(super) on: Option<CpuSet>,
+
+    /// The observer's lane [default: one that shares no core with --on]
+    #[arg(long, value_name = "LANE")]
+    pub(super) from: Option<u32>,
+
+    /// Allow the observer a lane that shares a core with an observed one
+    #[arg(long)]
+    pub(super) sibling: bool,
+
+    /// Time between two samples in the mean, as in 300ns; max for as fast as it goes; auto for 1us,
+    /// and more where lanes are far apart
+    #[arg(long, value_name = "TIME", default_value = "auto", value_parser = pace)]
+    pub(super) period: Pace,
+
+    /// What to look at; may be repeated [default: who runs, functions and tags]
+    #[arg(long, value_name = "SIGNAL", value_parser = Ask::parse)]
+    pub(super) watch: Vec<Ask>,
+
+    /// The change of a counter by that of the clock or of another: calls, instructions/cycles, or
+    /// a SYMBOL
+    #[arg(long, value_name = "WORD[/WORD]")]
+    pub(super) rate: Vec<String>,
+
+    /// End after this time
+    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
+    pub(super) duration: Option<Duration>,
+
+    /// Keep only the end
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(super) last: Option<Duration>,
+
+    /// End when a signal is above a number, as in 'queue_len > 20'; with --last to see what led to
+    /// it
+    #[arg(long, value_name = "SIGNAL > N")]
+    pub(super) until: Option<String>,
+
+    /// Memory for the recording
+    #[arg(long, value_name = "SIZE", default_value = "64MB", value_parser = size)]
+    pub(super) memory: usize,
+
+    /// Write the recording here
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+
+    /// Leave every tenth stretch of 10 ms unobserved, and say by what progressed in it what being
+    /// observed costs
+    #[arg(long)]
+    pub(super) measure_cost: bool,
+
+    /// What counts as progress [default: calls]
+    #[arg(long, value_name = "SIGNAL", requires = "measure_cost", value_parser = Ask::parse)]
+    pub(super) progress: Option<Ask>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// A process that runs
+    #[arg(short, long, value_name = "PID", conflicts_with = "program")]
+    pub(super) process: Option<u32>,
+
+    /// The program to start, and its arguments
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub(super) program: Vec<OsString>,
+}
+
+/// How often to look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pace {
+    Auto,
+    Max,
+    Every(Duration),
+}
+
+fn pace(text: &str) -> Result<Pace, String> {
+    match text {
+        "auto" => Ok(Pace::Auto),
+        "max" => Ok(Pace::Max),
+        text => match duration::parse(text)? {
+            Duration::ZERO => {
+                Err("no time is between two samples; for as fast as it goes say max".to_owned())
+            }
+            every => Ok(Pace::Every(every)),
+        },
+    }
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let say = || "a size is a whole number and KB, MB or GB, as in 256MB".to_owned();
+    let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(say)?;
+    let (number, unit) = text.split_at(unit);
+    let scale: usize = match unit {
+        "KB" => 1 << 10,
+        "MB" => 1 << 20,
+        "GB" => 1 << 30,
+        _ => return Err(say()),
+    };
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(scale));
+    bytes.filter(|bytes| (1..=1 << 36).contains(bytes)).ok_or_else(say)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paces_and_sizes_are_checked() {
+        assert_eq!((pace("auto"), pace("max")), (Ok(Pace::Auto), Ok(Pace::Max)));
+        assert_eq!(pace("300ns"), Ok(Pace::Every(Duration::from_nanos(300))));
+        for wrong in ["0", "0us", "-5us", "1ps", "", "fast"] {
+            assert!(pace(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!((size("256MB"), size("1KB")), (Ok(256 << 20), Ok(1 << 10)));
+        for wrong in ["", "0MB", "1", "1TB", "-1MB", "99999999999GB"] {
+            assert!(size(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

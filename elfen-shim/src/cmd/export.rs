@@ -1,0 +1,44 @@
+//! `elfen shim export`: a recording for other tools.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use elfen_console::failure::{Failure, Status};
+
+use super::show::{between, open};
+use crate::export::{self, Form};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen shim export run.shim --as csv > runs.csv
+  elfen shim export run.shim --as perfetto --between 1.2s..1.3s > trace.json
+  elfen shim export run.shim --as folded | flamegraph.pl > flame.svg";
+
+/// Write a recording as other tools read it
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// What `elfen shim -o` wrote
+    file: PathBuf,
+
+    /// csv; perfetto, which Firefox Profiler opens as well; or folded stacks for flame graphs
+    #[arg(long = "as", value_name = "FORM", value_enum, default_value = "csv")]
+    form: Form,
+
+    /// A part of it alone, by times from its beginning, as in 1.2s..1.3s
+    #[arg(long, value_name = "FROM..TO", value_parser = between)]
+    between: Option<(u64, u64)>,
+}
+
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let recording = open(&args.file, args.between)?;
+    let events = export::events(&recording);
+    if args.form == Form::Perfetto && events > export::EVENTS_MAX {
+        let why = format!("{events} events are more than a viewer takes, {}", export::EVENTS_MAX);
+        let fix = "name a part of it by --between";
+        return Err(Failure::new(Status::Failed, "the export", why, fix));
+    }
+    export::write(&recording, args.form, out).map_err(Failure::output)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,257 @@
+//! From what a user asks to the words that are read.
+
+use elfen_console::failure::{Failure, Status};
+use elfen_rt::signal::page::Page;
+use elfen_rt::signal::service::ServiceReader;
+use elfen_rt::signal::task::TaskMap;
+use elfen_rt::signal::thread::ThreadSlot;
+
+use super::lanes::Chosen;
+use crate::clock::Clock;
+use crate::rates::Rate;
+use crate::reach::{self, Place, ProcState, Reader, SharedGlobals, Unreached};
+use crate::record::ThreadWord;
+use crate::recording::{Kind, Source};
+use crate::session::{TooMany, Words};
+use crate::signal::{Ask, Width};
+use crate::symbols::{Global, Layout, Symbols};
+
+/// What there is to look at.
+pub(super) struct Context<'a> {
+    pub(super) process: u32,
+    pub(super) page: Option<&'static Page<ThreadSlot>>,
+    pub(super) map: Result<&'static TaskMap, String>,
+    pub(super) chosen: &'a Chosen,
+    pub(super) globals: &'a [(String, Place)],
+    pub(super) layout: &'a Layout,
+    /// Where functions come from, if the program has any.
+    pub(super) functions: Option<Source>,
+    pub(super) clock: Clock,
+}
+
+/// Words and what reads those that are in no memory of ours.
+pub(super) struct Gathered {
+    pub(super) words: Words,
+    pub(super) reader: Reader,
+}
+
+const LOW: Width = Width { bytes: 4, signed: false };
+
+/// All that is asked for; with nothing asked for, all that costs nothing.
+pub(super) fn gather(
+    asks: &[Ask],
+    rates: &[String],
+    context: &Context<'_>,
+) -> Result<Gathered, Failure> {
+    let mut words = Words::of(context.process, context.page);
+    let mut reader = Reader::default();
+    let too_many = |error: TooMany| {
+        Failure::new(Status::Usage, "--watch", error, "watch less at a time, or fewer lanes")
+    };
+    let wants = |ask: &Ask| asks.is_empty() || asks.contains(ask);
+    let asked_task = asks.contains(&Ask::Task);
+    let of_thread = asks.iter().any(|ask| matches!(ask, Ask::Function | Ask::Tag | Ask::Value));
+    let follows = match &context.map {
+        Ok(map) if wants(&Ask::Task) || of_thread || !rates.is_empty() => {
+            let on = &context.chosen.on;
+            words.add_tasks(map, on, wants(&Ask::Task)).map_err(too_many)?
+        }
+        Ok(_) => false,
+        Err(why) if asked_task => {
+            let fix = "run it as root, or have root run `elfen signals up`";
+            return Err(Failure::new(Status::Failed, "watching \"task\"", why, fix));
+        }
+        Err(_) => false,
+    };
+    if asked_task && !follows {
+        let why = "so many lanes are not followed at a time";
+        return Err(Failure::new(Status::Usage, "watching \"task\"", why, "name fewer with --on"));
+    }
+    if of_thread && context.page.is_none() {
+        let why = "the process has no page of its threads: it has no tags, and was not started by \
+                   `elfen shim`";
+        let fix = "start it by `elfen shim --`, or watch something else";
+        return Err(Failure::new(Status::Failed, "watching its threads", why, fix));
+    }
+    if context.page.is_some() {
+        let mut signals = Vec::new();
+        if let Some(source) = context.functions.filter(|_| wants(&Ask::Function)) {
+            signals.push(("function", Kind::Tags, 0, LOW, source));
+        } else if asks.contains(&Ask::Function) {
+            let why = "the program has no room at its functions' entries";
+            let fix = "build it with -fpatchable-function-entry=43";
+            return Err(Failure::new(Status::Failed, "watching \"function\"", why, fix));
+        }
+        if wants(&Ask::Tag) {
+            signals.push(("tag", Kind::Tags, 4, LOW, Source::SourceTags));
+        }
+        if !signals.is_empty() {
+            words.add_of_thread(ThreadWord::Place, &signals).map_err(too_many)?;
+        }
+        if asks.contains(&Ask::Value) {
+            let value = [("value", Kind::Values, 0, Width::U64, Source::SourceTags)];
+            words.add_of_thread(ThreadWord::Value, &value).map_err(too_many)?;
+        }
+    }
+    if asks.is_empty()
+        && !follows
+        && context.process != 0
+        && let Ok(state) = ProcState::open(context.process)
+    {
+        words.add_state(state).map_err(too_many)?;
+    }
+    for ask in asks {
+        let name = ask.to_string();
+        match ask {
+            Ask::Task | Ask::Function | Ask::Tag | Ask::Value => {}
+            Ask::Service { name, word } => {
+                let page = ServiceReader::open(name).map_err(|error| {
+                    let fix = "start the service first, and check its name";
+                    Failure::new(Status::Failed, format!("service {name:?}"), error, fix)
+                })?;
+                words.add_service(name, *word, page).map_err(too_many)?;
+            }
+            ask => {
+                let place =
+                    place(ask, context, &mut reader).map_err(|error| refuse(&name, &error))?;
+                words.add_place(name, &place).map_err(too_many)?;
+            }
+        }
+    }
+    for rate in rates {
+        add_rate(rate, context, &mut words, &mut reader)?;
+    }
+    Ok(Gathered { words, reader })
+}
+
+pub(super) fn refuse(name: &str, error: &Unreached) -> Failure {
+    let (status, fix) = match error {
+        Unreached::Wrong(_) => (Status::Usage, "see `elfen shim signals` for what there is"),
+        Unreached::Failed(_) | Unreached::Io(_) => {
+            (Status::Failed, "see `elfen doctor` for what this user may look at")
+        }
+    };
+    Failure::new(status, format!("watching {name:?}"), error, fix)
+}
+
+/// A number of the program's memory.
+fn place(ask: &Ask, context: &Context<'_>, reader: &mut Reader) -> Result<Place, Unreached> {
+    let process = context.process;
+    match ask {
+        Ask::Address { at, width } => reach::address(process, *at, *width, reader),
+        Ask::Map { of, offset, width } => reach::mapping(process, of, *offset, *width, reader),
+        Ask::Jvm { counter } => reach::jvm(process, counter),
+        Ask::Symbol { name, offset, width } => {
+            let shared = context.globals.iter().find(|(known, _)| *known == ask.to_string());
+            if let Some((_, place)) = shared {
+                return Ok(place.clone());
+            }
+            let all = globals_of(context.layout);
+            let (global, width) = reach::find_global(&all, name, *offset, *width)?;
+            let at = address_of(context.layout, global).ok_or_else(|| {
+                Unreached::Failed(format!("{} is not mapped", global.path.display()))
+            })?;
+            reach::address(process, at + offset, width, reader)
+        }
+        Ask::Task | Ask::Function | Ask::Tag | Ask::Value | Ask::Service { .. } => {
+            Err(Unreached::Wrong(format!("{ask} is no number in memory")))
+        }
+    }
+}
+
+/// The globals of a process that runs.
+pub(super) fn globals_of(layout: &Layout) -> Vec<Global> {
+    let symbols = layout
+        .objects
+        .iter()
+        .filter_map(|loaded| Symbols::read(&layout.file_of(loaded), &loaded.path));
+    symbols.flat_map(|symbols| symbols.globals).collect()
+}
+
+/// Where a global of a file lies in the process.
+fn address_of(layout: &Layout, global: &Global) -> Option<u64> {
+    let loaded = layout.objects.iter().find(|loaded| loaded.path == global.path)?;
+    let symbols = Symbols::read(&layout.file_of(loaded), &loaded.path)?;
+    Some(loaded.start.wrapping_add(global.address).wrapping_sub(symbols.base))
+}
+
+/// Places by what was asked for.
+pub(super) type Globals = Vec<(String, Place)>;
+
+/// Globals that are shared with a program from its start: those of the symbols that are asked for.
+pub(super) fn share(
+    asks: &[Ask],
+    rates: &[String],
+    program: &std::path::Path,
+) -> Result<(Globals, Option<SharedGlobals>), Failure> {
+    let of_rates = rates.iter().flat_map(|rate| rate.split('/')).filter_map(|word| {
+        let ask: Ask = word.parse().ok()?;
+        (thread_word(word).is_none() && matches!(ask, Ask::Symbol { .. })).then_some(ask)
+    });
+    let wanted: Vec<Ask> = asks
+        .iter()
+        .filter(|ask| matches!(ask, Ask::Symbol { .. }))
+        .cloned()
+        .chain(of_rates)
+        .collect();
+    if wanted.is_empty() {
+        return Ok((Vec::new(), None));
+    }
+    let all = reach::globals_of(program);
+    let io = |error: std::io::Error| refuse("globals", &Unreached::Io(error));
+    let mut shared = SharedGlobals::new().map_err(io)?;
+    let mut places = Vec::new();
+    for ask in wanted {
+        let Ask::Symbol { name, offset, width } = &ask else { continue };
+        let found = reach::find_global(&all, name, *offset, *width);
+        let place = found.and_then(|(global, width)| shared.share(global, *offset, width));
+        places.push((ask.to_string(), place.map_err(|error| refuse(name, &error))?));
+    }
+    Ok((places, Some(shared)))
+}
+
+/// The words of a thread that rates are made of.
+fn thread_word(name: &str) -> Option<ThreadWord> {
+    match name {
+        "calls" => Some(ThreadWord::Calls),
+        "instructions" => Some(ThreadWord::Instructions),
+        "cycles" => Some(ThreadWord::Cycles),
+        "value" => Some(ThreadWord::Value),
+        _ => None,
+    }
+}
+
+fn add_rate(
+    text: &str,
+    context: &Context<'_>,
+    words: &mut Words,
+    reader: &mut Reader,
+) -> Result<(), Failure> {
+    let wrong = |why: &dyn std::fmt::Display, fix: &str| {
+        Failure::new(Status::Usage, format!("--rate {text:?}"), why, fix)
+    };
+    let mut index_of = |name: &str| -> Result<usize, Failure> {
+        if let Some(part) = thread_word(name) {
+            if context.page.is_none() {
+                return Err(wrong(&"the process has no page of its threads", "start it by -- "));
+            }
+            let word = words.word_of_thread(part);
+            return word.map_err(|error| wrong(&error, "watch less at a time"));
+        }
+        let ask: Ask = name.parse().map_err(|why: String| wrong(&why, "see --help"))?;
+        let place = place(&ask, context, reader).map_err(|error| refuse(name, &error))?;
+        if place.width != Width::U64 {
+            return Err(wrong(&"a counter of a rate has eight bytes", "name one that has"));
+        }
+        words.word_of_place(&place).map_err(|error| wrong(&error, "watch less at a time"))
+    };
+    let (counter, against) = match text.split_once('/') {
+        Some((counter, against)) => (index_of(counter)?, Some(index_of(against)?)),
+        None => (index_of(text)?, None),
+    };
+    // Against the clock: a microsecond.
+    let ticks = elfen_console::duration::number(context.clock.ticks_per_second) / 1e6;
+    let name = if against.is_some() { text.to_owned() } else { format!("{text} per us") };
+    words.add_rate(Rate::new(name, counter, against, ticks, context.clock.step_ticks));
+    Ok(())
+}

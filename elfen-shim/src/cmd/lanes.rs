@@ -1,0 +1,115 @@
+//! Which lanes are observed, and from which.
+
+use elfen_console::failure::{Failure, Status};
+use elfen_host::args::lanes::topology;
+use elfen_host::cpulist::CpuSet;
+use elfen_host::source::Source;
+use elfen_host::topology::Topology;
+
+/// The lanes of a run.
+#[derive(Clone, Debug)]
+pub(super) struct Chosen {
+    pub(super) on: CpuSet,
+    pub(super) from: u32,
+}
+
+/// What the user said, held against the machine; `beside` are lanes that the observed may use.
+pub(super) fn choose(
+    on: Option<&CpuSet>,
+    from: Option<u32>,
+    sibling: bool,
+    beside: &CpuSet,
+) -> Result<Chosen, Failure> {
+    choose_of(&topology(&Source::live())?, on, from, sibling, beside)
+}
+
+fn choose_of(
+    topology: &Topology,
+    on: Option<&CpuSet>,
+    from: Option<u32>,
+    sibling: bool,
+    beside: &CpuSet,
+) -> Result<Chosen, Failure> {
+    let usage = |why: String| {
+        let fix = format!("use CPUs {}", topology.usable);
+        Failure::new(Status::Usage, "lanes", why, fix)
+    };
+    if topology.usable.len() < 2 {
+        let why = "observer and observed need a CPU each, and there is one";
+        let fix = "allow this process a second CPU";
+        return Err(Failure::new(Status::Unsupported, "elfen shim", why, fix));
+    }
+    let named = on.into_iter().flat_map(CpuSet::iter).chain(from);
+    if let Some(cpu) = named.into_iter().find(|&cpu| !topology.usable.contains(cpu)) {
+        let why = match (topology.present.contains(cpu), topology.online.contains(cpu)) {
+            (false, _) => format!("this machine has no CPU {cpu}"),
+            (_, false) => format!("CPU {cpu} is offline"),
+            _ => format!("CPU {cpu} is not for this process"),
+        };
+        return Err(usage(why));
+    }
+    let siblings = |cpu: u32| {
+        let lanes = topology.core_of(cpu).map(|core| core.lanes.clone()).unwrap_or_default();
+        lanes.without(&[cpu].into_iter().collect())
+    };
+    let near =
+        |cpu: &u32| on.is_some_and(|on| on.iter().any(|other| siblings(other).contains(*cpu)));
+    let from = match (from, on) {
+        (Some(from), _) => from,
+        (None, Some(on)) => {
+            let free = topology.usable.without(on);
+            let apart = free.iter().find(|cpu| !near(cpu));
+            apart.or_else(|| free.iter().find(|_| sibling)).ok_or_else(|| {
+                usage("every lane is observed, or shares a core with one that is".to_owned())
+            })?
+        }
+        (None, None) => topology.usable.last().unwrap_or(0),
+    };
+    if on.is_some_and(|on| on.contains(from)) {
+        return Err(usage(format!("CPU {from} cannot observe itself")));
+    }
+    if near(&from) && !sibling {
+        let why = format!("CPU {from} shares a core with a lane that is observed");
+        let fix = "name another lane with --from, or say --sibling: it takes half of the core";
+        return Err(Failure::new(Status::Usage, "lanes", why, fix));
+    }
+    let default = || beside.and(&topology.usable).without(&[from].into_iter().collect());
+    let on = on.cloned().unwrap_or_else(default);
+    if on.is_empty() {
+        return Err(usage(format!("CPU {from} is all that the program may use")));
+    }
+    Ok(Chosen { on, from })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what cannot work is refused before anything starts. Method: the machine at hand, if
+    /// it has two CPUs.
+    #[test]
+    fn lanes_are_held_against_the_machine() {
+        let topology = topology(&Source::live()).unwrap();
+        if topology.usable.len() < 2 || topology.smt() {
+            return;
+        }
+        let mut usable = topology.usable.iter();
+        let (first, second) = (usable.next().unwrap(), usable.next().unwrap());
+        let of = |on: Option<&str>, from| {
+            let on = on.map(|on| on.parse::<CpuSet>().unwrap());
+            choose_of(&topology, on.as_ref(), from, false, &topology.usable)
+        };
+        let (one, two) = (first.to_string(), second.to_string());
+        let chosen = of(Some(&one), None).unwrap();
+        assert!(chosen.from != first && chosen.on.contains(first));
+        let chosen = of(None, Some(second)).unwrap();
+        assert!(!chosen.on.contains(second) && chosen.on.contains(first));
+        for (on, from, why) in [
+            (Some(&one), Some(first), "cannot observe itself"),
+            (Some(&two), Some(8000), "has no CPU 8000"),
+        ] {
+            let failure = of(on.map(String::as_str), from).unwrap_err().to_string();
+            assert!(failure.contains(why), "{failure}");
+        }
+    }
+}

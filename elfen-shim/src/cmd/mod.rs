@@ -1,0 +1,63 @@
+//! `elfen shim` and its subcommands: arguments, one call, and what is printed. `elfen` mounts it.
+
+mod args;
+mod export;
+mod finish;
+mod gather;
+mod lanes;
+mod observe;
+mod process;
+mod show;
+mod signals;
+mod wait;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use elfen_console::failure::Failure;
+
+const AFTER: &str = "\
+A SIGNAL is one of: task (who runs), function, tag, value, service:NAME.queue_len, \
+SYMBOL[+OFFSET][:u8 to u64, i8 to i64], 0xADDRESS:TYPE, map:FILE+OFFSET:TYPE, jvm:COUNTER. \
+`elfen shim signals` says which of them a program has.
+
+Examples:
+  elfen shim -- lua5.4 script.lua           what can be seen without any right
+  sudo elfen shim --period 300ns -- ./program        its functions, if built so
+  sudo elfen shim -p 4242 --watch server.stat_numcommands --for 2s
+  elfen shim -o run.shim -- ./service && elfen shim show run.shim
+  elfen shim signals redis-server           what could be watched, and how
+
+The observer spins on a lane of its own at an ordinary priority. Exit status: the program's own; 1 \
+if the recording ended early, 2 for wrong arguments, 3 where the machine has no clock for it. \
+With --json the program's standard output goes to standard error.";
+
+/// See what a running thread does, tens of nanoseconds at a time, without stopping it
+///
+/// An observer on another lane reads memory that the program writes anyway, again and again, and
+/// says what the program did and for how long.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    #[command(flatten)]
+    observe: args::Args,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    Signals(signals::Args),
+    Show(show::Args),
+    Export(export::Args),
+}
+
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    match &args.command {
+        None => observe::run(&args.observe, out),
+        Some(Command::Signals(args)) => signals::run(args, out),
+        Some(Command::Show(args)) => show::run(args, out),
+        Some(Command::Export(args)) => export::run(args, out),
+    }
+}

@@ -1,0 +1,100 @@
+//! `elfen shim show`: the summary of a recording.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use elfen_console::failure::{Failure, Status, named};
+use elfen_console::output;
+
+use crate::recording::{self, Recording};
+use crate::summary::Summary;
+use crate::text::text;
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen shim show run.shim
+  elfen shim show run.shim --between 1.2s..1.3s --json | jq .tags";
+
+/// Sum a recording up
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// What `elfen shim -o` wrote
+    file: PathBuf,
+
+    /// A part of it alone, by times from its beginning, as in 1.2s..1.3s
+    #[arg(long, value_name = "FROM..TO", value_parser = between)]
+    between: Option<(u64, u64)>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let recording = open(&args.file, args.between)?;
+    let summary = Summary::of(&recording);
+    output::print(out, args.json, &summary, || text(&summary, &[]))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads a recording, or a part of it; one that is cut is warned about.
+pub(super) fn open(file: &Path, between: Option<(u64, u64)>) -> Result<Recording, Failure> {
+    let mut recording = recording::open(file).map_err(|error| {
+        let fix = "give a file that `elfen shim -o` wrote";
+        Failure::new(Status::Failed, named("recording", file), error, fix)
+    })?;
+    if recording.cut {
+        let what = named("recording", file);
+        output::warn(&format!("{what}: it is cut, and read up to its last whole chunk"));
+    }
+    if let Some((from, to)) = between {
+        recording.between(from, to);
+    }
+    Ok(recording)
+}
+
+/// For clap: two times.
+pub(super) fn between(text: &str) -> Result<(u64, u64), String> {
+    let say = || "two times from the beginning, as in 1.2s..1.3s".to_owned();
+    let (from, to) = text.split_once("..").ok_or_else(say)?;
+    let (from, to) = (time_ns(from).ok_or_else(say)?, time_ns(to).ok_or_else(say)?);
+    if from < to { Ok((from, to)) } else { Err("the second time is not after the first".into()) }
+}
+
+fn time_ns(text: &str) -> Option<u64> {
+    let unit = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (digits, unit) = text.split_at(unit);
+    let scale: u64 = match unit {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let whole = whole.parse::<u64>().ok()?.checked_mul(scale)?;
+    if fraction.is_empty() {
+        return Some(whole);
+    }
+    let places = u32::try_from(fraction.len()).ok().filter(|&places| places <= 9)?;
+    let part = fraction.parse::<u64>().ok()?.checked_mul(scale)? / 10_u64.pow(places);
+    whole.checked_add(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_two_times() {
+        assert_eq!(between("1.2s..1.3s"), Ok((1_200_000_000, 1_300_000_000)));
+        assert_eq!(between("0us..15ms"), Ok((0, 15_000_000)));
+        for wrong in
+            ["", "1s", "1s..", "..1s", "2s..1s", "1s..1s", "1..2", "x..y", "1.0000000001s..2s"]
+        {
+            assert!(between(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

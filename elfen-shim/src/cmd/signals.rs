@@ -1,0 +1,168 @@
+//! `elfen shim signals`: what could be watched of a program, and how.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use elfen_console::failure::{Failure, Status};
+use elfen_console::{output, table};
+use elfen_kernel::task_map;
+use serde::Serialize;
+
+use super::gather::globals_of;
+use crate::reach;
+use crate::symbols::{Global, GlobalKind, Layout, Symbols};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen shim signals redis-server
+  sudo elfen shim signals -p 4242 --json | jq '.signals[].name'";
+
+/// Rows of the table; JSON has all.
+const ROWS: usize = 40;
+
+/// Say what could be watched of a program, how it is reached, and why the rest is not
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// A process that runs
+    #[arg(short, long, value_name = "PID", conflicts_with = "program")]
+    process: Option<u32>,
+
+    /// A program that could be started
+    #[arg(required_unless_present = "process")]
+    program: Option<OsString>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    signals: Vec<Row>,
+    not: Vec<Not>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    source: &'static str,
+    /// What a sample costs, or what is to be known.
+    how: String,
+}
+
+#[derive(Serialize)]
+struct Not {
+    what: &'static str,
+    why: String,
+}
+
+pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let mut report = Report { signals: Vec::new(), not: Vec::new() };
+    match task_map::open() {
+        Ok(_) => report.add("task", "task-map", "who runs, at every sample"),
+        Err(error) => report.lack("task", &error.to_string()),
+    }
+    match (args.process, &args.program) {
+        (Some(process), _) => of_process(process, &mut report)?,
+        (None, Some(program)) => of_program(program, &mut report)?,
+        (None, None) => unreachable!("clap asks for one of them"),
+    }
+    output::print(out, args.json, &report, || report.text())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Report {
+    fn add(&mut self, name: impl Into<String>, source: &'static str, how: &str) {
+        self.signals.push(Row { name: name.into(), source, how: how.to_owned() });
+    }
+
+    fn lack(&mut self, what: &'static str, why: &str) {
+        self.not.push(Not { what, why: why.to_owned() });
+    }
+
+    fn text(&self) -> String {
+        let row = |row: &Row| vec![row.name.clone(), row.source.to_owned(), row.how.clone()];
+        let rows: Vec<Vec<String>> = self.signals.iter().take(ROWS).map(row).collect();
+        let mut text = table::lines(&["signal", "source", "how"], &rows);
+        if self.signals.len() > ROWS {
+            text += &format!("and {} more; --json has all\n", self.signals.len() - ROWS);
+        }
+        for Not { what, why } in &self.not {
+            text += &format!("not {what}: {why}\n");
+        }
+        text
+    }
+
+    fn add_globals(&mut self, globals: &[Global], source: &'static str, how: &str) {
+        let writable = globals.iter().filter(|one| one.kind == GlobalKind::Writable);
+        for global in writable {
+            let fits = crate::signal::Width::of_size(global.size).is_some();
+            let bytes = if fits { String::new() } else { format!(", {} bytes", global.size) };
+            self.add(global.name.clone(), source, &format!("{how}{bytes}"));
+        }
+    }
+
+    fn of_files(&mut self, program: &Symbols) {
+        match (program.has_entries, program.has_returns) {
+            (true, true) => self.add("function", "entries+returns", "4 bytes a call and return"),
+            (true, false) => {
+                self.add("function", "entries", "4 bytes a call; shares of callers are too low");
+            }
+            (false, _) => self.lack(
+                "function",
+                "it has no room at its functions' entries: build it with \
+                 -fpatchable-function-entry=43",
+            ),
+        }
+        if program.has_tags {
+            self.add("tag", "source-tags", "one store a tag");
+        }
+    }
+}
+
+fn of_program(name: &std::ffi::OsStr, report: &mut Report) -> Result<(), Failure> {
+    let file = reach::program_file(name).ok_or_else(|| {
+        let fix = "name one that PATH has, or its file";
+        Failure::new(Status::Usage, format!("program {name:?}"), "it is not found", fix)
+    })?;
+    let Some(symbols) = Symbols::read(&file, &file) else {
+        report.lack("globals", "it is no 64-bit x86 program: a script's interpreter may be one");
+        return Ok(());
+    };
+    report.of_files(&symbols);
+    report.add_globals(&reach::globals_of(&file), "shared-at-start", "a line transfer at most");
+    if symbols.globals.is_empty() {
+        report.lack("globals by name", "its symbols are stripped: install its debug symbols");
+    }
+    Ok(())
+}
+
+fn of_process(process: u32, report: &mut Report) -> Result<(), Failure> {
+    super::process::check_process(process)?;
+    let mut layout = Layout::default();
+    layout.look(process);
+    if super::process::page_of(process).is_some() {
+        report.add("tag", "source-tags", "one store a tag");
+        report.add("value", "source-tags", "one store a value");
+    }
+    if let Ok((_, counters)) = elfen_host::hsperf::counters(process) {
+        for counter in counters {
+            report.add(format!("jvm:{}", counter.name), "mapped", "a load");
+        }
+    }
+    for mapping in elfen_instrument::remote::mappings(process).unwrap_or_default() {
+        if !mapping.private && mapping.writable && mapping.file.is_some() {
+            let size = mapping.range.end - mapping.range.start;
+            let how = format!("{size} bytes: {}", mapping.name);
+            report.add(format!("map:{:#x}", mapping.range.start), "mapped", &how);
+        }
+    }
+    let globals = globals_of(&layout);
+    report.add_globals(&globals, "read", "a system call each 100 us");
+    if globals.is_empty() {
+        report.lack("globals by name", "its symbols are stripped: install its debug symbols");
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! A recording for other tools: rows for whoever computes, slices for viewers of traces, stacks of
+//! one function for flame graphs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+
+use elfen_console::duration::number;
+use serde_json::json;
+
+use crate::recording::{Kind, Recording, Signal, State};
+use crate::symbols::NO_NAME;
+
+/// What `--as` takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Form {
+    Csv,
+    Perfetto,
+    Folded,
+}
+
+/// What a viewer still opens.
+pub const EVENTS_MAX: usize = 5_000_000;
+
+/// How many runs there are.
+pub fn events(recording: &Recording) -> usize {
+    recording.runs.iter().map(Vec::len).sum()
+}
+
+pub fn write(recording: &Recording, form: Form, out: &mut dyn Write) -> io::Result<()> {
+    match form {
+        Form::Csv => csv(recording, out),
+        Form::Perfetto => perfetto(recording, out),
+        Form::Folded => folded(recording, out),
+    }
+}
+
+/// A run as it is written.
+struct Row<'a> {
+    signal: &'a Signal,
+    start_ns: u64,
+    end_ns: u64,
+    state: State,
+    samples: u64,
+}
+
+/// All runs of a signal, in nanoseconds from the recording's beginning.
+fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = Row<'_>> {
+    let (clock, signal) = (recording.head.clock, &recording.head.signals[index]);
+    let first = recording.span().map_or(0, |(first, _)| first);
+    recording.stretches(index).map(move |(run, end)| Row {
+        signal,
+        start_ns: clock.ns(run.start_ticks.saturating_sub(first)),
+        end_ns: clock.ns(end.saturating_sub(first)),
+        state: run.state,
+        samples: run.samples,
+    })
+}
+
+fn names(signal: &Signal) -> HashMap<u64, &str> {
+    signal.names.iter().map(|(value, name)| (*value, name.as_str())).collect()
+}
+
+/// The name or the number of a state.
+fn shown(signal: &Signal, names: &HashMap<u64, &str>, state: State) -> String {
+    match (state, signal.kind) {
+        (State::Gap, _) => "(gap)".to_owned(),
+        (State::NotRunning, _) => "(not running)".to_owned(),
+        (State::Other, _) => "(others)".to_owned(),
+        (State::Value(value), Kind::Values) => value.to_string(),
+        (State::Value(value), Kind::Tags) => match names.get(&value) {
+            Some(name) => (*name).to_owned(),
+            None if value == 0 => NO_NAME.to_owned(),
+            None => format!("{value:#x}"),
+        },
+    }
+}
+
+fn csv(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "signal,start_ns,end_ns,state,samples")?;
+    for index in 0..recording.runs.len() {
+        let names = names(&recording.head.signals[index]);
+        for Row { signal, start_ns, end_ns, state, samples } in rows(recording, index) {
+            let state = quoted(&shown(signal, &names, state));
+            writeln!(out, "{},{start_ns},{end_ns},{state},{samples}", quoted(&signal.name))?;
+        }
+    }
+    Ok(())
+}
+
+fn quoted(field: &str) -> String {
+    match field.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", field.replace('"', "\"\"")),
+        false => field.to_owned(),
+    }
+}
+
+/// Chrome's trace format: a slice a tag, a counter a number. Times are in microseconds.
+fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+    let process = recording.head.process;
+    write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+    let about = json!({"name": "process_name", "ph": "M", "pid": process,
+        "args": {"name": recording.head.program}});
+    write!(out, "{about}")?;
+    for index in 0..recording.runs.len() {
+        let signal = &recording.head.signals[index];
+        let names = names(signal);
+        let thread = index + 1;
+        let about = json!({"name": "thread_name", "ph": "M", "pid": process, "tid": thread,
+            "args": {"name": signal.name}});
+        write!(out, ",\n{about}")?;
+        for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
+            let ts = number(start_ns) / 1e3;
+            let event = match (state, signal.kind) {
+                (State::Gap | State::NotRunning, _) => continue,
+                (State::Value(value), Kind::Values) => json!({"name": signal.name, "ph": "C",
+                    "ts": ts, "pid": process, "args": {"value": value}}),
+                (state, _) => json!({"name": shown(signal, &names, state), "ph": "X", "ts": ts,
+                    "dur": number(end_ns - start_ns) / 1e3, "pid": process, "tid": thread}),
+            };
+            write!(out, ",\n{event}")?;
+        }
+    }
+    writeln!(out, "]}}")
+}
+
+/// `program;tag NANOSECONDS`, of every signal that has tags and says something.
+fn folded(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+    let mut times: BTreeMap<String, u64> = BTreeMap::new();
+    for (index, signal) in recording.head.signals.iter().enumerate() {
+        let names = names(signal);
+        if signal.kind != Kind::Tags || names.values().all(|name| *name == NO_NAME) {
+            continue;
+        }
+        for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
+            if matches!(state, State::Gap | State::NotRunning) {
+                continue;
+            }
+            let parts = [&recording.head.program, &signal.name, &shown(signal, &names, state)];
+            let stack = parts.map(|part| part.replace([';', '\n'], ":")).join(";");
+            *times.entry(stack).or_default() += end_ns - start_ns;
+        }
+    }
+    times.iter().try_for_each(|(stack, ns)| writeln!(out, "{stack} {ns}"))
+}

@@ -1,0 +1,143 @@
+//! The loop: words that others write, read again and again.
+//!
+//! It makes no system call, takes no lock and allocates nothing; what is done with a sample is the
+//! sink's. Waits between samples vary by half their length to either side, so that no rhythm of the
+//! observed is met again and again at the same beat.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::clock;
+
+/// Words read at one time.
+pub const WORDS_MAX: usize = 8;
+
+/// What was read, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample<const N: usize> {
+    /// Before the words were read.
+    pub start: u64,
+    /// After that; equal to `start` where only tags are looked at.
+    pub end: u64,
+    pub words: [u64; N],
+}
+
+/// Where samples go.
+pub trait Sink<'a, const N: usize> {
+    /// Whether `end` is needed: a second reading of the clock.
+    const BOTH_ENDS: bool;
+
+    /// Brings in what lies in no memory of ours. Within the sample's time.
+    fn fetch(&mut self, now: u64);
+
+    /// A sample; the sink may have other words read from now on.
+    fn take(&mut self, sample: &Sample<N>, words: &mut [&'a AtomicU64; N]);
+
+    /// Every [`STRETCH`] samples: whether to go on.
+    fn goes_on(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
+}
+
+/// Samples between two looks at whether to go on.
+pub const STRETCH: u32 = 64;
+
+/// Ticks between two samples, in the mean; 0 for as fast as it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Period(pub u64);
+
+/// Samples until the sink says that it is enough.
+pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
+    period: Period,
+    mut words: [&'a AtomicU64; N],
+    sink: &mut S,
+) {
+    let mut random = clock::before() | 1;
+    let mut next = clock::before();
+    loop {
+        let mut now = next;
+        for _ in 0..STRETCH {
+            now = clock::before();
+            while now < next {
+                spin_loop();
+                now = clock::before();
+            }
+            let sample = one::<N, S>(now, &words, sink);
+            sink.take(&sample, &mut words);
+            next = now.saturating_add(wait(period, &mut random));
+        }
+        if !sink.goes_on(now, &mut words) {
+            return;
+        }
+    }
+}
+
+#[inline(always)]
+fn one<'a, const N: usize, S: Sink<'a, N>>(
+    start: u64,
+    words: &[&'a AtomicU64; N],
+    sink: &mut S,
+) -> Sample<N> {
+    sink.fetch(start);
+    // Relaxed: each word means something by itself; the fence in `clock::before` keeps the loads
+    // behind the reading.
+    let words = words.map(|word| word.load(Relaxed));
+    let end = if S::BOTH_ENDS { clock::after() } else { start };
+    Sample { start, end, words }
+}
+
+/// Between a half and one and a half periods.
+#[inline(always)]
+fn wait(period: Period, random: &mut u64) -> u64 {
+    if period.0 == 0 {
+        return 0;
+    }
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    period.0 / 2 + ((u128::from(*random) * u128::from(period.0)) >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_irregular_and_right_in_the_mean() {
+        let mut random = 12_345;
+        let waits: Vec<u64> = (0..100_000).map(|_| wait(Period(1000), &mut random)).collect();
+        assert!(waits.iter().all(|wait| (500..=1500).contains(wait)));
+        let mean = waits.iter().sum::<u64>() / 100_000;
+        assert!((990..=1010).contains(&mean), "{mean}");
+        assert!(waits.iter().any(|&wait| wait < 550) && waits.iter().any(|&wait| wait > 1450));
+        assert_eq!(wait(Period(0), &mut random), 0);
+    }
+
+    struct Count<'a> {
+        seen: Vec<[u64; 2]>,
+        other: &'a AtomicU64,
+    }
+
+    impl<'a> Sink<'a, 2> for Count<'a> {
+        const BOTH_ENDS: bool = true;
+        fn fetch(&mut self, _: u64) {
+            self.other.fetch_add(1, Relaxed);
+        }
+        fn take(&mut self, sample: &Sample<2>, words: &mut [&'a AtomicU64; 2]) {
+            assert!(sample.end >= sample.start);
+            self.seen.push(sample.words);
+            words[0] = self.other;
+        }
+        fn goes_on(&mut self, _: u64, _: &mut [&'a AtomicU64; 2]) -> bool {
+            false
+        }
+    }
+
+    /// Goal: a stretch has its samples, what is fetched is in them, and words can be changed.
+    #[test]
+    fn a_stretch_is_sampled() {
+        let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));
+        let mut sink = Count { seen: Vec::new(), other: &other };
+        observe(Period(0), [&first, &other], &mut sink);
+        assert_eq!(sink.seen.len(), usize::try_from(STRETCH).unwrap());
+        assert_eq!((sink.seen[0], sink.seen[1]), ([7, 101], [102, 102]));
+    }
+}

@@ -1,0 +1,224 @@
+//! Globals of a program that we start: found by name in its files, and shared from its start on.
+//!
+//! The pages that they lie in are copied to a memory file of ours by the preload library, and
+//! mapped from there at their own addresses, before the program runs. The file is sealed: nobody
+//! can cut it. A forked child gets a copy of its own; see `elfen-instrument/preload/src/shared.rs`.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicU64;
+
+use super::{Place, Unreached, mapped};
+use crate::recording::Source;
+use crate::signal::Width;
+use crate::symbols::{Global, GlobalKind, Symbols};
+
+const PAGE: u64 = 4096;
+/// Pages that can be shared, which is more than eight numbers need.
+const PAGES_MAX: u64 = 16;
+
+/// A global by its name, with the type that it is read as.
+pub fn find<'a>(
+    all: &'a [Global],
+    name: &str,
+    offset: u64,
+    width: Width,
+) -> Result<(&'a Global, Width), Unreached> {
+    let wrong = |why: String| Err(Unreached::Wrong(why));
+    let short = |global: &Global| {
+        // Without its namespaces, where that is the name of one alone.
+        global.name.rsplit("::").next() == Some(name)
+    };
+    let named: Vec<&Global> = all.iter().filter(|global| global.name == name).collect();
+    let found: Vec<&Global> =
+        if named.is_empty() { all.iter().filter(|global| short(global)).collect() } else { named };
+    let places = |found: &[&Global]| {
+        let place = |one: &&Global| format!("{} ({:#x})", one.path.display(), one.address);
+        found.iter().map(place).collect::<Vec<_>>().join(", ")
+    };
+    let global = match found[..] {
+        [] => return wrong(format!("no object of the program has a global {name:?}")),
+        [one] => one,
+        _ => return wrong(format!("{name:?} is ambiguous: {}", places(&found))),
+    };
+    match global.kind {
+        GlobalKind::Writable => {}
+        GlobalKind::ReadOnly => return wrong(format!("{name:?} lies in read-only data")),
+        GlobalKind::ThreadLocal => {
+            return wrong(format!("{name:?} is thread-local: each thread has its own"));
+        }
+    }
+    let width = match Width::of_size(global.size.saturating_sub(offset)) {
+        _ if width.is_said() => width,
+        Some(width) => width,
+        None if offset.is_multiple_of(8) => Width::U64,
+        None => Width { bytes: 4, signed: false },
+    };
+    if offset.saturating_add(width.bytes) > global.size {
+        return wrong(format!(
+            "{name:?} has {} bytes, and {offset} is no place in it",
+            global.size
+        ));
+    }
+    crate::signal::aligned(global.address + offset, width).map_err(Unreached::Wrong)?;
+    Ok((global, width))
+}
+
+/// The globals of a program that has not started, and of the libraries that it is linked with.
+pub fn of_program(program: &Path) -> Vec<Global> {
+    let mut files = vec![program.to_owned()];
+    files.extend(libraries(program));
+    let symbols = files.iter().filter_map(|file| Symbols::read(file, file));
+    symbols.flat_map(|symbols| symbols.globals).collect()
+}
+
+/// As the loader lists them, which loads them and runs nothing.
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let mut loader = Command::new(program);
+    loader.env("LD_TRACE_LOADED_OBJECTS", "1").stdin(Stdio::null()).stderr(Stdio::null());
+    let Ok(output) = loader.output() else { return Vec::new() };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let path = |line: &str| {
+        let path = line.split_once(" => ")?.1.split(" (0x").next()?.trim();
+        path.starts_with('/').then(|| PathBuf::from(path))
+    };
+    text.lines().filter_map(path).collect()
+}
+
+/// Pages of globals that are shared with a program from its start.
+#[derive(Debug)]
+pub struct SharedGlobals {
+    file: File,
+    pages: Vec<Page>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Page {
+    device: u64,
+    inode: u64,
+    /// As the file has it.
+    address: u64,
+}
+
+impl SharedGlobals {
+    pub fn new() -> std::io::Result<Self> {
+        // Not closed on exec: the program's preload library needs it, and closes it.
+        let flags = libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is NUL-terminated.
+        let fd = unsafe { libc::memfd_create(c"elfen-globals".as_ptr(), flags) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor, for us.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(PAGES_MAX * PAGE)?;
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: F_ADD_SEALS takes numbers.
+        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Self { file, pages: Vec::new() })
+    }
+
+    /// Shares the page of a global, and gives the number there.
+    pub fn share(
+        &mut self,
+        global: &Global,
+        offset: u64,
+        width: Width,
+    ) -> Result<Place, Unreached> {
+        let about = fs::metadata(&global.path)?;
+        let at = global.address + offset;
+        let page = Page { device: about.dev(), inode: about.ino(), address: at & !(PAGE - 1) };
+        let index = match self.pages.iter().position(|known| *known == page) {
+            Some(index) => index,
+            None if self.pages.len() as u64 >= PAGES_MAX => {
+                return Err(Unreached::Wrong("too many pages of globals".to_owned()));
+            }
+            None => {
+                self.pages.push(page);
+                self.pages.len() - 1
+            }
+        };
+        let in_file = index as u64 * PAGE + at % PAGE;
+        let word: &'static AtomicU64 = mapped::file_word(&self.file, in_file)?;
+        Ok(Place { word, offset: at % 8, width, source: Source::SharedAtStart })
+    }
+
+    pub fn pages(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// What the preload library is told: the file, and where each of its pages belongs.
+    pub fn order(&self) -> String {
+        let pages = self.pages.iter();
+        let page = |page: &Page| format!("{}:{}:{}", page.device, page.inode, page.address);
+        let pages: Vec<String> = pages.map(page).collect();
+        format!("{} {}", self.file.as_raw_fd(), pages.join(" "))
+    }
+}
+
+/// The file of a program by the name that it is started by.
+pub fn program_file(program: &OsStr) -> Option<PathBuf> {
+    let name = Path::new(program);
+    if program.as_encoded_bytes().contains(&b'/') {
+        return fs::canonicalize(name).ok();
+    }
+    let path = std::env::var_os("PATH")?;
+    let mut files = std::env::split_paths(&path).map(|folder| folder.join(name));
+    let file = files.find(|file| {
+        file.metadata().is_ok_and(|found| found.is_file() && found.mode() & 0o111 != 0)
+    });
+    fs::canonicalize(file?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn global(name: &str, path: &str, address: u64, kind: GlobalKind) -> Global {
+        Global { name: name.into(), path: path.into(), address, size: 8, kind }
+    }
+
+    /// Goal: a global that is meant is found, and what cannot be watched is refused in so many
+    /// words. Method: a list with each kind.
+    #[test]
+    fn globals_are_found_by_name() {
+        use GlobalKind::{ReadOnly, ThreadLocal, Writable};
+        let all = [
+            global("hits", "/a", 0x1000, Writable),
+            global("ns::count", "/a", 0x1008, Writable),
+            global("twice", "/a", 0x1010, Writable),
+            global("twice", "/a", 0x1018, Writable),
+            global("constant", "/a", 0x2000, ReadOnly),
+            global("mine", "/a", 0x8, ThreadLocal),
+        ];
+        let unsaid = Width { bytes: 0, signed: false };
+        let found = |name, offset, width| {
+            find(&all, name, offset, width)
+                .map(|(global, width)| (global.address, width.bytes))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(found("hits", 0, unsaid), Ok((0x1000, 8)));
+        assert_eq!(found("hits", 4, unsaid), Ok((0x1000, 4)));
+        assert_eq!(found("count", 0, Width { bytes: 2, signed: true }), Ok((0x1008, 2)));
+        for (name, offset, why) in [
+            ("none", 0, "no object"),
+            ("twice", 0, "ambiguous: /a (0x1010), /a (0x1018)"),
+            ("constant", 0, "read-only"),
+            ("mine", 0, "thread-local"),
+            ("hits", 8, "no place in it"),
+        ] {
+            let error = found(name, offset, unsaid).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! The sink of a run: samples become runs, gaps and rates, in memory that is there already.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use elfen_rt::signal::page::Page;
+use elfen_rt::signal::task::{Running, TaskSlot};
+use elfen_rt::signal::thread::{ThreadSlot, of_thread_word, thread_word};
+
+use crate::observe::{Sample, Sink};
+use crate::rates::{Point, Rate};
+use crate::reach::{ProcState, Reader};
+use crate::recording::{Full, Kind, Pool, Series, State};
+use crate::signal::Width;
+
+/// A word that is never written: what is looked at while there is nothing to look at.
+pub static NOTHING: AtomicU64 = AtomicU64::new(0);
+
+/// A signal's number in the words of a sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed {
+    pub kind: Kind,
+    pub word: usize,
+    pub offset: u64,
+    pub width: Width,
+    /// Index of the lane whose running thread it is of.
+    pub lane: Option<usize>,
+}
+
+/// A lane whose running thread is followed.
+#[derive(Debug)]
+pub struct Follow {
+    pub slot: &'static TaskSlot,
+    /// Indices of the words: the lane's task, and then the thread's own, if they are looked at.
+    pub task_word: usize,
+    pub thread_words: Vec<(usize, ThreadWord)>,
+    task: u64,
+    runs: bool,
+    bound: bool,
+    seen_switches: u64,
+    first_switches: u64,
+}
+
+/// A word of a thread's slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ThreadWord {
+    /// Function and tag.
+    Place,
+    Value,
+    Calls,
+    Instructions,
+    Cycles,
+}
+
+impl ThreadWord {
+    pub fn of(self, slot: &'static ThreadSlot) -> &'static AtomicU64 {
+        let words = &slot.words;
+        match self {
+            Self::Value => &words.value,
+            Self::Calls => &words.calls,
+            Self::Instructions => &words.instructions,
+            Self::Cycles => &words.cycles,
+            Self::Place => {
+                let place = std::ptr::from_ref(words).cast::<AtomicU64>();
+                // SAFETY: function and tag are the slot's first eight bytes, aligned to 128. Their
+                // writer is another process, which stores either half; we load both.
+                unsafe { &*place }
+            }
+        }
+    }
+}
+
+impl Follow {
+    pub fn new(
+        slot: &'static TaskSlot,
+        task_word: usize,
+        thread_words: Vec<(usize, ThreadWord)>,
+    ) -> Self {
+        let first_switches = slot.switches.load(Relaxed);
+        let (task, runs, bound, seen_switches) = (u64::MAX - 1, false, false, 0);
+        Self { slot, task_word, thread_words, task, runs, bound, seen_switches, first_switches }
+    }
+
+    /// Switches of the lane that no sample saw.
+    fn missed(&self) -> u64 {
+        let all = self.slot.switches.load(Relaxed).saturating_sub(self.first_switches);
+        all.saturating_sub(self.seen_switches)
+    }
+}
+
+/// Why a recording ends, as both sides of it may say.
+#[derive(Debug, Default)]
+pub struct Orders {
+    pub stop: AtomicBool,
+    /// The process that has replaced itself by another program must be looked at anew.
+    pub look_again: AtomicBool,
+}
+
+/// Why a recording has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    Told,
+    Time,
+    Full,
+    Moved,
+    Until,
+}
+
+/// What ends a run by itself: a signal above a value.
+#[derive(Clone, Copy, Debug)]
+pub struct Until {
+    pub feed: usize,
+    pub above: u64,
+}
+
+/// The cost of observing: stretches in which nobody looks, and what progressed in them.
+#[derive(Debug)]
+pub struct Costing {
+    pub progress: &'static AtomicU64,
+    pub stretch_ticks: u64,
+    phase: u32,
+    phase_since: u64,
+    phase_count: u64,
+    observed: (u64, u64),
+    /// Progress for a tick, unobserved by observed, a cycle each.
+    pub ratios: Vec<f64>,
+}
+
+/// One stretch in so many is left unobserved.
+const STRETCHES: u32 = 10;
+
+impl Costing {
+    pub fn new(progress: &'static AtomicU64, stretch_ticks: u64) -> Self {
+        let ratios = Vec::with_capacity(1 << 16);
+        let (phase, phase_since, phase_count, observed) = (0, 0, 0, (0, 0));
+        Self { progress, stretch_ticks, phase, phase_since, phase_count, observed, ratios }
+    }
+
+    /// At the end of a stretch: perhaps leaves the next one unobserved, by waiting for its end.
+    fn turn(&mut self, now: u64) {
+        if self.phase_since == 0 {
+            (self.phase_since, self.phase_count) = (now, self.progress.load(Relaxed));
+        }
+        if now - self.phase_since < self.stretch_ticks {
+            return;
+        }
+        let count = self.progress.load(Relaxed);
+        self.observed.0 += count.saturating_sub(self.phase_count);
+        self.observed.1 += now - self.phase_since;
+        self.phase += 1;
+        (self.phase_since, self.phase_count) = (now, count);
+        if self.phase < STRETCHES - 1 {
+            return;
+        }
+        let end = now + self.stretch_ticks;
+        while crate::clock::before() < end {
+            std::hint::spin_loop();
+        }
+        let (after, unobserved) = (crate::clock::before(), self.progress.load(Relaxed));
+        let alone = (unobserved.saturating_sub(count), after - now);
+        if alone.0 > 0 && self.observed.0 > 0 && self.ratios.len() < self.ratios.capacity() {
+            let number = elfen_console::duration::number;
+            let pace = |(count, ticks): (u64, u64)| number(count) / number(ticks);
+            self.ratios.push(pace(alone) / pace(self.observed));
+        }
+        (self.phase, self.observed) = (0, (0, 0));
+        (self.phase_since, self.phase_count) = (after, unobserved);
+    }
+}
+
+/// Buckets of times between samples: 16 to a power of two of ticks.
+const PERIOD_BUCKETS: usize = 64 * 16;
+
+/// See the head of this file.
+#[derive(Debug)]
+pub struct Recorder<const BOTH: bool> {
+    pub pool: Pool,
+    pub series: Vec<Series>,
+    pub feeds: Vec<Feed>,
+    pub lanes: Vec<Follow>,
+    /// Slots of threads that are looked at without a task map, in the order of their claims.
+    pub plain: Vec<(usize, ThreadWord, u32)>,
+    pub page: Option<&'static Page<ThreadSlot>>,
+    pub process: u32,
+    pub rates: Vec<Rate>,
+    /// The first signal that names what is done, for rates.
+    pub tag_feed: Option<usize>,
+    pub reader: Reader,
+    pub state: Option<ProcState>,
+    pub fetch_ticks: u64,
+    pub gap_ticks: u64,
+    pub deadline: u64,
+    pub cpu: u32,
+    pub orders: Arc<Orders>,
+    pub until: Option<Until>,
+    pub costing: Option<Costing>,
+    pub ended: Ended,
+    pub samples: u64,
+    claims: u64,
+    next_fetch: u64,
+    last: Option<(u64, u64)>,
+    last_words: Vec<u64>,
+    full: bool,
+    was_above: bool,
+    periods: Vec<u32>,
+}
+
+impl<const BOTH: bool> Recorder<BOTH> {
+    pub fn new(pool: Pool, page: Option<&'static Page<ThreadSlot>>, orders: Arc<Orders>) -> Self {
+        Self {
+            pool,
+            series: Vec::new(),
+            feeds: Vec::new(),
+            lanes: Vec::new(),
+            plain: Vec::new(),
+            page,
+            process: 0,
+            rates: Vec::new(),
+            tag_feed: None,
+            reader: Reader::default(),
+            state: None,
+            fetch_ticks: u64::MAX,
+            gap_ticks: u64::MAX,
+            deadline: u64::MAX,
+            cpu: 0,
+            orders,
+            until: None,
+            costing: None,
+            ended: Ended::Told,
+            samples: 0,
+            claims: 0,
+            next_fetch: 0,
+            last: None,
+            last_words: vec![0; crate::observe::WORDS_MAX],
+            full: false,
+            was_above: false,
+            periods: vec![0; PERIOD_BUCKETS],
+        }
+    }
+
+    /// The end of the recording: what is open is closed.
+    pub fn close(&mut self) {
+        let at = self.last.map_or_else(crate::clock::before, |(start, _)| start);
+        let pool = &mut self.pool;
+        // A pool that is full has no room for the last runs either.
+        let _lost = self.series.iter_mut().try_for_each(|series| series.end(at, pool));
+    }
+
+    pub fn missed_switches(&self) -> Option<u64> {
+        (!self.lanes.is_empty()).then(|| self.lanes.iter().map(Follow::missed).sum())
+    }
+
+    /// Ticks between samples: the smallest value that `percent` of all do not exceed.
+    pub fn period_ticks(&self, percent: u64) -> u64 {
+        let total: u64 = self.periods.iter().map(|&count| u64::from(count)).sum();
+        let rank = (total * percent).div_ceil(100).max(1);
+        let mut below = 0;
+        for (index, &count) in self.periods.iter().enumerate() {
+            below += u64::from(count);
+            if below >= rank {
+                return ticks_of(index);
+            }
+        }
+        0
+    }
+
+    /// Follows the thread that a lane runs now.
+    #[cold]
+    fn switched<const N: usize>(
+        &mut self,
+        lane: usize,
+        task: u64,
+        words: &mut [&'static AtomicU64; N],
+    ) {
+        let follow = &mut self.lanes[lane];
+        follow.seen_switches += u64::from(follow.task != u64::MAX - 1);
+        follow.task = task;
+        follow.runs = match Running::from_word(task) {
+            Running::Task(task) => task.process == self.process,
+            Running::Idle | Running::Unknown => false,
+        };
+        follow.bound = false;
+        if follow.runs {
+            let slot = self.page.and_then(|page| slot_of(page, self.claims, task));
+            self.lanes[lane].bind(slot, words);
+        }
+    }
+
+    /// What was claimed since the last look.
+    fn bind_new<const N: usize>(&mut self, words: &mut [&'static AtomicU64; N]) {
+        let Some(page) = self.page else { return };
+        let claims = page.slot(0).map_or(0, |slot| slot.claims.load(Relaxed));
+        if claims == self.claims {
+            return;
+        }
+        self.claims = claims;
+        for lane in 0..self.lanes.len() {
+            if self.lanes[lane].runs && !self.lanes[lane].bound {
+                let slot = slot_of(page, claims, self.lanes[lane].task);
+                self.lanes[lane].bind(slot, words);
+            }
+        }
+        for (word, part, index) in &self.plain {
+            let slot = page.slot(*index);
+            let ours =
+                |slot: &&ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == self.process;
+            if let Some(slot) = slot.filter(ours) {
+                words[*word] = part.of(slot);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn see<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
+        for (feed, series) in self.feeds.iter().zip(&mut self.series) {
+            let state = match feed.lane.map(|lane| &self.lanes[lane]) {
+                Some(lane) if !lane.runs => State::NotRunning,
+                // What is read of it is another thread's until its slot is found.
+                Some(lane) if !lane.bound => State::Value(0),
+                Some(_) | None => State::Value(feed.width.of(sample.words[feed.word], feed.offset)),
+            };
+            series.see(sample.start, state, &mut self.pool)?;
+        }
+        Ok(())
+    }
+
+    fn add_rates<const N: usize>(&mut self, sample: &Sample<N>, last: (u64, u64)) {
+        let tag = self.tag_feed.map_or(State::Value(0), |feed| self.series[feed].state());
+        let State::Value(tag) = tag else { return };
+        let (words, before) = (&sample.words, &self.last_words);
+        for rate in &mut self.rates {
+            let value = |words: &[u64], index: Option<usize>| index.map_or(0, |at| words[at]);
+            let (counter, against) = (words[rate.counter], value(words, rate.against));
+            let (start, end) = (sample.start, sample.end);
+            let now = Point { start, end, counter, against };
+            let (counter, against) = (before[rate.counter], value(before, rate.against));
+            let last = Point { start: last.0, end: last.1, counter, against };
+            rate.add(tag, &last, &now);
+        }
+    }
+}
+
+impl Follow {
+    fn bind<const N: usize>(
+        &mut self,
+        slot: Option<&'static ThreadSlot>,
+        words: &mut [&'static AtomicU64; N],
+    ) {
+        let Some(slot) = slot else { return };
+        self.bound = true;
+        for (word, part) in &self.thread_words {
+            words[*word] = part.of(slot);
+        }
+    }
+}
+
+/// The slot that a task has; there are no more than were claimed.
+fn slot_of(page: &'static Page<ThreadSlot>, claims: u64, task: u64) -> Option<&'static ThreadSlot> {
+    let claimed = usize::try_from(claims).unwrap_or(usize::MAX).max(1);
+    page.slots().take(claimed).find(|slot| slot.thread.load(Relaxed) == task)
+}
+
+/// The first thread of a process, as slots and task maps name it.
+pub fn first_thread(process: u32) -> u64 {
+    thread_word(process, process)
+}
+
+fn bucket_of(ticks: u64) -> usize {
+    let power = 63 - (ticks | 1).leading_zeros();
+    let below = if power >= 4 { ticks >> (power - 4) & 15 } else { ticks & 15 };
+    let power = usize::try_from(power).unwrap_or(0);
+    (power * 16 + usize::try_from(below).unwrap_or(0)).min(PERIOD_BUCKETS - 1)
+}
+
+fn ticks_of(bucket: usize) -> u64 {
+    let (power, below) = (bucket / 16, bucket as u64 % 16);
+    match power {
+        0..4 => below,
+        power => (16 + below) << (power - 4),
+    }
+}
+
+impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
+    const BOTH_ENDS: bool = BOTH;
+
+    #[inline(always)]
+    fn fetch(&mut self, now: u64) {
+        if now < self.next_fetch || self.fetch_ticks == u64::MAX {
+            return;
+        }
+        if let Some(state) = &self.state {
+            state.fetch();
+        }
+        if !self.reader.is_empty() {
+            self.reader.fetch();
+        }
+        self.next_fetch = now + self.fetch_ticks;
+    }
+
+    #[inline(always)]
+    fn take(&mut self, sample: &Sample<N>, words: &mut [&'static AtomicU64; N]) {
+        self.samples += 1;
+        let mut steady = true;
+        if let Some((last, _)) = self.last {
+            let step = sample.start - last;
+            self.periods[bucket_of(step)] += 1;
+            if step > self.gap_ticks {
+                steady = false;
+                let pool = &mut self.pool;
+                let kept = self.series.iter_mut().try_for_each(|series| series.gap(last, pool));
+                self.full |= kept.is_err();
+            }
+        } else {
+            steady = false;
+        }
+        let mut switched = false;
+        for lane in 0..self.lanes.len() {
+            let task = sample.words[self.lanes[lane].task_word];
+            if task != self.lanes[lane].task {
+                self.switched(lane, task, words);
+                switched = true;
+            }
+        }
+        // The thread's words in this sample were still those of the one before it.
+        if !switched || !self.lanes.iter().any(|lane| lane.runs) {
+            self.full |= self.see(sample).is_err();
+        }
+        if BOTH && !self.rates.is_empty() {
+            if let Some(last) = self.last.filter(|_| steady && !switched) {
+                self.add_rates(sample, last);
+            }
+            for (last, word) in self.last_words.iter_mut().zip(&sample.words) {
+                *last = *word;
+            }
+        }
+        if let Some(until) = self.until
+            && let State::Value(value) = self.series[until.feed].state()
+        {
+            self.was_above |= value > until.above;
+        }
+        self.last = Some((sample.start, sample.end));
+    }
+
+    fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
+        self.bind_new(words);
+        if let Some(costing) = &mut self.costing {
+            costing.turn(now);
+        }
+        // SAFETY: takes nothing; the C library answers from memory.
+        let cpu = unsafe { libc::sched_getcpu() };
+        self.ended = if self.full {
+            Ended::Full
+        } else if self.was_above {
+            Ended::Until
+        } else if now >= self.deadline {
+            Ended::Time
+        } else if u32::try_from(cpu) != Ok(self.cpu) {
+            Ended::Moved
+        } else {
+            Ended::Told
+        };
+        self.ended == Ended::Told && !self.orders.stop.load(Relaxed)
+    }
+}

@@ -1,0 +1,48 @@
+//! A recording, as it is written to a file.
+
+use std::io::{self, Write};
+
+use super::{CHUNK_MARK, ChunkHead, Head, JSON_BYTES, MAGIC, Pool, TAIL_MARK, Tail, VERSION};
+
+/// Writes it all; `out` is a file that was empty.
+pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
+    out.write_all(&MAGIC)?;
+    out.write_all(&VERSION.to_le_bytes())?;
+    write_json(head, out)?;
+    let chunks = pool.chunks();
+    for (head, bytes) in &chunks {
+        let fields = fields(head);
+        out.write_all(&fields)?;
+        out.write_all(&checksum(&fields, bytes).to_le_bytes())?;
+        out.write_all(bytes)?;
+    }
+    out.write_all(&[TAIL_MARK])?;
+    write_json(&Tail { chunks: chunks.len() as u64 }, out)?;
+    out.flush()
+}
+
+/// A chunk's head without the checksum.
+pub(super) fn fields(head: &ChunkHead) -> Vec<u8> {
+    let mut fields = vec![CHUNK_MARK, head.series];
+    fields.extend(head.first_ticks.to_le_bytes());
+    fields.extend(head.runs.to_le_bytes());
+    fields.extend(head.bytes.to_le_bytes());
+    fields
+}
+
+pub(super) fn checksum(fields: &[u8], bytes: &[u8]) -> u32 {
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(fields);
+    checksum.update(bytes);
+    checksum.finalize()
+}
+
+/// Its length, the checksum, and the text.
+fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> io::Result<()> {
+    let text = serde_json::to_vec(value)?;
+    let length = u32::try_from(text.len()).ok().filter(|_| text.len() <= JSON_BYTES);
+    let length = length.ok_or_else(|| io::Error::other("the head is too long"))?.to_le_bytes();
+    out.write_all(&length)?;
+    out.write_all(&checksum(&length, &text).to_le_bytes())?;
+    out.write_all(&text)
+}

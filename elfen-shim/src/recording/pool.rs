@@ -1,0 +1,83 @@
+//! Memory for chunks, had before the first sample: while it observes, the observer asks the kernel
+//! for nothing.
+
+use super::{CHUNK_BYTES, ChunkHead};
+
+/// All chunks of a recording while it is made.
+#[derive(Debug)]
+pub struct Pool {
+    memory: Vec<u8>,
+    chunks: Vec<ChunkHead>,
+    /// Chunks in the order in which they were begun; with `keeps_last` a ring.
+    begun: u64,
+    keeps_last: bool,
+    /// The chunk that each signal writes.
+    open: Vec<Option<usize>>,
+}
+
+/// There is no chunk left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+const NONE: ChunkHead = ChunkHead { series: 0, first_ticks: 0, runs: 0, bytes: 0 };
+
+impl Pool {
+    /// At most `bytes`, and a few chunks for each signal at least. With `keeps_last`, the newest
+    /// chunks take the place of the oldest.
+    pub fn new(bytes: usize, signals: usize, keeps_last: bool) -> Self {
+        let count = (bytes / CHUNK_BYTES).max(signals * 2 + 2);
+        // Written once, so that no page is missing later.
+        let mut memory = vec![0_u8; count * CHUNK_BYTES];
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
+        let (chunks, open) = (vec![NONE; count], vec![None; signals]);
+        Self { memory, chunks, begun: 0, keeps_last, open }
+    }
+
+    /// A chunk for a signal, in place of the one that it has.
+    pub(super) fn begin(&mut self, series: u8, first_ticks: u64) -> Result<usize, Full> {
+        let count = self.chunks.len() as u64;
+        let chunk = loop {
+            if self.begun >= count && !self.keeps_last {
+                return Err(Full);
+            }
+            let chunk = usize::try_from(self.begun % count).unwrap_or(0);
+            self.begun += 1;
+            // Others may be at work on an old one.
+            let taken = self.open.iter().enumerate();
+            let mut taken = taken.filter(|(index, _)| *index != usize::from(series));
+            if !taken.any(|(_, open)| *open == Some(chunk)) {
+                break chunk;
+            }
+        };
+        self.chunks[chunk] = ChunkHead { series, first_ticks, runs: 0, bytes: 0 };
+        if let Some(open) = self.open.get_mut(usize::from(series)) {
+            *open = Some(chunk);
+        }
+        Ok(chunk)
+    }
+
+    /// The bytes of a chunk that are not written yet, and its head.
+    #[inline(always)]
+    pub(super) fn rest(&mut self, chunk: usize) -> (&mut ChunkHead, &mut [u8]) {
+        let head = &mut self.chunks[chunk];
+        let at = chunk * CHUNK_BYTES;
+        let written = usize::try_from(head.bytes).unwrap_or(CHUNK_BYTES);
+        (head, &mut self.memory[at + written..at + CHUNK_BYTES])
+    }
+
+    /// All chunks that have runs, each signal's in order.
+    pub fn chunks(&self) -> Vec<(ChunkHead, &[u8])> {
+        let mut found: Vec<(ChunkHead, &[u8])> = self
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, head)| head.runs > 0)
+            .map(|(index, head)| {
+                let bytes = usize::try_from(head.bytes).unwrap_or(0);
+                (*head, &self.memory[index * CHUNK_BYTES..][..bytes])
+            })
+            .collect();
+        found.sort_by_key(|(head, _)| head.first_ticks);
+        found
+    }
+}

@@ -1,0 +1,261 @@
+//! A recording, as it is read back: from memory that was just written, or from a file that anybody
+//! may have made.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use super::file::{checksum, fields};
+use super::varint::{take, unzigzag};
+use super::{
+    CHUNK_BYTES, CHUNK_HEAD_BYTES, CHUNK_MARK, ChunkHead, GAP, Head, JSON_BYTES, Kind, MAGIC,
+    NOT_RUNNING, OTHER, Pool, Run, State, TAGS_MAX, TAIL_MARK, Tail, VERSION,
+};
+use crate::observe::WORDS_MAX;
+
+/// Bytes of a file, at most: it is read into memory.
+const FILE_BYTES: u64 = 4 << 30;
+
+/// Why a file is no recording.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is no file but a {0}")]
+    NoFile(&'static str),
+    #[error("it is empty")]
+    Empty,
+    #[error("it has {0} bytes, more than {FILE_BYTES}")]
+    TooLong(u64),
+    #[error("it does not begin as a recording does")]
+    Magic,
+    #[error("it is of version {0}; this build reads {VERSION}")]
+    Version(u32),
+    #[error("it ends before its first chunk")]
+    CutInHead,
+    #[error("its head is damaged: {0}")]
+    Head(&'static str),
+    #[error("its head is no JSON of ours: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("its chunk at byte {at} is damaged: {why}")]
+    Chunk { at: usize, why: &'static str },
+}
+
+/// What a recording holds.
+#[derive(Debug)]
+pub struct Recording {
+    pub head: Head,
+    /// Runs of each signal, in order; each ends where the next starts, the last at `end_ticks`.
+    pub runs: Vec<Vec<Run>>,
+    /// How many bytes at its end are missing, if it was cut.
+    pub cut: bool,
+}
+
+/// Opens and reads a file.
+pub fn open(path: &Path) -> Result<Recording, ReadError> {
+    // A FIFO would keep us waiting.
+    let options = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = File::options().read(true).custom_flags(options).open(path)?;
+    let about = file.metadata()?;
+    match about.len() {
+        _ if about.is_dir() => return Err(ReadError::NoFile("folder")),
+        _ if !about.is_file() => return Err(ReadError::NoFile("device or a pipe")),
+        0 => return Err(ReadError::Empty),
+        bytes if bytes > FILE_BYTES => return Err(ReadError::TooLong(bytes)),
+        _ => {}
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES).read_to_end(&mut bytes)?;
+    Recording::parse(&bytes)
+}
+
+impl Recording {
+    /// What was just recorded.
+    pub fn of(head: Head, pool: &Pool) -> Result<Self, ReadError> {
+        let mut recording = Self::empty(head)?;
+        for (chunk, bytes) in pool.chunks() {
+            recording.add(&chunk, bytes).map_err(|why| ReadError::Chunk { at: 0, why })?;
+        }
+        Ok(recording)
+    }
+
+    fn empty(head: Head) -> Result<Self, ReadError> {
+        if head.signals.len() > WORDS_MAX * 2 {
+            return Err(ReadError::Head("too many signals"));
+        }
+        if head.clock.ticks_per_second == 0 || head.clock.step_ticks == 0 {
+            return Err(ReadError::Head("a clock that stands still"));
+        }
+        let runs = head.signals.iter().map(|_| Vec::new()).collect();
+        Ok(Self { head, runs, cut: false })
+    }
+
+    pub fn parse(bytes: &[u8]) -> Result<Self, ReadError> {
+        let mut rest = bytes;
+        let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
+        if !MAGIC.starts_with(magic) {
+            return Err(ReadError::Magic);
+        }
+        rest = rest.get(MAGIC.len()..).ok_or(ReadError::CutInHead)?;
+        let version = u32::from_le_bytes(take_some(&mut rest).ok_or(ReadError::CutInHead)?);
+        if version != VERSION {
+            return Err(ReadError::Version(version));
+        }
+        let head = match json(&mut rest) {
+            Json::Text(text) => serde_json::from_slice(text)?,
+            Json::Cut => return Err(ReadError::CutInHead),
+            Json::Wrong(why) => return Err(ReadError::Head(why)),
+        };
+        let mut recording = Self::empty(head)?;
+        let mut chunks = 0;
+        loop {
+            let at = bytes.len() - rest.len();
+            let wrong = |why| ReadError::Chunk { at, why };
+            match rest.first() {
+                None => break recording.cut = true,
+                Some(&CHUNK_MARK) => {}
+                Some(&TAIL_MARK) => {
+                    rest = &rest[1..];
+                    match json(&mut rest) {
+                        Json::Text(text) => {
+                            let tail: Tail = serde_json::from_slice(text)?;
+                            if tail.chunks != chunks || !rest.is_empty() {
+                                return Err(wrong("its tail tells of other chunks"));
+                            }
+                        }
+                        Json::Cut => recording.cut = true,
+                        Json::Wrong(why) => return Err(wrong(why)),
+                    }
+                    break;
+                }
+                Some(_) => return Err(wrong("it does not begin as one does")),
+            }
+            let Some((chunk, sum)) = chunk_head(&mut rest) else { break recording.cut = true };
+            let length = usize::try_from(chunk.bytes).unwrap_or(usize::MAX);
+            if length > CHUNK_BYTES {
+                return Err(wrong("it is too long"));
+            }
+            let Some(payload) = rest.get(..length) else { break recording.cut = true };
+            rest = &rest[length..];
+            if checksum(&fields(&chunk), payload) != sum {
+                return Err(wrong("its checksum is another"));
+            }
+            recording.add(&chunk, payload).map_err(wrong)?;
+            chunks += 1;
+        }
+        Ok(recording)
+    }
+
+    /// Takes over the runs of one chunk.
+    fn add(&mut self, chunk: &ChunkHead, mut bytes: &[u8]) -> Result<(), &'static str> {
+        let index = usize::from(chunk.series);
+        let signal = self.head.signals.get(index).ok_or("there is no such signal")?;
+        let (runs, kind, step) = (&mut self.runs[index], signal.kind, self.head.clock.step_ticks);
+        let mut ticks = chunk.first_ticks;
+        if runs.last().is_some_and(|last| last.start_ticks > ticks) {
+            return Err("it is from before the one before it");
+        }
+        let (mut value, mut tags) = (0_u64, Vec::new());
+        for _ in 0..chunk.runs {
+            let mut number = || take(&mut bytes).ok_or("it ends inside of a run");
+            let distance = number()?.checked_mul(step).and_then(|far| ticks.checked_add(far));
+            ticks = distance.ok_or("its time overflows")?;
+            let samples = number()?;
+            let state = match samples & 3 {
+                GAP => State::Gap,
+                NOT_RUNNING => State::NotRunning,
+                OTHER => State::Other,
+                _ if kind == Kind::Values => {
+                    value = value.wrapping_add(unzigzag(number()?));
+                    State::Value(value)
+                }
+                _ => {
+                    let tag = usize::try_from(number()?).unwrap_or(usize::MAX);
+                    if tag == tags.len() && tag < TAGS_MAX {
+                        tags.push(number()?);
+                    }
+                    State::Value(*tags.get(tag).ok_or("it has a tag that it never had")?)
+                }
+            };
+            runs.push(Run { start_ticks: ticks, state, samples: samples >> 2 });
+        }
+        if bytes.is_empty() { Ok(()) } else { Err("it goes on behind its last run") }
+    }
+
+    /// From the first run to the end of the last, in ticks.
+    pub fn span(&self) -> Option<(u64, u64)> {
+        let first = self.runs.iter().filter_map(|runs| Some(runs.first()?.start_ticks)).min()?;
+        let last = self.runs.iter().filter_map(|runs| Some(runs.last()?.start_ticks)).max()?;
+        Some((first, last))
+    }
+
+    /// A signal's runs with their ends.
+    pub fn stretches(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> {
+        let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
+        runs.windows(2).map(|pair| (pair[0], pair[1].start_ticks))
+    }
+
+    /// The part between two times, in nanoseconds from the beginning.
+    pub fn between(&mut self, from_ns: u64, to_ns: u64) {
+        let Some((first, _)) = self.span() else { return };
+        let clock = self.head.clock;
+        let [from, to] = [from_ns, to_ns].map(|ns| first.saturating_add(clock.ticks(ns)));
+        for runs in &mut self.runs {
+            let ends: Vec<u64> = runs.iter().skip(1).map(|run| run.start_ticks).collect();
+            let mut kept: Vec<Run> = Vec::new();
+            for (run, end) in runs.iter().zip(&ends) {
+                if *end <= from || run.start_ticks >= to {
+                    continue;
+                }
+                kept.push(Run { start_ticks: run.start_ticks.max(from), ..*run });
+            }
+            if let (Some(_), Some(&end)) = (kept.last(), ends.last()) {
+                let end = end.min(to);
+                kept.push(Run { start_ticks: end, state: State::Gap, samples: 0 });
+            }
+            *runs = kept;
+        }
+    }
+}
+
+/// A chunk's head and its checksum; `None` if it is cut.
+fn chunk_head(rest: &mut &[u8]) -> Option<(ChunkHead, u32)> {
+    let mut bytes = rest.get(..CHUNK_HEAD_BYTES)?;
+    *rest = &rest[CHUNK_HEAD_BYTES..];
+    let [_, series] = take_some(&mut bytes)?;
+    let first_ticks = u64::from_le_bytes(take_some(&mut bytes)?);
+    let mut number = || take_some(&mut bytes).map(u32::from_le_bytes);
+    let (runs, length, sum) = (number()?, number()?, number()?);
+    Some((ChunkHead { series, first_ticks, runs, bytes: length }, sum))
+}
+
+fn take_some<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, left) = rest.split_first_chunk()?;
+    *rest = left;
+    Some(*taken)
+}
+
+enum Json<'a> {
+    Text(&'a [u8]),
+    Cut,
+    Wrong(&'static str),
+}
+
+fn json<'a>(rest: &mut &'a [u8]) -> Json<'a> {
+    let mut after = *rest;
+    let Some([length, sum]) = take_some(&mut after).zip(take_some(&mut after)).map(|(a, b)| [a, b])
+    else {
+        return Json::Cut;
+    };
+    let bytes = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if bytes > JSON_BYTES {
+        return Json::Wrong("it is too long");
+    }
+    let Some(text) = after.get(..bytes) else { return Json::Cut };
+    if checksum(&length, text) != u32::from_le_bytes(sum) {
+        return Json::Wrong("its checksum is another");
+    }
+    *rest = &after[bytes..];
+    Json::Text(text)
+}

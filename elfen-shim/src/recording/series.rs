@@ -1,0 +1,189 @@
+//! One signal while it is recorded: the run that goes on, and how those before it are written.
+
+use super::pool::{Full, Pool};
+use super::varint::{MOST, put, zigzag};
+use super::{GAP, Kind, NOT_RUNNING, OTHER, Run, State, TAGS_MAX, VALUE};
+
+/// Distance from the run before, samples and state, and the state's value, twice.
+const RUN_BYTES: usize = 4 * MOST;
+
+/// See the head of this file.
+#[derive(Debug)]
+pub struct Series {
+    index: u8,
+    step_ticks: u64,
+    now: Run,
+    chunk: Option<usize>,
+    /// What the next run is written as a difference to.
+    written_ticks: u64,
+    written_value: u64,
+    tags: Option<Tags>,
+    /// Runs that began with another value than the one before them.
+    pub new_values: u64,
+}
+
+impl Series {
+    /// Begins with a gap.
+    pub fn new(index: u8, kind: Kind, step_ticks: u64, start_ticks: u64) -> Self {
+        Self {
+            index,
+            step_ticks: step_ticks.max(1),
+            now: Run { start_ticks, state: State::Gap, samples: 0 },
+            chunk: None,
+            written_ticks: start_ticks,
+            written_value: 0,
+            tags: (kind == Kind::Tags).then(Tags::new),
+            new_values: 0,
+        }
+    }
+
+    /// One more sample, or none: a gap begins by itself.
+    #[inline(always)]
+    pub fn see(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
+        if state == self.now.state {
+            self.now.samples += 1;
+            return Ok(());
+        }
+        self.change(at, state, pool)
+    }
+
+    /// Whatever it is from `at` on, nobody looks.
+    pub fn gap(&mut self, at: u64, pool: &mut Pool) -> Result<(), Full> {
+        if self.now.state == State::Gap { Ok(()) } else { self.change(at, State::Gap, pool) }
+    }
+
+    /// What it is now.
+    pub fn state(&self) -> State {
+        self.now.state
+    }
+
+    /// Ends the last run.
+    pub fn end(&mut self, at: u64, pool: &mut Pool) -> Result<(), Full> {
+        self.gap(at, pool)?;
+        self.write(pool)
+    }
+
+    fn change(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
+        self.write(pool)?;
+        self.new_values += u64::from(matches!(state, State::Value(_)));
+        self.now = Run { start_ticks: at, state, samples: u64::from(state != State::Gap) };
+        Ok(())
+    }
+
+    fn write(&mut self, pool: &mut Pool) -> Result<(), Full> {
+        let Run { start_ticks, state, samples } = self.now;
+        let chunk = match self.chunk {
+            Some(chunk) if pool.rest(chunk).1.len() >= RUN_BYTES => chunk,
+            _ => {
+                let chunk = pool.begin(self.index, start_ticks)?;
+                self.chunk = Some(chunk);
+                (self.written_ticks, self.written_value) = (start_ticks, 0);
+                self.tags.iter_mut().for_each(Tags::forget);
+                chunk
+            }
+        };
+        let steps = start_ticks.saturating_sub(self.written_ticks) / self.step_ticks;
+        // What the division left over is in the next distance.
+        self.written_ticks += steps * self.step_ticks;
+        let state = match (state, &mut self.tags) {
+            (State::Value(value), Some(tags)) => tags.find(value),
+            (state, _) => Written::of(state),
+        };
+        let (head, rest) = pool.rest(chunk);
+        let mut at = put(steps, rest);
+        at += put(samples.min(u64::MAX >> 2) << 2 | state.code(), &mut rest[at..]);
+        match state {
+            Written::Value(value) => {
+                let difference = value.wrapping_sub(self.written_value);
+                at += put(zigzag(difference), &mut rest[at..]);
+                self.written_value = value;
+            }
+            Written::Known(tag) => at += put(tag, &mut rest[at..]),
+            Written::New(tag, value) => {
+                at += put(tag, &mut rest[at..]);
+                at += put(value, &mut rest[at..]);
+            }
+            Written::Gap | Written::NotRunning | Written::Other => {}
+        }
+        head.bytes += u32::try_from(at).unwrap_or(0);
+        head.runs += 1;
+        Ok(())
+    }
+}
+
+/// A state as it is written.
+#[derive(Clone, Copy)]
+enum Written {
+    Gap,
+    NotRunning,
+    Other,
+    Value(u64),
+    /// A tag by its number in the chunk.
+    Known(u64),
+    /// The same, the first time.
+    New(u64, u64),
+}
+
+impl Written {
+    fn of(state: State) -> Self {
+        match state {
+            State::Gap => Self::Gap,
+            State::NotRunning => Self::NotRunning,
+            State::Other => Self::Other,
+            State::Value(value) => Self::Value(value),
+        }
+    }
+
+    fn code(self) -> u64 {
+        match self {
+            Self::Gap => GAP,
+            Self::NotRunning => NOT_RUNNING,
+            Self::Other => OTHER,
+            Self::Value(_) | Self::Known(_) | Self::New(..) => VALUE,
+        }
+    }
+}
+
+/// Slots of the table of tags: a power of two, and half of them stay free.
+const SLOTS: usize = 2 * TAGS_MAX;
+
+/// The tags of a chunk, numbered as they come: so every chunk can be read by itself.
+#[derive(Debug)]
+struct Tags {
+    /// Value, number, and the chunk that it is of.
+    slots: Vec<(u64, u32, u32)>,
+    count: u32,
+    chunk: u32,
+}
+
+impl Tags {
+    fn new() -> Self {
+        Self { slots: vec![(0, 0, 0); SLOTS], count: 0, chunk: 1 }
+    }
+
+    fn forget(&mut self) {
+        self.count = 0;
+        self.chunk = self.chunk.wrapping_add(1);
+    }
+
+    fn find(&mut self, value: u64) -> Written {
+        let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let mut at = usize::try_from(hash).unwrap_or(0) % SLOTS;
+        loop {
+            let (held, number, chunk) = self.slots[at];
+            if chunk != self.chunk {
+                if self.count as usize >= TAGS_MAX {
+                    return Written::Other;
+                }
+                let number = self.count;
+                self.slots[at] = (value, number, self.chunk);
+                self.count += 1;
+                return Written::New(number.into(), value);
+            }
+            if held == value {
+                return Written::Known(number.into());
+            }
+            at = (at + 1) % SLOTS;
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Goal: what was recorded is read back, from memory and from a file; a file that was cut is read
+//! up to its last whole chunk; nothing that is in a file makes the reader crash. Method: a
+//! recording of two signals with every state, as it was, cut, and with bytes changed.
+
+use std::io::Write;
+
+use super::*;
+
+const STEP: u64 = 26;
+
+fn head() -> Head {
+    let signal = |name: &str, kind| Signal {
+        name: name.to_owned(),
+        source: Source::SourceTags,
+        kind,
+        names: vec![(7, "seven".to_owned())],
+    };
+    Head {
+        program: "program".to_owned(),
+        process: 4242,
+        machine: "a CPU".to_owned(),
+        on: "0".to_owned(),
+        from: 1,
+        clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP },
+        asked_period_ns: 1000,
+        line_round_trip_ns: Some(100),
+        signals: vec![signal("tag", Kind::Tags), signal("value", Kind::Values)],
+        samples: 12,
+        period_ns: Periods::default(),
+        steal_ns: 0,
+        missed_switches: None,
+        refused_threads: 0,
+        rates: Vec::new(),
+        dte: None,
+        cost: None,
+        cost_unknown: String::new(),
+        ended: String::new(),
+        exit_status: Some(0),
+    }
+}
+
+/// Runs of both signals: tags that come back, numbers that jump, and pauses.
+fn states(count: u64) -> Vec<(u64, State, State)> {
+    let state = |n: u64| match n % 11 {
+        3 => (State::Gap, State::Gap),
+        5 => (State::NotRunning, State::NotRunning),
+        _ => (State::Value(n % 7), State::Value(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))),
+    };
+    (1..=count).map(|n| (n * 40 * STEP, state(n).0, state(n).1)).collect()
+}
+
+fn record(count: u64, bytes: usize, keeps_last: bool) -> (Pool, bool) {
+    let mut pool = Pool::new(bytes, 2, keeps_last);
+    let mut series = [Kind::Tags, Kind::Values]
+        .iter()
+        .zip(0..)
+        .map(|(kind, index)| Series::new(index, *kind, STEP, STEP));
+    let (mut tags, mut values) = (series.next().unwrap(), series.next().unwrap());
+    let mut full = false;
+    let mut see = |series: &mut Series, at, state, pool: &mut Pool| {
+        let seen = match state {
+            State::Gap => series.gap(at, pool),
+            state => series.see(at, state, pool),
+        };
+        full |= seen.is_err();
+    };
+    for (at, tag, value) in states(count) {
+        see(&mut tags, at, tag, &mut pool);
+        see(&mut values, at, value, &mut pool);
+    }
+    let end = (count + 1) * 40 * STEP;
+    for series in [&mut tags, &mut values] {
+        full |= series.end(end, &mut pool).is_err();
+    }
+    (pool, full)
+}
+
+fn file(count: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&head(), &record(count, 8 << 20, false).0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn what_was_recorded_is_read_back() {
+    let count = 4_000;
+    let (pool, full) = record(count, 8 << 20, false);
+    assert!(!full);
+    let recording = Recording::of(head(), &pool).unwrap();
+    let from_file = Recording::parse(&file(count)).unwrap();
+    assert_eq!((from_file.head, from_file.cut), (head(), false));
+    assert_eq!(from_file.runs, recording.runs);
+    for signal in [0, 1] {
+        let mut stretches = recording.stretches(signal).skip(1).peekable();
+        for (at, tag, value) in states(count) {
+            let expected = if signal == 0 { tag } else { value };
+            while stretches.peek().is_some_and(|(_, end)| *end <= at) {
+                stretches.next();
+            }
+            let (run, end) = stretches.peek().expect("up to the end");
+            assert_eq!((run.state, run.start_ticks <= at, at < *end), (expected, true, true));
+        }
+    }
+    let samples: u64 = recording.runs[0].iter().map(|run| run.samples).sum();
+    let gaps = states(count).iter().filter(|(_, tag, _)| *tag == State::Gap).count() as u64;
+    assert_eq!(samples, count - gaps);
+}
+
+/// Tags take four bytes a run, or less.
+#[test]
+fn runs_of_tags_are_short() {
+    let mut pool = Pool::new(8 << 20, 1, false);
+    let mut series = Series::new(0, Kind::Tags, STEP, 0);
+    for n in 1..=100_000 {
+        series.see(n * 2600, State::Value(0x4000_0000 + n % 50), &mut pool).unwrap();
+    }
+    let (runs, bytes) = pool.chunks().iter().fold((0, 0), |(runs, bytes), (head, payload)| {
+        (runs + u64::from(head.runs), bytes + payload.len() as u64)
+    });
+    assert!(runs > 99_000 && bytes <= runs * 4, "{bytes} bytes of {runs} runs");
+}
+
+#[test]
+fn a_full_pool_says_so_and_a_ring_keeps_the_end() {
+    let (pool, full) = record(200_000, 1 << 20, false);
+    assert!(full && !pool.chunks().is_empty());
+    let first = Recording::of(head(), &pool).unwrap();
+    assert_eq!(first.span().unwrap().0, STEP);
+    let (pool, full) = record(200_000, 1 << 20, true);
+    assert!(!full);
+    let last = Recording::of(head(), &pool).unwrap();
+    let (from, to) = last.span().unwrap();
+    assert!(from > STEP && to == 200_001 * 40 * STEP, "{from} {to}");
+}
+
+#[test]
+fn parts_are_cut_out() {
+    let mut recording = Recording::parse(&file(1000)).unwrap();
+    let whole = recording.span().unwrap();
+    let clock = recording.head.clock;
+    recording.between(clock.ns(200 * 40 * STEP), clock.ns(300 * 40 * STEP));
+    let (from, to) = recording.span().unwrap();
+    assert!(from > whole.0 && to < whole.1);
+    assert!((to - from).abs_diff(100 * 40 * STEP) <= 40 * STEP, "{}", to - from);
+    recording.between(0, 0);
+    assert_eq!(recording.span(), None);
+}
+
+#[test]
+fn a_file_that_is_cut_is_read_to_its_last_whole_chunk() {
+    let whole = file(4000);
+    let all = Recording::parse(&whole).unwrap();
+    let (mut read, mut most) = (0, 0);
+    for cut in (0..whole.len()).step_by(211).chain(whole.len() - 60..whole.len()) {
+        match Recording::parse(&whole[..cut]) {
+            Ok(part) => {
+                assert!(part.cut, "{cut}");
+                let runs: usize = part.runs.iter().map(Vec::len).sum();
+                assert!(part.runs[0].iter().zip(&all.runs[0]).all(|(a, b)| a == b));
+                (read, most) = (read + 1, most.max(runs));
+            }
+            Err(error) => assert!(matches!(error, ReadError::CutInHead), "{cut}: {error}"),
+        }
+    }
+    assert!(read > 60 && most == all.runs.iter().map(Vec::len).sum::<usize>());
+}
+
+proptest::proptest! {
+    /// With checksums made to fit, so that what is behind them is reached.
+    #[test]
+    fn changed_files_are_read_or_refused(
+        changes in proptest::collection::vec((0usize..4000, proptest::num::u8::ANY), 1..6),
+        mended: bool,
+    ) {
+        let mut bytes = file(300);
+        let chunks = bytes.len() - 2500;
+        for (at, byte) in changes {
+            let at = at % bytes.len();
+            bytes[at] = byte;
+        }
+        let mark = bytes[chunks..].iter().position(|&byte| byte == b'R').filter(|_| mended);
+        if let Some(at) = mark {
+            let at = chunks + at;
+            let length = bytes.get(at + 14..at + 18).map(|four| {
+                u32::from_le_bytes(four.try_into().unwrap())
+            });
+            let length = usize::try_from(length.unwrap_or(0)).unwrap();
+            if let Some(payload) = bytes.get(at + 22..at + 22 + length) {
+                let sum = file::checksum(&bytes[at..at + 18], payload);
+                bytes[at + 18..at + 22].copy_from_slice(&sum.to_le_bytes());
+            }
+        }
+        let _either = Recording::parse(&bytes);
+    }
+
+    #[test]
+    fn any_payload_is_read_or_refused(payload: Vec<u8>, runs in 0u32..2000, kind: bool) {
+        let mut head = head();
+        head.signals[0].kind = if kind { Kind::Tags } else { Kind::Values };
+        let bytes = u32::try_from(payload.len()).unwrap();
+        let chunk = ChunkHead { series: 0, first_ticks: u64::MAX / 2, runs, bytes };
+        let mut file = Vec::new();
+        write(&head, &Pool::new(0, 2, false), &mut file).unwrap();
+        let tail = file.len() - (1 + 8 + br#"{"chunks":0}"#.len());
+        file.truncate(tail);
+        let fields = file::fields(&chunk);
+        file.extend(&fields);
+        file.extend(file::checksum(&fields, &payload).to_le_bytes());
+        file.extend(&payload);
+        if let Ok(read) = Recording::parse(&file) {
+            proptest::prop_assert!(read.runs[0].len() <= payload.len() / 2);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_recording_is_refused() {
+    let refused = |bytes: &[u8]| {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        open(file.path()).unwrap_err().to_string()
+    };
+    assert!(refused(b"").contains("empty"));
+    assert!(refused(b"{}").contains("does not begin"));
+    let mut other = file(10);
+    other[8] = 9;
+    assert!(refused(&other).contains("version 9"));
+    let mut wrong = file(10);
+    let near_end = wrong.len() - 60;
+    wrong[near_end] ^= 1;
+    assert!(refused(&wrong).contains("checksum") || refused(&wrong).contains("damaged"));
+    let folder = tempfile::tempdir().unwrap();
+    assert!(open(folder.path()).unwrap_err().to_string().contains("folder"));
+    let fifo = folder.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(open(&fifo).unwrap_err().to_string().contains("pipe"));
+    assert!(open(&folder.path().join("none")).is_err());
+}

@@ -232,6 +232,24 @@ pub fn count(instructions: u64, cycles: u64) {
     set(|words| &words.cycles, cycles);
 }
 
+/// Publishes where in its code the thread is: for hooks at entries and returns of functions.
+#[inline(always)]
+pub fn function(address: usize) {
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half of an address")]
+    let half = address as u32;
+    Block::with_own(|block| block.words().function.store(half, Relaxed));
+}
+
+/// Counts a call of the thread's.
+#[inline(always)]
+pub fn called() {
+    Block::with_own(|block| {
+        let calls = &block.words().calls;
+        // Relaxed, and not one step: the thread alone writes it.
+        calls.store(calls.load(Relaxed).wrapping_add(1), Relaxed);
+    });
+}
+
 #[inline(always)]
 fn set(word: impl Fn(&ThreadWords) -> &AtomicU64, value: u64) {
     // Relaxed: each word is read by itself.

@@ -36,7 +36,7 @@ pub struct Summary {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cost_unknown: String,
     pub stopped_ns: u64,
-    /// False if functions are seen by their entries alone: then shares of callers are too low.
+    /// Whether a function that was called is seen to return; `None` if no function was seen.
     pub returns: Option<bool>,
     pub refused_threads: u64,
     pub ended: String,
@@ -271,11 +271,8 @@ impl Summary {
                         figures.sort_by_key(|tag| std::cmp::Reverse(tag.time_ns));
                         summary.tags.extend(figures);
                     }
-                    let by_functions = matches!(signal.source, Source::EntriesAndReturns);
-                    if figure.new_values > 1
-                        && matches!(signal.source, Source::Entries | Source::EntriesAndReturns)
-                    {
-                        summary.returns = Some(by_functions);
+                    if figure.new_values > 1 && signal.source == Source::EntriesAndReturns {
+                        summary.returns = Some(true);
                     }
                 }
             }

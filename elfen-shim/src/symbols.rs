@@ -12,6 +12,8 @@ use object::elf::{PF_W, PT_GNU_RELRO, PT_LOAD, STT_TLS};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSegment, ObjectSymbol, SymbolFlags};
 
+/// What functions call that were built with -finstrument-functions.
+const HOOK: &[u8] = b"__cyg_profile_func_enter";
 /// Bytes of a name that is read from a program.
 const NAME_BYTES: usize = 200;
 
@@ -124,10 +126,8 @@ pub struct Symbols {
     pub base: u64,
     /// Bytes that the loader maps, with their addresses: for names of tags.
     segments: Vec<(u64, Vec<u8>)>,
-    /// It has room at its functions' entries.
-    pub has_entries: bool,
-    /// Its returns go through the thunk.
-    pub has_returns: bool,
+    /// Its functions call a hook at their entries and returns.
+    pub says_functions: bool,
     pub has_tags: bool,
 }
 
@@ -166,10 +166,9 @@ impl Symbols {
         symbols.functions.dedup_by_key(|(address, ..)| *address);
         symbols.globals.sort_by(|a, b| (&a.name, a.address).cmp(&(&b.name, b.address)));
         symbols.globals.dedup_by(|a, b| a.name == b.name && a.address == b.address);
-        symbols.has_entries = elf.section_by_name("__patchable_function_entries").is_some();
+        let mut asked = elf.dynamic_symbols().filter(|symbol| symbol.is_undefined());
+        symbols.says_functions = asked.any(|symbol| symbol.name_bytes() == Ok(HOOK));
         symbols.has_tags = elf.section_by_name("elfen_tags").is_some();
-        symbols.has_returns =
-            symbols.functions.iter().any(|(.., name)| name == "__x86_return_thunk");
         for segment in elf.segments() {
             if let Ok(data) = segment.data() {
                 symbols.segments.push((segment.address(), data.to_owned()));

@@ -134,14 +134,6 @@ fn notes(summary: &Summary) -> Vec<String> {
             show(summary.longest_gap_ns)
         ));
     }
-    if summary.returns == Some(false) {
-        notes.push(
-            "functions are seen by their entries alone: after a call, time counts for the callee \
-             until the next entry, so shares of callers are too low; build with \
-             -mfunction-return=thunk-extern and link libelfen_return.a to see returns"
-                .to_owned(),
-        );
-    }
     if let Some(percent) = summary.not_running_percent {
         notes.push(format!("the thread did not run for {percent:.1} % of the observed time"));
     }

@@ -11,9 +11,10 @@
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use elfen_rt::check::{Thread, check, elfen_look_1};
+use elfen_rt::tag;
 
 /// Which vector state XSAVE is asked for, as bits of XCR0; 0 before the first slow path has asked
 /// the CPU, and [`FXSAVE`] where there is no XSAVE.
@@ -217,12 +218,31 @@ unsafe extern "C" fn slow() {
     );
 }
 
-/// `-finstrument-functions`: an ordinary call.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn __cyg_profile_func_enter(_function: *const c_void, _from: *const c_void) {
-    check();
+/// Whether an `elfen shim` looks at this process.
+static OBSERVED: AtomicBool = AtomicBool::new(false);
+
+/// From now on functions say that they are entered and left.
+pub(crate) fn say_functions() {
+    // The first thread's slot is claimed here, where system calls do no harm.
+    tag::function(0);
+    OBSERVED.store(true, Relaxed);
 }
 
-/// The way out needs no check: the next way in is not far.
+/// `-finstrument-functions`: an ordinary call.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn __cyg_profile_func_exit(_function: *const c_void, _from: *const c_void) {}
+pub(crate) extern "C" fn __cyg_profile_func_enter(function: *const c_void, _from: *const c_void) {
+    check();
+    if OBSERVED.load(Relaxed) {
+        tag::function(function.addr());
+        tag::called();
+    }
+}
+
+/// The way out needs no check: the next way in is not far. What is returned to is an address in
+/// the caller, and so names it.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn __cyg_profile_func_exit(_function: *const c_void, from: *const c_void) {
+    if OBSERVED.load(Relaxed) {
+        tag::function(from.addr());
+    }
+}

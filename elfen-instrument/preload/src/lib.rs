@@ -30,6 +30,7 @@ extern "C" fn start() {
     }
     if let Some(order) = elfen_rt::tag::Order::own() {
         shared::share(&order);
+        hooks::say_functions();
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
 /// What a tag of a signal is called.
 fn name(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String)) -> String {
     match signal.source {
-        Source::Entries | Source::EntriesAndReturns => names.function(value),
+        Source::EntriesAndReturns => names.function(value),
         Source::SourceTags => names.tag(value),
         Source::TaskMap => match Running::from_word(value) {
             Running::Idle => "(idle)".to_owned(),

@@ -23,7 +23,7 @@ SYMBOL[+OFFSET][:u8 to u64, i8 to i64], 0xADDRESS:TYPE, map:FILE+OFFSET:TYPE, jv
 
 Examples:
   elfen shim -- lua5.4 script.lua           what can be seen without any right
-  sudo elfen shim --period 300ns -- ./program        its functions, if built so
+  elfen shim -- ./program       its functions, built with -finstrument-functions
   sudo elfen shim -p 4242 --watch server.stat_numcommands --for 2s
   elfen shim -o run.shim -- ./service && elfen shim show run.shim
   elfen shim signals redis-server           what could be watched, and how

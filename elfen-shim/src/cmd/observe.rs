@@ -119,20 +119,11 @@ impl Run<'_> {
             Some(file) => share(&args.watch, &args.rate, file)?,
             None => (Vec::new(), None),
         };
-        let functions = symbols.filter(|_| false).map(|symbols| {
-            if symbols.has_returns { Source::EntriesAndReturns } else { Source::Entries }
-        });
-        let counts = args.measure_cost || args.rate.iter().any(|rate| rate.starts_with("calls"));
-        let entries = match functions {
-            None => "0",
-            Some(_) if counts => "2",
-            Some(_) => "1",
-        };
+        let says = symbols.filter(|symbols| symbols.says_functions);
+        let functions = says.map(|_| Source::EntriesAndReturns);
         let shares = shared.as_ref().filter(|shared| !shared.is_empty());
-        let preload = (functions.is_some() || shares.is_some()).then(|| {
-            let globals = shares.map(crate::reach::SharedGlobals::order).unwrap_or_default();
-            format!("{entries} {globals}")
-        });
+        let preload = (functions.is_some() || shares.is_some())
+            .then(|| shares.map_or_else(|| "-".to_owned(), crate::reach::SharedGlobals::order));
         let order = Start {
             words: &args.program,
             on: &self.chosen.on,
@@ -350,8 +341,7 @@ impl Run<'_> {
         }
         if functions.is_none() && !self.args.program.is_empty() {
             more.push(
-                "its functions: build it with -fpatchable-function-entry=43 \
-                 -mfunction-return=thunk-extern and link libelfen_return.a"
+                "its functions: build it with -finstrument-functions, which gcc and clang have"
                     .to_owned(),
             );
         }

@@ -105,16 +105,9 @@ impl Report {
     }
 
     fn of_files(&mut self, program: &Symbols) {
-        match (program.has_entries, program.has_returns) {
-            (true, true) => self.add("function", "entries+returns", "4 bytes a call and return"),
-            (true, false) => {
-                self.add("function", "entries", "4 bytes a call; shares of callers are too low");
-            }
-            (false, _) => self.lack(
-                "function",
-                "it has no room at its functions' entries: build it with \
-                 -fpatchable-function-entry=43",
-            ),
+        match program.says_functions {
+            true => self.add("function", "entries+returns", "a call of a hook at each"),
+            false => self.lack("function", "build it with -finstrument-functions"),
         }
         if program.has_tags {
             self.add("tag", "source-tags", "one store a tag");

@@ -73,7 +73,6 @@ pub enum Source {
     Mapped,
     SharedAtStart,
     Read,
-    Entries,
     #[serde(rename = "entries+returns")]
     EntriesAndReturns,
     SourceTags,

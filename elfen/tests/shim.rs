@@ -1,0 +1,281 @@
+//! Goal: `elfen shim` sees what a program does, does the program no harm, and refuses what cannot
+//! work in so many words. Method: the real command on programs that are built here, whose own words
+//! say what has to be seen.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const TAGS: &str = r#"
+#include "elfen_tag.h"
+static void spin(long n) { for (volatile long i = 0; i < n; i++) ; }
+int main(void)
+{
+	for (int turn = 0; turn < 3000; turn++) {
+		elfen_u32 before = elfen_tag("parse, and more");
+		elfen_value((elfen_u64)turn);
+		spin(30000);
+		elfen_tag("reply");
+		spin(10000);
+		elfen_tag_back(before);
+	}
+	return 7;
+}
+"#;
+
+/// Writes its globals in two hundred children as well, and says if any write crossed over.
+const FORKS: &str = r#"
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+unsigned long hits;
+unsigned short small = 5;
+const long fixed = 3;
+__thread long own;
+int main(void)
+{
+	for (unsigned long round = 1; round <= 200; round++) {
+		hits = round;
+		own = fixed;
+		pid_t child = fork();
+		if (child == 0) {
+			if (hits != round || small != 5)
+				_exit(2);
+			hits = 1000000 + round;
+			small = 9;
+			_exit(hits == 1000000 + round && small == 9 ? 0 : 3);
+		}
+		int status = 0;
+		if (child < 0 || waitpid(child, &status, 0) != child || status != 0 ||
+		    hits != round || small != 5) {
+			printf("mixed in round %lu, status %d\n", round, status);
+			return 1;
+		}
+	}
+	puts("none mixed");
+	return 0;
+}
+"#;
+
+const CALLS: &str = r#"
+__attribute__((noinline)) long leaf(long n)
+{
+	volatile long sum = 0;
+	for (long i = 0; i < 2000; i++)
+		sum += i ^ n;
+	return sum;
+}
+__attribute__((noinline)) long caller(long n) { return leaf(n) + leaf(n + 1); }
+int main(void)
+{
+	long sum = 0;
+	for (long n = 0; n < 40000; n++)
+		sum += caller(n);
+	return sum == 42;
+}
+"#;
+
+fn skipped(why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: elfen shim: {why}").unwrap();
+}
+
+/// Whether there is a lane to observe and one to observe from.
+fn possible() -> bool {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        skipped("observer and observed take two CPUs");
+    }
+    online.trim() != "0"
+}
+
+fn build(folder: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    fs::write(&file, source).unwrap();
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen-rt/include");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-g", "-pthread", "-I"]).arg(include).args(options);
+    let built = compiler.arg("-o").arg(&program).arg(&file).status().unwrap();
+    assert!(built.success(), "{name}");
+    program
+}
+
+fn shim(words: &[&str], program: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.arg("shim").args(words).arg("--").arg(program).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn names<'a>(summary: &'a Value, signal: &str) -> Vec<&'a str> {
+    let tags = summary["tags"].as_array().unwrap().iter();
+    tags.filter(|tag| tag["signal"] == signal).map(|tag| tag["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn tags_are_seen_recorded_and_exported() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path(), "tags", TAGS, &[]);
+    let file = folder.path().join("run.shim");
+    let words = ["--json", "--watch", "tag", "--watch", "value", "-o", file.to_str().unwrap()];
+    let output = shim(&words, &program);
+    let summary = json(&output);
+    assert_eq!((output.status.code(), &summary["exit_status"]), (Some(7), &Value::from(7)));
+    let seen = names(&summary, "tag");
+    assert!(seen.contains(&"parse, and more") && seen.contains(&"reply"), "{summary:#}");
+    let value = summary["signals"].as_array().unwrap().iter().find(|one| one["name"] == "value");
+    assert!(value.unwrap()["values"]["most"].as_u64().unwrap() < 3000, "{summary:#}");
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let elfen = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_elfen")).arg("shim").args(words).output();
+        output.unwrap()
+    };
+    let path = file.to_str().unwrap();
+    let shown = json(&elfen(&["show", path, "--json"]));
+    assert_eq!(shown["tags"], summary["tags"], "what is read back is what was seen");
+    let csv = String::from_utf8(elfen(&["export", path]).stdout).unwrap();
+    for tag in summary["tags"].as_array().unwrap().iter().filter(|tag| tag["signal"] == "tag") {
+        let name = match tag["name"].as_str().unwrap() {
+            "parse, and more" => "\"parse, and more\"".to_owned(),
+            other => other.to_owned(),
+        };
+        let prefix = "tag,";
+        let rows: Vec<&str> = csv
+            .lines()
+            .filter(|row| row.starts_with(prefix) && row.contains(&format!(",{name},")))
+            .collect();
+        let sum: u64 = rows
+            .iter()
+            .map(|row| {
+                let mut fields = row.split(',').skip(1).map(|field| field.parse::<u64>());
+                let (start, end) = (fields.next().unwrap(), fields.next().unwrap());
+                end.unwrap() - start.unwrap()
+            })
+            .sum();
+        let time = tag["time_ns"].as_u64().unwrap();
+        // Each row's ends are cut to whole nanoseconds.
+        assert!(sum.abs_diff(time) <= rows.len() as u64 + 1, "{name}: {sum} and {time}");
+    }
+    let trace: Value = serde_json::from_slice(&elfen(&["export", path, "--as", "perfetto"]).stdout)
+        .expect("a viewer can parse it");
+    assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["name"] == "reply"));
+    let folded = String::from_utf8(elfen(&["export", path, "--as", "folded"]).stdout).unwrap();
+    assert!(folded.lines().any(|line| line.contains(";tag;reply ")), "{folded}");
+    // Cut in the middle, it is read to its last whole chunk, with a warning; of nothing, refused.
+    let whole = fs::read(&file).unwrap();
+    fs::write(&file, &whole[..whole.len() - 3]).unwrap();
+    let cut = elfen(&["show", path, "--json"]);
+    assert!(String::from_utf8_lossy(&cut.stderr).contains("cut"));
+    assert_eq!(json(&cut)["tags"], summary["tags"]);
+    fs::write(&file, "").unwrap();
+    assert_eq!(elfen(&["show", path]).status.code(), Some(1));
+}
+
+#[test]
+fn globals_are_shared_and_forks_stay_apart() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path(), "forks", FORKS, &[]);
+    let output = shim(&["--watch", "hits", "--watch", "small", "--period", "max"], &program);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("none mixed"), "{output:?}");
+    assert!(text.contains("hits") && !text.contains("not seen to be shared"), "{text}");
+    let largest: Vec<&str> = text.lines().filter(|line| line.starts_with("hits")).collect();
+    assert!(largest.iter().all(|line| !line.contains("10000")), "a child's are its own: {text}");
+    for (watch, why) in [
+        ("fixed", "read-only"),
+        ("own", "thread-local"),
+        ("none", "no object"),
+        ("small+1:u16", "no place in it"),
+    ] {
+        let output = shim(&["--watch", watch], &program);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(why), "{watch}: {said}");
+    }
+}
+
+#[test]
+fn functions_are_seen_with_their_callers() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path(), "calls", CALLS, &["-finstrument-functions"]);
+    let output = shim(&["--json", "--watch", "function", "--rate", "calls"], &program);
+    let summary = json(&output);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(summary["returns"], Value::from(true), "{summary:#}");
+    assert_eq!(names(&summary, "function").first(), Some(&"leaf"), "{summary:#}");
+    assert!(summary["dte"]["kept"].as_u64().unwrap() > 0, "{summary:#}");
+}
+
+#[test]
+fn what_cannot_work_is_refused_in_one_line() {
+    if !possible() {
+        return;
+    }
+    let none = Path::new("/nonexistent/program");
+    let cases: [(&[&str], &Path, i32); 8] = [
+        (&["--period", "0us"], Path::new("true"), 2),
+        (&["--period", "-5us"], Path::new("true"), 2),
+        (&["--period", "1ps"], Path::new("true"), 2),
+        (&["--on", "0", "--from", "0"], Path::new("true"), 2),
+        (&["--from", "8000"], Path::new("true"), 2),
+        (&["--watch", "0x1004:u64"], Path::new("true"), 2),
+        (&[], none, 1),
+        (&["--watch", "function"], Path::new("true"), 1),
+    ];
+    for (words, program, status) in cases {
+        let output = shim(words, program);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {said}");
+        let lines = said.lines().filter(|line| line.starts_with("elfen: ")).count();
+        assert_eq!((lines, said.lines().count()), (1, 1), "{words:?}: {said}");
+    }
+    for (pid, status) in [("2", 1), ("999999999", 1)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let output = command.args(["shim", "-p", pid]).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+    }
+}
+
+/// A first try, without any right and any flag, is one screen that says what more there could be.
+#[test]
+fn a_first_try_is_one_screen() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let elfen = folder.path().join("elfen");
+    fs::copy(env!("CARGO_BIN_EXE_elfen"), &elfen).unwrap();
+    for path in [folder.path(), &elfen] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new(&elfen);
+    command.args(["shim", "--", "sh", "-c", "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done"]);
+    // SAFETY: takes nothing.
+    if unsafe { libc::geteuid() } == 0 {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = command.current_dir("/").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("More would be possible:"), "{text}");
+    assert!(text.lines().count() <= 24, "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}

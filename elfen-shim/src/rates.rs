@@ -3,6 +3,8 @@
 //! Each is one of a distribution, kept apart by the tag that the thread had. All tables are there
 //! before the first sample.
 
+use std::collections::BTreeMap;
+
 use crate::filter;
 use crate::recording::{Dte, RateFigure};
 
@@ -106,15 +108,22 @@ impl Rate {
 
     /// The distributions, the most seen first.
     pub fn figures(&self, mut name_of: impl FnMut(u64) -> String) -> Vec<RateFigure> {
-        let mut all: Vec<(u64, RateFigure)> = Vec::new();
+        // Functions are met at several addresses, and have one name.
+        let mut by_name: BTreeMap<String, (u64, [u32; BUCKETS])> = BTreeMap::new();
         for (index, counts) in self.counts.iter().enumerate().filter(|(i, _)| self.seen[*i] > 0) {
-            let kept: u64 = counts.iter().map(|&count| u64::from(count)).sum();
-            let at = |percent: u64| quantile(counts, kept, percent);
             let tag = self.tags.get(index).map_or_else(|| "(others)".to_owned(), |&t| name_of(t));
-            let kept_percent = 100.0 * float(kept) / float(self.seen[index]);
+            let (seen, sum) = by_name.entry(tag).or_insert((0, [0; BUCKETS]));
+            *seen += self.seen[index];
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
+        }
+        let mut all: Vec<(u64, RateFigure)> = Vec::new();
+        for (tag, (seen, counts)) in by_name {
+            let kept: u64 = counts.iter().map(|&count| u64::from(count)).sum();
+            let at = |percent: u64| quantile(&counts, kept, percent);
+            let kept_percent = 100.0 * float(kept) / float(seen);
             let (name, median) = (self.name.clone(), at(50));
             let figure = RateFigure { name, tag, median, p10: at(10), p90: at(90), kept_percent };
-            all.push((self.seen[index], figure));
+            all.push((seen, figure));
         }
         all.sort_by_key(|(seen, _)| std::cmp::Reverse(*seen));
         all.into_iter().map(|(_, figure)| figure).collect()

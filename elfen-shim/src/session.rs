@@ -237,6 +237,8 @@ pub struct Seen {
     pub missed_switches: Option<u64>,
     pub period_ticks: (u64, u64),
     pub rates: Vec<Rate>,
+    /// The signal that rates are kept apart by.
+    pub tag_signal: Option<usize>,
     pub cost_ratios: Option<Vec<f64>>,
     pub failed_reads: u64,
 }
@@ -284,6 +286,7 @@ fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
         period_ticks: (recorder.period_ticks(50), recorder.period_ticks(99)),
         cost_ratios: recorder.costing.take().map(|costing| costing.ratios),
         failed_reads: recorder.reader.failed,
+        tag_signal: recorder.tag_feed,
         rates: recorder.rates,
         pool: recorder.pool,
     }

@@ -76,6 +76,9 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
     if crate::reach::CutFile::was_seen() {
         head.ended = "a file that was looked at was cut; what was seen of it since is 0".to_owned();
     }
+    if seen.failed_reads > 0 {
+        head.ended = format!("{} readings of its memory were refused", seen.failed_reads);
+    }
     if known.not_shared > 0 {
         head.ended = format!(
             "{} pages of globals were not seen to be shared: the program ended at once, takes no \
@@ -83,7 +86,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
             known.not_shared
         );
     }
-    let tags = head.signals.iter().find(|signal| signal.kind == recording::Kind::Tags).cloned();
+    let tags = seen.tag_signal.and_then(|index| head.signals.get(index)).cloned();
     for rate in &seen.rates {
         let name_of = |value| {
             tags.as_ref().map_or_else(String::new, |tags| name(&mut names, tags, value, &own))

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 
-use super::{Place, Unreached, mapped};
+use super::mapped;
+use super::place::{Place, Unreached};
 use crate::recording::Source;
 use crate::signal::Width;
 use crate::symbols::{Global, GlobalKind, Symbols};

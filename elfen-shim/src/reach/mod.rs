@@ -5,11 +5,9 @@
 
 mod globals;
 mod mapped;
+mod place;
 mod proc_state;
 mod vm_read;
-
-use std::io;
-use std::sync::atomic::AtomicU64;
 
 use elfen_instrument::remote::{Mapping, mappings};
 
@@ -18,29 +16,9 @@ use crate::signal::Width;
 
 pub use globals::{SharedGlobals, find as find_global, of_program as globals_of, program_file};
 pub use mapped::CutFile;
+pub use place::{Place, Unreached};
 pub use proc_state::ProcState;
 pub use vm_read::Reader;
-
-/// A number that can be read.
-#[derive(Clone, Debug)]
-pub struct Place {
-    pub word: &'static AtomicU64,
-    /// Of the number in its word.
-    pub offset: u64,
-    pub width: Width,
-    pub source: Source,
-}
-
-/// Why something cannot be watched.
-#[derive(Debug, thiserror::Error)]
-pub enum Unreached {
-    #[error("{0}")]
-    Wrong(String),
-    #[error("{0}")]
-    Failed(String),
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
 
 /// The number at an address of a process: mapped if it lies in memory that the process shares, and
 /// read otherwise.

@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::{CHUNK_MARK, ChunkHead, Head, JSON_BYTES, MAGIC, Pool, TAIL_MARK, Tail, VERSION};
+use super::form::{CHUNK_MARK, ChunkHead, Head, JSON_BYTES, MAGIC, TAIL_MARK, Tail, VERSION};
+use super::pool::Pool;
 
 /// Writes it all; `out` is a file that was empty.
 pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod file;
+mod form;
 mod pool;
 mod read;
 mod series;
@@ -15,171 +16,10 @@ mod series;
 mod tests;
 mod varint;
 
-use serde::{Deserialize, Serialize};
-
-use crate::clock::Clock;
-
 pub use file::write;
+pub use form::{
+    ChunkHead, Cost, Dte, Head, Kind, Periods, RateFigure, Run, Signal, Source, State, VERSION,
+};
 pub use pool::{Full, Pool};
 pub use read::{ReadError, Recording, open};
 pub use series::Series;
-
-/// Of the file's form.
-pub const VERSION: u32 = 1;
-const MAGIC: [u8; 8] = *b"ELFNSHIM";
-/// Bytes of a chunk of runs, at most.
-const CHUNK_BYTES: usize = 16 << 10;
-/// Bytes of head or tail, at most.
-const JSON_BYTES: usize = 4 << 20;
-/// Different tags of one signal; further ones are [`State::Other`].
-const TAGS_MAX: usize = 4096;
-
-/// What a signal was from some moment on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum State {
-    /// Nobody looked.
-    Gap,
-    /// The thread whose signal it is did not run.
-    NotRunning,
-    /// A tag beyond those that a recording can tell apart.
-    Other,
-    Value(u64),
-}
-
-/// The same state in some samples in a row. It ends where the next run starts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Run {
-    pub start_ticks: u64,
-    pub state: State,
-    pub samples: u64,
-}
-
-/// What a signal's values mean.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// Names of what is done: few, and each comes back.
-    Tags,
-    /// Numbers.
-    Values,
-}
-
-/// Where a signal came from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Source {
-    TaskMap,
-    ServicePage,
-    Mapped,
-    SharedAtStart,
-    Read,
-    #[serde(rename = "entries+returns")]
-    EntriesAndReturns,
-    SourceTags,
-    Proc,
-}
-
-/// One signal of a recording.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Signal {
-    pub name: String,
-    pub source: Source,
-    pub kind: Kind,
-    /// Names of values, where they have any.
-    pub names: Vec<(u64, String)>,
-}
-
-/// What stands before the chunks.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Head {
-    pub program: String,
-    pub process: u32,
-    pub machine: String,
-    /// Lanes that were observed, and the one that they were observed from.
-    pub on: String,
-    pub from: u32,
-    pub clock: Clock,
-    /// 0 for as fast as it goes.
-    pub asked_period_ns: u64,
-    pub line_round_trip_ns: Option<u64>,
-    pub signals: Vec<Signal>,
-    pub samples: u64,
-    pub period_ns: Periods,
-    pub steal_ns: u64,
-    pub missed_switches: Option<u64>,
-    /// Threads that found no slot to say what they do.
-    pub refused_threads: u64,
-    pub rates: Vec<RateFigure>,
-    pub dte: Option<Dte>,
-    pub cost: Option<Cost>,
-    /// Why there is no cost.
-    pub cost_unknown: String,
-    /// Why the recording ended.
-    pub ended: String,
-    pub exit_status: Option<i32>,
-}
-
-/// What time passed between two samples.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Periods {
-    pub asked: u64,
-    pub median: u64,
-    pub p99: u64,
-}
-
-/// A rate, in the samples of one tag.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct RateFigure {
-    pub name: String,
-    pub tag: String,
-    pub median: f64,
-    pub p10: f64,
-    pub p90: f64,
-    pub kept_percent: f64,
-}
-
-/// What double-time error left of the rates.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Dte {
-    pub tolerance_percent: u64,
-    pub floor_ns: f64,
-    pub kept: u64,
-    pub discarded: u64,
-    /// Samples over which a counter of a rate shrank.
-    pub shrunk: u64,
-}
-
-/// What observing cost the observed.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Cost {
-    pub median: f64,
-    pub low: f64,
-    pub high: f64,
-}
-
-/// What stands behind the chunks of a file that is whole.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Tail {
-    chunks: u64,
-}
-
-/// How a chunk begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ChunkHead {
-    /// Index of the signal.
-    pub series: u8,
-    pub first_ticks: u64,
-    pub runs: u32,
-    pub bytes: u32,
-}
-
-/// Bytes of a chunk's head in a file: mark, signal, first tick, runs, bytes, checksum.
-const CHUNK_HEAD_BYTES: usize = 1 + 1 + 8 + 4 + 4 + 4;
-const CHUNK_MARK: u8 = b'R';
-const TAIL_MARK: u8 = b'T';
-
-/// Codes of states, in the two lowest bits beside the samples.
-const GAP: u64 = 0;
-const NOT_RUNNING: u64 = 1;
-const OTHER: u64 = 2;
-const VALUE: u64 = 3;

@@ -1,7 +1,7 @@
 //! Memory for chunks, had before the first sample: while it observes, the observer asks the kernel
 //! for nothing.
 
-use super::{CHUNK_BYTES, ChunkHead};
+use super::form::{CHUNK_BYTES, ChunkHead};
 
 /// All chunks of a recording while it is made.
 #[derive(Debug)]

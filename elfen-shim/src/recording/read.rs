@@ -7,11 +7,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::file::{checksum, fields};
-use super::varint::{take, unzigzag};
-use super::{
+use super::form::{
     CHUNK_BYTES, CHUNK_HEAD_BYTES, CHUNK_MARK, ChunkHead, GAP, Head, JSON_BYTES, Kind, MAGIC,
-    NOT_RUNNING, OTHER, Pool, Run, State, TAGS_MAX, TAIL_MARK, Tail, VERSION,
+    NOT_RUNNING, OTHER, Run, State, TAGS_MAX, TAIL_MARK, Tail, VERSION,
 };
+use super::pool::Pool;
+use super::varint::{take, unzigzag};
 use crate::observe::WORDS_MAX;
 
 /// Bytes of a file, at most: it is read into memory.

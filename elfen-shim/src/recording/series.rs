@@ -1,8 +1,8 @@
 //! One signal while it is recorded: the run that goes on, and how those before it are written.
 
+use super::form::{GAP, Kind, NOT_RUNNING, OTHER, Run, State, TAGS_MAX, VALUE};
 use super::pool::{Full, Pool};
 use super::varint::{MOST, put, zigzag};
-use super::{GAP, Kind, NOT_RUNNING, OTHER, Run, State, TAGS_MAX, VALUE};
 
 /// Distance from the run before, samples and state, and the state's value, twice.
 const RUN_BYTES: usize = 4 * MOST;

@@ -5,6 +5,7 @@
 use std::io::Write;
 
 use super::*;
+use crate::clock::Clock;
 
 const STEP: u64 = 26;
 

@@ -1,0 +1,28 @@
+//! A number in memory, and why one cannot be had.
+
+use std::io;
+use std::sync::atomic::AtomicU64;
+
+use crate::recording::Source;
+use crate::signal::Width;
+
+/// A number that can be read.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub word: &'static AtomicU64,
+    /// Of the number in its word.
+    pub offset: u64,
+    pub width: Width,
+    pub source: Source,
+}
+
+/// Why something cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreached {
+    #[error("{0}")]
+    Wrong(String),
+    #[error("{0}")]
+    Failed(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}

@@ -17,8 +17,8 @@ use elfen_console::failure::Failure;
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor record --for 10s --port 6379    a Redis that runs here
-  elfen tailor report elfen.tale                    why its slowest 1 % were slow
-  sudo elfen tailor watch --port 6379 --slow 10ms   a line for each slow request
+  elfen tailor report elfen.tale                    its slowest 1 %
+  sudo elfen tailor watch --port 6379 --slow 10ms   a line a slow request
   sudo elfen tailor check                           can it be trusted here?";
 
 /// Say why the slowest requests of a service were slow

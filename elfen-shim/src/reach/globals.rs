@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 
+use object::elf::PT_INTERP;
+use object::read::elf::{ElfFile64, ProgramHeader};
+
 use super::mapped;
 use super::place::{Place, Unreached};
 use crate::recording::Source;
@@ -77,10 +80,12 @@ pub fn of_program(program: &Path) -> Vec<Global> {
     symbols.flat_map(|symbols| symbols.globals).collect()
 }
 
-/// As the loader lists them, which loads them and runs nothing.
+/// As its loader lists them. The loader is asked and not the program: one that is static, or of
+/// another C library, would run.
 fn libraries(program: &Path) -> Vec<PathBuf> {
-    let mut loader = Command::new(program);
-    loader.env("LD_TRACE_LOADED_OBJECTS", "1").stdin(Stdio::null()).stderr(Stdio::null());
+    let Some(interpreter) = interpreter(program) else { return Vec::new() };
+    let mut loader = Command::new(interpreter);
+    loader.arg("--list").arg(program).stdin(Stdio::null()).stderr(Stdio::null());
     let Ok(output) = loader.output() else { return Vec::new() };
     let text = String::from_utf8_lossy(&output.stdout);
     let path = |line: &str| {
@@ -88,6 +93,18 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
         path.starts_with('/').then(|| PathBuf::from(path))
     };
     text.lines().filter_map(path).collect()
+}
+
+/// The loader that a program names, if it is glibc's.
+fn interpreter(program: &Path) -> Option<PathBuf> {
+    let bytes = fs::read(program).ok()?;
+    let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
+    let endian = elf.endian();
+    let mut headers = elf.elf_program_headers().iter();
+    let header = headers.find(|header| header.p_type(endian) == PT_INTERP)?;
+    let name = header.data(endian, elf.data()).ok()?.split(|&byte| byte == 0).next()?;
+    let path = PathBuf::from(std::str::from_utf8(name).ok()?);
+    path.file_name()?.to_str()?.starts_with("ld-linux").then_some(path)
 }
 
 /// Pages of globals that are shared with a program from its start.

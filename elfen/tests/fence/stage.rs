@@ -218,8 +218,10 @@ impl Fenced {
         let mut command = self.command(words[0], &words[1..]);
         command.current_dir("/").stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
-        // It becomes its program in the fence.
-        wait_until("a program in the fence", || !["elfen", "nice"].contains(&&*comm(child.id())));
+        // It becomes its program in the fence; a moment after its start it has our name yet.
+        wait_until("a program in the fence", || {
+            ["sh", "chrt", "sleep"].contains(&&*comm(child.id()))
+        });
         child
     }
 

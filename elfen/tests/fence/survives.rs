@@ -56,7 +56,10 @@ fn a_batch_survives_the_daemon() {
     let stands = ran_ns(batch.id());
     fenced.restart();
     fenced.wait_until_it_runs();
-    wait_until("going on", || ran_ns(batch.id()) > stands + 2_000_000);
+    wait_until("going on", || {
+        assert_eq!(batch.try_wait().unwrap(), None, "the batch has ended");
+        ran_ns(batch.id()) > stands + 2_000_000
+    });
 
     // In order, it is the same; and what nobody holds any more can be let go.
     fenced.end_daemon();

@@ -1,47 +1,17 @@
 //! Goal: `elfen bench check` says what it measured, and why if it can't. Method: one round of it,
 //! with the preload library as it is shipped, and machines that lack something.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 use serde_json::Value;
 
-/// The folder of the preload library, in a release build.
-fn library() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preload");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["build", "--release", "--offline", "--quiet", "-p", "elfen-preload"]);
-        let command = command.arg("--target-dir").arg(&target);
-        let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        target.join("release")
-    })
-}
+mod preload;
 
-/// The command in a folder of its own: what lies beside it comes before `ELFEN_LIB`, and cargo may
-/// have put a debug build of the library there.
-fn alone() -> &'static Path {
-    static ALONE: OnceLock<PathBuf> = OnceLock::new();
-    ALONE.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench-check");
-        let alone = folder.join("elfen");
-        fs::create_dir_all(&folder).unwrap();
-        // Of an earlier build.
-        fs::remove_file(&alone).ok();
-        fs::hard_link(env!("CARGO_BIN_EXE_elfen"), &alone).unwrap();
-        alone
-    })
-}
+use preload::command_with_its_library;
 
 fn bench(arguments: &[&str]) -> Command {
-    let mut command = Command::new(alone());
+    let mut command = command_with_its_library();
     command.args(["bench", "check"]).args(arguments);
-    command.env("ELFEN_LIB", library());
     command
 }
 

@@ -9,6 +9,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+mod preload;
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
@@ -40,8 +42,17 @@ fn sections(document: &str) -> Vec<Section> {
 }
 
 /// Commands that a machine may lack.
-const MAY_LACK: [&str; 8] =
-    ["cc", "elfen-load", "elfen-search", "nginx", "redis-cli", "redis-server", "taskset", "xz"];
+const MAY_LACK: [&str; 9] = [
+    "cc",
+    "elfen-load",
+    "elfen-search",
+    "gcc",
+    "nginx",
+    "redis-cli",
+    "redis-server",
+    "taskset",
+    "xz",
+];
 
 fn missing(script: &str, path: &str) -> Option<String> {
     let words: Vec<&str> = script.split_whitespace().collect();
@@ -96,6 +107,7 @@ fn run(document: &str) {
             .args(["-k", "5", "300", "bash", "script"])
             .current_dir(folder.path())
             .env("PATH", path)
+            .env("ELFEN_LIB", preload::library())
             .env("ELFEN_INCLUDE", root().join("elfen-rt/include"))
             .env("ELFEN_EXAMPLES", root().join("elfen-rt/examples"))
             .env_remove("ELFEN_LANES")

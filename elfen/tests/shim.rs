@@ -11,6 +11,10 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+mod preload;
+
+use preload::command_with_its_library;
+
 const TAGS: &str = r#"
 #include "elfen_tag.h"
 static void spin(long n) { for (volatile long i = 0; i < n; i++) ; }
@@ -106,7 +110,7 @@ fn build(folder: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
 }
 
 fn shim(words: &[&str], program: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = command_with_its_library();
     command.arg("shim").args(words).arg("--").arg(program).stdin(Stdio::null());
     command.output().unwrap()
 }

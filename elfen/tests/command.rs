@@ -162,6 +162,7 @@ fn help_lists_every_variable() {
         "elfen-instrument",
         "elfen-recorder",
         "elfen-rt",
+        "elfen-shim",
         "elfen-tailor",
         "experiments",
         "kernel",

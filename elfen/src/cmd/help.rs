@@ -22,7 +22,7 @@ const STATUSES: [(&str, &str); 8] = [
 ];
 
 /// A flag goes before its variable.
-const VARIABLES: [(&str, &str); 20] = [
+const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_LANES", "default of --lanes"),
     ("ELFEN_POLICY", "default of --policy of `run` and `set`"),
     ("ELFEN_BUDGET", "default of their --budget"),

@@ -42,7 +42,7 @@ const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_LIB", "a further folder with libraries and programs of Elfen"),
     ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
     ("ELFEN_RUN", "set by `run` for its program: where its channels are"),
-    ("ELFEN_SHIM", "set by `shim` for its program: where its threads say what they do"),
+    ("ELFEN_SHIM", "set by `shim` for its program: where its tags are"),
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),
 ];
 

@@ -78,7 +78,12 @@ pub fn start(order: &Start<'_>) -> Result<Held, StartError> {
         // Ours to close, or the pipe would not end with the front.
         nix::unistd::close(going)?;
         (&tell).write_all(&std::process::id().to_ne_bytes())?;
-        (&wait).read_exact(&mut [0])
+        if (&wait).read_exact(&mut [0]).is_err() {
+            // The front has refused, or ended: nobody is left whom an error could be told.
+            // SAFETY: ends this process, which nothing of the program has run in.
+            unsafe { libc::_exit(127) };
+        }
+        Ok(())
     };
     // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
     unsafe { command.pre_exec(prepare) };

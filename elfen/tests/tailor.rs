@@ -184,7 +184,9 @@ fn a_stopped_redis_is_found_out() {
     assert!(lines.iter().any(|line| line["charges"][0][0] == "stopped"), "{lines:?}");
     interrupted(&port, tale);
     killed(&port, tale);
+    // Killed, it may leave a stop behind.
     drop(stopper);
+    redis.signal(Signal::SIGCONT);
     load.end();
 }
 

@@ -5,9 +5,10 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+mod alone;
 mod preload;
 
-use preload::command_with_its_library;
+use alone::command_with_its_library;
 
 fn bench(arguments: &[&str]) -> Command {
     let mut command = command_with_its_library();

@@ -11,9 +11,10 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+mod alone;
 mod preload;
 
-use preload::command_with_its_library;
+use alone::command_with_its_library;
 
 const TAGS: &str = r#"
 #include "elfen_tag.h"

@@ -32,7 +32,7 @@ impl Explained {
 }
 
 /// A cause and what it did to the tail.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct Row {
     pub cause: String,
     /// Of all charges of the tail.

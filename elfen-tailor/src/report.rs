@@ -58,15 +58,10 @@ pub struct Errors {
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CauseRow {
-    pub cause: String,
+    #[serde(flatten)]
+    pub row: Row,
+    /// What an operator would call it.
     pub words: String,
-    pub share: f64,
-    pub share_ci95: (f64, f64),
-    pub tail_ns: u64,
-    pub middle_ns: u64,
-    pub whatif_p99_ns: Option<u64>,
-    pub whatif_p999_ns: Option<u64>,
-    pub requests: usize,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -229,17 +224,7 @@ fn unknown_share(explained: &[Explained], ranking: &Ranking) -> f64 {
 }
 
 fn row(row: Row) -> CauseRow {
-    CauseRow {
-        words: words(&row.cause),
-        cause: row.cause,
-        share: row.share,
-        share_ci95: row.share_ci95,
-        tail_ns: row.tail_ns,
-        middle_ns: row.middle_ns,
-        whatif_p99_ns: row.whatif_p99_ns,
-        whatif_p999_ns: row.whatif_p999_ns,
-        requests: row.requests,
-    }
+    CauseRow { words: words(&row.cause), row }
 }
 
 fn slowest(
@@ -312,7 +297,7 @@ impl Report {
         writeln!(
             out,
             "\n{slow} requests took longer than {threshold}. {:.0} % of that is because\n  {}.\n",
-            first.share * 100.0,
+            first.row.share * 100.0,
             first.words
         )?;
         if !self.replay_valid {
@@ -342,7 +327,7 @@ impl Report {
 
     fn table(&self) -> String {
         let optional = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), show);
-        let row = |row: &CauseRow| {
+        let row = |CauseRow { row, .. }: &CauseRow| {
             let (low, high) = row.share_ci95;
             let mut cells = vec![
                 row.cause.clone(),
@@ -357,7 +342,7 @@ impl Report {
             }
             cells
         };
-        let shown = self.causes.iter().filter(|row| row.share >= 0.001).take(MOST_ROWS);
+        let shown = self.causes.iter().filter(|cause| cause.row.share >= 0.001).take(MOST_ROWS);
         let rows: Vec<Vec<String>> = shown.map(row).collect();
         let heading = ["cause", "share", "95 %", "slow", "tail", "middle", "p99 without"];
         table::lines(&heading[..heading.len() - usize::from(!self.replay_valid)], &rows)

@@ -247,7 +247,7 @@ fn the_ranking_names_the_cause() {
         story.answer(end, 1);
     }
     let told = report(&story.tale, Slow::Quantile(980_000), 3).unwrap();
-    let first = &told.causes[0];
+    let first = &told.causes[0].row;
     assert_eq!((first.cause.as_str(), first.requests), ("preempted:hog", 20));
     assert!(first.share > 0.99 && first.share_ci95.0 > 0.99, "{first:?}");
     assert!(first.whatif_p99_ns.is_some_and(|ns| ns < MS / 5), "{first:?}");

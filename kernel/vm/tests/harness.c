@@ -204,6 +204,7 @@ static void *serve(void *argument)
 			futex_wait(&lane->asked, done);
 		if (__atomic_load_n(&lane->stop, __ATOMIC_ACQUIRE))
 			return NULL;
+		__atomic_store_n(&lane->begun, done + 1, __ATOMIC_RELEASE);
 		one_round(lane);
 		__atomic_store_n(&lane->finished, ++done, __ATOMIC_RELEASE);
 	}
@@ -216,6 +217,16 @@ void lane_thread_start(struct lane_thread *lane, int cpu)
 	if (pthread_create(&lane->thread, NULL, serve, lane))
 		broken("a thread");
 	while (!peek(&lane->task))
+		sched_yield();
+}
+
+/*
+ * Its slot does not say so: a wake-up that meets the thread on its way to sleep leaves its task
+ * there for a moment, and the idle task comes after.
+ */
+void lane_thread_await(const struct lane_thread *lane)
+{
+	while (__atomic_load_n(&lane->begun, __ATOMIC_ACQUIRE) != lane->asked)
 		sched_yield();
 }
 

@@ -69,6 +69,7 @@ struct lane_thread {
 	int cpu;
 	uint64_t task;      /* its word in the slot, once it runs */
 	int asked;          /* rounds asked for; a futex */
+	int begun;          /* rounds that it has woken up for */
 	int finished;       /* rounds done */
 	uint64_t round_ns;  /* how long a round keeps the lane busy; 0: until `release` */
 	int release;
@@ -77,6 +78,7 @@ struct lane_thread {
 void lane_thread_start(struct lane_thread *lane, int cpu);
 void lane_thread_busy(struct lane_thread *lane, uint64_t round_ns); /* begins a round */
 void lane_thread_idle(struct lane_thread *lane);                    /* ends an unlimited round */
+void lane_thread_await(const struct lane_thread *lane);             /* it is in its round */
 bool lane_thread_finished(const struct lane_thread *lane);          /* it may not sleep yet */
 void lane_thread_stop(struct lane_thread *lane);
 

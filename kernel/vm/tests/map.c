@@ -219,6 +219,7 @@ static bool timed(struct lane_thread *lane, const struct elfen_task_slot *slots)
 	struct switch_words words;
 
 	lane_thread_busy(lane, 0);
+	lane_thread_await(lane);
 	while (!snapshot(&slots[0], &words) || words.task != lane->task)
 		sched_yield();
 	lane_thread_idle(lane);

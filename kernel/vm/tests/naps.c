@@ -36,6 +36,7 @@ static void begin(struct lane_thread *request)
 
 static void wait_until_busy(const struct lane_thread *request)
 {
+	lane_thread_await(request);
 	while (peek(&slots[REQUEST].task) != request->task)
 		__builtin_ia32_pause();
 }

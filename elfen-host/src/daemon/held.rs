@@ -142,8 +142,13 @@ impl Held {
     }
 
     /// Freezes or thaws, by what speaks against running.
-    pub(super) fn settle(&mut self, folder: &Folder, guarded: bool, online: Option<&CpuSet>) {
-        let against = self.against(folder, guarded, online);
+    pub(super) fn settle(
+        &mut self,
+        folder: &Folder,
+        unguarded: Option<&Frozen>,
+        online: Option<&CpuSet>,
+    ) {
+        let against = self.against(folder, unguarded, online);
         self.clear = match against {
             Some(_) => None,
             None => self.clear.or_else(|| Some(Instant::now())),
@@ -160,7 +165,12 @@ impl Held {
         }
     }
 
-    fn against(&self, folder: &Folder, guarded: bool, online: Option<&CpuSet>) -> Option<Frozen> {
+    fn against(
+        &self,
+        folder: &Folder,
+        unguarded: Option<&Frozen>,
+        online: Option<&CpuSet>,
+    ) -> Option<Frozen> {
         match folder.paused() {
             Ok(None) => {}
             Ok(Some(why)) => return Some(Frozen::Paused(why)),
@@ -172,8 +182,8 @@ impl Held {
         if self.lanes_online(online).is_empty() {
             return Some(Frozen::NoLane);
         }
-        if !guarded {
-            return Some(Frozen::Unguarded);
+        if let Some(why) = unguarded {
+            return Some(why.clone());
         }
         (!self.broken.is_empty()).then_some(Frozen::Broken)
     }

@@ -15,6 +15,7 @@ use elfen_rt::nap::Nap;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, getppid, pipe2};
 
+use super::beat::{Beat, Silence};
 use super::lent::Lanes;
 use super::log::{Level, say};
 use crate::cgroup::{Group, Hierarchies};
@@ -35,6 +36,9 @@ pub(super) struct Keeper {
     pub(super) pid: Pid,
     /// Readable once its guards stand.
     pub(super) ready: File,
+    /// Counted up as long as it runs.
+    pub(super) beat: Beat,
+    pub(super) silence: Silence,
 }
 
 /// All that the process is made of; it has its own copy.
@@ -47,15 +51,19 @@ pub(super) struct Duties<'a> {
 }
 
 pub(super) fn start(duties: &Duties<'_>) -> io::Result<Keeper> {
+    let beat = Beat::new()?;
     let (ready, to_us) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
     let parent = nix::unistd::getpid();
     // SAFETY: the only other thread that the daemon can have is the task map's visitor, which
     // makes system calls alone: the child may go on as if it had started itself.
     match unsafe { fork() }? {
-        ForkResult::Parent { child } => Ok(Keeper { pid: child, ready: File::from(ready) }),
+        ForkResult::Parent { child } => {
+            let (ready, silence) = (File::from(ready), Silence::default());
+            Ok(Keeper { pid: child, ready, beat, silence })
+        }
         ForkResult::Child => {
             drop(ready);
-            let kept = keep(duties, File::from(to_us), parent);
+            let kept = keep(duties, &beat, File::from(to_us), parent);
             if let Err(error) = &kept {
                 say(Level::Error, format_args!("the guards' process ends: {error}"));
             }
@@ -65,7 +73,7 @@ pub(super) fn start(duties: &Duties<'_>) -> io::Result<Keeper> {
     }
 }
 
-fn keep(duties: &Duties<'_>, mut ready: File, daemon: Pid) -> io::Result<()> {
+fn keep(duties: &Duties<'_>, beat: &Beat, mut ready: File, daemon: Pid) -> io::Result<()> {
     let told = SigSet::from(Signal::SIGTERM);
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&told), None)?;
     // SAFETY: this prctl takes a number.
@@ -78,6 +86,7 @@ fn keep(duties: &Duties<'_>, mut ready: File, daemon: Pid) -> io::Result<()> {
     let mut known: Option<Online> = None;
     let mut said = false;
     for tick in 0_u32.. {
+        beat.beat();
         if getppid() != daemon {
             return Err(freeze_all(duties));
         }

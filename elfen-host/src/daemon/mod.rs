@@ -2,12 +2,14 @@
 //!
 //! Two processes. The *daemon* sees to the fences: once a second it holds their promises against
 //! what the kernel says, and what cannot be held is frozen. The *keeper*, its child, holds the
-//! lanes' guards. Each survives the other's death by one rule: a fence that nobody guards, or whose
-//! promises nobody sees to, stands still. So the daemon freezes every fence before anything else
-//! when its keeper ends, and the keeper does when the daemon ends. On a stop fences stay frozen;
-//! `--release` lets them go for good.
+//! lanes' guards. Each survives the other's death by one rule: a fence that nobody guards, or
+//! whose promises nobody sees to, stands still. So the daemon freezes every fence before anything
+//! else when its keeper ends or hangs, and the keeper does when the daemon ends. On a stop fences
+//! stay frozen; `--release` lets them go for good.
 
+mod beat;
 mod fit;
+mod guarding;
 mod held;
 mod keeper;
 mod lent;
@@ -26,14 +28,14 @@ use std::time::{Duration, Instant};
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_rt::nap::Nap;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::{WaitPidFlag, waitpid};
 
 use self::fit::fit;
 pub use self::fit::require;
+use self::guarding::Guarding;
 use self::held::Held;
-use self::keeper::{Duties, Keeper};
+use self::keeper::Duties;
 use self::lent::Lanes;
 use self::log::{Level, notify, say};
 use self::settings::{Settings, Which};
@@ -49,8 +51,6 @@ use crate::systemd;
 
 const TICK_MS: u16 = 100;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A keeper that ends sooner than this after it started is started again only then.
-const LEAST_LIFE: Duration = Duration::from_secs(1);
 
 /// Runs until a signal ends it.
 pub fn run(settings: Settings, folder: &Folder) -> Result<(), Failure> {
@@ -76,11 +76,7 @@ struct Daemon {
     /// Of `settings.lent`, those that have no channels yet.
     awaited: bool,
     held: Vec<Held>,
-    keeper: Option<Keeper>,
-    /// Whether its guards are known to stand.
-    guarded: bool,
-    keeper_began: Instant,
-    keepers_lost: u64,
+    guarding: Guarding,
     online: Option<CpuSet>,
     listener: Listener,
     uevents: Option<Uevents>,
@@ -128,10 +124,7 @@ impl Daemon {
             lanes: Vec::new(),
             awaited: true,
             held: Vec::new(),
-            keeper: None,
-            guarded: false,
-            keeper_began: Instant::now(),
-            keepers_lost: 0,
+            guarding: Guarding::nobody(),
             online: online().map(|online| online.0),
             listener,
             uevents: uevents.ok(),
@@ -144,7 +137,7 @@ impl Daemon {
         daemon.warn_of_lanes();
         daemon.take_fences();
         daemon.require_fences()?;
-        daemon.start_keeper();
+        daemon.mind_keeper();
         Ok(daemon)
     }
 
@@ -224,7 +217,7 @@ impl Daemon {
         let mut all = vec![self.signals.as_fd().as_raw_fd()];
         all.extend(self.listener.descriptors());
         all.extend(self.uevents.as_ref().map(Uevents::descriptor));
-        all.extend(self.keeper.as_ref().filter(|_| !self.guarded).map(|k| k.ready.as_raw_fd()));
+        all.extend(self.guarding.awaited());
         let mut waits: Vec<PollFd<'_>> =
             all.into_iter().map(|fd| PollFd::new(borrow(fd), PollFlags::POLLIN)).collect();
         match poll(&mut waits, PollTimeout::from(TICK_MS)) {
@@ -239,9 +232,8 @@ impl Daemon {
         notify("WATCHDOG=1");
         self.online = online().map(|online| online.0);
         if self.awaited && self.someone_publishes() {
-            self.guarded = false;
             self.freeze_all(&Frozen::Unguarded);
-            self.end_keeper();
+            self.guarding.end();
             if let Err(failure) = self.open_lanes() {
                 say(Level::Error, failure);
             }
@@ -262,9 +254,10 @@ impl Daemon {
     }
 
     fn settle(&mut self) {
-        let guarded = self.guarded && self.has_all_lanes();
+        let lacks_lanes = (!self.has_all_lanes()).then_some(Frozen::Unguarded);
+        let unguarded = self.guarding.against().or(lacks_lanes);
         let (folder, online) = (&self.folder, self.online.as_ref());
-        self.held.iter_mut().for_each(|held| held.settle(folder, guarded, online));
+        self.held.iter_mut().for_each(|held| held.settle(folder, unguarded.as_ref(), online));
     }
 
     fn freeze_all(&mut self, why: &Frozen) {
@@ -341,56 +334,19 @@ impl Daemon {
         }
     }
 
-    fn start_keeper(&mut self) {
-        if self.keeper.is_some() || !self.has_all_lanes() {
+    fn mind_keeper(&mut self) {
+        let held = &mut self.held;
+        self.guarding.mind(|why| held.iter_mut().for_each(|held| held.freeze(why.clone())));
+        if !self.guarding.may_start() || !self.has_all_lanes() {
             return;
         }
-        self.keeper_began = Instant::now();
-        let duties = Duties {
+        self.guarding.start(&Duties {
             lanes: &self.lanes,
             nap: &self.nap,
             looks: self.settings.looks,
             folder: &self.folder,
             hierarchies: &self.hierarchies,
-        };
-        match keeper::start(&duties) {
-            Ok(keeper) => self.keeper = Some(keeper),
-            Err(error) => say(Level::Error, format_args!("no process for guards: {error}")),
-        }
-    }
-
-    /// Freezes first when the keeper has ended; asks and starts afterwards.
-    fn mind_keeper(&mut self) {
-        if let Some(keeper) = &self.keeper {
-            let ended = waitpid(keeper.pid, Some(WaitPidFlag::WNOHANG));
-            if !matches!(ended, Ok(nix::sys::wait::WaitStatus::StillAlive)) {
-                self.guarded = false;
-                self.freeze_all(&Frozen::Unguarded);
-                self.keeper = None;
-                self.keepers_lost += 1;
-                say(Level::Error, format_args!("the guards' process has ended: {ended:?}"));
-            }
-        }
-        if let Some(keeper) = self.keeper.as_mut().filter(|_| !self.guarded) {
-            let mut waits = [PollFd::new(keeper.ready.as_fd(), PollFlags::POLLIN)];
-            let readable = poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
-            if readable {
-                use std::io::Read;
-                // The end of the pipe is the keeper's end, which is seen above the next time.
-                self.guarded = keeper.ready.read(&mut [0]).is_ok_and(|bytes| bytes == 1);
-            }
-        }
-        let lived = self.keeper_began.elapsed() >= LEAST_LIFE || self.keepers_lost <= 1;
-        if self.keeper.is_none() && lived {
-            self.start_keeper();
-        }
-    }
-
-    fn end_keeper(&mut self) {
-        let Some(keeper) = self.keeper.take() else { return };
-        // Its child; both calls can fail only if it is gone already.
-        let _ended = kill(keeper.pid, Signal::SIGKILL);
-        let _reaped = waitpid(keeper.pid, None);
+        });
     }
 
     fn serve(&mut self) {
@@ -410,8 +366,8 @@ impl Daemon {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            keeper: self.keeper.as_ref().map(|keeper| keeper.pid.as_raw().unsigned_abs()),
-            keepers_lost: self.keepers_lost,
+            keeper: self.guarding.pid(),
+            keepers_lost: self.guarding.lost,
             home: self.home.clone(),
             paused: self.folder.paused().unwrap_or_else(|error| Some(error.to_string())),
             fences: fences.collect(),
@@ -458,7 +414,7 @@ impl Daemon {
     fn stop(&mut self) {
         notify("STOPPING=1");
         self.freeze_all(&Frozen::Unguarded);
-        self.end_keeper();
+        self.guarding.end();
         let frozen = self.held.iter().map(|held| held.name.as_str()).collect::<Vec<_>>();
         if !frozen.is_empty() {
             let names = frozen.join(", ");

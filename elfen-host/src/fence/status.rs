@@ -91,6 +91,8 @@ pub struct Repaired {
 pub enum Frozen {
     Paused(String),
     Unguarded,
+    /// The process of the guards is there, and does not move.
+    Hung,
     NoLane,
     Broken,
     Unreadable(String),
@@ -104,6 +106,7 @@ impl Frozen {
         match self {
             Self::Paused(_) => "paused",
             Self::Unguarded => "unguarded",
+            Self::Hung => "hung",
             Self::NoLane => "no-lane",
             Self::Broken => "broken",
             Self::Unreadable(_) => "unreadable",
@@ -119,6 +122,7 @@ impl FenceStatus {
             Frozen::Paused(why) if why.is_empty() => "paused".to_owned(),
             Frozen::Paused(why) => format!("paused: {why}"),
             Frozen::Unguarded => "no guard stands on its lanes".to_owned(),
+            Frozen::Hung => "the process of its guards has not moved for 3 s".to_owned(),
             Frozen::NoLane => "none of its batch lanes is online".to_owned(),
             Frozen::Unreadable(why) => why.clone(),
             Frozen::ByOthers => "somebody else froze it; `elfen resume` lets it go".to_owned(),

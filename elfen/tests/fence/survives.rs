@@ -38,6 +38,65 @@ fn guards_that_are_killed_are_replaced() {
     batch.wait().unwrap();
 }
 
+/// Goal: guards that do not move are noticed: their fence stands still, and runs again when they
+/// do, or when there are others. Method: the process that holds them is stopped, and either goes on
+/// or not.
+#[test]
+fn guards_that_hang_are_noticed() {
+    if !or_skip("guards_that_hang_are_noticed") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let borrows = || {
+        let before = ran_ns(batch.id());
+        wait_until("borrowing", || ran_ns(batch.id()) > before + 2_000_000);
+    };
+    borrows();
+    let first = fenced.status().keeper.unwrap();
+    let stop = |keeper| {
+        kill(keeper, libc::SIGSTOP);
+        wait_until("being frozen", || fenced.fence().frozen == Some(Frozen::Hung));
+        assert!(fenced.fence.0.freezer().is_told().unwrap());
+    };
+    stop(first);
+    assert!(fenced.fence().why().unwrap().contains("has not moved"));
+    kill(first, libc::SIGCONT);
+    fenced.wait_until_it_runs();
+    borrows();
+    // A machine may have been so slow that the first was given up meanwhile.
+    let status = fenced.status();
+    let (second, lost) = (status.keeper.unwrap(), status.keepers_lost);
+    assert_eq!(second == first, lost == 0);
+    stop(second);
+    wait_until("another", || {
+        let status = fenced.status();
+        status.keepers_lost == lost + 1 && status.keeper.is_some_and(|new| new != second)
+    });
+    fenced.wait_until_it_runs();
+    borrows();
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: a daemon that was stopped itself blames nobody. Method: stopped for longer than its
+/// patience.
+#[test]
+fn a_daemon_that_was_stopped_freezes_nothing() {
+    if !or_skip("a_daemon_that_was_stopped_freezes_nothing") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    kill(fenced.daemon.id(), libc::SIGSTOP);
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    kill(fenced.daemon.id(), libc::SIGCONT);
+    assert_eq!(fenced.fence().frozen, None);
+    assert_eq!(fenced.status().keepers_lost, 0);
+    assert!(!fenced.said().contains("has not moved"), "{}", fenced.said());
+}
+
 /// Goal: a daemon that is killed leaves a fence that stands still, and the next one finds its batch
 /// where it was. Method: SIGKILL, and a new daemon.
 #[test]

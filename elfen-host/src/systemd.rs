@@ -55,17 +55,26 @@ fn listed(pattern: &str) -> Result<Vec<String>, Error> {
 
 /// Keeps a unit on these lanes, below everything beside it.
 pub fn fence(unit: &str, lanes: &CpuSet) -> Result<(), Error> {
-    set(unit, "idle", lanes)
+    set(unit, &["CPUWeight=idle", &allowed(lanes)])
+}
+
+/// Keeps a unit on these lanes, and says nothing of its rank.
+pub fn keep_to(unit: &str, lanes: &CpuSet) -> Result<(), Error> {
+    set(unit, &[&allowed(lanes)])
 }
 
 /// An ordinary unit again. An empty list of CPUs would not do: it leaves them as they are.
 pub fn release(unit: &str, all: &CpuSet) -> Result<(), Error> {
-    set(unit, "100", all)
+    set(unit, &["CPUWeight=100", &allowed(all)])
 }
 
-fn set(unit: &str, weight: &str, lanes: &CpuSet) -> Result<(), Error> {
-    let (weight, cpus) = (format!("CPUWeight={weight}"), format!("AllowedCPUs={lanes}"));
-    run("systemctl", &["set-property", "--runtime", "--", unit, &weight, &cpus]).map(drop)
+fn allowed(lanes: &CpuSet) -> String {
+    format!("AllowedCPUs={lanes}")
+}
+
+fn set(unit: &str, properties: &[&str]) -> Result<(), Error> {
+    let words = ["set-property", "--runtime", "--", unit];
+    run("systemctl", &[&words, properties].concat()).map(drop)
 }
 
 /// Puts a running process into a unit of its own inside a slice.

@@ -17,9 +17,15 @@ pub enum Error {
     Threaded { file: PathBuf, found: String },
     #[error("the cgroup of process {0} is not to be seen from here")]
     Elsewhere(u32),
+    #[error("{path} cannot be noted: {error}")]
+    Unnoted { path: super::path::CgroupPath, error: io::Error },
 }
 
 impl Error {
+    pub fn unnoted(path: &super::path::CgroupPath, error: io::Error) -> Self {
+        Self::Unnoted { path: path.clone(), error }
+    }
+
     pub fn is_gone(&self) -> bool {
         let Self::File { error, .. } = self else { return false };
         error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)

@@ -90,6 +90,21 @@ impl Group {
         Ok(())
     }
 
+    /// Whether the kernel can keep it on CPUs, whatever else it has.
+    pub fn has_cpus(&self) -> bool {
+        self.hierarchies.cpuset.folder(&self.path).is_dir()
+    }
+
+    /// Has its CPUs be its own, where that has to be asked for.
+    pub fn want_cpus(&self) -> Result<(), Error> {
+        let mut above = CgroupPath::root();
+        for part in self.path.parts() {
+            ask_for_controllers(&self.hierarchies.cpuset, &above)?;
+            above = above.child(part);
+        }
+        Ok(())
+    }
+
     /// Refuses a cgroup whose threads may stand in different ones, which no file of processes
     /// shows.
     pub fn require_domain(&self) -> Result<(), Error> {

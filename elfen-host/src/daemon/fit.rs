@@ -1,8 +1,11 @@
 //! Whether this machine, and a cgroup of it, can be a fence.
 
 use elfen_console::failure::{Failure, Status as Exit};
+use elfen_rt::process::Liveness;
+use elfen_rt::signal::service::Writer;
 
-use super::settings::{Settings, Which};
+use super::lent;
+use super::settings::{Lent, Settings, Which};
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::systemd;
 
@@ -17,37 +20,55 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
     })?;
     let own = std::process::id();
     let home = hierarchies.home_of(own).map_err(|error| lacking(&error, "mount /proc"))?;
-    for fence in &settings.fences {
-        let path = match &fence.which {
-            Which::Unit(unit) if !systemd::is_running() => {
-                let why = format!(
-                    "fence {:?}: unit {unit} takes systemd, which is not the first \
-                                   process here",
-                    fence.name
-                );
-                return Err(lacking(&why, "name a cgroup instead"));
+    let takes_systemd = |what: &str, which: &Which| match which {
+        Which::Unit(unit) if !systemd::is_running() => {
+            let why =
+                format!("{what}: unit {unit} takes systemd, which is not the first process here");
+            Err(lacking(&why, "name a cgroup instead"))
+        }
+        _ => Ok(()),
+    };
+    let usage = |what: &str, why: String, fix: &str| Failure::new(Exit::Usage, what, why, fix);
+    for lent in &settings.lent {
+        let what = format!("service {:?}", lent.service.as_deref().unwrap_or_default());
+        for place in &lent.places {
+            takes_systemd(&what, place)?;
+            if let Some(path) = holds_home(place, &home).filter(|_| lent.confine) {
+                let why = format!("cgroup {path} holds elfend, whose guards are on batch lanes");
+                return Err(usage(&what, why, "start elfend elsewhere"));
             }
-            Which::Unit(_) => continue,
-            Which::Cgroup(path) => path,
-        };
+        }
+    }
+    for fence in &settings.fences {
         let what = format!("fence {:?}", fence.name);
-        let usage = |why: String, fix: &str| Failure::new(Exit::Usage, &what, why, fix);
+        takes_systemd(&what, &fence.which)?;
+        let Which::Cgroup(path) = &fence.which else { continue };
         let group = Group::new(&hierarchies, path.clone());
         if group.exists() {
-            fit(&group).map_err(|why| usage(why, "name another cgroup"))?;
+            let fits = fit(&group, &settings.lent);
+            fits.map_err(|why| usage(&what, why, "name another cgroup"))?;
         }
         let parent = path.parent();
         if !home.is_within(&parent) {
             let why = format!("from {home}, where elfend is, guards do not outrank {path}");
-            return Err(usage(why, &format!("start elfend in {parent}")));
+            return Err(usage(&what, why, &format!("start elfend in {parent}")));
         }
     }
     Ok((hierarchies, home))
 }
 
+fn holds_home<'a>(place: &'a Which, home: &CgroupPath) -> Option<&'a CgroupPath> {
+    match place {
+        Which::Cgroup(path) => home.is_within(path).then_some(path),
+        Which::Unit(_) => None,
+    }
+}
+
 /// Whether a cgroup can be frozen without harm, and keeps whole processes.
-pub(super) fn fit(group: &Group) -> Result<(), String> {
-    for (process, who) in [(1, "the first process of the system"), (std::process::id(), "elfend")] {
+pub(super) fn fit(group: &Group, lent: &[Lent]) -> Result<(), String> {
+    let ours = [(1, "the first process of the system".to_owned())];
+    let own = [(std::process::id(), "elfend".to_owned())];
+    for (process, who) in ours.into_iter().chain(own).chain(lent.iter().flat_map(publishers)) {
         match group.holds(process) {
             Ok(true) => return Err(format!("cgroup {} holds {who}", group.path)),
             Ok(false) => {}
@@ -55,4 +76,17 @@ pub(super) fn fit(group: &Group) -> Result<(), String> {
         }
     }
     group.require_domain().map_err(|error| error.to_string())
+}
+
+/// The processes that write a service's page now, as far as their ids mean something here.
+fn publishers(lent: &Lent) -> Vec<(u32, String)> {
+    let Ok(Some(Ok(service))) = lent::published(lent) else { return Vec::new() };
+    let writer = |lane| match service.reader.writer(lane) {
+        Writer::Process(identity, Liveness::Alive) => {
+            let process = identity.pid().unsigned_abs();
+            Some((process, format!("process {process} of service {:?}", service.name)))
+        }
+        _ => None,
+    };
+    (0..service.reader.lanes()).filter_map(writer).collect()
 }

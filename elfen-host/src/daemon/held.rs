@@ -9,7 +9,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::log::{Level, say};
-use super::settings::Fence;
+use super::settings::{Fence, Which};
 use crate::cgroup::{CgroupPath, Error, Freezer, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::promises::{self, Broken, Promise, Terms};
@@ -23,6 +23,8 @@ const GUARDS_WAKE: Duration = Duration::from_millis(60);
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) name: String,
+    /// What the settings say of it.
+    pub(super) which: Which,
     pub(super) group: Group,
     /// All batch lanes that it was given.
     lanes: CpuSet,
@@ -49,16 +51,9 @@ impl Held {
         folder: &Folder,
     ) -> io::Result<Self> {
         let freezer = group.freezer();
-        let noted = Noted {
-            name: name.clone(),
-            path: group.path.clone(),
-            unit: unit.clone(),
-            freezer: freezer.clone(),
-        };
-        folder.note(&noted)?;
-        freezer.freeze().map_err(io::Error::other)?;
-        Ok(Self {
+        let held = Self {
             name,
+            which: fence.which.clone(),
             group,
             lanes: fence.lanes.clone(),
             unit,
@@ -69,7 +64,38 @@ impl Held {
             broken: Vec::new(),
             unreadable: None,
             repaired: BTreeMap::new(),
-        })
+        };
+        folder.note(&held.noted())?;
+        held.freezer.freeze().map_err(io::Error::other)?;
+        Ok(held)
+    }
+
+    pub(super) fn noted(&self) -> Noted {
+        Noted {
+            name: self.name.clone(),
+            path: self.group.path.clone(),
+            unit: self.unit.clone(),
+            freezer: self.freezer.clone(),
+        }
+    }
+
+    /// What is said of it now.
+    pub(super) fn follow(&mut self, fence: &Fence, folder: &Folder) -> Result<(), Error> {
+        self.lanes = fence.lanes.clone();
+        // Its next look sets other lanes, which is no repair.
+        self.was_seen = false;
+        let before = match &self.unit {
+            Some(unit) => self.name.strip_suffix(&format!(":{unit}")).unwrap_or(&self.name),
+            None => &self.name,
+        };
+        if before == fence.name {
+            return Ok(());
+        }
+        let name = self.name.replacen(before, &fence.name, 1);
+        let old = std::mem::replace(&mut self.name, name);
+        let path = || self.group.path.clone();
+        folder.note(&self.noted()).map_err(|error| Error::unnoted(&path(), error))?;
+        folder.forget(&old).map_err(|error| Error::unnoted(&path(), error))
     }
 
     pub(super) fn lanes_online(&self, online: Option<&CpuSet>) -> CpuSet {

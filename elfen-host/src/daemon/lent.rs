@@ -24,12 +24,26 @@ pub(super) struct Lanes {
     pub(super) awaits_service: bool,
 }
 
+/// All that are lent, as far as they can be opened.
+#[derive(Debug, Default)]
+pub(super) struct Opened {
+    pub(super) lanes: Vec<Lanes>,
+    /// Whether some go without the page of their service, or are not open at all.
+    pub(super) awaited: bool,
+}
+
+pub(super) fn open_all(settings: &Settings, nap: &Arc<Nap>) -> Result<Opened, Failure> {
+    let mut all = Opened::default();
+    for lent in &settings.lent {
+        let opened = open(lent, settings, nap)?;
+        all.awaited |= opened.as_ref().is_none_or(|lanes| lanes.awaits_service);
+        all.lanes.extend(opened);
+    }
+    Ok(all)
+}
+
 /// `None` while there is nothing to go by: a service that does not publish yet, without a task map.
-pub(super) fn open(
-    lent: &Lent,
-    settings: &Settings,
-    nap: &Arc<Nap>,
-) -> Result<Option<Lanes>, Failure> {
+fn open(lent: &Lent, settings: &Settings, nap: &Arc<Nap>) -> Result<Option<Lanes>, Failure> {
     let service = match published(lent)? {
         Some(Err(why)) => {
             say(Level::Notice, format_args!("{why}; until then its lanes go without its page"));

@@ -8,6 +8,7 @@
 //! stay frozen; `--release` lets them go for good.
 
 mod beat;
+mod confined;
 mod fit;
 mod guarding;
 mod held;
@@ -15,13 +16,16 @@ mod keeper;
 mod lent;
 mod log;
 pub mod release;
+mod reload;
 pub mod settings;
 mod socket;
 mod uevents;
+mod waiting;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,30 +35,32 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use self::confined::Confining;
 use self::fit::fit;
 pub use self::fit::require;
 use self::guarding::Guarding;
 use self::held::Held;
 use self::keeper::Duties;
-use self::lent::Lanes;
+use self::lent::Opened;
 use self::log::{Level, notify, say};
 use self::settings::{Settings, Which};
 use self::socket::{Listener, Peer};
 use self::uevents::Uevents;
+use self::waiting::Waiting;
+use crate::affinity;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::state::Folder;
 use crate::fence::status::{Answer, Frozen, Request, Status};
 use crate::run::hotplug::online;
 use crate::run::place;
-use crate::systemd;
 
 const TICK_MS: u16 = 100;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs until a signal ends it.
-pub fn run(settings: Settings, folder: &Folder) -> Result<(), Failure> {
-    let mut daemon = Daemon::start(settings, folder)?;
+/// Runs until a signal ends it. `file` is where the settings are from.
+pub fn run(settings: Settings, file: &Path, folder: &Folder) -> Result<(), Failure> {
+    let mut daemon = Daemon::start(settings, file, folder)?;
     let failed = |error: io::Error| Failure::new(Exit::Failed, "elfend", error, "start it again");
     let ended = daemon.until_the_end();
     daemon.stop();
@@ -67,26 +73,28 @@ fn refused(why: impl Into<String>, fix: &str) -> Answer {
 
 struct Daemon {
     settings: Settings,
+    file: PathBuf,
+    /// The CPUs that it may run on, beside request lanes.
+    began_on: CpuSet,
     folder: Folder,
     _lock: File,
     hierarchies: Hierarchies,
     home: CgroupPath,
     nap: Arc<Nap>,
-    lanes: Vec<Lanes>,
-    /// Of `settings.lent`, those that have no channels yet.
-    awaited: bool,
+    opened: Opened,
     held: Vec<Held>,
+    confining: Confining,
     guarding: Guarding,
     online: Option<CpuSet>,
     listener: Listener,
     uevents: Option<Uevents>,
     signals: SignalFd,
     looked: Option<Instant>,
-    said_waiting: Vec<String>,
+    waiting: Waiting,
 }
 
 impl Daemon {
-    fn start(settings: Settings, folder: &Folder) -> Result<Self, Failure> {
+    fn start(settings: Settings, file: &Path, folder: &Folder) -> Result<Self, Failure> {
         let (hierarchies, home) = require(&settings)?;
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             Failure::new(Exit::Failed, what, error, "start it as root")
@@ -104,10 +112,10 @@ impl Daemon {
         let signals = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None)
             .and_then(|()| SignalFd::with_flags(&ours, flags));
         let signals = signals.map_err(|error| failed("signals", &error))?;
+        let began_on = affinity::allowed().unwrap_or_default();
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
-        let _left = place::leave(&settings.requests());
-        let pairs: Vec<_> = settings.lent.iter().flat_map(|lent| lent.pairs.clone()).collect();
-        let (nap, _) = settings.nap.open_for(&pairs)?;
+        let _left = place::leave_from(&began_on, &settings.requests());
+        let nap = Arc::new(settings.open_nap()?);
         let socket = folder.socket();
         let listener = Listener::bind(&socket);
         let what = format!("socket {:?}", socket.display().to_string());
@@ -120,20 +128,21 @@ impl Daemon {
             _lock: lock,
             hierarchies,
             home,
-            nap: Arc::new(nap),
-            lanes: Vec::new(),
-            awaited: true,
+            opened: lent::open_all(&settings, &nap)?,
+            nap,
             held: Vec::new(),
+            confining: Confining::default(),
             guarding: Guarding::nobody(),
             online: online().map(|online| online.0),
             listener,
             uevents: uevents.ok(),
             signals,
             looked: None,
-            said_waiting: Vec::new(),
+            waiting: Waiting::default(),
+            file: file.to_owned(),
+            began_on,
             settings,
         };
-        daemon.open_lanes()?;
         daemon.warn_of_lanes();
         daemon.take_fences();
         daemon.require_fences()?;
@@ -150,7 +159,7 @@ impl Daemon {
         if self.settings.fences.iter().all(|fence| is_held(&fence)) {
             return Ok(());
         }
-        let why = self.said_waiting.join("; ");
+        let why = self.waiting.lines().join("; ");
         Err(Failure::new(Exit::Failed, "elfend", why, "run it as root, or name another cgroup"))
     }
 
@@ -164,23 +173,9 @@ impl Daemon {
         }
     }
 
-    /// Opens what is not open yet. The channels of a service that publishes by now replace those
-    /// that went without its page.
-    fn open_lanes(&mut self) -> Result<(), Failure> {
-        let mut lanes = Vec::new();
-        let mut awaited = false;
-        for lent in &self.settings.lent {
-            let opened = lent::open(lent, &self.settings, &self.nap)?;
-            awaited |= opened.as_ref().is_none_or(|lanes| lanes.awaits_service);
-            lanes.extend(opened);
-        }
-        (self.lanes, self.awaited) = (lanes, awaited);
-        Ok(())
-    }
-
     /// Whether every lane that a fence may use has channels to guard it by.
     fn has_all_lanes(&self) -> bool {
-        self.lanes.len() == self.settings.lent.len()
+        self.opened.lanes.len() == self.settings.lent.len()
     }
 
     fn until_the_end(&mut self) -> io::Result<()> {
@@ -191,9 +186,7 @@ impl Daemon {
             while let Some(signal) = self.signals.read_signal()? {
                 match i32::try_from(signal.ssi_signo) {
                     Ok(libc::SIGTERM | libc::SIGINT) => return Ok(()),
-                    Ok(libc::SIGHUP) => {
-                        say(Level::Notice, "settings are read at a start: restart it");
-                    }
+                    Ok(libc::SIGHUP) => self.reload(),
                     _ => {}
                 }
             }
@@ -231,14 +224,18 @@ impl Daemon {
         self.looked = Some(Instant::now());
         notify("WATCHDOG=1");
         self.online = online().map(|online| online.0);
-        if self.awaited && self.someone_publishes() {
+        if self.opened.awaited && self.someone_publishes() {
             self.freeze_all(&Frozen::Unguarded);
             self.guarding.end();
-            if let Err(failure) = self.open_lanes() {
-                say(Level::Error, failure);
+            // The channels of a service that publishes by now replace those without its page.
+            match lent::open_all(&self.settings, &self.nap) {
+                Ok(opened) => self.opened = opened,
+                Err(failure) => say(Level::Error, failure),
             }
         }
+        self.waiting.begin();
         self.take_fences();
+        self.confine();
         let (hierarchies, home, online) = (&self.hierarchies, &self.home, self.online.as_ref());
         self.held.iter_mut().for_each(|held| held.look(hierarchies, home, online));
     }
@@ -246,11 +243,17 @@ impl Daemon {
     /// Whether a service that was waited for has a page now.
     fn someone_publishes(&self) -> bool {
         let has_page = |lent: &settings::Lent| {
-            let mut lanes = self.lanes.iter();
+            let mut lanes = self.opened.lanes.iter();
             lanes.any(|lanes| lanes.order.pairs == lent.pairs && !lanes.awaits_service)
         };
         let mut waiting = self.settings.lent.iter().filter(|lent| !has_page(lent));
         waiting.any(|lent| matches!(lent::published(lent), Ok(Some(Ok(_)))))
+    }
+
+    fn confine(&mut self) {
+        let (folder, online) = (&self.folder, self.online.as_ref());
+        let terms = confined::Terms { hierarchies: &self.hierarchies, folder, online };
+        self.confining.look(&self.settings.lent, &terms, &mut self.waiting);
     }
 
     fn settle(&mut self) {
@@ -281,39 +284,28 @@ impl Daemon {
             stays
         });
         for fence in self.settings.fences.clone() {
-            match &fence.which {
-                Which::Cgroup(path) => {
-                    let group = Group::new(&self.hierarchies, path.clone());
-                    self.take(&fence, fence.name.clone(), None, group);
-                }
-                Which::Unit(pattern) => match systemd::cgroups_of(pattern) {
-                    Ok(found) => {
-                        let one = found.len() == 1;
-                        if found.is_empty() {
-                            self.wait_for(&fence.name, format!("no unit {pattern} runs"));
-                        }
-                        for (unit, path) in found {
-                            let name = match one {
-                                true => fence.name.clone(),
-                                false => format!("{}:{unit}", fence.name),
-                            };
-                            let group = Group::new(&self.hierarchies, path);
-                            self.take(&fence, name, Some(unit), group);
-                        }
+            match confined::found(&fence.which) {
+                Ok(found) => {
+                    let one = found.len() == 1;
+                    if found.is_empty() {
+                        self.wait_for(&fence.name, &format!("{} does not run", fence.which));
                     }
-                    Err(error) => self.wait_for(&fence.name, error.to_string()),
-                },
+                    for (unit, path) in found {
+                        let name = match &unit {
+                            Some(unit) if !one => format!("{}:{unit}", fence.name),
+                            _ => fence.name.clone(),
+                        };
+                        let group = Group::new(&self.hierarchies, path);
+                        self.take(&fence, name, unit, group);
+                    }
+                }
+                Err(error) => self.wait_for(&fence.name, &error.to_string()),
             }
         }
     }
 
-    /// Says it once.
-    fn wait_for(&mut self, name: &str, why: String) {
-        let line = format!("fence {name:?} waits: {why}");
-        if !self.said_waiting.contains(&line) {
-            say(Level::Warning, &line);
-            self.said_waiting.push(line);
-        }
+    fn wait_for(&mut self, name: &str, why: &str) {
+        self.waiting.add(&format!("fence {name:?}"), why);
     }
 
     fn take(&mut self, fence: &settings::Fence, name: String, unit: Option<String>, group: Group) {
@@ -322,15 +314,15 @@ impl Daemon {
         }
         let made = match unit {
             None => group.make().map_err(|error| error.to_string()),
-            Some(_) => fit(&group),
+            Some(_) => Ok(()),
         };
-        let taken = made.and_then(|()| {
+        let taken = made.and_then(|()| fit(&group, &self.settings.lent)).and_then(|()| {
             let held = Held::take(fence, name, unit, group, &self.folder);
             held.map_err(|error| error.to_string())
         });
         match taken {
             Ok(held) => self.held.push(held),
-            Err(why) => self.wait_for(&fence.name, why),
+            Err(why) => self.wait_for(&fence.name, &why),
         }
     }
 
@@ -341,7 +333,7 @@ impl Daemon {
             return;
         }
         self.guarding.start(&Duties {
-            lanes: &self.lanes,
+            lanes: &self.opened.lanes,
             nap: &self.nap,
             looks: self.settings.looks,
             folder: &self.folder,
@@ -371,7 +363,8 @@ impl Daemon {
             home: self.home.clone(),
             paused: self.folder.paused().unwrap_or_else(|error| Some(error.to_string())),
             fences: fences.collect(),
-            waiting: self.said_waiting.clone(),
+            confined: self.confining.status(),
+            waiting: self.waiting.lines().to_vec(),
         }
     }
 

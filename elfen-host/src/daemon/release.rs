@@ -1,4 +1,4 @@
-//! Giving fences up: `elfend --release`.
+//! Giving up what the daemon holds: `elfend --release`, and what the settings do not name any more.
 //!
 //! What is inside runs on, on every CPU that its parent has, as an ordinary cgroup.
 
@@ -6,39 +6,84 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
 
 use crate::cgroup::{Error, Group, Hierarchies};
-use crate::fence::state::{Folder, Noted};
+use crate::cpulist::CpuSet;
+use crate::fence::state::{Confined, Folder, Noted};
 use crate::systemd;
 
-/// Lets every fence go that is noted; says which. A cgroup that is gone is let go already.
-pub fn release(folder: &Folder) -> Result<Vec<Noted>, Failure> {
+/// What has been let go.
+#[derive(Debug, Default)]
+pub struct Released {
+    pub fences: Vec<Noted>,
+    pub services: Vec<Confined>,
+}
+
+/// Lets everything go that is noted. A cgroup that is gone is let go already.
+pub fn release(folder: &Folder) -> Result<Released, Failure> {
     let failed = |why: &dyn std::fmt::Display, fix: &str| {
         Failure::new(Status::Failed, "letting fences go", why, fix)
     };
-    let noted = folder.noted().map_err(|error| failed(&error, "remove that file"))?;
+    let read = || Ok(Released { fences: folder.noted()?, services: folder.confined()? });
+    let noted = read().map_err(|error: std::io::Error| failed(&error, "remove that file"))?;
     let lock = match folder.path().exists() {
         true => folder.lock().map_err(|error| failed(&error, "run it as root"))?,
         false => return Ok(noted),
     };
     let _lock = lock.ok_or_else(|| failed(&"elfend runs, and holds them", "stop it first"))?;
     let hierarchies = Hierarchies::read().map_err(|error| failed(&error, "see `elfen doctor`"))?;
-    for fence in &noted {
+    for fence in &noted.fences {
         let group = Group::new(&hierarchies, fence.path.clone());
-        match open(&group, fence.unit.as_deref()) {
-            Err(error) if !error.is_gone() => return Err(failed(&error, "run it as root")),
-            _ => folder.forget(&fence.name).map_err(|error| failed(&error, "run it as root"))?,
-        }
+        open(fence, &group, folder).map_err(|error| failed(&error, "run it as root"))?;
+    }
+    for service in &noted.services {
+        let freed = set_free(service, &hierarchies, folder);
+        freed.map_err(|error| failed(&error, "run it as root"))?;
     }
     Ok(noted)
 }
 
-fn open(group: &Group, unit: Option<&str>) -> Result<(), Error> {
-    if let Some(unit) = unit {
-        let all = group.parent().effective_cpus()?;
-        if let Err(error) = systemd::release(unit, &all) {
-            warn(&format!("unit {unit}: {error}; its files are written"));
-        }
+/// An ordinary cgroup out of a fence.
+pub(super) fn open(fence: &Noted, group: &Group, folder: &Folder) -> Result<(), Error> {
+    let opened = tell(fence.unit.as_deref(), group, systemd::release).and_then(|()| {
+        group.keep_to_parent()?;
+        group.set_idle(false)?;
+        group.freezer().thaw()
+    });
+    forget(group, opened, || folder.forget(&fence.name))
+}
+
+/// A service that may run anywhere again.
+pub(super) fn set_free(
+    service: &Confined,
+    hierarchies: &Hierarchies,
+    folder: &Folder,
+) -> Result<(), Error> {
+    let group = Group::new(hierarchies, service.path.clone());
+    let freed = tell(service.unit.as_deref(), &group, systemd::keep_to)
+        .and_then(|()| group.keep_to_parent());
+    forget(&group, freed, || folder.forget_confined(service))
+}
+
+/// systemd first, where it owns the cgroup.
+fn tell(
+    unit: Option<&str>,
+    group: &Group,
+    tell: impl Fn(&str, &CpuSet) -> Result<(), systemd::Error>,
+) -> Result<(), Error> {
+    let Some(unit) = unit else { return Ok(()) };
+    let all = group.parent().effective_cpus()?;
+    if let Err(error) = tell(unit, &all) {
+        warn(&format!("unit {unit}: {error}; its files are written"));
     }
-    group.keep_to_parent()?;
-    group.set_idle(false)?;
-    group.freezer().thaw()
+    Ok(())
+}
+
+fn forget(
+    group: &Group,
+    done: Result<(), Error>,
+    forget: impl Fn() -> std::io::Result<()>,
+) -> Result<(), Error> {
+    match done {
+        Err(error) if !error.is_gone() => Err(error),
+        _ => forget().map_err(|error| Error::unnoted(&group.path, error)),
+    }
 }

@@ -4,12 +4,15 @@
 //! here is not guessed: the file is refused, with the line.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
 use elfen_console::duration;
+use elfen_console::failure::Failure;
 use elfen_rt::clock::nanos;
+use elfen_rt::nap::Nap;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::{PolicyKind, Settings as Policy};
 use serde::Deserialize;
@@ -51,6 +54,10 @@ pub struct Lent {
     pub pairs: Vec<Pair>,
     pub policy: Policy,
     pub slo: Option<Slo>,
+    /// The cgroups of the service, as far as they are named.
+    pub places: Vec<Which>,
+    /// Whether those are kept to the request lanes.
+    pub confine: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,6 +72,15 @@ pub enum Which {
     Cgroup(CgroupPath),
     /// A unit of systemd's, or a pattern of several.
     Unit(String),
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cgroup(path) => write!(f, "cgroup {path}"),
+            Self::Unit(unit) => write!(f, "unit {unit}"),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -91,6 +107,35 @@ struct ServiceTable {
     policy: Option<String>,
     budget: Option<String>,
     slo: Option<String>,
+    #[serde(default)]
+    unit: Names,
+    #[serde(default)]
+    cgroup: Names,
+    #[serde(default)]
+    confine: bool,
+}
+
+/// One, or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Names {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+impl Names {
+    fn all(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -132,6 +177,8 @@ impl Settings {
                 pairs: pairs("[[lent]]", &table.lanes)?,
                 policy: Policy::BORROW_IDLE,
                 slo: None,
+                places: Vec::new(),
+                confine: false,
             });
         }
         require_one_role(&lent)?;
@@ -144,6 +191,7 @@ impl Settings {
             file.fence.iter().map(|fence| fence.read(&all)).collect();
         let fences = fences?;
         require_apart(&fences)?;
+        require_beside(&fences, &lent)?;
         let time = |key: &str, text: &Option<String>, usual| match text {
             None => Ok(usual),
             Some(text) => duration::parse(text).map_err(|why| format!("{key}: {why}")),
@@ -160,6 +208,12 @@ impl Settings {
         Ok(Self { looks: Looks { every, slack }, nap, signal, lent, fences })
     }
 
+    /// What naps on these lanes.
+    pub(super) fn open_nap(&self) -> Result<Nap, Failure> {
+        let pairs: Vec<_> = self.lent.iter().flat_map(|lent| lent.pairs.clone()).collect();
+        Ok(self.nap.open_for(&pairs)?.0)
+    }
+
     /// Every request lane.
     pub fn requests(&self) -> CpuSet {
         self.lent.iter().flat_map(|lent| &lent.pairs).map(|pair| pair.request).collect()
@@ -168,8 +222,9 @@ impl Settings {
 
 impl ServiceTable {
     fn read(&self) -> Result<Lent, String> {
-        let Self { name, user, lanes, policy, budget, slo } = self;
+        let Self { name, user, lanes, policy, budget, slo, .. } = self;
         let what = format!("service {name:?}");
+        let places = self.places(&what)?;
         let kind = policy.as_deref().unwrap_or(PolicyKind::BorrowIdle.name());
         let kind = PolicyKind::ALL.into_iter().find(|known| known.name() == kind);
         let kind = kind.ok_or_else(|| format!("{what}: policy {:?} is none", policy.as_deref()))?;
@@ -197,8 +252,25 @@ impl ServiceTable {
                 ));
             }
         }
-        let pairs = pairs(&what, lanes)?;
-        Ok(Lent { service: Some(name.clone()), user: user.clone(), pairs, policy, slo })
+        Ok(Lent {
+            service: Some(name.clone()),
+            user: user.clone(),
+            pairs: pairs(&what, lanes)?,
+            policy,
+            slo,
+            places,
+            confine: self.confine,
+        })
+    }
+
+    fn places(&self, what: &str) -> Result<Vec<Which>, String> {
+        let units = self.unit.all().iter().map(|unit| checked_unit(what, unit).map(Which::Unit));
+        let cgroups = self.cgroup.all().iter().map(|path| checked_cgroup(what, path));
+        let places = units.chain(cgroups).collect::<Result<Vec<Which>, String>>()?;
+        if self.confine && places.is_empty() {
+            return Err(format!("{what}: confine takes its unit or its cgroup"));
+        }
+        Ok(places)
     }
 }
 
@@ -211,11 +283,7 @@ impl FenceTable {
         }
         let what = format!("fence {name:?}");
         let which = match (cgroup, unit) {
-            (Some(path), None) => match CgroupPath::parse(path) {
-                Some(path) if !path.is_root() => Which::Cgroup(path),
-                Some(_) => return Err(format!("{what}: the root holds everything")),
-                None => return Err(format!("{what}: {path:?} is no path of a cgroup")),
-            },
+            (Some(path), None) => checked_cgroup(&what, path)?,
             (None, Some(unit)) => Which::Unit(checked_unit(&what, unit)?),
             _ => return Err(format!("{what}: it takes either a cgroup or a unit")),
         };
@@ -228,6 +296,14 @@ impl FenceTable {
             return Err(format!("{what}: CPUs {others} are nobody's batch lanes"));
         }
         Ok(Fence { name: name.clone(), which, lanes })
+    }
+}
+
+fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
+    match CgroupPath::parse(path) {
+        Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
+        Some(_) => Err(format!("{what}: the root holds everything")),
+        None => Err(format!("{what}: {path:?} is no path of a cgroup")),
     }
 }
 
@@ -293,6 +369,29 @@ fn require_apart(fences: &[Fence]) -> Result<(), String> {
     })
 }
 
+/// A fence is lent, and a service lends: neither lies in the other.
+fn require_beside(fences: &[Fence], lent: &[Lent]) -> Result<(), String> {
+    for fence in fences {
+        for (lent, place) in lent.iter().flat_map(|lent| lent.places.iter().map(move |p| (lent, p)))
+        {
+            let both = match (&fence.which, place) {
+                (Which::Cgroup(one), Which::Cgroup(other)) => {
+                    one.is_within(other) || other.is_within(one)
+                }
+                (one, other) => one == other,
+            };
+            if both {
+                let service = lent.service.as_deref().unwrap_or_default();
+                return Err(format!(
+                    "fence {:?}, {}: it would hold service {service:?}, {place}",
+                    fence.name, fence.which
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 fn one_line(error: &toml::de::Error) -> String {
     error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -321,12 +420,18 @@ cgroup = \"elfen.slice\"
         assert_eq!(settings.fences[0].lanes, "16-18".parse().unwrap());
         assert_eq!(settings.requests(), "0-2".parse().unwrap());
         assert_eq!(settings.lent[0].policy.slo_latency_ns, 5_000_000);
+        let places =
+            "unit = [\"a.service\", \"b.service\"]\ncgroup = \"c\"\nconfine = true\n[[lent]]";
+        let settings = Settings::parse(&USUAL.replace("[[lent]]", places)).unwrap();
+        let places: Vec<String> = settings.lent[0].places.iter().map(Which::to_string).collect();
+        assert_eq!(places, ["unit a.service", "unit b.service", "cgroup /c"]);
     }
 
     /// Goal: what is wrong is refused with the word that is wrong. Method: one mistake at a time.
     #[test]
     fn mistakes_are_named() {
         let fence = |more: &str| format!("{USUAL}[[fence]]\n{more}");
+        let service = |more: &str| USUAL.replace("[[lent]]", &format!("{more}\n[[lent]]"));
         let cases = [
             (USUAL.replace("policy", "polcy"), "unknown field `polcy`"),
             (format!("looks = 1\n{USUAL}"), "unknown field `looks`"),
@@ -355,6 +460,11 @@ cgroup = \"elfen.slice\"
                 ),
                 "not in one chain",
             ),
+            (service("confine = true"), "takes its unit or its cgroup"),
+            (service("cgroup = [\"search\", \"/\"]"), "the root holds everything"),
+            (service("unit = \"search\""), "no slice, scope or service"),
+            (service("cgroup = \"elfen.slice/x\""), "it would hold service \"search\""),
+            (service("cgroup = [\"a\", \"elfen.slice\"]"), "it would hold service"),
             (format!("signal = \"service\"\n{USUAL}"), "goes by the task map"),
             (format!("signal = \"smoke\"\n{USUAL}"), "is none of auto, tasks"),
             (format!("look-every = \"0us\"\n{USUAL}"), "never sleep"),

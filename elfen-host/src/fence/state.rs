@@ -25,6 +25,16 @@ pub struct Noted {
     pub freezer: Freezer,
 }
 
+/// A service that is kept to its request lanes, as far as undoing it takes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Confined {
+    pub service: String,
+    /// As the settings name it.
+    pub place: String,
+    pub path: CgroupPath,
+    pub unit: Option<String>,
+}
+
 #[derive(Clone, Debug)]
 pub struct Folder(PathBuf);
 
@@ -45,12 +55,19 @@ impl Folder {
         self.0.join("fences")
     }
 
+    fn confined_folder(&self) -> PathBuf {
+        self.0.join("confined")
+    }
+
     fn paused_file(&self) -> PathBuf {
         self.0.join("paused")
     }
 
     pub fn make(&self) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(self.fences())
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o755);
+        builder.create(self.fences())?;
+        builder.create(self.confined_folder())
     }
 
     /// Held as long as the file lives; `None` if another process holds it.
@@ -79,23 +96,30 @@ impl Folder {
     /// By name. A file that is none of ours is an error: a fence that cannot be read is one that
     /// cannot be stopped.
     pub fn noted(&self) -> io::Result<Vec<Noted>> {
-        let entries = match fs::read_dir(self.fences()) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
-        let mut all = Vec::new();
-        for entry in entries {
-            let path = entry?.path();
-            let whole = |error| io::Error::other(format!("{}: {error}", path.display()));
-            if path.extension().is_some_and(|extension| extension == "new") {
-                continue;
-            }
-            let text = fs::read_to_string(&path)?;
-            all.push(serde_json::from_str::<Noted>(&text).map_err(whole)?);
-        }
+        let mut all: Vec<Noted> = all_of(&self.fences())?;
         all.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(all)
+    }
+
+    pub fn note_confined(&self, one: &Confined) -> io::Result<()> {
+        self.replace(&self.confined_file(&one.path), &serde_json::to_string(one)?)
+    }
+
+    pub fn forget_confined(&self, one: &Confined) -> io::Result<()> {
+        fs::remove_file(self.confined_file(&one.path))
+    }
+
+    /// By path.
+    pub fn confined(&self) -> io::Result<Vec<Confined>> {
+        let mut all: Vec<Confined> = all_of(&self.confined_folder())?;
+        all.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(all)
+    }
+
+    /// A path as the name of one file.
+    fn confined_file(&self, path: &CgroupPath) -> PathBuf {
+        let name = path.as_str().replace('%', "%25").replace('/', "%2F");
+        self.confined_folder().join(name + ".json")
     }
 
     /// Why all fences are paused; `None` if they are not.
@@ -129,6 +153,25 @@ impl Folder {
         writeln!(file, "{text}")?;
         fs::rename(&new, path)
     }
+}
+
+fn all_of<T: serde::de::DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let whole = |error| io::Error::other(format!("{}: {error}", path.display()));
+        if path.extension().is_some_and(|extension| extension == "new") {
+            continue;
+        }
+        let text = fs::read_to_string(&path)?;
+        all.push(serde_json::from_str(&text).map_err(whole)?);
+    }
+    Ok(all)
 }
 
 #[cfg(test)]

@@ -55,7 +55,10 @@ pub struct Status {
     /// Why all fences are paused, if they are.
     pub paused: Option<String>,
     pub fences: Vec<FenceStatus>,
-    /// Fences that were asked for and cannot be held yet, in words.
+    /// Services that are kept to their request lanes.
+    #[serde(default)]
+    pub confined: Vec<ConfinedStatus>,
+    /// What was asked for and cannot be held yet, in words.
     pub waiting: Vec<String>,
 }
 
@@ -78,6 +81,16 @@ pub struct FenceStatus {
     pub frozen: Option<Frozen>,
     pub broken: Vec<Broken>,
     pub repaired: Vec<Repaired>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ConfinedStatus {
+    pub service: String,
+    pub path: CgroupPath,
+    /// As in `taskset`.
+    pub cpus: String,
+    /// How often somebody else had given it others.
+    pub repaired: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

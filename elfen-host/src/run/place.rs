@@ -41,7 +41,12 @@ pub(super) fn rank_first() -> io::Result<()> {
 /// Keeps the calling thread, and the threads and processes that it starts, off the request lanes:
 /// looking after a batch is work, too.
 pub(crate) fn leave(requests: &CpuSet) -> io::Result<()> {
-    let rest = affinity::allowed()?.without(requests);
+    leave_from(&affinity::allowed()?, requests)
+}
+
+/// The same, of a thread that may run on `all`, and may have left others of them before.
+pub(crate) fn leave_from(all: &CpuSet, requests: &CpuSet) -> io::Result<()> {
+    let rest = all.without(requests);
     // Where there is nothing else, it stays.
     if rest.is_empty() { Ok(()) } else { Mask::of(&rest).impose_on(0) }
 }

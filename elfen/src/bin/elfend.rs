@@ -10,8 +10,9 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use elfen_console::failure::{Failure, Status};
 use elfen_console::usage;
+use elfen_host::cpulist::CpuSet;
 use elfen_host::daemon::release::release;
-use elfen_host::daemon::settings::{FILE, Settings, Which};
+use elfen_host::daemon::settings::{FILE, Settings};
 use elfen_host::daemon::{self, settings};
 use elfen_host::fence::state::{FOLDER, Folder};
 use elfen_host::pair;
@@ -21,8 +22,9 @@ A fence is a cgroup whose processes run on batch lanes alone, below everything e
 guards hold those lanes against them. Once a second its promises are held against what the \
 kernel says; a fence that cannot be held is frozen, and `elfen status` says why.
 
-When it ends, its fences stay frozen until it is back. `elfend --release` makes them ordinary \
-cgroups again.
+SIGHUP has it read its settings anew; those that are wrong change nothing. When it ends, its \
+fences stay frozen until it is back. `elfend --release` makes them ordinary cgroups again, and \
+lets services run anywhere that were kept to their request lanes.
 
 Examples:
   elfend --check                     is the settings file right, and what follows
@@ -66,10 +68,15 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let folder = Folder::new(&args.run_dir);
     if args.release {
         require_root()?;
-        for fence in release(&folder)? {
-            writeln!(io::stdout(), "fence {:?}: {} is an ordinary cgroup", fence.name, fence.path)
-                .map_err(Failure::output)?;
+        let mut text = String::new();
+        let released = release(&folder)?;
+        for fence in released.fences {
+            text += &format!("fence {:?}: {} is an ordinary cgroup\n", fence.name, fence.path);
         }
+        for one in released.services {
+            text += &format!("service {:?}: {} may run anywhere\n", one.service, one.path);
+        }
+        io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     let settings = Settings::open(&args.settings).map_err(|error| {
@@ -84,7 +91,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     require_root()?;
-    daemon::run(settings, &folder).map(|()| ExitCode::SUCCESS)
+    daemon::run(settings, &args.settings, &folder).map(|()| ExitCode::SUCCESS)
 }
 
 fn require_root() -> Result<(), Failure> {
@@ -99,17 +106,20 @@ fn require_root() -> Result<(), Failure> {
 fn plan(settings: &Settings, home: &str) -> String {
     let mut text = format!("guards at home in {home}\n");
     for lent in &settings.lent {
-        let settings::Lent { service, pairs, policy, .. } = lent;
+        let settings::Lent { service, pairs, policy, places, confine, .. } = lent;
         let whose = service.as_ref().map_or("nobody's".to_owned(), |name| format!("{name:?}'s"));
         let (lanes, policy) = (pair::list(pairs), policy.policy.name());
         text += &format!("lanes {lanes}: {whose}, {policy}\n");
+        let requests: CpuSet = pairs.iter().map(|pair| pair.request).collect();
+        for place in places {
+            text += &match confine {
+                true => format!("{place}: {whose}, kept to CPUs {requests}\n"),
+                false => format!("{place}: {whose}\n"),
+            };
+        }
     }
     for fence in &settings.fences {
-        let which = match &fence.which {
-            Which::Cgroup(path) => format!("cgroup {path}"),
-            Which::Unit(unit) => format!("unit {unit}"),
-        };
-        text += &format!("fence {:?}: {which} on CPUs {}\n", fence.name, fence.lanes);
+        text += &format!("fence {:?}: {} on CPUs {}\n", fence.name, fence.which, fence.lanes);
     }
     text
 }

@@ -156,6 +156,9 @@ fn fences_text(status: &Fences) -> String {
         let FenceStatus { name, lanes, processes, .. } = fence;
         text += &format!("fence {name}: CPUs {lanes}, processes {processes}, {state}\n");
     }
+    for one in &status.confined {
+        text += &format!("service {}: {} on CPUs {}\n", one.service, one.path, one.cpus);
+    }
     status.waiting.iter().for_each(|line| text += &format!("{line}\n"));
     text
 }

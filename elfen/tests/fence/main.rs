@@ -5,6 +5,7 @@
 
 mod hostile;
 mod refused;
+mod settings;
 mod stage;
 mod survives;
 

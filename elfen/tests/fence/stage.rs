@@ -232,6 +232,16 @@ impl Fenced {
         threads.into_iter().find(is_guard)
     }
 
+    pub(crate) fn settings_file(&self) -> PathBuf {
+        self.folder.path().join("elfend.toml")
+    }
+
+    /// Other settings for the daemon that runs.
+    pub(crate) fn reload(&self, settings: &str) {
+        fs::write(self.settings_file(), settings).unwrap();
+        kill(self.daemon.id(), libc::SIGHUP);
+    }
+
     pub(crate) fn end_daemon(&mut self) {
         kill(self.daemon.id(), libc::SIGTERM);
         self.daemon.wait().unwrap();

@@ -1,0 +1,199 @@
+//! Settings that change while the daemon runs, services that are kept to their lanes, and undoing
+//! both.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use elfen_rt::service::Service;
+
+use super::SPIN;
+use super::stage::{Fenced, NOBODY, Own, kill, or_skip, ran_ns, settings, wait_until};
+
+/// Of a process that publishes for another test: the name of its page.
+const PUBLISHES: &str = "FENCE_TEST_PUBLISHES";
+
+/// The settings of the stage, with `confine` for a service in a cgroup.
+fn confining(fenced: &Fenced, cgroup: &Own) -> String {
+    let more = format!("lanes = \"0:1\"\ncgroup = \"{}\"\nconfine = true", cgroup.name());
+    settings(fenced.heavy.name(), fenced.fence.name()).replacen("lanes = \"0:1\"", &more, 1)
+}
+
+fn allowed(process: u32) -> String {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.unwrap_or_default().trim().to_owned()
+}
+
+/// A service that keeps itself to the batch lane.
+fn pinned(cgroup: &Own) -> Child {
+    let script = format!("{} exec taskset -c 1 sh -c '{SPIN}'", cgroup.enter_script());
+    let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap();
+    wait_until("a service", || allowed(child.id()) == "1");
+    child
+}
+
+fn taskset(cpu: &str, process: u32) -> bool {
+    let mut command = Command::new("taskset");
+    command.args(["-pc", cpu, &process.to_string()]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().unwrap().success()
+}
+
+/// Goal: a service with `confine` is on its request lane whatever it asks for, until it is let go;
+/// its settings come by SIGHUP, go by SIGHUP, and by `--release`. Method: one that pins itself to
+/// the batch lane; what the kernel says of it.
+#[test]
+fn a_service_is_kept_to_its_request_lane() {
+    if !or_skip("a_service_is_kept_to_its_request_lane") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let place = fenced.heavy.child("service");
+    place.0.make().unwrap();
+    let mut service = pinned(&place);
+    let all = place.0.effective_cpus().unwrap();
+    let plain = settings(fenced.heavy.name(), fenced.fence.name());
+    let kept = confining(&fenced, &place);
+    for round in 1..=2 {
+        fenced.reload(&kept);
+        wait_until("its request lane", || allowed(service.id()) == "0");
+        assert!(!taskset("1", service.id()), "back to the batch lane");
+        wait_until("saying so", || !fenced.status().confined.is_empty());
+        place.0.keep_to_parent().unwrap();
+        wait_until("being put back", || allowed(service.id()) == "0");
+        wait_until("counting it", || fenced.status().confined[0].repaired == 1);
+        let status = fenced.elfen(&["status"]);
+        let text = String::from_utf8_lossy(&status.stdout).into_owned();
+        assert!(text.contains(&format!("/{} on CPUs 0", place.name())), "{text}");
+        fenced.wait_until_it_runs();
+        if round == 1 {
+            fenced.reload(&plain);
+            wait_until("being let go", || place.0.effective_cpus().unwrap() == all);
+            assert_eq!(fenced.status().confined, []);
+            assert!(taskset("1", service.id()));
+        }
+    }
+    let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
+    let said = in_home(&fenced, check);
+    assert!(said.contains(&format!("cgroup /{}: ", place.name())), "{said}");
+    assert!(said.contains("kept to CPUs 0"), "{said}");
+
+    // A stop leaves it where it is; the next start finds it.
+    fenced.end_daemon();
+    assert_eq!(allowed(service.id()), "0");
+    fenced.restart();
+    wait_until("finding it", || !fenced.status().confined.is_empty());
+    fenced.end_daemon();
+    let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
+    let said = String::from_utf8_lossy(&released.stdout);
+    assert!(released.status.success() && said.contains("may run anywhere"), "{released:?}");
+    assert_eq!(place.0.effective_cpus().unwrap(), all);
+    assert!(taskset("1", service.id()));
+    service.kill().unwrap();
+    service.wait().unwrap();
+}
+
+/// What a command says that starts from the cgroup of the guards.
+fn in_home(fenced: &Fenced, command: Command) -> String {
+    let script = format!("{} exec \"$0\" \"$@\"", fenced.home.enter_script());
+    let mut shell = fenced.command("sh", &["-c", &script]);
+    shell.arg(command.get_program()).args(command.get_args());
+    let output = shell.output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Goal: settings that are wrong change nothing; a fence that has another name is the same fence,
+/// and one that is not named any more is an ordinary cgroup. Method: SIGHUP, with a batch inside.
+#[test]
+fn settings_are_read_anew() {
+    if !or_skip("settings_are_read_anew") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let borrows = || {
+        let before = ran_ns(batch.id());
+        wait_until("borrowing", || ran_ns(batch.id()) > before + 2_000_000);
+    };
+    borrows();
+    let usual = settings(fenced.heavy.name(), fenced.fence.name());
+    let keeper = fenced.status().keeper;
+    let wrong = [
+        ("no file", String::new(), "names lanes to lend"),
+        ("a lane of two", usual.replace("0:1", "0:1,0:2"), "named twice"),
+        ("too far", usual.replace(fenced.fence.name(), "a/b"), "do not outrank"),
+    ];
+    for (what, text, why) in wrong {
+        fenced.reload(&text);
+        let said = || fenced.said();
+        wait_until(what, || said().contains("stay as they were") && said().contains(why));
+        assert_eq!((fenced.status().keeper, fenced.fence().frozen), (keeper, None), "{what}");
+    }
+    borrows();
+
+    fenced.reload(&usual.replace("\"batch\"", "\"night\""));
+    wait_until("its new name", || fenced.fence().name == "night");
+    fenced.wait_until_it_runs();
+    assert_ne!(fenced.status().keeper, keeper, "other guards");
+    assert_eq!(fenced.fence().repaired, []);
+    borrows();
+    assert!(fenced.elfen(&["pause"]).status.success());
+    let paused = fenced.elfen(&["resume"]);
+    assert!(String::from_utf8_lossy(&paused.stdout).contains("resumed: night"), "{paused:?}");
+
+    let other = fenced.heavy.child("other");
+    fenced.reload(&usual.replace(fenced.fence.name(), other.name()));
+    wait_until("another fence", || fenced.fence().path == other.0.path);
+    let group = &fenced.fence.0;
+    assert!(!group.rank().unwrap().idle && !group.freezer().is_told().unwrap());
+    assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
+    borrows();
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// A process of the test below.
+#[test]
+#[ignore = "publishes until it is killed, for a test that starts it"]
+fn publisher() {
+    let Ok(name) = std::env::var(PUBLISHES) else { return };
+    let service = Service::open_with_mode(&name, 1, 0o644).unwrap();
+    let _worker = service.claim(0, 0).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Goal: a fence that holds a service's own process is refused. Method: a process that publishes,
+/// in a cgroup that the settings call a fence.
+#[test]
+fn a_fence_does_not_hold_its_service() {
+    if !or_skip("a_fence_does_not_hold_its_service") {
+        return;
+    }
+    let fenced = Fenced::start();
+    let own = fenced.heavy.child("service");
+    own.0.make().unwrap();
+    let page = format!("{}-x", fenced.heavy.name());
+    let script = format!("{} exec \"$0\" \"$@\"", own.enter_script());
+    let test = std::env::current_exe().unwrap();
+    let mut service = Command::new("sh")
+        .args(["-c", &script])
+        .arg(test)
+        .args(["--ignored", "--exact", "settings::publisher"])
+        .env(PUBLISHES, &page)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    fs::write(fenced.settings_file(), settings(&page, own.name())).unwrap();
+    let check = || in_home(&fenced, fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]));
+    let why = format!("holds process {} of service", service.id());
+    wait_until("refusing it", || check().contains(&why));
+    service.kill().unwrap();
+    service.wait().unwrap();
+    assert!(check().contains("fence \"batch\": cgroup"), "{}", check());
+    Service::open_with_mode(&page, 1, 0o644).unwrap().remove().unwrap();
+}

@@ -7,6 +7,7 @@
 pub mod duration;
 pub mod failure;
 pub mod output;
+pub mod page;
 pub mod paragraph;
 pub mod shell;
 pub mod table;

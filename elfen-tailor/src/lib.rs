@@ -12,10 +12,12 @@
 //! | [`replay`] | the same requests without a cause |
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | all of this for people and for scripts |
+//! | [`draw`] | and as pictures |
 
 #![forbid(unsafe_code)]
 
 pub mod calls;
+pub mod draw;
 pub mod rank;
 pub mod replay;
 pub mod report;

@@ -1,9 +1,9 @@
 //! The causes of the tail, the largest first, by how much faster its requests would have been.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::replay::{Job, Replay, quantile};
-use crate::segment::{BURST, Kind, LONG, Segment, TOGETHER, WORK, cause, total};
+use crate::segment::{BURST, Kind, LONG, QUEUE, Segment, TOGETHER, WORK, cause, total};
 use crate::tale::Tale;
 
 /// What counts as slow.
@@ -72,6 +72,16 @@ pub struct Ranking {
     pub charges: Vec<Vec<(String, u64)>>,
     pub rows: Vec<Row>,
     pub replay_error: ReplayError,
+    /// Latencies without the causes that were named, sorted; `None` if the replay isn't believed.
+    pub without: Option<Vec<u64>>,
+}
+
+/// A cause was named that no request had.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NoSuchCause {
+    pub asked: String,
+    /// Those that there are, the largest first.
+    pub there: Vec<String>,
 }
 
 const P50: u64 = 500_000;
@@ -122,6 +132,16 @@ impl Causes {
         all
     }
 
+    /// The causes that a name stands for: itself, or as `io` all of its kind. Work and queueing are
+    /// none that could be taken away.
+    fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
+        let is_it = move |cause: &str| {
+            cause == name || cause.split_once(':').is_some_and(|(kind, _)| kind == name)
+        };
+        let all = self.names.iter().enumerate();
+        all.filter(move |(_, cause)| is_removable(cause) && is_it(cause)).map(|(at, _)| at)
+    }
+
     /// How much of a request each cause had in a span. Work beyond what is usual is `long`, the
     /// rest of it nobody's charge.
     fn within(&self, one: &Explained, span: (u64, u64), usual_work_ns: u64) -> Vec<(usize, u64)> {
@@ -141,12 +161,22 @@ impl Causes {
     }
 }
 
+fn is_removable(cause: &str) -> bool {
+    cause != WORK && cause != QUEUE
+}
+
 pub fn work_ns(one: &Explained) -> u64 {
     total(one.segments.iter().filter(|s| s.kind == Kind::Work).map(Segment::ns))
 }
 
-/// Ranks the causes of the slow ones among complete requests, which are sorted by arrival.
-pub fn rank(explained: &[Explained], tale: &Tale, slow: Slow) -> Ranking {
+/// Ranks the causes of the slow ones among complete requests, which are sorted by arrival; and says
+/// what latencies would be without those that are named.
+pub fn rank(
+    explained: &[Explained],
+    tale: &Tale,
+    slow: Slow,
+    without: &[String],
+) -> Result<Ranking, NoSuchCause> {
     let latencies = sorted(explained.iter().map(Explained::latency_ns));
     let threshold_ns = match slow {
         Slow::Quantile(per_million) => quantile(&latencies, per_million),
@@ -179,6 +209,8 @@ pub fn rank(explained: &[Explained], tale: &Tale, slow: Slow) -> Ranking {
         share(told.abs_diff(seen), seen)
     };
     let replay_error = ReplayError { p50: error(P50), p99: error(P99), p999: error(P999) };
+    let absent = absent(without, &causes, &jobs)?;
+    let without = replay_error.is_small().then(|| sorted(absent.latencies(&replay).into_iter()));
     let charged = match replay_error.is_small() {
         true => by_replay(&replay, &jobs, &slow, &causes),
         false => by_time(&jobs, &slow, &causes),
@@ -190,7 +222,57 @@ pub fn rank(explained: &[Explained], tale: &Tale, slow: Slow) -> Ranking {
         named.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
         named
     });
-    Ranking { threshold_ns, charges: charges.collect(), slow, rows, replay_error }
+    let charges = charges.collect();
+    Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, without })
+}
+
+/// Causes that are to be taken away together.
+struct Absent {
+    causes: BTreeSet<usize>,
+    /// And the queueing that no cause explains.
+    burst: bool,
+}
+
+fn absent(names: &[String], causes: &Causes, jobs: &[Job]) -> Result<Absent, NoSuchCause> {
+    let totals = totals(jobs, causes);
+    let mut absent = Absent { causes: BTreeSet::new(), burst: false };
+    for name in names {
+        if name == BURST {
+            absent.burst = true;
+            continue;
+        }
+        let meant: Vec<usize> = causes.named(name).filter(|&cause| totals[cause] > 0).collect();
+        if meant.is_empty() {
+            let mut there: Vec<usize> = (0..totals.len()).collect();
+            there.retain(|&at| totals[at] > 0 && is_removable(&causes.names[at]));
+            there.sort_by_key(|&cause| std::cmp::Reverse(totals[cause]));
+            let there = there.into_iter().map(|cause| causes.names[cause].clone());
+            let there = there.chain([BURST.to_owned()]).collect();
+            return Err(NoSuchCause { asked: name.clone(), there });
+        }
+        absent.causes.extend(meant);
+    }
+    Ok(absent)
+}
+
+impl Absent {
+    fn latencies(&self, replay: &Replay) -> Vec<u64> {
+        let mut left = replay.without(|of, ns| if self.causes.contains(&of) { ns } else { 0 });
+        if self.burst {
+            let (bare, served) = (replay.without(|_, ns| ns), replay.served(|_, ns| ns));
+            left = served_without_queue(&left, &bare, &served).collect();
+        }
+        left
+    }
+}
+
+/// What each cause had of all requests.
+fn totals(jobs: &[Job], causes: &Causes) -> Vec<u64> {
+    let mut totals = vec![0_u64; causes.names.len()];
+    for (cause, ns) in jobs.iter().flat_map(|job| &job.by_cause) {
+        totals[*cause] = totals[*cause].saturating_add(*ns);
+    }
+    totals
 }
 
 /// Charges of slow requests, and what the tail would be without each cause.
@@ -224,10 +306,7 @@ fn by_replay(replay: &Replay, jobs: &[Job], slow: &[usize], causes: &Causes) -> 
     let mut charged =
         Charged { of: vec![Vec::new(); slow.len()], whatif: BTreeMap::new(), burst, together };
     let with = replay.without(|_, _| 0);
-    let mut totals = vec![0_u64; causes.names.len()];
-    for (cause, ns) in jobs.iter().flat_map(|job| &job.by_cause) {
-        totals[*cause] = totals[*cause].saturating_add(*ns);
-    }
+    let totals = totals(jobs, causes);
     let mut largest: Vec<usize> = (0..totals.len()).filter(|&cause| totals[cause] > 0).collect();
     largest.sort_by_key(|&cause| std::cmp::Reverse(totals[cause]));
     largest.truncate(MOST_CAUSES);

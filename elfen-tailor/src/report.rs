@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use elfen_console::duration::{number, show};
+use elfen_console::paragraph::wrap;
 use elfen_console::table;
 use serde::Serialize;
 
-use crate::rank::{Explained, Ranking, ReplayError, Row, Slow, rank};
+use crate::rank::{Explained, NoSuchCause, Ranking, ReplayError, Row, Slow, rank};
 use crate::replay::quantile;
 use crate::request::{Request, Requests};
 use crate::segment::{Kind, LONG, Segment, cause, total, words};
@@ -38,7 +39,18 @@ pub struct Report {
     /// Of the time of slow requests, what nothing is known of.
     pub unknown_share: f64,
     pub causes: Vec<CauseRow>,
+    /// If causes were named that are to be taken away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub without: Option<Without>,
     pub slowest: Vec<SlowRequest>,
+}
+
+/// The same requests without some causes, all of them at once.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Without {
+    pub causes: Vec<String>,
+    /// `None` if the replay is not to be believed.
+    pub latency_ns: Option<Latency>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -164,6 +176,18 @@ pub enum Nothing {
     NoneComplete(usize),
     #[error("{unclear} of its {all} requests were asked before the one before was answered")]
     Unclear { unclear: u64, all: u64 },
+    #[error("no request had the cause {asked:?}: {}", shortened(there))]
+    NoSuchCause { asked: String, there: Vec<String> },
+}
+
+/// As many causes as a line has room for.
+fn shortened(there: &[String]) -> String {
+    const MOST: usize = 20;
+    let shown = there[..there.len().min(MOST)].join(", ");
+    match there.len().checked_sub(MOST) {
+        None | Some(0) => format!("there are {shown}"),
+        Some(more) => format!("there are {shown} and {more} more"),
+    }
 }
 
 fn latency(mut latencies: Vec<u64>) -> Latency {
@@ -173,8 +197,14 @@ fn latency(mut latencies: Vec<u64>) -> Latency {
     Latency { p50: of(500_000), p99: of(990_000), p999: of(999_000), max }
 }
 
-/// The report of a tale, with so many of its slowest requests one by one.
-pub fn report(tale: &Tale, slow: Slow, count: usize) -> Result<Report, Nothing> {
+/// The report of a tale, with so many of its slowest requests one by one, and the latencies that it
+/// would have without some causes.
+pub fn report(
+    tale: &Tale,
+    slow: Slow,
+    count: usize,
+    without: &[String],
+) -> Result<Report, Nothing> {
     let account = Account::of(tale);
     let Account { explained, incomplete, unclear } = &account;
     let requests = explained.len() + incomplete.len();
@@ -188,7 +218,8 @@ pub fn report(tale: &Tale, slow: Slow, count: usize) -> Result<Report, Nothing> 
     if explained.is_empty() {
         return Err(Nothing::NoneComplete(incomplete.len()));
     }
-    let ranking = rank(explained, tale, slow);
+    let ranking = rank(explained, tale, slow, without)
+        .map_err(|NoSuchCause { asked, there }| Nothing::NoSuchCause { asked, there })?;
     let ReplayError { p50, p99, p999 } = ranking.replay_error;
     let last_ns = tale.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
     let ended_ns = tale.ended_ns.or(last_ns.max()).unwrap_or(tale.head.began_ns);
@@ -208,6 +239,10 @@ pub fn report(tale: &Tale, slow: Slow, count: usize) -> Result<Report, Nothing> 
         replay_error: Errors { p50, p99, p999 },
         replay_valid: ranking.replay_error.is_small(),
         unknown_share: unknown_share(explained, &ranking),
+        without: (!without.is_empty()).then(|| Without {
+            causes: without.to_vec(),
+            latency_ns: ranking.without.clone().map(latency),
+        }),
         slowest: slowest(explained, tale, &ranking, count),
         causes: ranking.rows.into_iter().map(row).collect(),
     })
@@ -261,8 +296,25 @@ fn shown(segment: &Segment, tale: &Tale) -> SegmentRow {
     SegmentRow { from_ns, to_ns, kind, who, cpu, tid: thread }
 }
 
+impl Without {
+    fn text(&self) -> String {
+        let told = self.latency_ns.map_or("not known".to_owned(), Latency::text);
+        format!("without {}: {told}", self.causes.join(", "))
+    }
+}
+
+impl Latency {
+    fn text(self) -> String {
+        let [p50, p99, p999, max] = [self.p50, self.p99, self.p999, self.max].map(show);
+        format!("p50 {p50}, p99 {p99}, p99.9 {p999}, max {max}")
+    }
+}
+
 /// A screen has room for the slowest requests below.
 const MOST_ROWS: usize = 8;
+const COLUMNS: usize = 80;
+/// With fewer slow requests, one more or less is a different ranking.
+const FEW: usize = 100;
 
 impl Report {
     pub fn text(&self) -> String {
@@ -272,45 +324,29 @@ impl Report {
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
-        let Latency { p50, p99, p999, max } = self.latency_ns;
-        let lost = match (self.lost_events, self.requests - self.complete) {
-            (0, 0) => "nothing lost".to_owned(),
-            (events, requests) => {
-                format!("{events} events lost; {requests} requests left out for it")
-            }
-        };
-        let Self { service, port, requests, seconds, .. } = self;
-        writeln!(out, "{service}, port {port}: {requests} requests in {seconds:.1} s, {lost}")?;
-        if !self.whole {
-            writeln!(out, "the recording was cut off: this is what it had by then")?;
+        for line in self.measured() {
+            writeln!(out, "{line}")?;
         }
-        if self.unclear > 0 {
-            let unclear = self.unclear;
-            writeln!(out, "left out: {unclear} requests that overlapped on their connection")?;
-        }
-        let [p50, p99, p999, max] = [p50, p99, p999, max].map(show);
-        writeln!(out, "latency: p50 {p50}, p99 {p99}, p99.9 {p999}, max {max}")?;
         let (slow, threshold) = (self.slow_requests, show(self.slow_threshold_ns));
-        let Some(first) = self.causes.first().filter(|_| slow > 0) else {
+        let Some((share, words)) = self.first() else {
             return writeln!(out, "no request took longer than {threshold} for a cause");
         };
         writeln!(
             out,
-            "\n{slow} requests took longer than {threshold}. {:.0} % of that is because\n  {}.\n",
-            first.row.share * 100.0,
-            first.words
+            "\n{slow} requests took longer than {threshold}. {share} of that is because"
         )?;
+        writeln!(out, "  {words}.\n")?;
         if !self.replay_valid {
-            writeln!(
-                out,
-                "Shares are of time: this service is no queue that could be replayed (off by \
-                 {:.0} %\nat p99), so what the tail would be without a cause is not known.\n",
-                self.replay_error.p99 * 100.0
-            )?;
+            writeln!(out, "{}\n", wrap(&self.no_replay(), COLUMNS).join("\n"))?;
         }
-        out.push_str(&self.table());
-        if slow < 100 {
-            writeln!(out, "\n{slow} slow requests are few: look at the intervals")?;
+        let shown = self.causes.iter().filter(|cause| cause.row.share >= 0.001).take(MOST_ROWS);
+        let rows: Vec<Vec<String>> = shown.map(|cause| self.row(cause)).collect();
+        out.push_str(&table::lines(self.heading(), &rows));
+        if let Some(without) = &self.without {
+            writeln!(out, "\n{}", without.text())?;
+        }
+        if slow < FEW {
+            writeln!(out, "\n{}", self.few())?;
         }
         writeln!(out, "\nthe slowest:")?;
         for one in &self.slowest {
@@ -325,26 +361,86 @@ impl Report {
         Ok(())
     }
 
-    fn table(&self) -> String {
-        let optional = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), show);
-        let row = |CauseRow { row, .. }: &CauseRow| {
-            let (low, high) = row.share_ci95;
-            let mut cells = vec![
-                row.cause.clone(),
-                format!("{:.1} %", row.share * 100.0),
-                format!("{:.0}-{:.0} %", low * 100.0, high * 100.0),
-                row.requests.to_string(),
-                show(row.tail_ns),
-                show(row.middle_ns),
-            ];
-            if self.replay_valid {
-                cells.push(optional(row.whatif_p99_ns));
-            }
-            cells
+    /// What a page says before anything is drawn, a paragraph each.
+    pub fn summary(&self) -> Vec<String> {
+        let slow = match self.first() {
+            None => format!("No request took longer than {}.", show(self.slow_threshold_ns)),
+            Some((share, words)) => format!(
+                "{} requests took longer than {}. {share} of that is because {words}.",
+                self.slow_requests,
+                show(self.slow_threshold_ns)
+            ),
         };
-        let shown = self.causes.iter().filter(|cause| cause.row.share >= 0.001).take(MOST_ROWS);
-        let rows: Vec<Vec<String>> = shown.map(row).collect();
-        let heading = ["cause", "share", "95 %", "slow", "tail", "middle", "p99 without"];
-        table::lines(&heading[..heading.len() - usize::from(!self.replay_valid)], &rows)
+        let mut all = vec![slow, self.measured().join("; ")];
+        if self.first().is_some() {
+            all.extend((!self.replay_valid).then(|| self.no_replay()));
+            all.extend(self.without.as_ref().map(Without::text));
+            all.extend((self.slow_requests < FEW).then(|| self.few()));
+        }
+        all
+    }
+
+    fn measured(&self) -> Vec<String> {
+        let lost = match (self.lost_events, self.requests - self.complete) {
+            (0, 0) => "nothing lost".to_owned(),
+            (events, requests) => {
+                format!("{events} events lost; {requests} requests left out for it")
+            }
+        };
+        let Self { service, port, requests, seconds, unclear, .. } = self;
+        let mut lines =
+            vec![format!("{service}, port {port}: {requests} requests in {seconds:.1} s, {lost}")];
+        if !self.whole {
+            lines.push("the recording was cut off: this is what it had by then".to_owned());
+        }
+        if *unclear > 0 {
+            lines.push(format!("left out: {unclear} requests that overlapped on their connection"));
+        }
+        lines.push(format!("latency: {}", self.latency_ns.text()));
+        lines
+    }
+
+    /// The largest cause: its share and its words.
+    fn first(&self) -> Option<(String, &str)> {
+        let first = self.causes.first().filter(|_| self.slow_requests > 0)?;
+        Some((format!("{:.0} %", first.row.share * 100.0), &first.words))
+    }
+
+    fn no_replay(&self) -> String {
+        let Errors { p50, p99, p999 } = self.replay_error;
+        let all = [("p50", p50), ("p99", p99), ("p99.9", p999)];
+        let largest = all.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let (quantile, off) = largest.unwrap_or(("p99", p99));
+        format!(
+            "Shares are of time: this service is no queue that could be replayed (off by {:.0} % \
+             at {quantile}), so what the tail would be without a cause is not known.",
+            off * 100.0
+        )
+    }
+
+    fn few(&self) -> String {
+        format!("{} slow requests are few: look at the intervals", self.slow_requests)
+    }
+
+    /// A cause as a row of the table.
+    pub fn row(&self, CauseRow { row, .. }: &CauseRow) -> Vec<String> {
+        let (low, high) = row.share_ci95;
+        let mut cells = vec![
+            row.cause.clone(),
+            format!("{:.1} %", row.share * 100.0),
+            format!("{:.0}-{:.0} %", low * 100.0, high * 100.0),
+            row.requests.to_string(),
+            show(row.tail_ns),
+            show(row.middle_ns),
+        ];
+        if self.replay_valid {
+            cells.push(row.whatif_p99_ns.map_or_else(|| "-".to_owned(), show));
+        }
+        cells
+    }
+
+    pub fn heading(&self) -> &'static [&'static str] {
+        const ALL: &[&str] = &["cause", "share", "95 %", "slow", "tail", "middle", "p99 without"];
+        &ALL[..ALL.len() - usize::from(!self.replay_valid)]
     }
 }

@@ -142,6 +142,11 @@ impl Timeline {
         }
     }
 
+    /// Every thread with its stretches, in the order of their times.
+    pub fn threads(&self) -> impl Iterator<Item = (u32, &[Stretch])> {
+        self.threads.iter().map(|(thread, stretches)| (*thread, stretches.as_slice()))
+    }
+
     /// What a thread was in just before a time, and where it went from there.
     pub fn before(&self, thread: u32, at_ns: u64) -> Option<(Stretch, Option<Stretch>)> {
         let stretches = self.threads.get(&thread)?;

@@ -173,6 +173,7 @@ fn a_stopped_redis_is_found_out() {
     }
     let screen = elfen(&["report", tale, "--slow", "20ms"]).output().unwrap();
     let screen = text(&screen.stdout);
+    without_causes(tale, folder.path());
     assert!(screen.starts_with("redis-server, port "), "{screen}");
     assert!(screen.contains("the service was stopped by a signal or a debugger"), "{screen}");
     // While it goes on: lines of a watch, and a whole file after Ctrl-C.
@@ -188,6 +189,26 @@ fn a_stopped_redis_is_found_out() {
     drop(stopper);
     redis.signal(Signal::SIGCONT);
     load.end();
+}
+
+/// What is named is taken away, what is not there is refused with what is; files beside the screen.
+fn without_causes(tale: &str, folder: &Path) {
+    let words = ["report", tale, "--slow", "20ms", "--json", "--without", "stopped"];
+    let (page, trace) = (folder.join("page.html"), folder.join("trace"));
+    let files = ["--html", page.to_str().unwrap(), "--perfetto", trace.to_str().unwrap()];
+    let told = elfen(&[&words[..], &files].concat()).output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    assert_eq!(told["without"]["causes"][0], "stopped", "{told:#}");
+    let (p99, without) = (&told["latency_ns"]["p99"], &told["without"]["latency_ns"]["p99"]);
+    // Where this machine had no queue of it, nothing is told.
+    assert!(without.is_null() || without.as_u64() < p99.as_u64(), "{told:#}");
+    assert!(fs::read_to_string(page).unwrap().contains("stopped by a signal or a debugger"));
+    assert!(fs::metadata(trace).unwrap().len() > 10_000);
+    let output = elfen(&["report", tale, "--without", "nagle"]).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+    assert!(said.contains("no request had the cause \"nagle\": there are "), "{said}");
+    assert!(said.contains("stopped"), "{said}");
 }
 
 fn begins(port: &str, tale: &str) -> Ends {
@@ -315,7 +336,7 @@ fn wrong_arguments_and_files() {
     let port = free_port().to_string();
     let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
     let own = idle.0.id().to_string();
-    let cases: [(&[&str], i32, &str); 11] = [
+    let cases: [(&[&str], i32, &str); 12] = [
         (&["record"], 2, "no service is named"),
         (&["record", "--port", "0"], 2, "invalid value '0'"),
         (&["record", "--port", &port], 1, "nobody listens on port"),
@@ -324,6 +345,7 @@ fn wrong_arguments_and_files() {
         (&["report", "/nonexistent"], 1, "No such file"),
         (&["report", &foreign], 1, "it is no tale"),
         (&["report", &newer], 1, "it is a tale of version 99"),
+        (&["report", "--without"], 2, "a value is required"),
         (&["report", "--slow", "p100"], 2, "invalid value 'p100'"),
         (&["report", "--slow", "0"], 2, "invalid value '0'"),
         (&["inject", "stop", "--pid", &own, "--last", "1s"], 2, "less than --every"),

@@ -65,6 +65,9 @@ pub(super) fn nothing(what: &str, nothing: &Nothing) -> Failure {
             (Status::Failed, "record while the service has requests, on the port that it serves")
         }
         Nothing::NoneComplete(_) => (Status::Failed, "record with a larger --ring"),
+        Nothing::NoSuchCause { .. } => {
+            (Status::Usage, "name one of those, or a kind of them, as `preempted`")
+        }
         Nothing::Unclear { .. } => (
             Status::Unsupported,
             "pipelining and HTTP/2 can't be told apart by sockets: have clients use a connection \

@@ -1,13 +1,14 @@
 //! `elfen tailor report`: why the slowest requests of a tale were slow.
 
 use std::fs::File;
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use elfen_console::duration;
 use elfen_console::failure::Failure;
 use elfen_console::output::print;
+use elfen_tailor::draw;
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::report;
 use elfen_tailor::tale::{self, Tale};
@@ -19,6 +20,8 @@ Examples:
   elfen tailor report elfen.tale               the slowest 1 %
   elfen tailor report web.tale --slow 10ms     all above 10 ms
   elfen tailor report web.tale --json | jq '.causes[0]'
+  elfen tailor report web.tale --without preempted --without io:fsync
+  elfen tailor report web.tale --html web.html --perfetto web.perfetto
 
 Shares are of the time by which slow requests would have been faster. Where the requests, replayed \
 unchanged, are not as fast as measured, shares are of time, and no tail without a cause is given.";
@@ -38,6 +41,19 @@ pub(super) struct Args {
     /// How many of the slowest are shown one by one
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
     slowest: usize,
+
+    /// What the latencies would be without this cause, or all of a kind, as `preempted`; given
+    /// several times, without all of them
+    #[arg(long, value_name = "CAUSE")]
+    without: Vec<String>,
+
+    /// Where to write a page with pictures of the slowest requests
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Where to write a trace of threads and of the slowest requests, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    perfetto: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -65,10 +81,28 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let file = File::open(&args.tale).map_err(|error| unreadable(tale::Error::Read(error)))?;
     let tale = Tale::read(file).map_err(unreadable)?;
     let what = elfen_console::failure::named("tale", &args.tale);
-    let told = report(&tale, args.slow, args.slowest)
+    let told = report(&tale, args.slow, args.slowest, &args.without)
         .map_err(|nothing| failure::nothing(&what, &nothing))?;
+    if let Some(path) = &args.html {
+        write("page", path, |file| file.write_all(draw::page(&told, &tale).as_bytes()))?;
+    }
+    if let Some(path) = &args.perfetto {
+        write("trace", path, |file| draw::trace(&told, &tale, file))?;
+    }
     print(out, args.json, &told, || told.text())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn write(
+    what: &str,
+    path: &Path,
+    content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<(), Failure> {
+    let written = File::create(path).map(BufWriter::new).and_then(|mut file| {
+        content(&mut file)?;
+        file.flush()
+    });
+    written.map_err(|error| Failure::unwritable(what, path, error))
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
-//! The HTML around the figures: well-formed as XML too, so that any tool can read it.
-//!
-//! Nothing is loaded: pictures and style are in the file, numbers to download are in the links, and
-//! a content security policy makes the browser hold that.
+//! The HTML around the figures: numbers to download are in the links.
 
 use std::fmt::Write;
 use std::io;
+
+use elfen_console::page::document;
 
 use super::csv::{csv, data_uri, place};
 use super::document::{Report, Table};
@@ -12,9 +11,6 @@ use super::figure::{Across, Figure, Mark, Panel, Point, Refused, Series, Source,
 use super::scale::short;
 use super::svg::{self, WIDTH, escape};
 use super::{lines, rows};
-
-const STYLE: &str = include_str!("page.css");
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -35,24 +31,18 @@ impl Report {
 
 /// The whole file.
 fn html(report: &Report) -> String {
-    let title = escape(&report.title);
     let notes: String = report.notes.iter().map(|note| element("p", note)).collect();
     let tables: String = report.tables.iter().map(table).collect();
     let figures: String = report.figures.iter().map(figure).collect();
     let appendix: String = report.appendix.iter().map(table).collect();
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n\
-         <meta charset=\"utf-8\"/>\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta name=\"color-scheme\" content=\"light dark\"/>\n\
-         <link rel=\"icon\" href=\"data:,\"/>\n\
-         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n\
-         <h1>{title}</h1>\n{notes}{}</header>\n<main>\n{tables}{figures}{appendix}</main>\n\
-         <footer><p>Written by</p>\n{}</footer>\n</body>\n</html>\n",
+    let body = format!(
+        "<header>\n<h1>{}</h1>\n{notes}{}</header>\n<main>\n{tables}{figures}{appendix}</main>\n\
+         <footer><p>Written by</p>\n{}</footer>\n",
+        escape(&report.title),
         contents(&report.figures),
         command(&report.command),
-    )
+    );
+    document(&report.title, "", &body)
 }
 
 fn contents(figures: &[Figure]) -> String {

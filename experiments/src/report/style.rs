@@ -1,8 +1,8 @@
 //! How series are told apart: by colour, and without it by dash and marker.
 //!
-//! The colours stand in `page.css`, for light, dark and paper. They were searched for the largest
-//! least distance between those that meet in one figure, with full colour vision and with three
-//! kinds of colour blindness; `tests/report/colours.rs` holds what was found.
+//! The colours stand in `elfen-console/src/page.css`, for light, dark and paper. They were searched
+//! for the largest least distance between those that meet in one figure, with full colour vision
+//! and with three kinds of colour blindness; `tests/report/colours.rs` holds what was found.
 
 use super::figure::{Mark, Style};
 
@@ -20,7 +20,7 @@ impl Style {
         Self::Grey,
     ];
 
-    /// Its class in `page.css`.
+    /// Its class in the page's style.
     pub(super) fn class(self) -> &'static str {
         match self {
             Self::Ink => "ink",

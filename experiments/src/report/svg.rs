@@ -1,7 +1,10 @@
 //! SVG by hand: the elements that both kinds of figure are made of.
 //!
-//! Colours, fonts and line widths are `page.css`'s, so that one file serves light, dark and paper.
-//! Every mark holds its numbers as a `title`, which browsers show when pointed at.
+//! Colours, fonts and line widths are the page's (`elfen-console/src/page.css`), so that one file
+//! serves light, dark and paper. Every mark holds its numbers as a `title`, which browsers show
+//! when pointed at.
+
+pub(super) use elfen_console::page::escape;
 
 use super::figure::{Mark, Point, Rule, Series, Style};
 use super::scale::short;
@@ -123,22 +126,4 @@ pub(super) fn swatch(mark: Mark, style: Style) -> String {
          aria-hidden=\"true\">{stroke}{dot}</svg>",
         style.class()
     )
-}
-
-/// Text for the inside of an element or of an attribute; control characters have no place in XML.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '\'' => escaped += "&#39;",
-            '\n' | '\t' => escaped.push(c),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }

@@ -1,88 +1,15 @@
 //! Goal: requests are explained as they went, to the nanosecond. Method: tales made up, event by
 //! event, of a service whose thread 10 reads and answers: what a request is made of is known.
 
+mod drawn;
+mod story;
+
 use elfen_rt::signal::event::{Event, Kind as What, STATE_STOPPED, Switch};
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::{Account, Nothing, report};
-use elfen_tailor::segment::cause;
-use elfen_tailor::tale::{Gap, Head, Named, Tale};
+use elfen_tailor::tale::Gap;
 use proptest::prelude::*;
-
-const MS: u64 = 1_000_000;
-const SERVICE: u32 = 10;
-const WORKER: u32 = 11;
-const HOG: u32 = 99;
-const EPOLL: u16 = 281;
-const FUTEX: u16 = 202;
-const FSYNC: u16 = 74;
-
-struct Story {
-    tale: Tale,
-}
-
-impl Story {
-    fn new() -> Self {
-        let head = Head { cpus: 2, port: 80, began_ns: 1, ..Head::default() };
-        let mut tale = Tale::begin(head);
-        let named = |(thread, name): (u32, &str)| Named { thread, at_ns: 1, name: name.to_owned() };
-        let names = [(SERVICE, "service"), (WORKER, "worker"), (HOG, "hog"), (12, "VM Thread")];
-        tale.name(names.map(named).into(), &[SERVICE]);
-        Self { tale }
-    }
-
-    fn event(&mut self, cpu: usize, at_ns: u64, thread: u32, kind: What) -> &mut Self {
-        self.tale.events[cpu].push(Event { at_ns, thread, kind });
-        self
-    }
-
-    /// From `previous`, which sleeps in a call or is preempted, to `next`.
-    fn switch(&mut self, at: u64, previous: u32, call: Option<u16>, next: u32) -> &mut Self {
-        self.switch_on(0, at, previous, call, next, u8::from(call.is_some()))
-    }
-
-    fn switch_on(
-        &mut self,
-        cpu: usize,
-        at_ns: u64,
-        previous: u32,
-        call: Option<u16>,
-        thread: u32,
-        state: u8,
-    ) -> &mut Self {
-        let process = SERVICE;
-        let (preempted, iowait, stolen_ns) = (state == 0, false, 0);
-        let switch = Switch { previous, process, preempted, iowait, state, call, stolen_ns };
-        self.event(cpu, at_ns, thread, What::Switch(switch))
-    }
-
-    fn wake(&mut self, at: u64, thread: u32, waker: u32, waker_process: u32) -> &mut Self {
-        let kind = What::Waking { waker, waker_process, process: SERVICE };
-        self.event(0, at, thread, kind)
-    }
-
-    fn ready(&mut self, at: u64, connection: u64) -> &mut Self {
-        self.event(0, at, 0, What::Ready { connection, bytes: 5 })
-    }
-
-    fn read(&mut self, at: u64, connection: u64) -> &mut Self {
-        let kind = What::Received { connection, bytes: 5, peek: false };
-        self.event(0, at, SERVICE, kind)
-    }
-
-    fn answer(&mut self, at: u64, connection: u64) -> &mut Self {
-        self.event(0, at, SERVICE, What::Transmitted { connection, end: 1 });
-        self.event(0, at + 1, SERVICE, What::Sent { connection, end: 1 })
-    }
-
-    /// Causes of the last request, from its arrival on.
-    fn last(&self) -> Vec<(String, u64)> {
-        let account = Account::of(&self.tale);
-        let last = account.explained.last().expect("a complete request");
-        let covered: u64 = last.segments.iter().map(|segment| segment.ns()).sum();
-        assert_eq!(covered, last.latency_ns());
-        last.segments.iter().map(|s| (cause(s.kind, &self.tale), s.ns())).collect()
-    }
-}
+use story::{EPOLL, FSYNC, FUTEX, HOG, MS, SERVICE, Story, WORKER};
 
 fn named(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
     expected.iter().map(|(name, ns)| ((*name).to_owned(), *ns)).collect()
@@ -219,21 +146,19 @@ fn what_was_lost_is_said() {
     }
     let gap = Gap { cpu: Some(0), count: 9, from_ns: 50 * MS, to_ns: 60 * MS };
     story.tale.gaps.push(gap);
-    let told = report(&story.tale, Slow::Quantile(990_000), 5).unwrap();
+    let told = report(&story.tale, Slow::Quantile(990_000), 5, &[]).unwrap();
     assert_eq!((told.requests, told.complete, told.lost_events), (200, 189, 9));
     assert!(told.text().contains("9 events lost; 11 requests left out"), "{}", told.text());
     story.tale.gaps[0].to_ns = u64::MAX;
     story.tale.gaps[0].from_ns = 0;
-    let none = report(&story.tale, Slow::Quantile(990_000), 5);
+    let none = report(&story.tale, Slow::Quantile(990_000), 5, &[]);
     assert_eq!(none, Err(Nothing::NoneComplete(200)));
-    let empty = report(&Story::new().tale, Slow::Quantile(990_000), 5);
+    let empty = report(&Story::new().tale, Slow::Quantile(990_000), 5, &[]);
     assert_eq!(empty, Err(Nothing::NoRequests { port: 80 }));
 }
 
-/// Goal: the largest cause is named first, in words, with the tail without it. Method: 1,000
-/// requests of 0.1 ms, of which 20 are preempted by a hog for 5 ms.
-#[test]
-fn the_ranking_names_the_cause() {
+/// 1,000 requests of 0.1 ms, of which 20 are preempted by a hog for 5 ms.
+fn hogged() -> Story {
     let mut story = Story::new();
     story.switch(2, 0, None, SERVICE);
     for at in 1..=1_000 {
@@ -246,7 +171,14 @@ fn the_ranking_names_the_cause() {
         let end = begin + MS / 10 + at + if slow { 5 * MS } else { 0 };
         story.answer(end, 1);
     }
-    let told = report(&story.tale, Slow::Quantile(980_000), 3).unwrap();
+    story
+}
+
+/// Goal: the largest cause is named first, in words, with the tail without it.
+#[test]
+fn the_ranking_names_the_cause() {
+    let story = hogged();
+    let told = report(&story.tale, Slow::Quantile(980_000), 3, &[]).unwrap();
     let first = &told.causes[0].row;
     assert_eq!((first.cause.as_str(), first.requests), ("preempted:hog", 20));
     assert!(first.share > 0.99 && first.share_ci95.0 > 0.99, "{first:?}");
@@ -256,6 +188,38 @@ fn the_ranking_names_the_cause() {
     assert_eq!((told.slowest[0].outlier, told.slowest[0].charges[0].ns), ("noise", 5 * MS));
     let text = told.text();
     assert!(text.contains("because\n  hog ran on the CPU that they needed."), "{text}");
+}
+
+/// Goal: what is asked for is taken away, alone and together, and nothing else. Method: to the hog
+/// comes a disk, in other requests.
+#[test]
+fn the_tail_without_named_causes() {
+    let mut story = hogged();
+    for at in 0..40_u64 {
+        let begin = (2_000 + at * 10) * 10 * MS;
+        story.ready(begin, 1).read(begin, 1).switch(begin + 10, SERVICE, Some(FSYNC), 0);
+        story.wake(begin + 2 * MS, SERVICE, 0, 0).switch(begin + 2 * MS, 0, None, SERVICE);
+        story.answer(begin + 3 * MS, 1);
+    }
+    let told = |without: &[&str]| {
+        let without: Vec<String> = without.iter().map(|name| (*name).to_owned()).collect();
+        report(&story.tale, Slow::Quantile(940_000), 1, &without)
+    };
+    let p99 = |without: &[&str]| {
+        let told = told(without).unwrap();
+        assert!(told.text().contains(&format!("without {}: p50", without.join(", "))));
+        told.without.unwrap().latency_ns.expect("one thread is a queue").p99
+    };
+    assert!(told(&[]).unwrap().latency_ns.p99 > 5 * MS && told(&[]).unwrap().without.is_none());
+    assert_eq!(p99(&["preempted:hog"]), 3 * MS, "the disk's are left");
+    assert_eq!(p99(&["preempted"]), 3 * MS, "all of a kind");
+    assert!(p99(&["io:fsync"]) > 5 * MS, "the hog's are left");
+    assert!(p99(&["io", "preempted"]) < 2 * MS, "both");
+    for wrong in ["preempted:cc1", "work", "queue", "", "together"] {
+        let Err(Nothing::NoSuchCause { asked, there }) = told(&["io", wrong]) else { panic!() };
+        assert_eq!(asked, wrong);
+        assert_eq!(there[..2], ["preempted:hog", "io:fsync"]);
+    }
 }
 
 fn events() -> impl Strategy<Value = Vec<(usize, Event)>> {
@@ -307,7 +271,10 @@ proptest! {
             }
             prop_assert_eq!(at_ns, one.ended_ns);
         }
-        let told = report(&story.tale, Slow::AboveNs(1), 10);
-        prop_assert!(told.is_err() || told.is_ok_and(|told| !told.text().is_empty()));
+        let told = report(&story.tale, Slow::AboveNs(1), 10, &[]);
+        if let Ok(told) = told {
+            prop_assert!(!told.text().is_empty());
+            prop_assert!(drawn::is_whole(&told, &story.tale));
+        }
     }
 }

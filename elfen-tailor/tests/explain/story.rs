@@ -1,0 +1,94 @@
+//! A tale that is made up, event by event.
+
+use elfen_rt::signal::event::{Event, Kind as What, Switch};
+use elfen_tailor::report::Account;
+use elfen_tailor::segment::cause;
+use elfen_tailor::tale::{Head, Named, Tale};
+
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const SERVICE: u32 = 10;
+pub(crate) const WORKER: u32 = 11;
+pub(crate) const HOG: u32 = 99;
+pub(crate) const EPOLL: u16 = 281;
+pub(crate) const FUTEX: u16 = 202;
+pub(crate) const FSYNC: u16 = 74;
+
+pub(crate) struct Story {
+    pub(crate) tale: Tale,
+}
+
+impl Story {
+    pub(crate) fn new() -> Self {
+        let head = Head { cpus: 2, port: 80, began_ns: 1, ..Head::default() };
+        let mut tale = Tale::begin(head);
+        let named = |(thread, name): (u32, &str)| Named { thread, at_ns: 1, name: name.to_owned() };
+        let names = [(SERVICE, "service"), (WORKER, "worker"), (HOG, "hog"), (12, "VM Thread")];
+        tale.name(names.map(named).into(), &[SERVICE]);
+        Self { tale }
+    }
+
+    pub(crate) fn event(&mut self, cpu: usize, at_ns: u64, thread: u32, kind: What) -> &mut Self {
+        self.tale.events[cpu].push(Event { at_ns, thread, kind });
+        self
+    }
+
+    /// From `previous`, which sleeps in a call or is preempted, to `next`.
+    pub(crate) fn switch(
+        &mut self,
+        at: u64,
+        previous: u32,
+        call: Option<u16>,
+        next: u32,
+    ) -> &mut Self {
+        self.switch_on(0, at, previous, call, next, u8::from(call.is_some()))
+    }
+
+    pub(crate) fn switch_on(
+        &mut self,
+        cpu: usize,
+        at_ns: u64,
+        previous: u32,
+        call: Option<u16>,
+        thread: u32,
+        state: u8,
+    ) -> &mut Self {
+        let process = SERVICE;
+        let (preempted, iowait, stolen_ns) = (state == 0, false, 0);
+        let switch = Switch { previous, process, preempted, iowait, state, call, stolen_ns };
+        self.event(cpu, at_ns, thread, What::Switch(switch))
+    }
+
+    pub(crate) fn wake(
+        &mut self,
+        at: u64,
+        thread: u32,
+        waker: u32,
+        waker_process: u32,
+    ) -> &mut Self {
+        let kind = What::Waking { waker, waker_process, process: SERVICE };
+        self.event(0, at, thread, kind)
+    }
+
+    pub(crate) fn ready(&mut self, at: u64, connection: u64) -> &mut Self {
+        self.event(0, at, 0, What::Ready { connection, bytes: 5 })
+    }
+
+    pub(crate) fn read(&mut self, at: u64, connection: u64) -> &mut Self {
+        let kind = What::Received { connection, bytes: 5, peek: false };
+        self.event(0, at, SERVICE, kind)
+    }
+
+    pub(crate) fn answer(&mut self, at: u64, connection: u64) -> &mut Self {
+        self.event(0, at, SERVICE, What::Transmitted { connection, end: 1 });
+        self.event(0, at + 1, SERVICE, What::Sent { connection, end: 1 })
+    }
+
+    /// Causes of the last request, from its arrival on.
+    pub(crate) fn last(&self) -> Vec<(String, u64)> {
+        let account = Account::of(&self.tale);
+        let last = account.explained.last().expect("a complete request");
+        let covered: u64 = last.segments.iter().map(|segment| segment.ns()).sum();
+        assert_eq!(covered, last.latency_ns());
+        last.segments.iter().map(|s| (cause(s.kind, &self.tale), s.ns())).collect()
+    }
+}

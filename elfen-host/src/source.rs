@@ -93,6 +93,22 @@ impl Source {
         })
     }
 
+    /// Those of a file's lines that matter here; a recording holds no others.
+    pub(crate) fn lines(
+        &self,
+        path: &str,
+        keep: impl Fn(&str) -> bool,
+    ) -> Result<Option<String>, SourceError> {
+        self.read(path, || match fs::read(path) {
+            Ok(bytes) => {
+                let text = String::from_utf8_lossy(&bytes);
+                let kept: Vec<&str> = text.lines().filter(|line| keep(line)).collect();
+                Ok(Some(kept.join("\n")))
+            }
+            Err(e) => absent(e),
+        })
+    }
+
     /// Whether the first line of /proc/cpuinfo that lists the CPU's flags has this one. A recording
     /// holds no others; only x86 has such a line.
     pub(crate) fn cpu_flag(&self, flag: &str) -> Result<bool, SourceError> {

@@ -7,18 +7,23 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it is not asked again after a command of its own hung: who asks has fences to see to,
+/// and a watchdog of ten seconds.
+const REST: Duration = Duration::from_secs(30);
+static HUNG: Mutex<Option<Instant>> = Mutex::new(None);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{command} cannot be started: {error}")]
     NotStarted { command: String, error: std::io::Error },
-    #[error("{command} has not ended within 5 s")]
+    #[error("{command}: systemd has not answered within 5 s")]
     Hangs { command: String },
     #[error("{command}: {said}")]
     Failed { command: String, said: String },
@@ -28,6 +33,13 @@ pub enum Error {
 pub fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
         && fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() == "systemd")
+}
+
+/// Its first number.
+pub fn version() -> Result<u32, String> {
+    let text = run("systemctl", &["--version"]).map_err(|error| error.to_string())?;
+    let number = text.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+    number.ok_or_else(|| format!("it says {:?}", text.lines().next().unwrap_or_default()))
 }
 
 /// The units of a name or a pattern that have a cgroup now, each with it.
@@ -104,6 +116,10 @@ pub fn put_into(slice: &str, process: u32) -> Result<(), Error> {
 
 fn run(program: &str, words: &[&str]) -> Result<String, Error> {
     let command = || format!("`{program} {}`", words.join(" "));
+    let mut hung = HUNG.lock().unwrap_or_else(PoisonError::into_inner);
+    if hung.is_some_and(|at| at.elapsed() < REST) {
+        return Err(Error::Hangs { command: command() });
+    }
     let child = Command::new(program)
         .args(words)
         .stdin(Stdio::null())
@@ -122,6 +138,7 @@ fn run(program: &str, words: &[&str]) -> Result<String, Error> {
                 // What it was asked for is not known to be done; the next look shows.
                 child.kill().ok();
                 child.wait().ok();
+                *hung = Some(Instant::now());
                 return Err(Error::Hangs { command: command() });
             }
         }

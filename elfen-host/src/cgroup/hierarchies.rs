@@ -56,23 +56,32 @@ impl Hierarchies {
         mounts: &str,
         controllers_of_v2: impl Fn(&Path) -> Result<String, Error>,
     ) -> Result<Self, Error> {
-        let mounts: Vec<Mounted<'_>> = mounts.lines().filter_map(Mounted::parse).collect();
-        let find = |controller: &'static str| {
-            let old = mounts.iter().find(|mount| mount.is_v1_of(controller));
-            if let Some(mount) = old {
-                let point = mount.point.into();
-                return Ok(Hierarchy { point, version: Version::One, controller });
-            }
-            let new = mounts.iter().find(|mount| mount.kind == "cgroup2");
-            let new = new.ok_or(Error::NoController(controller))?;
-            let has = controllers_of_v2(Path::new(new.point))?;
-            // Freezing is no controller there: every cgroup can.
-            if controller != "freezer" && !has.split_whitespace().any(|has| has == controller) {
-                return Err(Error::NoController(controller));
-            }
-            Ok(Hierarchy { point: new.point.into(), version: Version::Two, controller: "" })
+        let find = |controller| {
+            let (point, version) = Self::place_of(controller, mounts, &controllers_of_v2)?;
+            let controller = if version == Version::One { controller } else { "" };
+            Ok(Hierarchy { point, version, controller })
         };
         Ok(Self { cpu: find("cpu")?, cpuset: find("cpuset")?, freezer: find("freezer")? })
+    }
+
+    /// Where a controller is, by the lines of mountinfo.
+    pub(crate) fn place_of(
+        controller: &'static str,
+        mounts: &str,
+        controllers_of_v2: impl FnOnce(&Path) -> Result<String, Error>,
+    ) -> Result<(PathBuf, Version), Error> {
+        let mounts: Vec<Mounted<'_>> = mounts.lines().filter_map(Mounted::parse).collect();
+        if let Some(mount) = mounts.iter().find(|mount| mount.is_v1_of(controller)) {
+            return Ok((mount.point.into(), Version::One));
+        }
+        let new = mounts.iter().find(|mount| mount.kind == "cgroup2");
+        let new = new.ok_or(Error::NoController(controller))?;
+        let has = controllers_of_v2(Path::new(new.point))?;
+        // Freezing is no controller there: every cgroup can.
+        if controller != "freezer" && !has.split_whitespace().any(|has| has == controller) {
+            return Err(Error::NoController(controller));
+        }
+        Ok((new.point.into(), Version::Two))
     }
 
     /// Where a process stands in the hierarchy that ranks it.

@@ -31,6 +31,8 @@ pub struct Answers {
     pub core_scheduling: CoreScheduling,
     /// Whether the kernel was booted with idle=poll; `None` if /proc does not say.
     pub(crate) idle_poll: Option<bool>,
+    #[serde(default)]
+    pub(crate) systemd: Systemd,
 }
 
 /// What this process may do, as far as Elfen needs it. CAP_SYS_ADMIN stands for both.
@@ -144,6 +146,18 @@ pub enum Library {
 pub(crate) enum Rank {
     Granted,
     Refused(String),
+}
+
+/// What runs the machine's units.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Systemd {
+    /// It is not the first process.
+    #[default]
+    Elsewhere,
+    Version(u32),
+    /// It is, and does not say which.
+    Silent(String),
 }
 
 /// Which processes have core-scheduling cookies.

@@ -34,6 +34,7 @@ pub enum Group {
     Signals,
     Naps,
     Injection,
+    Fences,
     Conflicts,
 }
 

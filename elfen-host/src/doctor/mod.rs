@@ -7,6 +7,7 @@
 
 pub mod answers;
 mod conflicts;
+mod fences;
 mod finding;
 mod idle;
 mod injection;
@@ -22,11 +23,12 @@ pub use finding::{Check, Enough, Finding, Group, Machine, Status};
 
 use finding::Mechanism;
 
-const GROUPS: [(Group, &[Mechanism]); 5] = [
+const GROUPS: [(Group, &[Mechanism]); 6] = [
     (Group::Lanes, lanes::MECHANISMS),
     (Group::Signals, signals::MECHANISMS),
     (Group::Naps, naps::MECHANISMS),
     (Group::Injection, injection::MECHANISMS),
+    (Group::Fences, fences::MECHANISMS),
     (Group::Conflicts, conflicts::MECHANISMS),
 ];
 

@@ -20,7 +20,7 @@ use crate::run::guard::may_rank_first;
 
 use super::answers::{
     Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, KernelTypes, Library, Nanonap,
-    Nap, Pinned, Rank, Segment, SegmentOutcome,
+    Nap, Pinned, Rank, Segment, SegmentOutcome, Systemd,
 };
 
 /// The CPU and the size of a page to try it with.
@@ -54,6 +54,17 @@ pub fn ask(trial: Trial) -> Answers {
         idle_poll: fs::read_to_string("/proc/cmdline")
             .ok()
             .map(|line| line.split_whitespace().any(|word| word == "idle=poll")),
+        systemd: systemd(),
+    }
+}
+
+fn systemd() -> Systemd {
+    if !crate::systemd::is_running() {
+        return Systemd::Elsewhere;
+    }
+    match crate::systemd::version() {
+        Ok(version) => Systemd::Version(version),
+        Err(why) => Systemd::Silent(why),
     }
 }
 

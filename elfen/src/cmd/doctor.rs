@@ -230,6 +230,7 @@ fn heading(group: Group) -> &'static str {
         Group::Signals => "SIGNALS",
         Group::Naps => "NAPS",
         Group::Injection => "INJECTION",
+        Group::Fences => "FENCES",
         Group::Conflicts => "CONFLICTS",
     }
 }

@@ -41,6 +41,28 @@ pub fn release(folder: &Folder) -> Result<Released, Failure> {
     Ok(noted)
 }
 
+/// Stops everything that is noted, for whoever finds neither the daemon nor its guards: as the unit
+/// does when both have been killed. The next daemon lets go what it can guard.
+pub fn freeze(folder: &Folder) -> Result<Vec<Noted>, Failure> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::new(Status::Failed, "freezing fences", error, "run it as root")
+    };
+    let noted = folder.noted().map_err(|error| failed(&error))?;
+    let mut frozen = Vec::new();
+    let mut refused = Vec::new();
+    for fence in noted {
+        match fence.freezer.freeze() {
+            Ok(()) => frozen.push(fence),
+            Err(error) if error.is_gone() => {}
+            Err(error) => refused.push(format!("{}: {error}", fence.name)),
+        }
+    }
+    match refused.as_slice() {
+        [] => Ok(frozen),
+        _ => Err(failed(&refused.join("; "))),
+    }
+}
+
 /// An ordinary cgroup out of a fence.
 pub(super) fn open(fence: &Noted, group: &Group, folder: &Folder) -> Result<(), Error> {
     let opened = tell(fence.unit.as_deref(), group, systemd::release).and_then(|()| {

@@ -427,6 +427,13 @@ cgroup = \"elfen.slice\"
         assert_eq!(places, ["unit a.service", "unit b.service", "cgroup /c"]);
     }
 
+    #[test]
+    fn the_example_is_read() {
+        let settings = Settings::parse(include_str!("../../../packaging/elfend.toml")).unwrap();
+        assert!(settings.lent[0].confine && settings.lent.len() == 2);
+        assert_eq!(settings.fences[0].which.to_string(), "unit elfen.slice");
+    }
+
     /// Goal: what is wrong is refused with the word that is wrong. Method: one mistake at a time.
     #[test]
     fn mistakes_are_named() {

@@ -11,7 +11,7 @@ use clap::{CommandFactory, Parser};
 use elfen_console::failure::{Failure, Status};
 use elfen_console::usage;
 use elfen_host::cpulist::CpuSet;
-use elfen_host::daemon::release::release;
+use elfen_host::daemon::release::{freeze, release};
 use elfen_host::daemon::settings::{FILE, Settings};
 use elfen_host::daemon::{self, settings};
 use elfen_host::fence::state::{FOLDER, Folder};
@@ -47,8 +47,12 @@ struct Args {
     run_dir: PathBuf,
 
     /// Check the settings and say what follows from them; change nothing
-    #[arg(long, conflicts_with = "release")]
+    #[arg(long, conflicts_with_all = ["release", "freeze"])]
     check: bool,
+
+    /// Freeze all fences that are noted, and end: for when elfend and its guards were killed
+    #[arg(long, conflicts_with = "release")]
+    freeze: bool,
 
     /// Make all fences that are noted ordinary cgroups again, and end
     #[arg(long)]
@@ -76,6 +80,14 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         for one in released.services {
             text += &format!("service {:?}: {} may run anywhere\n", one.service, one.path);
         }
+        io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.freeze {
+        require_root()?;
+        let frozen = freeze(&folder)?.into_iter();
+        let text: String =
+            frozen.map(|fence| format!("fence {:?}: frozen\n", fence.name)).collect();
         io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }

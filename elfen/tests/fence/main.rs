@@ -8,6 +8,7 @@ mod refused;
 mod settings;
 mod stage;
 mod survives;
+mod unit;
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -242,6 +242,11 @@ impl Fenced {
         kill(self.daemon.id(), libc::SIGHUP);
     }
 
+    /// To start a daemon in the place of one that has ended.
+    pub(crate) fn daemon_command(&self) -> Command {
+        daemon(&self.home, self.folder.path())
+    }
+
     pub(crate) fn end_daemon(&mut self) {
         kill(self.daemon.id(), libc::SIGTERM);
         self.daemon.wait().unwrap();

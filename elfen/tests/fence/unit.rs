@@ -1,0 +1,105 @@
+//! What a unit of systemd's asks of the daemon.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::SPIN;
+use super::stage::{Fenced, NOBODY, kill, or_skip, ran_ns, wait_until};
+
+/// The next thing that the daemon says.
+fn said(socket: &UnixDatagram) -> String {
+    let mut text = [0; 256];
+    let length = socket.recv(&mut text).expect("a minute is for a machine that is busy");
+    String::from_utf8(text[..length].to_vec()).unwrap()
+}
+
+/// Goal: who started it knows that it is ready, that it lives, and that it stops. Method: a socket
+/// of the test's own, by both kinds of name.
+#[test]
+fn the_service_manager_is_told() {
+    if !or_skip("the_service_manager_is_told") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    let path = fenced.run_dir().join("notify");
+    let name = fenced.heavy.name().to_owned();
+    let abstract_name = SocketAddr::from_abstract_name(&name).unwrap();
+    let sockets = [
+        (UnixDatagram::bind(&path).unwrap(), path.display().to_string()),
+        (UnixDatagram::bind_addr(&abstract_name).unwrap(), format!("@{name}")),
+    ];
+    for (socket, address) in sockets {
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        fenced.end_daemon();
+        fenced.daemon = fenced.daemon_command().env("NOTIFY_SOCKET", address).spawn().unwrap();
+        assert_eq!(said(&socket), "READY=1");
+        assert_eq!([said(&socket), said(&socket)], ["WATCHDOG=1", "WATCHDOG=1"]);
+        fenced.wait_for_socket();
+        kill(fenced.daemon.id(), libc::SIGTERM);
+        while said(&socket) != "STOPPING=1" {}
+        fenced.daemon.wait().unwrap();
+    }
+}
+
+/// Goal: when the daemon and its guards are killed at once, what the unit runs after them freezes
+/// the fence. Method: both killed, so that neither can; the batch runs on until then.
+#[test]
+fn what_runs_after_a_kill_freezes() {
+    if !or_skip("what_runs_after_a_kill_freezes") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let keeper = fenced.status().keeper.unwrap();
+    kill(keeper, libc::SIGSTOP);
+    kill(fenced.daemon.id(), libc::SIGKILL);
+    fenced.daemon.wait().unwrap();
+    kill(keeper, libc::SIGKILL);
+    wait_until("its end", || !Path::new(&format!("/proc/{keeper}/exe")).exists());
+    let freezer = fenced.fence.0.freezer();
+    assert!(!freezer.is_told().unwrap(), "nobody is left who could");
+    let frozen = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--freeze"]).output().unwrap();
+    assert!(frozen.status.success(), "{frozen:?}");
+    assert_eq!(String::from_utf8_lossy(&frozen.stdout), "fence \"batch\": frozen\n");
+    wait_until("standing still", || freezer.is_frozen().unwrap());
+    // It is no pause: the next daemon lets it go.
+    let before = ran_ns(batch.id());
+    fenced.restart();
+    fenced.wait_until_it_runs();
+    wait_until("borrowing again", || ran_ns(batch.id()) > before + 2_000_000);
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: the units are what systemd reads. Method: its own check of units, in a folder where their
+/// programs are ours; elsewhere the packages' test has a booted one.
+#[test]
+fn the_units_are_read() {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging");
+    let folder = tempfile::tempdir().unwrap();
+    for unit in ["elfend.service", "elfen.slice"] {
+        let text = std::fs::read_to_string(packaging.join(unit)).unwrap();
+        let text = text.replace("/usr/bin/elfend", env!("CARGO_BIN_EXE_elfend"));
+        std::fs::write(folder.path().join(unit), text).unwrap();
+    }
+    let mut command = Command::new("systemd-analyze");
+    command.args(["verify", "--man=no", "--recursive-errors=no"]);
+    let units = ["elfend.service", "elfen.slice"].map(|unit| folder.path().join(unit));
+    match command.args(units).output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let of_ours = said.lines().filter(|line| line.contains("elfen"));
+            assert_eq!(of_ours.collect::<Vec<_>>(), Vec::<&str>::new());
+            assert!(output.status.success(), "{said}");
+        }
+        Err(error) => {
+            use std::io::Write;
+            let line = format_args!("skipped: the_units_are_read: systemd-analyze: {error}");
+            writeln!(std::io::stderr(), "{line}").unwrap();
+        }
+    }
+}

@@ -2,11 +2,12 @@
 //! on purpose to see whether the account is right, and prints what `elfen-tailor` makes of it.
 //!
 //! [`service`] finds the processes behind a port, [`recorder`] keeps their events, [`signals`] ends
-//! that in good order. [`check`] is a service of our own with injected causes. [`cmd`] are the
-//! commands.
+//! that in good order. [`check`] is a service of our own with injected causes, [`hedge`] a proxy
+//! that sends requests again whose server stands still. [`cmd`] are the commands.
 
 pub mod check;
 pub mod cmd;
+pub mod hedge;
 pub mod recorder;
 pub mod service;
 pub mod signals;

@@ -1,7 +1,7 @@
 //! Ctrl-C and SIGTERM, taken between two looks at the rings, so that what is recorded is whole.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -31,8 +31,19 @@ impl Ending {
         let mut ready = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         // Interrupted by another signal: the caller looks at its clock.
         let _woken = poll(&mut ready, timeout);
+        self.came()
+    }
+
+    /// The number of a signal that has come, without waiting for one.
+    pub fn came(&self) -> Option<i32> {
         let came = self.signals.read_signal().ok().flatten()?;
         i32::try_from(came.ssi_signo).ok()
+    }
+}
+
+impl AsFd for Ending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
     }
 }
 

@@ -13,11 +13,13 @@
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | all of this for people and for scripts |
 //! | [`draw`] | and as pictures |
+//! | [`hedge`] | when a request is sent again elsewhere: what helps where a cause has to stay |
 
 #![forbid(unsafe_code)]
 
 pub mod calls;
 pub mod draw;
+pub mod hedge;
 pub mod rank;
 pub mod replay;
 pub mod report;

@@ -1,8 +1,9 @@
-//! The subcommands of `elfen tailor`: one file each, with its arguments, one call, and what it
-//! prints.
+//! The subcommands of `elfen tailor`, and `elfen hedge`: one file each, with its arguments, one
+//! call, and what it prints.
 
 mod check;
 mod failure;
+pub mod hedge;
 mod inject;
 mod record;
 mod report;
@@ -41,6 +42,8 @@ enum Command {
     Check(check::Args),
     #[command(hide = true)]
     Serve(check::ServeArgs),
+    #[command(hide = true)]
+    Answer(hedge::AnswerArgs),
 }
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -51,5 +54,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Command::Inject(args) => inject::run(args, out),
         Command::Check(args) => check::run(args, out),
         Command::Serve(args) => check::serve(args),
+        Command::Answer(args) => hedge::answer(args),
     }
 }

@@ -1,0 +1,159 @@
+//! Goal: whatever comes, each request is answered as often as it was sent, at most twice, and
+//! duplicates keep their share of all; and what each policy brings where servers stand still.
+//! Method: the proxy's policies in simulated time.
+
+use elfen_tailor::hedge::Policy;
+use elfen_tailor::hedge::simulate::{Outcome, Plan, Request, simulate};
+use elfen_tailor::replay::quantile;
+use proptest::prelude::*;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+/// From 0 to 1, always the same.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        f64::from(u32::try_from(self.0 >> 32).unwrap()) / f64::from(u32::MAX)
+    }
+
+    fn exponential(&mut self, mean_ns: u32) -> u64 {
+        let ns = -f64::from(mean_ns) * (1.0 - self.next()).max(1e-9).ln();
+        // Some tens of the mean at most.
+        std::time::Duration::from_secs_f64(ns / 1e9).as_nanos().try_into().unwrap()
+    }
+}
+
+/// 300 requests a second of 0.4 ms for 40 s, and `pauses` a second of 20 ms in the first server.
+fn stage(pauses: u64) -> Plan {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut at_ns, mut requests) = (0, Vec::new());
+    while at_ns < 40 * SECOND {
+        at_ns += random.exponential(3_333_333);
+        let work_ns = 200 * US + random.exponential(200_000);
+        requests.push(Request { comes_ns: at_ns, work_ns, may_double: true });
+    }
+    let pause = |number: u64| {
+        let from_ns = 2 * SECOND + number * SECOND / pauses.max(1) + number % 7 * MS;
+        (from_ns, from_ns + 20 * MS)
+    };
+    let all: Vec<(u64, u64)> = (0..37 * pauses).map(pause).collect();
+    Plan { requests, pauses: [all, Vec::new()], look_every_ns: 500 * US }
+}
+
+fn p(outcome: &Outcome, per_million: u64) -> u64 {
+    let mut sorted: Vec<u64> =
+        outcome.latencies_ns.iter().map(|ns| ns.expect("answered")).collect();
+    sorted.sort_unstable();
+    quantile(&sorted, per_million)
+}
+
+/// Five pauses a second: the p95 lies in a pause, so waiting for it helps little.
+#[test]
+fn look_is_a_third_of_waiting_for_the_p95() {
+    let plan = stage(5);
+    let [none, p95, look] = [Policy::None, Policy::AfterP95, Policy::Look]
+        .map(|policy| simulate(&plan, policy, 50_000));
+    let [none_p99, p95_p99, look_p99] = [&none, &p95, &look].map(|outcome| p(outcome, 990_000));
+    assert!(none_p99 > 15 * MS && p95_p99 > 4 * MS, "{none_p99}, {p95_p99}");
+    assert!(look_p99 * 3 <= p95_p99, "{look_p99} and {p95_p99}");
+    assert!(p(&look, 999_000) * 5 <= p(&none, 999_000));
+    let (few, many) = (look.counts.duplicates, p95.counts.duplicates);
+    let all = look.counts.requests;
+    assert!(few * 100 <= all * 3 && few * 3 <= many * 2, "{few} and {many} of {all}");
+}
+
+/// Long requests are as long elsewhere: without a pause, nothing is sent twice.
+#[test]
+fn long_requests_are_left_to_work() {
+    let mut plan = stage(0);
+    for request in plan.requests.iter_mut().step_by(100) {
+        request.work_ns = 15 * MS;
+    }
+    let look = simulate(&plan, Policy::Look, 50_000);
+    assert_eq!((look.counts.duplicates, look.counts.swaps), (0, 0));
+    assert!(simulate(&plan, Policy::After(2 * MS), 50_000).counts.duplicates > 100);
+}
+
+/// The first server never comes back. Those that it had before it was looked at twice may have no
+/// answer; those that come later have one.
+#[test]
+fn an_endless_pause_keeps_the_budget() {
+    let mut plan = stage(0);
+    plan.pauses[0] = vec![(5 * SECOND, u64::MAX)];
+    let look = simulate(&plan, Policy::Look, 50_000);
+    assert!(look.latencies_ns.iter().all(Option::is_some), "the budget had saved enough");
+    assert_eq!(look.counts.swaps, 1);
+    let after = simulate(&plan, Policy::After(2 * MS), 50_000);
+    assert!(after.counts.duplicates * 20 <= after.counts.requests, "{:?}", after.counts);
+    assert!(after.counts.refused_by_budget > 1_000, "{:?}", after.counts);
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    let request = (0..5 * MS, 1..3 * MS, any::<bool>());
+    let pause = (MS..40 * MS, MS..60 * MS);
+    let pauses = || proptest::collection::vec(pause.clone(), 0..12);
+    let requests = proptest::collection::vec(request, 1..400);
+    (requests, pauses(), pauses(), 50 * US..5 * MS).prop_map(|(gaps, first, second, look)| {
+        let mut at_ns = 0;
+        let requests = gaps.into_iter().map(|(gap_ns, work_ns, may_double)| {
+            at_ns += gap_ns;
+            Request { comes_ns: at_ns, work_ns, may_double }
+        });
+        let apart = |pauses: Vec<(u64, u64)>| {
+            let mut end_ns = 0;
+            let one = |(gap_ns, last_ns)| {
+                let from_ns: u64 = end_ns + gap_ns;
+                end_ns = from_ns + last_ns;
+                (from_ns, end_ns)
+            };
+            pauses.into_iter().map(one).collect()
+        };
+        let requests = requests.collect();
+        Plan { requests, pauses: [apart(first), apart(second)], look_every_ns: look }
+    })
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let after = (0..20 * MS).prop_map(Policy::After);
+    prop_oneof![Just(Policy::None), Just(Policy::Look), Just(Policy::AfterP95), after]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn each_is_answered_and_few_twice(
+        plan in plan(), policy in policy(), extra in 0..300_000_u64, endless in any::<[bool; 2]>(),
+    ) {
+        let mut plan = plan;
+        for (pauses, _) in plan.pauses.iter_mut().zip(endless).filter(|(_, endless)| *endless) {
+            let last_ns = pauses.last().map_or(10 * MS, |(_, to_ns)| to_ns + MS);
+            pauses.push((last_ns, u64::MAX));
+        }
+        let outcome = simulate(&plan, policy, extra);
+        let counts = outcome.counts;
+        prop_assert_eq!(counts.requests, plan.requests.len() as u64);
+        prop_assert!(counts.duplicates * 1_000_000 <= counts.requests * extra, "{:?}", counts);
+        prop_assert!(counts.won_by_backup <= counts.duplicates);
+        for ((request, answers), latency) in
+            plan.requests.iter().zip(&outcome.answers).zip(&outcome.latencies_ns)
+        {
+            prop_assert_eq!(*answers > 0, latency.is_some());
+            prop_assert!(*answers <= 1 + u32::from(request.may_double));
+            prop_assert!(latency.is_none_or(|ns| ns >= request.work_ns));
+        }
+        let answers: u64 = outcome.answers.iter().map(|answers| u64::from(*answers)).sum();
+        if endless == [false; 2] {
+            prop_assert!(outcome.latencies_ns.iter().all(Option::is_some));
+            prop_assert_eq!(answers, counts.requests + counts.duplicates);
+        } else {
+            prop_assert!(answers <= counts.requests + counts.duplicates);
+        }
+    }
+}

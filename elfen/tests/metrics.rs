@@ -288,10 +288,32 @@ fn a_taken_port_is_a_failure() {
     assert!(stderr.starts_with("elfen: listening on 127.0.0.1:") && stderr.contains("--listen"));
 }
 
-/// Goal: no panel asks for a family that `elfen metrics` does not serve. Method: every name in
-/// every expression, against the families there are.
+/// The expressions of the alerts, as their file has them.
+fn alerts() -> Vec<String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = file.join("../packaging/prometheus/elfen.rules.yml");
+    let text = fs::read_to_string(file).unwrap();
+    let mut found: Vec<String> = Vec::new();
+    let mut goes_on = false;
+    for line in text.lines().map(str::trim) {
+        match (line.strip_prefix("expr: "), found.last_mut()) {
+            (Some(expression), _) => {
+                found.push(expression.trim_start_matches(">-").to_owned());
+                goes_on = expression == ">-";
+            }
+            (None, Some(last)) if goes_on && !line.contains(": ") => *last += line,
+            _ => goes_on = false,
+        }
+    }
+    assert_eq!(found.len(), text.matches("- alert: ").count());
+    assert!(found.iter().all(|expression| expression.len() > 10), "{found:?}");
+    found
+}
+
+/// Goal: no panel and no alert asks for a family that `elfen metrics` does not serve. Method: every
+/// name in every expression, against the families there are.
 #[test]
-fn the_dashboard_asks_for_what_there_is() {
+fn the_dashboard_and_alerts_ask_for_what_there_is() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/grafana/elfen.json");
     let dashboard: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(file).unwrap()).expect("JSON");
@@ -312,6 +334,8 @@ fn the_dashboard_asks_for_what_there_is() {
     let variables = dashboard["templating"]["list"].as_array().expect("variables");
     expressions.extend(variables.iter().filter_map(|v| v["query"]["query"].as_str()));
     assert_eq!(expressions.len(), 19, "no query is overlooked");
+    let alerts = alerts();
+    expressions.extend(alerts.iter().map(String::as_str));
     let mut asked = BTreeSet::new();
     for expression in expressions {
         let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -321,13 +345,20 @@ fn the_dashboard_asks_for_what_there_is() {
             assert!(served.contains(name), "{name} in {expression}");
             // A counter by itself says nothing on a graph.
             let kind = families.get(name).map(String::as_str);
-            assert!(kind != Some("counter") || expression.contains("rate("), "{expression}");
+            let is_of_time = ["rate(", "increase("].iter().any(|of| expression.contains(of));
+            assert!(kind != Some("counter") || is_of_time, "{expression}");
             asked.insert(name.to_owned());
         }
     }
     let napped = "elfen_lane_napped_seconds_total";
     let shown = |name: &String| asked.iter().any(|a| a.starts_with(name.as_str()));
     let forgotten: Vec<&String> = families.keys().filter(|name| !shown(name)).collect();
-    let left_out = ["elfen_build_info", "elfen_lane_state", "elfen_service_up", napped];
+    let left_out = [
+        "elfen_build_info",
+        "elfen_fence_processes",
+        "elfen_lane_state",
+        "elfen_service_up",
+        napped,
+    ];
     assert!(forgotten.iter().all(|name| left_out.contains(&name.as_str())), "{forgotten:?}");
 }

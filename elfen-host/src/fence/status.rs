@@ -114,6 +114,10 @@ pub enum Frozen {
 }
 
 impl Frozen {
+    /// All that [`Self::name`] can be.
+    pub const NAMES: [&str; 7] =
+        ["paused", "unguarded", "hung", "no-lane", "broken", "unreadable", "by-others"];
+
     /// For labels.
     pub fn name(&self) -> &'static str {
         match self {

@@ -1,10 +1,11 @@
-//! What batches, lanes and services say of themselves, as Prometheus families.
+//! What batches, lanes, services and fences say of themselves, as Prometheus families.
 //!
 //! Every family is there even while nothing runs, so that a dashboard knows its names.
 //! Counters are those of the pages, which begin with their run or service: a new one is a new
 //! pid or, for a service, a reset.
 
 pub(crate) mod exposition;
+mod fences;
 pub mod server;
 
 use std::collections::BTreeSet;
@@ -15,6 +16,7 @@ use elfen_rt::signal::histogram::{Histogram, bucket_top_ns};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::task::TaskMap;
 
+use super::fence::status::Status;
 use super::run::find::Batch;
 use super::services::{Published, Tails};
 use exposition::{Family, Kind, Labels};
@@ -27,6 +29,8 @@ pub struct Seen<'a> {
     pub tails: &'a Tails,
     /// The pinned task map, where we may read it.
     pub tasks: Option<&'a TaskMap>,
+    /// What elfend says; nothing where none answers.
+    pub fences: Option<&'a Status>,
 }
 
 /// The text of one scrape.
@@ -36,6 +40,7 @@ pub fn scrape(seen: &Seen<'_>) -> String {
     families.extend(of_lanes(seen.batches));
     families.push(of_request_lanes(seen));
     families.extend(of_services(seen.services));
+    families.extend(fences::of_fences(seen.fences));
     exposition::text(&families)
 }
 

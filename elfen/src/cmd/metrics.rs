@@ -1,12 +1,14 @@
-//! `elfen metrics`: lanes, batches and services for Prometheus.
+//! `elfen metrics`: lanes, batches, services and fences for Prometheus.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
+use elfen_host::fence::status::{Answer, Request, ask};
 use elfen_host::metrics::server::{self, Scraped};
 use elfen_host::metrics::{Seen, scrape};
 use elfen_host::run::find;
@@ -14,6 +16,7 @@ use elfen_host::services::{Tails, services};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::TaskMap;
 
+use super::pause::RunDir;
 use super::status;
 
 const EXAMPLES: &str = "\
@@ -28,6 +31,9 @@ It shows what its user may see: own batches and services; as root, all of the ma
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    run_dir: RunDir,
+
     /// The address to serve on; loopback, so that nobody else's machine can look
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9752")]
     listen: SocketAddr,
@@ -40,7 +46,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     // Whether this machine can have batches at all is said now, not to each scraper.
     status::batches()?;
-    let machine = Machine::default();
+    let machine = Machine { tails: Mutex::default(), socket: args.run_dir.folder().socket() };
     if args.once {
         let text = machine.scrape().map_err(|error| {
             Failure::new(Status::Failed, "looking for batches", error, "try again")
@@ -63,21 +69,29 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 /// What is seen of this machine, with the memory that tails need.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Machine {
     tails: Mutex<Tails>,
+    /// elfend's.
+    socket: PathBuf,
 }
 
 impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
         let (batches, services) = (find::batches()?, services()?);
         let tasks = TaskMap::open_pinned().ok();
+        let fences = match ask(&self.socket, &Request::Status) {
+            Ok(Answer::Status(status)) => Some(status),
+            // What it says else is not for a scrape: `elfen status` has it.
+            Ok(_) | Err(_) => None,
+        };
         let tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(scrape(&Seen {
             batches: &batches,
             services: &services,
             tails: &tails,
             tasks: tasks.as_ref(),
+            fences: fences.as_ref(),
         }))
     }
 

@@ -103,6 +103,21 @@ fn what_others_change_is_repaired_and_counted() {
     wait_until("its lanes again", || group.effective_cpus().unwrap().to_string() == "1");
     wait_until("counting it", || times(Promise::Place) == 1);
     assert_eq!(fenced.fence().frozen, None);
+    let says = |line: &str| {
+        let text = String::from_utf8(fenced.elfen(&["metrics", "--once"]).stdout).unwrap();
+        assert!(text.lines().any(|has| has == line), "{line}: {text}");
+    };
+    says("elfen_elfend_up 1");
+    says("elfen_fence_repaired_total{fence=\"batch\",promise=\"rank\"} 1");
+    says("elfen_fence_holds{fence=\"batch\",promise=\"place\"} 1");
+    says("elfen_fence_frozen{fence=\"batch\",why=\"paused\"} 0");
+    assert!(fenced.elfen(&["pause"]).status.success());
+    wait_until("knowing it", || fenced.fence().frozen.is_some());
+    says("elfen_fence_frozen{fence=\"batch\",why=\"paused\"} 1");
+    assert!(fenced.elfen(&["resume"]).status.success());
+    let json = String::from_utf8(fenced.elfen(&["status", "--json"]).stdout).unwrap();
+    let fence = r#""name":"batch""#;
+    assert!(json.replace(": ", ":").contains(fence), "{json}");
 }
 
 /// Goal: a guard that the fence outweighs guards nothing, and says so. Method: a daemon in a cgroup

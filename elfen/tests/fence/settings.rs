@@ -62,6 +62,14 @@ fn a_service_is_kept_to_its_request_lane() {
         place.0.keep_to_parent().unwrap();
         wait_until("being put back", || allowed(service.id()) == "0");
         wait_until("counting it", || fenced.status().confined[0].repaired == 1);
+        let metrics = fenced.elfen(&["metrics", "--once"]);
+        let metrics = String::from_utf8_lossy(&metrics.stdout).into_owned();
+        let counted = format!(
+            "elfen_service_confined_repaired_total{{service=\"{}\",cgroup=\"/{}\"}} 1\n",
+            fenced.heavy.name(),
+            place.name()
+        );
+        assert!(metrics.contains(&counted), "{metrics}");
         let status = fenced.elfen(&["status"]);
         let text = String::from_utf8_lossy(&status.stdout).into_owned();
         assert!(text.contains(&format!("/{} on CPUs 0", place.name())), "{text}");

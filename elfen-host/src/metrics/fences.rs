@@ -1,0 +1,49 @@
+//! What elfend says of its fences, as families.
+
+use super::exposition::{Family, Kind};
+use crate::fence::promises::Promise;
+use crate::fence::status::{Frozen, Status};
+
+/// `None` where no elfend answers.
+pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
+    let gauge = |name, help| Family::new(name, Kind::Gauge, help);
+    let counter = |name, help| Family::new(name, Kind::Counter, help);
+    let mut up = gauge("elfen_elfend_up", "1 while elfend answers.");
+    let mut waiting = gauge("elfen_fences_waiting", "What was asked for and cannot be held yet.");
+    let mut lost = counter("elfen_guards_lost_total", "How often guards had to be started again.");
+    let mut holds = gauge("elfen_fence_holds", "1 while a promise of the fence holds.");
+    let mut repaired =
+        counter("elfen_fence_repaired_total", "How often a promise was made true again.");
+    let mut frozen = gauge("elfen_fence_frozen", "1 for the reason why the fence stands still.");
+    let mut processes = gauge("elfen_fence_processes", "Processes in the fence.");
+    let mut confined = counter(
+        "elfen_service_confined_repaired_total",
+        "How often a service was put back on its request lanes.",
+    );
+    up.number(&[], u64::from(status.is_some()));
+    if let Some(status) = status {
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        waiting.number(&[], count(status.waiting.len()));
+        lost.number(&[], status.keepers_lost);
+    }
+    for fence in status.iter().flat_map(|status| &status.fences) {
+        let name = ("fence", fence.name.as_str());
+        processes.number(&[name], fence.processes);
+        for promise in Promise::ALL {
+            let labels = [name, ("promise", promise.name())];
+            let is_broken = fence.broken.iter().any(|broken| broken.promise == promise);
+            holds.number(&labels, u64::from(!is_broken));
+            let times = fence.repaired.iter().find(|one| one.promise == promise);
+            repaired.number(&labels, times.map_or(0, |one| one.times));
+        }
+        let now = fence.frozen.as_ref().map(Frozen::name);
+        for why in Frozen::NAMES {
+            frozen.number(&[name, ("why", why)], u64::from(now == Some(why)));
+        }
+    }
+    for one in status.iter().flat_map(|status| &status.confined) {
+        let labels = [("service", one.service.as_str()), ("cgroup", one.path.as_str())];
+        confined.number(&labels, one.repaired);
+    }
+    vec![up, waiting, lost, holds, repaired, frozen, processes, confined]
+}

@@ -1,13 +1,15 @@
 //! Tailor on a machine: records what the kernel does around a service's requests, hurts a service
 //! on purpose to see whether the account is right, and prints what `elfen-tailor` makes of it.
 //!
-//! [`service`] finds the processes behind a port, [`recorder`] keeps their events, [`signals`] ends
-//! that in good order. [`check`] is a service of our own with injected causes, [`hedge`] a proxy
-//! that sends requests again whose server stands still. [`cmd`] are the commands.
+//! [`service`] finds the processes behind a port, [`marks`] a service by its page, [`recorder`]
+//! keeps their events, [`signals`] ends that in good order. [`check`] is a service of our own with
+//! injected causes, [`hedge`] a proxy that sends requests again whose server stands still. [`cmd`]
+//! are the commands.
 
 pub mod check;
 pub mod cmd;
 pub mod hedge;
+pub mod marks;
 pub mod recorder;
 pub mod service;
 pub mod signals;

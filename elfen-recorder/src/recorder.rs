@@ -8,8 +8,9 @@ use std::time::Duration;
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
-use elfen_tailor::tale::{Gap, Head, Named};
+use elfen_tailor::tale::{Gap, Head, MARKS_ALONE, Named};
 
+use crate::marks::Marked;
 use crate::service::{Service, name_of};
 
 /// Between two looks at the rings.
@@ -29,12 +30,16 @@ fn name_this_thread() {
 pub trait Sink {
     fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()>;
     fn gap(&mut self, gap: Gap) -> io::Result<()>;
+    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()>;
     fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()>;
 }
 
 #[derive(Debug)]
 pub struct Recorder {
-    events: Events,
+    /// `None` where the kernel shows us nothing.
+    events: Option<Events>,
+    /// `None` of a service that is known by its port.
+    marked: Option<Marked>,
     service: Service,
     /// Names that nobody has been told yet.
     names: Vec<Named>,
@@ -43,6 +48,7 @@ pub struct Recorder {
     seen_before: BTreeSet<u32>,
     refreshed_ns: u64,
     buffer: Vec<Words>,
+    marks_taken_ns: u64,
     pub taken: u64,
     pub lost: u64,
 }
@@ -51,17 +57,39 @@ impl Recorder {
     pub fn attach(service: Service, detail: Detail, ring: u32) -> Result<Self, Error> {
         name_this_thread();
         let events = Events::attach(detail, ring, &service.watched())?;
-        Ok(Self {
+        Ok(Self::of(Some(events), None, service))
+    }
+
+    /// Records a service that says itself what it does; where the kernel refuses its events, with
+    /// the reason and without them.
+    pub fn of_marks(marked: Marked, detail: Detail, ring: u32) -> (Self, Option<Error>) {
+        name_this_thread();
+        let service = Service::named(&marked.name, marked.processes());
+        let (events, refused) = match Events::attach(detail, ring, &service.watched()) {
+            Ok(events) => (Some(events), None),
+            Err(error) => (None, Some(error)),
+        };
+        (Self::of(events, Some(marked), service), refused)
+    }
+
+    fn of(events: Option<Events>, marked: Option<Marked>, service: Service) -> Self {
+        Self {
             events,
+            marked,
             service,
             names: Vec::new(),
             seen: BTreeSet::new(),
             seen_before: BTreeSet::new(),
             refreshed_ns: 0,
             buffer: Vec::new(),
+            marks_taken_ns: monotonic_ns(),
             taken: 0,
             lost: 0,
-        })
+        }
+    }
+
+    fn cpus(&self) -> u32 {
+        self.events.as_ref().map_or(0, Events::cpus)
     }
 
     pub fn head(&self, detail: Detail) -> Head {
@@ -69,8 +97,9 @@ impl Recorder {
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
                 .map(|text| text.trim().to_owned())
                 .unwrap_or_else(|_| "unknown".to_owned()),
-            cpus: self.events.cpus(),
+            cpus: self.cpus(),
             detail: match detail {
+                _ if self.events.is_none() => MARKS_ALONE,
                 Detail::Sched => "sched",
                 Detail::Full => "full",
             }
@@ -83,9 +112,11 @@ impl Recorder {
 
     /// Takes what has happened since the last look.
     pub fn look(&mut self, sink: &mut impl Sink) -> io::Result<()> {
-        for cpu in 0..self.events.cpus() {
+        self.look_at_marks(sink)?;
+        for cpu in 0..self.cpus() {
             self.buffer.clear();
-            let lost = self.events.read(cpu, &mut self.buffer);
+            let events = self.events.as_mut();
+            let lost = events.and_then(|events| events.read(cpu, &mut self.buffer));
             if let Some(lost) = lost {
                 self.lose(Some(cpu), lost, sink)?;
             }
@@ -99,6 +130,23 @@ impl Recorder {
             self.refresh(sink)?;
         }
         Ok(())
+    }
+
+    fn look_at_marks(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        let Some(marked) = &mut self.marked else { return Ok(()) };
+        let (from_ns, to_ns) = (self.marks_taken_ns, monotonic_ns());
+        self.marks_taken_ns = to_ns;
+        let mut count = 0;
+        for lane in 0..marked.lanes() {
+            self.buffer.clear();
+            count += marked.take(lane, &mut self.buffer);
+            self.taken += self.buffer.len() as u64;
+            sink.marks(lane, &self.buffer)?;
+        }
+        match count {
+            0 => Ok(()),
+            _ => self.lose(None, Lost { count, from_ns, to_ns }, sink),
+        }
     }
 
     fn lose(&mut self, cpu: Option<u32>, lost: Lost, sink: &mut impl Sink) -> io::Result<()> {
@@ -133,11 +181,18 @@ impl Recorder {
     /// Looks who serves, says so to the kernel, and how the threads are called that were seen: one
     /// that has executed a program since has another name.
     pub fn refresh(&mut self, sink: &mut impl Sink) -> io::Result<()> {
-        self.service.refresh();
-        // The map is ours as long as we live; a kernel that refuses says so at the start.
-        self.events.watch(&self.service.watched()).map_err(io::Error::other)?;
-        if let Some(lost) = self.events.missed() {
-            self.lose(None, lost, sink)?;
+        match self.marked.as_ref().map(Marked::processes) {
+            None => self.service.refresh(),
+            // One that is down keeps its last ones.
+            Some(processes) if processes.is_empty() => {}
+            Some(processes) => self.service.processes = processes,
+        }
+        if let Some(events) = &mut self.events {
+            // The map is ours as long as we live; a kernel that refuses says so at the start.
+            events.watch(&self.service.watched()).map_err(io::Error::other)?;
+            if let Some(lost) = events.missed() {
+                self.lose(None, lost, sink)?;
+            }
         }
         for thread in &self.seen {
             if let Some(name) = name_of(*thread) {

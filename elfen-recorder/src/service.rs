@@ -33,6 +33,16 @@ pub enum NotFound {
     Several(u32, Vec<u16>),
     /// Somebody listens, and whose it is we may not see.
     Hidden(u16),
+    /// There is no page of this name.
+    NobodyPublishes(String),
+    /// There is one, and no process that writes it lives.
+    NobodyServes(String),
+    /// It is written in another pid namespace.
+    OtherNamespace(String),
+    /// Its process has a monotonic clock of its own.
+    OtherClock(u32),
+    /// Why the page can't be read.
+    Page(String),
 }
 
 /// A socket that listens: its port, and its inode, by which descriptors name it.
@@ -53,6 +63,11 @@ impl Service {
         let first = *service.processes.first().ok_or(NotFound::Hidden(port))?;
         service.name = name_of(first).unwrap_or_else(|| format!("process {first}"));
         Ok(service)
+    }
+
+    /// One that says itself what it does: by its name, not by a port.
+    pub fn named(name: &str, processes: Vec<u32>) -> Self {
+        Self { name: name.to_owned(), port: 0, processes, namespace_of: None }
     }
 
     /// Looks anew who serves: workers come and go. Among all processes only if those known do not

@@ -37,9 +37,11 @@ int main(int argc, char **argv)
 	for (request = 1;; request++) {
 		nanosleep(&pause, NULL); /* where a service waits for its next request */
 		elfen_service_begin(slot, request, 0);
+		elfen_service_class(slot, 1 + request % 2); /* what kind it is, if that matters */
 		start = elfen_now_ns();
 		while (elfen_now_ns() < start + MILLISECOND)
 			; /* where it works on it */
+		elfen_service_stage(slot, 1); /* and where it goes on to something else */
 		elfen_service_end(slot);
 	}
 }

@@ -17,6 +17,7 @@
 #endif
 #include "elfen_abi.h"
 #include "elfen_check.h"
+#include "elfen_mark.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -68,14 +69,6 @@ static inline void elfen_explain(const struct elfen_error *error, char *line, si
 	};
 	snprintf(line, size, "%s: found %#llx, expected %#llx", what[error->status],
 		 (unsigned long long)error->found, (unsigned long long)error->expected);
-}
-
-static inline elfen_u64 elfen_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (elfen_u64)now.tv_sec * 1000000000u + (elfen_u64)now.tv_nsec;
 }
 
 /* Whether `mapped` bytes hold a page of such slots. Every field is loaded once. */
@@ -418,6 +411,7 @@ static inline enum elfen_status elfen_service_claim(struct elfen_service *servic
 	ELFEN_STORE(slot->running_request, 0);
 	ELFEN_STORE(slot->queue_len, 0);
 	ELFEN_STORE(slot->cpu, cpu);
+	elfen_mark_thread = 0; /* a child that serves after a fork is another thread */
 	return elfen_fail(error, ELFEN_OK, 0, 0);
 }
 
@@ -437,9 +431,13 @@ static inline void elfen_service_begin(struct elfen_service_slot *slot, elfen_u6
 {
 	elfen_u64 now = elfen_now_ns();
 
-	ELFEN_STORE(slot->request_arrived_ns, arrived_ns ? arrived_ns : now);
+	request = request ? request : ~0ULL;
+	arrived_ns = arrived_ns ? arrived_ns : now;
+	ELFEN_STORE(slot->request_arrived_ns, arrived_ns);
 	ELFEN_STORE(slot->request_started_ns, now);
-	__atomic_store_n(&slot->running_request, request ? request : ~0ULL, __ATOMIC_RELEASE);
+	ELFEN_STORE(slot->marks.kind, 0);
+	elfen_mark(&slot->marks, now, request, ELFEN_MARK_BEGIN, arrived_ns);
+	__atomic_store_n(&slot->running_request, request, __ATOMIC_RELEASE);
 }
 
 static inline void elfen_histogram_record(struct elfen_histogram *histogram, elfen_u64 ns)
@@ -459,14 +457,16 @@ static inline void elfen_histogram_record(struct elfen_histogram *histogram, elf
 static inline void elfen_service_end(struct elfen_service_slot *slot)
 {
 	elfen_u64 now, arrived, finished = ELFEN_LOAD(slot->finished_requests) + 1;
+	elfen_u64 request = ELFEN_LOAD(slot->running_request);
 
-	if (ELFEN_LOAD(slot->running_request) == 0)
+	if (request == 0)
 		return;
 	arrived = ELFEN_LOAD(slot->request_arrived_ns);
 	__atomic_store_n(&slot->running_request, 0, __ATOMIC_RELEASE);
 	__atomic_store_n(&slot->finished_requests, finished, __ATOMIC_RELEASE);
 	now = elfen_now_ns();
 	elfen_histogram_record(&slot->latency, now > arrived ? now - arrived : 0);
+	elfen_mark(&slot->marks, now, request, ELFEN_MARK_END, ELFEN_LOAD(slot->marks.kind));
 }
 
 /*

@@ -10,7 +10,7 @@
 #ifndef ELFEN_ABI_H
 #define ELFEN_ABI_H
 
-#define ELFEN_ABI_VERSION 3
+#define ELFEN_ABI_VERSION 4
 
 typedef __UINT32_TYPE__ elfen_u32;
 typedef __UINT64_TYPE__ elfen_u64;
@@ -128,6 +128,24 @@ ELFEN_ASSERT(sizeof(struct elfen_histogram) == 4864);
 ELFEN_AT(elfen_histogram, sum_ns, 4736);
 ELFEN_AT(elfen_histogram, max_ns, 4744);
 
+/* What a service did with its requests and when: a ring of four words each. */
+#define ELFEN_MARKS 4096
+enum elfen_mark_step {
+	ELFEN_MARK_BEGIN = 1, /* with when it arrived */
+	ELFEN_MARK_STAGE = 2, /* with the stage that it goes on to */
+	ELFEN_MARK_END = 3    /* with its class */
+};
+struct elfen_marks {
+	elfen_u64 head;       /* marks ever written */
+	elfen_u64 kind;       /* the running request's class, in the service's own numbers; or 0 */
+	elfen_u64 reserved[14];
+	/* time, request, value, and last tid << 32 | lap << 16 | step << 8 */
+	elfen_u64 ring[ELFEN_MARKS][4];
+} ELFEN_ALIGNED;
+ELFEN_ASSERT(sizeof(struct elfen_marks) == 128 + 32 * ELFEN_MARKS);
+ELFEN_AT(elfen_marks, kind, 8);
+ELFEN_AT(elfen_marks, ring, 128);
+
 /* One request lane of a service. */
 struct elfen_service_slot {
 	elfen_u64 writer; /* pid << 42 | start time in clock ticks; 0 for nobody */
@@ -146,8 +164,9 @@ struct elfen_service_slot {
 	elfen_u64 queue_len;
 	elfen_u64 reserved_queue[15];
 	struct elfen_histogram latency; /* from arrival to end */
+	struct elfen_marks marks;
 } ELFEN_ALIGNED;
-ELFEN_ASSERT(sizeof(struct elfen_service_slot) == 5248);
+ELFEN_ASSERT(sizeof(struct elfen_service_slot) == 5248 + 131200);
 ELFEN_AT(elfen_service_slot, writer, 0);
 ELFEN_AT(elfen_service_slot, cpu, 8);
 ELFEN_AT(elfen_service_slot, running_request, 128);
@@ -159,6 +178,7 @@ ELFEN_AT(elfen_service_slot, cycles, 168);
 ELFEN_AT(elfen_service_slot, counted_at_ns, 176);
 ELFEN_AT(elfen_service_slot, queue_len, 256);
 ELFEN_AT(elfen_service_slot, latency, 384);
+ELFEN_AT(elfen_service_slot, marks, 5248);
 
 /* One batch lane; written by its guard and by the batch threads that run on it. */
 enum elfen_lane_state {

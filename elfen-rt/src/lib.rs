@@ -21,6 +21,7 @@ pub mod lane;
 pub mod memory;
 pub mod nanonap;
 pub mod nap;
+mod own_thread;
 pub mod policy;
 pub mod process;
 pub mod service;

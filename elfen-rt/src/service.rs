@@ -20,7 +20,9 @@ use core::sync::atomic::Ordering::*;
 
 use crate::clock::monotonic_ns;
 use crate::memory::{Access, Memory, MemoryError, SegmentOwner};
+use crate::own_thread::{forget_own_thread, own_thread};
 use crate::process::{Identity, Liveness, pid_namespace};
+use crate::signal::mark::{Mark, Step};
 use crate::signal::page::{self, NAME_BYTES, Page, PageError};
 use crate::signal::service::{OpenError, ServiceSlot, key_of, page_name};
 use crate::signal::snapshot::Word;
@@ -94,6 +96,8 @@ impl Service {
         slot.running_request.store(0, Relaxed);
         slot.queue_len.store(0, Relaxed);
         slot.cpu.store(u64::from(cpu), Relaxed);
+        // A child that serves after a fork is another thread than its parent was.
+        forget_own_thread();
         Ok(Worker { slot })
     }
 
@@ -145,6 +149,8 @@ impl Worker<'_> {
         self.slot.request_arrived_ns.store(arrived_ns, Relaxed);
         self.slot.request_started_ns.store(now_ns, Relaxed);
         let request = if request == 0 { u64::MAX } else { request };
+        self.slot.marks.set_class(0);
+        self.mark(now_ns, request, Step::Begin { arrived_ns });
         // Release: pairs with the acquire in `Lane::step`, which sees a
         // request's start with the request.
         self.slot.running_request.store(request, Release);
@@ -153,7 +159,8 @@ impl Worker<'_> {
     /// The running request ends now and its latency is recorded. Without one, nothing happens.
     #[inline]
     pub fn end(&mut self) {
-        if self.slot.running_request.load(Relaxed) == 0 {
+        let request = self.slot.running_request.load(Relaxed);
+        if request == 0 {
             return;
         }
         let arrived_ns = self.slot.request_arrived_ns.load(Relaxed);
@@ -162,7 +169,31 @@ impl Worker<'_> {
         let finished = self.slot.finished_requests.load(Relaxed);
         // Release: who sees this count sees that the request is over.
         self.slot.finished_requests.store(finished.wrapping_add(1), Release);
-        self.slot.latency.record(monotonic_ns().saturating_sub(arrived_ns));
+        let now_ns = monotonic_ns();
+        self.slot.latency.record(now_ns.saturating_sub(arrived_ns));
+        self.mark(now_ns, request, Step::End { class: self.slot.marks.class() });
+    }
+
+    /// The running request goes on to a stage of its work, in the service's own numbers: `elfen
+    /// tailor` tells how long each took. Without one, nothing happens.
+    #[inline]
+    pub fn stage(&mut self, stage: u16) {
+        let request = self.slot.running_request.load(Relaxed);
+        if request != 0 {
+            self.mark(monotonic_ns(), request, Step::Stage(stage));
+        }
+    }
+
+    /// What kind of request the running one is, a route or a hash of its query: `elfen tailor`
+    /// holds its work against that of others of its kind. Until the next one begins.
+    #[inline]
+    pub fn class(&mut self, class: u64) {
+        self.slot.marks.set_class(class);
+    }
+
+    #[inline]
+    fn mark(&self, at_ns: u64, request: u64, step: Step) {
+        self.slot.marks.write(&Mark { at_ns, thread: own_thread(), request, step });
     }
 
     /// How many instructions the serving thread has executed so far, in how many cycles, from any

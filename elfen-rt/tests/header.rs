@@ -14,8 +14,9 @@ use elfen_rt::service::Service;
 use elfen_rt::signal::account::{Account, Claim};
 use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::mark::{Cursor, Mark, Step};
 use elfen_rt::signal::page::{Page, Slot};
-use elfen_rt::signal::service::{ServiceReader, Writer};
+use elfen_rt::signal::service::{ServiceReader, ServiceSlot, Writer};
 use elfen_rt::signal::task::{LEASE_NS, Running, Switch, Task, TaskSlot};
 use elfen_rt::signal::thread::ThreadSlot;
 
@@ -319,6 +320,23 @@ impl CService {
     }
 }
 
+/// What a service has done with which request, in the order of time.
+fn marks_of(slot: &ServiceSlot, thread: u32) -> Vec<(u64, String)> {
+    let mut marks = Vec::new();
+    let lost = slot.marks.take(&mut Cursor::default(), |words| {
+        marks.push(Mark::decode(&words).expect("a mark of this version"));
+    });
+    assert_eq!(lost, 0);
+    assert!(marks.is_sorted_by_key(|mark| mark.at_ns) && marks[0].at_ns > 0);
+    assert!(marks.iter().all(|mark| mark.thread == thread));
+    let step = |step| match step {
+        Step::Begin { arrived_ns } => format!("begin, {}", arrived_ns == 123_456),
+        Step::Stage(stage) => format!("stage {stage}"),
+        Step::End { class } => format!("end, {class}"),
+    };
+    marks.into_iter().map(|mark| (mark.request, step(mark.step))).collect()
+}
+
 #[test]
 fn a_c_service_is_read_from_rust_until_it_is_killed() {
     let name = service_name();
@@ -332,6 +350,10 @@ fn a_c_service_is_read_from_rust_until_it_is_killed() {
     assert_eq!(slot.latency.count(), 3);
     // Each was said to have arrived a second before it ended.
     assert!(slot.latency.quantile_ns(500_000).unwrap() >= 1_000_000_000);
+    let one = ["begin, false", "stage 2", "end, 9"].map(|step| (16, step.to_owned()));
+    let all = [one.clone(), one.clone(), one].concat();
+    let last = [(17, "begin, true".to_owned())];
+    assert_eq!(marks_of(slot, service.child.id()), [&all[..], &last].concat());
     let writer = reader.writer(1);
     assert!(matches!(writer, Writer::Process(of, Liveness::Alive) if of.pid() == service.pid()));
     assert_eq!((reader.lane_of(3), reader.lane_of(1)), (Some(1), None));

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | [`tale`] | events in memory or in a `.tale` file |
 //! | [`timeline`] | events, put together to what each thread and each CPU did when |
-//! | [`request`] | what went through the service's sockets, put together to requests |
+//! | [`request`] | what went through sockets, or was marked, put together to requests |
 //! | [`walk`] | a request, as [`segment`]s that sum up to its latency to the nanosecond |
 //! | [`replay`] | the same requests without a cause |
 //! | [`rank`] | the causes of the tail, the largest first |
@@ -20,11 +20,13 @@
 pub mod calls;
 pub mod draw;
 pub mod hedge;
+mod marked;
 pub mod rank;
 pub mod replay;
 pub mod report;
 pub mod request;
 pub mod segment;
+pub mod stages;
 pub mod tale;
 pub mod timeline;
 pub mod walk;

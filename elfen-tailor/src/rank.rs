@@ -22,6 +22,10 @@ pub struct Explained {
     pub ended_ns: u64,
     /// Whose queue it was in.
     pub server: u32,
+    /// What kind of request the service says it is; 0 if it does not say.
+    pub class: u64,
+    /// How long each of the service's own stages took.
+    pub stages: Vec<(u16, u64)>,
     pub segments: Vec<Segment>,
 }
 
@@ -169,6 +173,35 @@ pub fn work_ns(one: &Explained) -> u64 {
     total(one.segments.iter().filter(|s| s.kind == Kind::Work).map(Segment::ns))
 }
 
+/// As much work as a request of its kind has: the median, or, where a service does not say what
+/// kinds it has, what 95 % of all have.
+struct Usual {
+    by_class: BTreeMap<u64, u64>,
+    all_ns: u64,
+}
+
+/// With fewer requests a class has no median to speak of.
+const FEWEST_OF_CLASS: usize = 10;
+
+impl Usual {
+    fn of(explained: &[Explained]) -> Self {
+        let mut by_class: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for one in explained.iter().filter(|one| one.class != 0) {
+            by_class.entry(one.class).or_default().push(work_ns(one));
+        }
+        by_class.retain(|_, work| work.len() >= FEWEST_OF_CLASS);
+        let median = |work: Vec<u64>| quantile(&sorted(work.into_iter()), P50);
+        Self {
+            by_class: by_class.into_iter().map(|(class, work)| (class, median(work))).collect(),
+            all_ns: quantile(&sorted(explained.iter().map(work_ns)), P95),
+        }
+    }
+
+    fn work_ns(&self, one: &Explained) -> u64 {
+        self.by_class.get(&one.class).copied().unwrap_or(self.all_ns)
+    }
+}
+
 /// Ranks the causes of the slow ones among complete requests, which are sorted by arrival; and says
 /// what latencies would be without those that are named.
 pub fn rank(
@@ -185,7 +218,7 @@ pub fn rank(
     let mut slow: Vec<usize> =
         (0..explained.len()).filter(|&at| explained[at].latency_ns() > threshold_ns).collect();
     slow.sort_by_key(|&at| std::cmp::Reverse(explained[at].latency_ns()));
-    let usual_work_ns = quantile(&sorted(explained.iter().map(work_ns)), P95);
+    let usual = Usual::of(explained);
     let causes = Causes::of(explained, tale);
     let jobs: Vec<Job> = explained
         .iter()
@@ -193,13 +226,14 @@ pub fn rank(
             server: one.server,
             arrived_ns: one.arrived_ns,
             ended_ns: one.ended_ns,
-            by_cause: causes.within(one, (one.arrived_ns, one.ended_ns), usual_work_ns),
+            by_cause: causes.within(one, (one.arrived_ns, one.ended_ns), usual.work_ns(one)),
         })
         .collect();
     // Who waits for his turn is in no service: what he waits behind has the time in its own.
     let queue = causes.by_kind.get(&Kind::Queue).copied();
     let replay = Replay::of(&jobs, |job, from_ns, to_ns| {
-        let mut parts = causes.within(&explained[job], (from_ns, to_ns), usual_work_ns);
+        let one = &explained[job];
+        let mut parts = causes.within(one, (from_ns, to_ns), usual.work_ns(one));
         parts.retain(|(cause, _)| Some(*cause) != queue);
         parts
     });
@@ -347,6 +381,13 @@ fn served_without_queue<'a>(
     with.iter().zip(queued).map(|(with, queued)| with.saturating_sub(queued))
 }
 
+/// Requests from p40 to p60.
+pub(crate) fn middle(explained: &[Explained]) -> Vec<usize> {
+    let mut by_latency: Vec<usize> = (0..explained.len()).collect();
+    by_latency.sort_by_key(|&at| explained[at].latency_ns());
+    by_latency[by_latency.len() * 2 / 5..(by_latency.len() * 3).div_ceil(5)].to_vec()
+}
+
 fn rows(
     explained: &[Explained],
     jobs: &[Job],
@@ -360,10 +401,7 @@ fn rows(
         (*sum, *requests) = (sum.saturating_add(*ns), *requests + 1);
     }
     let all = total(sums.values().map(|(ns, _)| *ns));
-    let mut by_latency: Vec<usize> = (0..explained.len()).collect();
-    by_latency.sort_by_key(|&at| explained[at].latency_ns());
-    let (from, to) = (by_latency.len() * 2 / 5, (by_latency.len() * 3).div_ceil(5));
-    let middle = &by_latency[from..to];
+    let middle = middle(explained);
     let mean = |of: &[usize], cause: usize| {
         let parts = of
             .iter()
@@ -378,7 +416,7 @@ fn rows(
         share: share(ns, all),
         share_ci95: intervals.get(&cause).copied().unwrap_or((0.0, 0.0)),
         tail_ns: ns / (slow.len() as u64).max(1),
-        middle_ns: mean(middle, cause),
+        middle_ns: mean(&middle, cause),
         whatif_p99_ns: charged.whatif.get(&cause).map(|(p99, _)| *p99),
         whatif_p999_ns: charged.whatif.get(&cause).map(|(_, p999)| *p999),
         requests,

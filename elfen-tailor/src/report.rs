@@ -12,7 +12,8 @@ use crate::rank::{Explained, NoSuchCause, Ranking, ReplayError, Row, Slow, rank}
 use crate::replay::quantile;
 use crate::request::{Request, Requests};
 use crate::segment::{Kind, LONG, Segment, cause, total, words};
-use crate::tale::Tale;
+use crate::stages::{self, StageRow};
+use crate::tale::{MARKS_ALONE, Tale};
 use crate::timeline::Timeline;
 use crate::walk::Walk;
 
@@ -39,6 +40,9 @@ pub struct Report {
     /// Of the time of slow requests, what nothing is known of.
     pub unknown_share: f64,
     pub causes: Vec<CauseRow>,
+    /// By the service's own numbers, if it says what stage a request is in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageRow>,
     /// If causes were named that are to be taken away.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without: Option<Without>,
@@ -134,6 +138,8 @@ impl Account {
                 arrived_ns: request.arrived_ns,
                 ended_ns: request.ended_ns,
                 server: server(&segments).unwrap_or(request.sender),
+                class: request.class,
+                stages: request.stages.clone(),
                 segments,
             }
         };
@@ -170,7 +176,7 @@ pub fn charges(one: &Explained, tale: &Tale) -> Vec<(String, u64)> {
 /// Why there is nothing to report.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Nothing {
-    #[error("no request was answered on port {port} while it was recorded")]
+    #[error("no request was answered{} while it was recorded", on(*port))]
     NoRequests { port: u16 },
     #[error("each of its {0} requests lost events")]
     NoneComplete(usize),
@@ -178,6 +184,10 @@ pub enum Nothing {
     Unclear { unclear: u64, all: u64 },
     #[error("no request had the cause {asked:?}: {}", shortened(there))]
     NoSuchCause { asked: String, there: Vec<String> },
+}
+
+fn on(port: u16) -> String {
+    if port == 0 { String::new() } else { format!(" on port {port}") }
 }
 
 /// As many causes as a line has room for.
@@ -243,6 +253,7 @@ pub fn report(
             causes: without.to_vec(),
             latency_ns: ranking.without.clone().map(latency),
         }),
+        stages: stages::rows(explained, &ranking.slow),
         slowest: slowest(explained, tale, &ranking, count),
         causes: ranking.rows.into_iter().map(row).collect(),
     })
@@ -288,9 +299,10 @@ fn slowest(
 
 fn shown(segment: &Segment, tale: &Tale) -> SegmentRow {
     let name = cause(segment.kind, tale);
-    let (kind, who) = match name.split_once(':') {
-        Some((kind, who)) => (kind.to_owned(), who.to_owned()),
-        None => (name, tale.name_of(tale.who(segment.thread, segment.from_ns))),
+    let (kind, who) = match (name.split_once(':'), segment.behind) {
+        (Some((kind, who)), _) => (kind.to_owned(), who.to_owned()),
+        (None, Some(request)) => (name, format!("request {request}")),
+        (None, None) => (name, tale.name_of(tale.who(segment.thread, segment.from_ns))),
     };
     let Segment { from_ns, to_ns, cpu, thread, .. } = *segment;
     SegmentRow { from_ns, to_ns, kind, who, cpu, tid: thread }
@@ -342,6 +354,9 @@ impl Report {
         let shown = self.causes.iter().filter(|cause| cause.row.share >= 0.001).take(MOST_ROWS);
         let rows: Vec<Vec<String>> = shown.map(|cause| self.row(cause)).collect();
         out.push_str(&table::lines(self.heading(), &rows));
+        if !self.stages.is_empty() {
+            write!(out, "\n{}", stages::table(&self.stages))?;
+        }
         if let Some(without) = &self.without {
             writeln!(out, "\n{}", without.text())?;
         }
@@ -387,9 +402,16 @@ impl Report {
                 format!("{events} events lost; {requests} requests left out for it")
             }
         };
-        let Self { service, port, requests, seconds, unclear, .. } = self;
+        let Self { service, requests, seconds, unclear, .. } = self;
+        let by = match self.port {
+            0 => "by its marks".to_owned(),
+            port => format!("port {port}"),
+        };
         let mut lines =
-            vec![format!("{service}, port {port}: {requests} requests in {seconds:.1} s, {lost}")];
+            vec![format!("{service}, {by}: {requests} requests in {seconds:.1} s, {lost}")];
+        if self.detail == MARKS_ALONE {
+            lines.push("the kernel showed nothing: queue is all before a request began".to_owned());
+        }
         if !self.whole {
             lines.push("the recording was cut off: this is what it had by then".to_owned());
         }

@@ -18,8 +18,9 @@ pub fn connection(address: std::net::SocketAddrV4) -> u64 {
     u64::from(host) << 32 | u64::from(address.port())
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
+    /// Of a service that says itself what it does: the request's number.
     pub connection: u64,
     /// Its first bytes were ready.
     pub arrived_ns: u64,
@@ -30,6 +31,10 @@ pub struct Request {
     pub sender: u32,
     /// The answer's last bytes left.
     pub ended_ns: u64,
+    /// What kind of request the service says it is; 0 if it does not say.
+    pub class: u64,
+    /// How long each stage took, by the service's numbers.
+    pub stages: Vec<(u16, u64)>,
 }
 
 impl Request {
@@ -89,6 +94,13 @@ const PUSHED_NS: u64 = 1_000_000_000;
 
 impl Requests {
     pub fn of(tale: &Tale) -> Self {
+        match tale.head.port {
+            0 => Self::of_marks(tale),
+            _ => Self::of_sockets(tale),
+        }
+    }
+
+    fn of_sockets(tale: &Tale) -> Self {
         let mut found = Self::default();
         let mut connections: BTreeMap<u64, Connection> = BTreeMap::new();
         let mut touched: HashMap<u32, Vec<Touch>> = HashMap::new();
@@ -181,8 +193,18 @@ impl Requests {
             self.unclear += 1;
             return;
         }
-        let all = Request { connection, arrived_ns, read_ns, reader, sent_ns, sender, ended_ns };
-        self.all.push(all);
+        let (class, stages) = (0, Vec::new());
+        self.all.push(Request {
+            connection,
+            arrived_ns,
+            read_ns,
+            reader,
+            sent_ns,
+            sender,
+            ended_ns,
+            class,
+            stages,
+        });
     }
 
     /// What a thread worked for, before a time.

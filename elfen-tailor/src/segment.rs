@@ -49,6 +49,8 @@ pub struct Segment {
     pub kind: Kind,
     pub thread: u32,
     pub cpu: Option<u32>,
+    /// Of queueing behind a request that the service gives a number: that.
+    pub behind: Option<u64>,
 }
 
 impl Segment {

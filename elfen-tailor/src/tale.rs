@@ -9,7 +9,11 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 
 use elfen_rt::signal::event::{Event, Words};
+use elfen_rt::signal::mark::Mark;
 use serde::{Deserialize, Serialize};
+
+/// The detail of a recording in which the kernel showed nothing.
+pub const MARKS_ALONE: &str = "marks";
 
 const MAGIC: [u8; 8] = *b"ELFNTALE";
 const VERSION: u32 = 1;
@@ -19,6 +23,7 @@ const EVENTS: u32 = 2;
 const NAMES: u32 = 3;
 const GAPS: u32 = 4;
 const END: u32 = 5;
+const MARKS: u32 = 6;
 
 /// No block is longer: the recorder writes each ring at once.
 const LONGEST: u32 = 64 << 20;
@@ -28,8 +33,9 @@ const LONGEST: u32 = 64 << 20;
 pub struct Head {
     pub kernel: String,
     pub cpus: u32,
-    /// `sched` or `full`.
+    /// `sched` or `full`; `marks` if the kernel showed nothing.
     pub detail: String,
+    /// 0 where requests are told by the service's own marks.
     pub port: u16,
     pub service: String,
     /// CLOCK_MONOTONIC.
@@ -71,6 +77,8 @@ pub struct Tale {
     /// The service's processes, from first to last.
     pub processes: Vec<u32>,
     pub gaps: Vec<Gap>,
+    /// By request lane, in the order of their times: what the service says of its requests.
+    pub marks: BTreeMap<u32, Vec<Mark>>,
     /// When the recorder ended; `None` if the file is cut.
     pub ended_ns: Option<u64>,
 }
@@ -109,13 +117,22 @@ impl<W: Write> Writer<W> {
     }
 
     pub fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        if events.is_empty() {
+        self.words(EVENTS, cpu, events)
+    }
+
+    fn words(&mut self, kind: u32, of: u32, words: &[Words]) -> io::Result<()> {
+        if words.is_empty() {
             return Ok(());
         }
-        let mut content = Vec::with_capacity(4 + size_of_val(events));
-        content.extend(cpu.to_le_bytes());
-        content.extend(events.as_flattened().iter().flat_map(|word| word.to_le_bytes()));
-        self.block(EVENTS, &content)
+        let mut content = Vec::with_capacity(4 + size_of_val(words));
+        content.extend(of.to_le_bytes());
+        content.extend(words.as_flattened().iter().flat_map(|word| word.to_le_bytes()));
+        self.block(kind, &content)
+    }
+
+    /// What the service has said of one request lane.
+    pub fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
+        self.words(MARKS, lane, marks)
     }
 
     pub fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
@@ -159,6 +176,12 @@ impl Tale {
         events.extend(words.iter().filter_map(Event::decode));
     }
 
+    /// Takes over marks of one request lane.
+    pub fn mark(&mut self, lane: u32, words: &[Words]) {
+        let marks = self.marks.entry(lane).or_default();
+        marks.extend(words.iter().filter_map(Mark::decode));
+    }
+
     pub fn name(&mut self, names: Vec<Named>, processes: &[u32]) {
         for Named { thread, at_ns, name } in names {
             let known = self.names.entry(thread).or_default();
@@ -200,17 +223,22 @@ impl Tale {
         }
         let mut tale = tale.ok_or(Error::Foreign)?;
         tale.events.iter_mut().for_each(|events| events.sort_by_key(|event| event.at_ns));
+        tale.marks.values_mut().for_each(|marks| marks.sort_by_key(|mark| mark.at_ns));
         Ok(tale)
     }
 
     fn take(&mut self, kind: u32, mut content: &[u8]) -> Option<()> {
         match kind {
-            EVENTS => {
-                let cpu = take(&mut content)?;
+            EVENTS | MARKS => {
+                let of = take(&mut content)?;
                 let (words, rest) = content.as_chunks::<8>();
                 let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-                let (events, odd) = words.as_chunks::<4>();
-                self.add(cpu, events);
+                let (words, odd) = words.as_chunks::<4>();
+                if kind == EVENTS {
+                    self.add(of, words);
+                } else if of < elfen_rt::signal::page::SLOTS_MAX {
+                    self.mark(of, words);
+                }
                 (rest.is_empty() && odd.is_empty()).then_some(())
             }
             NAMES => {
@@ -300,6 +328,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
     use elfen_rt::signal::event::Kind;
+    use elfen_rt::signal::mark::Step;
     use proptest::prelude::*;
 
     fn written() -> (Vec<u8>, Tale) {
@@ -311,10 +340,13 @@ mod tests {
         tale.gaps = vec![Gap { cpu: None, count: 3, from_ns: 8, to_ns: 9 }];
         tale.name(vec![Named { thread: 3, at_ns: 9, name: "three".to_owned() }], &[2]);
         tale.ended_ns = Some(11);
+        let mark = |at_ns| Mark { at_ns, thread: 3, request: 1, step: Step::Stage(2) };
+        tale.marks = [(4, vec![mark(6), mark(8)])].into();
         let mut writer = Writer::new(Vec::new(), &head).unwrap();
         writer.events(1, &[event(9).encode(), event(7).encode()]).unwrap();
         writer.events(0, &[]).unwrap();
         writer.gap(&tale.gaps[0]).unwrap();
+        writer.marks(4, &[mark(8).encode(), mark(6).encode()]).unwrap();
         writer.names(vec![Named { thread: 3, at_ns: 9, name: "three".to_owned() }], &[2]).unwrap();
         (writer.end(11).unwrap(), tale)
     }

@@ -8,7 +8,7 @@
 use crate::calls::{For, waits_for};
 use crate::request::{Request, Requests};
 use crate::segment::{Kind, Segment};
-use crate::tale::Tale;
+use crate::tale::{MARKS_ALONE, Tale};
 use crate::timeline::{Sleep, State, Timeline, Waker};
 
 /// Idle for longer with a thread that could run there, a CPU is kept from it.
@@ -33,15 +33,24 @@ impl<'a> Walk<'a> {
     /// A request's segments, from its arrival to its end.
     pub fn explain(&self, request: &Request) -> Vec<Segment> {
         let mut back = Vec::new();
+        if self.tale.head.detail == MARKS_ALONE {
+            return as_told(request);
+        }
         // Usually the bytes leave before the call that writes them returns.
         let written_ns = request.sent_ns.clamp(request.read_ns, request.ended_ns);
         push(&mut back, written_ns, request.ended_ns, Kind::TcpOut, request.sender, None);
         self.back(request, request.sender, request.read_ns, written_ns, &mut back);
         self.back(request, request.reader, request.arrived_ns, request.read_ns, &mut back);
         back.reverse();
+        if self.is_marked() {
+            for segment in back.iter_mut().filter(|segment| segment.kind == Kind::Queue) {
+                let owner = self.requests.owner_at(segment.thread, segment.to_ns);
+                segment.behind = owner.and_then(|owner| owner.of).map(|(_, request)| request);
+            }
+        }
         back.dedup_by(|next, before| {
-            let goes_on =
-                (next.kind, next.thread, next.cpu) == (before.kind, before.thread, before.cpu);
+            let of = |one: &Segment| (one.kind, one.thread, one.cpu, one.behind);
+            let goes_on = of(next) == of(before);
             if goes_on {
                 before.to_ns = next.to_ns;
             }
@@ -50,6 +59,11 @@ impl<'a> Walk<'a> {
         let covered: u64 = back.iter().map(Segment::ns).sum();
         assert_eq!(covered, request.latency_ns(), "segments sum up to the latency");
         back
+    }
+
+    /// The service says itself what its requests are.
+    fn is_marked(&self) -> bool {
+        self.tale.head.port == 0
     }
 
     /// Goes back from one time to another, beginning in `thread`.
@@ -76,7 +90,9 @@ impl<'a> Walk<'a> {
                 State::Sleeping(sleep) => {
                     // Somebody who slept until now was woken then; one that sleeps on was not.
                     let woken = next.is_none_or(|next| next.from_ns <= at_ns);
-                    let waker = sleep.waker.filter(|_| woken && at_ns > of.read_ns);
+                    // What a service says has arrived is in its hands.
+                    let in_hands = at_ns > of.read_ns || self.is_marked();
+                    let waker = sleep.waker.filter(|_| woken && in_hands);
                     let waker =
                         waker.filter(|waker| self.is_followed(thread, &sleep, *waker, at_ns));
                     let holds = self.waits_for_lock(of, thread, &sleep, stretch.from_ns);
@@ -186,8 +202,9 @@ impl<'a> Walk<'a> {
                 Some(owner) if owner.of.is_some() && owner.of != Some(own) && owner.read => {
                     Kind::Queue
                 }
-                // A thread that touches no socket works for the one that woke it.
+                // A thread that touches no socket works for the one that it wakes.
                 _ if at_ns > of.read_ns => Kind::Work,
+                _ if self.is_marked() && !self.requests.has_owners(thread) => Kind::Work,
                 _ => Kind::Busy,
             };
             push(&mut pieces, begin_ns, at_ns, kind, thread, Some(cpu));
@@ -208,6 +225,15 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// A request of which nothing is known but what the service says of it.
+fn as_told(request: &Request) -> Vec<Segment> {
+    let Request { arrived_ns, read_ns, ended_ns, reader, sender, .. } = *request;
+    let mut told = Vec::new();
+    push(&mut told, arrived_ns, read_ns, Kind::Queue, reader, None);
+    push(&mut told, read_ns, ended_ns, Kind::Work, sender, None);
+    told
+}
+
 fn push(
     out: &mut Vec<Segment>,
     from_ns: u64,
@@ -217,7 +243,7 @@ fn push(
     cpu: Option<u32>,
 ) {
     if from_ns < to_ns {
-        out.push(Segment { from_ns, to_ns, kind, thread, cpu });
+        out.push(Segment { from_ns, to_ns, kind, thread, cpu, behind: None });
     }
 }
 

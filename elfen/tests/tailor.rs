@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use elfen_rt::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -323,6 +324,90 @@ fn is_right(checked: &Value) -> bool {
         && most(sum("named"), sum("dominant"))
 }
 
+/// A service of the test's own, which sleeps in a stage of every twentieth request.
+struct Marked {
+    name: String,
+    ends: Arc<AtomicBool>,
+    serves: JoinHandle<()>,
+}
+
+impl Marked {
+    fn start() -> Self {
+        let name = format!("marked-{}", std::process::id());
+        let ends = Arc::new(AtomicBool::new(false));
+        let service = Service::open(&name, 1).unwrap();
+        let until = Arc::clone(&ends);
+        let serves = std::thread::spawn(move || {
+            let mut worker = service.claim(0, 0).unwrap();
+            for request in (1_u64..).take_while(|_| !until.load(Relaxed)) {
+                worker.begin(request);
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_micros(200) {}
+                worker.stage(1);
+                if request % 20 == 0 {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                worker.end();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(worker);
+            service.remove().unwrap();
+        });
+        Self { name, ends, serves }
+    }
+
+    fn end(self) {
+        self.ends.store(true, Relaxed);
+        self.serves.join().unwrap();
+    }
+}
+
+/// Goal: a service is recorded by its name, its requests are those that it tells of, and without
+/// privileges its own words are all there is. Method: one that sleeps now and then.
+#[test]
+fn a_service_that_says_what_it_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = Marked::start();
+    until("the service", || !elfen_of(&service.name, "/dev/null", false).stdout.is_empty());
+    let tale = folder.path().join("marked.tale");
+    let tale = tale.to_str().unwrap();
+    let told = || -> Value {
+        let words = ["report", tale, "--slow", "10ms", "--json"];
+        let told = elfen(&words).output().unwrap();
+        serde_json::from_slice(&told.stdout).expect("JSON")
+    };
+    if is_root() {
+        let recorded = elfen_of(&service.name, tale, false);
+        assert!(recorded.status.success(), "{}", text(&recorded.stderr));
+        let told = told();
+        assert!(told["detail"] == "sched" && told["port"] == 0, "{told:#}");
+        assert_eq!(told["causes"][0]["cause"], "sleep:clock_nanosleep", "{told:#}");
+        assert_eq!(told["stages"][1]["stage"], 1);
+        assert!(told["stages"][1]["tail_ns"].as_u64() >= Some(20_000_000), "{told:#}");
+    }
+    let recorded = elfen_of(&service.name, tale, true);
+    assert!(recorded.status.success(), "{}", text(&recorded.stderr));
+    assert!(text(&recorded.stderr).contains("the kernel shows nothing"));
+    let told = told();
+    assert!(told["detail"] == "marks" && told["slow_requests"].as_u64() > Some(0), "{told:#}");
+    service.end();
+}
+
+/// Records a service for a second; with no privileges.
+fn elfen_of(name: &str, tale: &str, bare: bool) -> Output {
+    let words = ["record", "--for", "1s", "--service", name, "-o", tale];
+    let mut command = match bare && nix::unistd::geteuid().is_root() {
+        false => elfen(&[]),
+        true => {
+            let mut command = Command::new("setpriv");
+            command.args(["--bounding-set=-all", "--inh-caps=-all"]);
+            command.args([env!("CARGO_BIN_EXE_elfen"), "tailor"]).stdin(Stdio::null());
+            command
+        }
+    };
+    command.args(words).output().unwrap()
+}
+
 #[test]
 fn wrong_arguments_and_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -336,10 +421,12 @@ fn wrong_arguments_and_files() {
     let port = free_port().to_string();
     let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
     let own = idle.0.id().to_string();
-    let cases: [(&[&str], i32, &str); 12] = [
+    let cases: [(&[&str], i32, &str); 14] = [
         (&["record"], 2, "no service is named"),
         (&["record", "--port", "0"], 2, "invalid value '0'"),
         (&["record", "--port", &port], 1, "nobody listens on port"),
+        (&["record", "--service", "nobody-has-it"], 1, "no service publishes under the name"),
+        (&["record", "--service", "x", "--port", "80"], 2, "cannot be used with"),
         (&["record", "--pid", "4294967295"], 1, "there is no process 4294967295"),
         (&["record", "--pid", &own], 1, "listens on no TCP port"),
         (&["report", "/nonexistent"], 1, "No such file"),

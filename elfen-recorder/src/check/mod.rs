@@ -127,6 +127,11 @@ impl Sink for Kept {
         Ok(())
     }
 
+    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
+        self.0.mark(lane, marks);
+        Ok(())
+    }
+
     fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
         self.0.name(names, processes);
         Ok(())

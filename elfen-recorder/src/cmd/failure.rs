@@ -28,6 +28,22 @@ pub(super) fn not_found(missing: &NotFound) -> Failure {
             let why = format!("process {process} listens on ports {}", ports.join(", "));
             (why, "choose one with --port".to_owned())
         }
+        NotFound::NobodyPublishes(name) => (
+            format!("no service publishes under the name {name:?}"),
+            "start it, or name its --port; `elfen top` lists those there are".to_owned(),
+        ),
+        NotFound::NobodyServes(name) => {
+            (format!("nobody serves {name:?} now"), "start the service first".to_owned())
+        }
+        NotFound::OtherNamespace(name) => (
+            format!("{name:?} serves in another pid namespace, where its numbers mean others"),
+            "name its --port, or its process with --pid".to_owned(),
+        ),
+        NotFound::OtherClock(process) => (
+            format!("process {process} has a monotonic clock of its own (a time namespace)"),
+            "name its --port, or its process with --pid".to_owned(),
+        ),
+        NotFound::Page(why) => (why.clone(), "name its --port instead".to_owned()),
         NotFound::Hidden(port) => {
             (format!("you may not see who listens on port {port}"), "run it as root".to_owned())
         }

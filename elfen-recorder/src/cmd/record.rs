@@ -13,13 +13,14 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
 use elfen_tailor::tale::{Gap, Named, Writer};
 
-use super::target::Target;
+use super::target::{Target, who};
 use crate::recorder::{LOOK_EVERY, Recorder, Sink};
 use crate::signals::Ending;
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor record --for 10s --port 6379   then elfen tailor report
+  sudo elfen tailor record --service search        by what it says of its requests
   sudo elfen tailor record --pid 4711 -o web.tale  until Ctrl-C";
 
 /// Record what the kernel does around a service's requests
@@ -47,6 +48,10 @@ impl Sink for Writer<BufWriter<File>> {
         Self::gap(self, &gap)
     }
 
+    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
+        Self::marks(self, lane, marks)
+    }
+
     fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
         Self::names(self, names, processes)
     }
@@ -66,7 +71,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         file.set_permissions(Permissions::from_mode(0o600)).map_err(unwritable)?;
     }
     let head = recorder.head(args.target.detail());
-    to_stderr(&format!("recording {}, port {}", head.service, head.port));
+    to_stderr(&format!("recording {}", who(&head)));
     let mut writer = Writer::new(BufWriter::new(file), &head).map_err(unwritable)?;
     let signal = keep(&mut recorder, &mut writer, &ending, args.time).map_err(unwritable)?;
     writer.end(monotonic_ns()).map_err(unwritable)?;

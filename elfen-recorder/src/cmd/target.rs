@@ -1,9 +1,11 @@
 //! Which service to record, and in how much detail: what `record` and `watch` share.
 
-use elfen_console::failure::{Failure, Status};
+use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_kernel::events::Detail;
+use elfen_tailor::tale::Head;
 
 use super::failure;
+use crate::marks::Marked;
 use crate::recorder::Recorder;
 use crate::service::{Service, Which};
 
@@ -16,6 +18,10 @@ pub(super) struct Target {
     /// A process of the service; in a container too
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
+
+    /// The name under which it publishes its requests: then it says itself what is a request
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["port", "pid"])]
+    service: Option<String>,
 
     /// Switches, wake-ups and sockets; `full` has interrupts as well
     #[arg(long, value_enum, default_value = "sched")]
@@ -33,6 +39,14 @@ enum Level {
     Full,
 }
 
+/// Whose requests are recorded.
+pub(super) fn who(head: &Head) -> String {
+    match head.port {
+        0 => format!("{}, by its marks", head.service),
+        port => format!("{}, port {port}", head.service),
+    }
+}
+
 impl Target {
     pub(super) fn detail(&self) -> Detail {
         match self.detail {
@@ -42,16 +56,27 @@ impl Target {
     }
 
     pub(super) fn attach(&self) -> Result<Recorder, Failure> {
+        let ring = self.ring.next_power_of_two();
+        if let Some(name) = &self.service {
+            let marked = Marked::find(name).map_err(|missing| failure::not_found(&missing))?;
+            let (recorder, refused) = Recorder::of_marks(marked, self.detail(), ring);
+            if let Some(error) = refused {
+                to_stderr(&format!(
+                    "the kernel shows nothing ({error}): there are queue and service times alone"
+                ));
+            }
+            return Ok(recorder);
+        }
         let which = match (self.port, self.pid) {
             (port, Some(pid)) => Which::Process(pid, port),
             (Some(port), None) => Which::Port(port),
             (None, None) => {
-                let (why, fix) = ("no service is named", "name one with --port or --pid");
+                let (why, fix) =
+                    ("no service is named", "name one with --port, --pid or --service");
                 return Err(Failure::new(Status::Usage, "arguments", why, fix));
             }
         };
         let service = Service::find(which).map_err(|missing| failure::not_found(&missing))?;
-        Recorder::attach(service, self.detail(), self.ring.next_power_of_two())
-            .map_err(|error| failure::no_events(&error))
+        Recorder::attach(service, self.detail(), ring).map_err(|error| failure::no_events(&error))
     }
 }

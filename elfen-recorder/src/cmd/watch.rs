@@ -16,7 +16,7 @@ use elfen_tailor::tale::{Gap, Head, Named, Tale};
 use serde::Serialize;
 
 use super::report::slow;
-use super::target::Target;
+use super::target::{Target, who};
 use crate::recorder::{LOOK_EVERY, Sink};
 use crate::signals::Ending;
 
@@ -71,6 +71,11 @@ impl Sink for Window {
         Ok(())
     }
 
+    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
+        self.tale.mark(lane, marks);
+        Ok(())
+    }
+
     fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
         self.tale.name(names, processes);
         // Processes that are gone are nobody's.
@@ -84,6 +89,10 @@ impl Window {
         for events in &mut self.tale.events {
             let old = events.partition_point(|event: &Event| event.at_ns < before_ns);
             events.drain(..old);
+        }
+        for marks in self.tale.marks.values_mut() {
+            let old = marks.partition_point(|mark| mark.at_ns < before_ns);
+            marks.drain(..old);
         }
         self.tale.gaps.retain(|gap| gap.to_ns >= before_ns);
         self.tale.names.retain(|_, known| {
@@ -111,7 +120,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let ending = Ending::new().map_err(failed)?;
     let mut recorder = args.target.attach()?;
     let head: Head = recorder.head(args.target.detail());
-    to_stderr(&format!("watching {}, port {}", head.service, head.port));
+    to_stderr(&format!("watching {}", who(&head)));
     let mut window = Window { tale: Tale::begin(head) };
     let mut seen = Seen { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
     let (began, mut explained) = (Instant::now(), Instant::now());

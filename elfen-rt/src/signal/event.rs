@@ -100,7 +100,7 @@ const fn low(word: u64) -> u32 {
     word as u32
 }
 
-const fn high(word: u64) -> u32 {
+pub(super) const fn high(word: u64) -> u32 {
     low(word >> 32)
 }
 

@@ -9,6 +9,7 @@
 //! | [`thread`] | threads that say what they do | `elfen shim` |
 //!
 //! [`event`] is no page: the kernel writes it into rings while somebody records, and readers copy.
+//! [`mark`] is the same by the service, in a ring that is part of its slot.
 //!
 //! Every page starts with a [`page::PageHeader`] and goes on in slots of one type. All fields are
 //! atomic, because another process writes them, and nothing read from a page is ever used as an
@@ -19,6 +20,7 @@ pub mod control;
 pub mod event;
 pub mod histogram;
 pub mod lane;
+pub mod mark;
 pub mod page;
 pub mod service;
 pub mod snapshot;
@@ -26,4 +28,4 @@ pub mod task;
 pub mod thread;
 
 /// Goes up when the meaning or the place of any field changes. `ELFEN_ABI_VERSION` in `elfen.h`.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;

@@ -10,6 +10,7 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 use super::histogram::Histogram;
+use super::mark::Marks;
 use super::page::{NAME_BYTES, Page, PageError, Slot};
 use crate::memory::{Access, Memory, MemoryError};
 use crate::process::{Identity, Liveness, pid_namespace};
@@ -43,9 +44,11 @@ pub struct ServiceSlot {
 
     /// From arrival to the end of each finished request.
     pub latency: Histogram,
+    /// What was done with the last requests, and when.
+    pub marks: Marks,
 }
 
-const _: () = assert!(size_of::<ServiceSlot>() == 3 * 128 + 4864);
+const _: () = assert!(size_of::<ServiceSlot>() == 3 * 128 + 4864 + 131_200);
 const _: () = assert!(offset_of!(ServiceSlot, writer) == 0);
 const _: () = assert!(offset_of!(ServiceSlot, cpu) == 8);
 const _: () = assert!(offset_of!(ServiceSlot, running_request) == 128);
@@ -57,6 +60,7 @@ const _: () = assert!(offset_of!(ServiceSlot, cycles) == 168);
 const _: () = assert!(offset_of!(ServiceSlot, counted_at_ns) == 176);
 const _: () = assert!(offset_of!(ServiceSlot, queue_len) == 256);
 const _: () = assert!(offset_of!(ServiceSlot, latency) == 384);
+const _: () = assert!(offset_of!(ServiceSlot, marks) == 5248);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNSERV" is used nowhere else.
 unsafe impl Slot for ServiceSlot {

@@ -112,9 +112,12 @@ static int serve(const char *name)
 	slot = elfen_service_at(&service, 1);
 	for (i = 0; i < 3; i++) {
 		elfen_service_begin(slot, 16, elfen_now_ns() - 1000000000u);
+		elfen_service_class(slot, 9);
+		elfen_service_stage(slot, 2);
 		elfen_service_end(slot);
 	}
-	elfen_service_end(slot); /* nothing runs: not counted */
+	elfen_service_stage(slot, 3); /* nothing runs: neither a stage */
+	elfen_service_end(slot);      /* nor an end */
 	elfen_service_queue(&service, 1, 5);
 	elfen_service_begin(slot, 17, 123456);
 	elfen_service_count(slot, 900, 1000);

@@ -2,6 +2,7 @@
 //! event, of a service whose thread 10 reads and answers: what a request is made of is known.
 
 mod drawn;
+mod marked;
 mod story;
 
 use elfen_rt::signal::event::{Event, Kind as What, STATE_STOPPED, Switch};

@@ -1,6 +1,7 @@
 //! A tale that is made up, event by event.
 
 use elfen_rt::signal::event::{Event, Kind as What, Switch};
+use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::report::Account;
 use elfen_tailor::segment::cause;
 use elfen_tailor::tale::{Head, Named, Tale};
@@ -81,6 +82,20 @@ impl Story {
     pub(crate) fn answer(&mut self, at: u64, connection: u64) -> &mut Self {
         self.event(0, at, SERVICE, What::Transmitted { connection, end: 1 });
         self.event(0, at + 1, SERVICE, What::Sent { connection, end: 1 })
+    }
+
+    /// A service that says itself what it does.
+    pub(crate) fn of_marks() -> Self {
+        let mut story = Self::new();
+        story.tale.head.port = 0;
+        story
+    }
+
+    /// A thread does something with a request on lane 0.
+    pub(crate) fn mark(&mut self, at_ns: u64, thread: u32, request: u64, step: Step) -> &mut Self {
+        let mark = Mark { at_ns, thread, request, step };
+        self.tale.marks.entry(0).or_default().push(mark);
+        self
     }
 
     /// Causes of the last request, from its arrival on.

@@ -16,6 +16,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::Worker as Slot;
 use mio::Waker;
 use parking_lot::Mutex;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// A search that waits.
@@ -78,13 +79,31 @@ pub(super) struct Lane {
     pub(super) core: Option<Core>,
 }
 
+/// A search begins as stage 0; this is writing down what it has found.
+const ANSWERING: u16 = 1;
+
+/// The same query is the same work.
+fn class_of(query: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    query.hash(&mut hasher);
+    hasher.finish().max(1)
+}
+
 impl Lane {
     fn begin(&mut self, job: &Job) {
         if let Some(slot) = &mut self.slot {
             slot.begin_arrived(job.id, job.arrived_ns);
+            slot.class(class_of(&job.query));
         }
         if let Some(core) = &mut self.core {
             core.pass();
+        }
+    }
+
+    /// It has found what it looked for.
+    fn found(&mut self) {
+        if let Some(slot) = &mut self.slot {
+            slot.stage(ANSWERING);
         }
     }
 
@@ -146,6 +165,7 @@ pub(super) fn work(
             false => seeker.search(&job.query, job.limit),
         });
         lane.lock().beat();
+        lane.lock().found();
         let answer = answer(&job, begun_ns, status, &body, metrics);
         lane.lock().end();
         metrics.slowed(before, lane.lock().tally());

@@ -1,0 +1,112 @@
+//! A container that knows nothing of fences, in one by its parent cgroup.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use elfen_host::cgroup::CgroupPath;
+
+use super::SPIN;
+use super::stage::{Fenced, comm, kill, or_skip, ran_ns, share, wait_until};
+
+/// A container's files: one shell.
+fn image(folder: &Path, busybox: &Path) -> PathBuf {
+    let image = folder.join("image");
+    for inside in ["bin", "dev", "etc", "proc", "run", "sys", "tmp"] {
+        fs::create_dir_all(image.join(inside)).unwrap();
+    }
+    fs::copy(busybox, image.join("bin/busybox")).unwrap();
+    symlink("busybox", image.join("bin/sh")).unwrap();
+    image
+}
+
+fn found(program: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap() + ":/usr/sbin";
+    path.split(':').map(|folder| Path::new(folder).join(program)).find(|file| file.is_file())
+}
+
+/// An engine makes its cgroups in hierarchies that a fence does not take, too.
+struct Elsewhere(CgroupPath);
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+            let left = hierarchy.path().join(self.0.as_str().trim_start_matches('/'));
+            let mut find = Command::new("find");
+            find.arg(left).args(["-depth", "-type", "d", "-exec", "rmdir", "{}", "+"]);
+            // Those of the fence itself still hold it.
+            find.stderr(Stdio::null()).status().ok();
+        }
+    }
+}
+
+/// Goal: a container with root inside borrows while the request lane idles, gets next to nothing of
+/// a held lane, and stands still in a pause, by its parent cgroup alone. Method: podman with runc,
+/// and what the scheduler says of its process.
+#[test]
+fn a_container_is_fenced_by_its_parent() {
+    const NAME: &str = "a_container_is_fenced_by_its_parent";
+    if !or_skip(NAME) {
+        return;
+    }
+    let lacks = ["podman", "runc", "busybox"].into_iter().find(|name| found(name).is_none());
+    if let Some(lacks) = lacks {
+        writeln!(std::io::stderr(), "skipped: {NAME}: there is no {lacks}").unwrap();
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), &found("busybox").unwrap());
+    let fenced = Fenced::start();
+    // Dropped before the fence, whose own cgroups go with it.
+    let _elsewhere = Elsewhere(fenced.heavy.0.path.clone());
+    fenced.wait_until_it_runs();
+    let log = fs::File::create(folder.path().join("log")).unwrap();
+    let mut podman = Command::new("podman");
+    for (option, inside) in [("--root", "root"), ("--runroot", "runroot"), ("--tmpdir", "tmp")] {
+        podman.arg(option).arg(folder.path().join(inside));
+    }
+    podman.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
+    podman.args(["--runtime", "runc", "run", "--rm", "--network", "none"]);
+    // Where root has no CAP_SYS_RESOURCE, an engine's own limits are too high.
+    podman.args(["--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000"]);
+    podman.args(["--cgroup-parent", fenced.fence.0.path.as_str(), "--rootfs"]);
+    podman.arg(&image).args(["/bin/sh", "-c", SPIN]);
+    podman.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    let mut engine = podman.spawn().unwrap();
+    let mut inside = None;
+    wait_until("a container", || {
+        let log = fs::read_to_string(folder.path().join("log")).unwrap();
+        assert_eq!(engine.try_wait().unwrap(), None, "{log}");
+        let all = fenced.fence.0.processes().unwrap();
+        inside = all.into_iter().find(|process| comm(*process) == "sh");
+        inside.is_some()
+    });
+    let process = inside.unwrap();
+    let borrows = || {
+        let before = ran_ns(process);
+        wait_until("borrowing", || ran_ns(process) > before + 2_000_000);
+    };
+    borrows();
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    assert!(status.contains("Cpus_allowed_list:\t1\n"), "{status}");
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    wait_until("a guard", || fenced.guard().is_some());
+    let mut busy = [0; 3].map(|_: u64| share(process, fenced.guard().unwrap()));
+    busy.sort_unstable();
+    println!("a container in the fence: {} per mille of the held lane", busy[1]);
+    worker.end();
+    borrows();
+    assert!(fenced.elfen(&["pause"]).status.success());
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let stands = ran_ns(process);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(ran_ns(process), stands);
+    assert!(fenced.elfen(&["resume"]).status.success());
+    borrows();
+    kill(process, libc::SIGKILL);
+    engine.wait().unwrap();
+    assert!(busy[1] <= 30, "{busy:?}");
+}

@@ -371,6 +371,25 @@ fn what_clients_may_send() {
     assert_eq!(done["unanswered"], 0, "{done}");
 }
 
+/// Every policy has its turn, and every answer was its request's: the benchmark looks.
+#[test]
+fn the_benchmark_ends_with_figures_of_each_policy() {
+    let words = ["bench", "hedge", "--rounds", "1", "--for", "1s", "--pauses", "2", "--json"];
+    let output = elfen(&words).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let policies = told["policies"].as_array().unwrap();
+    let names: Vec<&str> = policies.iter().map(|one| one["policy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["none", "after=p95", "look"]);
+    for fared in policies {
+        let number = |key: &str| fared[key].as_f64().expect("a number");
+        assert!(number("requests") > 100.0 && number("p50_us") > 0.0, "{fared}");
+        assert!(number("duplicates") <= number("requests") / 20.0, "{fared}");
+    }
+    let wrong = elfen(&["bench", "hedge", "--for", "1s", "--pauses", "60"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
 #[test]
 fn wrong_arguments() {
     let (a, b) = (free_address().to_string(), free_address().to_string());

@@ -76,7 +76,8 @@ fn converse(stream: TcpStream, name: &str, seen: &Seen) -> io::Result<()> {
         let us: u64 = us.parse().map_err(|_| io::ErrorKind::InvalidData)?;
         if form == "count" {
             let count = *lock(seen).get(&asked).unwrap_or(&0);
-            write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{count:10}")?;
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{count:10}");
+            out.write_all(answer.as_bytes())?;
             continue;
         }
         {
@@ -109,7 +110,11 @@ fn converse(stream: TcpStream, name: &str, seen: &Seen) -> io::Result<()> {
                     out.write_all(&[b'x'; 4096])?;
                 }
             }
-            _ => write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len())?,
+            _ => {
+                let length = text.len();
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{text}");
+                out.write_all(answer.as_bytes())?;
+            }
         }
     }
     Ok(())

@@ -8,6 +8,7 @@ pub(crate) mod borrower;
 pub(crate) mod check;
 pub(crate) mod distribution;
 pub(crate) mod guard;
+pub(crate) mod hedge;
 pub(crate) mod nap;
 pub(crate) mod outside;
 pub(crate) mod service;

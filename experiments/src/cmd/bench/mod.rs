@@ -3,6 +3,7 @@
 mod batch;
 mod check;
 mod guard;
+mod hedge;
 mod here;
 mod nap;
 mod overlap;
@@ -20,6 +21,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen bench batch -- xz -6 -k -c big.tar   any program, beside requests
   elfen bench check               what each kind of check adds to a call
+  elfen bench hedge               what a hedging proxy makes of pauses
   elfen bench nap                 how long a lane takes to sleep and to wake
   sudo elfen bench overlap        how long a batch runs next to requests
   sudo elfen bench signal         how late the task map is, and what it costs
@@ -38,6 +40,7 @@ enum Benchmark {
     Batch(batch::Args),
     Check(check::Args),
     Guard(guard::Args),
+    Hedge(hedge::Args),
     Nap(nap::Args),
     Overlap(overlap::Args),
     Service(service::Args),
@@ -50,6 +53,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Benchmark::Batch(args) => batch::run(args, out),
         Benchmark::Check(args) => check::run(args, out),
         Benchmark::Guard(args) => guard::run(args, out),
+        Benchmark::Hedge(args) => hedge::run(args, out),
         Benchmark::Nap(args) => nap::run(args, out),
         Benchmark::Overlap(args) => overlap::run(args, out),
         Benchmark::Service(args) => service::run(args, out),

@@ -1,0 +1,92 @@
+//! `elfen bench hedge`: what each policy of `elfen hedge` makes of the same pauses.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use elfen_console::failure::{Failure, Status};
+use elfen_console::{duration, output, table};
+use serde::Serialize;
+
+use crate::bench::hedge::{Fared, Plan, measure};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen bench hedge                           7 stops of 20 ms in 4 s, 5 times
+  elfen bench hedge --pauses 20 --rounds 10   5 stops a second";
+
+/// Measure what `elfen hedge` makes of a server that stands still
+///
+/// Two servers of our own behind the proxy, of which the first is stopped now and then; each policy
+/// by turns, under the same requests. Latencies are from when a request was to be sent, and every
+/// answer is held against its request.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How often each policy has its turn
+    #[arg(long, value_name = "N", default_value_t = 5,
+        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
+    rounds: usize,
+
+    /// How long a turn is
+    #[arg(long = "for", value_name = "TIME", default_value = "4s",
+        value_parser = duration::parse)]
+    time: Duration,
+
+    /// Requests a second
+    #[arg(long, value_name = "N", default_value_t = 300,
+        value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    rps: u32,
+
+    /// How often the first server is stopped in a turn
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    pauses: u32,
+
+    /// And for how long
+    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = duration::parse)]
+    pause: Duration,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    policies: Vec<Fared>,
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if args.time < args.pause.saturating_mul(args.pauses.saturating_add(1)) {
+        let why = "the pauses take longer than --for";
+        return Err(Failure::new(Status::Usage, "arguments", why, "choose fewer or shorter ones"));
+    }
+    let Args { rounds, time, pauses, pause, .. } = *args;
+    let plan = Plan { rounds, time, rps: f64::from(args.rps), pauses, pause };
+    let policies = measure(&plan).map_err(|error| {
+        Failure::new(Status::Failed, "measuring the proxy", error, "see `ulimit -n`, and try again")
+    })?;
+    let report = Report { policies };
+    output::print(out, args.json, &report, || rows(&report.policies))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rows(policies: &[Fared]) -> String {
+    let row = |fared: &Fared| {
+        let ms = |us: f64| format!("{:.2} ms", us / 1e3);
+        let part = duration::number(fared.duplicates) / duration::number(fared.requests.max(1));
+        vec![
+            fared.policy.to_owned(),
+            fared.requests.to_string(),
+            ms(fared.p50_us),
+            ms(fared.p99_us),
+            ms(fared.p999_us),
+            ms(fared.max_us),
+            format!("{:.2} %", part * 100.0),
+            fared.won_by_backup.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = policies.iter().map(row).collect();
+    let head = ["policy", "requests", "p50", "p99", "p99.9", "max", "sent twice", "won"];
+    table::lines(&head, &rows)
+}

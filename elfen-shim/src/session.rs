@@ -213,6 +213,8 @@ pub struct How {
     pub for_ticks: Option<u64>,
     pub memory: usize,
     pub keeps_last: bool,
+    /// Each sample, and not runs of equal ones.
+    pub keeps_samples: bool,
     pub until: Option<crate::record::Until>,
     pub costing: Option<crate::record::Costing>,
 }
@@ -306,7 +308,9 @@ fn start_one<const BOTH: bool>(
         let start = crate::clock::before();
         let step = how.clock.step_ticks;
         let series = words.feeds.iter().enumerate().map(|(index, feed)| {
-            Series::new(u8::try_from(index).unwrap_or(u8::MAX), feed.kind, step, start)
+            let index = u8::try_from(index).unwrap_or(u8::MAX);
+            let series = Series::new(index, feed.kind, step, start);
+            if how.keeps_samples { series.singly() } else { series }
         });
         recorder.series = series.collect();
         recorder.gap_ticks = (how.period_ticks * GAP_PERIODS).max(how.clock.ticks(GAP_NS));

@@ -239,9 +239,12 @@ impl Summary {
         let mut summary = Self::without_signals(recording);
         let mut not_running = (0, 0);
         for (index, signal) in head.signals.iter().enumerate() {
-            let changed = recording.runs[index].iter();
-            let new_values =
-                changed.filter(|run| matches!(run.state, State::Value(_) | State::Other)).count();
+            let mut last = None;
+            let new_values = recording.runs[index].iter().filter(|run| {
+                let is_new = last.replace(run.state) != Some(run.state);
+                is_new && matches!(run.state, State::Value(_) | State::Other)
+            });
+            let new_values = new_values.count();
             let mut figure = SignalFigure {
                 name: signal.name.clone(),
                 source: signal.source,

@@ -68,11 +68,14 @@ impl Stage {
         fs::read_to_string(self.path("hog.html")).unwrap()
     }
 
-    /// Every page there is, with its name: of the simulator, of live runs, and of a tale.
-    fn pages(&self) -> [(&'static str, String); 3] {
+    /// Every page there is, with its name: of the simulator, of live runs, of what a thread did,
+    /// and of a tale.
+    fn pages(&self) -> [(&'static str, String); 4] {
         let simulated = self.report(&["--requests", "1000", "--naps", "nap.json"]);
         let live = self.report(&["results.jsonl"]);
-        [("simulated", simulated), ("live", live), ("tailored", self.tailored())]
+        let seen = self.report(&["truth.shim"]);
+        let tailored = self.tailored();
+        [("simulated", simulated), ("live", live), ("seen", seen), ("tailored", tailored)]
     }
 
     fn look_at(&self, page: &str, theme: u32) -> Seen {

@@ -284,3 +284,34 @@ fn a_first_try_is_one_screen() {
     assert!(text.lines().count() <= 24, "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
+
+/// Goal: with --last, a file holds the end alone; with --keep samples each sample is a row. Method:
+/// a recording of each kind, read back.
+#[test]
+fn the_end_alone_or_every_sample_is_kept() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path(), "tags", TAGS, &[]);
+    let file = folder.path().join("run.shim");
+    let path = file.to_str().unwrap();
+    let elfen = |words: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_elfen")).arg("shim").args(words).output().unwrap()
+    };
+    let output = shim(&["--json", "--watch", "tag", "--last", "5ms", "-o", path], &program);
+    let printed = json(&output);
+    let shown = json(&elfen(&["show", path, "--json"]));
+    assert_eq!((&shown["tags"], &shown["gaps"]), (&printed["tags"], &printed["gaps"]));
+    let time = |key: &str| shown[key].as_u64().unwrap();
+    assert!(time("observed_ns") + time("gap_ns") <= 5_000_000, "{shown:#}");
+
+    let words = ["--watch", "tag", "--keep", "samples", "--period", "100us", "-o", path];
+    let output = shim(&words, &program);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("--memory is full after"), "{said}");
+    let csv = String::from_utf8(elfen(&["export", path]).stdout).unwrap();
+    let kept = csv.lines().skip(1).filter(|row| !row.contains("(gap)"));
+    let mut samples = kept.map(|row| row.rsplit(',').next().unwrap());
+    assert!(samples.all(|samples| samples == "1"), "{csv}");
+}

@@ -12,4 +12,4 @@ pub mod load;
 mod process;
 pub mod search;
 pub mod text;
-mod units;
+pub mod units;

@@ -1,7 +1,7 @@
 //! Durations as people write them at a command line (`100ms`, `1.5s`, `20us`) and as tables print
 //! them.
 
-pub(crate) type Nanos = u64;
+pub type Nanos = u64;
 
 const UNITS_NS: [(&str, f64); 6] =
     [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
@@ -10,7 +10,7 @@ const UNITS_NS: [(&str, f64); 6] =
 const LONGEST_NS: f64 = 1e15;
 
 /// Reads `100ms`, `1.5s`, `2m`; a bare number has no unit and is refused.
-pub(crate) fn parse_nanos(text: &str) -> Result<Nanos, String> {
+pub fn parse_nanos(text: &str) -> Result<Nanos, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -22,7 +22,7 @@ pub(crate) fn parse_nanos(text: &str) -> Result<Nanos, String> {
 
 /// The nearest whole nanosecond; `None` for what is negative, not a number, or longer than any run
 /// may be.
-pub(crate) fn nanos_from_f64(ns: f64) -> Option<Nanos> {
+pub fn nanos_from_f64(ns: f64) -> Option<Nanos> {
     if !(0.0..=LONGEST_NS).contains(&ns) {
         return None;
     }

@@ -51,6 +51,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIGNAL > N")]
     pub(super) until: Option<String>,
 
+    /// What is kept: runs of equal samples, or each sample by itself
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "runs")]
+    pub(super) keep: Keep,
+
     /// Memory for the recording
     #[arg(long, value_name = "SIZE", default_value = "64MB", value_parser = size)]
     pub(super) memory: usize,
@@ -79,6 +83,13 @@ pub(super) struct Args {
     /// The program to start, and its arguments
     #[arg(last = true, value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
+}
+
+/// What a recording holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(super) enum Keep {
+    Runs,
+    Samples,
 }
 
 /// How often to look.

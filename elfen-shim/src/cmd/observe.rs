@@ -14,7 +14,7 @@ use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::args::{Args, Pace};
+use super::args::{Args, Keep, Pace};
 use super::finish;
 use super::gather::{Context, Gathered, gather, share};
 use super::lanes::{Chosen, choose};
@@ -23,7 +23,7 @@ use super::wait::{End, outlast, take_signals, wait};
 use crate::clock::Clock;
 use crate::program::{self, Held, Start, StartError};
 use crate::record::{Costing, Ended, Orders, Until};
-use crate::recording::{Recording, Source};
+use crate::recording::{Recording, Source, again};
 use crate::round_trip;
 use crate::session::{How, Observer, Seen};
 use crate::summary::Summary;
@@ -186,11 +186,10 @@ impl Run<'_> {
             let kept = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
             recording.between(whole.saturating_sub(kept), whole);
         }
-        let written = self
-            .args
-            .output
-            .as_deref()
-            .map(|path| finish::write(path, &recording.head, &seen.pool));
+        let written = self.args.output.as_deref().map(|path| match self.args.last {
+            Some(_) => finish::write(path, &recording.head, &again(&recording)),
+            None => finish::write(path, &recording.head, &seen.pool),
+        });
         self.print(&recording, no_map.as_deref(), functions, out)?;
         out.flush().map_err(Failure::output)?;
         written.transpose()?;
@@ -224,10 +223,14 @@ impl Run<'_> {
             for_ticks: self.args.duration.map(|time| self.clock.ticks(nanos(time))),
             memory: self.args.memory,
             keeps_last: self.args.last.is_some(),
+            keeps_samples: self.args.keep == Keep::Samples,
             until,
             costing,
         };
         let signals = words.signals.clone();
+        if self.args.keep == Keep::Samples {
+            warn_of_samples(self.args.memory, period_ticks, signals.len(), self.clock);
+        }
         let orders = Arc::new(Orders::default());
         let (rate, steal) = (crate::clock::Rate::begin(), program::steal_ns(&self.chosen.on));
         let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
@@ -361,6 +364,17 @@ impl Run<'_> {
         }
         more
     }
+}
+
+/// What a sample takes in a recording, of each signal: distance, count and index.
+const BYTES_A_SAMPLE: u64 = 3;
+
+fn warn_of_samples(memory: usize, period_ticks: u64, signals: usize, clock: Clock) {
+    let samples = memory as u64 / (BYTES_A_SAMPLE * signals.max(1) as u64);
+    // As fast as it goes is some 40 ns.
+    let period_ns = clock.ns(period_ticks).max(40);
+    let lasts = elfen_console::duration::show(samples.saturating_mul(period_ns));
+    output::warn(&format!("--keep samples: --memory is full after some {lasts}"));
 }
 
 fn nanos(time: Duration) -> u64 {

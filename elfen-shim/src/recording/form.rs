@@ -6,7 +6,8 @@ use crate::clock::Clock;
 
 /// Of the file's form.
 pub const VERSION: u32 = 1;
-pub(super) const MAGIC: [u8; 8] = *b"ELFNSHIM";
+/// How a file begins.
+pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 /// Bytes of a chunk of runs, at most.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
 /// Bytes of head or tail, at most.

@@ -9,6 +9,7 @@
 
 mod file;
 mod form;
+mod part;
 mod pool;
 mod read;
 mod series;
@@ -18,8 +19,10 @@ mod varint;
 
 pub use file::write;
 pub use form::{
-    ChunkHead, Cost, Dte, Head, Kind, Periods, RateFigure, Run, Signal, Source, State, VERSION,
+    ChunkHead, Cost, Dte, Head, Kind, MAGIC, Periods, RateFigure, Run, Signal, Source, State,
+    VERSION,
 };
+pub use part::again;
 pub use pool::{Full, Pool};
 pub use read::{ReadError, Recording, open};
 pub use series::Series;

@@ -11,6 +11,8 @@ pub struct Pool {
     /// Chunks in the order in which they were begun; with `keeps_last` a ring.
     begun: u64,
     keeps_last: bool,
+    /// Asks for more memory when it is full: what was recorded is written, and nobody looks.
+    grows: bool,
     /// The chunk that each signal writes.
     open: Vec<Option<usize>>,
 }
@@ -30,11 +32,21 @@ impl Pool {
         let mut memory = vec![0_u8; count * CHUNK_BYTES];
         memory.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
         let (chunks, open) = (vec![NONE; count], vec![None; signals]);
-        Self { memory, chunks, begun: 0, keeps_last, open }
+        Self { memory, chunks, begun: 0, keeps_last, grows: false, open }
+    }
+
+    /// Of as many chunks as it takes.
+    pub(super) fn growing(signals: usize) -> Self {
+        let (memory, chunks, open) = (Vec::new(), Vec::new(), vec![None; signals]);
+        Self { memory, chunks, begun: 0, keeps_last: false, grows: true, open }
     }
 
     /// A chunk for a signal, in place of the one that it has.
     pub(super) fn begin(&mut self, series: u8, first_ticks: u64) -> Result<usize, Full> {
+        if self.grows {
+            self.memory.resize(self.memory.len() + CHUNK_BYTES, 0);
+            self.chunks.push(NONE);
+        }
         let count = self.chunks.len() as u64;
         let chunk = loop {
             if self.begun >= count && !self.keeps_last {

@@ -201,7 +201,9 @@ impl Recording {
     pub fn between(&mut self, from_ns: u64, to_ns: u64) {
         let Some((first, _)) = self.span() else { return };
         let clock = self.head.clock;
-        let [from, to] = [from_ns, to_ns].map(|ns| first.saturating_add(clock.ticks(ns)));
+        // On the clock's steps, as what is written again is.
+        let at = |ns| clock.ticks(ns) / clock.step_ticks * clock.step_ticks;
+        let [from, to] = [from_ns, to_ns].map(|ns| first.saturating_add(at(ns)));
         for runs in &mut self.runs {
             let ends: Vec<u64> = runs.iter().skip(1).map(|run| run.start_ticks).collect();
             let mut kept: Vec<Run> = Vec::new();

@@ -18,6 +18,8 @@ pub struct Series {
     written_ticks: u64,
     written_value: u64,
     tags: Option<Tags>,
+    /// Whether each sample is a run of its own.
+    singly: bool,
     /// Runs that began with another value than the one before them.
     pub new_values: u64,
 }
@@ -33,14 +35,28 @@ impl Series {
             written_ticks: start_ticks,
             written_value: 0,
             tags: (kind == Kind::Tags).then(Tags::new),
+            singly: false,
             new_values: 0,
         }
+    }
+
+    /// The same, with each sample as a run of its own.
+    pub fn singly(self) -> Self {
+        Self { singly: true, ..self }
+    }
+
+    /// Writes runs that were recorded before. The last of them is where it ends.
+    pub(super) fn write_all(mut self, runs: &[Run], pool: &mut Pool) -> Result<(), Full> {
+        runs.iter().try_for_each(|run| {
+            self.now = *run;
+            self.write(pool)
+        })
     }
 
     /// One more sample, or none: a gap begins by itself.
     #[inline(always)]
     pub fn see(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
-        if state == self.now.state {
+        if state == self.now.state && !self.singly {
             self.now.samples += 1;
             return Ok(());
         }
@@ -49,7 +65,16 @@ impl Series {
 
     /// Whatever it is from `at` on, nobody looks.
     pub fn gap(&mut self, at: u64, pool: &mut Pool) -> Result<(), Full> {
-        if self.now.state == State::Gap { Ok(()) } else { self.change(at, State::Gap, pool) }
+        if self.now.state == State::Gap {
+            return Ok(());
+        }
+        if self.now.start_ticks == at {
+            // The observer may have been held up between the clock and the word: then this was seen
+            // at the gap's end, or anywhere in it.
+            self.now = Run { start_ticks: at, state: State::Gap, samples: 0 };
+            return Ok(());
+        }
+        self.change(at, State::Gap, pool)
     }
 
     /// What it is now.

@@ -147,6 +147,56 @@ fn parts_are_cut_out() {
     assert_eq!(recording.span(), None);
 }
 
+/// Goal: a part of a recording is a recording: what is written of it is read back, run by run.
+#[test]
+fn a_part_is_written_again() {
+    let mut recording = Recording::parse(&file(60_000)).unwrap();
+    let clock = recording.head.clock;
+    recording.between(clock.ns(50_000 * 40 * STEP), u64::MAX);
+    let mut bytes = Vec::new();
+    write(&recording.head, &again(&recording), &mut bytes).unwrap();
+    let read = Recording::parse(&bytes).unwrap();
+    assert!(!read.cut && read.runs[1].len() > 9_000 && read.runs[1].len() < 11_000);
+    for (written, read) in recording.runs.iter().zip(&read.runs) {
+        assert_eq!(written, read);
+    }
+    recording.between(0, 0);
+    let nothing = again(&recording);
+    assert!(nothing.chunks().is_empty());
+}
+
+/// Goal: what may have been read inside of a gap is not taken for what was there before it. Method:
+/// a value that only the last sample before a gap had.
+#[test]
+fn the_sample_before_a_gap_begins_nothing() {
+    let mut pool = Pool::new(1 << 20, 1, false);
+    let mut series = Series::new(0, Kind::Tags, STEP, 0);
+    let at = |n: u64| n * 40 * STEP;
+    for (n, value) in [(1, 7), (2, 7), (3, 8)] {
+        series.see(at(n), State::Value(value), &mut pool).unwrap();
+    }
+    series.gap(at(3), &mut pool).unwrap();
+    series.see(at(9), State::Value(8), &mut pool).unwrap();
+    series.end(at(10), &mut pool).unwrap();
+    let recording = Recording::of(head(), &pool).unwrap();
+    let states: Vec<(u64, State)> =
+        recording.runs[0].iter().map(|run| (run.start_ticks, run.state)).collect();
+    let (seven, eight) = (State::Value(7), State::Value(8));
+    let expected = [(0, State::Gap), (at(1), seven), (at(3), State::Gap), (at(9), eight)];
+    assert_eq!(states[..4], expected);
+}
+
+#[test]
+fn samples_are_kept_singly_where_that_is_asked_for() {
+    let mut pool = Pool::new(1 << 20, 1, false);
+    let mut series = Series::new(0, Kind::Tags, STEP, 0).singly();
+    (1..=100).for_each(|n| series.see(n * 40 * STEP, State::Value(7), &mut pool).unwrap());
+    series.end(101 * 40 * STEP, &mut pool).unwrap();
+    let recording = Recording::of(head(), &pool).unwrap();
+    let single = recording.runs[0].iter().filter(|run| run.samples == 1).count();
+    assert_eq!((single, recording.runs[0].len()), (100, 102));
+}
+
 #[test]
 fn a_file_that_is_cut_is_read_to_its_last_whole_chunk() {
     let whole = file(4000);

@@ -12,6 +12,7 @@ pub(crate) mod hedge;
 pub(crate) mod nap;
 pub(crate) mod outside;
 pub(crate) mod service;
+pub(crate) mod shim;
 pub(crate) mod signal;
 pub(crate) mod tailor;
 pub(crate) mod trace;

@@ -1,8 +1,8 @@
 //! `elfen report`: one HTML file with the figures of live runs, of the thesis's chapter 5
-//! simulated, or of both.
+//! simulated, or of both; or of one recording of `elfen shim`.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,13 +14,14 @@ use super::model_file::{Interference, ModelFile};
 use crate::record;
 use crate::report::naps::{self, Naps};
 use crate::report::simulated::{Impossible, Parameters, Simulation};
-use crate::report::{Report, live};
+use crate::report::{Report, live, shim};
 
 const EXAMPLES: &str = "\
 Examples:
   elfen report                   the thesis's figures, simulated, in report.html
   elfen report runs.jsonl --html runs.html   what `elfen experiment` measured
   elfen bench nap --json > nap.json && elfen report runs.jsonl --naps nap.json
+  elfen report run.shim --html run.html      what `elfen shim -o` recorded
   elfen report runs.jsonl --json | jq '.figures[] | {id, reading}'
 
 The file needs no network and no other file; each figure's numbers can be saved from it as CSV.";
@@ -32,7 +33,8 @@ const OUTPUT: &str = "report.html";
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// JSON lines of live runs; without them the thesis's figures are simulated
+    /// JSON lines of live runs, or a recording of `elfen shim`; without one the thesis's figures
+    /// are simulated
     results: Option<PathBuf>,
 
     /// The thesis's figures, simulated, besides those of live runs
@@ -93,6 +95,7 @@ impl Args {
     fn report(&self) -> Result<Report, Failure> {
         let naps = self.nap.as_deref().map(measured_naps).transpose()?;
         let mut report = match &self.results {
+            Some(file) if is_recording(file) => self.of_recording(file)?,
             Some(file) => of_results(file)?,
             None => self.simulated()?,
         };
@@ -112,6 +115,14 @@ impl Args {
             report.figures.push(naps::figure(naps.as_ref(), &command));
         }
         Ok(report)
+    }
+
+    fn of_recording(&self, file: &Path) -> Result<Report, Failure> {
+        let recording = elfen_shim::recording::open(file).map_err(|error| {
+            let fix = "give a file that `elfen shim -o` wrote";
+            Failure::new(Status::Failed, named("recording", file), error, fix)
+        })?;
+        Ok(shim::report(&recording, &self.command()))
     }
 
     fn simulates(&self) -> bool {
@@ -161,6 +172,15 @@ impl Args {
         words.extend(self.nap.as_deref().map(|file| format!("--naps {}", shell_word(file))));
         words.join(" ")
     }
+}
+
+/// Whether it begins as a recording does.
+fn is_recording(file: &Path) -> bool {
+    let mut begins = [0; elfen_shim::recording::MAGIC.len()];
+    // Nothing else is read of what is no file: a pipe gives its bytes once.
+    file.is_file()
+        && fs::File::open(file).and_then(|mut file| file.read_exact(&mut begins)).is_ok()
+        && begins == elfen_shim::recording::MAGIC
 }
 
 fn of_results(file: &Path) -> Result<Report, Failure> {

@@ -22,24 +22,29 @@ pub struct Programs {
 impl Programs {
     /// Finds them, or says what was tried.
     pub fn find() -> Result<Self, LiveError> {
-        let elfen = std::env::current_exe().map_err(|error| LiveError::Io {
-            what: "finding the running command".to_owned(),
-            error,
-        })?;
-        let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-        let folders = folders(&elfen, named.as_deref());
-        let find = |name: &'static str| {
-            let tried: Vec<PathBuf> = folders.iter().map(|folder| folder.join(name)).collect();
-            let found = tried.iter().find(|path| path.is_file()).cloned();
-            found.ok_or(LiveError::NotFound { name, tried })
-        };
+        let elfen = running()?;
         Ok(Self {
-            search: find("elfen-search")?,
-            load: find("elfen-load")?,
-            batch: find("elfen-batch")?,
+            search: find_program("elfen-search")?,
+            load: find_program("elfen-load")?,
+            batch: find_program("elfen-batch")?,
             elfen,
         })
     }
+}
+
+/// One of Elfen's programs, or what was tried.
+pub(crate) fn find_program(name: &'static str) -> Result<PathBuf, LiveError> {
+    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let elfen = running()?;
+    let folders = folders(&elfen, named.as_deref());
+    let tried: Vec<PathBuf> = folders.iter().map(|folder| folder.join(name)).collect();
+    let found = tried.iter().find(|path| path.is_file()).cloned();
+    found.ok_or(LiveError::NotFound { name, tried })
+}
+
+fn running() -> Result<PathBuf, LiveError> {
+    std::env::current_exe()
+        .map_err(|error| LiveError::Io { what: "finding the running command".to_owned(), error })
 }
 
 /// Where to look, in this order.

@@ -5,6 +5,7 @@
 //! | [`figure`] | what a figure is: panels, series, points, and what they cannot be |
 //! | [`live`] | figures and the summary of a results file |
 //! | [`simulated`] | the thesis's figures, by the model |
+//! | [`shim`] | a recording of `elfen shim` |
 //! | [`naps`] | how long naps take, by `elfen bench nap` |
 //! | `lines`, `rows` | a figure's picture, over numbers and over names |
 //! | `document` | a report before it is drawn |
@@ -23,6 +24,7 @@ pub mod naps;
 mod page;
 mod rows;
 mod scale;
+pub mod shim;
 pub mod simulated;
 mod style;
 mod svg;

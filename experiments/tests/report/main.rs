@@ -6,4 +6,5 @@ mod drawn;
 mod extremes;
 mod live;
 mod page;
+mod shim;
 mod simulated;

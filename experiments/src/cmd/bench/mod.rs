@@ -9,6 +9,7 @@ mod nap;
 mod overlap;
 mod rows;
 mod service;
+mod shim;
 mod signal;
 mod tailor;
 
@@ -25,7 +26,8 @@ Examples:
   elfen bench nap                 how long a lane takes to sleep and to wake
   sudo elfen bench overlap        how long a batch runs next to requests
   sudo elfen bench signal         how late the task map is, and what it costs
-  elfen bench service --json      what publishing a request costs, for scripts";
+  elfen bench service --json      what publishing a request costs, for scripts
+  elfen bench shim                what elfen shim sees, and what that costs";
 
 /// Measure what Elfen's parts cost on this machine
 #[derive(clap::Args, Debug)]
@@ -44,6 +46,7 @@ enum Benchmark {
     Nap(nap::Args),
     Overlap(overlap::Args),
     Service(service::Args),
+    Shim(shim::Args),
     Signal(signal::Args),
     Tailor(tailor::Args),
 }
@@ -57,6 +60,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Benchmark::Nap(args) => nap::run(args, out),
         Benchmark::Overlap(args) => overlap::run(args, out),
         Benchmark::Service(args) => service::run(args, out),
+        Benchmark::Shim(args) => shim::run(args, out),
         Benchmark::Signal(args) => signal::run(args, out),
         Benchmark::Tailor(args) => tailor::run(args, out),
     }

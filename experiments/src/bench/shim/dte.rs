@@ -1,0 +1,280 @@
+//! Whether double-time error finds the rates that are wrong. The observer is interrupted by a
+//! signal whose handler takes 1 to 30 us, and the observed publishes the clock itself: so the true
+//! rate is 1, and each rate tells by itself whether it is wrong.
+//!
+//! What the observed did not run is not the filter's to find: it keeps an account of its own
+//! pauses, and rates over them are left out.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use elfen_console::duration::number;
+use elfen_host::affinity;
+use elfen_shim::observe::{Period, Sample, Sink, observe};
+use elfen_shim::{clock, filter};
+use serde::Serialize;
+
+use super::stage::{Error, Lanes, line, percent};
+
+const PERIODS_TICKS: [u64; 4] = [0, 1_200, 2_600, 26_000];
+/// Enough wrong rates to judge the filter by, or so long.
+const ENOUGH: u64 = 1_000;
+const LIMIT: Duration = Duration::from_secs(6);
+const ROUND_SAMPLES: usize = 1 << 20;
+const ROUND_NS: u64 = 300_000_000;
+const SIGNAL_EVERY_NS: i64 = 100_000;
+/// The observed is taken to have stood still if it took so long from one write to the next.
+const PAUSE_TICKS: u64 = 1_000;
+/// A rate over so many ticks and percent of its time is wrong; over fewer it is right.
+const WRONG: (u64, u64) = (300, 5);
+const RIGHT: (u64, u64) = (130, 1);
+
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Dte {
+    pub(crate) period_ticks: u64,
+    pub(crate) wrong: u64,
+    pub(crate) removed_percent: f64,
+    pub(crate) right: u64,
+    pub(crate) kept_percent: f64,
+    /// What the paper's rule, a hundredth and no floor, keeps of them.
+    pub(crate) kept_by_paper_percent: f64,
+    pub(crate) highest_before: f64,
+    pub(crate) highest_after: f64,
+}
+
+pub(super) fn measure(lanes: Lanes) -> Result<Vec<Dte>, Error> {
+    handle_signals()?;
+    let word = line();
+    let (stop, pauses) = (AtomicBool::new(false), Pauses::default());
+    let (stop, pauses) = (&stop, &pauses);
+    thread::scope(|scope| {
+        let observed = scope.spawn(move || publish_clock(lanes, word, stop, pauses));
+        thread::sleep(Duration::from_millis(5));
+        let found: Result<Vec<Dte>, Error> = PERIODS_TICKS
+            .into_iter()
+            .map(|period| {
+                let thread = scope.spawn(move || at_period(lanes, word, period, pauses));
+                joined(thread)
+            })
+            .collect();
+        stop.store(true, Relaxed);
+        joined(observed)?;
+        found
+    })
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+type Pauses = Mutex<Vec<(u64, u64)>>;
+
+fn publish_clock(
+    lanes: Lanes,
+    word: &AtomicU64,
+    stop: &AtomicBool,
+    pauses: &Pauses,
+) -> Result<(), Error> {
+    affinity::pin(lanes.on)?;
+    let mut last = clock::before();
+    while !stop.load(Relaxed) {
+        let now = clock::before();
+        word.store(now, Relaxed);
+        if now - last > PAUSE_TICKS {
+            pauses.lock().unwrap_or_else(PoisonError::into_inner).push((last, now));
+        }
+        last = now;
+    }
+    Ok(())
+}
+
+fn at_period(lanes: Lanes, word: &AtomicU64, period: u64, pauses: &Pauses) -> Result<Dte, Error> {
+    affinity::pin(lanes.from)?;
+    let _timer = Timer::start()?;
+    let mut tally = Tally::default();
+    let start = Instant::now();
+    while tally.wrong < ENOUGH && start.elapsed() < LIMIT {
+        let until = clock::before() + lanes.clock.ticks(ROUND_NS);
+        let mut kept = Keep { samples: Vec::with_capacity(ROUND_SAMPLES), until };
+        observe::<1, _>(Period(period), [word], &mut kept);
+        // The last pause may go on.
+        thread::sleep(Duration::from_millis(1));
+        let pauses = std::mem::take(&mut *pauses.lock().unwrap_or_else(PoisonError::into_inner));
+        tally.add(&kept.samples, &pauses, lanes.clock.step_ticks);
+    }
+    Ok(tally.figures(period))
+}
+
+/// A sample: both its ends, and what was read.
+type Point = (u64, u64, u64);
+
+struct Keep {
+    samples: Vec<Point>,
+    until: u64,
+}
+
+impl<'a> Sink<'a, 1> for Keep {
+    const BOTH_ENDS: bool = true;
+
+    fn fetch(&mut self, _: u64) {}
+
+    fn take(&mut self, sample: &Sample<1>, _: &mut [&'a AtomicU64; 1]) {
+        if self.samples.len() < ROUND_SAMPLES {
+            self.samples.push((sample.start, sample.end, sample.words[0]));
+        }
+    }
+
+    fn goes_on(&mut self, now: u64, _: &mut [&'a AtomicU64; 1]) -> bool {
+        now < self.until && self.samples.len() < ROUND_SAMPLES
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    wrong: u64,
+    removed: u64,
+    right: u64,
+    kept: u64,
+    kept_by_paper: u64,
+    highest_before: f64,
+    highest_after: f64,
+}
+
+impl Tally {
+    /// Samples and pauses are in the order of their times.
+    fn add(&mut self, samples: &[Point], pauses: &[(u64, u64)], step_ticks: u64) {
+        let mut pauses = pauses.iter().peekable();
+        for pair in samples.windows(2) {
+            let ((start, end, count), (next_start, next_end, next_count)) = (pair[0], pair[1]);
+            // What was read may be a line transfer older than the sample.
+            let from = start.saturating_sub(PAUSE_TICKS);
+            while pauses.next_if(|(_, resumed)| *resumed < from).is_some() {}
+            if pauses.peek().is_some_and(|(stopped, _)| *stopped <= next_end) {
+                continue;
+            }
+            let (starts, ends) = (next_start - start, next_end - end);
+            let counted = next_count.saturating_sub(count);
+            let off = counted.abs_diff(starts);
+            let beyond = |(ticks, percent): (u64, u64)| off > ticks.max(starts * percent / 100);
+            let kept = filter::keep(starts, ends, step_ticks);
+            let rate = number(counted) / number(starts.max(1));
+            self.highest_before = self.highest_before.max(rate);
+            if kept {
+                self.highest_after = self.highest_after.max(rate);
+            }
+            if beyond(WRONG) {
+                self.wrong += 1;
+                self.removed += u64::from(!kept);
+            } else if !beyond(RIGHT) {
+                self.right += 1;
+                self.kept += u64::from(kept);
+                self.kept_by_paper += u64::from(filter::keep_by_paper(starts, ends));
+            }
+        }
+    }
+
+    fn figures(&self, period_ticks: u64) -> Dte {
+        Dte {
+            period_ticks,
+            wrong: self.wrong,
+            removed_percent: percent(self.removed, self.wrong),
+            right: self.right,
+            kept_percent: percent(self.kept, self.right),
+            kept_by_paper_percent: percent(self.kept_by_paper, self.right),
+            highest_before: self.highest_before,
+            highest_after: self.highest_after,
+        }
+    }
+}
+
+/// Its handler stays for 1 to 30 us.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+static RANDOM: AtomicU64 = AtomicU64::new(88_172_645_463_325_252);
+
+extern "C" fn hold(_: libc::c_int) {
+    let mut random = RANDOM.load(Relaxed);
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    RANDOM.store(random, Relaxed);
+    // Ticks: at 2.6 GHz, of 1 to 30 us.
+    let end = clock::before() + 2_600 + random % 75_400;
+    while clock::before() < end {
+        std::hint::spin_loop();
+    }
+}
+
+fn handle_signals() -> std::io::Result<()> {
+    let signal = libc::SIGRTMIN() + 4;
+    // SAFETY: all bytes zero is a sigaction without flags and with an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = hold as extern "C" fn(libc::c_int) as usize;
+    // SAFETY: `hold` reads the clock and stores to an atomic of its own, which any thread may do at
+    // any time.
+    if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    SIGNAL.store(signal, Relaxed);
+    Ok(())
+}
+
+/// Signals the calling thread, until it is dropped.
+struct Timer(libc::timer_t);
+
+impl Timer {
+    fn start() -> std::io::Result<Self> {
+        // SAFETY: all bytes zero is a sigevent that is filled in below.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = SIGNAL.load(Relaxed);
+        // SAFETY: takes nothing.
+        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        let mut timer: libc::timer_t = std::ptr::null_mut();
+        let clock = libc::CLOCK_MONOTONIC;
+        // SAFETY: both structures are ours.
+        if unsafe { libc::timer_create(clock, &raw mut event, &raw mut timer) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let timer = Self(timer);
+        let every = libc::timespec { tv_sec: 0, tv_nsec: SIGNAL_EVERY_NS };
+        let times = libc::itimerspec { it_interval: every, it_value: every };
+        // SAFETY: the timer was made above; the times are ours.
+        if unsafe { libc::timer_settime(timer.0, 0, &raw const times, std::ptr::null_mut()) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(timer)
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: `start` made it, and it is deleted once.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each rate is put where it belongs. Method: a rate that is right, one over which the
+    /// observer was held inside of a sample, and one over a pause of the observed.
+    #[test]
+    fn rates_are_judged_by_the_clock_that_they_count() {
+        let samples = [
+            (10_000, 10_100, 10_050),
+            (20_000, 20_100, 20_050),
+            (30_000, 60_100, 60_050), // held between its ends
+            (70_000, 70_100, 70_050),
+            (80_000, 80_100, 75_000), // the observed stood still
+        ];
+        let mut tally = Tally::default();
+        tally.add(&samples, &[(75_000, 81_000)], 26);
+        let figures = tally.figures(1);
+        assert_eq!((figures.wrong, figures.removed_percent), (2, 100.0));
+        assert_eq!((figures.right, figures.kept_percent), (1, 100.0));
+        assert_eq!((figures.highest_before, figures.highest_after), (4.0, 1.0));
+    }
+}

@@ -1,0 +1,87 @@
+//! How often a word is read, with its runs recorded, and how often it is seen to change.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use elfen_console::duration::number;
+use elfen_host::affinity;
+use elfen_shim::clock;
+use elfen_shim::record::Orders;
+use serde::Serialize;
+
+use super::stage::{Error, Lanes, line, observe};
+
+const RUN_NS: u64 = 100_000_000;
+/// The best counts: one that nobody interrupted.
+const RUNS: u32 = 5;
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Rate {
+    pub(crate) word: String,
+    pub(crate) ticks_a_sample: f64,
+    /// `None` of a word that nobody writes.
+    pub(crate) ticks_a_new_value: Option<f64>,
+    pub(crate) bytes_a_run: Option<f64>,
+}
+
+/// A word that nobody writes, one that is written as often as it goes, and one with some work
+/// between two writes.
+pub(super) fn measure(lanes: Lanes) -> Result<Vec<Rate>, Error> {
+    let quiet = best(lanes, line(), "nobody writes")?;
+    let mut rates = vec![Rate { ticks_a_new_value: None, bytes_a_run: None, ..quiet }];
+    for work in [8, 64] {
+        let word = line();
+        let stop = AtomicBool::new(false);
+        let rate = thread::scope(|scope| {
+            let writer = scope.spawn(|| write(lanes, word, work, &stop));
+            // It has to be on its lane.
+            thread::sleep(Duration::from_millis(5));
+            let rate = best(lanes, word, "");
+            stop.store(true, Relaxed);
+            let ticks = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            rate.map(|rate| Rate { word: format!("written every {ticks:.0} ticks"), ..rate })
+        });
+        rates.push(rate?);
+    }
+    Ok(rates)
+}
+
+fn best(lanes: Lanes, word: &'static AtomicU64, name: &str) -> Result<Rate, Error> {
+    let mut best: Option<Rate> = None;
+    for _ in 0..RUNS {
+        let ticks = lanes.clock.ticks(RUN_NS);
+        let seen = observe(lanes, word, 0, Some(ticks), Arc::new(Orders::default()))?.join();
+        let chunks = seen.pool.chunks();
+        let (runs, bytes) = chunks.iter().fold((0, 0), |(runs, bytes), (head, _)| {
+            (runs + u64::from(head.runs), bytes + u64::from(head.bytes))
+        });
+        let of = |count: u64| number(ticks) / number(count.max(1));
+        let rate = Rate {
+            word: name.to_owned(),
+            ticks_a_sample: of(seen.samples),
+            ticks_a_new_value: Some(of(runs)),
+            bytes_a_run: Some(number(bytes) / number(runs.max(1))),
+        };
+        if best.as_ref().is_none_or(|best| best.ticks_a_sample > rate.ticks_a_sample) {
+            best = Some(rate);
+        }
+    }
+    Ok(best.expect("there was more than one run"))
+}
+
+/// Writes until it is stopped, with so much work in between; gives the ticks from write to write.
+fn write(lanes: Lanes, word: &AtomicU64, work: u64, stop: &AtomicBool) -> Result<f64, Error> {
+    affinity::pin(lanes.on)?;
+    let (start, mut writes) = (clock::before(), 0_u64);
+    while !stop.load(Relaxed) {
+        for _ in 0..64 {
+            writes += 1;
+            word.store(writes, Relaxed);
+            (0..work).for_each(|step| _ = black_box(step));
+        }
+    }
+    Ok(number(clock::before() - start) / number(writes))
+}

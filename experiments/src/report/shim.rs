@@ -1,0 +1,402 @@
+//! A recording of `elfen shim`: where the time went, how long each stay was, and when.
+//!
+//! A recording may come from anybody, so names are clipped and cleaned, tags beyond those that can
+//! be told apart are left to the tables, and what is no number is refused by the figures' own
+//! check.
+
+use elfen_console::duration::{number, show};
+use elfen_shim::recording::{Kind, RateFigure, Recording, State};
+use elfen_shim::summary::{Summary, TagFigure, Tags};
+
+use super::document::{Report, Table};
+use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Source, Style};
+
+/// Tags with a bar, and with a line.
+const BARS: usize = 16;
+const STYLES: [Style; 6] =
+    [Style::Blue, Style::Red, Style::Aqua, Style::Orange, Style::Violet, Style::Ochre];
+/// Parts of the whole time.
+const SLICES: usize = 200;
+const LONGEST: usize = 10;
+const NAME_CHARS: usize = 48;
+
+/// `command` is the one that draws the page.
+pub fn report(recording: &Recording, command: &str) -> Report {
+    let summary = Summary::of(recording);
+    let maker = Maker { recording, summary: &summary, command };
+    let mut report = Report {
+        title: format!("{}: what it did, by elfen shim", clean(&summary.program)),
+        command: command.to_owned(),
+        notes: maker.notes(),
+        tables: vec![maker.observed()],
+        figures: Vec::new(),
+        appendix: Vec::new(),
+    };
+    for (index, signal) in recording.head.signals.iter().enumerate() {
+        match signal.kind {
+            Kind::Tags => {
+                let tags: Vec<&TagFigure> =
+                    summary.tags.iter().filter(|tag| tag.signal == signal.name).collect();
+                if !tags.is_empty() {
+                    report.figures.extend(maker.of_tags(index, &tags));
+                    report.tables.push(maker.longest(index));
+                    report.appendix.push(of_each(&signal.name, &tags));
+                }
+            }
+            Kind::Values => report.figures.extend(maker.of_values(index)),
+        }
+    }
+    report.figures.extend(maker.rates());
+    report
+}
+
+struct Maker<'a> {
+    recording: &'a Recording,
+    summary: &'a Summary,
+    command: &'a str,
+}
+
+impl Maker<'_> {
+    fn notes(&self) -> Vec<String> {
+        let Summary { on, from, samples, observed_ns, period_ns, resolution_ns, .. } = self.summary;
+        let mut notes = vec![format!(
+            "{} on lanes {} from lane {from}: {samples} samples, one each {} in the median. \
+             Nothing shorter than {resolution_ns:.0} ns is told apart.",
+            show(*observed_ns),
+            clean(on),
+            show(period_ns.median),
+        )];
+        if self.summary.gaps > 0 {
+            notes.push(
+                "Times in which nobody looked are gaps: they belong to no tag and are in no share."
+                    .to_owned(),
+            );
+        }
+        if self.recording.cut {
+            notes.push("The file was cut: this is what was left of it.".to_owned());
+        }
+        if !self.summary.ended.is_empty() {
+            notes.push(format!("Of this recording: {}.", clean(&self.summary.ended)));
+        }
+        notes
+    }
+
+    /// Periods and gaps.
+    fn observed(&self) -> Table {
+        let Summary { period_ns, gaps, gap_ns, longest_gap_ns, steal_ns, .. } = self.summary;
+        let round_trip = self.summary.line_round_trip_ns;
+        let rows = [
+            ("period that was asked for", asked(period_ns.asked)),
+            ("period, median", show(period_ns.median)),
+            ("period, 99th percentile", show(period_ns.p99)),
+            ("a line there and back", round_trip.map_or_else(|| "not known".to_owned(), show)),
+            ("gaps", gaps.to_string()),
+            ("time in gaps", show(*gap_ns)),
+            ("longest gap", show(*longest_gap_ns)),
+            ("taken by the host", show(*steal_ns)),
+        ];
+        Table {
+            title: "How it was observed".to_owned(),
+            head: vec!["what".to_owned(), "value".to_owned()],
+            rows: rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect(),
+            note: String::new(),
+        }
+    }
+
+    fn figure(&self, id: String, title: String, reading: String, x: Across) -> Figure {
+        let head = &self.recording.head;
+        Figure {
+            id,
+            title,
+            reading,
+            source: Source::Live,
+            made_with: format!(
+                "{}, lane {} from lane {}.",
+                clean(&head.machine),
+                clean(&head.on),
+                head.from
+            ),
+            command: self.command.to_owned(),
+            x,
+            panels: Vec::new(),
+        }
+    }
+
+    /// Time by tag, lengths of runs by tag, and the whole in slices.
+    fn of_tags(&self, index: usize, tags: &[&TagFigure]) -> Vec<Figure> {
+        let signal = clean(&self.recording.head.signals[index].name);
+        let first = tags[0];
+        let bars = tags.iter().take(BARS).enumerate();
+        let names = tags.iter().take(BARS).map(|tag| clean(&tag.name)).collect();
+        let reading = format!(
+            "{} has {:.1} % of the time in which the thread ran and somebody looked.",
+            clean(&first.name),
+            first.share_percent
+        );
+        let x = Across::Names { quantity: signal.clone(), names, one_scale: false };
+        let mut time =
+            self.figure(format!("time-{index}"), format!("Time by {signal}"), reading, x);
+        let shares = bars.map(|(at, tag)| Point::at(number(at as u64), tag.share_percent));
+        time.panels.push(Panel {
+            y: Axis::new("share", "%"),
+            series: vec![Series::new("share", Mark::Bars, Style::Blue, shares.collect())],
+            rules: Vec::new(),
+        });
+        vec![time, self.lengths(index, &signal, tags), self.strip(index, &signal, tags)]
+    }
+
+    fn lengths(&self, index: usize, signal: &str, tags: &[&TagFigure]) -> Figure {
+        let all = Tags::of(self.recording, index);
+        let mut series = Vec::new();
+        for (tag, style) in tags.iter().zip(STYLES) {
+            let Some(found) = all.by_name.get(&tag.name) else { continue };
+            let mut halves: Vec<(f64, f64)> = Vec::new();
+            for (low, _, count) in found.lengths.columns() {
+                // Two columns to a doubling: fine ones are noise.
+                let half = (number(low.max(1)).log2() * 2.0).floor();
+                match halves.last_mut() {
+                    Some((last, sum)) if *last == half => *sum += number(count),
+                    _ => halves.push((half, number(count))),
+                }
+            }
+            let point = |(half, count): (f64, f64)| Point::at((half / 2.0).exp2() / 1e3, count);
+            let points = halves.into_iter().map(point).collect();
+            series.push(Series::new(clean(&tag.name), Mark::Line, style, points));
+        }
+        let x = Across::Number(Axis::new("length of a run", "us").scaled(Scale::Log));
+        let reading = "How often each stay took how long; runs that a gap or a switch cut are left \
+                       out.";
+        let title = format!("Lengths of runs by {signal}");
+        let mut figure = self.figure(format!("lengths-{index}"), title, reading.to_owned(), x);
+        let y = Axis::new("runs", "").scaled(Scale::Log);
+        figure.panels.push(Panel { y, series, rules: Vec::new() });
+        figure
+    }
+
+    /// The whole time in slices, and the share of each tag in each.
+    fn strip(&self, index: usize, signal: &str, tags: &[&TagFigure]) -> Figure {
+        let names = Names::of(self.recording, index);
+        let slices = Slices::of(self.recording);
+        let mut sums = vec![[0.0; SLICES]; STYLES.len() + 1];
+        for (run, end) in self.recording.stretches(index) {
+            let row = match run.state {
+                State::Gap => STYLES.len(),
+                State::NotRunning => continue,
+                state => {
+                    let name = names.of_state(state);
+                    match tags.iter().take(STYLES.len()).position(|tag| tag.name == name) {
+                        Some(row) => row,
+                        None => continue,
+                    }
+                }
+            };
+            slices.add(run.start_ticks, end, |slice, part| sums[row][slice] += part * 100.0);
+        }
+        let series_of = |(row, name, style): (usize, String, Style)| {
+            let points = sums[row].iter().enumerate();
+            let points = points.map(|(at, share)| Point::at(slices.ms(at), *share)).collect();
+            Series::new(name, Mark::Curve, style, points)
+        };
+        let shown = tags.iter().zip(STYLES).enumerate();
+        let shown = shown.map(|(row, (tag, style))| (row, clean(&tag.name), style));
+        let gaps = (self.summary.gaps > 0).then(|| (STYLES.len(), "(gap)".to_owned(), Style::Grey));
+        let x = Across::Number(Axis::new("time", "ms"));
+        let reading =
+            format!("The whole recording in {SLICES} slices: what share of each was whose.");
+        let title = format!("When, by {signal}");
+        let mut figure = self.figure(format!("when-{index}"), title, reading, x);
+        let series = shown.chain(gaps).map(series_of).collect();
+        figure.panels.push(Panel { y: Axis::new("share", "%"), series, rules: Vec::new() });
+        figure
+    }
+
+    /// Where to look closer.
+    fn longest(&self, index: usize) -> Table {
+        let (recording, names) = (self.recording, Names::of(self.recording, index));
+        let clock = recording.head.clock;
+        let first = recording.span().map_or(0, |(first, _)| first);
+        let mut runs: Vec<(u64, u64, State)> = Vec::new();
+        for (run, end) in recording.stretches(index) {
+            if matches!(run.state, State::Gap | State::NotRunning) {
+                continue;
+            }
+            // The same value in a row is one stay.
+            match runs.last_mut() {
+                Some((_, until, state)) if *until == run.start_ticks && *state == run.state => {
+                    *until = end;
+                }
+                _ => runs.push((run.start_ticks, end, run.state)),
+            }
+        }
+        runs.sort_by_key(|(start, end, _)| std::cmp::Reverse(end.saturating_sub(*start)));
+        let row = |(start, end, state): &(u64, u64, State)| {
+            let at = clock.ns(start.saturating_sub(first));
+            let until = clock.ns(end.saturating_sub(first));
+            let name = clean(&names.of_state(*state));
+            let part = format!("--between {}us..{}us", at / 1_000, until / 1_000 + 1);
+            vec![name, show(until - at), show(at), part]
+        };
+        let signal = clean(&recording.head.signals[index].name);
+        Table {
+            title: format!("The longest runs of {signal}"),
+            head: ["name", "length", "begins at", "to cut it out"].map(str::to_owned).into(),
+            rows: runs.iter().take(LONGEST).map(row).collect(),
+            note: "`elfen shim show` and `elfen shim export` take such a part of the recording."
+                .to_owned(),
+        }
+    }
+
+    /// A number over time: its mean in each slice, from the least to the most.
+    fn of_values(&self, index: usize) -> Option<Figure> {
+        let signal = &self.recording.head.signals[index];
+        let slices = Slices::of(self.recording);
+        let mut found = vec![(0.0, 0.0, f64::MAX, 0.0_f64); SLICES];
+        for (run, end) in self.recording.stretches(index) {
+            let State::Value(value) = run.state else { continue };
+            let value = number(value);
+            slices.add(run.start_ticks, end, |slice, part| {
+                let (sum, weight, least, most) = &mut found[slice];
+                *sum += value * part;
+                *weight += part;
+                (*least, *most) = (least.min(value), most.max(value));
+            });
+        }
+        let point = |(at, (sum, weight, least, most)): (usize, &(f64, f64, f64, f64))| {
+            let interval = Some((*least, *most));
+            (*weight > 0.0).then(|| Point { x: slices.ms(at), y: sum / weight, interval })
+        };
+        let points: Vec<Point> = found.iter().enumerate().filter_map(point).collect();
+        // A word that nobody ever wrote says nothing.
+        if points.iter().all(|point| point.y == 0.0) {
+            return None;
+        }
+        let name = clean(&signal.name);
+        let x = Across::Number(Axis::new("time", "ms"));
+        let reading = format!(
+            "The mean of {name} in each of {SLICES} slices of the time, and its least and most."
+        );
+        let mut figure = self.figure(format!("value-{index}"), name.clone(), reading, x);
+        let series = vec![Series::new(name, Mark::Curve, Style::Blue, points)];
+        figure.panels.push(Panel { y: Axis::new("value", ""), series, rules: Vec::new() });
+        Some(figure)
+    }
+
+    fn rates(&self) -> Vec<Figure> {
+        let mut names: Vec<&str> =
+            self.summary.rates.iter().map(|rate| rate.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let of_one = |(at, name): (usize, &&str)| {
+            let of_it = self.summary.rates.iter().filter(|rate| rate.name == **name);
+            let rates: Vec<&RateFigure> = of_it.take(BARS).collect();
+            let point = |(at, rate): (usize, &&RateFigure)| Point {
+                x: number(at as u64),
+                y: rate.median,
+                interval: Some((rate.p10, rate.p90)),
+            };
+            let points = rates.iter().enumerate().map(point).collect();
+            let tags = rates.iter().map(|rate| clean(&rate.tag)).collect();
+            let x = Across::Names { quantity: "in".to_owned(), names: tags, one_scale: false };
+            let name = clean(name);
+            let reading = format!(
+                "{name}: the median, and the tenth and the ninetieth percentile; rates that \
+                 double-time error found wrong are left out."
+            );
+            let mut figure = self.figure(format!("rate-{at}"), name.clone(), reading, x);
+            let series = vec![Series::new(name.clone(), Mark::Dots, Style::Blue, points)];
+            figure.panels.push(Panel { y: Axis::new(name, ""), series, rules: Vec::new() });
+            figure
+        };
+        names.iter().enumerate().map(of_one).collect()
+    }
+}
+
+fn asked(period_ns: u64) -> String {
+    if period_ns == 0 { "as fast as it goes".to_owned() } else { show(period_ns) }
+}
+
+fn of_each(signal: &str, tags: &[&TagFigure]) -> Table {
+    const ROWS: usize = 200;
+    let row = |tag: &&TagFigure| {
+        let lengths = [tag.run_ns.median, tag.run_ns.p99, tag.run_ns.max].map(show);
+        let about = [clean(&tag.name), format!("{:.2} %", tag.share_percent), show(tag.time_ns)];
+        about.into_iter().chain([tag.runs.to_string()]).chain(lengths).collect()
+    };
+    let heading = ["name", "share", "time", "runs", "median", "p99", "longest"];
+    Table {
+        title: format!("Every {}", clean(signal)),
+        head: heading.map(str::to_owned).into(),
+        rows: tags.iter().take(ROWS).map(row).collect(),
+        note: match tags.len().saturating_sub(ROWS) {
+            0 => String::new(),
+            more => format!("And {more} more."),
+        },
+    }
+}
+
+/// A name that can stand in a page, however it came into the file.
+fn clean(name: &str) -> String {
+    let shown =
+        |c: char| if c.is_control() || "\u{fffe}\u{ffff}".contains(c) { '\u{fffd}' } else { c };
+    let mut text: String = name.chars().take(NAME_CHARS).map(shown).collect();
+    if name.chars().nth(NAME_CHARS).is_some() {
+        text.push('…');
+    }
+    text
+}
+
+/// What a signal's values are called in the summary.
+struct Names<'a>(std::collections::HashMap<u64, &'a str>);
+
+impl<'a> Names<'a> {
+    fn of(recording: &'a Recording, signal: usize) -> Self {
+        let names = recording.head.signals[signal].names.iter();
+        Self(names.map(|(value, name)| (*value, name.as_str())).collect())
+    }
+
+    fn of_state(&self, state: State) -> String {
+        match state {
+            State::Gap | State::NotRunning => String::new(),
+            State::Other => "(others)".to_owned(),
+            State::Value(value) => match self.0.get(&value) {
+                Some(name) => (*name).to_owned(),
+                None if value == 0 => elfen_shim::symbols::NO_NAME.to_owned(),
+                None => format!("{value:#x}"),
+            },
+        }
+    }
+}
+
+/// The whole time in equal parts.
+struct Slices {
+    first: f64,
+    length: f64,
+    ms_per_tick: f64,
+}
+
+impl Slices {
+    fn of(recording: &Recording) -> Self {
+        let (first, last) = recording.span().unwrap_or((0, 1));
+        let length = number(last.saturating_sub(first)).max(1.0) / SLICES as f64;
+        let ms_per_tick = 1e3 / number(recording.head.clock.ticks_per_second.max(1));
+        Self { first: number(first), length, ms_per_tick }
+    }
+
+    fn ms(&self, slice: usize) -> f64 {
+        slice as f64 * self.length * self.ms_per_tick
+    }
+
+    /// Gives each slice the part of it that lies between two times.
+    fn add(&self, from: u64, to: u64, mut give: impl FnMut(usize, f64)) {
+        let at = |ticks: u64| (number(ticks) - self.first) / self.length;
+        let (from, to) = (at(from).max(0.0), at(to).min(SLICES as f64));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to SLICES")]
+        let index = |at: f64| at as usize;
+        for slice in index(from)..=index(to).min(SLICES - 1) {
+            let part = to.min(slice as f64 + 1.0) - from.max(slice as f64);
+            if part > 0.0 {
+                give(slice, part);
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The command `elfen-truth`: a thread that says what it does, and keeps its own account of it, to
+//! hold `elfen shim` against.
+//!
+//! It takes turns of random length. In each it spins on the clock, so that nothing is stored but
+//! the turn's tag and number as it begins; the clock's reading that ended the turn before is the
+//! stamp. The turns carry tags of this program alone: in the library they would be in all binaries.
+
+use std::arch::x86_64::_rdtsc;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::tag;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::SplitMix64;
+use workloads::command;
+use workloads::units::{Nanos, nanos_from_f64, parse_nanos};
+
+const COMMAND: &str = "elfen-truth";
+
+/// Takes turns of random length, says so by tags, and writes when each began and ended.
+#[derive(Debug, Parser)]
+#[command(
+    name = COMMAND,
+    version,
+    after_help = "Turns have numbers from 1, and the tags odd and even; the number is the thread's \
+                  value. Lengths are drawn log-uniformly. FILE gets a row a turn: turn, tag, \
+                  start_ns, end_ns, by CLOCK_MONOTONIC.\n\n\
+                  Example: elfen shim --watch tag -o run.shim -- elfen-truth turns.csv\n\n\
+                  Exit status: 0 done, 1 failed, 2 wrong arguments."
+)]
+struct Args {
+    /// Where to write the stamps
+    #[arg(value_name = "FILE")]
+    stamps: PathBuf,
+
+    /// End after this time
+    #[arg(long = "for", value_name = "TIME", default_value = "1s", value_parser = parse_nanos)]
+    duration: Nanos,
+
+    /// No turn is shorter
+    #[arg(long, value_name = "TIME", default_value = "100ns", value_parser = parse_nanos)]
+    shortest: Nanos,
+
+    /// No turn is longer
+    #[arg(long, value_name = "TIME", default_value = "100us", value_parser = parse_nanos)]
+    longest: Nanos,
+
+    /// Decides the lengths
+    #[arg(long, default_value = "1")]
+    seed: u64,
+}
+
+/// Turns of which stamps are kept, at most: half a gigabyte.
+const TURNS_MAX: u64 = 1 << 26;
+/// Lengths are drawn before the first turn, and then come again: a power of two.
+const LENGTHS: usize = 1 << 16;
+
+fn main() -> ExitCode {
+    let args: Args = match command::parse(COMMAND) {
+        Ok(args) => args,
+        Err(status) => return status,
+    };
+    if args.shortest == 0 || args.shortest > args.longest {
+        return command::usage(COMMAND, "--shortest is above 0, and not above --longest");
+    }
+    // Before the turns, not after them: a file that cannot be written is said at once.
+    let file = match File::create(&args.stamps) {
+        Ok(file) => file,
+        Err(error) => return unwritten(&args.stamps, &error),
+    };
+    let before = Moment::now();
+    // Good to a part in ten thousand; the stamps take the rate over the whole run.
+    while before.since_ns() < 10_000_000 {
+        std::hint::spin_loop();
+    }
+    let rate = before.ticks_per_ns();
+    let drawn = draw(&args);
+    let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+    let lengths: Vec<u64> = drawn.iter().map(|ns| whole(ns * rate)).collect();
+    let ticks = whole(args.duration as f64 * rate);
+    let most = whole(args.duration as f64 / mean * 2.0).clamp(2 * LENGTHS as u64, TURNS_MAX);
+    // Written once, so that no page is missing later.
+    let mut stamps = vec![1; usize::try_from(most).unwrap_or(LENGTHS)];
+    let turns = take_turns(&lengths, ticks, &mut stamps);
+    let clock = Conversion { first: before, ns_per_tick: 1.0 / before.ticks_per_ns() };
+    if let Err(error) = write(file, &stamps[..=turns], clock) {
+        return unwritten(&args.stamps, &error);
+    }
+    match command::say(&format!("{turns} turns\n")) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => command::failure(COMMAND, &format!("writing to standard output: {error}")),
+    }
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> ExitCode {
+    command::failure(COMMAND, &format!("writing {}: {error}", path.display()))
+}
+
+fn whole(value: f64) -> u64 {
+    nanos_from_f64(value).unwrap_or(u64::MAX)
+}
+
+/// Log-uniformly: each octave has as many turns.
+fn draw(args: &Args) -> Vec<f64> {
+    let mut random = SplitMix64::seed_from_u64(args.seed);
+    let (low, high) = ((args.shortest as f64).ln(), (args.longest as f64).ln());
+    (0..LENGTHS).map(|_| (low + random.random::<f64>() * (high - low)).exp()).collect()
+}
+
+/// Turns until the time is over, or the stamps are full; gives how many. The stamp of the end of
+/// one is that of the beginning of the next.
+#[inline(never)]
+fn take_turns(lengths: &[u64], ticks: u64, stamps: &mut [u64]) -> usize {
+    let length = |turn: usize| lengths[turn % LENGTHS];
+    let _even = tag!("even");
+    let (mut turn, mut now) = (0, ticks_now());
+    let end = now.saturating_add(ticks);
+    while now < end && turn + 2 < stamps.len() {
+        stamps[turn] = now;
+        turn += 1;
+        {
+            let _odd = tag!("odd");
+            tag::value(turn as u64);
+            now = wait(now.saturating_add(length(turn)));
+        }
+        stamps[turn] = now;
+        turn += 1;
+        tag::value(turn as u64);
+        now = wait(now.saturating_add(length(turn)));
+    }
+    stamps[turn] = now;
+    turn
+}
+
+#[inline(always)]
+fn wait(until: u64) -> u64 {
+    loop {
+        let now = ticks_now();
+        if now >= until {
+            return now;
+        }
+    }
+}
+
+#[inline(always)]
+fn ticks_now() -> u64 {
+    // SAFETY: every x86-64 has a time stamp counter, and Linux lets programs read it.
+    unsafe { _rdtsc() }
+}
+
+/// Both clocks at one time.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    ticks: u64,
+    ns: u64,
+}
+
+impl Moment {
+    /// The nearest of some tries, as any may be interrupted.
+    fn now() -> Self {
+        let one = |_| {
+            let (first, ns, last) = (ticks_now(), monotonic_ns(), ticks_now());
+            (last - first, first + (last - first) / 2, ns)
+        };
+        let (_, ticks, ns) = (0..16).map(one).min().expect("sixteen tries");
+        Self { ticks, ns }
+    }
+
+    fn since_ns(self) -> u64 {
+        monotonic_ns() - self.ns
+    }
+
+    fn ticks_per_ns(self) -> f64 {
+        let now = Self::now();
+        (now.ticks - self.ticks) as f64 / (now.ns - self.ns).max(1) as f64
+    }
+}
+
+/// From ticks to the time that everybody knows.
+#[derive(Clone, Copy, Debug)]
+struct Conversion {
+    first: Moment,
+    ns_per_tick: f64,
+}
+
+impl Conversion {
+    fn ns(self, ticks: u64) -> u64 {
+        self.first.ns + whole((ticks - self.first.ticks) as f64 * self.ns_per_tick)
+    }
+}
+
+fn write(file: File, stamps: &[u64], clock: Conversion) -> io::Result<()> {
+    let mut out = BufWriter::new(file);
+    writeln!(out, "turn,tag,start_ns,end_ns")?;
+    for (turn, pair) in (1..).zip(stamps.windows(2)) {
+        let tag = if turn % 2 == 1 { "odd" } else { "even" };
+        writeln!(out, "{turn},{tag},{},{}", clock.ns(pair[0]), clock.ns(pair[1]))?;
+    }
+    out.flush()
+}

@@ -20,7 +20,7 @@ use crate::signals::Ending;
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor record --for 10s --port 6379   then elfen tailor report
-  sudo elfen tailor record --service search        by what it says of its requests
+  sudo elfen tailor record --service search        by its own word on requests
   sudo elfen tailor record --pid 4711 -o web.tale  until Ctrl-C";
 
 /// Record what the kernel does around a service's requests

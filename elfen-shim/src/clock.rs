@@ -74,7 +74,12 @@ impl Clock {
     }
 
     pub fn step_ns(&self) -> f64 {
-        number(self.step_ticks) * 1e9 / number(self.ticks_per_second.max(1))
+        self.exact_ns(self.step_ticks)
+    }
+
+    /// With what is less than a nanosecond.
+    pub fn exact_ns(&self, ticks: u64) -> f64 {
+        number(ticks) * 1e9 / number(self.ticks_per_second.max(1))
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::clock::Clock;
 use crate::filter;
 use crate::recording::{Dte, RateFigure};
 
@@ -25,7 +26,7 @@ pub struct Rate {
     pub against: Option<usize>,
     /// What a tick is counted as, if it is held against the clock.
     pub ticks_per_unit: f64,
-    step_ticks: u64,
+    floor_ticks: u64,
     tags: Vec<u64>,
     counts: Vec<[u32; BUCKETS]>,
     seen: Vec<u64>,
@@ -49,7 +50,7 @@ impl Rate {
         counter: usize,
         against: Option<usize>,
         ticks_per_unit: f64,
-        step_ticks: u64,
+        floor_ticks: u64,
     ) -> Self {
         let (tags, seen) = (Vec::with_capacity(TAGS), vec![0; TAGS]);
         let counts = vec![[0; BUCKETS]; TAGS];
@@ -59,7 +60,7 @@ impl Rate {
             counter,
             against,
             ticks_per_unit,
-            step_ticks,
+            floor_ticks,
             tags,
             counts,
             seen,
@@ -82,7 +83,7 @@ impl Rate {
             self.shrunk += 1;
             return;
         };
-        if !filter::keep(starts, ends, self.step_ticks) {
+        if !filter::keep(starts, ends, self.floor_ticks) {
             self.discarded += 1;
             return;
         }
@@ -129,10 +130,10 @@ impl Rate {
         all.into_iter().map(|(_, figure)| figure).collect()
     }
 
-    pub fn dte(&self, step_ns: f64) -> Dte {
+    pub fn dte(&self, clock: &Clock) -> Dte {
         Dte {
             tolerance_percent: filter::TOLERANCE_PERCENT,
-            floor_ns: step_ns * float(filter::FLOOR_STEPS),
+            floor_ns: clock.exact_ns(self.floor_ticks),
             kept: self.kept,
             discarded: self.discarded,
             shrunk: self.shrunk,
@@ -192,7 +193,7 @@ mod tests {
             (33_000, 33_030, 1_607, 33_000),
         ];
         let point = |(start, end, counter, against)| Point { start, end, counter, against };
-        let mut ipc = Rate::new("instructions/cycles".into(), 0, Some(1), 1.0, 26);
+        let mut ipc = Rate::new("instructions/cycles".into(), 0, Some(1), 1.0, 52);
         for pair in counts.windows(2) {
             ipc.add(5, &point(pair[0]), &point(pair[1]));
         }
@@ -200,7 +201,7 @@ mod tests {
         assert!((figure.median - 1.6).abs() < 0.05, "{figure:?}");
         assert!((figure.p90 / figure.p10 - 1.0).abs() < 0.05, "{figure:?}");
         assert_eq!(figure.tag, "tag 5");
-        let dte = ipc.dte(10.0);
+        let dte = ipc.dte(&Clock { ticks_per_second: 2_600_000_000, step_ticks: 26 });
         assert_eq!((dte.kept, dte.discarded, dte.shrunk, dte.floor_ns), (4, 2, 1, 20.0));
     }
 

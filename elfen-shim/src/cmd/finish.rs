@@ -92,7 +92,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
             tags.as_ref().map_or_else(String::new, |tags| name(&mut names, tags, value, &own))
         };
         head.rates.extend(rate.figures(name_of));
-        let dte = rate.dte(clock.step_ns());
+        let dte = rate.dte(&clock);
         let all = head.dte.get_or_insert(Dte { kept: 0, discarded: 0, shrunk: 0, ..dte });
         all.kept += dte.kept;
         all.discarded += dte.discarded;

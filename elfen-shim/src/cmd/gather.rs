@@ -8,6 +8,7 @@ use elfen_rt::signal::thread::ThreadSlot;
 
 use super::lanes::Chosen;
 use crate::clock::Clock;
+use crate::filter;
 use crate::rates::Rate;
 use crate::reach::{self, Place, ProcState, Reader, SharedGlobals, Unreached};
 use crate::record::ThreadWord;
@@ -252,6 +253,7 @@ fn add_rate(
     // Against the clock: a microsecond.
     let ticks = elfen_console::duration::number(context.clock.ticks_per_second) / 1e6;
     let name = if against.is_some() { text.to_owned() } else { format!("{text} per us") };
-    words.add_rate(Rate::new(name, counter, against, ticks, context.clock.step_ticks));
+    let floor_ticks = filter::floor_ticks(&context.clock);
+    words.add_rate(Rate::new(name, counter, against, ticks, floor_ticks));
     Ok(())
 }

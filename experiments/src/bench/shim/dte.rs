@@ -102,7 +102,7 @@ fn at_period(lanes: Lanes, word: &AtomicU64, period: u64, pauses: &Pauses) -> Re
         // The last pause may go on.
         thread::sleep(Duration::from_millis(1));
         let pauses = std::mem::take(&mut *pauses.lock().unwrap_or_else(PoisonError::into_inner));
-        tally.add(&kept.samples, &pauses, lanes.clock.step_ticks);
+        tally.add(&kept.samples, &pauses, filter::floor_ticks(&lanes.clock));
     }
     Ok(tally.figures(period))
 }
@@ -144,7 +144,7 @@ struct Tally {
 
 impl Tally {
     /// Samples and pauses are in the order of their times.
-    fn add(&mut self, samples: &[Point], pauses: &[(u64, u64)], step_ticks: u64) {
+    fn add(&mut self, samples: &[Point], pauses: &[(u64, u64)], floor_ticks: u64) {
         let mut pauses = pauses.iter().peekable();
         for pair in samples.windows(2) {
             let ((start, end, count), (next_start, next_end, next_count)) = (pair[0], pair[1]);
@@ -158,7 +158,7 @@ impl Tally {
             let counted = next_count.saturating_sub(count);
             let off = counted.abs_diff(starts);
             let beyond = |(ticks, percent): (u64, u64)| off > ticks.max(starts * percent / 100);
-            let kept = filter::keep(starts, ends, step_ticks);
+            let kept = filter::keep(starts, ends, floor_ticks);
             let rate = number(counted) / number(starts.max(1));
             self.highest_before = self.highest_before.max(rate);
             if kept {

@@ -2,9 +2,9 @@
 //!
 //! A rate is the change of a counter by the change of the clock. If the observer was held up inside
 //! of a sample, the two ends of the sample no longer tell the same time, and the rate is wrong: so
-//! it is left out. The paper keeps a rate if the two differences agree within a hundredth. Short ones
-//! disagree by more: by a step of the clock at each end, where it advances in steps, and by as much
-//! as reading it takes now longer and now shorter.
+//! it is left out. The paper keeps a rate if the two differences agree within a hundredth. Short
+//! ones disagree by more: by a step of the clock at each end, where it advances in steps, and by as
+//! much as reading it takes now longer and now shorter.
 
 use crate::clock::Clock;
 

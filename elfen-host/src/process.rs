@@ -5,6 +5,8 @@ use std::fs;
 /// A line of /proc/PID/stat, as far as it matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
+    /// As `ps` shows it: `R` runs or could, `S` sleeps, `T` is stopped.
+    pub state: char,
     pub parent: u32,
     /// It will run nothing more of its program: it exits, or has a signal that it cannot catch.
     pub(crate) dying: bool,
@@ -31,11 +33,29 @@ fn parse(line: &str) -> Option<Stat> {
     let fields: Vec<&str> = after_name.split_whitespace().collect();
     let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
     Some(Stat {
+        state: fields.first()?.chars().next()?,
         parent: u32::try_from(number(1)?).ok()?,
         dying: number(6)? & PF_EXITING != 0 || number(28)? & KILL_PENDING != 0,
         waited_for_ticks: number(13)?.checked_add(number(14)?)?,
         began_ticks: number(19)?,
     })
+}
+
+/// CPU time of a process, of threads that have ended as well; `None` if it is gone.
+pub fn cpu_time_ns(process: u32) -> Option<u64> {
+    let process = libc::pid_t::try_from(process).ok()?;
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: the call writes one number to where it is told.
+    if unsafe { libc::clock_getcpuclockid(process, &raw mut clock) } != 0 {
+        return None;
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call fills the structure, which is its own size.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return None;
+    }
+    let (seconds, ns) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
+    Some(seconds * 1_000_000_000 + ns)
 }
 
 /// What a thread has spent, and whether the kernel says that it sleeps.
@@ -102,7 +122,8 @@ mod tests {
         let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let line = format!("77 (a) R (b c) S {}", numbers.join(" "));
         let (waited_for_ticks, began_ticks) = (16 + 17, 22);
-        let stat = Stat { parent: 4, dying: false, waited_for_ticks, began_ticks };
+        let (state, parent, dying) = ('S', 4, false);
+        let stat = Stat { state, parent, dying, waited_for_ticks, began_ticks };
         assert_eq!(parse(&line), Some(stat));
         let dying = |from, to| parse(&line.replace(from, to)).is_some_and(|stat| stat.dying);
         assert!(dying(" 9 ", " 4228364 ") && dying(" 31 ", " 256 "), "PF_EXITING; SIGKILL");

@@ -1,11 +1,11 @@
 //! Injectors: each hurts a service for a while, and says by a clock of its own from when to when.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use elfen_host::affinity;
+use elfen_host::process::stat;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use serde::{Deserialize, Serialize};
 
@@ -52,10 +52,7 @@ impl Stop {
     }
 
     fn is_stopped(&self) -> bool {
-        let Ok(line) = fs::read_to_string(format!("/proc/{}/stat", self.process)) else {
-            return false;
-        };
-        line.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        stat(self.process).is_some_and(|stat| stat.state == 'T')
     }
 
     pub fn hurt(&self, last: Duration) -> io::Result<Injured> {

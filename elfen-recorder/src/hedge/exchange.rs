@@ -81,10 +81,6 @@ pub(super) fn link_token(at: usize) -> Token {
     Token(FIRST_TOKEN + 2 * at + 1)
 }
 
-fn index(server: Server) -> usize {
-    usize::from(server == Server::Backup)
-}
-
 impl Exchanges {
     pub(super) fn new(
         hedge: Hedge,
@@ -215,7 +211,7 @@ impl Exchanges {
         };
         match link {
             Ok(link) => {
-                exchange.links[index(server)] = Some(link);
+                exchange.links[server.index()] = Some(link);
                 let request = Rc::clone(&exchange.request);
                 let Some(taken) = self.links.get(link) else { return };
                 taken.begin(request, at);
@@ -232,7 +228,7 @@ impl Exchanges {
     /// A connection that waits for a request. One on which something came meanwhile, or whose end,
     /// is not used: what came would be taken for the next answer.
     fn waiting(&mut self, server: Server) -> Option<usize> {
-        while let Some(at) = self.idle[index(server)].pop() {
+        while let Some(at) = self.idle[server.index()].pop() {
             let Some(link) = self.links.get(at) else { continue };
             match link.read(&mut [0]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(at),
@@ -243,7 +239,7 @@ impl Exchanges {
     }
 
     fn connect(&mut self, server: Server) -> io::Result<usize> {
-        let mut link = Link::connect(server, self.servers[index(server)])?;
+        let mut link = Link::connect(server, self.servers[server.index()])?;
         let interests = Interest::READABLE | Interest::WRITABLE;
         self.registry.register(&mut link.stream, link_token(self.links.next()), interests)?;
         Ok(self.links.add(link))
@@ -256,8 +252,8 @@ impl Exchanges {
             let exchange = self.clients.get(at).and_then(|client| client.exchange.as_ref());
             let is_free = exchange.is_some_and(|exchange| {
                 exchange.winner.is_none()
-                    && exchange.links[index(to)].is_none()
-                    && !exchange.failed[index(to)]
+                    && exchange.links[to.index()].is_none()
+                    && !exchange.failed[to.index()]
             });
             if is_free {
                 self.send(at, to, false);
@@ -322,8 +318,8 @@ impl Exchanges {
                     let Some(exchange) = &mut client.exchange else { return };
                     exchange.winner = Some(at);
                     hedge.answered(exchange.id, monotonic_ns(), link.server);
-                    down[index(link.server)] = false;
-                    late = exchange.links[index(link.server.other())].take();
+                    down[link.server.index()] = false;
+                    late = exchange.links[link.server.other().index()].take();
                     client.is_last = exchange.request.closes || head.body == Body::UntilClose;
                     client.outbox.add(&head.bytes);
                     if client.is_last {
@@ -358,7 +354,7 @@ impl Exchanges {
     fn whole(&mut self, at: usize, next: Next) {
         let Some(link) = self.links.get(at) else { return };
         let (server, works_for) = (link.server, link.works_for);
-        let idle = &mut self.idle[index(server)];
+        let idle = &mut self.idle[server.index()];
         if next == Next::Rests && idle.len() < MOST_IDLE {
             link.rest();
             idle.push(at);
@@ -390,7 +386,7 @@ impl Exchanges {
         let Some(link) = self.links.get(at) else { return };
         let Link { server, fresh, works_for, .. } = *link;
         let (unsent, heard) = (link.is_unsent(), link.is_heard());
-        self.idle[index(server)].retain(|idle| *idle != at);
+        self.idle[server.index()].retain(|idle| *idle != at);
         self.close(at);
         match works_for {
             None => {}
@@ -415,18 +411,18 @@ impl Exchanges {
             return;
         };
         let (id, other) = (exchange.id, server.other());
-        exchange.links[index(server)] = None;
+        exchange.links[server.index()] = None;
         let may_repeat = exchange.repeats || unsent;
         // A server may close what has waited for long.
         if !fresh && !heard && may_repeat {
             return self.send(at, server, true);
         }
-        exchange.failed[index(server)] = true;
-        let works = exchange.links[index(other)].is_some();
-        let may_move = may_repeat && !exchange.failed[index(other)];
+        exchange.failed[server.index()] = true;
+        let works = exchange.links[other.index()].is_some();
+        let may_move = may_repeat && !exchange.failed[other.index()];
         if fresh && !heard {
-            self.down[index(server)] = true;
-            if !self.down[index(other)] {
+            self.down[server.index()] = true;
+            if !self.down[other.index()] {
                 self.hedge.died(server);
             }
         }

@@ -86,9 +86,9 @@ impl Proxy {
         let mut events = Events::with_capacity(EVENTS);
         let mut wake_ns = None;
         loop {
-            self.wait(wake_ns, ending)?;
+            let is_ending = self.wait(wake_ns, ending)?;
             self.poll.poll(&mut events, Some(Duration::ZERO))?;
-            if let Some(signal) = ending.came() {
+            if let Some(signal) = is_ending.then(|| ending.came()).flatten() {
                 let decided = self.exchanges.hedge.counts();
                 return Ok((signal, Done { decided, met: self.exchanges.counts }));
             }
@@ -105,8 +105,9 @@ impl Proxy {
         }
     }
 
-    /// Until something comes, or a time.
-    fn wait(&self, until_ns: Option<u64>, ending: &Ending) -> io::Result<()> {
+    /// Until something comes, or a time, which epoll would take in milliseconds; whether a signal
+    /// came.
+    fn wait(&self, until_ns: Option<u64>, ending: &Ending) -> io::Result<bool> {
         // SAFETY: `self.poll` owns the descriptor, and is borrowed as long as this function runs.
         let epoll = unsafe { BorrowedFd::borrow_raw(self.poll.as_raw_fd()) };
         let mut ready =
@@ -115,7 +116,8 @@ impl Proxy {
             TimeSpec::from(Duration::from_nanos(until_ns.saturating_sub(monotonic_ns())))
         });
         match ppoll(&mut ready, left, None) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Ok(_) => Ok(ready[1].any().unwrap_or(true)),
+            Err(Errno::EINTR) => Ok(true),
             Err(error) => Err(error.into()),
         }
     }

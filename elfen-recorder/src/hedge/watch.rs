@@ -4,8 +4,7 @@
 //! That a server has not run means that it was stopped, starved or asleep, whatever its CPU did
 //! meanwhile: proxy and server may share one.
 
-use std::fs;
-
+use elfen_host::process::{cpu_time_ns, stat};
 use elfen_rt::clock::monotonic_ns;
 
 use crate::service::{NotFound, Service, Which};
@@ -29,7 +28,7 @@ impl Watched {
 
     /// Whether it has run since this was asked last; who can't be read may have.
     pub fn ran(&mut self) -> bool {
-        let clocks = self.service.processes.iter().map(|process| cpu_ns(*process));
+        let clocks = self.service.processes.iter().map(|process| cpu_time_ns(*process));
         let now: Option<u64> = clocks.sum();
         if now.is_none() && monotonic_ns().saturating_sub(self.refreshed_ns) > REFRESH_NS {
             self.refreshed_ns = monotonic_ns();
@@ -42,37 +41,14 @@ impl Watched {
 
     /// Whether it could take requests: nothing keeps it, as far as its state tells.
     pub fn is_free(&self) -> bool {
-        let mut states = self.service.processes.iter().map(|process| state(*process));
-        states.all(|state| match state {
+        let mut stats = self.service.processes.iter().map(|process| stat(*process));
+        stats.all(|stat| match stat.map(|stat| stat.state) {
             Some('S' | 'I') => true,
             // It waits for a CPU if it did not run.
             Some('R') => self.ran,
             _ => false,
         })
     }
-}
-
-/// The CPU time of all threads of a process.
-fn cpu_ns(process: u32) -> Option<u64> {
-    let process = libc::pid_t::try_from(process).ok()?;
-    let mut clock: libc::clockid_t = 0;
-    // SAFETY: the call writes one number to where it is told.
-    if unsafe { libc::clock_getcpuclockid(process, &raw mut clock) } != 0 {
-        return None;
-    }
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call fills the structure, which is its own size.
-    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
-        return None;
-    }
-    let (seconds, ns) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
-    Some(seconds * 1_000_000_000 + ns)
-}
-
-/// As /proc has it: behind the name, which may hold anything.
-fn state(process: u32) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.chars().next()
 }
 
 #[cfg(test)]
@@ -86,8 +62,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut own = Watched::find(listener.local_addr().unwrap().port()).unwrap();
         assert!(own.ran(), "nothing is known yet");
-        let before = cpu_ns(std::process::id()).unwrap();
-        while cpu_ns(std::process::id()) == Some(before) {}
+        let before = cpu_time_ns(std::process::id()).unwrap();
+        while cpu_time_ns(std::process::id()) == Some(before) {}
         assert!(own.ran() && own.is_free());
     }
 
@@ -96,13 +72,13 @@ mod tests {
     #[test]
     fn a_process_that_waits_has_not_run() {
         let mut cat = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        while state(cat.id()) != Some('S') {
+        while stat(cat.id()).is_none_or(|stat| stat.state != 'S') {
             std::thread::yield_now();
         }
-        let before = cpu_ns(cat.id()).unwrap();
-        assert_eq!(cpu_ns(cat.id()), Some(before));
+        let before = cpu_time_ns(cat.id()).unwrap();
+        assert_eq!(cpu_time_ns(cat.id()), Some(before));
         drop(cat.stdin.take());
         cat.wait().unwrap();
-        assert_eq!((cpu_ns(cat.id()), state(cat.id())), (None, None));
+        assert_eq!((cpu_time_ns(cat.id()), stat(cat.id())), (None, None));
     }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use elfen_host::cgroup::CgroupPath;
 
 use super::SPIN;
-use super::stage::{Fenced, comm, kill, or_skip, ran_ns, share, wait_until};
+use super::stage::{Fenced, borrows, comm, kill, or_skip, ran_ns, share, wait_until};
 
 /// A container's files: one shell.
 fn image(folder: &Path, busybox: &Path) -> PathBuf {
@@ -84,11 +84,7 @@ fn a_container_is_fenced_by_its_parent() {
         inside.is_some()
     });
     let process = inside.unwrap();
-    let borrows = || {
-        let before = ran_ns(process);
-        wait_until("borrowing", || ran_ns(process) > before + 2_000_000);
-    };
-    borrows();
+    borrows(process);
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     assert!(status.contains("Cpus_allowed_list:\t1\n"), "{status}");
     let mut worker = fenced.service().claim(0, 0).unwrap();
@@ -98,14 +94,14 @@ fn a_container_is_fenced_by_its_parent() {
     busy.sort_unstable();
     println!("a container in the fence: {} per mille of the held lane", busy[1]);
     worker.end();
-    borrows();
+    borrows(process);
     assert!(fenced.elfen(&["pause"]).status.success());
     std::thread::sleep(std::time::Duration::from_millis(100));
     let stands = ran_ns(process);
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(ran_ns(process), stands);
     assert!(fenced.elfen(&["resume"]).status.success());
-    borrows();
+    borrows(process);
     kill(process, libc::SIGKILL);
     engine.wait().unwrap();
     assert!(busy[1] <= 30, "{busy:?}");

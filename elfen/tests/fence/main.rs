@@ -18,7 +18,7 @@ use elfen_host::cgroup::Rank;
 use elfen_host::fence::promises::Promise;
 use elfen_host::fence::status::Frozen;
 
-use stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, share, wait_until};
+use stage::{Fenced, NOBODY, borrows, comm, kill, or_skip, ran_ns, share, wait_until};
 
 /// For ever, without a system call.
 pub(crate) const SPIN: &str = "while :; do :; done";
@@ -34,7 +34,7 @@ fn a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds() {
     fenced.wait_until_it_runs();
     let mut worker = fenced.service().claim(0, 0).unwrap();
     let mut batch = fenced.batch(&["nice", "-n", "-20"], NOBODY, SPIN);
-    wait_until("borrowing", || ran_ns(batch.id()) > 2_000_000);
+    borrows(batch.id());
     worker.begin(1);
     wait_until("a guard", || fenced.guard().is_some());
     let mut inside: [u64; 3] = [0; 3].map(|_| share(batch.id(), fenced.guard().unwrap()));
@@ -152,8 +152,7 @@ fn the_kill_switch_works_with_the_daemon_stopped() {
     let file = fenced.run_dir().join("came");
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     for stopped in [false, true] {
-        let before = ran_ns(batch.id());
-        wait_until("borrowing", || ran_ns(batch.id()) > before + 2_000_000);
+        borrows(batch.id());
         if stopped {
             kill(fenced.daemon.id(), libc::SIGSTOP);
         }

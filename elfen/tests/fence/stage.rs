@@ -104,6 +104,12 @@ impl Drop for Own {
     }
 }
 
+/// Waits until a process gets on: a batch on a lane that is lent.
+pub(crate) fn borrows(process: u32) {
+    let before = ran_ns(process);
+    wait_until("borrowing", || ran_ns(process) > before + 2_000_000);
+}
+
 /// An elfend that holds one fence, on lanes 0:1, beside a service of the test's own.
 ///
 /// Both are in a cgroup that outweighs what else runs here: an idle one gets nothing for minutes

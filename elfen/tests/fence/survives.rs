@@ -3,7 +3,7 @@
 use elfen_host::fence::status::Frozen;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, borrows, kill, or_skip, ran_ns, wait_until};
 
 /// Goal: a batch without guards stands still, and goes on when there are new ones. Method: the
 /// process that holds them is killed, again and again.
@@ -16,8 +16,7 @@ fn guards_that_are_killed_are_replaced() {
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     for round in 1..=3 {
-        let before = ran_ns(batch.id());
-        wait_until("borrowing", || ran_ns(batch.id()) > before + 2_000_000);
+        borrows(batch.id());
         let keeper = fenced.status().keeper.unwrap();
         kill(keeper, libc::SIGKILL);
         wait_until("new guards", || {
@@ -49,11 +48,7 @@ fn guards_that_hang_are_noticed() {
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    let borrows = || {
-        let before = ran_ns(batch.id());
-        wait_until("borrowing", || ran_ns(batch.id()) > before + 2_000_000);
-    };
-    borrows();
+    borrows(batch.id());
     let first = fenced.status().keeper.unwrap();
     let stop = |keeper| {
         kill(keeper, libc::SIGSTOP);
@@ -64,7 +59,7 @@ fn guards_that_hang_are_noticed() {
     assert!(fenced.fence().why().unwrap().contains("has not moved"));
     kill(first, libc::SIGCONT);
     fenced.wait_until_it_runs();
-    borrows();
+    borrows(batch.id());
     // A machine may have been so slow that the first was given up meanwhile.
     let status = fenced.status();
     let (second, lost) = (status.keeper.unwrap(), status.keepers_lost);
@@ -75,7 +70,7 @@ fn guards_that_hang_are_noticed() {
         status.keepers_lost == lost + 1 && status.keeper.is_some_and(|new| new != second)
     });
     fenced.wait_until_it_runs();
-    borrows();
+    borrows(batch.id());
     kill(batch.id(), libc::SIGKILL);
     batch.wait().unwrap();
 }
@@ -107,7 +102,7 @@ fn a_batch_survives_the_daemon() {
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    wait_until("borrowing", || ran_ns(batch.id()) > 2_000_000);
+    borrows(batch.id());
     let freezer = fenced.fence.0.freezer();
     fenced.daemon.kill().unwrap();
     fenced.daemon.wait().unwrap();

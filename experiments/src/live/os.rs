@@ -105,21 +105,6 @@ pub(super) fn send_group(leader: u32, signal: i32) {
     }
 }
 
-/// CPU time of a process, of threads that have ended as well; `None` if it is gone.
-pub(super) fn cpu_time_ns(pid: u32) -> Option<u64> {
-    let mut clock = 0;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let pid = i32::try_from(pid).ok()?;
-    // SAFETY: the C library writes one clock id.
-    if unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } != 0 {
-        return None;
-    }
-    // SAFETY: the kernel writes one timespec.
-    done(unsafe { libc::clock_gettime(clock, &raw mut time) }.into()).ok()?;
-    let (seconds, ns) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
-    Some(seconds * 1_000_000_000 + ns)
-}
-
 /// CPU time of all children that we have waited for, and of all that they had waited for.
 pub(super) fn waited_for_ns() -> u64 {
     // SAFETY: all zeros is a valid rusage.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use elfen_host::process::{below, children, stat, threads_of};
+use elfen_host::process::{below, children, cpu_time_ns, stat, threads_of};
 
 use super::os;
 
@@ -36,7 +36,7 @@ pub(super) fn first_and_others(process: u32) -> (u64, u64) {
 /// their parents waited for them.
 pub(super) fn of_family(process: u32) -> u64 {
     let all = below(process).into_iter().chain([process]);
-    all.map(|pid| os::cpu_time_ns(pid).unwrap_or(0) + of_waited_for(pid)).sum()
+    all.map(|pid| cpu_time_ns(pid).unwrap_or(0) + of_waited_for(pid)).sum()
 }
 
 /// The same of the program that an `elfen run` started: of its front nothing, and of its keeper

@@ -256,3 +256,23 @@ fn broken_recordings() {
     let absent = on_machine(Path::new("/nonexistent"), &["lanes"]);
     assert_eq!(absent.status.code(), Some(2));
 }
+
+/// Goal: Slurm gets as many CPUs as there are batch lanes. Method: lanes by hand, one of them with
+/// two batch lanes, on a recorded machine; and a machine without pairs.
+#[test]
+fn a_node_of_slurms_is_its_batch_lanes() {
+    let machines = tests().join("sysfs");
+    let machine = machines.join("power9-4way.machine");
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let name = name.trim().split('.').next().unwrap();
+    let words = ["lanes", "--slurm", "--lanes", "0:1-3,4:5"];
+    let line = stdout_of(&on_machine(&machine, &words));
+    assert_eq!(line, format!("NodeName={name} CPUs=4 Features=elfen State=UNKNOWN\n"));
+    let json = stdout_of(&on_machine(&machine, &[&words[..], &["--json"]].concat()));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["CPUs"], 4);
+    assert_eq!(json["NodeName"], name);
+    let none = on_machine(&machines.join("smt-off.machine"), &["lanes", "--slurm"]);
+    assert_eq!(none.status.code(), Some(3), "{none:?}");
+    assert!(String::from_utf8_lossy(&none.stderr).contains("no batch lane"), "{none:?}");
+}

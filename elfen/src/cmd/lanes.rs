@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use elfen_console::failure::Failure;
+use elfen_console::failure::{Failure, Status};
 use elfen_console::table;
 use elfen_host::args::lanes::{LaneArgs, source, topology};
 use elfen_host::cpulist::CpuSet;
@@ -13,11 +13,14 @@ use elfen_host::pair::Pair;
 use elfen_host::topology::{CoreKind, Topology};
 use serde::Serialize;
 
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+
 const EXAMPLES: &str = "\
 Examples:
   elfen lanes                      the pairs of this machine
   elfen lanes --json               the same for scripts
   elfen lanes --lanes 0:1,2:3      whether these pairs can be used
+  elfen lanes --slurm >>slurm.conf the node as Slurm is to know it
   elfen lanes --record > machine   what the kernel says of it, for a report";
 
 /// List this machine's pairs of lanes, and what limits them
@@ -30,6 +33,10 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    /// Print the line of slurm.conf that describes this machine as a node of its batch lanes
+    #[arg(long, conflicts_with = "record")]
+    slurm: bool,
 
     /// Print what was read from sysfs and procfs, one `PATH: CONTENT` a line, instead of the pairs
     #[arg(long, conflicts_with = "json")]
@@ -50,6 +57,11 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let lanes = args.lanes.resolve(&topology)?;
     for warning in &lanes.warnings {
         elfen_console::output::warn(warning);
+    }
+    if args.slurm {
+        let node = SlurmNode::new(&lanes)?;
+        elfen_console::output::print(out, args.json, &node, || node.line())?;
+        return Ok(ExitCode::SUCCESS);
     }
     let report = Report::new(&topology, lanes, args.lanes.by_hand());
     elfen_console::output::print(out, args.json, &report, || report.text())?;
@@ -96,6 +108,37 @@ struct PairReport {
 struct UnpairedReport {
     cpus: CpuSet,
     reason: String,
+}
+
+/// A node of Slurm's, by the keys that slurm.conf has for it.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct SlurmNode {
+    node_name: String,
+    #[serde(rename = "CPUs")]
+    cpus: usize,
+    features: &'static str,
+}
+
+impl SlurmNode {
+    fn new(lanes: &Lanes) -> Result<Self, Failure> {
+        if lanes.pairs.is_empty() {
+            let why = "there is no batch lane for jobs";
+            let fix = "name pairs with --lanes; `elfen lanes` says what this machine has";
+            return Err(Failure::new(Status::Unsupported, "a node for Slurm", why, fix));
+        }
+        let batch: CpuSet = lanes.pairs.iter().flat_map(|pair| pair.batch.iter()).collect();
+        let name = std::fs::read_to_string(HOST_NAME)
+            .map_err(|error| Failure::new(Status::Failed, HOST_NAME, error, "mount /proc"))?;
+        // Slurm names a node by the first part, unless it is told otherwise.
+        let name = name.trim().split('.').next().unwrap_or_default();
+        Ok(Self { node_name: name.to_owned(), cpus: batch.len(), features: "elfen" })
+    }
+
+    fn line(&self) -> String {
+        let Self { node_name, cpus, features } = self;
+        format!("NodeName={node_name} CPUs={cpus} Features={features} State=UNKNOWN\n")
+    }
 }
 
 impl Report {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use elfen_host::cgroup::CgroupPath;
 
 use super::SPIN;
-use super::stage::{Fenced, borrows, comm, kill, or_skip, ran_ns, share, wait_until};
+use super::stage::{Fenced, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until};
 
 /// A container's files: one shell.
 fn image(folder: &Path, busybox: &Path) -> PathBuf {
@@ -20,11 +20,6 @@ fn image(folder: &Path, busybox: &Path) -> PathBuf {
     fs::copy(busybox, image.join("bin/busybox")).unwrap();
     symlink("busybox", image.join("bin/sh")).unwrap();
     image
-}
-
-fn found(program: &str) -> Option<PathBuf> {
-    let path = std::env::var("PATH").unwrap() + ":/usr/sbin";
-    path.split(':').map(|folder| Path::new(folder).join(program)).find(|file| file.is_file())
 }
 
 /// An engine makes its cgroups in hierarchies that a fence does not take, too.

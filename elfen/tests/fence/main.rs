@@ -7,6 +7,7 @@ mod container;
 mod hostile;
 mod refused;
 mod settings;
+mod slurm;
 mod stage;
 mod survives;
 mod unit;

@@ -45,6 +45,12 @@ pub(crate) fn or_skip(test: &str) -> bool {
     false
 }
 
+/// A program of this machine's.
+pub(crate) fn found(program: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap() + ":/usr/sbin";
+    path.split(':').map(|folder| Path::new(folder).join(program)).find(|file| file.is_file())
+}
+
 /// A cgroup of the test's own, which goes with everybody in it.
 pub(crate) struct Own(pub(crate) Group);
 

@@ -1,0 +1,257 @@
+//! Jobs of Slurm in a fence: a cluster of one node, in a folder of its own.
+//!
+//! Under systemd, slurmd puts its jobs into a scope that is the fence. Here is none, so the daemon
+//! of each job's steps enters the fence by itself, as the guide has it for such machines. What only
+//! a machine with systemd and cgroups of version 2 shows, is said there.
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use super::stage::{
+    Fenced, NOBODY, Own, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until,
+};
+
+/// A cluster whose only node is this machine.
+struct Cluster {
+    folder: PathBuf,
+    cgroup: Own,
+    munged: Child,
+    controller: Child,
+    node: Child,
+}
+
+fn packaged(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging/slurm").join(file)
+}
+
+fn script(file: &Path, text: &str) {
+    fs::write(file, format!("#!/bin/sh\n{text}")).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// The packaged lines, but for what takes systemd, with what a cluster needs besides.
+fn configuration(folder: &Path, node: &str) -> String {
+    let lines = fs::read_to_string(packaged("slurm.conf")).unwrap();
+    let health = folder.join("health");
+    let other = [
+        ("proctrack/cgroup", "proctrack/linuxproc"),
+        ("task/cgroup", "task/none"),
+        ("/usr/lib/elfen/slurm-health", health.to_str().unwrap()),
+        ("HealthCheckInterval=30", "HealthCheckInterval=1"),
+    ];
+    let lines = other.into_iter().fold(lines, |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replace(from, to)
+    });
+    let ports = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [control, daemon] = ports.map(|port| port.local_addr().unwrap().port());
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let (name, at) = (name.trim(), folder.display());
+    format!(
+        "ClusterName=test\nSlurmctldHost={name}(127.0.0.1)\nSlurmUser=root\n\
+         SlurmctldPort={control}\nSlurmdPort={daemon}\nAuthInfo=socket={at}/munge\n\
+         StateSaveLocation={at}/state\nSlurmdSpoolDir={at}/spool\nMpiDefault=none\n\
+         SlurmctldPidFile={at}/slurmctld.pid\nSlurmdPidFile={at}/slurmd.pid\n\
+         {} NodeAddr=127.0.0.1 NodeHostname={name}\n{lines}",
+        node.trim()
+    )
+}
+
+impl Cluster {
+    fn start(fenced: &Fenced) -> Self {
+        let folder = fenced.run_dir().join("slurm");
+        for inside in ["state", "spool", "out"] {
+            fs::create_dir_all(folder.join(inside)).unwrap();
+        }
+        fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o1777)).unwrap();
+        let elfen = Path::new(env!("CARGO_BIN_EXE_elfen"));
+        let line = fenced.elfen(&["lanes", "--slurm", "--lanes", "0:1"]);
+        let line = String::from_utf8(line.stdout).unwrap();
+        fs::write(folder.join("slurm.conf"), configuration(&folder, &line)).unwrap();
+        let ours = format!(
+            "export ELFEN_RUN_DIR={} SLURM_CONF={}/slurm.conf PATH={}:$PATH\n",
+            fenced.run_dir().display(),
+            folder.display(),
+            elfen.parent().unwrap().display()
+        );
+        let health = format!("{ours}exec {}\n", packaged("slurm-health").display());
+        script(&folder.join("health"), &health);
+        let steps = "exec elfen run --fence batch --user root -- /usr/sbin/slurmstepd \"$@\"\n";
+        script(&folder.join("steps"), &format!("{ours}{steps}"));
+        let key: Vec<u8> = (0..=255).collect();
+        fs::write(folder.join("key"), key).unwrap();
+        fs::set_permissions(folder.join("key"), fs::Permissions::from_mode(0o400)).unwrap();
+        let cgroup = fenced.heavy.child("slurm");
+        cgroup.0.make().unwrap();
+        let at = folder.display();
+        let files = ["key-file=key", "socket=munge", "pid-file=pid", "seed-file=seed"]
+            .map(|file| format!("--{}", file.replace('=', &format!("={at}/"))));
+        let log = format!("--log-file={at}/munged.log");
+        let munged = spawn(&folder, &cgroup, "munged", &[&["-F", &log][..], &refs(&files)]);
+        wait_until("munge's socket", || folder.join("munge").exists());
+        let controller = spawn(&folder, &cgroup, "slurmctld", &[&["-D"]]);
+        let node = Self::node(&folder, &cgroup);
+        Self { folder, cgroup, munged, controller, node }
+    }
+
+    fn node(folder: &Path, cgroup: &Own) -> Child {
+        let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let name = name.trim().split('.').next().unwrap().to_owned();
+        let steps = folder.join("steps").display().to_string();
+        spawn(folder, cgroup, "slurmd", &[&["-D", "-N", &name, "-d", &steps]])
+    }
+
+    fn restart_node(&mut self) {
+        kill(self.node.id(), libc::SIGTERM);
+        self.node.wait().unwrap();
+        self.node = Self::node(&self.folder, &self.cgroup);
+    }
+
+    fn slurm(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).env("SLURM_CONF", self.folder.join("slurm.conf"));
+        command.stdin(Stdio::null()).current_dir("/").output().unwrap()
+    }
+
+    fn says(&self, words: &[&str]) -> String {
+        let output = self.slurm(words);
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap().trim().to_owned()
+    }
+
+    /// A job of an ordinary user's; its number.
+    fn submit(&self, text: &str) -> String {
+        let out = self.folder.join("out/%j").display().to_string();
+        let user = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
+        let words =
+            ["sbatch", "--parsable", "-p", "borrow", "-C", "elfen", "-o", &out, "--wrap", text];
+        let job = self.says(&[&user[..], &words].concat());
+        assert!(job.parse::<u32>().is_ok(), "{job}");
+        job
+    }
+
+    fn state(&self, job: &str) -> String {
+        let said = self.says(&["scontrol", "--oneliner", "show", "job", job]);
+        let state = said.split_whitespace().find_map(|word| word.strip_prefix("JobState="));
+        state.unwrap_or(&said).to_owned()
+    }
+
+    /// What Slurm calls the node's state.
+    fn condition(&self) -> String {
+        self.says(&["sinfo", "--noheader", "-o", "%T %E"])
+    }
+
+    fn wait_for(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        wait_until(what, || {
+            let done = done(self);
+            if !done {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            done
+        });
+    }
+}
+
+fn refs(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+fn spawn(folder: &Path, cgroup: &Own, program: &str, words: &[&[&str]]) -> Child {
+    let mut log = fs::File::options();
+    let log = log.create(true).append(true).open(folder.join(format!("{program}.out"))).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{} exec \"$0\" \"$@\"", cgroup.enter_script())]);
+    command.arg(found(program).unwrap()).args(words.concat());
+    command.env("SLURM_CONF", folder.join("slurm.conf")).stdin(Stdio::null());
+    command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for child in [&mut self.node, &mut self.controller, &mut self.munged] {
+            kill(child.id(), libc::SIGTERM);
+            child.wait().ok();
+        }
+    }
+}
+
+/// Goal: an unmodified Slurm's job borrows while the request lane idles, gets next to nothing of a
+/// held lane, ends as it should, also when its slurmd was started anew; and a node whose fence does
+/// not hold takes no more. Method: slurmctld, slurmd and munge, a job of an ordinary user's, and
+/// what the scheduler says of it.
+#[test]
+fn jobs_of_slurms_are_fenced() {
+    const NAME: &str = "jobs_of_slurms_are_fenced";
+    if !or_skip(NAME) {
+        return;
+    }
+    let needed = ["munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "scontrol"];
+    if let Some(lacks) = needed.into_iter().find(|name| found(name).is_none()) {
+        writeln!(std::io::stderr(), "skipped: {NAME}: there is no {lacks}").unwrap();
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut cluster = Cluster::start(&fenced);
+    cluster.wait_for("a node", |cluster| cluster.condition().starts_with("idle"));
+    let end = cluster.folder.join("out/end");
+    let spin = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done";
+    let text = format!(
+        "grep Cpus_allowed_list /proc/self/status; while [ ! -e {} ]; do {spin}; done",
+        end.display()
+    );
+    let job = cluster.submit(&text);
+    let mut inside = None;
+    cluster.wait_for("a job", |cluster| {
+        let state = cluster.state(&job);
+        assert!(["PENDING", "RUNNING"].contains(&&*state), "{state}");
+        state == "RUNNING"
+    });
+    wait_until("its process", || {
+        let all = fenced.fence.0.processes().unwrap();
+        inside = all.into_iter().find(|process| comm(*process) == "slurm_script");
+        inside.is_some()
+    });
+    let process = inside.unwrap();
+    let idle = || {
+        borrows(process);
+        let before = ran_ns(process);
+        std::thread::sleep(Duration::from_secs(1));
+        (ran_ns(process) - before) / 1_000_000
+    };
+    let first = idle();
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    wait_until("a guard", || fenced.guard().is_some());
+    let mut busy = [0; 3].map(|_: u64| share(process, fenced.guard().unwrap()));
+    busy.sort_unstable();
+    cluster.restart_node();
+    worker.end();
+    let again = idle();
+    println!("a job of Slurm: {first} per mille idle, {} busy, {again} idle again", busy[1]);
+    fs::write(&end, "").unwrap();
+    cluster.wait_for("its end", |cluster| cluster.state(&job) == "COMPLETED");
+    let out = fs::read_to_string(cluster.folder.join("out").join(&job)).unwrap();
+    assert_eq!(out, "Cpus_allowed_list:\t1\n");
+    assert!(busy[1] <= 30, "{busy:?}");
+    let second = cluster.submit("true");
+    cluster.wait_for("a second job", |cluster| cluster.state(&second) == "COMPLETED");
+
+    fenced.home.set_weight(1);
+    cluster.wait_for("a drained node", |cluster| cluster.condition().starts_with("drained"));
+    let why = cluster.condition();
+    assert!(why.contains("elfen: fence batch") && why.contains("has weight"), "{why}");
+    let third = cluster.submit("true");
+    fenced.home.set_weight(100);
+    cluster.wait_for("a node that is back", |cluster| cluster.state(&third) == "COMPLETED");
+    // What an operator drained stays so.
+    let name = cluster.says(&["sinfo", "--noheader", "-o", "%n"]);
+    let node = format!("NodeName={name}");
+    cluster.says(&["scontrol", "update", &node, "State=DRAIN", "Reason=disk"]);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(cluster.condition(), "drained disk");
+}

@@ -172,18 +172,37 @@ impl Program {
         built_for(program, inject)?;
         let preload = !(inject == Inject::Inline && program.inline == Some(SlowPath::InProgram));
         // A program that may not be told of its run by its environment has no checks either.
-        match self.rights {
-            Some(Rights::SetId) => return Err(Reason::SetId),
-            Some(Rights::Capabilities) => return Err(Reason::Capabilities),
-            None => {}
-        }
-        if preload && !program.dynamic {
-            return Err(Reason::Static);
-        }
-        if preload && program.asan {
-            return Err(Reason::Sanitizer);
+        self.keeps_its_environment()?;
+        if preload {
+            loads(program)?;
         }
         Ok(Plan { inject, preload })
+    }
+
+    /// Whether it can be started with a library of ours.
+    pub fn takes_a_library(&self) -> Result<(), Reason> {
+        match &self.elf {
+            Elf::Ours(program) => self.keeps_its_environment().and_then(|()| loads(program)),
+            Elf::ThirtyTwoBits => Err(Reason::ThirtyTwoBits),
+            Elf::Foreign(machine) => Err(Reason::Foreign(*machine)),
+            Elf::NotExecutable => Err(Reason::NotExecutable),
+        }
+    }
+
+    fn keeps_its_environment(&self) -> Result<(), Reason> {
+        match self.rights {
+            Some(Rights::SetId) => Err(Reason::SetId),
+            Some(Rights::Capabilities) => Err(Reason::Capabilities),
+            None => Ok(()),
+        }
+    }
+}
+
+fn loads(program: &Executable) -> Result<(), Reason> {
+    match (program.dynamic, program.asan) {
+        (false, _) => Err(Reason::Static),
+        (true, true) => Err(Reason::Sanitizer),
+        (true, false) => Ok(()),
     }
 }
 

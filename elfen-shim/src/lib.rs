@@ -12,6 +12,7 @@ pub mod clock;
 pub mod cmd;
 pub mod export;
 pub mod filter;
+pub mod live;
 pub mod observe;
 pub mod program;
 pub mod rates;

@@ -23,10 +23,20 @@ pub struct Start<'a> {
     pub segment: i32,
     /// What the preload library has to do; without anything it is not loaded.
     pub preload: Option<String>,
-    /// Its output goes where errors go, because ours is for a script.
-    pub output_to_stderr: bool,
+    pub output: Output<'a>,
     /// Signals as they were before this process took some for itself.
     pub signals: SigSet,
+}
+
+/// Where a program's output goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Output<'a> {
+    /// Where ours goes.
+    Ours,
+    /// Where errors go, because ours is for a script.
+    Errors,
+    /// It has no terminal: another picture is on it.
+    File(&'a fs::File),
 }
 
 /// A program whose process is there, and waits before it becomes the program.
@@ -64,9 +74,15 @@ pub fn start(order: &Start<'_>) -> Result<Held, StartError> {
         command.env("LD_PRELOAD", preload(&library, before.as_deref()));
     }
     command.env(name, told);
-    if order.output_to_stderr {
-        let stderr = io::stderr().as_fd().try_clone_to_owned()?;
-        command.stdout(Stdio::from(stderr));
+    match order.output {
+        Output::Ours => {}
+        Output::Errors => {
+            let stderr = io::stderr().as_fd().try_clone_to_owned()?;
+            command.stdout(Stdio::from(stderr));
+        }
+        Output::File(file) => {
+            command.stdout(file.try_clone()?).stderr(file.try_clone()?).stdin(Stdio::null());
+        }
     }
     let (mask, signals) = (Mask::of(order.on), order.signals);
     let (mut born, tell) = io::pipe()?;
@@ -170,7 +186,7 @@ mod tests {
             on: &on,
             segment: 77,
             preload: None,
-            output_to_stderr: true,
+            output: Output::Errors,
             signals: SigSet::empty(),
         };
         let mut child = start(&order).unwrap().go().unwrap();

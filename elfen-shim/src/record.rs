@@ -7,6 +7,7 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskSlot};
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word, thread_word};
 
+use crate::live::Live;
 use crate::observe::{Sample, Sink};
 use crate::rates::{Point, Rate};
 use crate::reach::{ProcState, Reader};
@@ -194,6 +195,8 @@ pub struct Recorder<const BOTH: bool> {
     pub orders: Arc<Orders>,
     pub until: Option<Until>,
     pub costing: Option<Costing>,
+    /// For somebody who looks on.
+    pub live: Option<Arc<Live>>,
     pub ended: Ended,
     pub samples: u64,
     claims: u64,
@@ -226,6 +229,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             orders,
             until: None,
             costing: None,
+            live: None,
             ended: Ended::Told,
             samples: 0,
             claims: 0,
@@ -312,14 +316,30 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     #[inline(always)]
     fn see<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
-        for (feed, series) in self.feeds.iter().zip(&mut self.series) {
+        let live = self.live.as_deref();
+        for (index, (feed, series)) in self.feeds.iter().zip(&mut self.series).enumerate() {
             let state = match feed.lane.map(|lane| &self.lanes[lane]) {
                 Some(lane) if !lane.runs => State::NotRunning,
                 // What is read of it is another thread's until its slot is found.
                 Some(lane) if !lane.bound => State::Value(0),
                 Some(_) | None => State::Value(feed.width.of(sample.words[feed.word], feed.offset)),
             };
+            if let Some(live) = live.filter(|_| series.state() != state) {
+                live.change(index, sample.start, state);
+            }
             series.see(sample.start, state, &mut self.pool)?;
+        }
+        Ok(())
+    }
+
+    /// Nobody looked since `last`.
+    #[cold]
+    fn gap(&mut self, last: u64) -> Result<(), Full> {
+        for (index, series) in self.series.iter_mut().enumerate() {
+            if let Some(live) = &self.live {
+                live.change(index, last, State::Gap);
+            }
+            series.gap(last, &mut self.pool)?;
         }
         Ok(())
     }
@@ -406,9 +426,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             self.periods[bucket_of(step)] += 1;
             if step > self.gap_ticks {
                 steady = false;
-                let pool = &mut self.pool;
-                let kept = self.series.iter_mut().try_for_each(|series| series.gap(last, pool));
-                self.full |= kept.is_err();
+                self.full |= self.gap(last).is_err();
             }
         } else {
             steady = false;
@@ -443,6 +461,10 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
 
     fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
         self.bind_new(words);
+        if let Some(live) = &self.live {
+            live.until.store(now, Relaxed);
+            live.samples.store(self.samples, Relaxed);
+        }
         if let Some(costing) = &mut self.costing {
             costing.turn(now);
         }

@@ -217,6 +217,7 @@ pub struct How {
     pub keeps_samples: bool,
     pub until: Option<crate::record::Until>,
     pub costing: Option<crate::record::Costing>,
+    pub live: Option<Arc<crate::live::Live>>,
 }
 
 /// 10 us: what is longer was no wait of ours.
@@ -319,7 +320,7 @@ fn start_one<const BOTH: bool>(
         (recorder.feeds, recorder.lanes, recorder.plain) = (words.feeds, words.lanes, words.plain);
         (recorder.rates, recorder.tag_feed) = (words.rates, words.tag_feed);
         (recorder.state, recorder.reader) = (words.state, reader);
-        (recorder.until, recorder.costing) = (how.until, how.costing);
+        (recorder.until, recorder.costing, recorder.live) = (how.until, how.costing, how.live);
         recorder.fetch_ticks = how.fetch_ticks;
         if pinned.is_err() {
             recorder.ended = crate::record::Ended::Moved;

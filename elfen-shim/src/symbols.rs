@@ -14,6 +14,8 @@ use object::{Endianness, Object, ObjectSegment, ObjectSymbol, SymbolFlags};
 
 /// What functions call that were built with -finstrument-functions.
 const HOOK: &[u8] = b"__cyg_profile_func_enter";
+/// Names of stripped files, by their build id.
+const DEBUG_SYMBOLS: &str = "/usr/lib/debug/.build-id";
 /// Bytes of a name that is read from a program.
 const NAME_BYTES: usize = 200;
 
@@ -134,34 +136,23 @@ pub struct Symbols {
 impl Symbols {
     /// `None` if it is no file of a program.
     pub fn read(file: &Path, shown: &Path) -> Option<Self> {
+        Self::read_with(file, shown, Path::new(DEBUG_SYMBOLS))
+    }
+
+    fn read_with(file: &Path, shown: &Path, names: &Path) -> Option<Self> {
         let bytes = fs::read(file).ok()?;
         let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
         let base = elf.segments().map(|segment| segment.address()).min()? & !0xfff;
         let mut symbols = Self { base, ..Self::default() };
-        let mut add = |symbol: object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
-            let Ok(name) = symbol.name() else { return };
-            if symbol.is_undefined() || name.is_empty() {
-                return;
-            }
-            let (address, size) = (symbol.address(), symbol.size());
-            if symbol.kind() == object::SymbolKind::Text {
-                symbols.functions.push((address, size, demangled(name)));
-                return;
-            }
-            let is_tls = matches!(symbol.flags(), SymbolFlags::Elf { st_info, .. }
-                if st_info & 0xf == STT_TLS);
-            let kind = match is_tls {
-                true => GlobalKind::ThreadLocal,
-                false if is_writable(&elf, address) => GlobalKind::Writable,
-                false => GlobalKind::ReadOnly,
-            };
-            if size > 0 {
-                let (name, path) = (demangled(name), shown.to_owned());
-                symbols.globals.push(Global { name, path, address, size, kind });
-            }
-        };
-        elf.symbols().for_each(&mut add);
-        elf.dynamic_symbols().for_each(&mut add);
+        symbols.add(&elf, &elf, shown);
+        // Stripped: distributions keep the names elsewhere.
+        if elf.symbols().next().is_none()
+            && let Some(debug) = elf.build_id().ok().flatten().and_then(|id| debug_file(id, names))
+            && let Ok(bytes) = fs::read(debug)
+            && let Ok(debug) = ElfFile64::parse(&*bytes)
+        {
+            symbols.add(&debug, &elf, shown);
+        }
         symbols.functions.sort();
         symbols.functions.dedup_by_key(|(address, ..)| *address);
         symbols.globals.sort_by(|a, b| (&a.name, a.address).cmp(&(&b.name, b.address)));
@@ -175,6 +166,34 @@ impl Symbols {
             }
         }
         Some(symbols)
+    }
+
+    /// Takes over the names that a file has for the addresses of `elf`.
+    fn add(&mut self, file: &ElfFile64<'_>, elf: &ElfFile64<'_>, shown: &Path) {
+        let mut add = |symbol: object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
+            let Ok(name) = symbol.name() else { return };
+            if symbol.is_undefined() || name.is_empty() {
+                return;
+            }
+            let (address, size) = (symbol.address(), symbol.size());
+            if symbol.kind() == object::SymbolKind::Text {
+                self.functions.push((address, size, demangled(name)));
+                return;
+            }
+            let is_tls = matches!(symbol.flags(), SymbolFlags::Elf { st_info, .. }
+                if st_info & 0xf == STT_TLS);
+            let kind = match is_tls {
+                true => GlobalKind::ThreadLocal,
+                false if is_writable(elf, address) => GlobalKind::Writable,
+                false => GlobalKind::ReadOnly,
+            };
+            if size > 0 {
+                let (name, path) = (demangled(name), shown.to_owned());
+                self.globals.push(Global { name, path, address, size, kind });
+            }
+        };
+        file.symbols().for_each(&mut add);
+        file.dynamic_symbols().for_each(&mut add);
     }
 
     /// The function that an address lies in.
@@ -194,6 +213,13 @@ impl Symbols {
         let name = std::str::from_utf8(&rest[..name]).ok().filter(|name| !name.is_empty())?;
         name.chars().all(|c| !c.is_control()).then(|| name.to_owned())
     }
+}
+
+/// Where a distribution keeps the names of a stripped file.
+fn debug_file(build_id: &[u8], folder: &Path) -> Option<PathBuf> {
+    let (first, rest) = build_id.split_first()?;
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(folder.join(format!("{first:02x}/{rest}.debug")))
 }
 
 /// Whether the program can still write there once it runs.
@@ -291,6 +317,31 @@ mod tests {
         assert_eq!(demangled("_ZN2ns5countE"), "ns::count");
         assert_eq!(demangled("_ZN4core3fmt5write17h0123456789abcdefE"), "core::fmt::write");
         assert_eq!(demangled("_Znonsense"), "_Znonsense");
+    }
+
+    /// Goal: a stripped program has the names that its distribution keeps elsewhere. Method: one
+    /// that is split in two, as distributions do it.
+    #[test]
+    fn names_of_a_stripped_program_are_found_by_its_build_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let source = "long hits = 1; int main(void) { return hits++ == 0; }";
+        fs::write(at("p.c"), source).unwrap();
+        let run = |words: &[&str]| {
+            let done = std::process::Command::new(words[0]).args(&words[1..]).status().unwrap();
+            assert!(done.success(), "{words:?}");
+        };
+        run(&["cc", "-g", "-Wl,--build-id=0xabcdef", "-o", &at("p"), &at("p.c")]);
+        fs::create_dir(at("ab")).unwrap();
+        run(&["objcopy", "--only-keep-debug", &at("p"), &at("ab/cdef.debug")]);
+        run(&["objcopy", "--strip-all", &at("p")]);
+        let hits = |names: &Path| {
+            let symbols = Symbols::read_with(at("p").as_ref(), at("p").as_ref(), names).unwrap();
+            let named = symbols.globals.iter().find(|one| one.name == "hits").cloned();
+            (named.map(|one| (one.size, one.kind)), symbols.functions.len() > 1)
+        };
+        let kept = (Some((8, GlobalKind::Writable)), true);
+        assert_eq!((hits(folder.path()), hits(Path::new("/nonexistent"))), (kept, (None, false)));
     }
 
     static HERE: [u8; 11] = *b"a tag here\0";

@@ -34,18 +34,17 @@ fn opening(summary: &Summary) -> String {
     let program = wrap(program, usize::MAX).join(" ");
     let mut lines = wrap(
         &format!(
-            "{program}: {} on lanes {on} from lane {from}, {samples} samples, one each {} (p99 {})",
+            "{program}: {} on lanes {on} from lane {from}, {samples} samples",
             show(*observed_ns),
-            show(period_ns.median),
-            show(period_ns.p99),
         ),
         COLUMNS,
     );
-    let mut about =
-        format!("nothing shorter than {} is told apart", show(whole(summary.resolution_ns)));
+    let mut about = format!("one each {} (p99 {})", show(period_ns.median), show(period_ns.p99));
     if let Some(round_trip) = summary.line_round_trip_ns {
-        about += &format!("; a line goes there and back in {}", show(round_trip));
+        about += &format!(", a line goes there and back in {}", show(round_trip));
     }
+    let finest = show(whole(summary.resolution_ns));
+    about += &format!("; nothing shorter than {finest} is told apart");
     lines.extend(wrap(&about, COLUMNS));
     lines.join("\n") + "\n"
 }
@@ -82,7 +81,7 @@ fn tags(summary: &Summary) -> String {
     text
 }
 
-fn clipped(name: &str) -> String {
+pub(crate) fn clipped(name: &str) -> String {
     const MOST: usize = 36;
     let plain: String = name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     match plain.char_indices().nth(MOST) {
@@ -128,10 +127,12 @@ fn notes(summary: &Summary) -> Vec<String> {
         let share =
             100.0 * number(summary.gap_ns) / number((summary.gap_ns + summary.observed_ns).max(1));
         notes.push(format!(
-            "nobody looked in {} gaps, {share:.1} % of the time, the longest {}: that time is in \
+            "nobody looked in {} gaps, {share:.1} % of the time, the longest {}{}: that time is in \
              no share",
             summary.gaps,
-            show(summary.longest_gap_ns)
+            show(summary.longest_gap_ns),
+            // More than interrupts take.
+            if share > 5.0 { ", as others had the observer's lane" } else { "" }
         ));
     }
     if let Some(percent) = summary.not_running_percent {

@@ -285,6 +285,24 @@ fn a_first_try_is_one_screen() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
+/// Goal: who looks on sees each second what was done in it, and the summary at the end is there as
+/// before. Method: two seconds of a shell that sleeps, off a terminal.
+#[test]
+fn each_second_is_shown_while_it_goes_on() {
+    if !possible() {
+        return;
+    }
+    let mut command = command_with_its_library();
+    command.args(["shim", "--live", "--", "sh", "-c", "sleep 2.2; exit 4"]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{text}");
+    assert!(text.matches("samples in the last second").count() >= 2, "{text}");
+    assert!(text.contains("More would be possible:") && text.contains("share"), "{text}");
+    let refused = command_with_its_library().args(["shim", "--live", "--json"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+}
+
 /// Goal: with --last, a file holds the end alone; with --keep samples each sample is a row. Method:
 /// a recording of each kind, read back.
 #[test]

@@ -33,6 +33,9 @@ pub struct Answers {
     pub(crate) idle_poll: Option<bool>,
     #[serde(default)]
     pub(crate) systemd: Systemd,
+    /// `None` in recordings that are older than the question.
+    #[serde(default)]
+    pub(crate) looks: Option<Looks>,
 }
 
 /// What this process may do, as far as Elfen needs it. CAP_SYS_ADMIN stands for both.
@@ -158,6 +161,17 @@ pub(crate) enum Systemd {
     Version(u32),
     /// It is, and does not say which.
     Silent(String),
+}
+
+/// What `elfen shim` may look at.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Looks {
+    pub(crate) map_files_refused: Option<String>,
+    /// CAP_SYS_PTRACE.
+    pub(crate) trace_any: bool,
+    /// Folders of symbols by build id, below /usr/lib/debug.
+    pub(crate) debug_symbols: usize,
 }
 
 /// Which processes have core-scheduling cookies.

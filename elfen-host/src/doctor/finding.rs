@@ -35,6 +35,7 @@ pub enum Group {
     Naps,
     Injection,
     Fences,
+    Shim,
     Conflicts,
 }
 

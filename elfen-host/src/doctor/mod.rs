@@ -16,6 +16,7 @@ mod lanes;
 mod naps;
 mod permission;
 pub mod probe;
+mod shim;
 mod signals;
 pub mod verdict;
 
@@ -23,12 +24,13 @@ pub use finding::{Check, Enough, Finding, Group, Machine, Status};
 
 use finding::Mechanism;
 
-const GROUPS: [(Group, &[Mechanism]); 6] = [
+const GROUPS: [(Group, &[Mechanism]); 7] = [
     (Group::Lanes, lanes::MECHANISMS),
     (Group::Signals, signals::MECHANISMS),
     (Group::Naps, naps::MECHANISMS),
     (Group::Injection, injection::MECHANISMS),
     (Group::Fences, fences::MECHANISMS),
+    (Group::Shim, shim::MECHANISMS),
     (Group::Conflicts, conflicts::MECHANISMS),
 ];
 

@@ -19,8 +19,8 @@ use nix::unistd::{Gid, Group};
 use crate::run::guard::may_rank_first;
 
 use super::answers::{
-    Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, KernelTypes, Library, Nanonap,
-    Nap, Pinned, Rank, Segment, SegmentOutcome, Systemd,
+    Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, KernelTypes, Library, Looks,
+    Nanonap, Nap, Pinned, Rank, Segment, SegmentOutcome, Systemd,
 };
 
 /// The CPU and the size of a page to try it with.
@@ -55,6 +55,21 @@ pub fn ask(trial: Trial) -> Answers {
             .ok()
             .map(|line| line.split_whitespace().any(|word| word == "idle=poll")),
         systemd: systemd(),
+        looks: Some(looks()),
+    }
+}
+
+/// One's own mapping takes the same right as that of another.
+fn looks() -> Looks {
+    let own = || {
+        let entry = fs::read_dir("/proc/self/map_files")?.next().transpose()?;
+        fs::File::open(entry.ok_or(io::ErrorKind::NotFound)?.path())
+    };
+    let symbols = fs::read_dir("/usr/lib/debug/.build-id");
+    Looks {
+        map_files_refused: own().err().map(|error| error.to_string()),
+        trace_any: effective_capabilities().is_some_and(|mask| mask & 1 << CAP_SYS_PTRACE != 0),
+        debug_symbols: symbols.map_or(0, Iterator::count),
     }
 }
 
@@ -72,16 +87,21 @@ fn rank(asked: io::Result<()>) -> Rank {
     asked.map_or_else(|error| Rank::Refused(error.to_string()), |()| Rank::Granted)
 }
 
+const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
 fn capabilities() -> Option<Capabilities> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+    let mask = effective_capabilities()?;
     let has = |capability: u32| mask & (1 << capability | 1 << CAP_SYS_ADMIN) != 0;
     Some(Capabilities { bpf: has(CAP_BPF), perfmon: has(CAP_PERFMON) })
+}
+
+fn effective_capabilities() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// The name of the type that a tp_btf program of this tracepoint is checked against.

@@ -72,6 +72,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIGNAL", requires = "measure_cost", value_parser = Ask::parse)]
     pub(super) progress: Option<Ask>,
 
+    /// Show who runs and what is done, once a second; on a terminal q ends it, and what the program
+    /// prints is shown behind it
+    #[arg(long, conflicts_with = "json")]
+    pub(super) live: bool,
+
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,

@@ -119,7 +119,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
 }
 
 /// What a tag of a signal is called.
-fn name(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String)) -> String {
+pub(super) fn name(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String)) -> String {
     match signal.source {
         Source::EntriesAndReturns => names.function(value),
         Source::SourceTags => names.tag(value),

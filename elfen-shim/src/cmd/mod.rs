@@ -5,11 +5,15 @@ mod export;
 mod finish;
 mod gather;
 mod lanes;
+mod live;
+mod more;
 mod observe;
 mod process;
 mod show;
 mod signals;
 mod wait;
+
+pub use signals::{Allowed, Not, allowed};
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,14 +1,18 @@
 //! `elfen shim`: starts a program or finds one, observes it, and says what was seen.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output;
+use elfen_console::terminal::{self, Role, Screen};
 use elfen_host::affinity;
+use elfen_instrument::inspect;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
@@ -18,9 +22,12 @@ use super::args::{Args, Keep, Pace};
 use super::finish;
 use super::gather::{Context, Gathered, gather, share};
 use super::lanes::{Chosen, choose};
+use super::live::Picture;
+use super::more::{globals, more};
 use super::process::{check_process, new_page, page_of, task_map};
 use super::wait::{End, outlast, take_signals, wait};
 use crate::clock::Clock;
+use crate::live::Live;
 use crate::program::{self, Held, Start, StartError};
 use crate::record::{Costing, Ended, Orders, Until};
 use crate::recording::{Recording, Source, again};
@@ -62,10 +69,30 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             "name another with --from",
         )
     };
+    let screen = match args.live && terminal::is_there() {
+        false => None,
+        true => {
+            let failed = |error| Failure::new(Status::Failed, "the terminal", error, "go without");
+            match terminal::split().map_err(failed)? {
+                Role::Draw(screen) => Some(screen),
+                Role::Done(code) => return Ok(code),
+                Role::Died(signal) => {
+                    let why = format!("what drew was ended by {signal}");
+                    let fix = "go without --live, and report this";
+                    return Err(Failure::new(Status::Failed, "the terminal", why, fix));
+                }
+            }
+        }
+    };
+    let behind = match &screen {
+        Some(_) if !args.program.is_empty() => Some(behind()?),
+        _ => None,
+    };
     affinity::pin(chosen.from).map_err(pin)?;
     let round_trip = chosen.on.iter().next().and_then(round_trip::ticks);
     let map = task_map();
-    let mut run = Run { args, chosen, clock, round_trip, map, layout: Layout::default() };
+    let (layout, globals) = (Layout::default(), Vec::new());
+    let mut run = Run { args, chosen, clock, round_trip, map, layout, globals, screen, behind };
     let (started, functions) = run.start(signals)?;
     run.observe(started, functions, out)
 }
@@ -89,6 +116,21 @@ struct Run<'a> {
     round_trip: Option<u64>,
     map: Result<&'static TaskMap, String>,
     layout: Layout,
+    /// Names of some of the program's globals.
+    globals: Vec<String>,
+    screen: Option<Screen>,
+    /// What the program prints while the terminal is drawn on.
+    behind: Option<File>,
+}
+
+/// A file without a name.
+fn behind() -> Result<File, Failure> {
+    let mut options = File::options();
+    let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE | libc::O_APPEND);
+    options.mode(0o600).open(std::env::temp_dir()).map_err(|error| {
+        let fix = "name a folder that can be written in TMPDIR";
+        Failure::new(Status::Failed, "a file for what the program prints", error, fix)
+    })
 }
 
 impl Run<'_> {
@@ -115,13 +157,17 @@ impl Run<'_> {
         let page = new_page()?;
         let file = crate::reach::program_file(&args.program[0]);
         let symbols = file.as_deref().and_then(|file| Symbols::read(file, file));
-        let (globals, shared) = match &file {
+        let (places, shared) = match &file {
             Some(file) => share(&args.watch, &args.rate, file)?,
             None => (Vec::new(), None),
         };
+        self.globals = globals(symbols.as_ref());
         let says = symbols.filter(|symbols| symbols.says_functions);
         let functions = says.map(|_| Source::EntriesAndReturns);
         let shares = shared.as_ref().filter(|shared| !shared.is_empty());
+        if functions.is_some() || shares.is_some() {
+            takes_a_library(&args.program[0])?;
+        }
         let preload = (functions.is_some() || shares.is_some())
             .then(|| shares.map_or_else(|| "-".to_owned(), crate::reach::SharedGlobals::order));
         let order = Start {
@@ -129,13 +175,17 @@ impl Run<'_> {
             on: &self.chosen.on,
             segment: page.memory().segment_id().unwrap_or(-1),
             preload,
-            output_to_stderr: args.json,
+            output: match &self.behind {
+                Some(file) => program::Output::File(file),
+                None if args.json => program::Output::Errors,
+                None => program::Output::Ours,
+            },
             signals,
         };
         let held = program::start(&order).map_err(|error| not_started(&args.program[0], &error))?;
         let (process, name) = (held.process, args.program[0].to_string_lossy().into_owned());
         let shared_pages = shares.map_or(0, crate::reach::SharedGlobals::pages);
-        let (held, child, page) = (Some(held), None, Some(page));
+        let (held, child, page, globals) = (Some(held), None, Some(page), places);
         let started = Started { held, child, process, page, globals, shared_pages, name };
         Ok((started, functions))
     }
@@ -167,7 +217,7 @@ impl Run<'_> {
                 Err(Failure::new(Status::Failed, "elfen shim", why, fix))
             }
         });
-        let outcome = gathered.and_then(|gathered| self.look(&mut started, gathered));
+        let outcome = gathered.and_then(|gathered| self.look(&mut started, gathered, out));
         let (known, seen, end) = match outcome {
             Ok(outcome) => outcome,
             Err(failure) => {
@@ -190,6 +240,10 @@ impl Run<'_> {
             Some(_) => finish::write(path, &recording.head, &again(&recording)),
             None => finish::write(path, &recording.head, &seen.pool),
         });
+        if let Some(mut behind) = self.behind.take() {
+            let copied = behind.rewind().and_then(|()| io::copy(&mut behind, out));
+            copied.map_err(Failure::output)?;
+        }
         self.print(&recording, no_map.as_deref(), functions, out)?;
         out.flush().map_err(Failure::output)?;
         written.transpose()?;
@@ -210,6 +264,7 @@ impl Run<'_> {
         &mut self,
         started: &mut Started,
         gathered: Gathered,
+        out: &mut dyn Write,
     ) -> Result<(finish::Known, Seen, End), Failure> {
         let Gathered { words, reader } = gathered;
         let (period_ticks, fetch_ticks) = self.period();
@@ -226,8 +281,13 @@ impl Run<'_> {
             keeps_samples: self.args.keep == Keep::Samples,
             until,
             costing,
+            live: self.args.live.then(|| Arc::new(Live::of(words.signals.len()))),
         };
         let signals = words.signals.clone();
+        let mut picture = how.live.clone().map(|live| {
+            let (own, screen) = ((started.process, started.name.clone()), self.screen.take());
+            Picture::of(live, signals.clone(), self.clock, own, screen)
+        });
         if self.args.keep == Keep::Samples {
             warn_of_samples(self.args.memory, period_ticks, signals.len(), self.clock);
         }
@@ -247,8 +307,12 @@ impl Run<'_> {
             }
         }
         let process = (started.process != 0).then_some(started.process);
-        let end = wait(&mut started.child, process, &observer, &orders, &mut self.layout);
+        let shown = picture.as_mut().map(|picture| (picture, out));
+        let child = &mut started.child;
+        let end = wait(child, process, &observer, &orders, &mut self.layout, shown);
         let seen = observer.join();
+        drop(picture);
+        let end = end?;
         self.clock.ticks_per_second = rate.ticks_per_second();
         let refused = started.page.and_then(|page| page.slot(0)).map(|slot| &slot.refused);
         let known = finish::Known {
@@ -321,49 +385,18 @@ impl Run<'_> {
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
         let summary = Summary::of(recording);
-        let more = self.more(&summary, no_map, functions);
+        let more = more(self.args, &summary, no_map, functions, &self.globals);
         output::print(out, self.args.json, &summary, || crate::text::text(&summary, &more))
     }
+}
 
-    /// What else would be possible with this program, for a user who did not ask for anything.
-    fn more(
-        &self,
-        summary: &Summary,
-        no_map: Option<&str>,
-        functions: Option<Source>,
-    ) -> Vec<String> {
-        let mut more = Vec::new();
-        if !self.args.watch.is_empty() {
-            return more;
-        }
-        if let Some(why) = no_map {
-            more.push(format!(
-                "who runs, at every sample instead of each 100 us, and so when it waits for a CPU: \
-                 as root, or after root ran `elfen signals up` (now: {why})"
-            ));
-        }
-        if functions.is_none() && !self.args.program.is_empty() {
-            more.push(
-                "its functions: build it with -finstrument-functions, which gcc and clang have"
-                    .to_owned(),
-            );
-        }
-        if summary.tags.iter().all(|tag| tag.signal != "tag") && summary.program != "who runs" {
-            more.push(
-                "what it does in your own words: elfen_tag(\"parse\") of elfen_tag.h in C, \
-                 elfen_rt::tag!(\"parse\") in Rust"
-                    .to_owned(),
-            );
-        }
-        if let Some(program) = self.args.program.first() {
-            let program = elfen_console::shell::word(&program.to_string_lossy());
-            more.push(format!(
-                "its globals, without building it anew: `elfen shim signals {program}` lists them, \
-                 --watch NAME looks at one"
-            ));
-        }
-        more
-    }
+/// Functions, and globals from the start, are seen by a library inside of the program.
+fn takes_a_library(program: &OsString) -> Result<(), Failure> {
+    let reason = inspect(program).and_then(|program| program.takes_a_library()).err();
+    reason.map_or(Ok(()), |reason| {
+        let (what, fix) = (format!("program {program:?}"), "watch tag or task, or -p when it runs");
+        Err(Failure::new(Status::Failed, what, format!("it {reason}"), fix))
+    })
 }
 
 /// What a sample takes in a recording, of each signal: distance, count and index.

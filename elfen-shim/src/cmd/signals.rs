@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{output, table};
+use elfen_instrument::inspect;
 use elfen_kernel::task_map;
 use serde::Serialize;
 
@@ -52,10 +53,10 @@ struct Row {
     how: String,
 }
 
-#[derive(Serialize)]
-struct Not {
-    what: &'static str,
-    why: String,
+#[derive(Debug, Serialize)]
+pub struct Not {
+    pub what: &'static str,
+    pub why: String,
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -111,8 +112,31 @@ impl Report {
         }
         if program.has_tags {
             self.add("tag", "source-tags", "one store a tag");
+        } else {
+            self.lack("tag", "say elfen_tag(\"parse\") of elfen_tag.h in its source");
         }
     }
+}
+
+/// The same of a program, in short: for `elfen doctor`.
+#[derive(Debug, Serialize)]
+pub struct Allowed {
+    /// What can be seen of it, by name; globals by their number.
+    pub signals: Vec<String>,
+    pub not: Vec<Not>,
+}
+
+/// `None` if there is no such program.
+pub fn allowed(name: &std::ffi::OsStr) -> Option<Allowed> {
+    let mut report = Report { signals: Vec::new(), not: Vec::new() };
+    of_program(name, &mut report).ok()?;
+    let (globals, others): (Vec<Row>, Vec<Row>) =
+        report.signals.into_iter().partition(|row| row.source == "shared-at-start");
+    let mut signals: Vec<String> = others.into_iter().map(|row| row.name).collect();
+    if !globals.is_empty() {
+        signals.push(format!("{} globals, by name", globals.len()));
+    }
+    Some(Allowed { signals, not: report.not })
 }
 
 fn of_program(name: &std::ffi::OsStr, report: &mut Report) -> Result<(), Failure> {
@@ -125,7 +149,13 @@ fn of_program(name: &std::ffi::OsStr, report: &mut Report) -> Result<(), Failure
         return Ok(());
     };
     report.of_files(&symbols);
-    report.add_globals(&reach::globals_of(&file), "shared-at-start", "a line transfer at most");
+    match inspect(name).and_then(|program| program.takes_a_library()) {
+        Ok(()) => {
+            let globals = reach::globals_of(&file);
+            report.add_globals(&globals, "shared-at-start", "a line transfer at most");
+        }
+        Err(reason) => report.lack("globals", &format!("it {reason}")),
+    }
     if symbols.globals.is_empty() {
         report.lack("globals by name", "its symbols are stripped: install its debug symbols");
     }

@@ -1,12 +1,15 @@
 //! What the front does while the observer looks: it waits for the program, for signals, and for
 //! the observer.
 
+use std::io::Write;
 use std::process::Child;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use elfen_console::failure::Failure;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 
+use super::live::Picture;
 use crate::program::status_of;
 use crate::record::Orders;
 use crate::session::Observer;
@@ -47,7 +50,8 @@ pub(super) fn wait(
     observer: &Observer,
     orders: &Orders,
     layout: &mut Layout,
-) -> End {
+    mut picture: Option<(&mut Picture, &mut dyn Write)>,
+) -> Result<End, Failure> {
     let (began, mut look_every) = (Instant::now(), FIRST_LOOK);
     let mut next_look = began;
     loop {
@@ -56,33 +60,43 @@ pub(super) fn wait(
             next_look = Instant::now() + look_every;
             look_every = (look_every * 3).min(LAST_LOOK);
         }
-        let signal = next_signal(TURN.min(look_every));
+        let within = TURN.min(look_every);
+        let mut signal = None;
+        if let Some((picture, out)) = &mut picture {
+            signal = picture.input(within);
+            if let Err(failure) = picture.turn(layout, out) {
+                orders.stop.store(true, Relaxed);
+                return Err(failure);
+            }
+        }
+        let from_terminal = signal.is_some();
+        let signal = signal.unwrap_or_else(|| next_signal(within));
         if let Some(child) = child
             && let Ok(Some(status)) = child.try_wait()
         {
             orders.stop.store(true, Relaxed);
-            return End::Program(status_of(status));
+            return Ok(End::Program(status_of(status)));
         }
         if let Some(signal) = signal.filter(|&signal| signal != libc::SIGCHLD) {
             // The terminal has told the program as well; how it ends is its own affair.
             match child {
-                Some(child) if signal != libc::SIGINT => {
+                Some(child) if signal != libc::SIGINT || from_terminal => {
                     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
                     let _gone = nix::sys::signal::kill(pid, Signal::try_from(signal).ok());
                 }
                 Some(_) => {}
                 None => {
                     orders.stop.store(true, Relaxed);
-                    return End::Signal(signal);
+                    return Ok(End::Signal(signal));
                 }
             }
         }
         if child.is_none() && process.is_some_and(is_gone) {
             orders.stop.store(true, Relaxed);
-            return End::Gone;
+            return Ok(End::Gone);
         }
         if observer.is_done() {
-            return End::Observer;
+            return Ok(End::Observer);
         }
     }
 }

@@ -16,6 +16,7 @@ use elfen_host::doctor::{self, Check, Group, Machine, Status};
 use elfen_host::lanes::Lanes;
 use elfen_host::topology::Topology;
 use elfen_instrument::{Inject, Reason, inspect};
+use elfen_shim::cmd::{Allowed, allowed};
 use serde::Serialize;
 
 const COMMAND: &str = "elfen doctor";
@@ -53,7 +54,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE", hide = true)]
     machine: Option<PathBuf>,
 
-    /// A program: how `elfen run` would check it, and why not in a cheaper way
+    /// A program: how `elfen run` would check it and why not in a cheaper way, and what `elfen
+    /// shim` would see of it
     #[arg(last = true, value_name = "PROGRAM", conflicts_with = "record")]
     program: Option<OsString>,
 }
@@ -121,6 +123,9 @@ struct Ways {
     inject: &'static str,
     /// Ways that would be cheaper, and why it does not allow them.
     not: Vec<Not>,
+    /// What `elfen shim` would see of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shim: Option<Allowed>,
 }
 
 #[derive(Serialize)]
@@ -148,12 +153,16 @@ impl Ways {
                 Err(reason) => format!("it {reason}"),
                 Ok(_) => match here.filter(|_| inject == Inject::Live) {
                     Some(live) => live.why.clone(),
-                    None => return Ok(Self { program, inject: inject.name(), not }),
+                    None => {
+                        let (inject, shim) = (inject.name(), allowed(name));
+                        return Ok(Self { program, inject, not, shim });
+                    }
                 },
             };
             not.push(Not { inject: inject.name(), why });
         }
-        Ok(Self { program, inject: Inject::Guard.name(), not })
+        let (inject, shim) = (Inject::Guard.name(), allowed(name));
+        Ok(Self { program, inject, not, shim })
     }
 
     fn text(&self) -> String {
@@ -161,6 +170,13 @@ impl Ways {
         for Not { inject, why } in &self.not {
             let beside = wrap(why, COLUMNS - 16).join(&format!("\n{:16}", ""));
             text += &format!("  not {inject:8}  {beside}\n");
+        }
+        let Some(shim) = &self.shim else { return text };
+        let seen = if shim.signals.is_empty() { "-".into() } else { shim.signals.join(", ") };
+        text += &format!("\nelfen shim -- {}: {seen}\n", self.program);
+        for elfen_shim::cmd::Not { what, why } in &shim.not {
+            let beside = wrap(why, COLUMNS - 16).join(&format!("\n{:16}", ""));
+            text += &format!("  not {what:8}  {beside}\n");
         }
         text
     }
@@ -208,7 +224,11 @@ fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
         );
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
-    let warnings = checks.iter().filter(|check| check.finding.status == Status::Warn).count();
+    let warns = |check: &&Check| {
+        // What `elfen shim` lacks is none of a batch's business.
+        check.finding.status == Status::Warn && check.group != Group::Shim
+    };
+    let warnings = checks.iter().filter(warns).count();
     match warnings {
         0 => format!("borrow-idle can run here{only}\n"),
         _ => format!("borrow-idle can run here{only}; warnings: {warnings}\n"),
@@ -231,6 +251,7 @@ fn heading(group: Group) -> &'static str {
         Group::Naps => "NAPS",
         Group::Injection => "INJECTION",
         Group::Fences => "FENCES",
+        Group::Shim => "SHIM",
         Group::Conflicts => "CONFLICTS",
     }
 }

@@ -1,0 +1,77 @@
+//! What else would be possible with a program, for a user who did not ask for anything.
+
+use elfen_console::shell;
+
+use super::args::Args;
+use crate::recording::Source;
+use crate::summary::Summary;
+use crate::symbols::{GlobalKind, Symbols};
+
+/// Names of a program's own globals that change, as far as its file tells them.
+pub(super) fn globals(symbols: Option<&Symbols>) -> Vec<String> {
+    let all = symbols.map_or(&[][..], |symbols| &symbols.globals);
+    // The C library puts some of its own there.
+    const NOT_ITS_OWN: [&str; 8] =
+        ["stdin", "stdout", "stderr", "environ", "optarg", "optind", "opterr", "optopt"];
+    let own = |name: &str| !name.starts_with('_') && !name.contains(['@', '.']);
+    let own = |name: &str| own(name) && !NOT_ITS_OWN.contains(&name);
+    let fits = |size| crate::signal::Width::of_size(size).is_some();
+    let writable = all.iter().filter(|one| one.kind == GlobalKind::Writable && fits(one.size));
+    writable.map(|one| one.name.clone()).filter(|name| own(name)).collect()
+}
+
+pub(super) fn more(
+    args: &Args,
+    summary: &Summary,
+    no_map: Option<&str>,
+    functions: Option<Source>,
+    globals: &[String],
+) -> Vec<String> {
+    let mut more = Vec::new();
+    if !args.watch.is_empty() {
+        return more;
+    }
+    if let Some(why) = no_map {
+        more.push(format!(
+            "who runs, at every sample instead of each 100 us, and so when it waits for a CPU: as \
+             root, or after root ran `elfen signals up` (now: {why})"
+        ));
+    }
+    let Some(program) = args.program.first() else {
+        return more;
+    };
+    let program = shell::word(&program.to_string_lossy());
+    more.push(match globals {
+        [] => format!(
+            "globals of its libraries, or of itself where its symbols are installed, without \
+             building it anew: `elfen shim signals {program}` lists them"
+        ),
+        [first, rest @ ..] => format!(
+            "its globals, without building it anew, as in --watch {first}: `elfen shim signals \
+             {program}` lists {}",
+            match rest.len() {
+                0 => "more of its libraries".to_owned(),
+                n => format!("{n} more, and its libraries'"),
+            }
+        ),
+    });
+    if functions.is_none() {
+        let why = "its functions: build it with -finstrument-functions, which gcc and clang have";
+        more.push(why.to_owned());
+    }
+    if summary.tags.iter().all(|tag| tag.signal != "tag") {
+        more.push(
+            "what it does in your own words: elfen_tag(\"parse\") of elfen_tag.h in C, \
+             elfen_rt::tag!(\"parse\") in Rust"
+                .to_owned(),
+        );
+    }
+    if !args.live {
+        let arguments = if args.program.len() > 1 { " .." } else { "" };
+        more.push(format!(
+            "the same second by second: `elfen shim --live -- {program}{arguments}`; each run of \
+             it, and when: -o run.shim, and then `elfen report run.shim --html run.html`"
+        ));
+    }
+    more
+}

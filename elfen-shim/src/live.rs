@@ -1,0 +1,183 @@
+//! What has been seen so far, for somebody who looks on while it is recorded.
+//!
+//! One writer, the observer, at the end of each run of equal samples; any number of readers. All
+//! memory is there before the first sample. A reader may see a run in the total and as the one that
+//! goes on at once: what it shows is a picture and no account.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::recording::State;
+
+/// Different tags of a signal that have a total of their own; a power of two.
+const SLOTS: usize = 1024;
+/// Totals of states without a value stand before those of tags.
+const GAP: usize = 0;
+const NOT_RUNNING: usize = 1;
+const OTHER: usize = 2;
+const FIRST: usize = 3;
+/// Slots that are looked at for a tag before it is one of the others.
+const TRIES: usize = 16;
+
+/// One signal.
+#[derive(Debug)]
+struct Totals {
+    /// A tag and how long it was, in ticks; of no tag while there are no ticks.
+    slots: Vec<(AtomicU64, AtomicU64)>,
+    new_values: AtomicU64,
+    /// The state that goes on: since when, in which slot, and its value.
+    since: AtomicU64,
+    slot: AtomicU64,
+    value: AtomicU64,
+}
+
+/// All signals of an observer.
+#[derive(Debug)]
+pub struct Live {
+    signals: Vec<Totals>,
+    /// The last sample that all of it is up to.
+    pub until: AtomicU64,
+    pub samples: AtomicU64,
+}
+
+/// How long one signal was what, in ticks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Seen {
+    pub gap: u64,
+    pub not_running: u64,
+    pub other: u64,
+    pub tags: Vec<(u64, u64)>,
+    pub new_values: u64,
+    /// Its value now, if it has one.
+    pub now: Option<u64>,
+}
+
+impl Seen {
+    /// What was added since this was seen before.
+    pub fn since(&self, before: &Self) -> Self {
+        let old = |tag: u64| before.tags.iter().find(|(known, _)| *known == tag).map_or(0, |o| o.1);
+        let tag = |&(tag, ticks): &(u64, u64)| (tag, ticks.saturating_sub(old(tag)));
+        Self {
+            gap: self.gap.saturating_sub(before.gap),
+            not_running: self.not_running.saturating_sub(before.not_running),
+            other: self.other.saturating_sub(before.other),
+            tags: self.tags.iter().map(tag).collect(),
+            new_values: self.new_values.saturating_sub(before.new_values),
+            now: self.now,
+        }
+    }
+}
+
+impl Live {
+    pub fn of(signals: usize) -> Self {
+        let slot = || (AtomicU64::new(0), AtomicU64::new(0));
+        let totals = || Totals {
+            slots: (0..FIRST + SLOTS).map(|_| slot()).collect(),
+            new_values: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+            slot: AtomicU64::new(GAP as u64),
+            value: AtomicU64::new(0),
+        };
+        let signals = (0..signals).map(|_| totals()).collect();
+        Self { signals, until: AtomicU64::new(0), samples: AtomicU64::new(0) }
+    }
+
+    /// A signal is something else from `at` on.
+    pub(crate) fn change(&self, signal: usize, at: u64, state: State) {
+        let Some(totals) = self.signals.get(signal) else { return };
+        // Relaxed, here and below: one writer, and no order between words is relied on.
+        let since = totals.since.load(Relaxed);
+        let slot = usize::try_from(totals.slot.load(Relaxed)).unwrap_or(GAP);
+        if let Some((_, ticks)) = totals.slots.get(slot).filter(|_| since != 0) {
+            ticks.store(ticks.load(Relaxed) + at.saturating_sub(since), Relaxed);
+        }
+        let slot = match state {
+            State::Gap => GAP,
+            State::NotRunning => NOT_RUNNING,
+            State::Other => OTHER,
+            State::Value(value) => {
+                totals.new_values.store(totals.new_values.load(Relaxed) + 1, Relaxed);
+                totals.value.store(value, Relaxed);
+                totals.find(value)
+            }
+        };
+        totals.slot.store(slot as u64, Relaxed);
+        totals.since.store(at, Relaxed);
+    }
+
+    /// What is known of a signal by now.
+    pub fn seen(&self, signal: usize) -> Seen {
+        let Some(totals) = self.signals.get(signal) else { return Seen::default() };
+        let ticks = |slot: usize| totals.slots[slot].1.load(Relaxed);
+        let mut all: Vec<u64> = (0..totals.slots.len()).map(ticks).collect();
+        let (since, until) = (totals.since.load(Relaxed), self.until.load(Relaxed));
+        let slot = usize::try_from(totals.slot.load(Relaxed)).unwrap_or(GAP);
+        if since != 0
+            && let Some(ticks) = all.get_mut(slot)
+        {
+            *ticks += until.saturating_sub(since);
+        }
+        let tag = |(slot, ticks): (usize, &u64)| (totals.slots[slot].0.load(Relaxed), *ticks);
+        let tags = all.iter().enumerate().skip(FIRST).filter(|(_, ticks)| **ticks > 0);
+        Seen {
+            gap: all[GAP],
+            not_running: all[NOT_RUNNING],
+            other: all[OTHER],
+            tags: tags.map(tag).collect(),
+            new_values: totals.new_values.load(Relaxed),
+            now: (slot >= FIRST || slot == OTHER).then(|| totals.value.load(Relaxed)),
+        }
+    }
+}
+
+impl Totals {
+    fn find(&self, value: u64) -> usize {
+        let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let first = usize::try_from(hash).unwrap_or(0);
+        for at in (first..first + TRIES).map(|at| FIRST + at % SLOTS) {
+            let (tag, ticks) = &self.slots[at];
+            if tag.load(Relaxed) == value {
+                return at;
+            }
+            if ticks.load(Relaxed) == 0 && tag.load(Relaxed) == 0 {
+                tag.store(value, Relaxed);
+                return at;
+            }
+        }
+        OTHER
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: totals are those of the runs, the one that goes on is among them, and tags beyond the
+    /// table are others. Method: some runs of two signals, and more tags than there is room for.
+    #[test]
+    fn totals_are_those_of_the_runs() {
+        let live = Live::of(2);
+        for (at, state) in [
+            (100, State::Value(7)),
+            (110, State::Value(0)),
+            (130, State::Value(7)),
+            (135, State::NotRunning),
+            (140, State::Gap),
+            (150, State::Value(7)),
+        ] {
+            live.change(0, at, state);
+        }
+        live.until.store(157, Relaxed);
+        let mut seen = live.seen(0);
+        seen.tags.sort_unstable();
+        let tags = vec![(0, 20), (7, 22)];
+        let expected =
+            Seen { gap: 10, not_running: 5, other: 0, tags, new_values: 4, now: Some(7) };
+        assert_eq!(seen, expected);
+        assert_eq!(live.seen(1), Seen::default());
+        (1..=10_000).for_each(|tag| live.change(1, tag, State::Value(tag)));
+        live.until.store(10_001, Relaxed);
+        let seen = live.seen(1);
+        let all = seen.other + seen.tags.iter().map(|(_, ticks)| ticks).sum::<u64>();
+        assert_eq!((all, seen.tags.len() <= SLOTS, seen.other > 0), (10_000, true, true));
+    }
+}

@@ -1,5 +1,4 @@
-//! `elfen shim --live`: once a second, who ran and what was done in that second, on a terminal or as
-//! lines of text.
+//! `elfen shim --live`: once a second, who ran and what was done in it, on a terminal or as text.
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -1,6 +1,7 @@
-//! What a program's first thread does as `/proc` has it: running or ready, asleep in which system
-//! call, or waiting for a device. It needs no right but that to look at one's own processes, and is coarse: a reading is a
-//! system call that takes a lock of the process, so it is made a tenth of a millisecond apart.
+//! What a program's first thread does as `/proc` has it: running or ready, asleep in a system call,
+//! or waiting for a device. It needs no right but that to look at one's own processes, and is
+//! coarse: a reading is a system call that takes a lock of the process, so it is made a tenth of a
+//! millisecond apart.
 
 use std::fs::File;
 use std::io;

@@ -5,11 +5,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
+use elfen_console::failure::to_stderr;
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
 use elfen_tailor::tale::{Gap, Head, MARKS_ALONE, Named};
 
+use crate::jvm::Jvms;
 use crate::marks::Marked;
 use crate::service::{Service, name_of};
 
@@ -41,6 +43,7 @@ pub struct Recorder {
     /// `None` of a service that is known by its port.
     marked: Option<Marked>,
     service: Service,
+    jvms: Jvms,
     /// Names that nobody has been told yet.
     names: Vec<Named>,
     /// Threads that were seen since names were looked up, and those before.
@@ -73,10 +76,11 @@ impl Recorder {
     }
 
     fn of(events: Option<Events>, marked: Option<Marked>, service: Service) -> Self {
-        Self {
+        let mut new = Self {
             events,
             marked,
             service,
+            jvms: Jvms::none(),
             names: Vec::new(),
             seen: BTreeSet::new(),
             seen_before: BTreeSet::new(),
@@ -85,6 +89,15 @@ impl Recorder {
             marks_taken_ns: monotonic_ns(),
             taken: 0,
             lost: 0,
+        };
+        new.find_jvms();
+        new
+    }
+
+    /// Has JVMs among the processes tell what they do.
+    fn find_jvms(&mut self) {
+        for told in self.jvms.refresh(&self.service.processes, self.events.as_mut()) {
+            to_stderr(&told);
         }
     }
 
@@ -124,6 +137,9 @@ impl Recorder {
             sink.events(cpu, &self.buffer)?;
             self.meet();
         }
+        self.buffer.clear();
+        self.jvms.look(&mut self.buffer);
+        sink.events(0, &self.buffer)?;
         let now_ns = monotonic_ns();
         if now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS {
             self.refreshed_ns = now_ns;
@@ -194,6 +210,7 @@ impl Recorder {
                 self.lose(None, lost, sink)?;
             }
         }
+        self.find_jvms();
         for thread in &self.seen {
             if let Some(name) = name_of(*thread) {
                 self.names.push(Named { thread: *thread, at_ns: monotonic_ns(), name });

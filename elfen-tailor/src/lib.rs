@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`tale`] | events in memory or in a `.tale` file |
 //! | [`timeline`] | events, put together to what each thread and each CPU did when |
+//! | [`runtime`] | a JVM's own word on what halted its threads |
 //! | [`request`] | what went through sockets, or was marked, put together to requests |
 //! | [`walk`] | a request, as [`segment`]s that sum up to its latency to the nanosecond |
 //! | [`replay`] | the same requests without a cause |
@@ -25,6 +26,7 @@ pub mod rank;
 pub mod replay;
 pub mod report;
 pub mod request;
+pub mod runtime;
 pub mod segment;
 pub mod stages;
 pub mod tale;

@@ -2,6 +2,7 @@
 //! name.
 
 use crate::calls;
+use crate::runtime::{self, Operation};
 use crate::tale::{Tale, Who};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -26,8 +27,14 @@ pub enum Kind {
     Lock(Who),
     /// For a lock whose holder is not known.
     LockOfUnknown,
-    /// For the threads of a JVM to come to a halt and go on.
-    Pause,
+    /// For the threads of a JVM to come to a halt and go on, for this operation.
+    Pause(Operation),
+    /// For a JVM to collect garbage.
+    Gc,
+    /// A JVM compiled on the CPU that it needed.
+    Jit,
+    /// A JVM loaded classes, or who held the lock that it waited for did.
+    ClassLoad,
     /// For a time to pass.
     Sleep(u16),
     /// For input or anything else, in this system call.
@@ -92,7 +99,13 @@ pub fn cause(kind: Kind, tale: &Tale) -> String {
         Kind::Io(of) => format!("io:{}", call(of)),
         Kind::Lock(holder) => format!("lock:{}", tale.name_of(holder)),
         Kind::LockOfUnknown => "lock".to_owned(),
-        Kind::Pause => "safepoint".to_owned(),
+        Kind::Pause(operation) => match runtime::name(&operation) {
+            name if name.is_empty() => "safepoint".to_owned(),
+            name => format!("safepoint:{name}"),
+        },
+        Kind::Gc => "gc".to_owned(),
+        Kind::Jit => "jit".to_owned(),
+        Kind::ClassLoad => "classload".to_owned(),
         Kind::Sleep(of) => format!("sleep:{}", calls::name(of)),
         Kind::Wait(of) => format!("wait:{}", call(of)),
         Kind::Irq(number) => format!("irq:{number}"),
@@ -128,7 +141,13 @@ pub fn words(cause: &str) -> String {
         "io" => format!("the service waited for storage in {name}"),
         "lock" if name.is_empty() => "they waited for a lock".to_owned(),
         "lock" => format!("they waited for a lock that thread {name} held"),
-        "safepoint" => "the JVM halted its threads: garbage collection, most often".to_owned(),
+        "safepoint" if name.is_empty() => {
+            "the JVM halted its threads: garbage collection, most often".to_owned()
+        }
+        "safepoint" => format!("the JVM halted its threads for {name}"),
+        "gc" => "the JVM collected garbage".to_owned(),
+        "jit" => "the JVM compiled on the CPU that they needed".to_owned(),
+        "classload" => "the JVM loaded classes".to_owned(),
         "sleep" => format!("the service slept, in {name}"),
         "wait" => format!("the service waited in {name}, for input or another service"),
         "irq" => format!("interrupt {name} was handled on their CPU"),

@@ -173,7 +173,13 @@ impl Tale {
     /// Takes over events of one CPU; a CPU that there is not has none.
     pub fn add(&mut self, cpu: u32, words: &[Words]) {
         let Some(events) = self.events.get_mut(cpu as usize) else { return };
+        let known = events.len();
         events.extend(words.iter().filter_map(Event::decode));
+        // What a JVM's counters tell is told late.
+        let new = &events[known.saturating_sub(1)..];
+        if !new.is_sorted_by_key(|event| event.at_ns) {
+            events.sort_by_key(|event| event.at_ns);
+        }
     }
 
     /// Takes over marks of one request lane.
@@ -222,7 +228,6 @@ impl Tale {
             taken.ok_or(Error::Damaged(at))?;
         }
         let mut tale = tale.ok_or(Error::Foreign)?;
-        tale.events.iter_mut().for_each(|events| events.sort_by_key(|event| event.at_ns));
         tale.marks.values_mut().for_each(|marks| marks.sort_by_key(|mark| mark.at_ns));
         Ok(tale)
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use elfen_rt::signal::event::{Event, Kind, STATE_STOPPED, STATE_TRACED, Switch};
 
+use crate::runtime::Intervals;
 use crate::tale::Tale;
 
 /// Who ended a sleep.
@@ -60,6 +61,7 @@ pub struct Timeline {
     threads: HashMap<u32, Vec<Stretch>>,
     cpus: Vec<Vec<Run>>,
     interrupts: Vec<Vec<Interrupt>>,
+    pub runtime: Intervals,
     began_ns: u64,
 }
 
@@ -71,7 +73,9 @@ impl Timeline {
             began_ns: tale.head.began_ns,
             ..Self::default()
         };
-        for (cpu, event) in in_order(tale) {
+        let events = in_order(tale);
+        line.runtime = Intervals::of(events.iter().map(|(_, event)| event));
+        for (cpu, event) in events {
             match event.kind {
                 Kind::Switch(switch) => line.switch(cpu, &event, switch),
                 Kind::Waking { waker, waker_process, .. } => {

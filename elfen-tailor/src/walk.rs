@@ -7,6 +7,7 @@
 
 use crate::calls::{For, waits_for};
 use crate::request::{Request, Requests};
+use crate::runtime::{Role, What};
 use crate::segment::{Kind, Segment};
 use crate::tale::{MARKS_ALONE, Tale};
 use crate::timeline::{Sleep, State, Timeline, Waker};
@@ -41,6 +42,7 @@ impl<'a> Walk<'a> {
         push(&mut back, written_ns, request.ended_ns, Kind::TcpOut, request.sender, None);
         self.back(request, request.sender, request.read_ns, written_ns, &mut back);
         self.back(request, request.reader, request.arrived_ns, request.read_ns, &mut back);
+        self.by_runtime(&mut back);
         back.reverse();
         if self.is_marked() {
             for segment in back.iter_mut().filter(|segment| segment.kind == Kind::Queue) {
@@ -59,6 +61,53 @@ impl<'a> Walk<'a> {
         let covered: u64 = back.iter().map(Segment::ns).sum();
         assert_eq!(covered, request.latency_ns(), "segments sum up to the latency");
         back
+    }
+
+    /// What a JVM says of a time is surer than what its threads look like from outside.
+    fn by_runtime(&self, back: &mut Vec<Segment>) {
+        let runtime = &self.timeline.runtime;
+        for segment in back.iter_mut() {
+            let Kind::Preempted(who) = segment.kind else { continue };
+            match self.role(who.thread, segment.from_ns) {
+                Some(Role::Compiles) => segment.kind = Kind::Jit,
+                Some(Role::Collects) => segment.kind = Kind::Gc,
+                Some(Role::Halts) => segment.kind = Kind::Pause([0; 16]),
+                None => {}
+            }
+        }
+        if runtime.is_empty() {
+            return;
+        }
+        let (Some(last), Some(first)) = (back.first(), back.last()) else { return };
+        let (from_ns, to_ns) = (first.from_ns, last.to_ns);
+        for pause in runtime.pauses(from_ns, to_ns) {
+            let kind = match pause.what {
+                What::Gc => Kind::Gc,
+                What::Safepoint(operation) => Kind::Pause(operation),
+                What::ClassLoad => Kind::ClassLoad,
+            };
+            let waits = |segment: &Segment| {
+                matches!(
+                    segment.kind,
+                    Kind::Lock(_) | Kind::LockOfUnknown | Kind::Sleep(_) | Kind::Pause(_)
+                )
+            };
+            cut(back, pause.from_ns, pause.to_ns, kind, waits);
+        }
+        for segment in back.clone() {
+            // Who holds the lock loads classes, or the thread itself does.
+            let thread = match segment.kind {
+                Kind::Lock(holder) => holder.thread,
+                Kind::Work | Kind::Busy => segment.thread,
+                _ => continue,
+            };
+            for class in runtime.classes(thread, segment.from_ns, segment.to_ns) {
+                let is_it = |other: &Segment| {
+                    other.kind == segment.kind && segment.within(other.from_ns, other.to_ns) > 0
+                };
+                cut(back, class.from_ns, class.to_ns, Kind::ClassLoad, is_it);
+            }
+        }
     }
 
     /// The service says itself what its requests are.
@@ -127,9 +176,13 @@ impl<'a> Walk<'a> {
         futex && thread == of.reader && of.reader == of.sender && since_ns >= of.read_ns
     }
 
-    /// The thread of a JVM that halts the others.
+    /// What a thread does for its JVM.
+    fn role(&self, thread: u32, at_ns: u64) -> Option<Role> {
+        Role::of(&self.tale.name_of(self.tale.who(thread, at_ns)))
+    }
+
     fn is_pause(&self, thread: u32, at_ns: u64) -> bool {
-        self.tale.name_of(self.tale.who(thread, at_ns)) == "VM Thread"
+        self.role(thread, at_ns) == Some(Role::Halts)
     }
 
     fn slept(&self, sleep: &Sleep, of: &Request, since_ns: u64, at_ns: u64) -> Kind {
@@ -146,7 +199,7 @@ impl<'a> Walk<'a> {
         match waits_for(call) {
             For::Storage => Kind::Io(Some(call)),
             For::Lock => match sleep.waker {
-                Some(waker) if self.is_pause(waker.thread, at_ns) => Kind::Pause,
+                Some(waker) if self.is_pause(waker.thread, at_ns) => Kind::Pause([0; 16]),
                 Some(waker) if self.tale.processes.contains(&waker.process) => {
                     Kind::Lock(self.tale.who(waker.thread, at_ns))
                 }
@@ -212,13 +265,13 @@ impl<'a> Walk<'a> {
         }
         for one in self.timeline.interrupts(cpu, from_ns, to_ns) {
             let kind = if one.soft { Kind::Softirq(one.number) } else { Kind::Irq(one.number) };
-            cut(&mut pieces, one.from_ns, one.to_ns, kind);
+            cut(&mut pieces, one.from_ns, one.to_ns, kind, ran);
         }
         for (begin_ns, end_ns, _, stolen_ns) in self.timeline.runs(cpu, from_ns, to_ns) {
             // Where in its run a CPU was taken away is not told.
             let stolen_ns = stolen_ns.min(end_ns - begin_ns);
             if stolen_ns >= LEAST_STOLEN_NS {
-                cut(&mut pieces, begin_ns, begin_ns + stolen_ns, Kind::Steal);
+                cut(&mut pieces, begin_ns, begin_ns + stolen_ns, Kind::Steal, ran);
             }
         }
         out.append(&mut pieces);
@@ -247,12 +300,21 @@ fn push(
     }
 }
 
-/// Makes a span of running time something else. Pieces go back in time, and stay so.
-fn cut(pieces: &mut Vec<Segment>, from_ns: u64, to_ns: u64, kind: Kind) {
+fn ran(segment: &Segment) -> bool {
+    matches!(segment.kind, Kind::Work | Kind::Queue | Kind::Busy)
+}
+
+/// Makes a span of some pieces something else. Pieces go back in time, and stay so.
+fn cut(
+    pieces: &mut Vec<Segment>,
+    from_ns: u64,
+    to_ns: u64,
+    kind: Kind,
+    which: impl Fn(&Segment) -> bool,
+) {
     let before = std::mem::take(pieces);
     for piece in before {
-        let ran = matches!(piece.kind, Kind::Work | Kind::Queue | Kind::Busy);
-        if !ran || piece.within(from_ns, to_ns) == 0 {
+        if !which(&piece) || piece.within(from_ns, to_ns) == 0 {
             pieces.push(piece);
             continue;
         }

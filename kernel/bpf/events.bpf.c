@@ -70,6 +70,7 @@ struct {
 #define TRANSMITTED 7
 #define IRQ 8
 #define SOFTIRQ 9
+#define RUNTIME 10
 
 #define SWITCH_PREEMPTED 1
 #define SWITCH_IOWAIT 2
@@ -147,6 +148,8 @@ static struct task_struct *(*const get_current_task)(void) = (void *)158;
 static struct pt_regs *(*const task_pt_regs)(struct task_struct *task) = (void *)175;
 static struct tcp_sock *(*const skc_to_tcp_sock)(void *sk) = (void *)137;
 static long (*const probe_read_kernel)(void *to, elfen_u32 size, const void *from) = (void *)113;
+static long (*const probe_read_user_str)(void *to, elfen_u32 size, const void *from) = (void *)114;
+static elfen_u64 (*const get_attach_cookie)(void *context) = (void *)174;
 
 #define EXISTS(field) __builtin_preserve_field_info(field, 2)
 
@@ -427,6 +430,30 @@ int elfen_ev_soft(elfen_u64 *arguments)
 
 	if (here)
 		note_interrupt(SOFTIRQ, here->softirq_ns, (elfen_u32)arguments[0]);
+	return 0;
+}
+
+/* Of a probe: its number, and where in the registers a name is, behind the highest bit. */
+#define COOKIE_NUMBER 0xff
+#define COOKIE_REGISTER(cookie) ((cookie) >> 8 & 0xff)
+#define COOKIE_HAS_NAME (1ull << 16)
+
+/* A place in a language's runtime, in which a thread of a watched process is: of a JVM, its probes. */
+SECTION("uprobe")
+int elfen_ev_runtime(void *registers)
+{
+	struct elfen_event_config *config = config_of();
+	elfen_u64 cookie = get_attach_cookie(registers), at, text, name[2] = { 0, 0 };
+	struct task_struct *task = get_current_task();
+
+	if (!config || !is_watched(config, task->tgid))
+		return 0;
+	if (cookie & COOKIE_HAS_NAME) {
+		at = (elfen_u64)task_pt_regs(task) + COOKIE_REGISTER(cookie);
+		if (!probe_read_kernel(&text, sizeof(text), (void *)at))
+			probe_read_user_str(name, sizeof(name), (void *)text);
+	}
+	note(config, RUNTIME, cookie & COOKIE_NUMBER, task->pid, ktime_get_ns(), name[0], name[1]);
 	return 0;
 }
 

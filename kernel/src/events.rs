@@ -4,11 +4,13 @@
 //! The kernel waits for nobody. A reader that comes too late finds its events overwritten, and is
 //! told how many there were and from when to when.
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{Ordering::*, fence};
 
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::event::{Words, lap, lap_of};
+use elfen_rt::signal::event::{Runtime, Words, lap, lap_of};
 
 use crate::bpf_call;
 pub use crate::error::Error;
@@ -52,6 +54,25 @@ const PROGRAMS: [Program; 11] = [
     Program("elfen_ev_soft_in", "softirq_entry", "5.5", Detail::Full),
     Program("elfen_ev_soft", "softirq_exit", "5.5", Detail::Full),
 ];
+
+const RUNTIME: &str = "elfen_ev_runtime";
+
+/// A place in a file of a language's runtime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    pub step: Runtime,
+    pub offset: u64,
+    /// Where in the kernel's `pt_regs` the address of a name is.
+    pub register: Option<u8>,
+}
+
+impl Place {
+    /// As the program reads it.
+    fn cookie(self) -> u64 {
+        let register = self.register.map_or(0, |register| 1 << 16 | u64::from(register) << 8);
+        register | u64::from(self.step.number())
+    }
+}
 
 /// Shorter interrupts are not written down: they explain no tail.
 const LEAST_NS: u64 = 2_000;
@@ -103,6 +124,8 @@ struct Cursor {
 /// The programs and their rings; they are attached as long as this lives.
 #[derive(Debug)]
 pub struct Events {
+    /// Holds the probes of runtimes.
+    object: Object,
     config: OwnedFd,
     cpus: Mapped,
     ring: Mapped,
@@ -122,7 +145,7 @@ impl Events {
         let places = cpus.checked_mul(events).ok_or_else(|| {
             Error::Refused(format!("{cpus} CPUs with {events} events each are too many"))
         })?;
-        let mut object = Object::load(OBJECT, &[(CPUS, cpus), (RING, places)])?;
+        let object = Object::load(OBJECT, &[(CPUS, cpus), (RING, places)])?;
         let config = object.map(CONFIG)?;
         let map = |name, words: usize| -> Result<Mapped, Error> {
             let fd = object.map(name)?;
@@ -131,6 +154,7 @@ impl Events {
         let mapped = (map(CPUS, cpus as usize * CPU_STATE_WORDS)?, map(RING, places as usize * 4)?);
         let now_ns = monotonic_ns();
         let mut all = Self {
+            object,
             config,
             cpus: mapped.0,
             ring: mapped.1,
@@ -145,7 +169,7 @@ impl Events {
         for Program(name, tracepoint, since, _) in
             PROGRAMS.into_iter().filter(|program| program.3 <= detail)
         {
-            let program = object.program(name, tracepoint).map_err(|error| match error {
+            let program = all.object.program(name, tracepoint).map_err(|error| match error {
                 Error::Refused(why) => Error::Lacks { tracepoint, since, why },
                 other => other,
             })?;
@@ -162,6 +186,16 @@ impl Events {
         let words = watched.words(self.events);
         bpf_call::update_element(self.config.as_fd(), 0, &words)
             .map_err(Error::call("saying whom to watch"))
+    }
+
+    /// Has a runtime's steps written down as well, of a process that is watched.
+    pub fn probe(&mut self, process: u32, file: &Path, places: &[Place]) -> Result<(), Error> {
+        let process = NonZeroU32::new(process)
+            .ok_or_else(|| Error::Refused("process 0 is none".to_owned()))?;
+        for place in places {
+            self.object.probe(RUNTIME, (file, place.offset, place.cookie()), process)?;
+        }
+        Ok(())
     }
 
     pub fn cpus(&self) -> u32 {

@@ -2,10 +2,13 @@
 //! lifetime is the kernel's.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use aya::maps::{Map, MapData};
-use aya::programs::BtfTracePoint;
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use aya::programs::{BtfTracePoint, UProbe};
 use aya::{Btf, Ebpf, EbpfLoader};
 
 use crate::error::Error;
@@ -42,6 +45,29 @@ impl Object {
         program.load(tracepoint, &self.types).map_err(refused)?;
         let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
         program.map_err(Error::call(DUPLICATING))
+    }
+
+    /// Attaches a program to a place in a file that one process has mapped, with a number that the
+    /// program is told there; as long as this object lives, or the process.
+    pub(crate) fn probe(
+        &mut self,
+        name: &str,
+        (file, offset, cookie): (&Path, u64, u64),
+        process: NonZeroU32,
+    ) -> Result<(), Error> {
+        let program: &mut UProbe = self
+            .ebpf
+            .program_mut(name)
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(|| Error::Refused(format!("it holds no probe {name}")))?;
+        // Loaded once, for all places.
+        if program.fd().is_err() {
+            program.load().map_err(refused)?;
+        }
+        let location = UProbeAttachLocation::AbsoluteOffset(offset);
+        let point = UProbeAttachPoint { location, cookie: Some(cookie) };
+        let attached = program.attach(point, file, UProbeScope::OneProcess(process));
+        attached.map(drop).map_err(refused)
     }
 
     pub(crate) fn map(&self, name: &str) -> Result<OwnedFd, Error> {

@@ -58,6 +58,55 @@ pub enum Kind {
         since_ns: u64,
         vector: u32,
     },
+    /// A language's runtime, as the thread passes one of its probes.
+    Runtime(Runtime),
+}
+
+/// What a JVM does, where it says so.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Runtime {
+    /// It brings its threads to a halt, and lets them go on.
+    SafepointBegin,
+    SafepointEnd,
+    GcBegin,
+    GcEnd,
+    /// The operation that its threads are halted for: the beginning of its name.
+    Operation([u8; 16]),
+    CompileBegin,
+    CompileEnd,
+    ClassLoaded,
+}
+
+impl Runtime {
+    pub const COUNT: u8 = 8;
+
+    /// Its number, as the kernel's program is told it.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::SafepointBegin => 1,
+            Self::SafepointEnd => 2,
+            Self::GcBegin => 3,
+            Self::GcEnd => 4,
+            Self::Operation(_) => 5,
+            Self::CompileBegin => 6,
+            Self::CompileEnd => 7,
+            Self::ClassLoaded => 8,
+        }
+    }
+
+    const fn of(number: u8, name: [u8; 16]) -> Option<Self> {
+        Some(match number {
+            1 => Self::SafepointBegin,
+            2 => Self::SafepointEnd,
+            3 => Self::GcBegin,
+            4 => Self::GcEnd,
+            5 => Self::Operation(name),
+            6 => Self::CompileBegin,
+            7 => Self::CompileEnd,
+            8 => Self::ClassLoaded,
+            _ => return None,
+        })
+    }
 }
 
 /// The CPU goes from one thread to another.
@@ -91,6 +140,7 @@ const SENT: u64 = 6;
 const TRANSMITTED: u64 = 7;
 const IRQ: u64 = 8;
 const SOFTIRQ: u64 = 9;
+const RUNTIME: u64 = 10;
 
 const NO_CALL: u16 = 0xffff;
 
@@ -137,18 +187,18 @@ impl Event {
                 })
             }
             WAKING => Kind::Waking { waker: low(a), waker_process: high(a), process: low(b) },
-            EXIT => {
-                let mut name = [0; 16];
-                name[..8].copy_from_slice(&a.to_le_bytes());
-                name[8..].copy_from_slice(&b.to_le_bytes());
-                Kind::Exit { name }
-            }
+            EXIT => Kind::Exit { name: sixteen(a, b) },
             READY => Kind::Ready { connection: a, bytes: b },
             RECEIVED => Kind::Received { connection: a, bytes: b, peek: flag },
             SENT => Kind::Sent { connection: a, end: high(b) },
             TRANSMITTED => Kind::Transmitted { connection: a, end: high(b) },
             IRQ => Kind::Irq { since_ns: a, number: low(b) },
             SOFTIRQ => Kind::Softirq { since_ns: a, vector: low(b) },
+            RUNTIME => {
+                let [number, ..] = word.to_le_bytes();
+                let Some(step) = Runtime::of(number, sixteen(a, b)) else { return None };
+                Kind::Runtime(step)
+            }
             _ => return None,
         };
         Some(Self { at_ns, thread: high(word), kind })
@@ -167,9 +217,13 @@ impl Event {
             Kind::Waking { waker, waker_process, process } => {
                 (WAKING, 0, pair(waker_process, waker), u64::from(process))
             }
-            Kind::Exit { name } => {
-                let half = |from: usize| u64::from_le_bytes(eight(&name, from));
-                (EXIT, 0, half(0), half(8))
+            Kind::Exit { name } => (EXIT, 0, half(&name, 0), half(&name, 8)),
+            Kind::Runtime(step) => {
+                let name = match step {
+                    Runtime::Operation(name) => name,
+                    _ => [0; 16],
+                };
+                (RUNTIME, u64::from(step.number()), half(&name, 0), half(&name, 8))
             }
             Kind::Ready { connection, bytes } => (READY, 0, connection, bytes),
             Kind::Received { connection, bytes, peek } => {
@@ -184,8 +238,15 @@ impl Event {
     }
 }
 
-fn eight(name: &[u8; 16], from: usize) -> [u8; 8] {
-    core::array::from_fn(|at| name[from + at])
+fn half(name: &[u8; 16], from: usize) -> u64 {
+    u64::from_le_bytes(core::array::from_fn(|at| name[from + at]))
+}
+
+fn sixteen(a: u64, b: u64) -> [u8; 16] {
+    let mut name = [0; 16];
+    name[..8].copy_from_slice(&a.to_le_bytes());
+    name[8..].copy_from_slice(&b.to_le_bytes());
+    name
 }
 
 #[cfg(test)]
@@ -217,6 +278,8 @@ mod tests {
             Kind::Transmitted { connection, end: 17 },
             Kind::Irq { since_ns, number: 33 },
             Kind::Softirq { since_ns, vector: 3 },
+            Kind::Runtime(Runtime::Operation(*b"G1CollectForAll\0")),
+            Kind::Runtime(Runtime::ClassLoaded),
         ];
         for kind in kinds {
             let event = Event { at_ns: 1 << 60, thread: 4_000_000_000, kind };
@@ -226,6 +289,11 @@ mod tests {
         let event = Event { at_ns: 1, thread: 11, kind: Kind::Switch(switch) };
         assert_eq!((Event::decode(&words), lap(&words)), (Some(event), 0xabcd));
         assert_eq!(Event::decode(&[1, 2, 3, 0xff00]), None);
+        for number in 0..=u8::MAX {
+            let step = Runtime::of(number, [7; 16]);
+            assert_eq!(step.is_some(), (1..=Runtime::COUNT).contains(&number));
+            assert!(step.is_none_or(|step| step.number() == number));
+        }
         assert_eq!([lap_of(0, 8), lap_of(7, 8), lap_of(8, 8), lap_of(8 * 0xffff, 8)], [1, 1, 2, 0]);
     }
 }

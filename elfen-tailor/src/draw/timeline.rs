@@ -31,9 +31,9 @@ const TICKS: u64 = 8;
 pub(super) const COLOURS: [(&str, &str, &[&str]); 8] = [
     ("blue", "work", &["work"]),
     ("aqua", "waits for its turn", &["queue", "busy"]),
-    ("red", "others had the CPU", &["preempted", "steal"]),
-    ("violet", "stopped", &["stopped", "throttled", "safepoint"]),
-    ("orange", "storage and locks", &["io", "lock"]),
+    ("red", "others had the CPU", &["preempted", "steal", "jit"]),
+    ("violet", "stopped", &["stopped", "throttled", "safepoint", "gc"]),
+    ("orange", "storage and locks", &["io", "lock", "classload"]),
     ("ochre", "interrupts and waking", &["wake", "irq", "softirq"]),
     ("green", "held back by TCP", &["tcp-out"]),
     ("grey", "waits, or unknown", &["sleep", "wait", "unknown"]),

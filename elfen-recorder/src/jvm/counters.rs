@@ -1,0 +1,98 @@
+//! A JVM's collections by the counters that it keeps in a file: when each began and ended, to the
+//! nanosecond, of a clock that is the machine's less a constant.
+//!
+//! The counters hold the last collection of each collector, so they are looked at more often than
+//! a JVM collects. The constant is the least difference between the machine's clock and a counter
+//! of the JVM's that it brings up to date now and then: a look comes later, never sooner.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use elfen_host::hsperf::{self, Counter};
+use elfen_rt::clock::monotonic_ns;
+use elfen_rt::signal::event::{Event, Kind, Runtime};
+
+#[derive(Debug)]
+struct Collector {
+    began: Counter,
+    ended: Counter,
+    /// The end of the last one that was told of.
+    told: u64,
+}
+
+/// The counters of one JVM.
+#[derive(Debug)]
+pub(super) struct Counters {
+    file: File,
+    ticks: Counter,
+    collectors: Vec<Collector>,
+    ticked: u64,
+    ahead_ns: Option<u64>,
+}
+
+const NS: u64 = 1_000_000_000;
+/// A JVM has no more collectors than these; most have two.
+const MOST_COLLECTORS: usize = 8;
+
+impl Counters {
+    /// Why there are none, in a few words.
+    pub(super) fn open(process: u32) -> Result<Self, String> {
+        let (path, all) = hsperf::counters(process).map_err(|error| error.to_string())?;
+        let file = File::open(path).map_err(|error| error.to_string())?;
+        let named = |name: &str| {
+            let found = all.iter().find(|counter| counter.name == name);
+            found.cloned().ok_or_else(|| format!("it has no counter {name}"))
+        };
+        let frequency = named("sun.os.hrt.frequency")?;
+        let ticks = named("sun.os.hrt.ticks")?;
+        let collector = |number: usize| {
+            let of = |what| named(&format!("sun.gc.collector.{number}.{what}")).ok();
+            Some(Collector { began: of("lastEntryTime")?, ended: of("lastExitTime")?, told: 0 })
+        };
+        let collectors = (0..MOST_COLLECTORS).map_while(collector).collect();
+        let mut found = Self { file, ticks, collectors, ticked: 0, ahead_ns: None };
+        if found.value(&frequency) != Some(NS) {
+            return Err("its clock does not count nanoseconds".to_owned());
+        }
+        found.ticked = found.value(&found.ticks).unwrap_or(0);
+        for at in 0..found.collectors.len() {
+            // What is over by now is not told of.
+            found.collectors[at].told = found.value(&found.collectors[at].ended).unwrap_or(0);
+        }
+        Ok(found)
+    }
+
+    /// Read, never mapped: a file can be cut.
+    fn value(&self, counter: &Counter) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, counter.offset).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    /// Takes the collections that ended since the last look.
+    pub(super) fn look(&mut self, into: &mut Vec<Event>) {
+        let Some(ticks) = self.value(&self.ticks) else { return };
+        let now_ns = monotonic_ns();
+        if ticks != self.ticked {
+            self.ticked = ticks;
+            let ahead_ns = now_ns.saturating_sub(ticks);
+            self.ahead_ns = Some(self.ahead_ns.map_or(ahead_ns, |least| least.min(ahead_ns)));
+        }
+        let Some(ahead_ns) = self.ahead_ns else { return };
+        for at in 0..self.collectors.len() {
+            let Collector { began, ended, told } = &self.collectors[at];
+            let Some((began, ended)) = self.value(began).zip(self.value(ended)) else { continue };
+            // One that goes on has begun after the last has ended.
+            if ended == *told || began >= ended {
+                continue;
+            }
+            self.collectors[at].told = ended;
+            let event = |ticks: u64, step| Event {
+                at_ns: ticks.saturating_add(ahead_ns),
+                thread: u32::try_from(at).unwrap_or(0),
+                kind: Kind::Runtime(step),
+            };
+            into.extend([event(began, Runtime::GcBegin), event(ended, Runtime::GcEnd)]);
+        }
+    }
+}

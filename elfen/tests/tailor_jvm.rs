@@ -1,0 +1,185 @@
+//! Goal: what a JVM did is named, by its probes, by its counters, and by the names of its threads.
+//! Method: a small Java server with forced collections, and the JVM's own log of them as the truth.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use elfen_recorder::jvm::Jvms;
+use elfen_rt::clock::nanos;
+use elfen_rt::signal::event::{Event, Kind, Runtime};
+use serde_json::Value;
+
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn skipped(why: &str) {
+    let mut terminal = io::stderr();
+    writeln!(terminal, "skipped: elfen tailor with a JVM: {why}").unwrap();
+}
+
+fn elfen(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.arg("tailor").args(words).stdin(Stdio::null());
+    command
+}
+
+/// A JVM of the test's own, whose log has times of the machine's clock; `None` if there is none.
+fn java(folder: &Path, options: &[&str]) -> Option<(Ends, u16)> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/java/Collects.java");
+    let log = format!("-Xlog:gc:file={}:timenanos", folder.join("gc.log").display());
+    let mut command = Command::new("java");
+    command.args(["-Xmx512m", "-XX:+UseSerialGC", "-Dsun.net.httpserver.nodelay=true", &log]);
+    command.args(options).arg(source).stdin(Stdio::null()).stdout(Stdio::piped());
+    let Ok(java) = command.spawn() else {
+        skipped("there is no java");
+        return None;
+    };
+    let mut java = Ends(java);
+    let mut line = String::new();
+    BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let port = line.trim().parse().unwrap_or_else(|_| panic!("java said {line:?}"));
+    Some((java, port))
+}
+
+/// Collections, from when to when: `[123456789ns] GC(0) Pause Full (System.gc()) 9M->8M(9M) 4.5ms`.
+fn collections(log: &Path) -> Vec<(u64, u64)> {
+    let text = fs::read_to_string(log).unwrap();
+    let span = |line: &str| {
+        let (at, rest) = line.strip_prefix('[')?.split_once("ns]")?;
+        let took: f64 = rest.rsplit(' ').next()?.strip_suffix("ms")?.parse().ok()?;
+        let ended: u64 = at.parse().ok()?;
+        Some((ended - nanos(Duration::from_secs_f64(took / 1e3)), ended))
+    };
+    text.lines().filter(|line| line.contains("Pause")).filter_map(span).collect()
+}
+
+fn asked(port: u16) -> (Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>) {
+    let ends = Arc::new(AtomicBool::new(false));
+    let client = |_| {
+        let ends = Arc::clone(&ends);
+        std::thread::spawn(move || {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.set_nodelay(true).unwrap();
+            while !ends.load(Relaxed) {
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+                let mut answer = Vec::new();
+                while !answer.ends_with(b"hello") {
+                    let mut bytes = [0; 1024];
+                    let count = stream.read(&mut bytes).unwrap();
+                    assert!(count > 0, "it answers");
+                    answer.extend(&bytes[..count]);
+                }
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        })
+    };
+    (Arc::clone(&ends), (0..4).map(client).collect())
+}
+
+/// Records a JVM with options; what the recorder said of it, and the report.
+fn told(options: &[&str]) -> Option<(String, Value, Vec<(u64, u64)>)> {
+    if !nix::unistd::geteuid().is_root() {
+        skipped("it takes root");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (java, port) = java(folder.path(), options)?;
+    let (ends, clients) = asked(port);
+    let (port, tale) = (port.to_string(), folder.path().join("java.tale"));
+    let tale = tale.to_str().unwrap();
+    let words = ["record", "--for", "4s", "--port", &port, "-o", tale];
+    let recorded = elfen(&words).output().unwrap();
+    ends.store(true, Relaxed);
+    clients.into_iter().for_each(|client| client.join().expect("all were answered"));
+    drop(java);
+    let said = String::from_utf8(recorded.stderr).unwrap();
+    if said.contains("not permitted") || recorded.status.code() == Some(3) {
+        skipped(said.trim());
+        return None;
+    }
+    assert!(recorded.status.success(), "{said}");
+    let report = elfen(&["report", tale, "--slow", "p97", "--json"]).output().unwrap();
+    let report = serde_json::from_slice(&report.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&report.stderr)));
+    Some((said, report, collections(&folder.path().join("gc.log"))))
+}
+
+/// How much of the slowest requests was a collection, and how much of that the JVM's log has.
+fn collected((_, report, truth): &(String, Value, Vec<(u64, u64)>)) -> (u64, u64) {
+    let number = |value: &Value| value.as_u64().expect("a number");
+    let slow = report["slowest"].as_array().unwrap().iter();
+    let segments = slow.flat_map(|slow| slow["segments"].as_array().unwrap());
+    let spans = segments
+        .filter(|segment| segment["kind"] == "gc")
+        .map(|segment| (number(&segment["from_ns"]), number(&segment["to_ns"])));
+    let mut sums = (0, 0);
+    for (from, to) in spans {
+        let inside = |span: &(u64, u64)| to.min(span.1).saturating_sub(from.max(span.0));
+        sums = (sums.0 + to - from, sums.1 + truth.iter().map(inside).sum::<u64>());
+    }
+    sums
+}
+
+fn first(report: &Value) -> &str {
+    report["causes"][0]["cause"].as_str().unwrap_or_else(|| panic!("{report:#}"))
+}
+
+#[test]
+fn collections_are_named_by_the_probes_of_a_jvm() {
+    let Some(found) = told(&[]) else { return };
+    assert!(found.0.contains("is a JVM: by its probes"), "{}", found.0);
+    assert_eq!(first(&found.1), "gc", "{:#}", found.1);
+    let (charged, true_ns) = collected(&found);
+    // Its log has the collection, and the halt around it is charged as well.
+    assert!(charged > 0 && true_ns * 10 >= charged * 9, "{true_ns} of {charged}: {:#}", found.1);
+}
+
+/// Goal: without rights to probes, a JVM's counters tell of its collections, and without those it
+/// is known as a JVM. Method: both asked for what they tell, against the JVM's log.
+#[test]
+fn and_by_its_counters_where_there_are_no_probes() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((java, _)) = java(folder.path(), &[]) else { return };
+    let mut jvms = Jvms::none();
+    let said = jvms.refresh(&[java.0.id(), std::process::id()], None);
+    assert!(said.len() == 1 && said[0].contains("is a JVM: by its counters"), "{said:?}");
+    let mut words = Vec::new();
+    let began = Instant::now();
+    while words.len() < 8 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{words:?}");
+        jvms.look(&mut words);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(java);
+    let truth = collections(&folder.path().join("gc.log"));
+    for pair in words.chunks_exact(2) {
+        let [began, ended] = [&pair[0], &pair[1]].map(|words| Event::decode(words).unwrap());
+        let kinds = [began.kind, ended.kind];
+        assert_eq!(kinds, [Kind::Runtime(Runtime::GcBegin), Kind::Runtime(Runtime::GcEnd)]);
+        let took = ended.at_ns - began.at_ns;
+        let near = truth.iter().min_by_key(|(_, at)| ended.at_ns.abs_diff(*at)).expect("some");
+        assert!(took.abs_diff(near.1 - near.0) * 5 <= took + 5_000_000, "{took}: {near:?}");
+        assert!(ended.at_ns.abs_diff(near.1) < 100_000_000, "{ended:?}: {near:?}");
+    }
+}
+
+#[test]
+fn and_by_the_names_of_its_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((java, _)) = java(folder.path(), &["-XX:-UsePerfData"]) else { return };
+    let said = Jvms::none().refresh(&[java.0.id()], None);
+    assert!(said.len() == 1 && said[0].contains("by the names of its threads"), "{said:?}");
+}

@@ -196,7 +196,7 @@ impl Event {
             SOFTIRQ => Kind::Softirq { since_ns: a, vector: low(b) },
             RUNTIME => {
                 let [number, ..] = word.to_le_bytes();
-                let Some(step) = Runtime::of(number, sixteen(a, b)) else { return None };
+                let step = Runtime::of(number, sixteen(a, b))?;
                 Kind::Runtime(step)
             }
             _ => return None,

@@ -89,14 +89,22 @@ fn asked(port: u16) -> (Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>) {
     (Arc::clone(&ends), (0..4).map(client).collect())
 }
 
-/// Records a JVM with options; what the recorder said of it, and the report.
-fn told(options: &[&str]) -> Option<(String, Value, Vec<(u64, u64)>)> {
+struct Told {
+    /// By the recorder, of the JVM.
+    said: String,
+    report: Value,
+    /// By the JVM's log.
+    truth: Vec<(u64, u64)>,
+}
+
+/// Records a JVM.
+fn told() -> Option<Told> {
     if !nix::unistd::geteuid().is_root() {
         skipped("it takes root");
         return None;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (java, port) = java(folder.path(), options)?;
+    let (java, port) = java(folder.path(), &[])?;
     let (ends, clients) = asked(port);
     let (port, tale) = (port.to_string(), folder.path().join("java.tale"));
     let tale = tale.to_str().unwrap();
@@ -114,11 +122,11 @@ fn told(options: &[&str]) -> Option<(String, Value, Vec<(u64, u64)>)> {
     let report = elfen(&["report", tale, "--slow", "p97", "--json"]).output().unwrap();
     let report = serde_json::from_slice(&report.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&report.stderr)));
-    Some((said, report, collections(&folder.path().join("gc.log"))))
+    Some(Told { said, report, truth: collections(&folder.path().join("gc.log")) })
 }
 
 /// How much of the slowest requests was a collection, and how much of that the JVM's log has.
-fn collected((_, report, truth): &(String, Value, Vec<(u64, u64)>)) -> (u64, u64) {
+fn collected(Told { report, truth, .. }: &Told) -> (u64, u64) {
     let number = |value: &Value| value.as_u64().expect("a number");
     let slow = report["slowest"].as_array().unwrap().iter();
     let segments = slow.flat_map(|slow| slow["segments"].as_array().unwrap());
@@ -139,12 +147,16 @@ fn first(report: &Value) -> &str {
 
 #[test]
 fn collections_are_named_by_the_probes_of_a_jvm() {
-    let Some(found) = told(&[]) else { return };
-    assert!(found.0.contains("is a JVM: by its probes"), "{}", found.0);
-    assert_eq!(first(&found.1), "gc", "{:#}", found.1);
+    let Some(found) = told() else { return };
+    assert!(found.said.contains("is a JVM: by its probes"), "{}", found.said);
+    assert_eq!(first(&found.report), "gc", "{:#}", found.report);
     let (charged, true_ns) = collected(&found);
     // Its log has the collection, and the halt around it is charged as well.
-    assert!(charged > 0 && true_ns * 10 >= charged * 9, "{true_ns} of {charged}: {:#}", found.1);
+    assert!(
+        charged > 0 && true_ns * 10 >= charged * 9,
+        "{true_ns} of {charged}: {:#}",
+        found.report
+    );
 }
 
 /// Goal: without rights to probes, a JVM's counters tell of its collections, and without those it

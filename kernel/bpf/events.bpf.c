@@ -438,7 +438,7 @@ int elfen_ev_soft(elfen_u64 *arguments)
 #define COOKIE_REGISTER(cookie) ((cookie) >> 8 & 0xff)
 #define COOKIE_HAS_NAME (1ull << 16)
 
-/* A place in a language's runtime, in which a thread of a watched process is: of a JVM, its probes. */
+/* A place in a language's runtime that a thread of a watched process has come to: a probe. */
 SECTION("uprobe")
 int elfen_ev_runtime(void *registers)
 {

@@ -2,7 +2,7 @@
 //!
 //! | way | what it tells | what it takes |
 //! | --- | --- | --- |
-//! | probes | collections, halts and their operations, classes | a JVM with probes, and our rights |
+//! | probes | collections, halts and their operations, classes | probes, and our rights |
 //! | counters | collections | the JVM's user, or root; its shared memory |
 //! | names | who halted, collected or compiled, by what its threads are called | nothing |
 //!

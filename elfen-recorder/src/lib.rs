@@ -2,9 +2,9 @@
 //! on purpose to see whether the account is right, and prints what `elfen-tailor` makes of it.
 //!
 //! [`service`] finds the processes behind a port, [`marks`] a service by its page, [`recorder`]
-//! keeps their events, [`jvm`] what a JVM says of itself, [`signals`] ends that in good order. [`check`] is a service of our own with
-//! injected causes, [`hedge`] a proxy that sends requests again whose server stands still. [`cmd`]
-//! are the commands.
+//! keeps their events, [`jvm`] has what a JVM says of itself, [`signals`] ends that in good order.
+//! [`check`] is a service of our own with injected causes, [`hedge`] a proxy that sends requests
+//! again whose server stands still. [`cmd`] are the commands.
 
 pub mod check;
 pub mod cmd;

@@ -325,7 +325,7 @@ impl Summary {
             dte: head.dte,
             cost_percent: head.cost,
             cost_unknown: head.cost_unknown.clone(),
-            stopped_ns: 0,
+            stopped_ns: head.stopped_ns,
             returns: None,
             refused_threads: head.refused_threads,
             ended: head.ended.clone(),

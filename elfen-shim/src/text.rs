@@ -144,6 +144,10 @@ fn notes(summary: &Summary) -> Vec<String> {
     if summary.steal_ns > 0 {
         notes.push(format!("the host took {} from the lanes: steal time", show(summary.steal_ns)));
     }
+    if summary.stopped_ns > 0 {
+        let stopped = show(summary.stopped_ns);
+        notes.push(format!("it was stopped for {stopped} in all, to share its pages and back"));
+    }
     if let Some(dte) = &summary.dte {
         notes.push(format!(
             "double-time error: {} rates kept, {} left out (tolerance {} %, at least {:.0} ns); {} \

@@ -179,6 +179,10 @@ fn tags_are_seen_recorded_and_exported() {
     assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["name"] == "reply"));
     let folded = String::from_utf8(elfen(&["export", path, "--as", "folded"]).stdout).unwrap();
     assert!(folded.lines().any(|line| line.contains(";tag;reply ")), "{folded}");
+    let profile: Value =
+        serde_json::from_slice(&elfen(&["export", path, "--as", "firefox"]).stdout)
+            .expect("Firefox Profiler can parse it");
+    assert_eq!(weights(&profile, "tag", "reply"), time_of(&summary, "reply"));
     // Cut in the middle, it is read to its last whole chunk, with a warning; of nothing, refused.
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() - 3]).unwrap();
@@ -187,6 +191,38 @@ fn tags_are_seen_recorded_and_exported() {
     assert_eq!(json(&cut)["tags"], summary["tags"]);
     fs::write(&file, "").unwrap();
     assert_eq!(elfen(&["show", path]).status.code(), Some(1));
+}
+
+/// Microseconds of a tag.
+fn time_of(summary: &Value, name: &str) -> u64 {
+    let mut tags = summary["tags"].as_array().unwrap().iter();
+    let tag = tags.find(|tag| tag["signal"] == "tag" && tag["name"] == name).unwrap();
+    tag["time_ns"].as_u64().unwrap() / 10_000 * 10
+}
+
+/// The same, as a profile has it; all columns of its tables are of one length.
+fn weights(profile: &Value, thread: &str, name: &str) -> u64 {
+    let shared = &profile["shared"];
+    let tables = ["funcTable", "frameTable", "stackTable", "nativeSymbols", "resourceTable"];
+    let thread = profile["threads"].as_array().unwrap().iter().find(|one| one["name"] == thread);
+    let samples = &thread.unwrap()["samples"];
+    for table in tables.map(|name| &shared[name]).into_iter().chain([samples]) {
+        let length = usize::try_from(table["length"].as_u64().unwrap()).unwrap();
+        let columns = table.as_object().unwrap().values().filter_map(Value::as_array);
+        assert!(columns.into_iter().all(|column| column.len() == length), "{table}");
+    }
+    let number = |value: &Value| usize::try_from(value.as_u64().unwrap()).unwrap();
+    let name_of = |stack: &Value| {
+        let frame = number(&shared["stackTable"]["frame"][number(stack)]);
+        let function = number(&shared["frameTable"]["func"][frame]);
+        &shared["stringArray"][number(&shared["funcTable"]["name"][function])]
+    };
+    let stacks = samples["stack"].as_array().unwrap().iter();
+    let rows = stacks.zip(samples["weight"].as_array().unwrap());
+    let of_name = rows.filter(|(stack, _)| !stack.is_null() && name_of(stack) == name);
+    let ms: f64 = of_name.map(|(_, weight)| weight.as_f64().unwrap()).sum();
+    // To ten microseconds: each row's ends are cut to whole nanoseconds.
+    format!("{:.0}", (ms * 100.0).floor() * 10.0).parse().unwrap()
 }
 
 #[test]

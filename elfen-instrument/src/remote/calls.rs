@@ -137,7 +137,7 @@ fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), usize> {
 
 /// The signal that a stopped thread is about to be given; 0 if it was told to stop by us, `None` if
 /// its whole process is stopped.
-fn signal_of_stop(thread: libc::pid_t) -> Option<usize> {
+pub(super) fn signal_of_stop(thread: libc::pid_t) -> Option<usize> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     ask(libc::PTRACE_GETSIGINFO, thread, 0, info.as_mut_ptr().expose_provenance()).ok()?;
     // SAFETY: zeroed, and then written by the kernel.
@@ -195,30 +195,35 @@ fn bury(thread: libc::pid_t, parent: libc::pid_t) {
     }
 }
 
-fn get(thread: libc::pid_t) -> io::Result<libc::user_regs_struct> {
+pub(super) fn get(thread: libc::pid_t) -> io::Result<libc::user_regs_struct> {
     let mut registers = MaybeUninit::<libc::user_regs_struct>::zeroed();
     ask(libc::PTRACE_GETREGS, thread, 0, registers.as_mut_ptr().expose_provenance())?;
     // SAFETY: numbers, of which any are valid, and written by the kernel.
     Ok(unsafe { registers.assume_init() })
 }
 
-fn set(thread: libc::pid_t, registers: &libc::user_regs_struct) -> io::Result<()> {
+pub(super) fn set(thread: libc::pid_t, registers: &libc::user_regs_struct) -> io::Result<()> {
     ask(libc::PTRACE_SETREGS, thread, 0, ptr::from_ref(registers).expose_provenance())
 }
 
-fn get_signals(thread: libc::pid_t) -> io::Result<u64> {
+pub(super) fn get_signals(thread: libc::pid_t) -> io::Result<u64> {
     let mut mask = 0_u64;
     ask(libc::PTRACE_GETSIGMASK, thread, 8, ptr::from_mut(&mut mask).expose_provenance())?;
     Ok(mask)
 }
 
-fn set_signals(thread: libc::pid_t, mask: u64) -> io::Result<()> {
+pub(super) fn set_signals(thread: libc::pid_t, mask: u64) -> io::Result<()> {
     ask(libc::PTRACE_SETSIGMASK, thread, 8, ptr::from_ref(&mask).expose_provenance())
 }
 
 /// One request of ptrace(2). `data` is a number, or the address of what the request reads or
 /// writes, which its callers keep alive.
-fn ask(request: libc::c_uint, thread: libc::pid_t, address: usize, data: usize) -> io::Result<()> {
+pub(super) fn ask(
+    request: libc::c_uint,
+    thread: libc::pid_t,
+    address: usize,
+    data: usize,
+) -> io::Result<()> {
     // SAFETY: the kernel reads and writes what `data` points to, as callers see to; all else are
     // numbers. None of the requests that we make returns data.
     let done = unsafe { libc::ptrace(request, thread, address, data) };
@@ -226,7 +231,7 @@ fn ask(request: libc::c_uint, thread: libc::pid_t, address: usize, data: usize) 
 }
 
 /// A `syscall` instruction that every process has: in the vDSO, the kernel's own code there.
-fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
+pub(super) fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
     let mapped = mappings(process).ok()?;
     let vdso = mapped.into_iter().find(|one| one.name == "[vdso]")?;
     let length = usize::try_from(vdso.range.end.checked_sub(vdso.range.start)?).ok()?;

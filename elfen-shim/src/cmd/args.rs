@@ -77,6 +77,12 @@ pub(super) struct Args {
     #[arg(long, conflicts_with = "json")]
     pub(super) live: bool,
 
+    /// Of a process that runs: share the pages of what is watched while it is, instead of reading
+    /// them each 100 us; it is stopped for that twice, for a millisecond, and traced in between, so
+    /// that each of its signals costs two switches more
+    #[arg(long, requires = "process")]
+    pub(super) share: bool,
+
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,

@@ -13,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   elfen shim export run.shim --as csv > runs.csv
   elfen shim export run.shim --as perfetto --between 1.2s..1.3s > trace.json
+  elfen shim export run.shim --as firefox > profile.json
   elfen shim export run.shim --as folded | flamegraph.pl > flame.svg";
 
 /// Write a recording as other tools read it
@@ -22,7 +23,7 @@ pub(super) struct Args {
     /// What `elfen shim -o` wrote
     file: PathBuf,
 
-    /// csv; perfetto, which Firefox Profiler opens as well; or folded stacks for flame graphs
+    /// csv; perfetto; firefox, for profiler.firefox.com; or folded stacks for flame graphs
     #[arg(long = "as", value_name = "FORM", value_enum, default_value = "csv")]
     form: Form,
 
@@ -33,9 +34,9 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let recording = open(&args.file, args.between)?;
-    let events = export::events(&recording);
-    if args.form == Form::Perfetto && events > export::EVENTS_MAX {
-        let why = format!("{events} events are more than a viewer takes, {}", export::EVENTS_MAX);
+    let (events, most) = (export::events(&recording), args.form.events_max());
+    if events > most {
+        let why = format!("{events} events are more than a viewer takes, {most}");
         let fix = "name a part of it by --between";
         return Err(Failure::new(Status::Failed, "the export", why, fix));
     }

@@ -27,6 +27,7 @@ pub(super) struct Known {
     pub(super) asked_period_ns: u64,
     pub(super) line_round_trip_ns: Option<u64>,
     pub(super) steal_ns: u64,
+    pub(super) stopped_ns: u64,
     pub(super) refused_threads: u64,
     pub(super) exit_status: Option<i32>,
     /// Pages of globals that the program was not seen to share.
@@ -64,6 +65,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         samples: seen.samples,
         period_ns: Periods { asked: known.asked_period_ns, median, p99 },
         steal_ns: known.steal_ns,
+        stopped_ns: known.stopped_ns,
         missed_switches: seen.missed_switches,
         refused_threads: known.refused_threads,
         rates: Vec::new(),
@@ -140,6 +142,7 @@ pub(super) fn name(names: &mut Names, signal: &Signal, value: u64, own: &(u32, S
         Source::ServicePage
         | Source::Mapped
         | Source::SharedAtStart
+        | Source::Shared
         | Source::Read
         | Source::Proc => format!("{value}"),
     }

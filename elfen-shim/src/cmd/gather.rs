@@ -1,6 +1,7 @@
 //! From what a user asks to the words that are read.
 
 use elfen_console::failure::{Failure, Status};
+use elfen_host::cpulist::CpuSet;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
@@ -10,7 +11,7 @@ use super::lanes::Chosen;
 use crate::clock::Clock;
 use crate::filter;
 use crate::rates::Rate;
-use crate::reach::{self, Place, ProcState, Reader, SharedGlobals, Unreached};
+use crate::reach::{self, Keeper, Place, ProcState, Reader, SharedGlobals, Unreached};
 use crate::record::ThreadWord;
 use crate::recording::{Kind, Source};
 use crate::session::{TooMany, Words};
@@ -139,7 +140,13 @@ pub(super) fn refuse(name: &str, error: &Unreached) -> Failure {
 fn place(ask: &Ask, context: &Context<'_>, reader: &mut Reader) -> Result<Place, Unreached> {
     let process = context.process;
     match ask {
-        Ask::Address { at, width } => reach::address(process, *at, *width, reader),
+        Ask::Address { at, width } => {
+            let shared = context.globals.iter().find(|(known, _)| *known == ask.to_string());
+            match shared {
+                Some((_, place)) => Ok(place.clone()),
+                None => reach::address(process, *at, *width, reader),
+            }
+        }
         Ask::Map { of, offset, width } => reach::mapping(process, of, *offset, *width, reader),
         Ask::Jvm { counter } => reach::jvm(process, counter),
         Ask::Symbol { name, offset, width } => {
@@ -185,15 +192,11 @@ pub(super) fn share(
     rates: &[String],
     program: &std::path::Path,
 ) -> Result<(Globals, Option<SharedGlobals>), Failure> {
-    let of_rates = rates.iter().flat_map(|rate| rate.split('/')).filter_map(|word| {
-        let ask: Ask = word.parse().ok()?;
-        (thread_word(word).is_none() && matches!(ask, Ask::Symbol { .. })).then_some(ask)
-    });
     let wanted: Vec<Ask> = asks
         .iter()
         .filter(|ask| matches!(ask, Ask::Symbol { .. }))
         .cloned()
-        .chain(of_rates)
+        .chain(of_rates(rates))
         .collect();
     if wanted.is_empty() {
         return Ok((Vec::new(), None));
@@ -209,6 +212,53 @@ pub(super) fn share(
         places.push((ask.to_string(), place.map_err(|error| refuse(name, &error))?));
     }
     Ok((places, Some(shared)))
+}
+
+/// The same of a process that runs: by a keeper that traces it meanwhile.
+pub(super) fn share_running(
+    asks: &[Ask],
+    rates: &[String],
+    process: u32,
+    layout: &Layout,
+    lanes: &CpuSet,
+) -> Result<(Globals, Keeper), Failure> {
+    let all = globals_of(layout);
+    let mut found = Vec::new();
+    for ask in asks.iter().cloned().chain(of_rates(rates)) {
+        let at = match &ask {
+            Ask::Address { at, width } => (*at, *width),
+            Ask::Symbol { name, offset, width } => {
+                let global = reach::find_global(&all, name, *offset, *width);
+                let (global, width) = global.map_err(|error| refuse(name, &error))?;
+                let at = address_of(layout, global).ok_or_else(|| {
+                    refuse(name, &Unreached::Failed("its file is not mapped".to_owned()))
+                })?;
+                (at + offset, width)
+            }
+            _ => continue,
+        };
+        found.push((ask.to_string(), at));
+    }
+    if found.is_empty() {
+        let (why, fix) = ("nothing is watched that has a page", "name a SYMBOL or 0xADDRESS");
+        return Err(Failure::new(Status::Usage, "--share", why, fix));
+    }
+    let addresses: Vec<u64> = found.iter().map(|(_, (at, _))| *at).collect();
+    let refused = |error| refuse("its pages, shared", &error);
+    let keeper = Keeper::share(process, &addresses, lanes).map_err(refused)?;
+    let place = |(name, (at, width)): (String, (u64, Width))| {
+        Ok((name, keeper.place(at, width).map_err(refused)?))
+    };
+    let places: Result<Globals, Failure> = found.into_iter().map(place).collect();
+    Ok((places?, keeper))
+}
+
+/// Symbols that rates are made of.
+fn of_rates(rates: &[String]) -> impl Iterator<Item = Ask> {
+    rates.iter().flat_map(|rate| rate.split('/')).filter_map(|word| {
+        let ask: Ask = word.parse().ok()?;
+        (thread_word(word).is_none() && matches!(ask, Ask::Symbol { .. })).then_some(ask)
+    })
 }
 
 /// The words of a thread that rates are made of.

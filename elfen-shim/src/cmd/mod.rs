@@ -29,6 +29,7 @@ Examples:
   elfen shim -- lua5.4 script.lua           what can be seen without any right
   elfen shim -- ./program       its functions, built with -finstrument-functions
   sudo elfen shim -p 4242 --watch server.stat_numcommands --for 2s
+  sudo elfen shim -p 4242 --watch 0x55d0c010a0:u64 --share --for 1s
   elfen shim -o run.shim -- ./service && elfen shim show run.shim
   elfen shim signals redis-server           what could be watched, and how
 

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::args::{Args, Keep, Pace};
 use super::finish;
-use super::gather::{Context, Gathered, gather, share};
+use super::gather::{Context, Gathered, gather, share, share_running};
 use super::lanes::{Chosen, choose};
 use super::live::Picture;
 use super::more::{globals, more};
@@ -29,6 +29,7 @@ use super::wait::{End, outlast, take_signals, wait};
 use crate::clock::Clock;
 use crate::live::Live;
 use crate::program::{self, Held, Start, StartError};
+use crate::reach::Keeper;
 use crate::record::{Costing, Ended, Orders, Until};
 use crate::recording::{Recording, Source, again};
 use crate::round_trip;
@@ -102,6 +103,8 @@ struct Started {
     /// It waits to be let go, until somebody looks.
     held: Option<Held>,
     child: Option<Child>,
+    /// Of pages that are shared while it runs.
+    keeper: Option<Keeper>,
     process: u32,
     page: Option<&'static Page<ThreadSlot>>,
     globals: Vec<(String, crate::reach::Place)>,
@@ -150,8 +153,19 @@ impl Run<'_> {
                 Some(process) => program::name_of(process).unwrap_or_default(),
                 None => "who runs".to_owned(),
             };
-            let (held, child, globals, shared_pages) = (None, None, Vec::new(), 0);
-            let started = Started { held, child, process, page, globals, shared_pages, name };
+            let (held, child, shared_pages) = (None, None, 0);
+            let (globals, keeper) = match args.share {
+                false => (Vec::new(), None),
+                true => {
+                    let Chosen { on, from } = &self.chosen;
+                    let lanes = &on.iter().chain([*from]).collect();
+                    let (watch, rate) = (&args.watch, &args.rate);
+                    let shared = share_running(watch, rate, process, &self.layout, lanes)?;
+                    (shared.0, Some(shared.1))
+                }
+            };
+            let started =
+                Started { held, child, keeper, process, page, globals, shared_pages, name };
             return Ok((started, None));
         }
         let page = new_page()?;
@@ -186,7 +200,8 @@ impl Run<'_> {
         let (process, name) = (held.process, args.program[0].to_string_lossy().into_owned());
         let shared_pages = shares.map_or(0, crate::reach::SharedGlobals::pages);
         let (held, child, page, globals) = (Some(held), None, Some(page), places);
-        let started = Started { held, child, process, page, globals, shared_pages, name };
+        let keeper = None;
+        let started = Started { held, child, keeper, process, page, globals, shared_pages, name };
         Ok((started, functions))
     }
 
@@ -313,6 +328,7 @@ impl Run<'_> {
         let seen = observer.join();
         drop(picture);
         let end = end?;
+        let stopped_ns = started.keeper.take().map_or(Ok(0), private_again)?;
         self.clock.ticks_per_second = rate.ticks_per_second();
         let refused = started.page.and_then(|page| page.slot(0)).map(|slot| &slot.refused);
         let known = finish::Known {
@@ -324,6 +340,7 @@ impl Run<'_> {
             asked_period_ns: self.clock.ns(period_ticks),
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
             steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),
+            stopped_ns,
             refused_threads: refused.map_or(0, |refused| refused.load(Relaxed)),
             exit_status: match end {
                 End::Program(status) => Some(status),
@@ -388,6 +405,22 @@ impl Run<'_> {
         let more = more(self.args, &summary, no_map, functions, &self.globals);
         output::print(out, self.args.json, &summary, || crate::text::text(&summary, &more))
     }
+}
+
+/// Gives for how long the process was stopped.
+fn private_again(mut keeper: Keeper) -> Result<u64, Failure> {
+    keeper.end().map_err(|error| {
+        let (what, fix) = ("making its pages private again", "see whether the process still runs");
+        Failure::new(Status::Failed, what, error, fix)
+    })?;
+    let (forked, late) = keeper.children;
+    if late > 0 {
+        output::warn(&format!(
+            "{late} of {forked} children have the shared pages as they were after their fork: \
+             other threads went on"
+        ));
+    }
+    Ok(keeper.stopped_ns)
 }
 
 /// Functions, and globals from the start, are seen by a library inside of the program.

@@ -4,6 +4,7 @@
 //! is done: so words are `'static`, and the loop needs no owner.
 
 mod globals;
+mod keeper;
 mod mapped;
 mod place;
 mod proc_state;
@@ -15,6 +16,7 @@ use crate::recording::Source;
 use crate::signal::Width;
 
 pub use globals::{SharedGlobals, find as find_global, of_program as globals_of, program_file};
+pub use keeper::Keeper;
 pub use mapped::CutFile;
 pub use place::{Place, Unreached};
 pub use proc_state::ProcState;

@@ -53,6 +53,7 @@ pub enum Source {
     ServicePage,
     Mapped,
     SharedAtStart,
+    Shared,
     Read,
     #[serde(rename = "entries+returns")]
     EntriesAndReturns,
@@ -87,6 +88,8 @@ pub struct Head {
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
+    /// How long the observed was stopped.
+    pub stopped_ns: u64,
     pub missed_switches: Option<u64>,
     /// Threads that found no slot to say what they do.
     pub refused_threads: u64,

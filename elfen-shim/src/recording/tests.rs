@@ -29,6 +29,7 @@ fn head() -> Head {
         samples: 12,
         period_ns: Periods::default(),
         steal_ns: 0,
+        stopped_ns: 0,
         missed_switches: None,
         refused_threads: 0,
         rates: Vec::new(),

@@ -1,25 +1,38 @@
 //! A recording for other tools: rows for whoever computes, slices for viewers of traces, stacks of
 //! one function for flame graphs.
 
-use std::collections::{BTreeMap, HashMap};
+mod firefox;
+mod rows;
+
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use elfen_console::duration::number;
 use serde_json::json;
 
-use crate::recording::{Kind, Recording, Signal, State};
+use crate::recording::{Kind, Recording, State};
 use crate::symbols::NO_NAME;
+use rows::{Row, names, rows, shown};
 
 /// What `--as` takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Form {
     Csv,
     Perfetto,
+    Firefox,
     Folded,
 }
 
-/// What a viewer still opens.
-pub const EVENTS_MAX: usize = 5_000_000;
+impl Form {
+    /// What its viewer still opens.
+    pub fn events_max(self) -> usize {
+        match self {
+            Self::Csv | Self::Folded => usize::MAX,
+            Self::Perfetto => 5_000_000,
+            Self::Firefox => 1_000_000,
+        }
+    }
+}
 
 /// How many runs there are.
 pub fn events(recording: &Recording) -> usize {
@@ -30,48 +43,8 @@ pub fn write(recording: &Recording, form: Form, out: &mut dyn Write) -> io::Resu
     match form {
         Form::Csv => csv(recording, out),
         Form::Perfetto => perfetto(recording, out),
+        Form::Firefox => firefox::write(recording, out),
         Form::Folded => folded(recording, out),
-    }
-}
-
-/// A run as it is written.
-struct Row<'a> {
-    signal: &'a Signal,
-    start_ns: u64,
-    end_ns: u64,
-    state: State,
-    samples: u64,
-}
-
-/// All runs of a signal, in nanoseconds from the recording's beginning.
-fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = Row<'_>> {
-    let (clock, signal) = (recording.head.clock, &recording.head.signals[index]);
-    let first = recording.span().map_or(0, |(first, _)| first);
-    recording.stretches(index).map(move |(run, end)| Row {
-        signal,
-        start_ns: clock.ns(run.start_ticks.saturating_sub(first)),
-        end_ns: clock.ns(end.saturating_sub(first)),
-        state: run.state,
-        samples: run.samples,
-    })
-}
-
-fn names(signal: &Signal) -> HashMap<u64, &str> {
-    signal.names.iter().map(|(value, name)| (*value, name.as_str())).collect()
-}
-
-/// The name or the number of a state.
-fn shown(signal: &Signal, names: &HashMap<u64, &str>, state: State) -> String {
-    match (state, signal.kind) {
-        (State::Gap, _) => "(gap)".to_owned(),
-        (State::NotRunning, _) => "(not running)".to_owned(),
-        (State::Other, _) => "(others)".to_owned(),
-        (State::Value(value), Kind::Values) => value.to_string(),
-        (State::Value(value), Kind::Tags) => match names.get(&value) {
-            Some(name) => (*name).to_owned(),
-            None if value == 0 => NO_NAME.to_owned(),
-            None => format!("{value:#x}"),
-        },
     }
 }
 

@@ -1,0 +1,47 @@
+//! Runs of a recording as other tools are given them: times from its beginning, and names.
+
+use std::collections::HashMap;
+
+use crate::recording::{Kind, Recording, Signal, State};
+use crate::symbols::NO_NAME;
+
+/// A run as it is written.
+pub(super) struct Row<'a> {
+    pub(super) signal: &'a Signal,
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+    pub(super) state: State,
+    pub(super) samples: u64,
+}
+
+/// All runs of a signal, in nanoseconds from the recording's beginning.
+pub(super) fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = Row<'_>> {
+    let (clock, signal) = (recording.head.clock, &recording.head.signals[index]);
+    let first = recording.span().map_or(0, |(first, _)| first);
+    recording.stretches(index).map(move |(run, end)| Row {
+        signal,
+        start_ns: clock.ns(run.start_ticks.saturating_sub(first)),
+        end_ns: clock.ns(end.saturating_sub(first)),
+        state: run.state,
+        samples: run.samples,
+    })
+}
+
+pub(super) fn names(signal: &Signal) -> HashMap<u64, &str> {
+    signal.names.iter().map(|(value, name)| (*value, name.as_str())).collect()
+}
+
+/// The name or the number of a state.
+pub(super) fn shown(signal: &Signal, names: &HashMap<u64, &str>, state: State) -> String {
+    match (state, signal.kind) {
+        (State::Gap, _) => "(gap)".to_owned(),
+        (State::NotRunning, _) => "(not running)".to_owned(),
+        (State::Other, _) => "(others)".to_owned(),
+        (State::Value(value), Kind::Values) => value.to_string(),
+        (State::Value(value), Kind::Tags) => match names.get(&value) {
+            Some(name) => (*name).to_owned(),
+            None if value == 0 => NO_NAME.to_owned(),
+            None => format!("{value:#x}"),
+        },
+    }
+}

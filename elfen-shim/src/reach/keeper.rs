@@ -27,6 +27,7 @@ use crate::recording::Source;
 use crate::signal::Width;
 
 const PAGE: u64 = 4096;
+const PAGE_BYTES: usize = 4096;
 /// From a thread's pointer to both sides: what the C library keeps of it, which others may wait on.
 const THREAD_BYTES: u64 = 4096;
 const TRIES: u32 = 50;
@@ -301,7 +302,7 @@ fn private(file: &File, memory: &Memory, pages: &[u64], call: Call<'_>) -> Resul
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED).unsigned_abs();
     let io = |what| move |error| TouchError::Call { what, error };
     for (index, &page) in pages.iter().enumerate() {
-        let mut bytes = [0; PAGE as usize];
+        let mut bytes = [0; PAGE_BYTES];
         file.read_exact_at(&mut bytes, index as u64 * PAGE).map_err(io("the pages"))?;
         let own = [page, PAGE, RIGHTS, flags.into(), u64::MAX, 0];
         call("mmap", libc::SYS_mmap, own)?;
@@ -331,7 +332,7 @@ fn map(
     let _sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
     let flags = (libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs();
     for (index, &page) in pages.iter().enumerate() {
-        let bytes = memory.read_vec(page, PAGE as usize).map_err(io("its pages"))?;
+        let bytes = memory.read_vec(page, PAGE_BYTES).map_err(io("its pages"))?;
         let offset = index as u64 * PAGE;
         file.write_all_at(&bytes, offset).map_err(io("the memory file"))?;
         let shared = [page, PAGE, RIGHTS, flags.into(), fd, offset];

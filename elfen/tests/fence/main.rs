@@ -5,6 +5,7 @@
 
 mod container;
 mod hostile;
+mod kubernetes;
 mod refused;
 mod settings;
 mod slurm;

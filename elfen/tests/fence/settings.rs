@@ -82,7 +82,7 @@ fn a_service_is_kept_to_its_request_lane() {
         }
     }
     let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
-    let said = in_home(&fenced, check);
+    let said = fenced.says_in(&fenced.home, &check);
     assert!(said.contains(&format!("cgroup /{}: ", place.name())), "{said}");
     assert!(said.contains("kept to CPUs 0"), "{said}");
 
@@ -99,16 +99,6 @@ fn a_service_is_kept_to_its_request_lane() {
     assert!(taskset("1", service.id()));
     service.kill().unwrap();
     service.wait().unwrap();
-}
-
-/// What a command says that starts from the cgroup of the guards.
-fn in_home(fenced: &Fenced, command: Command) -> String {
-    let script = format!("{} exec \"$0\" \"$@\"", fenced.home.enter_script());
-    let mut shell = fenced.command("sh", &["-c", &script]);
-    shell.arg(command.get_program()).args(command.get_args());
-    let output = shell.output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    String::from_utf8_lossy(&said).into_owned()
 }
 
 /// Goal: settings that are wrong change nothing; a fence that has another name is the same fence,
@@ -195,7 +185,10 @@ fn a_fence_does_not_hold_its_service() {
         .spawn()
         .unwrap();
     fs::write(fenced.settings_file(), settings(&page, own.name())).unwrap();
-    let check = || in_home(&fenced, fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]));
+    let check = || {
+        let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
+        fenced.says_in(&fenced.home, &check)
+    };
     let why = format!("holds process {} of service", service.id());
     wait_until("refusing it", || check().contains(&why));
     service.kill().unwrap();

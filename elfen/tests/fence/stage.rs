@@ -138,12 +138,22 @@ impl Fenced {
 
     /// The cgroup of the guards has this weight.
     pub(crate) fn start_with_weight(weight: u64) -> Self {
-        let mut fenced = Self::prepare(weight);
+        Self::start_in(|heavy| {
+            let home = heavy.child("home");
+            home.0.make().unwrap();
+            home.set_weight(weight);
+            (home, heavy.child("fence"))
+        })
+    }
+
+    /// With the cgroups of the guards and of the fence that this makes in the heavy one.
+    pub(crate) fn start_in(lay_out: impl FnOnce(&Own) -> (Own, Own)) -> Self {
+        let mut fenced = Self::prepare(lay_out);
         fenced.wait_for_socket();
         fenced
     }
 
-    fn prepare(weight: u64) -> Self {
+    fn prepare(lay_out: impl FnOnce(&Own) -> (Own, Own)) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
@@ -152,9 +162,7 @@ impl Fenced {
         let heavy = Own::new("heavy");
         heavy.0.make().unwrap();
         heavy.set_weight(10_000);
-        let (home, fence) = (heavy.child("home"), heavy.child("fence"));
-        home.0.make().unwrap();
-        home.set_weight(weight);
+        let (home, fence) = lay_out(&heavy);
         let service = Service::open_with_mode(heavy.name(), 1, 0o644).unwrap();
         fs::write(folder.path().join("elfend.toml"), settings(heavy.name(), fence.name())).unwrap();
         let daemon = daemon(&home, folder.path()).spawn().unwrap();
@@ -242,6 +250,16 @@ impl Fenced {
         let threads = threads_of(self.status().keeper?);
         let is_guard = |thread: &u32| comm(*thread) == "elfen-guard";
         threads.into_iter().find(is_guard)
+    }
+
+    /// What a command says that starts from a cgroup.
+    pub(crate) fn says_in(&self, cgroup: &Own, command: &Command) -> String {
+        let script = format!("{} exec \"$0\" \"$@\"", cgroup.enter_script());
+        let mut shell = self.command("sh", &["-c", &script]);
+        shell.arg(command.get_program()).args(command.get_args());
+        let output = shell.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&said).into_owned()
     }
 
     pub(crate) fn settings_file(&self) -> PathBuf {

@@ -43,7 +43,8 @@ struct elfen_page_header {
 	elfen_u32 slot_size;
 	elfen_u32 pid_namespace; /* inode; 0 for the kernel's own */
 	elfen_u64 name[ELFEN_NAME_BYTES / 8];
-	elfen_u64 reserved[8];
+	elfen_u64 counts_cgroups; /* of a task map: 1 if its writer heeds ELFEN_CLAIM_CGROUP */
+	elfen_u64 reserved[7];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_page_header) == 128);
 ELFEN_AT(elfen_page_header, version, 8);
@@ -52,6 +53,7 @@ ELFEN_AT(elfen_page_header, size, 16);
 ELFEN_AT(elfen_page_header, slot_size, 24);
 ELFEN_AT(elfen_page_header, pid_namespace, 28);
 ELFEN_AT(elfen_page_header, name, 32);
+ELFEN_AT(elfen_page_header, counts_cgroups, 64);
 
 /*
  * How long one run's batch had a batch lane. Written by the kernel on that lane's CPU. In the
@@ -61,8 +63,10 @@ ELFEN_AT(elfen_page_header, name, 32);
 #define ELFEN_ACCOUNTS 3
 /* In the upper half of a claim: its two processes are counted as well. */
 #define ELFEN_CLAIM_SELF 0x80000000U
+/* A claim with this is no two processes: the rest is the id of a cgroup that the cpu controller has. */
+#define ELFEN_CLAIM_CGROUP (1ULL << 62)
 struct elfen_account {
-	elfen_u64 claim;      /* front << 32 | keeper, whose descendants are counted; or 0 */
+	elfen_u64 claim;      /* front << 32 | keeper, whose descendants are counted; a cgroup; or 0 */
 	elfen_u64 begun;      /* stored before the words below */
 	elfen_u64 done;       /* stored after them */
 	elfen_u64 ran_ns;     /* up to the last switch to or from a task of the batch */

@@ -17,6 +17,9 @@ static void *(*const map_lookup_elem)(void *map, const void *key) = (void *)1;
 static elfen_u64 (*const ktime_get_ns)(void) = (void *)5;
 static elfen_u32 (*const get_smp_processor_id)(void) = (void *)8;
 
+/* What a relocation asks of a field. */
+#define FIELD_EXISTS 2
+
 #define BPF_MAP_TYPE_ARRAY 2
 #define BPF_MAP_TYPE_PERF_EVENT_ARRAY 4
 #define BPF_F_MMAPABLE 1024

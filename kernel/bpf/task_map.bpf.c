@@ -37,10 +37,24 @@ struct {
 } elfen_watch SECTION(".maps");
 
 /* The fields we read; the loader finds their offsets in the running kernel. */
+struct kernfs_node {
+	elfen_u64 id;
+} __attribute__((preserve_access_index));
+struct cgroup {
+	struct kernfs_node *kn;
+} __attribute__((preserve_access_index));
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+} __attribute__((preserve_access_index));
+struct task_group {
+	struct cgroup_subsys_state css;
+	struct task_group *parent;
+} __attribute__((preserve_access_index));
 struct task_struct {
 	int pid;
 	int tgid;
 	struct task_struct *real_parent;
+	struct task_group *sched_task_group;
 } __attribute__((preserve_access_index));
 
 /*
@@ -119,6 +133,39 @@ INLINE int descends(struct task_struct *task, elfen_u64 claim)
 	return 0;
 }
 
+/* Cgroups lie this deep below a claimed one at most; deeper ones are not counted. */
+#define DEPTH 16
+
+/*
+ * Whether a task is in a cgroup, or below it, as the scheduler has it: where the controller is of
+ * version 1, other hierarchies may say otherwise. Reading through no pointer gives 0, and so do the
+ * groups that the scheduler makes for sessions.
+ */
+INLINE int is_within(struct task_struct *task, elfen_u64 cgroup)
+{
+	struct task_group *group;
+	int i;
+
+	if (!__builtin_preserve_field_info(task->sched_task_group, FIELD_EXISTS))
+		return 0;
+	group = task->sched_task_group;
+	for (i = 0; i < DEPTH; i++) {
+		if (!group)
+			return 0;
+		if (group->css.cgroup->kn->id == cgroup)
+			return 1;
+		group = group->parent;
+	}
+	return 0;
+}
+
+INLINE int is_claimed(struct task_struct *task, elfen_u64 claim)
+{
+	if (claim & ELFEN_CLAIM_CGROUP)
+		return is_within(task, claim & ~ELFEN_CLAIM_CGROUP);
+	return descends(task, claim);
+}
+
 /*
  * How long the request lane has been busy until now. Another CPU writes its slot; if it did so at
  * every try (a hypervisor can stop it in the middle), one of its switches counts to the wrong side,
@@ -148,7 +195,7 @@ INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 			struct elfen_task_slot *request,
 			struct task_struct *next, elfen_u64 now)
 {
-	elfen_u64 since = account->since_ns, runs = claim && now && descends(next, claim);
+	elfen_u64 since = account->since_ns, runs = claim && now && is_claimed(next, claim);
 	elfen_u64 busy, ran, shared, reading;
 
 	if (!since && !runs && claim == account->claim)
@@ -205,7 +252,7 @@ INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct 
 
 /* sched_switch(preempt, prev, next, ...) */
 SECTION("tp_btf/sched_switch")
-int elfen_switch(elfen_u64 *arguments)
+int elfen_switch_2(elfen_u64 *arguments)
 {
 	struct task_struct *next = (struct task_struct *)arguments[2];
 	elfen_u32 cpu = get_smp_processor_id();

@@ -27,7 +27,8 @@ use crate::object::{DUPLICATING, Object};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
 
-const PROGRAM: &str = "elfen_switch";
+/// Another name whenever it does what an older build's did not: nobody shares that one then.
+const PROGRAM: &str = "elfen_switch_2";
 const TASKS: &str = "elfen_tasks";
 const WATCH: &str = "elfen_watch";
 /// Entries that follow the CPUs.
@@ -185,6 +186,8 @@ fn header(cpus: u32) -> [u64; 16] {
     for (word, name) in words[4..8].iter_mut().zip(TASK_MAP_NAME.as_chunks::<8>().0) {
         *word = u64::from_le_bytes(*name);
     }
+    // `counts_cgroups`, behind the name.
+    words[8] = 1;
     words
 }
 

@@ -65,6 +65,13 @@ impl Group {
         Freezer { folder: self.hierarchies.freezer.folder(&self.path), version }
     }
 
+    /// By which the kernel knows it where it is ranked.
+    pub fn id(&self) -> Result<u64, Error> {
+        let folder = self.hierarchies.cpu.folder(&self.path);
+        let found = fs::metadata(&folder);
+        found.map(|found| found.ino()).map_err(|error| Error::File { file: folder, error })
+    }
+
     /// Whether it is there, in each hierarchy.
     pub fn exists(&self) -> bool {
         self.folders().iter().all(|folder| folder.is_dir())

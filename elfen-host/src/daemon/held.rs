@@ -8,8 +8,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
+use elfen_rt::signal::account::Claim;
+
+use super::lent::Lanes;
 use super::log::{Level, say};
 use super::settings::{Fence, Which};
+use super::tally::Tally;
 use crate::cgroup::{CgroupPath, Error, Freezer, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::promises::{self, Broken, Promise, Terms};
@@ -39,6 +43,7 @@ pub(super) struct Held {
     broken: Vec<Broken>,
     unreadable: Option<String>,
     repaired: BTreeMap<Promise, u64>,
+    pub(super) tally: Tally,
 }
 
 impl Held {
@@ -51,6 +56,7 @@ impl Held {
         folder: &Folder,
     ) -> io::Result<Self> {
         let freezer = group.freezer();
+        let tally = Tally::of(group.id().map_err(io::Error::other)?);
         let held = Self {
             name,
             which: fence.which.clone(),
@@ -64,6 +70,7 @@ impl Held {
             broken: Vec::new(),
             unreadable: None,
             repaired: BTreeMap::new(),
+            tally,
         };
         folder.note(&held.noted())?;
         held.freezer.freeze().map_err(io::Error::other)?;
@@ -100,6 +107,14 @@ impl Held {
 
     pub(super) fn lanes_online(&self, online: Option<&CpuSet>) -> CpuSet {
         online.map_or_else(|| self.lanes.clone(), |online| self.lanes.and(online))
+    }
+
+    /// Takes over what the kernel has counted of it. A cgroup that somebody has made anew is
+    /// another one to the kernel.
+    pub(super) fn add_up(&mut self, opened: &[Lanes], known: &[Claim]) {
+        let Ok(id) = self.group.id() else { return };
+        self.tally.follow(id, opened);
+        self.tally.count(opened, &self.lanes, known);
     }
 
     /// Holds every promise against what the kernel says, and puts right what can be.
@@ -288,6 +303,7 @@ impl Held {
             frozen: self.frozen.clone(),
             broken: self.broken.clone(),
             repaired: repaired.map(|(&promise, &times)| Repaired { promise, times }).collect(),
+            accounts: self.tally.accounts(),
         }
     }
 

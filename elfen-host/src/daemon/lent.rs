@@ -6,12 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_instrument::Inject;
+use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::Nap;
 use elfen_rt::process::Identity;
 
 use super::log::{Level, say};
 use super::settings::{Lent, Settings};
 use crate::args::signals::refuse;
+use crate::fence::status::RequestLane;
 use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
 use crate::run::{Order, User};
 
@@ -30,6 +32,21 @@ pub(super) struct Opened {
     pub(super) lanes: Vec<Lanes>,
     /// Whether some go without the page of their service, or are not open at all.
     pub(super) awaited: bool,
+}
+
+impl Opened {
+    /// How long request lanes have been busy.
+    pub(super) fn requests(&self) -> Vec<RequestLane> {
+        let now_ns = monotonic_ns();
+        let of = |lanes: &Lanes| {
+            let channels = &lanes.channels;
+            let busy = channels.requests().into_iter().filter_map(|lane| {
+                Some(RequestLane { lane, busy_ns: channels.busy_ns(lane, now_ns)? })
+            });
+            busy.collect::<Vec<_>>()
+        };
+        self.lanes.iter().flat_map(of).collect()
+    }
 }
 
 pub(super) fn open_all(settings: &Settings, nap: &Arc<Nap>) -> Result<Opened, Failure> {

@@ -19,6 +19,7 @@ pub mod release;
 mod reload;
 pub mod settings;
 mod socket;
+mod tally;
 mod uevents;
 mod waiting;
 
@@ -31,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_rt::nap::Nap;
+use elfen_rt::signal::account::Claim;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -238,6 +240,14 @@ impl Daemon {
         self.confine();
         let (hierarchies, home, online) = (&self.hierarchies, &self.home, self.online.as_ref());
         self.held.iter_mut().for_each(|held| held.look(hierarchies, home, online));
+        self.add_up();
+    }
+
+    /// Takes over what the kernel has counted of all fences.
+    fn add_up(&mut self) {
+        let known: Vec<Claim> = self.held.iter().map(|held| held.tally.claim()).collect();
+        let lanes = &self.opened.lanes;
+        self.held.iter_mut().for_each(|held| held.add_up(lanes, &known));
     }
 
     /// Whether a service that was waited for has a page now.
@@ -277,6 +287,7 @@ impl Daemon {
                     |fence| matches!(&fence.which, Which::Cgroup(path) if *path == held.group.path),
                 );
             if !stays {
+                held.tally.end(&self.opened.lanes);
                 say(Level::Info, format_args!("fence {:?}: its cgroup is gone", held.name));
                 // The next start of a daemon finds a note of a cgroup that is not there.
                 folder.forget(&held.name).ok();
@@ -344,7 +355,10 @@ impl Daemon {
     fn serve(&mut self) {
         for asked in self.listener.asked() {
             let answer = match &asked.request {
-                Ok((_, Request::Status)) => Answer::Status(self.status()),
+                Ok((_, Request::Status)) => {
+                    self.add_up();
+                    Answer::Status(self.status())
+                }
                 Ok((peer, Request::Resume)) => self.resume(*peer),
                 Ok((peer, Request::Enter { fence })) => self.enter(*peer, fence),
                 Err(why) => refused(why, "see `elfend --help`"),
@@ -364,6 +378,7 @@ impl Daemon {
             paused: self.folder.paused().unwrap_or_else(|error| Some(error.to_string())),
             fences: fences.collect(),
             confined: self.confining.status(),
+            requests: self.opened.requests(),
             waiting: self.waiting.lines().to_vec(),
         }
     }
@@ -408,6 +423,7 @@ impl Daemon {
         notify("STOPPING=1");
         self.freeze_all(&Frozen::Unguarded);
         self.guarding.end();
+        self.held.iter().for_each(|held| held.tally.end(&self.opened.lanes));
         let frozen = self.held.iter().map(|held| held.name.as_str()).collect::<Vec<_>>();
         if !frozen.is_empty() {
             let names = frozen.join(", ");

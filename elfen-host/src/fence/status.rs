@@ -58,6 +58,9 @@ pub struct Status {
     /// Services that are kept to their request lanes.
     #[serde(default)]
     pub confined: Vec<ConfinedStatus>,
+    /// None where there is no task map.
+    #[serde(default)]
+    pub requests: Vec<RequestLane>,
     /// What was asked for and cannot be held yet, in words.
     pub waiting: Vec<String>,
 }
@@ -81,6 +84,26 @@ pub struct FenceStatus {
     pub frozen: Option<Frozen>,
     pub broken: Vec<Broken>,
     pub repaired: Vec<Repaired>,
+    /// Since the daemon began; none where the kernel counts no cgroups.
+    #[serde(default)]
+    pub accounts: Vec<LaneAccount>,
+}
+
+/// What a fence had of one batch lane.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LaneAccount {
+    pub lane: u32,
+    pub request: u32,
+    /// How long it ran while the request lane idled, and while it did not.
+    pub borrowed_ns: u64,
+    pub overlapped_ns: u64,
+}
+
+/// How long a request lane has been busy, while it was watched.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RequestLane {
+    pub lane: u32,
+    pub busy_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -133,6 +156,12 @@ impl Frozen {
 }
 
 impl FenceStatus {
+    /// What it borrowed and overlapped on all of its lanes.
+    pub fn ran_ns(&self) -> Option<(u64, u64)> {
+        let accounts = self.accounts.iter().map(|one| (one.borrowed_ns, one.overlapped_ns));
+        accounts.reduce(|sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
     /// Why it stands still, in words; nothing if it does not.
     pub fn why(&self) -> Option<String> {
         Some(match self.frozen.as_ref()? {

@@ -16,6 +16,14 @@ pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
         counter("elfen_fence_repaired_total", "How often a promise was made true again.");
     let mut frozen = gauge("elfen_fence_frozen", "1 for the reason why the fence stands still.");
     let mut processes = gauge("elfen_fence_processes", "Processes in the fence.");
+    let mut borrowed = counter(
+        "elfen_fence_borrowed_seconds_total",
+        "Time for which the fence ran while its request lane was idle.",
+    );
+    let mut overlapped = counter(
+        "elfen_fence_overlapped_seconds_total",
+        "Time for which the fence ran while its request lane was busy.",
+    );
     let mut confined = counter(
         "elfen_service_confined_repaired_total",
         "How often a service was put back on its request lanes.",
@@ -36,6 +44,12 @@ pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
             let times = fence.repaired.iter().find(|one| one.promise == promise);
             repaired.number(&labels, times.map_or(0, |one| one.times));
         }
+        for account in &fence.accounts {
+            let (lane, request) = (account.lane.to_string(), account.request.to_string());
+            let labels = [name, ("lane", &lane), ("request_lane", &request)];
+            borrowed.time(&labels, account.borrowed_ns);
+            overlapped.time(&labels, account.overlapped_ns);
+        }
         let now = fence.frozen.as_ref().map(Frozen::name);
         for why in Frozen::NAMES {
             frozen.number(&[name, ("why", why)], u64::from(now == Some(why)));
@@ -45,5 +59,5 @@ pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
         let labels = [("service", one.service.as_str()), ("cgroup", one.path.as_str())];
         confined.number(&labels, one.repaired);
     }
-    vec![up, waiting, lost, holds, repaired, frozen, processes, confined]
+    vec![up, waiting, lost, holds, repaired, frozen, processes, borrowed, overlapped, confined]
 }

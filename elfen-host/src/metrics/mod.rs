@@ -8,7 +8,7 @@ pub(crate) mod exposition;
 mod fences;
 pub mod server;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_rt::clock::monotonic_ns;
@@ -153,16 +153,19 @@ fn of_request_lanes(seen: &Seen<'_>) -> Family {
     let mut busy = Family::new(
         "elfen_request_lane_busy_seconds_total",
         Kind::Counter,
-        "Time for which a batch's request lane was not idle; where the task map is pinned.",
+        "Time for which a request lane was not idle; elfend's, and with a pinned task map all.",
     );
-    let Some(tasks) = seen.tasks else { return busy };
-    let lanes: BTreeSet<u64> = seen.batches.iter().flat_map(Batch::request_lanes).collect();
-    for cpu in lanes {
-        let slot = u32::try_from(cpu).ok().and_then(|cpu| tasks.slot(cpu));
+    let fenced = seen.fences.iter().flat_map(|status| &status.requests);
+    let mut lanes: BTreeMap<u64, u64> =
+        fenced.map(|request| (u64::from(request.lane), request.busy_ns)).collect();
+    for cpu in seen.batches.iter().flat_map(Batch::request_lanes) {
+        let slot = u32::try_from(cpu).ok().and_then(|cpu| seen.tasks?.slot(cpu));
         if let Some(switch) = slot.and_then(|slot| slot.snapshot()) {
-            let lane = cpu.to_string();
-            busy.time(&[("request_lane", &lane)], switch.busy_until_ns(monotonic_ns()));
+            lanes.entry(cpu).or_insert_with(|| switch.busy_until_ns(monotonic_ns()));
         }
+    }
+    for (cpu, busy_ns) in lanes {
+        busy.time(&[("request_lane", &cpu.to_string())], busy_ns);
     }
     busy
 }

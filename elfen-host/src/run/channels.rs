@@ -367,7 +367,11 @@ fn is_dead(claim: Claim) -> bool {
             || unsafe { libc::kill(process.cast_signed(), 0) } != 0
                 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
     };
-    gone(claim.front) && gone(claim.keeper)
+    match claim {
+        Claim::Processes { front, keeper, .. } => gone(front) && gone(keeper),
+        // A fence's, whose daemon takes back what it left behind.
+        Claim::Cgroup(_) => false,
+    }
 }
 
 /// The settings that hold, and those that `elfen set` wants.

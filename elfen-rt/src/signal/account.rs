@@ -3,7 +3,8 @@
 //!
 //! The eBPF program on sched_switch is the one writer, on the batch lane's own CPU. It knows the
 //! tasks of a batch by their ancestors: a run claims the lane with the ids of its two processes
-//! (`TaskMap::claim`), and the tasks that descend from either are the batch. So neither a stranger
+//! (`TaskMap::claim`), and the tasks that descend from either are the batch; or by their cgroup,
+//! which is how fences are counted. So neither a stranger
 //! on the lane nor the guard is counted, and nothing of the batch is missed: not between two looks,
 //! not while the guard holds the lane and the scheduler lets the batch in all the same.
 
@@ -43,42 +44,57 @@ const _: () = assert!(offset_of!(Account, busy_at_ns) == 48);
 /// How many runs can have one batch lane counted for them at the same time.
 pub const ACCOUNTS: usize = 3;
 
-/// Whose tasks are counted: the descendants of two processes. Ids of the initial pid namespace.
+/// Whose tasks are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim {
-    /// 0 for none.
-    pub front: u32,
-    pub keeper: u32,
-    /// Whether those two are counted as well: `elfen run` is no part of its batch, a program that
-    /// was started without it is.
-    pub themselves: bool,
+pub enum Claim {
+    /// The descendants of two processes. Ids of the initial pid namespace.
+    Processes {
+        /// 0 for none.
+        front: u32,
+        keeper: u32,
+        /// Whether those two are counted as well: `elfen run` is no part of its batch, a program
+        /// that was started without it is.
+        themselves: bool,
+    },
+    /// A cgroup that the cpu controller has, by the inode of its folder, and all below it.
+    Cgroup(u64),
 }
 
 /// In the upper half of a claim's word. Linux gives out no process id of more than 22 bits.
 const THEMSELVES: u32 = 1 << 31;
+const CGROUP: u64 = 1 << 62;
 
 impl Claim {
     /// The batch of an `elfen run`, whose front and keeper these are.
     pub fn of_run(front: u32, keeper: u32) -> Self {
-        Self { front, keeper, themselves: false }
+        Self::Processes { front, keeper, themselves: false }
     }
 
     /// A program and all that it starts.
     pub fn of_program(process: u32) -> Self {
-        Self { front: 0, keeper: process, themselves: true }
+        Self::Processes { front: 0, keeper: process, themselves: true }
     }
 
     pub fn word(self) -> u64 {
-        let front = if self.themselves { self.front | THEMSELVES } else { self.front };
-        u64::from(front) << 32 | u64::from(self.keeper)
+        match self {
+            Self::Processes { front, keeper, themselves } => {
+                let front = if themselves { front | THEMSELVES } else { front };
+                u64::from(front) << 32 | u64::from(keeper)
+            }
+            Self::Cgroup(id) => id | CGROUP,
+        }
     }
 
     /// `None` for 0, which is no claim.
     pub fn from_word(word: u64) -> Option<Self> {
+        if word & CGROUP != 0 {
+            return Some(Self::Cgroup(word & !CGROUP));
+        }
         #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
         let (front, keeper) = ((word >> 32) as u32, word as u32);
         let themselves = front & THEMSELVES != 0;
-        (word != 0).then_some(Self { front: front & !THEMSELVES, keeper, themselves })
+        let front = front & !THEMSELVES;
+        (word != 0).then_some(Self::Processes { front, keeper, themselves })
     }
 }
 
@@ -147,8 +163,9 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_two_processes() {
-        for claim in [Claim::of_run(7, 4_194_303), Claim::of_program(8)] {
+    fn a_claim_is_two_processes_or_a_cgroup() {
+        let cgroup = Claim::Cgroup(3 << 32 | 7);
+        for claim in [Claim::of_run(7, 4_194_303), Claim::of_program(8), cgroup] {
             assert_eq!(Claim::from_word(claim.word()), Some(claim));
         }
         assert_eq!(Claim::from_word(0), None);

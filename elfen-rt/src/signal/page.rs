@@ -34,7 +34,9 @@ pub struct PageHeader {
     /// Inode of the pid namespace that process ids in this page belong to; 0 for the kernel's own.
     pub pid_namespace: AtomicU32,
     pub name: [AtomicU64; NAME_BYTES / 8],
-    reserved: [AtomicU64; 8],
+    /// Of a task map: 1 if its writer counts the tasks of a cgroup, for who claims that.
+    pub counts_cgroups: AtomicU64,
+    reserved: [AtomicU64; 7],
 }
 
 const HEADER_BYTES: usize = 128;
@@ -45,6 +47,7 @@ const _: () = assert!(offset_of!(PageHeader, size) == 16);
 const _: () = assert!(offset_of!(PageHeader, slot_size) == 24);
 const _: () = assert!(offset_of!(PageHeader, pid_namespace) == 28);
 const _: () = assert!(offset_of!(PageHeader, name) == 32);
+const _: () = assert!(offset_of!(PageHeader, counts_cgroups) == 64);
 
 /// The type of a channel's slots.
 ///

@@ -15,7 +15,7 @@ use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 use super::account::{ACCOUNTS, Account, Claim, Counted};
-use super::page::{NAME_BYTES, Page, PageError, Slot};
+use super::page::{NAME_BYTES, Page, PageError, PageHeader, Slot};
 use super::snapshot;
 use crate::bpf::{self, Descriptor};
 use crate::memory::{Access, Memory, MemoryError};
@@ -348,6 +348,16 @@ impl TaskMap {
         // Relaxed: every run on this lane stores the same.
         watch.request.store(u64::from(request) + 1, Relaxed);
         watch.claim(own, is_dead)
+    }
+
+    /// Whether whoever writes the map counts cgroups: a map of an older program's may be pinned.
+    pub fn counts_cgroups(&self) -> bool {
+        let header = self.page.memory().base().cast::<PageHeader>();
+        // SAFETY: the page was opened, so its memory is longer than a header, which is nothing but
+        // atomics.
+        let header = unsafe { header.as_ref() };
+        // Relaxed: written before the map was handed out.
+        header.counts_cgroups.load(Relaxed) == 1
     }
 
     /// Ends a claim.

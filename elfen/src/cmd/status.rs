@@ -154,7 +154,12 @@ fn fences_text(status: &Fences) -> String {
     for fence in &status.fences {
         let state = fence.why().map_or("runs".to_owned(), |why| format!("frozen: {why}"));
         let FenceStatus { name, lanes, processes, .. } = fence;
-        text += &format!("fence {name}: CPUs {lanes}, processes {processes}, {state}\n");
+        let ran = fence.ran_ns().map(|(borrowed, overlapped)| {
+            let [borrowed, overlapped] = [borrowed, overlapped].map(duration::show);
+            format!(" borrowed {borrowed}, overlapped {overlapped},")
+        });
+        let ran = ran.unwrap_or_default();
+        text += &format!("fence {name}: CPUs {lanes}, processes {processes},{ran} {state}\n");
     }
     for one in &status.confined {
         text += &format!("service {}: {} on CPUs {}\n", one.service, one.path, one.cpus);

@@ -3,6 +3,7 @@
 //! cgroup of the test's own, beside a service's page that the test writes; the kernel says what ran
 //! where. Beside each promise stands the same without it, so that the test can fail.
 
+mod accounts;
 mod container;
 mod hostile;
 mod kubernetes;

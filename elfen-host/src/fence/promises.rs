@@ -131,7 +131,8 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
                     let _taken_in = group.take_in(process);
                 }
             }
-            if group.effective_cpus()?.is_subset(terms.lanes) {
+            let cpus = group.effective_cpus()?;
+            if !cpus.is_empty() && cpus.is_subset(terms.lanes) {
                 return Ok(());
             }
             group.keep_to(terms.lanes)

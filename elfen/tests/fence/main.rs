@@ -7,6 +7,7 @@ mod accounts;
 mod container;
 mod hostile;
 mod kubernetes;
+mod meddled;
 mod refused;
 mod settings;
 mod slurm;

@@ -175,5 +175,8 @@ fn is_dead(claim: Claim) -> bool {
         Ok(0) | Err(_) => true,
         Ok(process) => kill(Pid::from_raw(process), None) == Err(Errno::ESRCH),
     };
-    gone(claim.front) && gone(claim.keeper)
+    match claim {
+        Claim::Processes { front, keeper, .. } => gone(front) && gone(keeper),
+        Claim::Cgroup(_) => false,
+    }
 }

@@ -1,0 +1,94 @@
+//! What others do to a fence, and to its daemon, that makes no sense: it holds again, or says why
+//! not.
+
+use std::fs;
+
+use super::SPIN;
+use super::stage::{Fenced, NOBODY, borrows, kill, or_skip, settings, wait_until};
+
+/// Goal: a fence whose cgroup was deleted, or has no CPUs, is a fence again, for who comes then.
+/// Method: an empty one, and a hand that removes it and takes its CPUs.
+#[test]
+fn a_fence_that_was_deleted_is_made_anew() {
+    if !or_skip("a_fence_that_was_deleted_is_made_anew") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let group = &fenced.fence.0;
+    let holds = || {
+        let on = group.effective_cpus().is_ok_and(|cpus| cpus.to_string() == "1");
+        on && group.rank().is_ok_and(|rank| rank.idle)
+    };
+    assert!(holds());
+    group.remove().unwrap();
+    wait_until("another", || group.exists() && holds());
+    fenced.wait_until_it_runs();
+    for folder in group.folders() {
+        let cpus = folder.join("cpuset.cpus");
+        if cpus.exists() {
+            fs::write(cpus, "\n").unwrap();
+        }
+    }
+    wait_until("its lanes", holds);
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    borrows(batch.id());
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: lanes of CPUs that are not there are no mistake: they may come. Method: settings that name
+/// some beside the machine's own.
+#[test]
+fn lanes_that_are_absent_are_said() {
+    if !or_skip("lanes_that_are_absent_are_said") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.end_daemon();
+    let usual = settings(fenced.heavy.name(), fenced.fence.name());
+    let text = usual.replacen("lanes = \"0:1\"", "lanes = \"0:1,8000:8001\"", 1);
+    fs::write(fenced.settings_file(), text).unwrap();
+    fenced.restart();
+    fenced.wait_until_it_runs();
+    assert!(fenced.said().contains("CPUs 8000,8001 are offline"), "{}", fenced.said());
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    borrows(batch.id());
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: a process of another pid namespace goes into the fence as any other. Method: one that
+/// knows itself by another id.
+#[test]
+fn who_has_another_id_enters() {
+    if !or_skip("who_has_another_id_enters") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let elfen = env!("CARGO_BIN_EXE_elfen");
+    let words = ["run", "--fence", "batch", "--user", NOBODY, "--", "cat", "/proc/self/cgroup"];
+    let mut unshare = fenced.command("unshare", &["--pid", "--fork", elfen]);
+    let output = unshare.args(words).current_dir("/").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains(fenced.fence.name()), "{said} {why}");
+}
+
+/// Goal: who asks for a fence after the daemon's end is told so. Method: a daemon that was stopped.
+#[test]
+fn without_a_daemon_nothing_hangs() {
+    if !or_skip("without_a_daemon_nothing_hangs") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    fenced.end_daemon();
+    let output = fenced.elfen(&["run", "--fence", "batch", "--user", NOBODY, "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("does not answer"), "{said}");
+    assert_eq!(fenced.elfen(&["status", "--healthy"]).status.code(), Some(1));
+    assert!(fenced.elfen(&["status"]).status.success());
+}

@@ -63,10 +63,10 @@ ELFEN_AT(elfen_page_header, counts_cgroups, 64);
 #define ELFEN_ACCOUNTS 3
 /* In the upper half of a claim: its two processes are counted as well. */
 #define ELFEN_CLAIM_SELF 0x80000000U
-/* A claim with this is no two processes: the rest is the id of a cgroup that the cpu controller has. */
+/* A claim with this is no two processes: the rest is the id of a cgroup of the cpu controller. */
 #define ELFEN_CLAIM_CGROUP (1ULL << 62)
 struct elfen_account {
-	elfen_u64 claim;      /* front << 32 | keeper, whose descendants are counted; a cgroup; or 0 */
+	elfen_u64 claim;      /* front << 32 | keeper, who have descendants; a cgroup; or 0 */
 	elfen_u64 begun;      /* stored before the words below */
 	elfen_u64 done;       /* stored after them */
 	elfen_u64 ran_ns;     /* up to the last switch to or from a task of the batch */

@@ -31,7 +31,7 @@ pub enum Kind {
     Pause(Operation),
     /// For a JVM to collect garbage.
     Gc,
-    /// A JVM compiled on the CPU that it needed.
+    /// A JVM compiled, on the CPU or with a lock that it needed.
     Jit,
     /// A JVM loaded classes, or who held the lock that it waited for did.
     ClassLoad,
@@ -146,7 +146,7 @@ pub fn words(cause: &str) -> String {
         }
         "safepoint" => format!("the JVM halted its threads for {name}"),
         "gc" => "the JVM collected garbage".to_owned(),
-        "jit" => "the JVM compiled on the CPU that they needed".to_owned(),
+        "jit" => "the JVM compiled, on the CPU or with a lock that they needed".to_owned(),
         "classload" => "the JVM loaded classes".to_owned(),
         "sleep" => format!("the service slept, in {name}"),
         "wait" => format!("the service waited in {name}, for input or another service"),

@@ -67,7 +67,8 @@ impl<'a> Walk<'a> {
     fn by_runtime(&self, back: &mut Vec<Segment>) {
         let runtime = &self.timeline.runtime;
         for segment in back.iter_mut() {
-            let Kind::Preempted(who) = segment.kind else { continue };
+            // A lock of theirs is one that they hold while they do it.
+            let (Kind::Preempted(who) | Kind::Lock(who)) = segment.kind else { continue };
             match self.role(who.thread, segment.from_ns) {
                 Some(Role::Compiles) => segment.kind = Kind::Jit,
                 Some(Role::Collects) => segment.kind = Kind::Gc,

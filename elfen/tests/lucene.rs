@@ -1,0 +1,140 @@
+//! Goal: the Lucene service is built by its script, has the first cause of the thesis's table and
+//! is found to have it, and says what it does with its requests. Method: answers that wait for
+//! acknowledgements, recorded by the port; then the same service by its marks.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use serde_json::Value;
+
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn skipped(why: &str) {
+    let mut terminal = io::stderr();
+    writeln!(terminal, "skipped: workloads/lucene: {why}").unwrap();
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// The native methods.
+fn library() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lucene");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--offline", "--quiet", "-p", "elfen-lucene", "--target-dir"]);
+    let output = command.arg(&target).current_dir(root()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    target.join("debug/libelfen_lucene.so")
+}
+
+/// Compiles the service; the words that start it, without `java`.
+fn built(folder: &Path) -> Option<Vec<String>> {
+    let mut script = Command::new(root().join("workloads/lucene/build"));
+    let output = script.arg(folder).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if matches!(output.status.code(), Some(3 | 127)) {
+        skipped(said.trim());
+        return None;
+    }
+    assert!(output.status.success(), "{said}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().last().unwrap().strip_prefix("java ").unwrap().to_owned();
+    Some(line.split(' ').take(3).map(str::to_owned).collect())
+}
+
+fn serve(words: &[String], library: &Path, name: &str) -> (Ends, u16) {
+    let mut command = Command::new("java");
+    command.args(["-Xmx256m", "-XX:+UseSerialGC"]).args(words).args(["serve", "300", "1"]);
+    command.arg(library).arg(name).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut java = Ends(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let port = line.trim().parse().unwrap_or_else(|_| panic!("java said {line:?}"));
+    (java, port)
+}
+
+/// Asks on one connection, again as soon as there is an answer.
+fn ask(port: u16, ends: &AtomicBool) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut bytes = [0; 4096];
+    while !ends.load(Relaxed) {
+        stream.write_all(b"GET /search?q=w1+w20+w300 HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        let is_whole = |answer: &[u8]| {
+            let text = String::from_utf8_lossy(answer);
+            let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+            let length = head.lines().find_map(|line| line.strip_prefix("Content-length: "));
+            body.len() == length.unwrap().parse::<usize>().unwrap()
+        };
+        while !is_whole(&answer) {
+            let count = stream.read(&mut bytes).unwrap();
+            assert!(count > 0, "it answers");
+            answer.extend(&bytes[..count]);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn elfen(words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.arg("tailor").args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+fn report(tale: &str) -> Value {
+    // Of a service that holds each answer back, its usual request is slow.
+    let told = elfen(&["report", tale, "--slow", "20ms", "--json"]);
+    serde_json::from_slice(&told.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&told.stderr)))
+}
+
+#[test]
+fn a_lucene_service_and_its_first_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(words) = built(folder.path()) else { return };
+    let name = format!("lucene-{}", std::process::id());
+    let (java, port) = serve(&words, &library(), &name);
+    let ends = Arc::new(AtomicBool::new(false));
+    let client = |_| {
+        let ends = Arc::clone(&ends);
+        std::thread::spawn(move || ask(port, &ends))
+    };
+    let clients: Vec<_> = (0..3).map(client).collect();
+    let tale = folder.path().join("lucene.tale");
+    let (port, tale) = (port.to_string(), tale.to_str().unwrap());
+    let by_port = elfen(&["record", "--for", "3s", "--port", &port, "-o", tale]);
+    let may_record = by_port.status.success();
+    if may_record {
+        let told = report(tale);
+        assert_eq!(told["causes"][0]["cause"], "tcp-out", "{told:#}");
+        // As the client's kernel acknowledges late.
+        assert!(told["latency_ns"]["p50"].as_u64() > Some(20_000_000), "{told:#}");
+    } else {
+        skipped(String::from_utf8_lossy(&by_port.stderr).trim());
+    }
+    let by_name = elfen(&["record", "--for", "2s", "--service", &name, "-o", tale]);
+    assert!(by_name.status.success(), "{}", String::from_utf8_lossy(&by_name.stderr));
+    let told = report(tale);
+    ends.store(true, Relaxed);
+    clients.into_iter().for_each(|client| client.join().expect("all were answered"));
+    drop(java);
+    assert!(told["requests"].as_u64() > Some(20) && told["port"] == 0, "{told:#}");
+    let stages = told["stages"].as_array().unwrap_or_else(|| panic!("{told:#}"));
+    assert_eq!(stages.len(), 3, "reads, searches and answers: {told:#}");
+    elfen_rt::service::Service::open(&name, 1).unwrap().remove().unwrap();
+}

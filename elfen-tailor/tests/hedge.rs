@@ -66,6 +66,8 @@ fn look_is_a_third_of_waiting_for_the_p95() {
     let (few, many) = (look.counts.duplicates, p95.counts.duplicates);
     let all = look.counts.requests;
     assert!(few * 100 <= all * 3 && few * 3 <= many * 2, "{few} and {many} of {all}");
+    let hazard = simulate(&plan, Policy::Hazard, 50_000);
+    assert!(p(&hazard, 990_000) <= look_p99 && hazard.counts.duplicates <= few, "{hazard:?}");
 }
 
 /// Long requests are as long elsewhere: without a pause, nothing is sent twice.
@@ -121,7 +123,8 @@ fn plan() -> impl Strategy<Value = Plan> {
 
 fn policy() -> impl Strategy<Value = Policy> {
     let after = (0..20 * MS).prop_map(Policy::After);
-    prop_oneof![Just(Policy::None), Just(Policy::Look), Just(Policy::AfterP95), after]
+    let hazard = Just(Policy::Hazard);
+    prop_oneof![Just(Policy::None), Just(Policy::Look), hazard, Just(Policy::AfterP95), after]
 }
 
 proptest! {

@@ -12,6 +12,7 @@ pub mod counters;
 pub mod device;
 mod error;
 pub mod events;
+pub mod hazard;
 pub mod holders;
 mod mapped;
 mod object;

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use aya::maps::{Map, MapData};
+use aya::maps::{Map, MapData, RingBuf};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{BtfTracePoint, UProbe};
 use aya::{Btf, Ebpf, EbpfLoader};
@@ -68,6 +68,13 @@ impl Object {
         let point = UProbeAttachPoint { location, cookie: Some(cookie) };
         let attached = program.attach(point, file, UProbeScope::OneProcess(process));
         attached.map(drop).map_err(refused)
+    }
+
+    /// A ring that wakes who waits for it.
+    pub(crate) fn ring(&mut self, name: &str) -> Result<RingBuf<MapData>, Error> {
+        let map = self.ebpf.take_map(name);
+        let map = map.ok_or_else(|| Error::Refused(format!("it holds no ring {name}")))?;
+        RingBuf::try_from(map).map_err(refused)
     }
 
     pub(crate) fn map(&self, name: &str) -> Result<OwnedFd, Error> {

@@ -11,6 +11,7 @@ use elfen_console::output::print;
 use elfen_tailor::hedge::Policy;
 
 use super::failure;
+use crate::hedge::hazard::{Hazards, Missing};
 use crate::hedge::proxy::{Done, Plan, Proxy};
 use crate::hedge::served;
 use crate::hedge::watch::Watched;
@@ -45,7 +46,8 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     backup: SocketAddr,
 
-    /// `look` at whether the servers run, `after=TIME`, `after=p95` of the last requests, or `none`
+    /// `look` at whether the servers run, `hazard` (collections and stops, told as they happen),
+    /// `after=TIME`, `after=p95` of the last requests, or `none`
     #[arg(long, value_name = "POLICY", default_value = "look", value_parser = policy)]
     policy: Policy,
 
@@ -77,10 +79,14 @@ pub struct Args {
 pub(super) struct AnswerArgs {
     /// What it calls itself
     name: String,
+
+    /// A free one, if none is named
+    #[arg(long, value_name = "PORT", default_value = "0")]
+    port: u16,
 }
 
 pub(super) fn answer(args: &AnswerArgs) -> Result<ExitCode, Failure> {
-    served::serve(&args.name).map_err(|error| {
+    served::serve(&args.name, args.port).map_err(|error| {
         Failure::new(Status::Failed, "serving requests", error, "see `ulimit -n`")
     })?;
     Ok(ExitCode::SUCCESS)
@@ -92,9 +98,10 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn policy(text: &str) -> Result<Policy, String> {
-    let say = || "it is look, after=TIME as after=2ms, after=p95, or none".to_owned();
+    let say = || "it is look, hazard, after=TIME as after=2ms, after=p95, or none".to_owned();
     match text.split_once('=') {
         None if text == "look" => Ok(Policy::Look),
+        None if text == "hazard" => Ok(Policy::Hazard),
         None if text == "none" => Ok(Policy::None),
         Some(("after", "p95")) => Ok(Policy::AfterP95),
         Some(("after", time)) => {
@@ -149,12 +156,13 @@ impl Args {
         if self.look_every.is_zero() || self.give_up.is_zero() {
             return usage("a time is 0", "choose a longer one");
         }
-        if self.policy == Policy::Look && !(is_here(self.to) && is_here(self.backup)) {
-            let why = "`look` needs to see the servers, and one is not on this machine";
+        let sees = matches!(self.policy, Policy::Look | Policy::Hazard);
+        if sees && !(is_here(self.to) && is_here(self.backup)) {
+            let why = "the policy needs to see the servers, and one is not on this machine";
             return usage(why, "use --policy after=p95");
         }
-        if self.policy == Policy::Look && self.to.port() == self.backup.port() {
-            let why = "servers on one port can't be told apart, so that `look` could be had";
+        if sees && self.to.port() == self.backup.port() {
+            let why = "servers on one port can't be told apart, which the policy needs";
             return usage(why, "give one another port, or use --policy after=p95");
         }
         Ok(())
@@ -169,11 +177,22 @@ impl Args {
         };
         Ok(Some([of(self.to)?, of(self.backup)?]))
     }
+
+    fn hazards(&self) -> Result<Option<Hazards>, Failure> {
+        if self.policy != Policy::Hazard {
+            return Ok(None);
+        }
+        let found = Hazards::find([self.to.port(), self.backup.port()]);
+        found.map(Some).map_err(|missing| match missing {
+            Missing::Server(missing) => failure::not_found(&missing),
+            Missing::Events(error) => failure::no_events(&error),
+        })
+    }
 }
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     args.check()?;
-    let watched = args.watched()?;
+    let (watched, hazards) = (args.watched()?, args.hazards()?);
     let failed = |error: std::io::Error| {
         let what = format!("serving on {}", args.listen);
         Failure::new(Status::Failed, what, error, "choose another --listen, or see `ulimit -n`")
@@ -188,7 +207,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         repeatable: args.methods.clone(),
         give_up: args.give_up,
     };
-    let mut proxy = Proxy::open(plan, watched).map_err(failed)?;
+    let mut proxy = Proxy::open(plan, watched, hazards).map_err(failed)?;
     to_stderr(&format!("listening on {}", proxy.address().map_err(failed)?));
     let (_, done) = proxy.run(&ending).map_err(failed)?;
     print(out, args.json, &done, || text(&done))?;
@@ -221,7 +240,8 @@ mod tests {
         assert_eq!(policy("after=2ms"), Ok(Policy::After(2_000_000)));
         assert_eq!(policy("after=p95"), Ok(Policy::AfterP95));
         assert_eq!((policy("look"), policy("none")), (Ok(Policy::Look), Ok(Policy::None)));
-        for wrong in ["hazard", "after", "after=", "after=p99", "look=1", ""] {
+        assert_eq!(policy("hazard"), Ok(Policy::Hazard));
+        for wrong in ["after", "after=", "after=p99", "look=1", ""] {
             assert!(policy(wrong).is_err(), "{wrong}");
         }
         assert_eq!([part("5%"), part("0.5%"), part("100%")], [50_000, 5_000, 1_000_000].map(Ok));

@@ -16,6 +16,7 @@ use super::client::{Client, Exchange, Inbox, Outbox, Request};
 use super::head::{NO_SERVER, Refusal, TOO_LATE, refused};
 use super::link::{For, Link, Next, Piece};
 use super::places::Places;
+use super::warm::Warming;
 
 /// An answer that a client does not take waits in the server from here on.
 const MOST_WAITING: usize = 256 << 10;
@@ -55,13 +56,14 @@ pub(super) struct Exchanges {
     pub(super) counts: Counts,
     pub(super) clients: Places<Client>,
     pub(super) links: Places<Link>,
+    pub(super) warming: Warming,
     registry: Registry,
     servers: [SocketAddr; 2],
     repeatable: Vec<String>,
     give_up_ns: u64,
     idle: [Vec<usize>; 2],
     /// A server took no connection when it was tried last.
-    down: [bool; 2],
+    pub(super) down: [bool; 2],
     by_id: HashMap<u64, usize>,
     deadlines: VecDeque<(u64, u64)>,
     late: usize,
@@ -94,6 +96,7 @@ impl Exchanges {
             counts: Counts::default(),
             clients: Places::new(),
             links: Places::new(),
+            warming: Warming::default(),
             registry,
             servers,
             repeatable,
@@ -188,9 +191,13 @@ impl Exchanges {
         let repeats = self.repeatable.contains(&request.method);
         let server = self.hedge.comes(id, now_ns, repeats);
         let Some(client) = self.clients.get(at) else { return };
+        let request = Rc::new(request);
+        if repeats {
+            self.warming.record(&request);
+        }
         client.exchange = Some(Exchange {
             id,
-            request: Rc::new(request),
+            request,
             repeats,
             links: [None; 2],
             failed: [false; 2],
@@ -214,7 +221,7 @@ impl Exchanges {
                 exchange.links[server.index()] = Some(link);
                 let request = Rc::clone(&exchange.request);
                 let Some(taken) = self.links.get(link) else { return };
-                taken.begin(request, at);
+                taken.begin(request, For::Client(at));
                 // If it can't be sent, reading says why.
                 let _told = taken.write();
             }
@@ -227,7 +234,7 @@ impl Exchanges {
 
     /// A connection that waits for a request. One on which something came meanwhile, or whose end,
     /// is not used: what came would be taken for the next answer.
-    fn waiting(&mut self, server: Server) -> Option<usize> {
+    pub(super) fn waiting(&mut self, server: Server) -> Option<usize> {
         while let Some(at) = self.idle[server.index()].pop() {
             let Some(link) = self.links.get(at) else { continue };
             match link.read(&mut [0]) {
@@ -238,7 +245,7 @@ impl Exchanges {
         None
     }
 
-    fn connect(&mut self, server: Server) -> io::Result<usize> {
+    pub(super) fn connect(&mut self, server: Server) -> io::Result<usize> {
         let mut link = Link::connect(server, self.servers[server.index()])?;
         let interests = Interest::READABLE | Interest::WRITABLE;
         self.registry.register(&mut link.stream, link_token(self.links.next()), interests)?;
@@ -367,6 +374,7 @@ impl Exchanges {
                 self.late -= 1;
                 self.counts.late += 1;
             }
+            Some(For::Warming) => self.warming.answered(server),
             None => {}
         }
     }
@@ -390,6 +398,7 @@ impl Exchanges {
         self.close(at);
         match works_for {
             None => {}
+            Some(For::Warming) => self.warming.failed(server),
             Some(For::Nobody) => self.late -= 1,
             Some(For::Client(client)) => {
                 let of = self.clients.get(client).and_then(|client| client.exchange.as_ref());

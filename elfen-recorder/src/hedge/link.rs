@@ -17,6 +17,8 @@ use super::head::{self, AnswerHead, LONGEST};
 pub(super) enum For {
     /// A client, by its place.
     Client(usize),
+    /// Its server, which was started anew and is to be warm.
+    Warming,
     /// Nobody any more: the answer came from the other server first.
     Nobody,
 }
@@ -85,8 +87,8 @@ impl Link {
         })
     }
 
-    pub(super) fn begin(&mut self, request: Rc<Request>, client: usize) {
-        self.works_for = Some(For::Client(client));
+    pub(super) fn begin(&mut self, request: Rc<Request>, works_for: For) {
+        self.works_for = Some(works_for);
         self.request = Some(request);
         (self.sent, self.scanned, self.drained) = (0, 0, 0);
         (self.body, self.heard, self.stalled) = (None, false, false);

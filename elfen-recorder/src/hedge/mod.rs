@@ -9,6 +9,8 @@
 //! | `link` | a request into a server's connection, and its answer out of it |
 //! | `head`, `body` | HTTP/1.1, as much of it as a proxy has to understand |
 //! | [`watch`] | whether a server runs |
+//! | [`hazard`] | what brings a server to a halt, told as it happens |
+//! | `warm` | requests for a server that was started anew |
 //! | [`served`] | a server to try it on |
 //!
 //! A client has one request at a time, a connection to a server works for one request, and an
@@ -18,11 +20,13 @@
 mod body;
 mod client;
 mod exchange;
+pub mod hazard;
 mod head;
 mod link;
 mod places;
 pub mod proxy;
 pub mod served;
+mod warm;
 pub mod watch;
 
 pub use exchange::Counts;

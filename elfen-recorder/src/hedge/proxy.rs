@@ -15,6 +15,8 @@ use nix::sys::time::TimeSpec;
 use serde::Serialize;
 
 use super::exchange::{Counts, Exchanges, FIRST_TOKEN};
+use super::hazard::{Hazards, Told};
+use super::link::For;
 use super::watch::Watched;
 use crate::signals::Ending;
 
@@ -53,6 +55,8 @@ pub struct Proxy {
     exchanges: Exchanges,
     /// Both servers, if their running decides.
     watched: Option<[Watched; 2]>,
+    /// What is told as it happens, if that decides.
+    hazards: Option<Hazards>,
     look_every_ns: u64,
     next_look_ns: Option<u64>,
     /// Clients wait that were not accepted.
@@ -64,7 +68,11 @@ fn ns(time: Duration) -> u64 {
 }
 
 impl Proxy {
-    pub fn open(plan: Plan, watched: Option<[Watched; 2]>) -> io::Result<Self> {
+    pub fn open(
+        plan: Plan,
+        watched: Option<[Watched; 2]>,
+        hazards: Option<Hazards>,
+    ) -> io::Result<Self> {
         let poll = Poll::new()?;
         let mut listener = TcpListener::bind(plan.listen)?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
@@ -74,7 +82,16 @@ impl Proxy {
         let exchanges = Exchanges::new(hedge, registry, plan.servers, plan.repeatable, give_up_ns);
         let look_every_ns = ns(plan.look_every);
         let (next_look_ns, is_full) = (None, false);
-        Ok(Self { poll, listener, exchanges, watched, look_every_ns, next_look_ns, is_full })
+        Ok(Self {
+            poll,
+            listener,
+            exchanges,
+            watched,
+            hazards,
+            look_every_ns,
+            next_look_ns,
+            is_full,
+        })
     }
 
     pub fn address(&self) -> io::Result<SocketAddr> {
@@ -110,8 +127,9 @@ impl Proxy {
     fn wait(&self, until_ns: Option<u64>, ending: &Ending) -> io::Result<bool> {
         // SAFETY: `self.poll` owns the descriptor, and is borrowed as long as this function runs.
         let epoll = unsafe { BorrowedFd::borrow_raw(self.poll.as_raw_fd()) };
-        let mut ready =
-            [PollFd::new(epoll, PollFlags::POLLIN), PollFd::new(ending.as_fd(), PollFlags::POLLIN)];
+        let ours = [Some(epoll), Some(ending.as_fd()), self.hazards.as_ref().map(Hazards::as_fd)];
+        let wanted = ours.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let mut ready: Vec<PollFd<'_>> = wanted.collect();
         let left = until_ns.map(|until_ns| {
             TimeSpec::from(Duration::from_nanos(until_ns.saturating_sub(monotonic_ns())))
         });
@@ -178,9 +196,44 @@ impl Proxy {
                 }));
             }
         }
+        let hazards_ns = self.hazards.as_mut().map(|hazards| {
+            for (server, told) in hazards.take() {
+                match told {
+                    Told::Halts { why, is_so } => doubles.extend(hedge.halts(server, why, is_so)),
+                    Told::Restarts => {
+                        hedge.restarts(server);
+                        self.exchanges.warming.begin(server);
+                    }
+                }
+            }
+            hazards.due_ns()
+        });
         let due_ns = hedge.next_due_ns();
         self.exchanges.double(doubles);
+        let warm_ns = self.warm(now_ns);
         let expires_ns = self.exchanges.expire(now_ns);
-        [due_ns, self.next_look_ns, expires_ns].into_iter().flatten().min()
+        [due_ns, self.next_look_ns, expires_ns, hazards_ns, warm_ns].into_iter().flatten().min()
+    }
+
+    /// Has servers that were started anew work for recorded requests; when it is time again.
+    fn warm(&mut self, now_ns: u64) -> Option<u64> {
+        let exchanges = &mut self.exchanges;
+        for server in Server::BOTH {
+            if exchanges.warming.is_done(server) {
+                exchanges.hedge.is_warm(server);
+                exchanges.down[server.index()] = false;
+            }
+            let Some(request) = exchanges.warming.next(server, now_ns) else { continue };
+            let waiting = exchanges.waiting(server).map_or_else(|| exchanges.connect(server), Ok);
+            let taken = waiting.ok().and_then(|at| exchanges.links.get(at));
+            let Some(link) = taken else {
+                exchanges.warming.failed(server);
+                continue;
+            };
+            link.begin(request, For::Warming);
+            // If it can't be sent, reading says why.
+            let _told = link.write();
+        }
+        exchanges.warming.due_ns(now_ns)
     }
 }

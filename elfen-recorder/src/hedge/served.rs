@@ -16,9 +16,9 @@ use crate::check::inject::own_cpu_ns;
 
 type Seen = Arc<Mutex<HashMap<String, u32>>>;
 
-/// Serves on a port of its own, which it prints, until its standard input ends.
-pub fn serve(name: &str) -> io::Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+/// Serves on a port, or on one of its own, which it prints, until its standard input ends.
+pub fn serve(name: &str, port: u16) -> io::Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", port))?;
     let mut told = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     writeln!(told, "{}", listener.local_addr()?.port())?;
     std::thread::spawn(|| {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use elfen_kernel::events::Events;
+use elfen_kernel::events::{Events, Place};
 use elfen_rt::signal::event::{Event, Words};
 
 use counters::Counters;
@@ -73,6 +73,14 @@ impl Jvms {
         }
         into.extend(self.found.drain(..).map(|event| event.encode()));
     }
+}
+
+/// The probes of a process's JVM; `None` if it is no JVM.
+pub fn probes_of(process: u32) -> Option<(PathBuf, Vec<Place>)> {
+    let library = library_of(process)?;
+    // One that can't be read has none for us.
+    let places = probes::places(&library).unwrap_or_default();
+    Some((library, places))
 }
 
 /// The JVM that a process has mapped, as a path that we can open; `None` if it is no JVM.

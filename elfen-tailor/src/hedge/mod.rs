@@ -56,6 +56,17 @@ pub enum Policy {
     AfterP95,
     /// Its server has not run between two looks, and the other is free of the same.
     Look,
+    /// Its server is brought to a halt, which is told as it happens, and the other is not.
+    Hazard,
+}
+
+/// What brings a server to a halt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Halt {
+    /// A signal.
+    Stop,
+    /// Its runtime: a collection, or any other time in which its threads may not run.
+    Pause,
 }
 
 /// Numbers of requests, which rise; who asks chooses them.
@@ -102,6 +113,10 @@ pub struct Hedge {
     flying: BTreeMap<Id, Flight>,
     /// When the servers were looked at last.
     looked_ns: Option<u64>,
+    /// Of each server: whether it is stopped, and whether its runtime halts it.
+    halted: [[bool; 2]; 2],
+    /// It was started anew, and gets no requests before it is warm.
+    cold: [bool; 2],
     counts: Counts,
 }
 
@@ -115,6 +130,8 @@ impl Hedge {
             active: Server::Primary,
             flying: BTreeMap::new(),
             looked_ns: None,
+            halted: [[false; 2]; 2],
+            cold: [false; 2],
             counts: Counts::default(),
         }
     }
@@ -168,6 +185,35 @@ impl Hedge {
         }
     }
 
+    /// A server is brought to a halt, or goes on: what stands at one goes to the one that runs.
+    pub fn halts(&mut self, server: Server, why: Halt, is_so: bool) -> Vec<Double> {
+        self.halted[server.index()][usize::from(why == Halt::Pause)] = is_so;
+        let from = if is_so { server } else { server.other() };
+        let stands = |server: Server| self.halted[server.index()].contains(&true);
+        let to = from.other();
+        let helps = stands(from) && !stands(to) && !self.cold[to.index()];
+        if self.policy != Policy::Hazard || !helps {
+            return Vec::new();
+        }
+        if self.active == from {
+            self.swap();
+        }
+        self.double(|flight| flight.first == from)
+    }
+
+    /// Another process serves there now, or the same one: nothing holds it that held it before.
+    pub fn restarts(&mut self, server: Server) {
+        (self.halted[server.index()], self.cold[server.index()]) = ([false; 2], true);
+        if self.active == server && !self.cold[server.other().index()] {
+            self.swap();
+        }
+    }
+
+    /// It has worked for enough requests.
+    pub fn is_warm(&mut self, server: Server) {
+        self.cold[server.index()] = false;
+    }
+
     fn swap(&mut self) {
         self.active = self.active.other();
         self.counts.swaps += 1;
@@ -182,7 +228,7 @@ impl Hedge {
     /// or too few were answered yet.
     pub fn delay_ns(&self) -> Option<u64> {
         match self.policy {
-            Policy::None | Policy::Look => None,
+            Policy::None | Policy::Look | Policy::Hazard => None,
             Policy::After(ns) => Some(ns),
             Policy::AfterP95 => self.recent.p95(),
         }
@@ -225,7 +271,8 @@ impl Hedge {
             // Since then a server with something to do should have run.
             let waits = |flight: &Flight| flight.first == server && flight.came_ns <= before_ns;
             let is_held = !ran[server.index()] && self.flying.values().any(waits);
-            if !is_held || !is_free(server.other()) {
+            let other = server.other();
+            if !is_held || self.cold[other.index()] || !is_free(other) {
                 continue;
             }
             if self.active == server {
@@ -248,13 +295,14 @@ impl Hedge {
     fn double(&mut self, which: impl Fn(&Flight) -> bool) -> Vec<Double> {
         let mut doubles = Vec::new();
         for (&id, flight) in &mut self.flying {
-            if !flight.may_double || flight.doubled || !which(flight) {
+            let to = flight.first.other();
+            if !flight.may_double || flight.doubled || self.cold[to.index()] || !which(flight) {
                 continue;
             }
             if self.budget.spend() {
                 flight.doubled = true;
                 self.counts.duplicates += 1;
-                doubles.push(Double { id, to: flight.first.other() });
+                doubles.push(Double { id, to });
             } else if !flight.refused {
                 flight.refused = true;
                 self.counts.refused_by_budget += 1;
@@ -334,6 +382,31 @@ mod tests {
             hedge.answered(id, (id % 100 + 1) * MS, Primary);
         }
         assert_eq!(hedge.delay_ns(), Some(95 * MS));
+    }
+
+    /// Goal: requests go where nobody stands still, and back when a backup that stands goes on
+    /// later; a server that was started anew gets none. Method: halts one upon the other.
+    #[test]
+    fn a_halt_sends_requests_to_the_other() {
+        let mut hedge = hedge(Policy::Hazard);
+        hedge.comes(1, 0, true);
+        assert_eq!(hedge.halts(Primary, Halt::Pause, true), [Double { id: 1, to: Backup }]);
+        assert_eq!(hedge.comes(2, 1, true), Backup);
+        assert_eq!(hedge.halts(Backup, Halt::Stop, true), [], "both stand");
+        assert_eq!(hedge.halts(Primary, Halt::Stop, true), []);
+        assert_eq!(hedge.halts(Primary, Halt::Pause, false), [], "it is stopped as well");
+        let back = [Double { id: 2, to: Primary }];
+        assert_eq!(hedge.halts(Primary, Halt::Stop, false), back, "the first that goes on");
+        assert_eq!(hedge.comes(3, 2, true), Primary);
+        assert_eq!(hedge.halts(Backup, Halt::Stop, false), []);
+        hedge.restarts(Backup);
+        assert_eq!(hedge.halts(Primary, Halt::Pause, true), [], "the other is cold");
+        hedge.is_warm(Backup);
+        assert_eq!(hedge.halts(Primary, Halt::Pause, true), [Double { id: 3, to: Backup }]);
+        hedge.restarts(Backup);
+        assert_eq!(hedge.comes(4, 3, true), Primary);
+        let counts = hedge.counts();
+        assert_eq!((counts.duplicates, counts.swaps), (3, 4));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::{Counts, Double, Hedge, Policy, Server};
+use super::{Counts, Double, Halt, Hedge, Policy, Server};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
@@ -36,6 +36,7 @@ pub struct Outcome {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
+    Halts { server: Server, is_so: bool },
     Answer { id: u64, by: Server },
     Comes { at: usize },
     Look,
@@ -118,6 +119,16 @@ pub fn simulate(plan: &Plan, policy: Policy, extra_per_million: u64) -> Outcome 
     if let Some(first) = plan.requests.first() {
         simulation.at(first.comes_ns, Event::Comes { at: 0 });
     }
+    for server in Server::BOTH {
+        // Other policies are not told.
+        let told = policy == Policy::Hazard;
+        for &(from_ns, to_ns) in plan.pauses[server.index()].iter().filter(|_| told) {
+            simulation.at(from_ns, Event::Halts { server, is_so: true });
+            if to_ns < u64::MAX {
+                simulation.at(to_ns, Event::Halts { server, is_so: false });
+            }
+        }
+    }
     while let Some(Reverse((now_ns, event))) = simulation.events.pop() {
         simulation.happens(now_ns, event);
     }
@@ -139,6 +150,10 @@ impl Simulation<'_> {
                 self.send(now_ns, doubles);
             }
             Event::Look => self.look(now_ns),
+            Event::Halts { server, is_so } => {
+                let doubles = self.hedge.halts(server, Halt::Stop, is_so);
+                self.send(now_ns, doubles);
+            }
         }
     }
 

@@ -25,8 +25,11 @@ const LIMIT: Duration = Duration::from_secs(6);
 const ROUND_SAMPLES: usize = 1 << 20;
 const ROUND_NS: u64 = 300_000_000;
 const SIGNAL_EVERY_NS: i64 = 100_000;
-/// The observed is taken to have stood still if it took so long from one write to the next.
-const PAUSE_TICKS: u64 = 1_000;
+/// The observed stood still if it took so long from one write to the next: as far as a rate may be
+/// off, or shorter pauses would pass for errors of the observer.
+const PAUSE_TICKS: u64 = WRONG.0;
+/// What was read may be a line transfer older than the sample, and its writer was a moment slower.
+const AGE_TICKS: u64 = 1_000;
 /// A rate over so many ticks and percent of its time is wrong; over fewer it is right.
 const WRONG: (u64, u64) = (300, 5);
 const RIGHT: (u64, u64) = (130, 1);
@@ -44,7 +47,8 @@ pub(crate) struct Dte {
     pub(crate) highest_after: f64,
 }
 
-pub(super) fn measure(lanes: Lanes) -> Result<Vec<Dte>, Error> {
+/// A value that is read may be as old as `round_trip`, which makes no rate wrong.
+pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Vec<Dte>, Error> {
     handle_signals()?;
     let word = line();
     let (stop, pauses) = (AtomicBool::new(false), Pauses::default());
@@ -55,7 +59,8 @@ pub(super) fn measure(lanes: Lanes) -> Result<Vec<Dte>, Error> {
         let found: Result<Vec<Dte>, Error> = PERIODS_TICKS
             .into_iter()
             .map(|period| {
-                let thread = scope.spawn(move || at_period(lanes, word, period, pauses));
+                let thread =
+                    scope.spawn(move || at_period(lanes, word, (period, round_trip), pauses));
                 joined(thread)
             })
             .collect();
@@ -81,7 +86,8 @@ fn publish_clock(
     let mut last = clock::before();
     while !stop.load(Relaxed) {
         let now = clock::before();
-        word.store(now, Relaxed);
+        // Pairs with `written_after`: what was told before is seen by who sees this.
+        word.store(now, Release);
         if now - last > PAUSE_TICKS {
             pauses.lock().unwrap_or_else(PoisonError::into_inner).push((last, now));
         }
@@ -90,21 +96,39 @@ fn publish_clock(
     Ok(())
 }
 
-fn at_period(lanes: Lanes, word: &AtomicU64, period: u64, pauses: &Pauses) -> Result<Dte, Error> {
+fn at_period(
+    lanes: Lanes,
+    word: &AtomicU64,
+    (period, round_trip): (u64, u64),
+    pauses: &Pauses,
+) -> Result<Dte, Error> {
     affinity::pin(lanes.from)?;
     let _timer = Timer::start()?;
-    let mut tally = Tally::default();
+    let mut tally = Tally { round_trip, ..Tally::default() };
     let start = Instant::now();
     while tally.wrong < ENOUGH && start.elapsed() < LIMIT {
         let until = clock::before() + lanes.clock.ticks(ROUND_NS);
         let mut kept = Keep { samples: Vec::with_capacity(ROUND_SAMPLES), until };
         observe::<1, _>(Period(period), [word], &mut kept);
-        // The last pause may go on.
-        thread::sleep(Duration::from_millis(1));
+        let last = kept.samples.last().map_or(0, |(_, end, _)| *end);
+        written_after(word, last);
         let pauses = std::mem::take(&mut *pauses.lock().unwrap_or_else(PoisonError::into_inner));
         tally.add(&kept.samples, &pauses, filter::floor_ticks(&lanes.clock));
     }
     Ok(tally.figures(period))
+}
+
+/// Waits until the observed has gone on: the pause that it may have stood in is told of before its
+/// second write from then on. Others may have its lane for many milliseconds.
+fn written_after(word: &AtomicU64, end: u64) {
+    let start = Instant::now();
+    let mut seen = end;
+    for _write in 0..2 {
+        while word.load(Acquire) <= seen && start.elapsed() < LIMIT {
+            thread::sleep(Duration::from_micros(100));
+        }
+        seen = word.load(Acquire);
+    }
 }
 
 /// A sample: both its ends, and what was read.
@@ -133,6 +157,7 @@ impl<'a> Sink<'a, 1> for Keep {
 
 #[derive(Debug, Default)]
 struct Tally {
+    round_trip: u64,
     wrong: u64,
     removed: u64,
     right: u64,
@@ -148,8 +173,7 @@ impl Tally {
         let mut pauses = pauses.iter().peekable();
         for pair in samples.windows(2) {
             let ((start, end, count), (next_start, next_end, next_count)) = (pair[0], pair[1]);
-            // What was read may be a line transfer older than the sample.
-            let from = start.saturating_sub(PAUSE_TICKS);
+            let from = start.saturating_sub(AGE_TICKS);
             while pauses.next_if(|(_, resumed)| *resumed < from).is_some() {}
             if pauses.peek().is_some_and(|(stopped, _)| *stopped <= next_end) {
                 continue;
@@ -164,7 +188,7 @@ impl Tally {
             if kept {
                 self.highest_after = self.highest_after.max(rate);
             }
-            if beyond(WRONG) {
+            if beyond(WRONG) && off > self.round_trip {
                 self.wrong += 1;
                 self.removed += u64::from(!kept);
             } else if !beyond(RIGHT) {

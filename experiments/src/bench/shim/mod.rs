@@ -49,7 +49,7 @@ pub(crate) struct Measured {
 pub(crate) fn measure(lanes: Lanes) -> Result<Measured, Error> {
     let before = near(lanes)?;
     let rates = rates::measure(lanes)?;
-    let dte = dte::measure(lanes)?;
+    let dte = dte::measure(lanes, before)?;
     let (truth, sizes) = truth::measure(lanes)?;
     let costs = on_lane(lanes.on, || cost::measure(lanes))?;
     let after = on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)))?;

@@ -59,12 +59,12 @@ fn live(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             "no program is given checks as it runs: Yama lets no process trace another",
             "boot with another kernel.yama.ptrace_scope; it cannot be lowered",
         ),
-        _ if several > 1 => Finding::warn(
-            format!(
-                "checks that are written into a program know one batch lane, and by default a run \
-                 has {several} here: its guards alone keep such programs off"
-            ),
-            "give each batch one pair, as in --lanes 0:1",
+        _ if several > 1 => Finding::yes(
+            "any 64-bit program whose threads say on which CPU they are, as the GNU C library has \
+             them do from 2.35 on (rseq): its guards write checks into its loops as it runs, for \
+             which they take all lanes at once, for a moment; others, as Go's, are given them on \
+             one lane alone (--lanes 0:1); code that a JIT makes, and time in the kernel, stay \
+             with the guards",
         ),
         _ => Finding::yes(
             "any 64-bit program on one batch lane: its guard writes checks into its loops as it \

@@ -8,7 +8,7 @@ use std::io;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
 
-use elfen_instrument::live::Pages;
+use elfen_instrument::live::{LaneAt, Pages};
 use elfen_kernel::counters::Counted;
 use elfen_kernel::device::{self, Missing};
 use elfen_kernel::task_map::{self, Source};
@@ -211,21 +211,24 @@ impl Channels {
         self.live.as_ref()?.slot(0)
     }
 
-    /// What checks look at that are written into a batch on the one lane of this run, and that
-    /// batch's descriptor of the task map; `None` without an eBPF task map, or with several lanes.
+    /// What checks look at that are written into a batch, and that batch's descriptor of the task
+    /// map; `None` without an eBPF task map.
     pub(super) fn pages(&self, inheritance: &Inherited) -> Option<Pages> {
-        let (&[(_, request)], Some((map, _))) = (self.assigned.as_slice(), &self.tasks) else {
-            return None;
-        };
+        let (map, _) = self.tasks.as_ref()?;
         let Some(Tasks::Descriptors([tasks, ..])) = inheritance.tasks else { return None };
         let word = |offset: usize| offset as u64;
+        let lane = |(index, &(cpu, request)): (u32, &(u32, u32))| LaneAt {
+            cpu,
+            lane_at: word(Page::<LaneSlot>::offset(index)),
+            task_at: word(Page::<TaskSlot>::offset(request) + offset_of!(TaskSlot, task)),
+        };
         Some(Pages {
             lanes_segment: self.lanes.memory().segment_id()?,
             lanes_bytes: word(self.lanes.memory().len()),
-            lane_at: word(Page::<LaneSlot>::offset(0)),
             tasks_fd: tasks,
             tasks_bytes: word(map.bytes()),
-            task_at: word(Page::<TaskSlot>::offset(request) + offset_of!(TaskSlot, task)),
+            lanes: (0..).zip(&self.assigned).map(lane).collect(),
+            cpus: u64::from(map.cpus()),
             bell_at: word(offset_of!(LaneSlot, bell)),
             drill_at: word(offset_of!(LaneSlot, drill)),
             answer_tsc_at: word(offset_of!(LaneSlot, answer_tsc)),

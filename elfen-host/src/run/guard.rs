@@ -42,15 +42,15 @@ pub struct Guards {
 impl Guards {
     /// Starts a guard on every batch lane.
     pub fn start(channels: &Arc<Channels>, nap: &Arc<Nap>, looks: Looks) -> io::Result<Self> {
-        Self::rehearsing(channels, nap, looks, None)
+        Self::rehearsing(channels, nap, looks, |_| None)
     }
 
-    /// The same; `rehearsal` is for the first, which is the only one where there are live checks.
+    /// The same; `rehearsal` is what the guard of a lane, by its index, needs for live checks.
     pub(super) fn rehearsing(
         channels: &Arc<Channels>,
         nap: &Arc<Nap>,
         looks: Looks,
-        mut rehearsal: Option<Rehearsal>,
+        rehearsal: impl Fn(usize) -> Option<Rehearsal>,
     ) -> io::Result<Self> {
         // Threads begin with the rank of the one that starts them: a guard at SCHED_IDLE might
         // not come to raise its own.
@@ -59,7 +59,7 @@ impl Guards {
         let mut guards = Self { stop: stop.clone(), threads: Vec::new() };
         for index in 0..channels.assigned().len() {
             let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
-            let rehearsal = rehearsal.take();
+            let rehearsal = rehearsal(index);
             let guard = move || guard(&channels, index, &nap, looks, rehearsal, &stop);
             guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
         }
@@ -101,6 +101,12 @@ fn guard(
 pub fn may_rank_first() -> io::Result<()> {
     // In a thread of its own, so that nothing else of this process changes its rank.
     thread::spawn(place::rank_first).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+/// Whether they would get the one that it takes to write into a program on several lanes.
+pub fn may_rank_above_all() -> io::Result<()> {
+    let taken = thread::spawn(place::rank_above_all).join();
+    taken.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
 struct Guard<'g> {
@@ -147,6 +153,9 @@ impl<'g> Guard<'g> {
     fn turn(&mut self) {
         if !self.has_its_lane() {
             return thread::sleep(OFFLINE);
+        }
+        if let (Some(rehearsal), Some(words)) = (&mut self.rehearsal, self.channels.live()) {
+            rehearsal.attend(self.channels, words);
         }
         let now_ns = monotonic_ns();
         if let Some(rest) = self.critical_rest(now_ns) {
@@ -220,13 +229,16 @@ impl<'g> Guard<'g> {
         if let Some(slice_ns) = time_to_end_ns(told_ns, now_ns) {
             return thread::sleep(Duration::from_nanos(slice_ns));
         }
-        let is_over = || self.stop.load(Relaxed) || self.lane.told_to_end_ns() != told_ns;
+        let is_called = || self.rehearsal.as_ref().is_some_and(Rehearsal::is_called);
+        let is_over =
+            || self.stop.load(Relaxed) || self.lane.told_to_end_ns() != told_ns || is_called();
+        let at_most_ns = self.rehearsal.as_ref().and_then(Rehearsal::nap_at_most_ns);
         if matches!(self.how, Nap::Block) {
             let busy_ns = self.channels.busy_ns(self.lane.batch_cpu, now_ns);
             let how =
                 if self.disobeyed.since_last(busy_ns, now_ns) { &Nap::Spin } else { self.how };
             wait.on(how, nanos(self.looks.every), is_over);
-        } else if wait.on(self.how, HELD_NS, is_over) == Woken::Elsewhere {
+        } else if wait.on(self.how, at_most_ns.unwrap_or(HELD_NS), is_over) == Woken::Elsewhere {
             // The module has not tied this pair. The front reads this, and says it.
             self.how = &Nap::Spin;
             self.lane.slot.guard_nap.store(Kind::Spin as u64, Relaxed);

@@ -59,8 +59,9 @@ impl Tending {
         let care = Care::begin(order, channels);
         let planner = order.notes.as_ref().and_then(|_| channels.pages(inheritance));
         let planner = planner.map(|pages| Planner::start(channels, pages)).transpose()?;
-        let rehearsal = planner.as_ref().zip(order.notes.as_ref());
-        let rehearsal = rehearsal.and_then(|(planner, notes)| planner.rehearsal(notes.clone()));
+        let live = planner.as_ref().zip(order.notes.as_ref());
+        let rehearsal =
+            |index| live.and_then(|(planner, notes)| planner.rehearsal(notes.clone(), index));
         Ok(Self {
             channels: channels.clone(),
             place: Place::new(&order.lanes().map(|(batch, _)| batch).collect()),

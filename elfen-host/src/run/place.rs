@@ -38,6 +38,17 @@ pub(super) fn rank_first() -> io::Result<()> {
     }
 }
 
+/// Gives the calling thread a rank above all ordinary ones, for a moment in which nothing else may
+/// run on its lane.
+pub(super) fn rank_above_all() -> io::Result<()> {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: `lowest` is a live sched_param.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const lowest) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Keeps the calling thread, and the threads and processes that it starts, off the request lanes:
 /// looking after a batch is work, too.
 pub(crate) fn leave(requests: &CpuSet) -> io::Result<()> {

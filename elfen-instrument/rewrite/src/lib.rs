@@ -15,6 +15,9 @@
 //!                             ring:   saves a register, and goes to where the bell is rung
 //! ```
 //!
+//! Where a thread may be on one of several lanes, the check looks up the words of the one that it
+//! is on ([`OfCpu`]), by the number that the kernel keeps for each thread.
+//!
 //! A wrong place is a wrong result in somebody else's program. So a function is taken whole or not
 //! at all ([`Function::decode`]), a place is taken for a reason that can be named ([`Tactic`]), and
 //! each rule has a test that fails without it.
@@ -34,5 +37,5 @@ pub use code::{Function, JUMP_BYTES, MAX_BYTES};
 pub use loops::Loop;
 pub use place::{Permitted, Place, Tactic};
 pub use refused::Refused;
-pub use ring::Bell;
-pub use trampoline::{Hooks, Patch};
+pub use ring::{Bell, LaneBell};
+pub use trampoline::{BLOCK_BYTES, Hooks, OfCpu, Patch, Words};

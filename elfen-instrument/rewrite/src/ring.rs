@@ -57,10 +57,58 @@ impl Bell {
     }
 }
 
+/// The routine behind checks that look at the lane which their thread is on: the same, with the
+/// words of that lane. Where they are as seen from the word of drills.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneBell {
+    pub bell: i8,
+    pub answer_tsc: i8,
+    pub answer_place: i8,
+}
+
+impl LaneBell {
+    /// The routine as it stands at `at`; it finds the CPU's block in `%rcx`.
+    pub fn routine(&self, at: u64) -> Option<Patch> {
+        let offset = |byte: i8| byte.to_le_bytes()[0];
+        let mut code = Code::at(at);
+        // push %rdx; push %rsi; push %rdi; push %r11; push %rax, which is where to go back to
+        code.push(&[0x52, 0x56, 0x57, 0x41, 0x53, 0x50]);
+        // movslq (%rcx),%rsi; add %rcx,%rsi: task; movslq 4(%rcx),%rdi; add %rcx,%rdi: drill
+        code.push(&[0x48, 0x63, 0x31, 0x48, 0x01, 0xce]);
+        code.push(&[0x48, 0x63, 0x79, 4, 0x48, 0x01, 0xcf]);
+        // cmpq $0, drill; je
+        code.push(&[0x48, 0x83, 0x3f, 0]);
+        let no_drill = code.push_open(&[0x0f, 0x84]);
+        // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
+        code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
+        code.push(&[0x48, 0x89, 0x47, offset(self.answer_tsc)]);
+        // mov (%rsp), %rax; mov %rax, answer_place; movq $0, drill
+        code.push(&[0x48, 0x8b, 0x04, 0x24]);
+        code.push(&[0x48, 0x89, 0x47, offset(self.answer_place)]);
+        code.push(&[0x48, 0xc7, 0x07, 0, 0, 0, 0]);
+        code.close(no_drill)?;
+        // cmpq $0, task; je; lea bell, %rdi; cmpq $0, bell; je
+        code.push(&[0x48, 0x83, 0x3e, 0]);
+        let idle = code.push_open(&[0x0f, 0x84]);
+        code.push(&[0x48, 0x8d, 0x7f, offset(self.bell)]);
+        code.push(&[0x48, 0x83, 0x3f, 0]);
+        let awake = code.push_open(&[0x0f, 0x84]);
+        // xor %ecx, %ecx; xchg %rcx, bell; test %rcx, %rcx; je: one thread alone rings
+        code.push(&[0x31, 0xc9, 0x48, 0x87, 0x0f, 0x48, 0x85, 0xc9]);
+        let rung = code.push_open(&[0x0f, 0x84]);
+        // mov $FUTEX_WAKE, %esi; mov $1, %edx; mov $SYS_futex, %eax; syscall
+        code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0, 0xb8, 202, 0, 0, 0, 0x0f, 0x05]);
+        [idle, awake, rung].into_iter().try_for_each(|open| code.close(open))?;
+        // pop %rax; pop %r11; pop %rdi; pop %rsi; pop %rdx; jmp *%rax
+        code.push(&[0x58, 0x41, 0x5b, 0x5f, 0x5e, 0x5a, 0xff, 0xe0]);
+        Some(code.patch())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, Register};
 
     const BELL: Bell = Bell {
         task: 0x3000,
@@ -70,14 +118,20 @@ mod tests {
         answer_place: 0x4018,
     };
 
-    fn decoded() -> Vec<Instruction> {
-        let routine = BELL.routine(0x2000).unwrap();
-        Decoder::with_ip(64, &routine.bytes, 0x2000, DecoderOptions::NONE).iter().collect()
+    const LANE: LaneBell = LaneBell { bell: -8, answer_tsc: 8, answer_place: 16 };
+
+    fn decoded(routine: Option<Patch>) -> Vec<Instruction> {
+        let bytes = routine.unwrap().bytes;
+        Decoder::with_ip(64, &bytes, 0x2000, DecoderOptions::NONE).iter().collect()
     }
 
     #[test]
     fn what_is_pushed_is_popped_on_every_way_through() {
-        let code = decoded();
+        ends_as_it_began(&decoded(BELL.routine(0x2000)));
+        ends_as_it_began(&decoded(LANE.routine(0x2000)));
+    }
+
+    fn ends_as_it_began(code: &[Instruction]) {
         let mut open = vec![(0, Vec::new())];
         let mut ends = 0;
         while let Some((index, mut stack)) = open.pop() {
@@ -104,7 +158,7 @@ mod tests {
 
     #[test]
     fn every_word_is_the_one_that_is_meant() {
-        let named: Vec<(Mnemonic, u64)> = decoded()
+        let named: Vec<(Mnemonic, u64)> = decoded(BELL.routine(0x2000))
             .iter()
             .filter(|one| one.is_ip_rel_memory_operand())
             .map(|one| (one.mnemonic(), one.ip_rel_memory_address()))
@@ -121,6 +175,41 @@ mod tests {
             (Lea, BELL.bell),
         ];
         assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn every_word_of_a_lane_is_the_one_that_is_meant() {
+        let code = decoded(LANE.routine(0x2000));
+        let memory = code.iter().filter(|one| one.memory_base() != Register::None);
+        let named: Vec<(Mnemonic, Register, i64)> = memory
+            .map(|one| {
+                let at = one.memory_displacement64().cast_signed();
+                (one.mnemonic(), one.memory_base(), at)
+            })
+            .collect();
+        use Mnemonic::{Cmp, Lea, Mov, Movsxd, Xchg};
+        use Register::{RCX, RDI, RSI, RSP};
+        let expected = [
+            (Movsxd, RCX, 0),
+            (Movsxd, RCX, 4),
+            (Cmp, RDI, 0),
+            (Mov, RDI, 8),
+            (Mov, RSP, 0),
+            (Mov, RDI, 16),
+            (Mov, RDI, 0),
+            (Cmp, RSI, 0),
+            (Lea, RDI, -8),
+            (Cmp, RDI, 0),
+            (Xchg, RDI, 0),
+        ];
+        assert_eq!(named, expected);
+        // The two bases are the block and what it says.
+        let sums: Vec<[Register; 2]> = code
+            .iter()
+            .filter(|one| one.mnemonic() == Mnemonic::Add)
+            .map(|one| [one.op0_register(), one.op1_register()])
+            .collect();
+        assert_eq!(sums, [[RSI, RCX], [RDI, RCX]]);
     }
 
     #[test]

@@ -13,14 +13,42 @@ const RED_ZONE: u8 = 128;
 /// What a check tests and where it goes. All of it lies within 2 GiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hooks {
-    /// Words of 8 bytes: as long as both are 0, the check does nothing.
-    pub words: [u64; 2],
-    /// The routine that rings. It is entered with the red zone left alone, `%rax` saved and holding
-    /// the address to go back to, which it does with every other register as it was.
+    pub words: Words,
+    /// The routine that rings. It is entered with the red zone left alone and `%rax`, which has
+    /// been saved, holding the address to go back to; behind words of a CPU, `%rcx` has been
+    /// saved as well and holds the address of that CPU's block. It goes back with every other
+    /// register as it was.
     pub ring: u64,
-    /// A word that counts how often the check ran, while that is of interest.
-    pub count: Option<u64>,
 }
+
+/// Words of 8 bytes that a check tests: as long as both are 0, it does nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Words {
+    /// The same for every thread.
+    Fixed {
+        words: [u64; 2],
+        /// A word that counts how often the check ran.
+        count: Option<u64>,
+    },
+    /// Those of the CPU that the thread is on.
+    OfCpu(OfCpu),
+}
+
+/// Blocks of [`BLOCK_BYTES`], one for each CPU: each begins with the distances of two words from
+/// the block, of 4 bytes each. A block of zeros names itself, and so words that are 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OfCpu {
+    pub blocks: u64,
+    /// Where the kernel writes the number of a thread's CPU, from the thread pointer on: the
+    /// first word of `struct rseq`, which holds a CPU that there is at any time.
+    pub cpu_at: i32,
+    /// Where in the block a word counts how often the check ran. A word for each CPU, as cores
+    /// would pass one of all of them to and fro.
+    pub count_at: i32,
+}
+
+pub const BLOCK_BYTES: u64 = 1 << BLOCK_SHIFT;
+const BLOCK_SHIFT: u8 = 12;
 
 /// What is to be written, and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -76,13 +104,20 @@ impl Code {
     }
 
     /// The check itself: two jumps to be closed where it rings.
-    fn push_check(&mut self, hooks: &Hooks) -> Option<[usize; 2]> {
-        if let Some(count) = hooks.count {
+    fn push_check(&mut self, words: &Words) -> Option<[usize; 2]> {
+        match words {
+            Words::Fixed { words, count } => self.push_fixed(words, *count),
+            Words::OfCpu(of_cpu) => self.push_of_cpu(of_cpu),
+        }
+    }
+
+    fn push_fixed(&mut self, words: &[u64; 2], count: Option<u64>) -> Option<[usize; 2]> {
+        if let Some(count) = count {
             // incq count(%rip)
             self.push_relative(&[0x48, 0xff, 0x05], count, &[])?;
         }
         let mut open = [0; 2];
-        for (word, open) in hooks.words.into_iter().zip(&mut open) {
+        for (&word, open) in words.iter().zip(&mut open) {
             // cmpq $0, word(%rip); jne
             self.push_relative(&[0x48, 0x83, 0x3d], word, &[0])?;
             *open = self.push_open(&[0x0f, 0x85]);
@@ -90,14 +125,33 @@ impl Code {
         Some(open)
     }
 
-    /// `%rax` on the stack, the address behind the jump in it, and off to the routine.
-    fn push_ring(&mut self, hooks: &Hooks) -> Option<()> {
-        self.push(&[0x50]);
-        // lea back(%rip),%rax, over the jump of 5 bytes; jmp ring; back: pop %rax
+    /// Leaves the address of the CPU's block in `%rcx`. Where a thread goes to another CPU in
+    /// between, this check is the last for the CPU that it left.
+    fn push_of_cpu(&mut self, of_cpu: &OfCpu) -> Option<[usize; 2]> {
+        let OfCpu { blocks, cpu_at, count_at } = *of_cpu;
+        // mov %fs:cpu_at,%eax; shl $BLOCK_SHIFT,%eax; lea blocks(%rip),%rcx; add %rax,%rcx
+        self.push(&[0x64, 0x8b, 0x04, 0x25]);
+        self.push(&cpu_at.to_le_bytes());
+        self.push(&[0xc1, 0xe0, BLOCK_SHIFT]);
+        self.push_relative(&[0x48, 0x8d, 0x0d], blocks, &[])?;
+        self.push(&[0x48, 0x01, 0xc1]);
+        // incq count_at(%rcx)
+        self.push(&[0x48, 0xff, 0x81]);
+        self.push(&count_at.to_le_bytes());
+        // movslq (%rcx),%rax; cmpq $0,(%rcx,%rax); jne
+        self.push(&[0x48, 0x63, 0x01, 0x48, 0x83, 0x3c, 0x01, 0]);
+        let task = self.push_open(&[0x0f, 0x85]);
+        // movslq 4(%rcx),%rax; cmpq $0,(%rcx,%rax); jne
+        self.push(&[0x48, 0x63, 0x41, 4, 0x48, 0x83, 0x3c, 0x01, 0]);
+        let drill = self.push_open(&[0x0f, 0x85]);
+        Some([task, drill])
+    }
+
+    /// The address behind the jump in `%rax`, and off to the routine.
+    fn push_ring(&mut self, ring: u64) -> Option<()> {
+        // lea back(%rip),%rax, over the jump of 5 bytes; jmp ring; back:
         self.push(&[0x48, 0x8d, 0x05, 5, 0, 0, 0]);
-        self.push_relative(&[0xe9], hooks.ring, &[])?;
-        self.push(&[0x58]);
-        Some(())
+        self.push_relative(&[0xe9], ring, &[])
     }
 
     /// Moves the stack pointer below what may lie there, by `lea -128(%rsp),%rsp`: the flags stay.
@@ -111,6 +165,10 @@ impl Code {
     }
 }
 
+const PUSH_RAX: u8 = 0x50;
+const PUSH_RCX: u8 = 0x51;
+const POP_RAX: u8 = 0x58;
+const POP_RCX: u8 = 0x59;
 /// `lahf; seto %al` and its counterpart `add $0x7f,%al; sahf`: all that a comparison writes.
 const SAVE_FLAGS: [u8; 4] = [0x9f, 0x0f, 0x90, 0xc0];
 const RESTORE_FLAGS: [u8; 3] = [0x04, 0x7f, 0x9e];
@@ -120,16 +178,29 @@ impl Function {
     /// it names is more than 2 GiB away.
     pub fn trampoline(&self, place: &Place, at: u64, hooks: &Hooks) -> Option<Patch> {
         let mut code = Code::at(at);
-        if place.saves_flags {
+        // Registers that the check itself takes. Its stack is that of the whole check then.
+        let has_registers = matches!(hooks.words, Words::OfCpu(_));
+        let has_stack = place.saves_flags || has_registers;
+        if has_stack {
             code.push_below_red_zone();
-            code.push(&[0x50]);
+        }
+        if place.saves_flags {
+            code.push(&[PUSH_RAX]);
             code.push(&SAVE_FLAGS);
         }
-        let open = code.push_check(hooks)?;
-        let moved = code.bytes.len();
+        if has_registers {
+            code.push(&[PUSH_RAX, PUSH_RCX]);
+        }
+        let open = code.push_check(&hooks.words)?;
+        let done = code.bytes.len();
+        if has_registers {
+            code.push(&[POP_RCX, POP_RAX]);
+        }
         if place.saves_flags {
             code.push(&RESTORE_FLAGS);
-            code.push(&[0x58]);
+            code.push(&[POP_RAX]);
+        }
+        if has_stack {
             code.push_above_red_zone();
         }
         for instruction in self.code.get(place.moved.clone())?.chunks(1) {
@@ -142,14 +213,20 @@ impl Function {
         let end = place.at.checked_add(u64::try_from(place.bytes).ok()?)?;
         code.push_relative(&[0xe9], end, &[])?;
         open.into_iter().try_for_each(|open| code.close(open))?;
-        if !place.saves_flags {
+        if !has_stack {
             code.push_below_red_zone();
         }
-        code.push_ring(hooks)?;
-        if !place.saves_flags {
+        if !has_registers {
+            code.push(&[PUSH_RAX]);
+        }
+        code.push_ring(hooks.ring)?;
+        if !has_registers {
+            code.push(&[POP_RAX]);
+        }
+        if !has_stack {
             code.push_above_red_zone();
         }
-        let back = at.checked_add(u64::try_from(moved).ok()?)?;
+        let back = at.checked_add(u64::try_from(done).ok()?)?;
         code.push_relative(&[0xe9], back, &[])?;
         Some(code.patch())
     }
@@ -170,7 +247,13 @@ mod tests {
     use super::*;
     use crate::place::Permitted;
 
-    const HOOKS: Hooks = Hooks { words: [0x3000, 0x3008], ring: 0x2800, count: None };
+    const WORDS: [u64; 2] = [0x3000, 0x3008];
+    const HOOKS: Hooks = fixed(WORDS, None);
+    const OF_CPU: OfCpu = OfCpu { blocks: 0x4000, cpu_at: 0x920, count_at: 8 };
+
+    const fn fixed(words: [u64; 2], count: Option<u64>) -> Hooks {
+        Hooks { words: Words::Fixed { words, count }, ring: 0x2800 }
+    }
 
     fn first(bytes: &[u8]) -> (Function, Place) {
         let function = Function::decode(bytes, 0x1000, None).unwrap();
@@ -202,6 +285,38 @@ mod tests {
         assert_eq!((jump.at, &jump.bytes[..]), (0x1000, &[0xe9, 0xfb, 0x0f, 0, 0][..]));
     }
 
+    /// As above.
+    #[test]
+    fn the_bytes_of_a_check_of_its_cpu() {
+        let (function, place) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
+        let hooks = Hooks { words: Words::OfCpu(OF_CPU), ..HOOKS };
+        let patch = function.trampoline(&place, 0x2000, &hooks).unwrap();
+        let parts: [&[u8]; 17] = [
+            &[0x48, 0x8d, 0x64, 0x24, 0x80, 0x50, 0x51],
+            &[0x64, 0x8b, 0x04, 0x25, 0x20, 0x09, 0, 0],
+            &[0xc1, 0xe0, 0x0c],
+            &[0x48, 0x8d, 0x0d, 0xe7, 0x1f, 0, 0],
+            &[0x48, 0x01, 0xc1],
+            &[0x48, 0xff, 0x81, 8, 0, 0, 0],
+            &[0x48, 0x63, 0x01, 0x48, 0x83, 0x3c, 0x01, 0],
+            &[0x0f, 0x85, 0x23, 0, 0, 0],
+            &[0x48, 0x63, 0x41, 4, 0x48, 0x83, 0x3c, 0x01, 0],
+            &[0x0f, 0x85, 0x14, 0, 0, 0],
+            &[0x59, 0x58],
+            &[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0],
+            &[0xb8, 1, 0, 0, 0],
+            &[0xe9, 0xb1, 0xef, 0xff, 0xff],
+            &[0x48, 0x8d, 0x05, 5, 0, 0, 0],
+            &[0xe9, 0xa0, 0x07, 0, 0],
+            &[0xe9, 0xdb, 0xff, 0xff, 0xff],
+        ];
+        for (at, part) in parts.iter().enumerate() {
+            let from: usize = parts[..at].iter().map(|part| part.len()).sum();
+            assert_eq!(&patch.bytes[from..from + part.len()], *part, "{at} of {:x?}", patch.bytes);
+        }
+        assert_eq!(patch.bytes.len(), parts.concat().len());
+    }
+
     #[test]
     fn a_loop_that_is_moved_comes_by_its_check_again() {
         // A: pause; dec %eax; jnz A; ret
@@ -225,17 +340,18 @@ mod tests {
         let far = 1 << 32;
         assert_eq!(function.trampoline(&place, far, &HOOKS), None);
         for hooks in [
-            Hooks { words: [far, 0x3008], ..HOOKS },
-            Hooks { words: [0x3000, far], ..HOOKS },
+            fixed([far, 0x3008], None),
+            fixed([0x3000, far], None),
+            fixed(WORDS, Some(far)),
             Hooks { ring: far, ..HOOKS },
-            Hooks { count: Some(far), ..HOOKS },
+            Hooks { words: Words::OfCpu(OfCpu { blocks: far, ..OF_CPU }), ..HOOKS },
         ] {
             assert_eq!(function.trampoline(&place, 0x2000, &hooks), None);
         }
         assert_eq!(place.jump(far), None);
         // What is moved names something as well.
         let (function, place) = first(&[0x48, 0x8b, 0x05, 0, 0, 0, 0x80, 0xc3]);
-        let near = Hooks { words: [0x7000_0000; 2], ring: 0x7000_0000, count: None };
+        let near = Hooks { ring: 0x7000_0000, ..fixed([0x7000_0000; 2], None) };
         assert_eq!(function.trampoline(&place, 0x7000_0000, &near), None);
     }
 }

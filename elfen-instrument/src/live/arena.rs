@@ -7,13 +7,16 @@
 //! tasks   the task map, read-only       whether the request lane is busy
 //! ```
 //!
+//! In a run with several lanes there are counts for each CPU, which begin with where the words of
+//! its lane are: see [`elfen_rewrite::OfCpu`]. CPUs that are no lane of the run have zeros there.
+//!
 //! A fork has it all, as it stood. So what is taken of it is written down in the header, and not in
 //! our memory: two processes that share theirs share an arena.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use elfen_rewrite::{Bell, Hooks};
+use elfen_rewrite::{BLOCK_BYTES, Bell, Hooks, LaneBell, OfCpu, Patch, Words};
 
 use super::missed::Missed;
 use crate::remote::{Mapping, Memory, Seized};
@@ -33,17 +36,18 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ELFARENA");
 const CODE_ALIGNED: u64 = 16;
 
 /// The pages of a run that checks look at, and where in them the words are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Pages {
-    /// The lane page: its segment, how long it is, and where in it the batch lane's slot lies.
+    /// The lane page: its segment, and how long it is.
     pub lanes_segment: i32,
     pub lanes_bytes: u64,
-    pub lane_at: u64,
-    /// The task map: a descriptor of ours that the batch has inherited, how long it is, and where
-    /// in it the request lane's word lies.
+    /// The task map: a descriptor of ours that the batch has inherited, and how long it is.
     pub tasks_fd: RawFd,
     pub tasks_bytes: u64,
-    pub task_at: u64,
+    /// The lanes that a thread of the batch may be on: one at least.
+    pub lanes: Vec<LaneAt>,
+    /// One more than the highest number of a CPU that there may be.
+    pub cpus: u64,
     /// Where a lane's slot has the words of checks.
     pub bell_at: u64,
     pub drill_at: u64,
@@ -51,10 +55,20 @@ pub struct Pages {
     pub answer_place_at: u64,
 }
 
+/// One lane: the CPU of its batch lane, and where its slot lies in the lane page, and its request
+/// lane's word in the task map.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneAt {
+    pub cpu: u32,
+    pub lane_at: u64,
+    pub task_at: u64,
+}
+
 impl Pages {
     fn sizes(&self) -> [u64; 4] {
         let whole = |bytes: u64| bytes.next_multiple_of(PAGE);
-        [CODE_BYTES, COUNTS_BYTES, whole(self.lanes_bytes), whole(self.tasks_bytes)]
+        let counts = if self.lanes.len() == 1 { COUNTS_BYTES } else { self.cpus * BLOCK_BYTES };
+        [CODE_BYTES, counts, whole(self.lanes_bytes), whole(self.tasks_bytes)]
     }
 }
 
@@ -63,11 +77,21 @@ impl Pages {
 pub(super) struct Arena {
     pub(super) code: u64,
     counts: u64,
-    /// The words that a check tests: the request lane's task, and the drill.
-    words: [u64; 2],
+    lanes: Lanes,
     ring: u64,
     /// In its header, and in no other arena's of this run.
     number: u64,
+}
+
+/// Where checks find what they test: the request lane's task, and the drill.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Lanes {
+    One([u64; 2]),
+    /// In the block of the CPU, of which the thread says which it is.
+    Several {
+        cpu_at: i32,
+        cpus: Vec<u32>,
+    },
 }
 
 /// Room in an arena for one more check.
@@ -93,23 +117,30 @@ impl Arena {
         let lanes = counts + sizes[1];
         let tasks = lanes + sizes[2];
         let seized = Seized::take(process, thread, memory)?;
+        let lanes_of_process = match pages.lanes.as_slice() {
+            [one] => Lanes::One([tasks + one.task_at, lanes + one.lane_at + pages.drill_at]),
+            several => {
+                let cpu_at = seized.cpu_at().ok_or_else(|| {
+                    let why = "its threads do not say which CPU they are on (no rseq)";
+                    Missed::Process(why.to_owned())
+                })?;
+                Lanes::Several { cpu_at, cpus: several.iter().map(|lane| lane.cpu).collect() }
+            }
+        };
         map_all(&seized, [code, counts, lanes, tasks], sizes, pages)?;
         drop(seized);
-        let bell = Bell {
-            task: tasks + pages.task_at,
-            bell: lanes + pages.lane_at + pages.bell_at,
-            drill: lanes + pages.lane_at + pages.drill_at,
-            answer_tsc: lanes + pages.lane_at + pages.answer_tsc_at,
-            answer_place: lanes + pages.lane_at + pages.answer_place_at,
-        };
+        let write = |at, bytes: &[u8]| memory.write(at, bytes).map_err(Missed::of_io);
+        if let Lanes::Several { .. } = lanes_of_process {
+            for (block, distances) in blocks(pages, counts, lanes, tasks) {
+                write(block, &distances.to_le_bytes())?;
+            }
+        }
         let ring = code + HEADER_BYTES;
-        let routine = bell.routine(ring).ok_or(Missed::NoPlace)?;
+        let routine = routine(pages, ring, lanes, tasks).ok_or(Missed::NoPlace)?;
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let number = u64::from(std::process::id()) << 32 | NUMBERS.fetch_add(1, Relaxed);
-        let words = [bell.task, bell.drill];
-        let arena = Self { code, counts, words, ring, number };
+        let arena = Self { code, counts, lanes: lanes_of_process, ring, number };
         let taken = ring + routine.bytes.len() as u64;
-        let write = |at, bytes: &[u8]| memory.write(at, bytes).map_err(Missed::of_io);
         write(ring, &routine.bytes)?;
         write(code, &header(number, taken))?;
         Ok(arena)
@@ -139,11 +170,16 @@ impl Arena {
     /// Room for a trampoline; `None` if there is none left.
     pub(super) fn room(&self, memory: &Memory, bytes: u64, checks: usize) -> Option<Room> {
         let at = self.taken(memory)?.next_multiple_of(CODE_ALIGNED);
-        let count_at = u64::try_from(checks).ok()? * 8;
+        let count_at = self.first_count() + u64::try_from(checks).ok()? * 8;
         let fits = at + bytes <= self.code + CODE_BYTES && count_at < COUNTS_BYTES;
-        let count = Some(self.counts + count_at);
-        let hooks = Hooks { words: self.words, ring: self.ring, count };
-        fits.then_some(Room { at, hooks })
+        let words = match self.lanes {
+            Lanes::One(words) => Words::Fixed { words, count: Some(self.counts + count_at) },
+            Lanes::Several { cpu_at, .. } => {
+                let count_at = i32::try_from(count_at).ok()?;
+                Words::OfCpu(OfCpu { blocks: self.counts, cpu_at, count_at })
+            }
+        };
+        fits.then_some(Room { at, hooks: Hooks { words, ring: self.ring } })
     }
 
     /// What the header says after code up to `end` is taken.
@@ -151,11 +187,63 @@ impl Arena {
         header(self.number, end)
     }
 
-    /// How often each check ran so far.
+    /// How often each check ran so far, on all lanes.
     pub(super) fn counts(&self, memory: &Memory, checks: usize) -> Vec<u64> {
-        let bytes = memory.read_vec(self.counts, checks * 8).unwrap_or_default();
-        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+        let mut sums = vec![0; checks];
+        let block = |&cpu: &u32| self.counts + u64::from(cpu) * BLOCK_BYTES;
+        let starts = match &self.lanes {
+            Lanes::One(_) => vec![self.counts],
+            Lanes::Several { cpus, .. } => cpus.iter().map(block).collect(),
+        };
+        for start in starts {
+            let bytes = memory.read_vec(start + self.first_count(), checks * 8);
+            let bytes = bytes.unwrap_or_default();
+            let counts = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+            sums.iter_mut().zip(counts).for_each(|(sum, count): (&mut u64, u64)| *sum += count);
+        }
+        sums
     }
+
+    /// Where counts begin: behind the distances of a block.
+    fn first_count(&self) -> u64 {
+        match self.lanes {
+            Lanes::One(_) => 0,
+            Lanes::Several { .. } => 8,
+        }
+    }
+}
+
+/// The block of each lane's CPU, and what it begins with, as one word: how far it is from there to
+/// the request lane's task, and to the drill. All of it lies in one arena, which is small.
+fn blocks(pages: &Pages, counts: u64, lanes: u64, tasks: u64) -> Vec<(u64, u64)> {
+    let of = |lane: &LaneAt| {
+        let block = counts + u64::from(lane.cpu) * BLOCK_BYTES;
+        let (task, drill) = (tasks + lane.task_at, lanes + lane.lane_at + pages.drill_at);
+        (block, (task - block) & 0xffff_ffff | (drill - block) << 32)
+    };
+    pages.lanes.iter().map(of).collect()
+}
+
+fn routine(pages: &Pages, at: u64, lanes: u64, tasks: u64) -> Option<Patch> {
+    let [one] = pages.lanes.as_slice() else {
+        let from_drill =
+            |word: u64| i8::try_from(word.cast_signed() - pages.drill_at.cast_signed()).ok();
+        let bell = LaneBell {
+            bell: from_drill(pages.bell_at)?,
+            answer_tsc: from_drill(pages.answer_tsc_at)?,
+            answer_place: from_drill(pages.answer_place_at)?,
+        };
+        return bell.routine(at);
+    };
+    let slot = lanes + one.lane_at;
+    let bell = Bell {
+        task: tasks + one.task_at,
+        bell: slot + pages.bell_at,
+        drill: slot + pages.drill_at,
+        answer_tsc: slot + pages.answer_tsc_at,
+        answer_place: slot + pages.answer_place_at,
+    };
+    bell.routine(at)
 }
 
 fn header(number: u64, taken: u64) -> [u8; 24] {

@@ -18,6 +18,6 @@ mod object;
 mod patched;
 mod status;
 
-pub use arena::Pages;
+pub use arena::{LaneAt, Pages};
 pub use missed::Missed;
 pub use patched::{Change, Patched, Places, Stood};

@@ -326,6 +326,21 @@ impl Patched {
         }
     }
 
+    /// A new place was not written, as there was no moment for it: it may be proposed again.
+    pub fn was_late(&mut self, place: u64) {
+        self.places.remove(&place);
+        for used in &mut self.arenas {
+            used.checks.pop_if(|last| *last == place);
+        }
+    }
+
+    /// The same, of a place that was to be taken out.
+    pub fn was_not_dropped(&mut self, place: u64) {
+        if let Some(known) = self.places.get_mut(&place) {
+            known.state = State::On;
+        }
+    }
+
     /// How often the checks of each place ran so far, where that can be read.
     pub fn counts(&self) -> Vec<(u64, u64)> {
         let of = |used: &Used| {

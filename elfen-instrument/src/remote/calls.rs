@@ -34,6 +34,9 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 const AT_ENTRY: u8 = 1;
 const AT_EXIT: u8 = 2;
 const SYSCALL_INFO_WORDS: usize = 11;
+/// linux/ptrace.h, since Linux 5.13; and what it fills in: address, size and signature.
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+const RSEQ_WORDS: usize = 3;
 /// More stops than these on the way to one end of a call, and it is not worth going on.
 const STOPS_MAX: u32 = 8;
 /// In `si_code` of a stop that PTRACE_INTERRUPT made, above SIGTRAP.
@@ -94,6 +97,18 @@ impl Seized {
 }
 
 impl Seized {
+    /// Where the kernel writes the number of the thread's CPU, from the thread pointer on; `None`
+    /// if the thread has not asked it to (rseq(2), as the GNU C library does for every thread).
+    pub fn cpu_at(&self) -> Option<i32> {
+        let mut words = [0_u64; RSEQ_WORDS];
+        let at = words.as_mut_ptr().expose_provenance();
+        ask(PTRACE_GET_RSEQ_CONFIGURATION, self.thread, size_of_val(&words), at).ok()?;
+        let [area, ..] = words;
+        let has_both = area != 0 && self.registers.fs_base != 0;
+        let distance = area.wrapping_sub(self.registers.fs_base).cast_signed();
+        i32::try_from(distance).ok().filter(|_| has_both)
+    }
+
     /// Lets the thread go on until it stops at one end of a system call. It may stop in between for
     /// what can't be held back: to be stopped with its whole process, or continued.
     fn go_on_until(&self, at: u8) -> io::Result<()> {

@@ -73,6 +73,15 @@ pub fn wake(wakes: &AtomicU64) {
     unsafe { libc::syscall(libc::SYS_futex, low_half(wakes).as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
+/// Wakes the thread that sleeps while the word is not 0, by making it 0.
+pub fn ring(bell: &AtomicU64) {
+    // SeqCst: pairs with the store of the one that is about to sleep, and its look after that.
+    if bell.swap(0, SeqCst) != 0 {
+        // SAFETY: the word lives until the call returns.
+        unsafe { libc::syscall(libc::SYS_futex, low_half(bell).as_ptr(), libc::FUTEX_WAKE, 1) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,8 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What `elfen` prints, errors too, with these words; its exit status. There is no shell here. */
-static int output_of(char *const words[], char *text, size_t bytes)
+int output_of(char *const words[], char *text, size_t bytes)
 {
 	size_t done = 0;
 	int ends[2], status;
@@ -25,7 +24,7 @@ static int output_of(char *const words[], char *text, size_t bytes)
 	if (!child) {
 		dup2(ends[1], 1);
 		dup2(ends[1], 2);
-		execv("/elfen", words);
+		execv(words[0], words);
 		_exit(127);
 	}
 	close(ends[1]);
@@ -54,7 +53,7 @@ static long measured(const char *json, const char *key)
  */
 static verdict bench_nap(void)
 {
-	char *const words[] = { "elfen", "bench", "nap",     "--json", "-n",
+	char *const words[] = { "/elfen", "bench", "nap",     "--json", "-n",
 				"100",   "--lanes", "0:1", NULL };
 	static char text[65536];
 	struct nanonap_stats stats = { .cpu = 1 };
@@ -92,8 +91,7 @@ static void *take_turns(void *told)
 	return NULL;
 }
 
-/* The number after `"key": `; -1 if there is none. */
-static long number_of(const char *json, const char *key)
+long number_of(const char *json, const char *key)
 {
 	const char *at = strstr(json, key);
 
@@ -108,7 +106,7 @@ static long number_of(const char *json, const char *key)
 static verdict run_by_module(void)
 {
 	char *const words[] = {
-		"elfen", "run", "--lanes", "0:1", "--signal", "module", "--nap", "device",
+		"/elfen", "run", "--lanes", "0:1", "--signal", "module", "--nap", "device",
 		"--report", "/tmp/report", "--", "/bin/busybox", "sh", "-c",
 		"i=0; while [ $i -lt 60000 ]; do i=$((i + 1)); done; echo $i", NULL
 	};

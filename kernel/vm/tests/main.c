@@ -5,7 +5,7 @@
  * anything while it ran, if it did not end within its time, or if the module could not be removed
  * after it.
  *
- * nanonap-tests BOOT [NAME...]; BOOT is `smt` or `bare`, or `list` for the names of both.
+ * nanonap-tests BOOT [NAME...]; BOOT is `smt`, `wide` or `bare`, or `list` for the names of all.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -182,6 +182,7 @@ struct boot {
 static const struct boot boots[] = {
 	{ "smt", (const struct test *const[]){ map_tests, nap_tests, lane_tests, lifetime_tests,
 					       argument_tests, command_tests, fuzz_tests, NULL } },
+	{ "wide", (const struct test *const[]){ wide_tests, NULL } },
 	{ "bare", (const struct test *const[]){ bare_tests, NULL } },
 };
 
@@ -193,7 +194,8 @@ static int each(const struct boot *boot, char **names, bool list)
 	int known = 0;
 
 	for (lists = boot->lists; *lists; lists++) {
-		if (*lists == command_tests && !list && access("/elfen", X_OK))
+		if ((*lists == command_tests || *lists == wide_tests) && !list &&
+		    access("/elfen", X_OK))
 			continue; /* kernel/vm/run was given no command */
 		for (test = *lists; test->name; test++) {
 			if (!chosen(test->name, names))
@@ -217,6 +219,8 @@ int main(int count, char **words)
 
 	if (count < 2)
 		return 2;
+	if (!strcmp(words[1], "batch"))
+		return batch(words + 2);
 	test_seed = seed && *seed ? strtoull(seed, NULL, 10) : now_ns();
 	if (!list) {
 		kernel_log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);

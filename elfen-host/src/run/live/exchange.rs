@@ -1,9 +1,11 @@
-//! Between a guard and the planner.
+//! Between the guards and the planner.
 
 use std::sync::atomic::AtomicU32;
 
 use elfen_instrument::live::{Change, Stood};
 use parking_lot::Mutex;
+
+use super::meeting::Meetings;
 
 /// Where a batch thread stood that should have answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,16 +14,33 @@ pub(super) struct Miss {
     pub(super) stood: Stood,
 }
 
+/// The change has not been taken up yet.
 pub(super) const WAITING: u32 = 0;
 pub(super) const APPLIED: u32 = 1;
 pub(super) const REFUSED: u32 = 2;
 
-/// What the guard and the planner leave for each other. The guard waits for no lock that the
+/// What a guard and the planner leave for each other. A guard waits for no lock that the
 /// planner holds: where they share a CPU, that would be for as long as the guard lets it run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) miss: Mutex<Option<Miss>>,
     pub(super) change: Mutex<Option<Change>>,
     /// What became of the change.
     pub(super) outcome: AtomicU32,
+    /// How many changes were taken up.
+    pub(super) written: AtomicU32,
+    /// Where there are several lanes.
+    pub(super) meetings: Option<Meetings>,
+}
+
+impl Exchange {
+    pub(super) fn of(lanes: usize) -> Self {
+        Self {
+            miss: Mutex::default(),
+            change: Mutex::default(),
+            outcome: AtomicU32::new(WAITING),
+            written: AtomicU32::new(0),
+            meetings: (lanes > 1).then(|| Meetings::of(lanes)),
+        }
+    }
 }

@@ -15,9 +15,13 @@
 //! A check that finds the request lane busy rings: the guard wakes, has its lane at once, and does
 //! what it would have done at its next look. What the policy is, how the lane naps and what counts
 //! as overlap stays with it.
+//!
+//! With several lanes the guards meet before one of them writes (`meeting.rs`), and checks look at
+//! the lane that their thread is on.
 
 mod drills;
 mod exchange;
+mod meeting;
 mod planner;
 mod rehearsal;
 pub mod words;
@@ -45,7 +49,8 @@ pub(super) struct Planner {
 
 impl Planner {
     pub(super) fn start(channels: &Arc<Channels>, pages: Pages) -> io::Result<Self> {
-        let (exchange, stop) = (Arc::new(Exchange::default()), Arc::new(AtomicBool::new(false)));
+        let exchange = Arc::new(Exchange::of(channels.assigned().len()));
+        let stop = Arc::new(AtomicBool::new(false));
         let (ours, theirs, channels) = (exchange.clone(), stop.clone(), channels.clone());
         let plan = move || {
             // A planner is no service, and where it shares a CPU with the batch it comes first.
@@ -56,10 +61,10 @@ impl Planner {
         Ok(Self { exchange, stop, thread: Some(thread) })
     }
 
-    /// What the guard of a lane needs to rehearse there.
-    pub(super) fn rehearsal(&self, notes: Arc<Notes>) -> Option<Rehearsal> {
+    /// What the guard of a lane, by its index, needs to rehearse there.
+    pub(super) fn rehearsal(&self, notes: Arc<Notes>, index: usize) -> Option<Rehearsal> {
         let planner: Thread = self.thread.as_ref()?.thread().clone();
-        Some(Rehearsal::new(notes, self.exchange.clone(), planner))
+        Some(Rehearsal::new(notes, self.exchange.clone(), planner, index))
     }
 }
 

@@ -13,12 +13,17 @@ use super::exchange::{APPLIED, Exchange, Miss, WAITING};
 use super::words::LiveWords;
 use crate::run::channels::Channels;
 
-/// How often checks may run in a millisecond of the lane's time, all together. One takes up to a
-/// nanosecond, so this is two percent.
+/// How often checks may run in a millisecond of a lane's time, all together. One takes up to a
+/// nanosecond, and one that looks up its lane two, so this is two percent.
 const ALL_PER_MS: u64 = 20_000;
+const ALL_PER_MS_BY_CPU: u64 = 10_000;
 /// How often rates are looked at, and over how much time of the lane at least.
 const RATES_EVERY: Duration = Duration::from_millis(20);
 const RATES_OVER_NS: u64 = 2_000_000;
+
+/// How often guards are called for one change, and how often a meeting is looked at.
+const MEETINGS_MAX: u32 = 20;
+const MEETING_LOOK: Duration = Duration::from_micros(100);
 
 /// How long the planner waits at most for the request lane to idle.
 const WAIT: Duration = Duration::from_micros(200);
@@ -46,6 +51,15 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
         }
         planner.look_at_rates();
     }
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    Applied,
+    Refused,
+    /// The guards did not come together, or the run is over.
+    Late,
 }
 
 struct Planner<'p> {
@@ -83,11 +97,12 @@ impl Planner<'_> {
             Err(missed) => return self.words.count(&missed),
         };
         let (process, place) = (change.process, change.place);
-        if self.hand_over(change) != Some(true) {
-            let own =
-                self.processes.iter_mut().find(|(who, _)| who.pid().unsigned_abs() == process);
-            if let Some((_, Known::Patched { patched, .. })) = own {
-                patched.was_refused(place);
+        let outcome = self.hand_over(change);
+        if let Some(patched) = self.patched(process) {
+            match outcome {
+                Outcome::Applied => {}
+                Outcome::Refused => patched.was_refused(place),
+                Outcome::Late => patched.was_late(place),
             }
         }
         // What was missed before the place was written is out of date.
@@ -95,9 +110,21 @@ impl Planner<'_> {
         self.publish();
     }
 
+    fn patched(&mut self, process: u32) -> Option<&mut Patched> {
+        let own = self.processes.iter_mut().find(|(who, _)| who.pid().unsigned_abs() == process);
+        match own {
+            Some((_, Known::Patched { patched, .. })) => Some(patched),
+            _ => None,
+        }
+    }
+
     /// Where this thread shares a CPU with the batch, its work beside a request is no better than
-    /// the batch's.
+    /// the batch's. With several lanes one of them is always busy; a guard that holds its lane
+    /// leaves little of it to this thread.
     fn wait_for_idle(&self) {
+        if self.exchange.meetings.is_some() {
+            return;
+        }
         let is_busy = || self.channels.is_busy() && !self.stop.load(Relaxed);
         for _ in 0..WAITS_MAX {
             if !is_busy() {
@@ -172,17 +199,27 @@ impl Planner<'_> {
         });
     }
 
-    /// Gives a change to the guard, and waits for what becomes of it.
-    fn hand_over(&self, change: Change) -> Option<bool> {
+    /// Gives a change to the guards, and waits for what becomes of it.
+    fn hand_over(&self, change: Change) -> Outcome {
         self.exchange.outcome.store(WAITING, Relaxed);
         *self.exchange.change.lock() = Some(change);
-        while !self.stop.load(Relaxed) {
+        for _ in 0..self.exchange.meetings.as_ref().map_or(u32::MAX, |_| MEETINGS_MAX) {
+            if let Some(meetings) = &self.exchange.meetings {
+                meetings.hold(self.channels, || thread::park_timeout(MEETING_LOOK));
+                let is_met = self.exchange.outcome.load(Relaxed) != WAITING;
+                let count = if is_met { &self.words.meetings } else { &self.words.unmet };
+                count.fetch_add(1, Relaxed);
+            }
             match self.exchange.outcome.load(Acquire) {
+                WAITING if self.stop.load(Relaxed) => break,
+                // A guard did not come, or this run has one, which sees to it when it can.
                 WAITING => thread::park_timeout(RATES_EVERY),
-                outcome => return Some(outcome == APPLIED),
+                APPLIED => return Outcome::Applied,
+                _ => return Outcome::Refused,
             }
         }
-        None
+        *self.exchange.change.lock() = None;
+        Outcome::Late
     }
 
     /// Takes out what runs too often.
@@ -212,15 +249,20 @@ impl Planner<'_> {
         rates.sort_by_key(|&(_, _, rate)| std::cmp::Reverse(rate));
         let mut all: u64 = rates.iter().map(|&(_, _, rate)| rate).sum();
         self.words.checks_per_ms.store(all, Relaxed);
+        let by_cpu = self.exchange.meetings.is_some();
+        let most = if by_cpu { ALL_PER_MS_BY_CPU } else { ALL_PER_MS };
         for (who, place, rate) in rates {
-            if all <= ALL_PER_MS {
+            if all <= most {
                 break;
             }
             all -= rate;
             let known = self.processes.get_mut(&who);
             let Some(Known::Patched { patched, .. }) = known else { continue };
-            if let Some(change) = patched.drop_dense(place) {
-                self.hand_over(change);
+            let Some(change) = patched.drop_dense(place) else { continue };
+            if self.hand_over(change) == Outcome::Late
+                && let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who)
+            {
+                patched.was_not_dropped(place);
             }
         }
         self.publish();

@@ -1,5 +1,5 @@
 //! The guard's side: it sleeps until its next look or until a check rings, asks now and then who
-//! checks, and writes what the planner has made.
+//! checks, and writes what the planner has made; with several lanes, together with the others.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
@@ -17,7 +17,9 @@ use super::drills::{DRILL, Drills};
 use super::exchange::{APPLIED, Exchange, Miss, REFUSED};
 use super::words::LiveWords;
 use crate::affinity::Mask;
+use crate::cpulist::CpuSet;
 use crate::process::threads_of;
+use crate::run::channels::Channels;
 
 /// A batch thread that came onto its lane later than this after the question, or after the request,
 /// was not asked for long enough.
@@ -31,6 +33,10 @@ pub(in crate::run) struct Rehearsal {
     planner: Thread,
     drills: Drills,
     own: u64,
+    /// Its lane, by its index in the lane page.
+    index: usize,
+    /// Changes that it knows of.
+    written: u32,
     /// A request has come by: a program that meets none is left as it is.
     met_request: bool,
 }
@@ -43,8 +49,42 @@ struct Asked {
 }
 
 impl Rehearsal {
-    pub(super) fn new(notes: Arc<Notes>, exchange: Arc<Exchange>, planner: Thread) -> Self {
-        Self { notes, exchange, planner, drills: Drills::new(), own: 0, met_request: false }
+    pub(super) fn new(
+        notes: Arc<Notes>,
+        exchange: Arc<Exchange>,
+        planner: Thread,
+        index: usize,
+    ) -> Self {
+        let drills = Drills::new();
+        Self { notes, exchange, planner, drills, own: 0, index, written: 0, met_request: false }
+    }
+
+    /// Whether the guards of all lanes are called together.
+    pub(in crate::run) fn is_called(&self) -> bool {
+        self.exchange.meetings.as_ref().is_some_and(|meetings| meetings.is_called(self.index))
+    }
+
+    /// How long a guard may nap without looking whether it is called: other lanes wait for it.
+    pub(in crate::run) fn nap_at_most_ns(&self) -> Option<u64> {
+        self.exchange.meetings.as_ref().map(|_| nanos(DRILL))
+    }
+
+    /// Comes to the meeting that it is called to, if it is to one.
+    pub(in crate::run) fn attend(&mut self, channels: &Channels, words: &LiveWords) {
+        let Some(meetings) = &self.exchange.meetings else { return };
+        let lanes = channels.assigned();
+        let switches = |index: usize| {
+            let (cpu, _) = lanes.get(index)?;
+            let (map, _) = channels.tasks.as_ref()?;
+            Some(map.slot(*cpu)?.switches.load(Relaxed))
+        };
+        let write = || {
+            let cpus = lanes.iter().map(|&(batch, _)| batch).collect();
+            self.write_change(&cpus);
+        };
+        if let Err(error) = meetings.attend(self.index, switches, write) {
+            words.say_why(&format!("guards may not take the lanes for a moment: {error}"));
+        }
     }
 
     /// The guard has seen the lane busy.
@@ -58,14 +98,22 @@ impl Rehearsal {
         // SAFETY: takes nothing and cannot fail.
         self.own = u64::from(std::process::id()) << 32
             | u64::from(unsafe { libc::gettid() }.unsigned_abs());
-        self.write_change(lane);
+        if self.exchange.meetings.is_none() {
+            // Nothing of the batch runs now: this thread has the only lane.
+            self.write_change(&[lane.batch_cpu].into_iter().collect());
+        }
+        let written = self.exchange.written.load(Relaxed);
+        if self.written != written {
+            self.written = written;
+            self.drills.changed();
+        }
         let slot = lane.slot;
         let is_due = self.met_request && self.drills.is_due(monotonic_ns());
         let asked = is_due.then(|| {
             slot.drill.store(1, Relaxed);
             Asked { at_ns: monotonic_ns(), at_tsc: tsc() }
         });
-        let rung = wait_for_bell(lane, if asked.is_some() { DRILL } else { at_most });
+        let rung = self.wait_for_bell(lane, if asked.is_some() { DRILL } else { at_most });
         let now_ns = monotonic_ns();
         let noted = self.notes.before(lane.batch_cpu, self.own);
         let noted = noted.filter(|noted| noted.process != std::process::id());
@@ -92,7 +140,7 @@ impl Rehearsal {
             let ticks = slot.answer_tsc.load(Relaxed).saturating_sub(asked.at_tsc);
             let all = tsc().saturating_sub(asked.at_tsc).max(1);
             let gap = u128::from(ticks) * u128::from(now_ns - asked.at_ns) / u128::from(all);
-            words.gap.record(u64::try_from(gap).unwrap_or(u64::MAX));
+            words.gap.record_shared(u64::try_from(gap).unwrap_or(u64::MAX));
             words.drills.fetch_add(1, Relaxed);
             return self.drills.judged(false, now_ns);
         }
@@ -101,7 +149,7 @@ impl Rehearsal {
                 && noted.until_ns >= asked.at_ns + nanos(DRILL) / 2
         };
         let Some(noted) = noted.filter(ran) else { return self.drills.void(now_ns) };
-        words.gap.record(noted.until_ns.saturating_sub(asked.at_ns));
+        words.gap.record_shared(noted.until_ns.saturating_sub(asked.at_ns));
         words.drills.fetch_add(1, Relaxed);
         words.missed.fetch_add(1, Relaxed);
         self.drills.judged(true, now_ns);
@@ -120,23 +168,38 @@ impl Rehearsal {
         }
     }
 
-    /// Nothing of the batch runs now: this thread has the only lane. A process of which a thread
-    /// may be elsewhere is left for the keeper to put back.
-    fn write_change(&mut self, lane: &Lane<'_>) {
+    /// Nothing of the batch runs on its lanes now. A process of which a thread may be elsewhere is
+    /// left for the keeper to put back.
+    fn write_change(&self, lanes: &CpuSet) {
         let Some(change) = self.exchange.change.try_lock().and_then(|mut one| one.take()) else {
             return;
         };
-        let applied = is_at_home(&change, lane.batch_cpu) && change.apply();
+        let applied = is_at_home(&change, lanes) && change.apply();
+        self.exchange.written.fetch_add(1, Relaxed);
         self.exchange.outcome.store(if applied { APPLIED } else { REFUSED }, Release);
         self.planner.unpark();
-        self.drills.changed();
+    }
+
+    /// Says whether a check rang.
+    fn wait_for_bell(&self, lane: &Lane<'_>, at_most: Duration) -> bool {
+        let bell = &lane.slot.bell;
+        // SeqCst: before the looks below. A request, or a call, that comes after them finds the
+        // bell there.
+        bell.store(1, SeqCst);
+        if lane.request().is_some_and(|slot| slot.is_busy()) {
+            return bell.swap(0, Acquire) == 0;
+        }
+        if !self.is_called() {
+            block::wait(bell, 1, nanos(at_most));
+        }
+        bell.swap(0, Acquire) == 0 && !self.is_called()
     }
 }
 
-fn is_at_home(change: &Change, cpu: u32) -> bool {
-    let here = Mask::of(&[cpu].into_iter().collect());
+fn is_at_home(change: &Change, lanes: &CpuSet) -> bool {
+    let home = Mask::of(lanes);
     let threads = threads_of(change.process);
-    let is_home = |&thread: &u32| Mask::read(thread).is_ok_and(|mask| mask.is_within(&here));
+    let is_home = |&thread: &u32| Mask::read(thread).is_ok_and(|mask| mask.is_within(&home));
     !threads.is_empty() && threads.iter().all(is_home)
 }
 
@@ -145,18 +208,6 @@ fn was_beside_request(lane: &Lane<'_>, noted: &Preempted) -> bool {
     let switch = lane.request().and_then(|slot| slot.snapshot());
     let Some(busy_ns) = switch.and_then(|switch| switch.busy_since_ns) else { return false };
     noted.since_ns.max(busy_ns) + LATE_NS < noted.until_ns
-}
-
-/// Says whether a check rang.
-fn wait_for_bell(lane: &Lane<'_>, at_most: Duration) -> bool {
-    let bell = &lane.slot.bell;
-    // SeqCst: before the look below. A request that comes after that look finds the bell there.
-    bell.store(1, SeqCst);
-    if lane.request().is_some_and(|slot| slot.is_busy()) {
-        return bell.swap(0, Acquire) == 0;
-    }
-    block::wait(bell, 1, nanos(at_most));
-    bell.swap(0, Acquire) == 0
 }
 
 fn tsc() -> u64 {

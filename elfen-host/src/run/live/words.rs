@@ -15,7 +15,7 @@ pub(super) const REASONS: [&str; 8] =
     ["kernel", "jit", "ld_so", "no_function", "no_place", "too_dense", "refused", "passing"];
 const WHY_WORDS: usize = 16;
 
-/// One slot, by the keeper's guard and planner: a word has one writer.
+/// One slot, by the keeper's guards and planner.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct LiveWords {
@@ -30,7 +30,10 @@ pub struct LiveWords {
     pub(super) checks_per_ms: AtomicU64,
     /// The last reason to leave a process alone, as text.
     why: [AtomicU64; WHY_WORDS],
-    reserved: [AtomicU64; 10],
+    /// Of all guards, before one writes.
+    pub(super) meetings: AtomicU64,
+    pub(super) unmet: AtomicU64,
+    reserved: [AtomicU64; 8],
     /// From the question to the answer.
     pub(super) gap: Histogram,
 }
@@ -49,12 +52,17 @@ impl LiveWords {
             self.reasons[at].fetch_add(1, Relaxed);
         }
         if let Missed::Process(why) = missed {
-            let mut bytes = [0; 8 * WHY_WORDS];
-            bytes.iter_mut().zip(why.bytes()).for_each(|(to, from)| *to = from);
-            let (words, _) = bytes.as_chunks::<8>();
-            for (word, chunk) in self.why.iter().zip(words) {
-                word.store(u64::from_le_bytes(*chunk), Relaxed);
-            }
+            self.say_why(why);
+        }
+    }
+
+    /// Why a process was left alone, or all were.
+    pub(super) fn say_why(&self, why: &str) {
+        let mut bytes = [0; 8 * WHY_WORDS];
+        bytes.iter_mut().zip(why.bytes()).for_each(|(to, from)| *to = from);
+        let (words, _) = bytes.as_chunks::<8>();
+        for (word, chunk) in self.why.iter().zip(words) {
+            word.store(u64::from_le_bytes(*chunk), Relaxed);
         }
     }
 
@@ -84,6 +92,8 @@ impl LiveWords {
             gap_ns: Latency::of(std::iter::once(&self.gap)),
             bells: load(&self.bells),
             stopped_by_guard: load(&self.stopped_by_guard),
+            meetings: load(&self.meetings),
+            unmet: load(&self.unmet),
             refused: (!why.is_empty()).then(|| String::from_utf8_lossy(&why).into_owned()),
         }
     }
@@ -106,6 +116,10 @@ pub struct Live {
     /// Requests that were seen by a check, and by a look of the guard.
     pub bells: u64,
     pub stopped_by_guard: u64,
+    /// With several lanes: how often all guards were on theirs to write, and how often one did not
+    /// come in time.
+    pub meetings: u64,
+    pub unmet: u64,
     /// Why a process was left alone, if one was.
     #[serde(deserialize_with = "Option::deserialize")]
     pub refused: Option<String>,

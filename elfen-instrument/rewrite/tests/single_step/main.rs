@@ -14,7 +14,7 @@ use std::process::Command;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, Register};
 
 use elfen_entries::Frame;
-use elfen_rewrite::{Function, Hooks, Permitted, Place, Tactic};
+use elfen_rewrite::{BLOCK_BYTES, Function, Hooks, OfCpu, Permitted, Place, Tactic, Words};
 use object::Object;
 use puppet::{Outcome, Puppet};
 
@@ -88,6 +88,44 @@ fn named(code: &[u8], at: u64, thread_pointer: u64) -> Option<Vec<(u64, usize)>>
     Some(named)
 }
 
+/// The three kinds of words that checks test.
+fn words(puppet: &Puppet, kind: u64) -> Words {
+    let at = puppet.near.words;
+    match kind & 3 {
+        0 => Words::Fixed { words: [at, at + 8], count: None },
+        1 => Words::Fixed { words: [at, at + 8], count: Some(at + 16) },
+        // The child has its parent's C library, and a number of a CPU where that had one.
+        _ => Words::OfCpu(OfCpu { blocks: at, cpu_at: cpu_at(), count_at: 16 }),
+    }
+}
+
+/// What is written so that one of the two words rings, or none.
+fn words_of(words: Words, ringing: Option<u64>) -> Vec<(u64, [u8; 8])> {
+    let is_ringing = |which: u64| u64::from(ringing == Some(which)).to_le_bytes();
+    match words {
+        Words::Fixed { words: [task, drill], .. } => {
+            vec![(task, is_ringing(0)), (drill, is_ringing(1))]
+        }
+        // Whatever CPU the child is on. A block of zeros names itself.
+        Words::OfCpu(OfCpu { blocks, .. }) => (0..puppet::cpus())
+            .map(|cpu| blocks + cpu * BLOCK_BYTES)
+            .flat_map(|block| {
+                let distances = if ringing.is_some() { 24 | 32 << 32 } else { 0_u64 };
+                let named = [is_ringing(0), is_ringing(1)];
+                [(block, distances.to_le_bytes()), (block + 24, named[0]), (block + 32, named[1])]
+            })
+            .collect(),
+    }
+}
+
+fn cpu_at() -> i32 {
+    unsafe extern "C" {
+        static __rseq_offset: libc::ptrdiff_t;
+    }
+    // SAFETY: the C library's own constant.
+    i32::try_from(unsafe { __rseq_offset }).unwrap()
+}
+
 /// Both ways from the same state.
 fn agrees(puppet: &mut Puppet, function: &Function, place: &Place, draw: &mut Draw) {
     let registers = std::array::from_fn(|_| draw.word());
@@ -98,12 +136,8 @@ fn agrees(puppet: &mut Puppet, function: &Function, place: &Place, draw: &mut Dr
     puppet.prepare(&registers, flags, place.at);
     let before = puppet.run(&(place.at..place.at + place.bytes as u64), None, &named);
     named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
-    let hooks = Hooks {
-        words: [puppet.near.words, puppet.near.words + 8],
-        ring: puppet.near.ring,
-        count: None,
-    };
-    let hooks = Hooks { count: (draw.next() & 1 == 0).then_some(puppet.near.words + 16), ..hooks };
+    let words = words(puppet, draw.next());
+    let hooks = Hooks { words, ring: puppet.near.ring };
     let Some(trampoline) = function.trampoline(place, puppet.near.arena, &hooks) else { return };
     puppet.write(trampoline.at, &trampoline.bytes);
     let jump = place.jump(puppet.near.arena).unwrap();
@@ -205,25 +239,27 @@ fn words_that_are_not_0_ring() {
     for frame in object.functions.iter().step_by(20) {
         let Some(function) = function(&object, frame) else { continue };
         for place in function.places(&everything).take(2) {
-            let hooks = Hooks {
-                words: [puppet.near.words, puppet.near.words + 8],
-                ring: puppet.near.ring,
-                count: None,
-            };
+            let (kind, which) = (frame.start >> 5 & 3, frame.start >> 4 & 1);
+            let words = words(&puppet, kind);
+            let hooks = Hooks { words, ring: puppet.near.ring };
             let patch = function.trampoline(&place, puppet.near.arena, &hooks);
             let Some(trampoline) = patch else { continue };
             let code = puppet.code(place.at, place.bytes);
             puppet.write(trampoline.at, &trampoline.bytes);
             puppet.write(place.at, &place.jump(puppet.near.arena).unwrap().bytes);
-            let word = puppet.near.words + 8 * (frame.start >> 4 & 1);
+            let (before, after) = (words_of(words, None), words_of(words, Some(which)));
             let registers = std::array::from_fn(|number| number as u64 * 3 + 1);
             puppet.prepare(&registers, 0, place.at);
-            puppet.write(word, &1u64.to_le_bytes());
+            after.iter().for_each(|(at, word)| puppet.write(*at, word));
             let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
             let outcome = puppet.run(&(place.at..place.at + place.bytes as u64), Some(&arena), &[]);
-            puppet.write(word, &0u64.to_le_bytes());
+            before.iter().for_each(|(at, word)| puppet.write(*at, word));
             puppet.write(place.at, &code);
-            let (rip, kept) = outcome.at_ring();
+            let saved: &[usize] = match words {
+                Words::Fixed { .. } => &[puppet::RAX],
+                Words::OfCpu(_) => &[puppet::RAX, puppet::RCX],
+            };
+            let (rip, kept) = outcome.at_ring(saved);
             assert_eq!(rip, puppet.near.ring, "{place:x?}");
             assert!(kept, "{place:x?}: {outcome:x?}");
             rung[place.tactic as usize] += 1;

@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::ptr;
 
+use elfen_rewrite::BLOCK_BYTES;
+
 use super::object::Object;
 
 const PAGE: u64 = 4096;
@@ -19,21 +21,30 @@ const STACK_BYTES: u64 = 0x4000;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Near {
     pub(super) arena: u64,
-    pub(super) words: u64,
     pub(super) ring: u64,
+    /// A block of words for each CPU.
+    pub(super) words: u64,
 }
 
 impl Near {
-    const BYTES: u64 = 3 * PAGE;
-
     fn of(object: &Object) -> Self {
         let arena = object.near;
-        Self { arena, words: arena + PAGE, ring: arena + 2 * PAGE }
+        Self { arena, ring: arena + PAGE, words: arena + 2 * PAGE }
+    }
+
+    fn bytes() -> u64 {
+        2 * PAGE + cpus() * BLOCK_BYTES
     }
 }
 
+/// That a thread may be on.
+pub(super) fn cpus() -> u64 {
+    // SAFETY: takes a number.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }).unwrap()
+}
+
 /// More than a place, its check and what it moved take.
-const MOST_STEPS: usize = 40;
+const MOST_STEPS: usize = 60;
 /// linux/elf.h
 const NT_X86_XSTATE: i32 = 0x202;
 /// Room for every state that a CPU saves.
@@ -77,17 +88,18 @@ impl Outcome {
         (fault, registers, rip, 0, memory)
     }
 
-    /// Where it went, and whether all registers but `%rax` and the stack pointer are as
-    /// `words_that_are_not_0_ring` set them.
-    pub(super) fn at_ring(&self) -> (u64, bool) {
+    /// Where it went, and whether all registers but the stack pointer and those that were saved are
+    /// as `words_that_are_not_0_ring` set them.
+    pub(super) fn at_ring(&self, saved: &[usize]) -> (u64, bool) {
         let kept = |(number, &value): (usize, &u64)| {
-            number == RAX || number == RSP || value == number as u64 * 3 + 1
+            saved.contains(&number) || number == RSP || value == number as u64 * 3 + 1
         };
         (self.rip, self.registers.iter().enumerate().all(kept))
     }
 }
 
-const RAX: usize = 0;
+pub(super) const RAX: usize = 0;
+pub(super) const RCX: usize = 1;
 const RSP: usize = 4;
 
 fn check(result: i64, what: &str) -> i64 {
@@ -278,7 +290,7 @@ fn perform(object: &Object) -> ! {
     for segment in &object.segments {
         map(segment.address, segment.size);
     }
-    map(Near::of(object).arena, Near::BYTES);
+    map(Near::of(object).arena, Near::bytes());
     map(SCRATCH, SCRATCH_BYTES);
     map(STACK, STACK_BYTES);
     // SAFETY: takes a number; the child is stopped from here on.

@@ -1,5 +1,6 @@
 //! What a JVM did to its threads from when to when, by its own word: collections, halts with the
-//! operation that they were for, compilations, and classes that were loaded.
+//! operation that they were for, and classes that were loaded. Compilations run beside the service:
+//! what they take is CPU, by the names of their threads.
 //!
 //! Its steps come as events, from probes in the JVM or from counters that it keeps; where neither
 //! is to be had there are none, and the walk goes by the names of its threads.
@@ -61,8 +62,6 @@ impl Intervals {
             let Kind::Runtime(step) = event.kind else { continue };
             match step {
                 Runtime::ClassLoaded => all.class(event.thread, event.at_ns),
-                // Compilations run beside the service: what they take is CPU, by their names.
-                Runtime::CompileBegin | Runtime::CompileEnd => {}
                 _ => all.pause(open.entry(event.thread).or_default(), event, step),
             }
         }
@@ -100,7 +99,7 @@ impl Intervals {
                 };
                 self.add(from_ns, at_ns, thread, what);
             }
-            Runtime::CompileBegin | Runtime::CompileEnd | Runtime::ClassLoaded => {}
+            Runtime::ClassLoaded => {}
         }
     }
 

@@ -57,11 +57,12 @@ const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 /// Of the kernel alone: begin the call again unless a handler runs.
 const ERESTARTNOHAND: i64 = 514;
 /// Calls that return EINTR after a stop, though nobody has handled a signal.
-const NOT_BEGUN_AGAIN: [libc::c_long; 6] = [
+const NOT_BEGUN_AGAIN: [libc::c_long; 7] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
     libc::SYS_rt_sigtimedwait,
+    libc::SYS_semop,
     libc::SYS_semtimedop,
     libc::SYS_io_getevents,
 ];

@@ -17,14 +17,12 @@ const OWNER: &[u8] = b"stapsdt";
 const NOTE: u32 = 3;
 
 /// What we ask for: provider, name, and what it says.
-const WANTED: [(&str, &str, Runtime); 8] = [
+const WANTED: [(&str, &str, Runtime); 6] = [
     ("hs_private", "safepoint__begin", Runtime::SafepointBegin),
     ("hs_private", "safepoint__end", Runtime::SafepointEnd),
     ("hotspot", "gc__begin", Runtime::GcBegin),
     ("hotspot", "gc__end", Runtime::GcEnd),
     ("hotspot", "vmops__begin", Runtime::Operation([0; 16])),
-    ("hotspot", "method__compile__begin", Runtime::CompileBegin),
-    ("hotspot", "method__compile__end", Runtime::CompileEnd),
     ("hotspot", "class__loaded", Runtime::ClassLoaded),
 ];
 

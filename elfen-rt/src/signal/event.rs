@@ -72,13 +72,11 @@ pub enum Runtime {
     GcEnd,
     /// The operation that its threads are halted for: the beginning of its name.
     Operation([u8; 16]),
-    CompileBegin,
-    CompileEnd,
     ClassLoaded,
 }
 
 impl Runtime {
-    pub const COUNT: u8 = 8;
+    pub const COUNT: u8 = 6;
 
     /// Its number, as the kernel's program is told it.
     pub const fn number(self) -> u8 {
@@ -88,9 +86,7 @@ impl Runtime {
             Self::GcBegin => 3,
             Self::GcEnd => 4,
             Self::Operation(_) => 5,
-            Self::CompileBegin => 6,
-            Self::CompileEnd => 7,
-            Self::ClassLoaded => 8,
+            Self::ClassLoaded => 6,
         }
     }
 
@@ -101,9 +97,7 @@ impl Runtime {
             3 => Self::GcBegin,
             4 => Self::GcEnd,
             5 => Self::Operation(name),
-            6 => Self::CompileBegin,
-            7 => Self::CompileEnd,
-            8 => Self::ClassLoaded,
+            6 => Self::ClassLoaded,
             _ => return None,
         })
     }

@@ -31,8 +31,8 @@ pub enum TouchError {
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// `op` of `struct ptrace_syscall_info`, its first byte.
-const AT_ENTRY: u8 = 1;
-const AT_EXIT: u8 = 2;
+pub(super) const AT_ENTRY: u8 = 1;
+pub(super) const AT_EXIT: u8 = 2;
 const SYSCALL_INFO_WORDS: usize = 11;
 /// linux/ptrace.h, since Linux 5.13; and what it fills in: address, size and signature.
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
@@ -162,7 +162,7 @@ pub(super) fn signal_of_stop(thread: libc::pid_t) -> Option<usize> {
 }
 
 /// At which end of a system call a thread is stopped; 0 if at neither.
-fn stopped_at(thread: libc::pid_t) -> io::Result<u8> {
+pub(super) fn stopped_at(thread: libc::pid_t) -> io::Result<u8> {
     let mut info = [0_u64; SYSCALL_INFO_WORDS];
     let at = info.as_mut_ptr().expose_provenance();
     ask(libc::PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), at)?;

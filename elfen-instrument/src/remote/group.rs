@@ -14,7 +14,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::calls::{
-    TouchError, ask, find_syscall, get, get_signals, set, set_signals, signal_of_stop,
+    AT_ENTRY, AT_EXIT, TouchError, ask, find_syscall, get, get_signals, set, set_signals,
+    signal_of_stop, stopped_at,
 };
 use super::memory::Memory;
 
@@ -275,10 +276,13 @@ impl Group {
         let (rip, rax) = (self.syscall, number.cast_unsigned());
         let own = libc::user_regs_struct { rip, rax, orig_rax: u64::MAX, ..*registers };
         set(thread, &libc::user_regs_struct { rdi, rsi, rdx, r10, r8, r9, ..own })?;
-        for _entry_and_exit in 0..2 {
-            ask(libc::PTRACE_SYSCALL, thread, 0, 0)?;
-            while wait_stopped(thread)? != SYSCALL_STOP {
+        // The end of a call of its own may still be on the way to be told of.
+        for end in [AT_ENTRY, AT_EXIT] {
+            loop {
                 ask(libc::PTRACE_SYSCALL, thread, 0, 0)?;
+                if wait_stopped(thread)? == SYSCALL_STOP && stopped_at(thread)? == end {
+                    break;
+                }
             }
         }
         match get(thread)?.rax.cast_signed() {

@@ -308,6 +308,12 @@ fn score_of(
     score
 }
 
+/// But for what the account may be off by as well: half of that.
+fn had_its_cpu(hog: &Injured) -> bool {
+    let all_ns = hog.to_ns - hog.from_ns;
+    hog.effective_ns + TOLERANCE_NS.max(all_ns / 20) >= all_ns
+}
+
 /// How much an injection had of a request.
 fn truth(kind: Kind, hurt: &Injured, one: &Explained, asker: u64) -> u64 {
     let overlap_ns = one.ended_ns.min(hurt.to_ns).saturating_sub(one.arrived_ns.max(hurt.from_ns));
@@ -320,7 +326,7 @@ fn truth(kind: Kind, hurt: &Injured, one: &Explained, asker: u64) -> u64 {
             if is_it { hurt.effective_ns } else { 0 }
         }
         // A hog that was displaced had its CPU for a part of the time only.
-        Kind::Hog if hurt.effective_ns + TOLERANCE_NS < hurt.to_ns - hurt.from_ns => 0,
+        Kind::Hog if !had_its_cpu(hurt) => 0,
         Kind::Stop | Kind::Hog | Kind::Lock => overlap_ns,
     }
 }

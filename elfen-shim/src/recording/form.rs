@@ -88,7 +88,8 @@ pub struct Head {
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
-    /// How long the observed was stopped.
+    /// How long the observed was stopped; earlier recordings know of no such thing.
+    #[serde(default)]
     pub stopped_ns: u64,
     pub missed_switches: Option<u64>,
     /// Threads that found no slot to say what they do.

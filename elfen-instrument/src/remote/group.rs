@@ -37,6 +37,9 @@ enum State {
     Runs,
     /// To be let go with this signal; 0 for none.
     Stopped(i32),
+    /// Stopped in the middle of a call that makes a process or becomes another: its result is
+    /// yet to be written to the thread's registers, over whatever we would put there.
+    InCall,
     /// Stopped with its whole process, by a signal.
     Listens,
     /// Just made, and nobody has asked for it yet.
@@ -122,7 +125,7 @@ impl Group {
         for (&thread, state) in &mut self.threads {
             let request = match *state {
                 State::Runs | State::Held => continue,
-                State::Stopped(_) => libc::PTRACE_CONT,
+                State::Stopped(_) | State::InCall => libc::PTRACE_CONT,
                 State::Listens => libc::PTRACE_LISTEN,
             };
             let signal = if let State::Stopped(signal) = *state { signal } else { 0 };
@@ -187,13 +190,13 @@ impl Group {
         let (state, event) = match event {
             libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE => {
                 let made = message(thread).map_or(Event::Other, Event::Made);
-                (State::Stopped(0), made)
+                (State::InCall, made)
             }
             libc::PTRACE_EVENT_EXEC => {
                 // The threads that it had are gone, and it has the first one's number.
                 self.threads.clear();
-                self.threads.insert(thread, State::Stopped(0));
-                (State::Stopped(0), Event::Exec)
+                self.threads.insert(thread, State::InCall);
+                (State::InCall, Event::Exec)
             }
             EVENT_STOP if signal == libc::SIGTRAP => {
                 begin_again(thread);

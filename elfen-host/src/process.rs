@@ -1,6 +1,8 @@
-//! What /proc tells of a process: whether it is ending, its threads, its descendants.
+//! What the kernel tells of a process: whether it is ending, its threads, its descendants, and
+//! whether its memory is another's too.
 
 use std::fs;
+use std::io;
 
 /// A line of /proc/PID/stat, as far as it matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +111,20 @@ pub fn children(process: u32) -> Vec<u32> {
 fn numbers_in(folder: &str) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether two processes have one memory, as between vfork and exec: not if one of them is gone;
+/// `None` where the kernel does not say.
+pub fn share_memory(one: u32, other: u32) -> Option<bool> {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: kcmp takes numbers.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
+    let is_gone = || io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+    match order {
+        0 => Some(true),
+        1.. => Some(false),
+        _ => is_gone().then_some(false),
+    }
 }
 
 #[cfg(test)]

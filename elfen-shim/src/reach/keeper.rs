@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use elfen_host::affinity::Mask;
 use elfen_host::cpulist::CpuSet;
+use elfen_host::process::share_memory;
 use elfen_instrument::remote::{Event, Group, Mapping, Memory, TouchError, mappings};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
@@ -259,7 +260,9 @@ impl Kept {
                 if group.adopt(made) {
                     return;
                 }
-                if !shares_memory(group.process, made) {
+                // One of vfork has its parent's memory itself. Where the kernel does not say,
+                // it is taken to have a copy.
+                if share_memory(group.process, made.cast_unsigned()) != Some(true) {
                     self.children.0 += 1;
                     self.children.1 += u64::from(threads > 1);
                     let own = Memory::open(made.cast_unsigned()).map_err(TouchError::Refused);
@@ -354,12 +357,4 @@ fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32,
         group.go_on();
     }
     Err(TouchError::Busy)
-}
-
-/// Whether a child has its parent's memory itself (vfork, posix_spawn), and no copy.
-fn shares_memory(process: u32, child: i32) -> bool {
-    const KCMP_VM: i32 = 1;
-    // SAFETY: kcmp takes numbers.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, process, child, KCMP_VM, 0, 0) };
-    order == 0
 }

@@ -11,6 +11,7 @@ use elfen_rt::process::{Identity, Liveness};
 
 use super::exchange::{APPLIED, Exchange, Miss, WAITING};
 use super::words::LiveWords;
+use crate::process;
 use crate::run::channels::Channels;
 
 /// How often checks may run in a millisecond of a lane's time, all together. One takes up to a
@@ -140,7 +141,12 @@ impl Planner<'_> {
         match self.processes.get_mut(&who) {
             Some(Known::Patched { patched, .. }) => {
                 let (began, is_first) = (Instant::now(), patched.places().processes == 0);
-                let change = patched.propose(miss.stood, &self.pages)?;
+                let change = patched.propose(miss.stood, &self.pages);
+                if let (true, Err(Missed::Process(why))) = (is_first, &change) {
+                    // Every further miss would stop a thread of it for nothing.
+                    self.processes.insert(who, Known::Refused(why.clone()));
+                }
+                let change = change?;
                 if is_first {
                     self.words.first_touch_ns.fetch_max(nanos(began.elapsed()), Relaxed);
                 }
@@ -279,12 +285,8 @@ impl Planner<'_> {
     }
 }
 
-/// Whether two processes have one memory, as between vfork and exec. Where the kernel does not say,
-/// they are taken to.
+/// Where the kernel does not say, they are taken to.
 fn shares_memory(one: Identity, other: Identity) -> bool {
-    const KCMP_VM: i32 = 1;
-    // SAFETY: takes numbers.
-    let differs = unsafe { libc::syscall(libc::SYS_kcmp, one.pid(), other.pid(), KCMP_VM, 0, 0) };
-    let gone = std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-    differs == 0 || differs < 0 && !gone
+    let pid = |who: Identity| who.pid().unsigned_abs();
+    process::share_memory(pid(one), pid(other)).unwrap_or(true)
 }

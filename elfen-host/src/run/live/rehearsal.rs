@@ -25,6 +25,9 @@ use crate::run::channels::Channels;
 /// was not asked for long enough.
 const LATE_NS: u64 = 20_000;
 
+/// Of a guard whose nap can't be interrupted: a part of what the others wait for it.
+const CALLED_WITHIN_NS: u64 = 1_000_000;
+
 /// The rehearsals of one lane's guard.
 #[derive(Debug)]
 pub(in crate::run) struct Rehearsal {
@@ -66,7 +69,7 @@ impl Rehearsal {
 
     /// How long a guard may nap without looking whether it is called: other lanes wait for it.
     pub(in crate::run) fn nap_at_most_ns(&self) -> Option<u64> {
-        self.exchange.meetings.as_ref().map(|_| nanos(DRILL))
+        self.exchange.meetings.as_ref().map(|_| CALLED_WITHIN_NS)
     }
 
     /// Comes to the meeting that it is called to, if it is to one.

@@ -50,7 +50,12 @@ struct task_group {
 	struct cgroup_subsys_state css;
 	struct task_group *parent;
 } __attribute__((preserve_access_index));
+struct sched_entity {
+	elfen_u64 sum_exec_runtime;
+	elfen_u64 prev_sum_exec_runtime;
+} __attribute__((preserve_access_index));
 struct task_struct {
+	struct sched_entity se;
 	int pid;
 	int tgid;
 	struct task_struct *real_parent;
@@ -187,17 +192,40 @@ INLINE elfen_u64 busy_until(struct elfen_task_slot *slot, elfen_u64 now)
 	return since && since < now ? busy + (now - since) : busy;
 }
 
+/* A switch as its batch lane sees it. */
+struct lane_switch {
+	struct task_struct *prev;
+	struct task_struct *next;
+	elfen_u64 now;
+	/* The task that leaves came unseen: there are kernels that leave switches out. */
+	elfen_u64 unseen;
+};
+
+/*
+ * How long the task that leaves had the CPU, by the scheduler, in whose clock no
+ * time passes that a hypervisor takes.
+ */
+INLINE elfen_u64 stretch(struct task_struct *prev)
+{
+	return prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
+}
+
 /*
  * Ends the stretch that the batch ran here, if it did, and begins one if the
- * next task is the batch's.
+ * next task is the batch's. If the last switch was not seen, the scheduler knows how long ago it
+ * was.
  */
 INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
-			struct elfen_task_slot *request,
-			struct task_struct *next, elfen_u64 now)
+			struct elfen_task_slot *request, struct lane_switch *lane)
 {
-	elfen_u64 since = account->since_ns, runs = claim && now && is_claimed(next, claim);
+	elfen_u64 now = lane->now, until = now, since = account->since_ns;
+	elfen_u64 runs = claim && now && is_claimed(lane->next, claim);
 	elfen_u64 busy, ran, shared, reading;
 
+	if (lane->unseen && claim && now && (!since) == is_claimed(lane->prev, claim)) {
+		until = since ? now - stretch(lane->prev) : now;
+		since = since ? since : now - stretch(lane->prev);
+	}
 	if (!since && !runs && claim == account->claim)
 		return;
 	busy = busy_until(request, now);
@@ -207,8 +235,8 @@ INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 		STORE(account->claim, claim);
 		STORE(account->ran_ns, 0);
 		STORE(account->shared_ns, 0);
-	} else if (since && now > since) {
-		ran = now - since;
+	} else if (since && until > since) {
+		ran = until - since;
 		shared = busy > account->busy_at_ns ? busy - account->busy_at_ns : 0;
 		STORE(account->ran_ns, account->ran_ns + ran);
 		STORE(account->shared_ns, account->shared_ns + (shared < ran ? shared : ran));
@@ -221,8 +249,7 @@ INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 /*
  * On a batch lane: what each of its runs' batches had of it. Everywhere else, one look at one word.
  */
-INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct task_struct *next,
-			  elfen_u64 now)
+INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct lane_switch *lane)
 {
 	/*
 	 * One more than its CPU, which is also its entry in the task map; 0, the header, says
@@ -246,15 +273,23 @@ INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct 
 		entry = 1 + header->slot_count + cpu * ELFEN_ACCOUNTS + i;
 		account = map_lookup_elem(&elfen_tasks, &entry);
 		if (account)
-			count_batch(account, LOAD(watch->claims[i]), request, next, now);
+			count_batch(account, LOAD(watch->claims[i]), request, lane);
 	}
+}
+
+INLINE elfen_u64 task_word(struct task_struct *task)
+{
+	return (elfen_u64)(elfen_u32)task->tgid << 32 | (elfen_u32)task->pid;
 }
 
 /* sched_switch(preempt, prev, next, ...) */
 SECTION("tp_btf/sched_switch")
 int elfen_switch_2(elfen_u64 *arguments)
 {
-	struct task_struct *next = (struct task_struct *)arguments[2];
+	struct lane_switch lane = {
+		.prev = (struct task_struct *)arguments[1],
+		.next = (struct task_struct *)arguments[2],
+	};
 	elfen_u32 cpu = get_smp_processor_id();
 	elfen_u32 entry = cpu + 1;
 	struct elfen_task_slot *slot = map_lookup_elem(&elfen_tasks, &entry);
@@ -263,7 +298,8 @@ int elfen_switch_2(elfen_u64 *arguments)
 
 	if (!slot || !watch)
 		return 0;
-	task = (elfen_u64)(elfen_u32)next->tgid << 32 | (elfen_u32)next->pid;
+	lane.unseen = slot->task != task_word(lane.prev);
+	task = task_word(lane.next);
 	count = slot->switches + 1;
 	/*
 	 * Readers of one word look at `task` alone; readers of several hold the two
@@ -276,7 +312,8 @@ int elfen_switch_2(elfen_u64 *arguments)
 	STORE(slot->switched_at_ns, now);
 	count_busy(slot, task, now);
 	STORE(slot->switches, count);
-	count_batches(cpu, watch, next, now);
+	lane.now = now;
+	count_batches(cpu, watch, &lane);
 	return 0;
 }
 

@@ -2,5 +2,6 @@
 
 mod demo;
 mod experiment;
+mod ladder;
 mod own;
 mod place;

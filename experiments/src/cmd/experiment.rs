@@ -10,9 +10,9 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output::print;
 use serde::Serialize;
 
-use super::experiment_args::{Args, WHAT};
+use super::experiment_args::{Args, Other, WHAT};
 use super::meter::Meter;
-use super::{live_args, live_rows};
+use super::{ladder, live_args, live_rows};
 use crate::live::experiment::{self as live_experiment, Experiment, Results};
 use crate::live::plan::{self, Job};
 use crate::live::summary::{self, Row};
@@ -28,6 +28,9 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if let Some(Other::Ladder(ladder)) = &args.other {
+        return ladder::run(ladder, out);
+    }
     let experiment = args.experiment()?;
     if args.dry_run {
         return dry_run(&experiment, out);

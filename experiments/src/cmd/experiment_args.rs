@@ -11,9 +11,9 @@ use elfen_host::args::lanes::LaneArgs;
 use elfen_host::run::channels::Wanted;
 use serde::Deserialize;
 
-use super::live_args;
 use super::own_args::{AUTO, injects, refuse_no_program};
 use super::service_args::{self, ServiceArgs};
+use super::{ladder, live_args};
 use crate::live::experiment::Experiment;
 use crate::live::own::Own;
 use crate::live::plan;
@@ -28,6 +28,7 @@ Examples:
   elfen experiment --plan plan.toml --out results.jsonl
   elfen experiment --inject guard -- xz -9 -k -c backup.tar
   elfen experiment --service-url http://127.0.0.1/ --service-pid 4711 --rps 200
+  sudo elfen experiment ladder
 
 A plan in TOML has the options' names as keys: load = [20, 50], company = [\"none\", \
 \"borrow-idle\"], duration = \"10s\"; an option on the command line goes before the file's.
@@ -44,10 +45,19 @@ const DEFAULT_COMPANIES: [&str; 5] =
     ["none", "unrestrained", "nice19", "sched-idle", "borrow-idle"];
 const CORE_SCHEDULING: &str = "core-scheduling";
 
+/// Experiments of another kind.
+#[derive(clap::Subcommand, Debug)]
+pub(super) enum Other {
+    Ladder(ladder::Args),
+}
+
 /// Measure a service with batch programs beside it, at many loads and under many policies
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    pub(super) other: Option<Other>,
+
     #[command(flatten)]
     pub(super) lanes: LaneArgs,
 

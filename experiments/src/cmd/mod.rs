@@ -9,6 +9,7 @@ mod demo;
 mod expected;
 mod experiment;
 mod experiment_args;
+mod ladder;
 mod live_args;
 mod live_rows;
 mod meter;

@@ -14,10 +14,16 @@ use super::LiveError;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// In milliseconds and in order.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Latencies(Vec<f64>);
 
 impl Latencies {
+    /// Those of another run as well.
+    pub(super) fn add(&mut self, other: Self) {
+        self.0.extend(other.0);
+        self.0.sort_unstable_by(f64::total_cmp);
+    }
+
     /// From the generator's CSV.
     pub(super) fn read(csv: &Path) -> Result<Self, LiveError> {
         let failed = || LiveError::io(format!("reading {}", csv.display()));

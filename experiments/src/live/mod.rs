@@ -10,6 +10,8 @@
 //! | [`programs`] | where `elfen-search`, `elfen-load` and `elfen-batch` are |
 //! | `company` | the batch programs beside the service, and what restrains them |
 //! | [`own`] | a batch program of the user's own: started again, and its CPU time |
+//! | `ladder` | the thesis's ladder: a service whose causes are taken away one by one |
+//! | `lucene` | that service, `workloads/lucene` |
 //! | `latencies` | every request of a run, those that failed as well |
 //! | `service` | the index, the queries and the running service |
 //! | [`standing`] | a service of the user's own, which stands already |
@@ -24,7 +26,9 @@
 pub mod calibrate;
 mod company;
 pub mod experiment;
+pub(crate) mod ladder;
 mod latencies;
+pub(crate) mod lucene;
 #[expect(unsafe_code, reason = "places, ranks and last words of children are set by system calls")]
 pub(crate) mod os;
 pub mod own;
@@ -32,7 +36,7 @@ pub mod plan;
 pub(crate) mod process;
 pub mod programs;
 pub(crate) mod reported;
-mod scratch;
+pub(crate) mod scratch;
 mod service;
 pub mod standing;
 pub mod summary;

@@ -42,7 +42,8 @@ pub(crate) fn find_program(name: &'static str) -> Result<PathBuf, LiveError> {
     found.ok_or(LiveError::NotFound { name, tried })
 }
 
-fn running() -> Result<PathBuf, LiveError> {
+/// The command that runs.
+pub(super) fn running() -> Result<PathBuf, LiveError> {
     std::env::current_exe()
         .map_err(|error| LiveError::Io { what: "finding the running command".to_owned(), error })
 }

@@ -15,7 +15,7 @@ use elfen_rt::service::Service;
 const PREFIX: &str = "elfen-live-";
 
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     dir: PathBuf,
     service: String,
     lanes: u32,
@@ -24,7 +24,7 @@ pub(super) struct Scratch {
 impl Scratch {
     /// Makes the folder in the folder for temporary files; `lanes` are the request lanes of the
     /// service to come.
-    pub(super) fn new(lanes: u32) -> io::Result<Self> {
+    pub(crate) fn new(lanes: u32) -> io::Result<Self> {
         let temporary = std::env::temp_dir();
         let own = Identity::own().ok_or_else(|| io::Error::other("/proc cannot be read"))?;
         clear_after_the_dead(&temporary);
@@ -39,7 +39,7 @@ impl Scratch {
         Ok(Self { dir, service, lanes })
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 

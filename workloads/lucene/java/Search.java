@@ -34,7 +34,11 @@ public final class Search {
     private static final String USAGE =
         "Search serve ARTICLES WORKERS [LIBRARY SERVICE] | Search questions COUNT";
     private static final int SEED = 7;
+    /** -Delfen.port=N; a free port, if none is named. */
+    private static final int PORT = Integer.getInteger("elfen.port", 0);
     private static final int HITS = 10;
+    /** -Delfen.collect=MS: a whole collection each so often; without it, as the heap fills. */
+    private static final int COLLECT_MS = Integer.getInteger("elfen.collect", 0);
     /** Stages, as the marks number them; 0 is the reading of the question. */
     private static final int SEARCHES = 1;
     private static final int ANSWERS = 2;
@@ -88,7 +92,7 @@ public final class Search {
     }
 
     private void serve(int workers) throws IOException {
-        InetSocketAddress here = new InetSocketAddress(InetAddress.getLoopbackAddress(), 0);
+        InetSocketAddress here = new InetSocketAddress(InetAddress.getLoopbackAddress(), PORT);
         HttpServer server = HttpServer.create(here, 0);
         server.createContext("/search", this::answer);
         server.setExecutor(
@@ -101,8 +105,22 @@ public final class Search {
             new Thread(() -> work(own), "worker-" + lane).start();
         }
         server.start();
+        if (COLLECT_MS > 0) {
+            new Thread(Search::collect, "collector").start();
+        }
         System.out.println(server.getAddress().getPort());
         System.out.flush();
+    }
+
+    private static void collect() {
+        try {
+            while (true) {
+                Thread.sleep(COLLECT_MS);
+                System.gc();
+            }
+        } catch (InterruptedException end) {
+            return;
+        }
     }
 
     private void work(int lane) {

@@ -1,0 +1,96 @@
+//! Goal: `elfen experiment ladder` climbs every rung, says why its slow requests were slow, and
+//! leaves nothing behind however it ends. Method: a short ladder on few articles, whole and
+//! interrupted. Nothing is asserted about times.
+
+use crate::place::{Place, descendants, lives, skip, text, wait_until};
+use serde_json::Value;
+
+const SHORT: &str = "experiment ladder --iterations 2 --queries 50 --rps 100 --articles 300";
+const FAMILY: [&str; 4] = ["elfen", "elfen-load", "java", "bash"];
+
+/// Whether it says that Java or Lucene is missing.
+fn lacks(test: &str, status: Option<i32>, said: &str) -> bool {
+    if status == Some(3) {
+        skip(test, said.trim());
+    }
+    status == Some(3)
+}
+
+#[test]
+fn a_short_ladder_has_all_its_rungs() {
+    let Some(place) = Place::new("a_short_ladder") else { return };
+    let output = place.elfen(&format!("{SHORT} --json")).output().unwrap();
+    let said = text(&output.stderr);
+    if lacks("a_short_ladder", output.status.code(), &said) {
+        return;
+    }
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let iterations = report["iterations"].as_array().unwrap();
+    let order: Vec<_> = iterations
+        .iter()
+        .map(|one| (one["number"].as_u64().unwrap(), one["rung"].as_str().unwrap()))
+        .collect();
+    let names = ["as-is", "nodelay", "pre-touch", "hedge"];
+    let expected: Vec<_> = [1, 2].into_iter().flat_map(|n| names.map(|name| (n, name))).collect();
+    assert_eq!(order, expected, "rungs take turns");
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{report:#}"));
+    for one in iterations {
+        let [p50, p999, max] = ["p50_ms", "p999_ms", "max_ms"].map(|key| number(&one[key]));
+        assert!(0.0 < p50 && p50 <= p999 && p999 <= max, "{one:#}");
+        assert!(one["page_faults"].as_u64().is_some(), "{one:#}");
+    }
+    let rungs = report["rungs"].as_array().unwrap();
+    assert_eq!(rungs.len(), names.len());
+    for (rung, name) in rungs.iter().zip(names) {
+        assert_eq!(rung["rung"], name);
+        let causes = rung["causes"].as_array().unwrap();
+        assert_eq!(causes.is_empty(), report["not_recorded"].is_string(), "{rung:#}");
+        let shares: f64 = causes.iter().map(|cause| number(&cause["share"])).sum();
+        assert!(causes.is_empty() || (shares - 1.0).abs() < 1e-6, "{shares}: {rung:#}");
+    }
+    let fold = number(&rungs[0]["p999_ms"]) / number(&rungs[3]["p999_ms"]);
+    assert!((number(&report["fold_p999"]) - fold).abs() < 1e-6, "{report:#}");
+    place.assert_nothing_left(&[]);
+}
+
+#[test]
+fn an_interrupted_ladder_leaves_nothing() {
+    let Some(place) = Place::new("an_interrupted_ladder") else { return };
+    let running = place.start("experiment ladder --articles 300");
+    let mut family = Vec::new();
+    // A generator runs once the first machine serves; one that lacks Java ends before.
+    wait_until("a generator, or the end", || {
+        family = descendants(running.id());
+        let loads = family.iter().any(|&pid| lives(pid, &["elfen-load"]));
+        loads || !lives(running.id(), &["elfen"])
+    });
+    running.signal(libc::SIGINT);
+    let output = running.end();
+    let said = text(&output.stderr);
+    if lacks("an_interrupted_ladder", output.status.code(), &said) {
+        return;
+    }
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted by signal 2; nothing is left behind"), "{said}");
+    wait_until("the end of all", || family.iter().all(|&pid| !lives(pid, &FAMILY)));
+    place.assert_nothing_left(&[]);
+}
+
+#[test]
+fn what_a_ladder_takes() {
+    let Some(place) = Place::new("what_a_ladder_takes") else { return };
+    let cases = [
+        ("experiment ladder --iterations 0", "invalid value '0'"),
+        ("experiment ladder --queries 5", "invalid value '5'"),
+        ("experiment ladder --rps 0", "invalid value '0'"),
+        ("experiment ladder -- xz", "unexpected argument"),
+        ("experiment --invocations 2 ladder", "unexpected argument"),
+    ];
+    for (words, why) in cases {
+        let output = place.elfen(words).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
+        assert!(said.lines().count() == 1 && said.contains(why), "{words}: {said}");
+    }
+}

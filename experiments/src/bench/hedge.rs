@@ -1,7 +1,10 @@
 //! What each policy of `elfen hedge` makes of the same pauses: two servers, one of which is stopped
 //! now and then, and requests that come whether the last ones were answered or not.
 //!
-//! Policies take turns, so that what the machine does meanwhile befalls all of them.
+//! Policies take turns, so that what the machine does meanwhile befalls all of them. Two servers in
+//! Java are [`jvm`]'s business.
+
+pub(crate) mod jvm;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -53,6 +56,61 @@ pub(crate) struct Fared {
     pub(crate) max_us: f64,
     pub(crate) duplicates: u64,
     pub(crate) won_by_backup: u64,
+    /// Of the first second in which a server serves that was started anew, if one was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) restart_p99_us: Option<f64>,
+}
+
+/// A policy's turns, one after the other.
+#[derive(Clone, Debug, Default)]
+struct Turns {
+    latencies_us: Vec<f64>,
+    done: Done,
+}
+
+impl Turns {
+    fn add(&mut self, asked: &[Asked], done: Done) -> io::Result<()> {
+        self.latencies_us.extend(asked.iter().map(|asked| asked.took_us));
+        self.done.requests += done.requests;
+        self.done.duplicates += done.duplicates;
+        self.done.won_by_backup += done.won_by_backup;
+        match done.unanswered {
+            0 => Ok(()),
+            some => Err(io::Error::other(format!("{some} had no answer"))),
+        }
+    }
+
+    fn fared(mut self, policy: &'static str, mut restarts_us: Vec<f64>) -> Fared {
+        let [p50_us, p99_us, p999_us, max_us] =
+            [500, 990, 999, 1000].map(|at| quantile(&mut self.latencies_us, at).unwrap_or(0.0));
+        let Done { requests, duplicates, won_by_backup, .. } = self.done;
+        let restart_p99_us = quantile(&mut restarts_us, 990);
+        Fared {
+            policy,
+            requests,
+            p50_us,
+            p99_us,
+            p999_us,
+            max_us,
+            duplicates,
+            won_by_backup,
+            restart_p99_us,
+        }
+    }
+}
+
+/// The lowest that so many of a thousand do not exceed, in whole units.
+fn quantile(values: &mut [f64], thousandth: usize) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let rank = (values.len() * thousandth).div_ceil(1000);
+    values.get(rank.checked_sub(1)?).map(|value| value.round())
+}
+
+/// A request, by when it was to be sent.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Asked {
+    due: Duration,
+    took_us: f64,
 }
 
 /// A program of ours that ends with this.
@@ -98,58 +156,55 @@ pub(crate) fn policies() -> &'static [&'static str] {
 
 /// All policies, by turns.
 pub(crate) fn measure(plan: &Plan) -> io::Result<Vec<Fared>> {
-    let mut all = vec![(Vec::new(), Done::default()); policies().len()];
+    let mut all = vec![Turns::default(); policies().len()];
     for round in 0..plan.rounds {
-        for (at, (latencies, sum)) in all.iter_mut().enumerate() {
+        for (turns, policy) in all.iter_mut().zip(policies()) {
             // Requests and pauses of a round are the same for all.
-            let (took, done) = one(plan, POLICIES[at], round as u64)?;
-            latencies.extend(took);
-            sum.requests += done.requests;
-            sum.duplicates += done.duplicates;
-            sum.won_by_backup += done.won_by_backup;
-            if done.unanswered > 0 {
-                return Err(io::Error::other(format!("{} had no answer", done.unanswered)));
-            }
+            let (asked, done) = one(plan, policy, round as u64)?;
+            turns.add(&asked, done)?;
         }
     }
-    let fared = |(policy, (mut latencies, done)): (&'static str, (Vec<f64>, Done))| {
-        latencies.sort_unstable_by(f64::total_cmp);
-        let at = |thousandth: usize| {
-            let rank = (latencies.len() * thousandth).div_ceil(1000).max(1);
-            latencies.get(rank - 1).copied().unwrap_or(0.0).round()
-        };
-        Fared {
-            policy,
-            requests: done.requests,
-            p50_us: at(500),
-            p99_us: at(990),
-            p999_us: at(999),
-            max_us: at(1000),
-            duplicates: done.duplicates,
-            won_by_backup: done.won_by_backup,
-        }
-    };
-    Ok(policies().iter().copied().zip(all).map(fared).collect())
+    let fared = |(turns, policy): (Turns, &&'static str)| turns.fared(policy, Vec::new());
+    Ok(all.into_iter().zip(policies()).map(fared).collect())
 }
 
-fn one(plan: &Plan, policy: &str, seed: u64) -> io::Result<(Vec<f64>, Done)> {
+/// The proxy in front of two servers, and where it listens.
+struct Proxy {
+    process: Ours,
+    at: String,
+}
+
+impl Proxy {
+    fn start(policy: &str, to: &str, backup: &str) -> io::Result<Self> {
+        let words = ["hedge", "--listen", "127.0.0.1:0", "--to", to, "--backup", backup];
+        let words = [&words[..], &["--policy", policy, "--json"]].concat();
+        let mut process = Ours::start(&words, Stdio::null())?;
+        let said = first_line(process.0.stderr.take())?;
+        let (_, at) = said.rsplit_once(' ').ok_or_else(|| io::Error::other(said.clone()))?;
+        Ok(Self { process, at: at.to_owned() })
+    }
+
+    fn end(mut self) -> io::Result<Done> {
+        self.process.signal(Signal::SIGTERM)?;
+        let mut text = String::new();
+        let said = self.process.0.stdout.take();
+        said.ok_or(io::ErrorKind::BrokenPipe)?.read_to_string(&mut text)?;
+        Ok(serde_json::from_str(&text)?)
+    }
+}
+
+fn one(plan: &Plan, policy: &str, seed: u64) -> io::Result<(Vec<Asked>, Done)> {
     let (first, to) = server("first")?;
     let (_second, backup) = server("second")?;
-    let words = ["hedge", "--listen", "127.0.0.1:0", "--to", &to, "--backup", &backup];
-    let words = [&words[..], &["--policy", policy, "--json"]].concat();
-    let mut proxy = Ours::start(&words, Stdio::null())?;
-    let said = first_line(proxy.0.stderr.take())?;
-    let (_, at) = said.rsplit_once(' ').ok_or_else(|| io::Error::other(said.clone()))?;
-    let latencies = std::thread::scope(|scope| {
+    let proxy = Proxy::start(policy, &to, &backup)?;
+    let asked = std::thread::scope(|scope| {
         let pauses = scope.spawn(|| pause(plan, &first));
-        let latencies = load(plan, at, seed);
+        let due = due(plan, seed)?;
+        let asked = load(&Load { due: &due, at: &proxy.at, began: Instant::now() }, &|| true, &ask);
         pauses.join().map_err(|_| io::Error::other("the pauses failed"))??;
-        latencies
+        asked
     })?;
-    proxy.signal(Signal::SIGTERM)?;
-    let mut text = String::new();
-    proxy.0.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?.read_to_string(&mut text)?;
-    Ok((latencies, serde_json::from_str(&text)?))
+    Ok((asked, proxy.end()?))
 }
 
 fn pause(plan: &Plan, server: &Ours) -> io::Result<()> {
@@ -163,8 +218,8 @@ fn pause(plan: &Plan, server: &Ours) -> io::Result<()> {
     Ok(())
 }
 
-/// Latencies in microseconds, each from when its request was to be sent.
-fn load(plan: &Plan, at: &str, seed: u64) -> io::Result<Vec<f64>> {
+/// When requests are to be sent.
+fn due(plan: &Plan, seed: u64) -> io::Result<Vec<Duration>> {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
     let gaps = Exp::new(plan.rps).map_err(io::Error::other)?;
     let (mut due, mut now) = (Vec::new(), 0.0);
@@ -172,19 +227,40 @@ fn load(plan: &Plan, at: &str, seed: u64) -> io::Result<Vec<f64>> {
         due.push(Duration::from_secs_f64(now));
         now += gaps.sample(&mut random);
     }
-    let (next, began) = (AtomicUsize::new(0), Instant::now());
+    Ok(due)
+}
+
+/// What is asked of whom.
+#[derive(Clone, Copy, Debug)]
+struct Load<'a> {
+    due: &'a [Duration],
+    at: &'a str,
+    began: Instant,
+}
+
+/// Asks as long as it `goes_on`; how long each request took, from when it was to be sent.
+fn load(
+    Load { due, at, began }: &Load<'_>,
+    goes_on: &(impl Fn() -> bool + Sync),
+    ask: &(impl Fn(&mut TcpStream, usize) -> io::Result<()> + Sync),
+) -> io::Result<Vec<Asked>> {
+    let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        let client = || -> io::Result<Vec<f64>> {
+        let client = || -> io::Result<Vec<Asked>> {
             let mut stream = TcpStream::connect(at)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(PATIENCE))?;
-            let mut took = Vec::new();
+            let mut all = Vec::new();
             loop {
                 let number = next.fetch_add(1, Relaxed);
-                let Some(&due) = due.get(number) else { return Ok(took) };
+                let Some(&due) = due.get(number) else { return Ok(all) };
                 std::thread::sleep(due.saturating_sub(began.elapsed()));
+                if !goes_on() {
+                    return Ok(all);
+                }
                 ask(&mut stream, number)?;
-                took.push((began.elapsed() - due).as_secs_f64() * 1e6);
+                let took_us = (began.elapsed() - due).as_secs_f64() * 1e6;
+                all.push(Asked { due, took_us });
             }
         };
         let clients: Vec<_> = (0..CONNECTIONS).map(|_| scope.spawn(client)).collect();

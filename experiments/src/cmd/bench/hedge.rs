@@ -8,18 +8,27 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, output, table};
 use serde::Serialize;
 
-use crate::bench::hedge::{Fared, Plan, measure};
+use crate::bench::hedge::{Fared, Plan, jvm, measure};
+use crate::cmd::live_args;
+use crate::live::heed_signals;
 
 const EXAMPLES: &str = "\
 Examples:
   elfen bench hedge                           7 stops of 20 ms in 4 s, 5 times
-  elfen bench hedge --pauses 20 --rounds 10   5 stops a second";
+  elfen bench hedge --pauses 20 --rounds 10   5 stops a second
+  sudo elfen bench hedge --jvm                servers in Java that collect
+
+With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java).";
 
 /// Measure what `elfen hedge` makes of a server that stands still
 ///
 /// Two servers of our own behind the proxy, of which the first is stopped now and then; each policy
 /// by turns, under the same requests. Latencies are from when a request was to be sent, and every
 /// answer is held against its request.
+///
+/// With --jvm the servers are those of `workloads/lucene`, each of which collects its whole heap as
+/// often as the first would be stopped. After these turns come others, in which the first is killed
+/// and started anew, and latencies are those of its first second.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -43,8 +52,13 @@ pub(crate) struct Args {
     pauses: u32,
 
     /// And for how long
-    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = duration::parse)]
+    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = duration::parse,
+        conflicts_with = "jvm")]
     pause: Duration,
+
+    /// Two Lucene servers in Java, with their own pauses and a new start
+    #[arg(long)]
+    jvm: bool,
 
     /// Print one JSON object
     #[arg(long)]
@@ -57,15 +71,22 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    if args.time < args.pause.saturating_mul(args.pauses.saturating_add(1)) {
+    if !args.jvm && args.time < args.pause.saturating_mul(args.pauses.saturating_add(1)) {
         let why = "the pauses take longer than --for";
         return Err(Failure::new(Status::Usage, "arguments", why, "choose fewer or shorter ones"));
     }
     let Args { rounds, time, pauses, pause, .. } = *args;
     let plan = Plan { rounds, time, rps: f64::from(args.rps), pauses, pause };
-    let policies = measure(&plan).map_err(|error| {
-        Failure::new(Status::Failed, "measuring the proxy", error, "see `ulimit -n`, and try again")
-    })?;
+    const WHAT: &str = "measuring the proxy";
+    let policies = if args.jvm {
+        let failed = |error| live_args::failure(WHAT, &error);
+        heed_signals().map_err(failed)?;
+        jvm::measure(&plan).map_err(failed)?
+    } else {
+        measure(&plan).map_err(|error| {
+            Failure::new(Status::Failed, WHAT, error, "see `ulimit -n`, and try again")
+        })?
+    };
     let report = Report { policies };
     output::print(out, args.json, &report, || rows(&report.policies))?;
     Ok(ExitCode::SUCCESS)
@@ -75,7 +96,7 @@ fn rows(policies: &[Fared]) -> String {
     let row = |fared: &Fared| {
         let ms = |us: f64| format!("{:.2} ms", us / 1e3);
         let part = duration::number(fared.duplicates) / duration::number(fared.requests.max(1));
-        vec![
+        let mut cells = vec![
             fared.policy.to_owned(),
             fared.requests.to_string(),
             ms(fared.p50_us),
@@ -84,9 +105,13 @@ fn rows(policies: &[Fared]) -> String {
             ms(fared.max_us),
             format!("{:.2} %", part * 100.0),
             fared.won_by_backup.to_string(),
-        ]
+        ];
+        cells.extend(fared.restart_p99_us.map(ms));
+        cells
     };
     let rows: Vec<Vec<String>> = policies.iter().map(row).collect();
-    let head = ["policy", "requests", "p50", "p99", "p99.9", "max", "sent twice", "won"];
-    table::lines(&head, &rows)
+    let head =
+        ["policy", "requests", "p50", "p99", "p99.9", "max", "sent twice", "won", "restart: p99"];
+    // All of them were seen at a new start, or none.
+    table::lines(&head[..rows.first().map_or(0, Vec::len)], &rows)
 }

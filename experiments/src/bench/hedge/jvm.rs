@@ -1,0 +1,205 @@
+//! The same policies in front of two Lucene servers in Java, each of which collects its whole heap
+//! now and then, and of which the first is started anew under load.
+//!
+//! Virtual machines take long to start and longer to get warm, so the same two serve all turns.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::{Asked, Fared, Load, PATIENCE, Plan, Proxy, Turns, due, load, policies};
+use crate::live::ladder::Rung;
+use crate::live::lucene::{Java, Lucene};
+use crate::live::scratch::Scratch;
+use crate::live::{LiveError, go_on};
+
+const ARTICLES: u32 = 10_000;
+const QUESTIONS: u32 = 1_000;
+/// A compiler takes what was called some hundred times.
+const WARM_UP: Duration = Duration::from_secs(5);
+/// Requests come meanwhile, which the proxy remembers.
+const BEFORE_RESTART: Duration = Duration::from_secs(2);
+const AFTER_RESTART: Duration = Duration::from_secs(1);
+
+struct Servers {
+    scratch: Scratch,
+    lucene: Lucene,
+    options: Vec<String>,
+    questions: Vec<String>,
+    first: Option<Java>,
+    backup: Java,
+}
+
+/// All policies, by turns: first beside collections, then beside a new start.
+pub(crate) fn measure(plan: &Plan) -> Result<Vec<Fared>, LiveError> {
+    let mut servers = Servers::start(plan)?;
+    let failed = || LiveError::io("measuring the proxy");
+    let mut all = vec![(Turns::default(), Vec::new()); policies().len()];
+    for round in 0..plan.rounds {
+        for ((turns, _), policy) in all.iter_mut().zip(policies()) {
+            go_on()?;
+            let (asked, done) = servers.collecting(plan, policy, round as u64)?;
+            turns.add(&asked, done).map_err(failed())?;
+        }
+    }
+    for round in 0..plan.rounds {
+        for ((_, restarts_us), policy) in all.iter_mut().zip(policies()) {
+            go_on()?;
+            restarts_us.extend(servers.restarted(plan, policy, round as u64)?);
+        }
+    }
+    let fared = |((turns, restarts_us), policy): ((Turns, Vec<f64>), &&'static str)| {
+        turns.fared(policy, restarts_us)
+    };
+    Ok(all.into_iter().zip(policies()).map(fared).collect())
+}
+
+impl Servers {
+    fn start(plan: &Plan) -> Result<Self, LiveError> {
+        let scratch = Scratch::new(1).map_err(LiveError::io("making a folder"))?;
+        let lucene = Lucene::build(&scratch, QUESTIONS)?;
+        // What can be cured in them is.
+        let mut options = Rung::PreTouch.options();
+        if let Some(every) = plan.time.checked_div(plan.pauses) {
+            options.push(format!("-Delfen.collect={}", every.as_millis().max(1)));
+        }
+        let questions = fs::read_to_string(&lucene.questions)
+            .map_err(LiveError::io(format!("reading {}", lucene.questions.display())))?;
+        let questions = questions.lines().map(|line| line.replace(' ', "+")).collect();
+        let [first, backup] = [(); 2].map(|()| lucene.serve(&options, ARTICLES, None, &scratch));
+        let first = Some(first?);
+        let servers = Self { scratch, lucene, options, questions, first, backup: backup? };
+        let warm_up = Plan { time: WARM_UP, ..*plan };
+        for at in servers.addresses() {
+            let due = due(&warm_up, 0).map_err(LiveError::io("choosing times"))?;
+            servers.load(&due, &at, &|| true)?;
+        }
+        Ok(servers)
+    }
+
+    fn addresses(&self) -> [String; 2] {
+        let first = self.first.as_ref().map_or(0, |java| java.port);
+        [first, self.backup.port].map(|port| format!("127.0.0.1:{port}"))
+    }
+
+    fn load(
+        &self,
+        due: &[Duration],
+        at: &str,
+        goes_on: &(impl Fn() -> bool + Sync),
+    ) -> Result<Vec<Asked>, LiveError> {
+        let load_of = Load { due, at, began: Instant::now() };
+        let goes_on = || goes_on() && go_on().is_ok();
+        let asked = load(&load_of, &goes_on, &|stream, number| self.ask(stream, number));
+        go_on()?;
+        asked.map_err(LiveError::io(format!("asking {at}")))
+    }
+
+    fn collecting(
+        &mut self,
+        plan: &Plan,
+        policy: &str,
+        seed: u64,
+    ) -> Result<(Vec<Asked>, super::Done), LiveError> {
+        let [to, backup] = self.addresses();
+        let failed = || LiveError::io("starting the proxy");
+        let proxy = Proxy::start(policy, &to, &backup).map_err(failed())?;
+        let due = due(plan, seed).map_err(failed())?;
+        let asked = self.load(&due, &proxy.at, &|| true)?;
+        Ok((asked, proxy.end().map_err(LiveError::io("ending the proxy"))?))
+    }
+
+    /// How long requests took that came in the first second of a server that was started anew.
+    fn restarted(&mut self, plan: &Plan, policy: &str, seed: u64) -> Result<Vec<f64>, LiveError> {
+        let [to, backup] = self.addresses();
+        let proxy = Proxy::start(policy, &to, &backup).map_err(LiveError::io("the proxy"))?;
+        // It ends when the server has served for a second.
+        let endless = Plan { time: PATIENCE * 4, ..*plan };
+        let due = due(&endless, seed).map_err(LiveError::io("choosing times"))?;
+        let ends = AtomicBool::new(false);
+        let began = Instant::now();
+        let first = self.first.take();
+        let (asked, started) = std::thread::scope(|scope| {
+            // Relaxed: a flag that is polled; nothing is published through it.
+            let load = scope.spawn(|| self.load(&due, &proxy.at, &|| !ends.load(Relaxed)));
+            let started = self.start_anew(first, began);
+            ends.store(true, Relaxed);
+            (load.join(), started)
+        });
+        let (java, served) = started?;
+        self.first = Some(java);
+        let asked = asked.map_err(|_| LiveError::Io {
+            what: "asking the proxy".to_owned(),
+            error: io::Error::other("a client failed"),
+        })??;
+        let within = |asked: &Asked| (served..served + AFTER_RESTART).contains(&asked.due);
+        Ok(asked.into_iter().filter(within).map(|asked| asked.took_us).collect())
+    }
+
+    /// When it began to serve, since `began`.
+    fn start_anew(
+        &self,
+        first: Option<Java>,
+        began: Instant,
+    ) -> Result<(Java, Duration), LiveError> {
+        std::thread::sleep(BEFORE_RESTART);
+        let port = first.as_ref().map(|java| java.port);
+        drop(first);
+        let java = self.lucene.serve(&self.options, ARTICLES, port, &self.scratch)?;
+        let served = began.elapsed();
+        std::thread::sleep(AFTER_RESTART);
+        Ok((java, served))
+    }
+
+    /// Asks, and takes the whole answer.
+    fn ask(&self, stream: &mut TcpStream, number: usize) -> io::Result<()> {
+        let question = &self.questions[number % self.questions.len()];
+        let request = format!("GET /search?q={question} HTTP/1.1\r\nHost: bench\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        let (mut bytes, mut answer) = ([0; 4096], Vec::new());
+        while !is_whole(&answer)? {
+            match stream.read(&mut bytes)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => answer.extend_from_slice(&bytes[..count]),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an answer has come to its end; any but a good one is an error.
+fn is_whole(answer: &[u8]) -> io::Result<bool> {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return Ok(false) };
+    let mut lines = head.lines();
+    let status = lines.next().unwrap_or_default();
+    let length = lines
+        .filter_map(|line| line.split_once(": "))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .and_then(|(_, length)| length.parse::<usize>().ok());
+    match length {
+        Some(length) if status.starts_with("HTTP/1.1 200 ") => Ok(body.len() >= length),
+        _ => Err(io::Error::other(format!("the answer was {status:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_whole_or_wrong() {
+        let head = "HTTP/1.1 200 OK\r\nContent-length: 3\r\n\r\n";
+        for (answer, whole) in [
+            (head[..30].to_owned(), false),
+            (format!("{head}12"), false),
+            (format!("{head}123"), true),
+        ] {
+            assert_eq!(is_whole(answer.as_bytes()).unwrap(), whole, "{answer}");
+        }
+        assert!(is_whole(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n").is_err());
+        assert!(is_whole(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
+    }
+}

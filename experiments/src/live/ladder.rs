@@ -1,9 +1,9 @@
 //! The thesis's ladder (section 4.4): a search service in Java whose causes of slow requests are
 //! taken away one after the other, each rung with the cures of those before it.
 //!
-//! Every rung has a virtual machine of its own, which is new in its first iteration, and rungs take
-//! turns iteration by iteration: what the machine does meanwhile befalls all of them. `elfen tailor`
-//! records each iteration, where it may, and says what its slowest requests were slow for.
+//! Every rung has a virtual machine of its own, which is new in its first iteration, and rungs
+//! take turns iteration by iteration: what the machine does meanwhile befalls all of them. `elfen
+//! tailor` records each iteration, where it may, and says why its slowest requests were slow.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -2,29 +2,17 @@
 //! is found to have it, and says what it does with its requests. Method: answers that wait for
 //! acknowledgements, recorded by the port; then the same service by its marks.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+mod served;
+
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        // It may have ended already.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
+use served::{Ends, Load};
 
 fn skipped(why: &str) {
-    let mut terminal = io::stderr();
-    writeln!(terminal, "skipped: workloads/lucene: {why}").unwrap();
+    served::skipped("workloads/lucene", why);
 }
 
 fn root() -> &'static Path {
@@ -68,32 +56,16 @@ fn serve(words: &[String], library: &Path, name: &str) -> (Ends, u16) {
     (java, port)
 }
 
-/// Asks on one connection, again as soon as there is an answer.
-fn ask(port: u16, ends: &AtomicBool) {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let mut bytes = [0; 4096];
-    while !ends.load(Relaxed) {
-        stream.write_all(b"GET /search?q=w1+w20+w300 HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-        let mut answer = Vec::new();
-        let is_whole = |answer: &[u8]| {
-            let text = String::from_utf8_lossy(answer);
-            let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
-            let length = head.lines().find_map(|line| line.strip_prefix("Content-length: "));
-            body.len() == length.unwrap().parse::<usize>().unwrap()
-        };
-        while !is_whole(&answer) {
-            let count = stream.read(&mut bytes).unwrap();
-            assert!(count > 0, "it answers");
-            answer.extend(&bytes[..count]);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// By its own word on how long it is.
+fn is_whole(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("Content-length: "));
+    body.len() == length.unwrap().parse::<usize>().unwrap()
 }
 
 fn elfen(words: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.arg("tailor").args(words).stdin(Stdio::null()).output().unwrap()
+    served::tailor(words).output().unwrap()
 }
 
 fn report(tale: &str) -> Value {
@@ -109,12 +81,8 @@ fn a_lucene_service_and_its_first_cause() {
     let Some(words) = built(folder.path()) else { return };
     let name = format!("lucene-{}", std::process::id());
     let (java, port) = serve(&words, &library(), &name);
-    let ends = Arc::new(AtomicBool::new(false));
-    let client = |_| {
-        let ends = Arc::clone(&ends);
-        std::thread::spawn(move || ask(port, &ends))
-    };
-    let clients: Vec<_> = (0..3).map(client).collect();
+    let ask = b"GET /search?q=w1+w20+w300 HTTP/1.1\r\nHost: a\r\n\r\n";
+    let load = Load::start(port, ask, is_whole);
     let tale = folder.path().join("lucene.tale");
     let (port, tale) = (port.to_string(), tale.to_str().unwrap());
     let by_port = elfen(&["record", "--for", "3s", "--port", &port, "-o", tale]);
@@ -130,8 +98,7 @@ fn a_lucene_service_and_its_first_cause() {
     let by_name = elfen(&["record", "--for", "2s", "--service", &name, "-o", tale]);
     assert!(by_name.status.success(), "{}", String::from_utf8_lossy(&by_name.stderr));
     let told = report(tale);
-    ends.store(true, Relaxed);
-    clients.into_iter().for_each(|client| client.join().expect("all were answered"));
+    load.end();
     drop(java);
     assert!(told["requests"].as_u64() > Some(20) && told["port"] == 0, "{told:#}");
     let stages = told["stages"].as_array().unwrap_or_else(|| panic!("{told:#}"));

@@ -2,12 +2,13 @@
 //! leaves a readable file whatever becomes of it. Method: a Redis and an nginx that nobody changed,
 //! stopped by the command's own injector; ends of every kind; wrong files and arguments.
 
+mod served;
+
 use std::fs;
-use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -17,39 +18,18 @@ use elfen_rt::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn elfen(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["tailor"]).args(words).stdin(Stdio::null());
-    command
-}
+use served::{Ends, Load, PATIENCE, tailor as elfen};
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
 }
 
 fn skipped(why: &str) {
-    let mut terminal = io::stderr();
-    writeln!(terminal, "skipped: elfen tailor: {why}").unwrap();
+    served::skipped("elfen tailor", why);
 }
 
-/// Ends its process, also when a test fails.
-struct Ends(Child);
-
-impl Ends {
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).expect("it runs");
-    }
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        // A service that was left stopped could not end otherwise.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+fn signal(process: &Ends, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(process.0.id()).unwrap()), signal).expect("it runs");
 }
 
 fn free_port() -> u16 {
@@ -66,39 +46,6 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
-}
-
-/// Clients that ask, wait for the answer, and pause.
-struct Load {
-    ends: Arc<AtomicBool>,
-    clients: Vec<JoinHandle<()>>,
-}
-
-impl Load {
-    fn start(port: u16, ask: &'static [u8]) -> Self {
-        let ends = Arc::new(AtomicBool::new(false));
-        let client = |_| {
-            let ends = Arc::clone(&ends);
-            std::thread::spawn(move || {
-                let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-                stream.set_nodelay(true).unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                let mut answer = [0; 4096];
-                while !ends.load(Relaxed) {
-                    stream.write_all(ask).unwrap();
-                    assert!(stream.read(&mut answer).unwrap() > 0, "it answers");
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-            })
-        };
-        let clients = (0..4).map(client).collect();
-        Self { ends, clients }
-    }
-
-    fn end(self) {
-        self.ends.store(true, Relaxed);
-        self.clients.into_iter().for_each(|client| client.join().expect("all were answered"));
-    }
 }
 
 /// A Redis of the test's own; `None` if there is none to be had.
@@ -146,7 +93,7 @@ fn a_stopped_redis_is_found_out() {
         return;
     }
     let Some((redis, port)) = redis(folder.path()) else { return };
-    let load = Load::start(port, b"PING\r\n");
+    let load = Load::start(port, b"PING\r\n", |answer| !answer.is_empty());
     let stopper = stop(redis.0.id());
     let (port, tale) = (port.to_string(), folder.path().join("redis.tale"));
     let tale = tale.to_str().unwrap();
@@ -188,7 +135,7 @@ fn a_stopped_redis_is_found_out() {
     killed(&port, tale);
     // Killed, it may leave a stop behind.
     drop(stopper);
-    redis.signal(Signal::SIGCONT);
+    signal(&redis, Signal::SIGCONT);
     load.end();
 }
 
@@ -232,7 +179,7 @@ fn begins(port: &str, tale: &str) -> Ends {
 
 fn interrupted(port: &str, tale: &str) {
     let mut recorder = begins(port, tale);
-    recorder.signal(Signal::SIGINT);
+    signal(&recorder, Signal::SIGINT);
     assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is how it ends");
     let told = elfen(&["report", tale, "--json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
@@ -267,13 +214,14 @@ fn an_nginx_that_nobody_changed() {
     };
     let nginx = Ends(nginx);
     until("nginx", || listens(port));
-    let load = Load::start(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    let load = Load::start(port, ask, |answer| !answer.is_empty());
     let tale = folder.path().join("nginx.tale");
     let (pid, tale) = (nginx.0.id().to_string(), tale.to_str().unwrap().to_owned());
     let recorded = elfen(&["record", "--for", "2s", "--pid", &pid, "-o", &tale]).output().unwrap();
     load.end();
     // Its workers end with their master if it may end itself.
-    nginx.signal(Signal::SIGTERM);
+    signal(&nginx, Signal::SIGTERM);
     let mut nginx = nginx;
     nginx.0.wait().unwrap();
     if !may_record(&recorded) {

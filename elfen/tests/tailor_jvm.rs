@@ -1,39 +1,22 @@
 //! Goal: what a JVM did is named, by its probes, by its counters, and by the names of its threads.
 //! Method: a small Java server with forced collections, and the JVM's own log of them as the truth.
 
+mod served;
+
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use elfen_recorder::jvm::Jvms;
 use elfen_rt::clock::nanos;
 use elfen_rt::signal::event::{Event, Kind, Runtime};
 use serde_json::Value;
-
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        // It may have ended already.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
+use served::{Ends, Load, tailor as elfen};
 
 fn skipped(why: &str) {
-    let mut terminal = io::stderr();
-    writeln!(terminal, "skipped: elfen tailor with a JVM: {why}").unwrap();
-}
-
-fn elfen(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.arg("tailor").args(words).stdin(Stdio::null());
-    command
+    served::skipped("elfen tailor with a JVM", why);
 }
 
 /// A JVM of the test's own, whose log has times of the machine's clock; `None` if there is none.
@@ -66,29 +49,6 @@ fn collections(log: &Path) -> Vec<(u64, u64)> {
     text.lines().filter(|line| line.contains("Pause")).filter_map(span).collect()
 }
 
-fn asked(port: u16) -> (Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>) {
-    let ends = Arc::new(AtomicBool::new(false));
-    let client = |_| {
-        let ends = Arc::clone(&ends);
-        std::thread::spawn(move || {
-            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            stream.set_nodelay(true).unwrap();
-            while !ends.load(Relaxed) {
-                stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-                let mut answer = Vec::new();
-                while !answer.ends_with(b"hello") {
-                    let mut bytes = [0; 1024];
-                    let count = stream.read(&mut bytes).unwrap();
-                    assert!(count > 0, "it answers");
-                    answer.extend(&bytes[..count]);
-                }
-                std::thread::sleep(Duration::from_millis(3));
-            }
-        })
-    };
-    (Arc::clone(&ends), (0..4).map(client).collect())
-}
-
 struct Told {
     /// By the recorder, of the JVM.
     said: String,
@@ -105,13 +65,13 @@ fn told() -> Option<Told> {
     }
     let folder = tempfile::tempdir().unwrap();
     let (java, port) = java(folder.path(), &[])?;
-    let (ends, clients) = asked(port);
+    let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    let load = Load::start(port, ask, |answer| answer.ends_with(b"hello"));
     let (port, tale) = (port.to_string(), folder.path().join("java.tale"));
     let tale = tale.to_str().unwrap();
     let words = ["record", "--for", "4s", "--port", &port, "-o", tale];
     let recorded = elfen(&words).output().unwrap();
-    ends.store(true, Relaxed);
-    clients.into_iter().for_each(|client| client.join().expect("all were answered"));
+    load.end();
     drop(java);
     let said = String::from_utf8(recorded.stderr).unwrap();
     if said.contains("not permitted") || recorded.status.code() == Some(3) {

@@ -42,17 +42,24 @@ fn sections(document: &str) -> Vec<Section> {
 }
 
 /// Commands that a machine may lack.
-const MAY_LACK: [&str; 9] = [
+const MAY_LACK: [&str; 10] = [
     "cc",
     "elfen-load",
     "elfen-search",
     "gcc",
+    "java",
     "nginx",
     "redis-cli",
     "redis-server",
     "taskset",
     "xz",
 ];
+
+/// Where Debian's package puts it.
+fn has_lucene() -> bool {
+    let mut jars = fs::read_dir("/usr/share/java").into_iter().flatten().flatten();
+    jars.any(|jar| jar.file_name().to_string_lossy().starts_with("lucene-core-"))
+}
 
 fn missing(script: &str, path: &str) -> Option<String> {
     let words: Vec<&str> = script.split_whitespace().collect();
@@ -67,6 +74,9 @@ fn missing(script: &str, path: &str) -> Option<String> {
         look.args(["-c", &format!("command -v {command}")]).env("PATH", path);
         !look.output().unwrap().status.success()
     };
+    if words.contains(&"workloads/lucene/build") && !has_lucene() {
+        return Some("there is no Lucene".to_owned());
+    }
     let lacked = MAY_LACK.iter().filter(|command| words.contains(command)).find(lacks)?;
     Some(format!("there is no {lacked}"))
 }
@@ -91,6 +101,7 @@ fn run(document: &str) {
         let tools = folder.path().join("tools");
         fs::create_dir_all(folder.path().join("target")).unwrap();
         symlink(built, folder.path().join("target/release")).unwrap();
+        symlink(root().join("workloads"), folder.path().join("workloads")).unwrap();
         fs::create_dir(&tools).unwrap();
         fs::write(tools.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").unwrap();
         fs::set_permissions(tools.join("sudo"), fs::Permissions::from_mode(0o755)).unwrap();

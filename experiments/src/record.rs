@@ -178,6 +178,10 @@ pub struct Run {
     /// batch cannot have had this part of it.
     #[serde(default)]
     pub helper_utilisation: f64,
+    /// How long requests ran, in microseconds from the shortest to the longest, of a run without
+    /// company on an emulated core: what a simulation of the others takes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub service_us: Vec<f64>,
     /// What the generator warned of.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::experiment_args::{Args, Other, WHAT};
 use super::meter::Meter;
 use super::{ladder, live_args, live_rows};
+use crate::expected;
 use crate::live::experiment::{self as live_experiment, Experiment, Results};
 use crate::live::plan::{self, Job};
 use crate::live::summary::{self, Row};
@@ -54,7 +55,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     if let Some(file) = &args.html {
         live_args::write_page(file, "Elfen: an experiment", &results.lines)?;
     }
-    let rows = summary::rows(&results.lines);
+    let mut rows = summary::rows(&results.lines);
+    expected::foresee(&mut rows, &results.lines);
     let right = live_rows::all_right(&rows);
     let remarks = live_rows::remarks(&results.lines, &rows);
     let report = Report { results: &args.out, setup: results.setup(), rows, remarks };

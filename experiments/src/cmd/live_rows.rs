@@ -2,7 +2,7 @@
 
 use elfen_console::table;
 
-use crate::live::summary::{Figure, Row};
+use crate::live::summary::{Figure, Foreseen, Row};
 use crate::record::Line;
 
 const HEADING: [&str; 11] = [
@@ -29,8 +29,26 @@ pub(crate) fn interval(figure: &Figure) -> String {
 
 /// The rows as columns for people.
 pub(crate) fn text(rows: &[Row]) -> String {
-    let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
-    table::lines(&HEADING, &cells)
+    let mut heading = HEADING.to_vec();
+    let mut cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    if rows.iter().any(|row| row.expected.is_some()) {
+        heading.extend(["p99 foreseen", "both lanes", "foreseen"]);
+        cells.iter_mut().zip(rows).for_each(|(cells, row)| cells.extend(foreseen(row)));
+    }
+    table::lines(&heading, &cells)
+}
+
+/// What the model makes of the row, and how far the row is from that.
+fn foreseen(row: &Row) -> [String; 3] {
+    let beside = |of: fn(&Foreseen) -> (f64, f64)| match row.expected.as_ref().map(of) {
+        Some((foreseen, off)) => format!("{foreseen:.3} ({:+.1} %)", off * 100.0),
+        None => "-".to_owned(),
+    };
+    [
+        beside(|expected| (expected.p99_ratio, expected.p99_ratio_off)),
+        format!("{:.3}", row.utilisation.median),
+        beside(|expected| (expected.utilisation, expected.utilisation_off)),
+    ]
 }
 
 fn cells(row: &Row) -> Vec<String> {
@@ -93,6 +111,13 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
              request lane busy, and it naps for them as well; with --signal service it naps for \
              the service alone"
         ));
+    }
+    if rows.iter().any(|row| row.expected.is_some()) {
+        remarks.push(
+            "foreseen: by the model of `elfen simulate`, for the service times of the runs without \
+             company; in brackets, what was measured beyond it"
+                .to_owned(),
+        );
     }
     remarks.extend(ends(lines));
     remarks.extend(rows.iter().filter(|row| row.errors > 0).map(|row| {

@@ -62,11 +62,25 @@ impl Latencies {
     }
 }
 
-/// Adds how long the requests of a generator's CSV ran to a file, in microseconds, a line each.
-pub(super) fn append_service_times(csv: &Path, file: &Path) -> Result<(), LiveError> {
+/// How long the requests of a generator's CSV ran, in microseconds as it wrote them.
+pub(super) fn service_times(csv: &Path) -> Result<Vec<String>, LiveError> {
     let text =
         fs::read_to_string(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
-    let times = service_times(&text).unwrap_or_default();
+    Ok(parse_service_times(&text).unwrap_or_default())
+}
+
+/// So many of them at most, from the shortest to the longest.
+pub(super) fn spread(times: &[String], most: usize) -> Vec<f64> {
+    let mut times: Vec<f64> = times.iter().filter_map(|time| time.parse().ok()).collect();
+    times.sort_unstable_by(f64::total_cmp);
+    let kept = times.len().min(most);
+    // The middle of each of so many equal parts.
+    (0..kept).map(|part| times[(2 * part + 1) * times.len() / (2 * kept)]).collect()
+}
+
+/// Adds times to a file, a line each.
+pub(super) fn append(times: &[String], file: &Path) -> Result<(), LiveError> {
+    let times: String = times.iter().map(|time| format!("{time}\n")).collect();
     let opened = OpenOptions::new().create(true).append(true).open(file);
     opened
         .and_then(|mut file| file.write_all(times.as_bytes()))
@@ -74,11 +88,11 @@ pub(super) fn append_service_times(csv: &Path, file: &Path) -> Result<(), LiveEr
 }
 
 /// Of those that the service said; a failed request has none.
-fn service_times(csv: &str) -> Option<String> {
+fn parse_service_times(csv: &str) -> Option<Vec<String>> {
     let mut lines = csv.lines();
     let at = lines.next()?.split(',').position(|column| column == "service_us")?;
     let times = lines.filter_map(|line| line.split(',').nth(at).filter(|time| !time.is_empty()));
-    Some(times.map(|time| format!("{time}\n")).collect())
+    Some(times.map(str::to_owned).collect())
 }
 
 pub(super) fn number_of(count: usize) -> f64 {
@@ -92,8 +106,13 @@ mod tests {
     #[test]
     fn service_times_are_those_of_requests_that_have_one() {
         let csv = "at,service_us,outcome\n1,250.5,ok\n2,,timeout\n3,7,ok\n";
-        assert_eq!(service_times(csv).unwrap(), "250.5\n7\n");
-        assert_eq!(service_times("at,outcome\n1,ok\n"), None);
+        let times = parse_service_times(csv).unwrap();
+        assert_eq!(times, ["250.5", "7"]);
+        assert_eq!(parse_service_times("at,outcome\n1,ok\n"), None);
+        assert_eq!((spread(&times, 5), spread(&times, 1)), (vec![7.0, 250.5], vec![250.5]));
+        let many: Vec<String> = (0..1000).rev().map(|time| time.to_string()).collect();
+        assert_eq!(spread(&many, 4), [125.0, 375.0, 625.0, 875.0]);
+        assert_eq!(spread(&[], 4), [0.0; 0]);
     }
 
     /// Goal: percentiles are those of all requests, failed ones included. Method: a CSV of four

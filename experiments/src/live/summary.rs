@@ -65,6 +65,30 @@ pub struct Row {
     pub reaction_us: Option<Figure>,
     pub reaction_p99_us: Option<Figure>,
     pub mechanisms: Option<String>,
+    /// What the model makes of the same requests, on an emulated core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Foreseen>,
+}
+
+/// What a row should show, and how far what it shows is from that: 0.1 for a tenth more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Foreseen {
+    pub p99_ratio: f64,
+    pub p99_ratio_off: f64,
+    pub utilisation: f64,
+    pub utilisation_off: f64,
+}
+
+impl Foreseen {
+    pub fn new(p99_ratio: f64, utilisation: f64, row: &Row) -> Option<Self> {
+        let off = |found: f64, foreseen: f64| found / foreseen - 1.0;
+        Some(Self {
+            p99_ratio,
+            p99_ratio_off: off(row.p99_ratio?.median, p99_ratio),
+            utilisation,
+            utilisation_off: off(row.utilisation.median, utilisation),
+        })
+    }
 }
 
 /// The rows of a results file, in the order of load, batch and company.
@@ -160,6 +184,7 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
         reaction_us: reaction(|latency| latency.median),
         reaction_p99_us: reaction(|latency| latency.p99),
         mechanisms: first.report.as_deref().map(mechanisms),
+        expected: None,
     }
 }
 

@@ -44,7 +44,7 @@ pub enum ClockError {
 }
 
 /// Rate and step.
-#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Clock {
     pub ticks_per_second: u64,
     /// Differences of two readings are multiples of this.

@@ -10,9 +10,12 @@
 
 pub mod clock;
 pub mod cmd;
+pub mod costing;
 pub mod export;
 pub mod filter;
+pub mod fold;
 pub mod live;
+pub mod naming;
 pub mod observe;
 pub mod program;
 pub mod rates;
@@ -24,4 +27,5 @@ pub mod session;
 pub mod signal;
 pub mod summary;
 pub mod symbols;
+pub mod tally;
 pub mod text;

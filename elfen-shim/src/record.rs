@@ -7,6 +7,8 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskSlot};
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word, thread_word};
 
+use crate::costing::Costing;
+use crate::fold::Fold;
 use crate::live::Live;
 use crate::observe::{Sample, Sink};
 use crate::rates::{Point, Rate};
@@ -114,61 +116,6 @@ pub struct Until {
     pub above: u64,
 }
 
-/// The cost of observing: stretches in which nobody looks, and what progressed in them.
-#[derive(Debug)]
-pub struct Costing {
-    pub progress: &'static AtomicU64,
-    pub stretch_ticks: u64,
-    phase: u32,
-    phase_since: u64,
-    phase_count: u64,
-    observed: (u64, u64),
-    /// Progress for a tick, unobserved by observed, a cycle each.
-    pub ratios: Vec<f64>,
-}
-
-/// One stretch in so many is left unobserved.
-const STRETCHES: u32 = 10;
-
-impl Costing {
-    pub fn new(progress: &'static AtomicU64, stretch_ticks: u64) -> Self {
-        let ratios = Vec::with_capacity(1 << 16);
-        let (phase, phase_since, phase_count, observed) = (0, 0, 0, (0, 0));
-        Self { progress, stretch_ticks, phase, phase_since, phase_count, observed, ratios }
-    }
-
-    /// At the end of a stretch: perhaps leaves the next one unobserved, by waiting for its end.
-    fn turn(&mut self, now: u64) {
-        if self.phase_since == 0 {
-            (self.phase_since, self.phase_count) = (now, self.progress.load(Relaxed));
-        }
-        if now - self.phase_since < self.stretch_ticks {
-            return;
-        }
-        let count = self.progress.load(Relaxed);
-        self.observed.0 += count.saturating_sub(self.phase_count);
-        self.observed.1 += now - self.phase_since;
-        self.phase += 1;
-        (self.phase_since, self.phase_count) = (now, count);
-        if self.phase < STRETCHES - 1 {
-            return;
-        }
-        let end = now + self.stretch_ticks;
-        while crate::clock::before() < end {
-            std::hint::spin_loop();
-        }
-        let (after, unobserved) = (crate::clock::before(), self.progress.load(Relaxed));
-        let alone = (unobserved.saturating_sub(count), after - now);
-        if alone.0 > 0 && self.observed.0 > 0 && self.ratios.len() < self.ratios.capacity() {
-            let number = elfen_console::duration::number;
-            let pace = |(count, ticks): (u64, u64)| number(count) / number(ticks);
-            self.ratios.push(pace(alone) / pace(self.observed));
-        }
-        (self.phase, self.observed) = (0, (0, 0));
-        (self.phase_since, self.phase_count) = (after, unobserved);
-    }
-}
-
 /// Buckets of times between samples: 16 to a power of two of ticks.
 const PERIOD_BUCKETS: usize = 64 * 16;
 
@@ -195,6 +142,8 @@ pub struct Recorder<const BOTH: bool> {
     pub orders: Arc<Orders>,
     pub until: Option<Until>,
     pub costing: Option<Costing>,
+    /// Adds up what the pool holds before it is full.
+    pub fold: Option<Fold>,
     /// For somebody who looks on.
     pub live: Option<Arc<Live>>,
     pub ended: Ended,
@@ -229,6 +178,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             orders,
             until: None,
             costing: None,
+            fold: None,
             live: None,
             ended: Ended::Told,
             samples: 0,
@@ -330,6 +280,18 @@ impl<const BOTH: bool> Recorder<BOTH> {
             series.see(sample.start, state, &mut self.pool)?;
         }
         Ok(())
+    }
+
+    /// Adds up and begins anew; nobody looks meanwhile.
+    #[cold]
+    fn fold_up(&mut self) {
+        self.close();
+        if let Some(fold) = &mut self.fold {
+            fold.add(&self.pool);
+        }
+        self.pool.clear();
+        self.series.iter_mut().for_each(Series::begin_anew);
+        self.last = None;
     }
 
     /// Nobody looked since `last`.
@@ -464,6 +426,9 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         if let Some(live) = &self.live {
             live.until.store(now, Relaxed);
             live.samples.store(self.samples, Relaxed);
+        }
+        if self.fold.is_some() && self.pool.is_nearly_full() {
+            self.fold_up();
         }
         if let Some(costing) = &mut self.costing {
             costing.turn(now);

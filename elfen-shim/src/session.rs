@@ -18,6 +18,7 @@ use crate::reach::{Place, ProcState};
 use crate::record::{Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
 use crate::recording::{Kind, Pool, Series, Signal, Source};
 use crate::signal::{ServiceWord, Width};
+use crate::tally::Tally;
 
 /// Lanes that are followed one by one, at most: each takes two words of eight.
 const LANES_MAX: usize = 3;
@@ -216,7 +217,8 @@ pub struct How {
     /// Each sample, and not runs of equal ones.
     pub keeps_samples: bool,
     pub until: Option<crate::record::Until>,
-    pub costing: Option<crate::record::Costing>,
+    pub costing: Option<crate::costing::Costing>,
+    pub fold: Option<crate::fold::Fold>,
     pub live: Option<Arc<crate::live::Live>>,
 }
 
@@ -244,6 +246,8 @@ pub struct Seen {
     pub tag_signal: Option<usize>,
     pub cost_ratios: Option<Vec<f64>>,
     pub failed_reads: u64,
+    /// What was added up before the pool's own runs.
+    pub tally: Option<Tally>,
 }
 
 impl Observer {
@@ -290,6 +294,7 @@ fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
         cost_ratios: recorder.costing.take().map(|costing| costing.ratios),
         failed_reads: recorder.reader.failed,
         tag_signal: recorder.tag_feed,
+        tally: recorder.fold.take().map(|fold| fold.tally),
         rates: recorder.rates,
         pool: recorder.pool,
     }
@@ -321,7 +326,7 @@ fn start_one<const BOTH: bool>(
         (recorder.rates, recorder.tag_feed) = (words.rates, words.tag_feed);
         (recorder.state, recorder.reader) = (words.state, reader);
         (recorder.until, recorder.costing, recorder.live) = (how.until, how.costing, how.live);
-        recorder.fetch_ticks = how.fetch_ticks;
+        (recorder.fetch_ticks, recorder.fold) = (how.fetch_ticks, how.fold);
         if pinned.is_err() {
             recorder.ended = crate::record::Ended::Moved;
             return recorder;

@@ -262,6 +262,11 @@ impl Names {
         Self { layout, files: HashMap::new() }
     }
 
+    /// Adds what the process has mapped by now.
+    pub fn look(&mut self, process: u32) {
+        self.layout.look(process);
+    }
+
     /// The file of an address of which the lower half is known, and the address in that file.
     fn lies_in(&mut self, half: u64) -> Option<(&Loaded, &Symbols, u64)> {
         let index = self.layout.objects.iter().position(|loaded| {

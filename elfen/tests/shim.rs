@@ -3,7 +3,7 @@
 //! say what has to be seen.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,19 @@ use alone::command_with_its_library;
 
 const TAGS: &str = r#"
 #include "elfen_tag.h"
+#ifndef TURNS
+#define TURNS 3000
+#define LENGTH 10000
+#endif
 static void spin(long n) { for (volatile long i = 0; i < n; i++) ; }
 int main(void)
 {
-	for (int turn = 0; turn < 3000; turn++) {
+	for (int turn = 0; turn < TURNS; turn++) {
 		elfen_u32 before = elfen_tag("parse, and more");
 		elfen_value((elfen_u64)turn);
-		spin(30000);
+		spin(3 * LENGTH);
 		elfen_tag("reply");
-		spin(10000);
+		spin(LENGTH);
 		elfen_tag_back(before);
 	}
 	return 7;
@@ -322,18 +326,21 @@ fn a_first_try_is_one_screen() {
 }
 
 /// Goal: who looks on sees each second what was done in it, and the summary at the end is there as
-/// before. Method: two seconds of a shell that sleeps, off a terminal.
+/// before. Method: a shell that waits until it has been shown twice, off a terminal.
 #[test]
 fn each_second_is_shown_while_it_goes_on() {
     if !possible() {
         return;
     }
     let mut command = command_with_its_library();
-    command.args(["shim", "--live", "--", "sh", "-c", "sleep 2.2; exit 4"]);
-    let output = command.output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(4), "{text}");
-    assert!(text.matches("samples in the last second").count() >= 2, "{text}");
+    command.args(["shim", "--live", "--", "sh", "-c", "read line; exit 4"]);
+    let mut shown = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(shown.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let seconds = lines.by_ref().filter(|line| line.contains("samples in the last second"));
+    assert_eq!(seconds.take(2).count(), 2);
+    drop(shown.stdin.take());
+    let text: String = lines.map(|line| line + "\n").collect();
+    assert_eq!(shown.wait().unwrap().code(), Some(4), "{text}");
     assert!(text.contains("More would be possible:") && text.contains("share"), "{text}");
     let refused = command_with_its_library().args(["shim", "--live", "--json"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
@@ -368,4 +375,42 @@ fn the_end_alone_or_every_sample_is_kept() {
     let kept = csv.lines().skip(1).filter(|row| !row.contains("(gap)"));
     let mut samples = kept.map(|row| row.rsplit(',').next().unwrap());
     assert!(samples.all(|samples| samples == "1"), "{csv}");
+}
+
+/// Goal: sums alone are kept of runs that no memory would hold. Method: the same program with the
+/// same little memory, which ends a recording early.
+#[test]
+fn sums_need_little_memory_however_long_it_takes() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["-DTURNS=150000", "-DLENGTH=500"];
+    let program = build(folder.path(), "quick", TAGS, &options);
+    let words = ["--json", "--watch", "tag", "--memory", "1KB"];
+    let full = json(&shim(&words, &program));
+    let ended = full["ended"].as_str().unwrap();
+    assert!(ended.starts_with("the memory for it is full"), "{full:#}");
+
+    let words = [&words[..], &["--keep", "histogram"]].concat();
+    let output = shim(&words, &program);
+    let summary = json(&output);
+    assert_eq!((output.status.code(), &summary["ended"]), (Some(7), &"".into()), "{summary:#}");
+    let changes = |summary: &Value| summary["signals"][0]["new_values"].as_u64().unwrap();
+    assert!(changes(&summary) > changes(&full), "{summary:#}");
+    assert!(summary["gaps"].as_u64() >= Some(1), "it does not look while it adds up");
+    let tags = summary["tags"].as_array().unwrap();
+    let share: f64 = tags.iter().map(|tag| tag["share_percent"].as_f64().unwrap()).sum();
+    assert!((share - 100.0).abs() < 0.01, "{summary:#}");
+    assert_eq!(names(&summary, "tag")[..2], ["parse, and more", "reply"], "{summary:#}");
+    for tag in tags {
+        let columns = tag["histogram"].as_array().into_iter().flatten();
+        let runs: u64 = columns.map(|column| column[2].as_u64().unwrap()).sum();
+        assert_eq!(Some(runs), tag["runs"].as_u64(), "{tag:#}");
+    }
+    let file = folder.path().join("run.shim");
+    let words = [&words[..], &["-o", file.to_str().unwrap()]].concat();
+    let refused = shim(&words, &program);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("it keeps no runs"));
 }

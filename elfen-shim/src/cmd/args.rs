@@ -51,7 +51,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIGNAL > N")]
     pub(super) until: Option<String>,
 
-    /// What is kept: runs of equal samples, or each sample by itself
+    /// What is kept: runs of equal samples, each sample by itself, or only how long each thing was
+    /// done and in which lengths, however long it takes
     #[arg(long, value_name = "WHAT", value_enum, default_value = "runs")]
     pub(super) keep: Keep,
 
@@ -101,6 +102,7 @@ pub(super) struct Args {
 pub(super) enum Keep {
     Runs,
     Samples,
+    Histogram,
 }
 
 /// How often to look.

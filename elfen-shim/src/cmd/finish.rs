@@ -1,6 +1,5 @@
 //! What a run leaves: the head of its recording, the file, the summary.
 
-use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,12 +7,11 @@ use std::path::Path;
 
 use elfen_console::duration::number;
 use elfen_console::failure::Failure;
-use elfen_rt::signal::task::Running;
 
 use crate::clock::Clock;
-use crate::program::name_of;
+use crate::naming::{name, name_all};
 use crate::record::Ended;
-use crate::recording::{self, Cost, Dte, Head, Periods, Pool, Recording, Signal, Source, State};
+use crate::recording::{self, Cost, Dte, Head, Periods, Pool, Recording, Signal};
 use crate::session::Seen;
 use crate::symbols::{Layout, Names};
 
@@ -101,51 +99,8 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         all.shrunk += dte.shrunk;
     }
     let mut found = Recording::of(head, &seen.pool)?;
-    for (index, runs) in found.runs.iter().enumerate() {
-        let signal = &found.head.signals[index];
-        if signal.kind != recording::Kind::Tags || !signal.names.is_empty() {
-            continue;
-        }
-        let values: BTreeSet<u64> = runs
-            .iter()
-            .filter_map(|run| match run.state {
-                State::Value(value) => Some(value),
-                State::Gap | State::NotRunning | State::Other => None,
-            })
-            .collect();
-        let signal = signal.clone();
-        let named = values.into_iter().map(|value| (value, name(&mut names, &signal, value, &own)));
-        found.head.signals[index].names = named.collect();
-    }
+    name_all(&mut found, &mut names, &own);
     Ok(found)
-}
-
-/// What a tag of a signal is called.
-pub(super) fn name(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String)) -> String {
-    match signal.source {
-        Source::EntriesAndReturns => names.function(value),
-        Source::SourceTags => names.tag(value),
-        Source::TaskMap => match Running::from_word(value) {
-            Running::Idle => "(idle)".to_owned(),
-            Running::Unknown => "(not known yet)".to_owned(),
-            Running::Task(task) => {
-                let name = match task.process == own.0 {
-                    true => own.1.clone(),
-                    false => name_of(task.process).unwrap_or_else(|| "(ended)".to_owned()),
-                };
-                match task.thread == task.process {
-                    true => format!("{name} {}", task.process),
-                    false => format!("{name} {}/{}", task.process, task.thread),
-                }
-            }
-        },
-        Source::ServicePage
-        | Source::Mapped
-        | Source::SharedAtStart
-        | Source::Shared
-        | Source::Read
-        | Source::Proc => format!("{value}"),
-    }
 }
 
 fn ended(ended: Ended) -> &'static str {

@@ -11,9 +11,9 @@ use elfen_console::failure::Failure;
 use elfen_console::table;
 use elfen_console::terminal::{Input, Screen};
 
-use super::finish::name;
 use crate::clock::Clock;
 use crate::live::{Live, Seen};
+use crate::naming::name;
 use crate::recording::{Kind, Signal};
 use crate::symbols::{Layout, NO_NAME, Names};
 use crate::text::clipped;

@@ -27,15 +27,18 @@ use super::more::{globals, more};
 use super::process::{check_process, new_page, page_of, task_map};
 use super::wait::{End, outlast, take_signals, wait};
 use crate::clock::Clock;
+use crate::costing::Costing;
+use crate::fold::Fold;
 use crate::live::Live;
 use crate::program::{self, Held, Start, StartError};
 use crate::reach::Keeper;
-use crate::record::{Costing, Ended, Orders, Until};
-use crate::recording::{Recording, Source, again};
+use crate::record::{Ended, Orders, Until};
+use crate::recording::{Source, again};
 use crate::round_trip;
 use crate::session::{How, Observer, Seen};
 use crate::summary::Summary;
 use crate::symbols::{Layout, Symbols};
+use crate::tally::Tally;
 
 /// Round trips of up to this are near; further ones stretch the period.
 const NEAR_TICKS: u64 = 300;
@@ -43,11 +46,18 @@ const NEAR_TICKS: u64 = 300;
 const AUTO_NS: u64 = 1_000;
 const FETCH_NS: u64 = 100_000;
 const STRETCH_NS: u64 = 10_000_000;
+/// What is added up at a time: a million runs, which take some tens of milliseconds.
+const FOLD_BYTES: usize = 4 << 20;
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     elfen_console::usage::check_program("shim", &args.program)?;
     if let Some(process) = args.process {
         check_process(process)?;
+    }
+    if args.keep == Keep::Histogram && (args.output.is_some() || args.last.is_some()) {
+        let why = "it keeps no runs that could be written or cut";
+        let fix = "leave out -o and --last, and take the numbers from --json";
+        return Err(Failure::new(Status::Usage, "--keep histogram", why, fix));
     }
     let beside = match args.process {
         Some(process) => affinity::of(process),
@@ -233,7 +243,7 @@ impl Run<'_> {
             }
         });
         let outcome = gathered.and_then(|gathered| self.look(&mut started, gathered, out));
-        let (known, seen, end) = match outcome {
+        let (known, mut seen, end) = match outcome {
             Ok(outcome) => outcome,
             Err(failure) => {
                 // What waits to be let go ends with its pipe; what runs is not left for nothing.
@@ -259,7 +269,10 @@ impl Run<'_> {
             let copied = behind.rewind().and_then(|()| io::copy(&mut behind, out));
             copied.map_err(Failure::output)?;
         }
-        self.print(&recording, no_map.as_deref(), functions, out)?;
+        let mut tally = seen.tally.take().unwrap_or_default();
+        tally.add(Tally::of(&recording));
+        let summary = Summary::from(&recording.head, tally, self.args.keep == Keep::Histogram);
+        self.print(&summary, no_map.as_deref(), functions, out)?;
         out.flush().map_err(Failure::output)?;
         written.transpose()?;
         let status = match (end, &mut started.child) {
@@ -291,11 +304,18 @@ impl Run<'_> {
             period_ticks,
             fetch_ticks,
             for_ticks: self.args.duration.map(|time| self.clock.ticks(nanos(time))),
-            memory: self.args.memory,
+            memory: match self.args.keep {
+                Keep::Histogram => self.args.memory.min(FOLD_BYTES),
+                Keep::Runs | Keep::Samples => self.args.memory,
+            },
             keeps_last: self.args.last.is_some(),
             keeps_samples: self.args.keep == Keep::Samples,
             until,
             costing,
+            fold: (self.args.keep == Keep::Histogram).then(|| {
+                let own = (started.process, started.name.clone());
+                Fold::of(&words.signals, self.clock, own)
+            }),
             live: self.args.live.then(|| Arc::new(Live::of(words.signals.len()))),
         };
         let signals = words.signals.clone();
@@ -396,14 +416,13 @@ impl Run<'_> {
 
     fn print(
         &self,
-        recording: &Recording,
+        summary: &Summary,
         no_map: Option<&str>,
         functions: Option<Source>,
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
-        let summary = Summary::of(recording);
-        let more = more(self.args, &summary, no_map, functions, &self.globals);
-        output::print(out, self.args.json, &summary, || crate::text::text(&summary, &more))
+        let more = more(self.args, summary, no_map, functions, &self.globals);
+        output::print(out, self.args.json, summary, || crate::text::text(summary, &more))
     }
 }
 

@@ -72,7 +72,7 @@ pub struct Signal {
 }
 
 /// What stands before the chunks.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Head {
     pub program: String,
     pub process: u32,

@@ -41,6 +41,18 @@ impl Pool {
         Self { memory, chunks, begun: 0, keeps_last: false, grows: true, open }
     }
 
+    /// Whether some more samples of all signals could fill it.
+    pub fn is_nearly_full(&self) -> bool {
+        self.begun + 2 * self.open.len() as u64 > self.chunks.len() as u64
+    }
+
+    /// Forgets all chunks; who writes one must begin another.
+    pub fn clear(&mut self) {
+        self.chunks.fill(NONE);
+        self.open.fill(None);
+        self.begun = 0;
+    }
+
     /// A chunk for a signal, in place of the one that it has.
     pub(super) fn begin(&mut self, series: u8, first_ticks: u64) -> Result<usize, Full> {
         if self.grows {

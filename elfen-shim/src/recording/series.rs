@@ -88,6 +88,11 @@ impl Series {
         self.write(pool)
     }
 
+    /// The pool was cleared.
+    pub fn begin_anew(&mut self) {
+        self.chunk = None;
+    }
+
     fn change(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
         self.write(pool)?;
         self.new_values += u64::from(matches!(state, State::Value(_)));

@@ -6,7 +6,8 @@
 
 use elfen_console::duration::{number, show};
 use elfen_shim::recording::{Kind, RateFigure, Recording, State};
-use elfen_shim::summary::{Summary, TagFigure, Tags};
+use elfen_shim::summary::{Summary, TagFigure};
+use elfen_shim::tally::Tags;
 
 use super::document::{Report, Table};
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Source, Style};

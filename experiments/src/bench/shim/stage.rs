@@ -80,6 +80,7 @@ pub(super) fn observe(
         keeps_samples: false,
         until: None,
         costing: None,
+        fold: None,
         live: None,
     };
     Observer::start(words, how, Reader::default(), orders)

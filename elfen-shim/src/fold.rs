@@ -1,0 +1,125 @@
+//! A run without end in little memory: whenever the pool is nearly full, its runs are added up, and
+//! it begins anew.
+//!
+//! The observer does it itself, where there may be no third lane; that it does not look meanwhile
+//! is a gap like any other.
+
+use crate::clock::Clock;
+use crate::naming::name_all;
+use crate::recording::{Head, Pool, Recording, Signal};
+use crate::symbols::{Layout, Names};
+use crate::tally::Tally;
+
+/// What was added up so far, and what it takes to go on.
+#[derive(Debug)]
+pub struct Fold {
+    signals: Vec<Signal>,
+    clock: Clock,
+    names: Names,
+    /// The observed process, by id and name.
+    own: (u32, String),
+    pub tally: Tally,
+}
+
+impl Fold {
+    pub fn of(signals: &[Signal], clock: Clock, own: (u32, String)) -> Self {
+        let names = Names::of(Layout::default());
+        Self { signals: signals.to_vec(), clock, names, own, tally: Tally::default() }
+    }
+
+    /// Adds the runs of a pool, which ended all that was open.
+    pub fn add(&mut self, pool: &Pool) {
+        if self.own.0 != 0 {
+            self.names.look(self.own.0);
+        }
+        let signals = self.signals.clone();
+        let head = Head { signals, clock: self.clock, ..Head::default() };
+        // What was just written is read back.
+        if let Ok(mut part) = Recording::of(head, pool) {
+            name_all(&mut part, &mut self.names, &self.own);
+            self.tally.add(Tally::of(&part));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::{Kind, Series, Source, State};
+    use proptest::prelude::*;
+
+    const SIGNALS: [(&str, Kind); 2] = [("what", Kind::Tags), ("how many", Kind::Values)];
+
+    /// Samples go the way that the observer's go; after some of them nobody looks for a while, and
+    /// what was seen is added up if `fold`.
+    fn summed(samples: &[(u64, u64, bool)], fold: bool) -> Tally {
+        let signal = |(name, kind): (&str, Kind)| Signal {
+            name: name.to_owned(),
+            source: Source::Proc,
+            kind,
+            names: (0..9).map(|value| (value, format!("name {}", value / 2))).collect(),
+        };
+        let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1 };
+        let mut folded = Fold::of(&SIGNALS.map(signal), clock, (0, String::new()));
+        let mut pool = Pool::new(1 << 20, SIGNALS.len(), false);
+        let mut series = [(0, Kind::Tags), (1, Kind::Values)]
+            .map(|(index, kind)| Series::new(index, kind, 1, 1_000));
+        let mut at = 1_000;
+        for &(length, value, pause) in samples {
+            for one in &mut series {
+                one.see(at, State::Value(value), &mut pool).unwrap();
+            }
+            at += length;
+            if pause {
+                series.iter_mut().for_each(|one| one.gap(at, &mut pool).unwrap());
+                if fold {
+                    series.iter_mut().for_each(|one| one.end(at, &mut pool).unwrap());
+                    folded.add(&pool);
+                    pool.clear();
+                    series.iter_mut().for_each(Series::begin_anew);
+                }
+                at += 70;
+            }
+        }
+        series.iter_mut().for_each(|one| one.end(at, &mut pool).unwrap());
+        folded.add(&pool);
+        folded.tally
+    }
+
+    /// Goal: what is added up in pieces is what is added up at once. Method: any samples with
+    /// pauses between some, each pause a piece or a mere gap.
+    fn check(samples: &[(u64, u64, bool)]) -> Result<(), TestCaseError> {
+        let [pieces, whole] = [true, false].map(|fold| summed(samples, fold));
+        let times = |tally: &Tally| {
+            (tally.observed_ticks, tally.gap_ticks, tally.gaps, tally.longest_gap_ticks)
+        };
+        prop_assert_eq!(times(&pieces), times(&whole));
+        let [tags, numbers] = pieces.signals.as_slice() else { panic!("{pieces:?}") };
+        let [whole_tags, whole_numbers] = whole.signals.as_slice() else { panic!("{whole:?}") };
+        prop_assert_eq!(tags.new_values, whole_tags.new_values);
+        prop_assert_eq!(numbers.new_values, whole_numbers.new_values);
+        prop_assert_eq!(tags.tags.ran_ticks, whole_tags.tags.ran_ticks);
+        prop_assert!(tags.tags.by_name.keys().eq(whole_tags.tags.by_name.keys()));
+        for (tag, whole) in tags.tags.by_name.values().zip(whole_tags.tags.by_name.values()) {
+            prop_assert_eq!(tag.ticks, whole.ticks);
+            prop_assert!(tag.lengths.columns().eq(whole.lengths.columns()));
+        }
+        let extremes = |numbers: &crate::tally::SignalTally| {
+            numbers.values.map(|seen| (seen.first, seen.last, seen.least, seen.most))
+        };
+        prop_assert_eq!(extremes(numbers), extremes(whole_numbers));
+        if let (Some(one), Some(whole)) = (numbers.values, whole_numbers.values) {
+            prop_assert!((one.mean() - whole.mean()).abs() < 1e-6);
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_whole(
+            samples in proptest::collection::vec((1_u64..500, 0_u64..12, any::<bool>()), 1..60)
+        ) {
+            check(&samples)?;
+        }
+    }
+}

@@ -1,4 +1,5 @@
-//! What being observed costs: stretches in which nobody looks, between those in which somebody does.
+//! What being observed costs: stretches in which nobody looks, between those in which somebody
+//! does.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

@@ -16,6 +16,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
+#[path = "live_checks/java.rs"]
+mod java;
+
 /// The lanes are there once.
 static LANES: Mutex<()> = Mutex::new(());
 const ROUNDS: u32 = 10;

@@ -63,12 +63,13 @@ fn live(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             "any 64-bit program whose threads say on which CPU they are, as the GNU C library has \
              them do from 2.35 on (rseq): its guards write checks into its loops as it runs, for \
              which they take all lanes at once, for a moment; others, as Go's, are given them on \
-             one lane alone (--lanes 0:1); code that a JIT makes, and time in the kernel, stay \
-             with the guards",
+             one lane alone (--lanes 0:1); Java methods that HotSpot compiles are among these; \
+             code of other JITs, and time in the kernel, stay with the guards",
         ),
         _ => Finding::yes(
             "any 64-bit program on one batch lane: its guard writes checks into its loops as it \
-             runs; code that a JIT makes, and time in the kernel, stay with the guard alone",
+             runs, and into the Java methods that HotSpot compiles; code of other JITs, and time \
+             in the kernel, stay with the guard alone",
         ),
     })
 }

@@ -27,6 +27,7 @@
 mod code;
 mod flags;
 mod flow;
+mod hotspot;
 mod loops;
 mod place;
 mod refused;
@@ -34,6 +35,7 @@ mod ring;
 mod trampoline;
 
 pub use code::{Function, JUMP_BYTES, MAX_BYTES};
+pub use hotspot::HotSpot;
 pub use loops::Loop;
 pub use place::{Permitted, Place, Tactic};
 pub use refused::Refused;

@@ -12,6 +12,7 @@ use iced_x86::{
 
 use crate::code::{Function, JUMP_BYTES};
 use crate::flow::{Next, target};
+use crate::hotspot::HotSpot;
 use crate::loops::{self, Loop};
 
 /// What a place rests on, the safest first.
@@ -40,6 +41,8 @@ pub struct Permitted<'a> {
     /// Addresses that anything else of the object names: relocations,
     /// tables, landing pads. In order.
     pub named: &'a [u64],
+    /// The function was compiled by HotSpot as its program ran.
+    pub hotspot: Option<HotSpot>,
 }
 
 /// Instructions that can be moved away for a jump.
@@ -94,7 +97,8 @@ impl Function {
         let (at, end) = (code.first()?.ip(), code.last()?.next_ip());
         let is_certain = moved.clone().all(|index| self.reached[index]);
         let saves_flags = self.flags_live[index];
-        let faults = code.iter().any(may_fault);
+        let is_sure = |memory: &UsedMemory| permitted.hotspot.is_some_and(|by| by.is_sure(memory));
+        let faults = code.iter().any(|one| may_fault(one, is_sure));
         let tactic = match (saves_flags, faults, code.len()) {
             (true, ..) => Tactic::Flags,
             (_, true, _) => Tactic::Memory,
@@ -109,7 +113,11 @@ impl Function {
         let bytes = usize::try_from(end - at).ok()?;
         // A jump to itself goes round in its trampoline, for which no check is needed.
         let is_still = code.len() == 1 && target(&code[0]) == Some(at);
-        let is_safe = is_certain && is_permitted && !is_named && !is_still;
+        let stays = |one: &Instruction| {
+            permitted.hotspot.is_some_and(|hotspot| !hotspot.leaves_alone(self, one))
+        };
+        let is_safe =
+            is_certain && is_permitted && !is_named && !is_still && !code.iter().any(stays);
         is_safe.then_some(Place { at, bytes, tactic, moved, saves_flags })
     }
 
@@ -153,11 +161,11 @@ fn can_move(instruction: &Instruction) -> bool {
 
 /// Whether an instruction may raise a fault: it divides, or goes to memory other than the stack,
 /// its object's own, or its thread's.
-fn may_fault(instruction: &Instruction) -> bool {
+fn may_fault(instruction: &Instruction, or_sure: impl Fn(&UsedMemory) -> bool) -> bool {
     let divides = matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv);
     let mut factory = InstructionInfoFactory::new();
     let memory = factory.info(instruction).used_memory();
-    divides || memory.iter().any(|memory| !is_sure(instruction, memory))
+    divides || memory.iter().any(|memory| !is_sure(instruction, memory) && !or_sure(memory))
 }
 
 fn is_sure(instruction: &Instruction, memory: &UsedMemory) -> bool {
@@ -178,7 +186,7 @@ mod tests {
     use super::*;
 
     const ALL: Permitted<'static> =
-        Permitted { several: true, memory: true, flags: true, named: &[] };
+        Permitted { several: true, memory: true, flags: true, named: &[], hotspot: None };
 
     fn function(bytes: &[u8]) -> Function {
         Function::decode(bytes, 0x1000, None).unwrap()

@@ -257,7 +257,7 @@ mod tests {
 
     fn first(bytes: &[u8]) -> (Function, Place) {
         let function = Function::decode(bytes, 0x1000, None).unwrap();
-        let all = Permitted { several: true, memory: true, flags: true, named: &[] };
+        let all = Permitted { several: true, memory: true, flags: true, ..Permitted::default() };
         let place = function.places(&all).next().unwrap();
         (function, place)
     }

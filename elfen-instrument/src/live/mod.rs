@@ -9,15 +9,21 @@
 //!                elfen-rewrite: the place, and its code
 //! ```
 //!
+//! Of a Java virtual machine, `hotspot.rs` finds the methods that it has compiled.
+//!
 //! Nothing is believed of a process but what its memory holds when it is looked at: each write is
 //! held against the bytes that were decoded, and a function that can't be read whole is left alone.
 
 mod arena;
+mod hotspot;
 mod missed;
 mod object;
 mod patched;
+mod places;
 mod status;
+mod symbols;
 
 pub use arena::{LaneAt, Pages};
 pub use missed::Missed;
-pub use patched::{Change, Patched, Places, Stood};
+pub use patched::{Change, Patched, Stood};
+pub use places::Places;

@@ -84,8 +84,20 @@ fn base(mapped: &[Mapping], code: &Mapping) -> Option<u64> {
     own.map(|one| one.range.start).next_back()
 }
 
-impl Object {
-    fn read(process: u32, memory: &Memory, mapped: &[Mapping], base: u64) -> Option<Self> {
+/// Where an object lies, by its own headers.
+pub(super) struct Loaded {
+    /// What is added to the addresses that its file has.
+    pub(super) bias: u64,
+    segments: Vec<Segment>,
+}
+
+impl Loaded {
+    /// The object that `code` is a mapping of.
+    pub(super) fn of(memory: &Memory, mapped: &[Mapping], code: &Mapping) -> Option<Self> {
+        Self::read(memory, base(mapped, code)?)
+    }
+
+    fn read(memory: &Memory, base: u64) -> Option<Self> {
         let header = memory.read_vec(base, HEADER_BYTES).ok()?;
         // ELF, 64 bits, little-endian.
         if header.get(..6)? != b"\x7fELF\x02\x01" {
@@ -101,6 +113,19 @@ impl Object {
             bytes.chunks_exact(SEGMENT_BYTES).filter_map(Segment::read).collect();
         let first = segments.iter().find(|one| one.kind == PT_LOAD)?;
         let bias = base.wrapping_sub(first.address - first.address % 4096);
+        Some(Self { bias, segments })
+    }
+
+    /// Where the first segment of a kind begins, and how long it is.
+    pub(super) fn segment(&self, kind: u32) -> Option<(u64, u64)> {
+        let one = self.segments.iter().find(|one| one.kind == kind)?;
+        Some((self.bias.checked_add(one.address)?, one.bytes))
+    }
+}
+
+impl Object {
+    fn read(process: u32, memory: &Memory, mapped: &[Mapping], base: u64) -> Option<Self> {
+        let Loaded { bias, segments } = Loaded::read(memory, base)?;
         let mut object = Self::default();
         if let Some(unwind) = segments.iter().find(|one| one.kind == PT_GNU_EH_FRAME) {
             object.read_frames(memory, &segments, bias, unwind);
@@ -213,7 +238,7 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at.checked_add(2)?)?.try_into().ok().map(u16::from_le_bytes)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_le_bytes)
 }
 

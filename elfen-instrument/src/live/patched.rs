@@ -1,14 +1,16 @@
 //! One process and its checks.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
+use std::ops::Range;
 use std::sync::Arc;
 
-use elfen_rewrite::{Function, Permitted, Place, Tactic};
+use elfen_rewrite::{self as rewrite, Function, Permitted, Place, Tactic};
 
 use super::arena::{Arena, Pages, Room};
+use super::hotspot::{Compiled, HotSpot};
 use super::missed::Missed;
 use super::object::Objects;
+use super::places::Places;
 use super::status::Status;
 use crate::remote::{Mapping, Memory, mappings};
 
@@ -43,6 +45,16 @@ pub struct Patched {
     arenas: Vec<Used>,
     places: BTreeMap<u64, OnePlace>,
     objects: Objects,
+    machine: Machine,
+}
+
+/// Whether the process is a Java virtual machine that tells of its compiled methods.
+#[derive(Clone, Debug)]
+enum Machine {
+    /// Nobody stood in code without a file yet.
+    Unknown,
+    None,
+    HotSpot(Box<HotSpot>),
 }
 
 /// An arena, and the places of its checks in the order of their counts.
@@ -58,6 +70,8 @@ struct OnePlace {
     jump: Vec<u8>,
     tactic: Tactic,
     state: State,
+    /// The compiled method that it is in, by its number.
+    compiled: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +89,8 @@ pub struct Change {
     pub process: u32,
     /// The place that this is about.
     pub place: u64,
+    /// The Java method that gets a check.
+    pub method: Option<String>,
     memory: Arc<Memory>,
     writes: Vec<Write>,
 }
@@ -99,30 +115,6 @@ impl Change {
     }
 }
 
-/// How many places a process has, for reports.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Places {
-    /// Processes that have any.
-    pub processes: u64,
-    pub on: u64,
-    pub too_dense: u64,
-    pub refused: u64,
-    /// Of those that are on, by tactic: T1, T3, T4.
-    pub by_tactic: [u64; 3],
-    pub arenas: u64,
-}
-
-impl AddAssign for Places {
-    fn add_assign(&mut self, other: Self) {
-        self.processes += other.processes;
-        self.on += other.on;
-        self.too_dense += other.too_dense;
-        self.refused += other.refused;
-        self.arenas += other.arenas;
-        self.by_tactic.iter_mut().zip(other.by_tactic).for_each(|(sum, one)| *sum += one);
-    }
-}
-
 impl Patched {
     /// A process that has no check of ours yet.
     pub fn meet(process: u32) -> Result<Self, Missed> {
@@ -144,6 +136,7 @@ impl Patched {
             arenas: Vec::new(),
             places: BTreeMap::new(),
             objects: Objects::default(),
+            machine: Machine::Unknown,
         })
     }
 
@@ -163,7 +156,8 @@ impl Patched {
         let places = self.places.iter().filter(|&(&at, place)| is_there(at, place));
         let places = places.map(|(&at, place)| (at, place.clone())).collect();
         let (probe, objects) = (self.probe, self.objects.clone());
-        Some(Self { process, memory, probe, arenas, places, objects })
+        let machine = self.machine.clone();
+        Some(Self { process, memory, probe, arenas, places, objects, machine })
     }
 
     /// Whether it is still the program that it was: an exec leaves its memory behind.
@@ -180,10 +174,12 @@ impl Patched {
         }
         let mapped = mappings(self.process).map_err(|_| Missed::Gone)?;
         let missed = match self.propose_at(stood.thread, stood.ip, true, &mapped, pages) {
+            // Stubs of a Java virtual machine copy and compare for compiled methods.
+            Err(Missed::Jit) if self.hotspot(&mapped).is_some() => Missed::Jit,
             Err(missed) if missed.may_be_for_a_caller() => missed,
             settled => return settled,
         };
-        let callers = callers(&self.memory, &mapped, stood.sp);
+        let callers = self.callers(&mapped, stood.sp);
         let tried = callers
             .into_iter()
             .take(CALLERS_MAX)
@@ -201,17 +197,84 @@ impl Patched {
         mapped: &[Mapping],
         pages: &Pages,
     ) -> Result<Change, Missed> {
-        let code = code_at(mapped, ip)?;
-        let range = self.objects.function(self.process, &self.memory, mapped, code, ip)?;
+        let (range, compiled) = self.function_around(mapped, ip)?;
         let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
         let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
+        self.forget_other_methods(&range, compiled.as_ref());
         self.take_out_jumps(range.start, &mut bytes);
         let function = Function::decode(&bytes, range.start, is_sampled.then_some(ip))?;
-        let place = self.choose(&function, ip)?;
+        let place = self.choose(&function, ip, compiled.as_ref())?;
         let at = usize::try_from(place.at - range.start).map_err(|_| Missed::NoPlace)?;
         let original = bytes.get(at..at + place.bytes).ok_or(Missed::NoPlace)?.to_vec();
         let (index, room) = self.room(thread, mapped, place.at, pages)?;
-        self.change(&function, &place, original, index, &room)
+        self.change(&function, &place, original, index, &room, compiled.as_ref())
+    }
+
+    /// First and last address of the function around `ip`: of an object's, or of a Java method's
+    /// compiled code.
+    fn function_around(
+        &mut self,
+        mapped: &[Mapping],
+        ip: u64,
+    ) -> Result<(Range<u64>, Option<Compiled>), Missed> {
+        match code_at(mapped, ip) {
+            Ok(code) => {
+                let found = self.objects.function(self.process, &self.memory, mapped, code, ip);
+                Ok((found?, None))
+            }
+            Err(Missed::Jit) => {
+                let memory = self.memory.clone();
+                let found = self.hotspot(mapped).and_then(|hotspot| hotspot.compiled(&memory, ip));
+                let found = found.filter(|found| holds_code(mapped, &found.code));
+                let found = found.ok_or(Missed::Jit)?;
+                Ok((found.code.clone(), Some(found)))
+            }
+            Err(missed) => Err(missed),
+        }
+    }
+
+    fn hotspot(&mut self, mapped: &[Mapping]) -> Option<&HotSpot> {
+        if let Machine::Unknown = self.machine {
+            let found = HotSpot::of(&self.memory, mapped);
+            self.machine = found.map_or(Machine::None, |one| Machine::HotSpot(Box::new(one)));
+        }
+        match &self.machine {
+            Machine::HotSpot(hotspot) => Some(hotspot),
+            Machine::Unknown | Machine::None => None,
+        }
+    }
+
+    /// Where a method is compiled, another one may have been before, with checks that went with it.
+    fn forget_other_methods(&mut self, range: &Range<u64>, compiled: Option<&Compiled>) {
+        let Some(Compiled { number, .. }) = compiled else { return };
+        let others = self.places.range(range.clone());
+        let others = others.filter(|(_, place)| place.compiled != Some(*number));
+        for at in others.map(|(&at, _)| at).collect::<Vec<_>>() {
+            self.places.remove(&at);
+            // Their counts are nobody's from now on.
+            let checks = self.arenas.iter_mut().flat_map(|used| &mut used.checks);
+            checks.filter(|check| **check == at).for_each(|check| *check = 0);
+        }
+    }
+
+    /// Where the functions go back to that a thread is in, by what lies on its stack: some of it
+    /// has been left there by others.
+    fn callers(&self, mapped: &[Mapping], sp: u64) -> Vec<u64> {
+        let stack = self.memory.read_vec(sp, STACK_BYTES).unwrap_or_default();
+        let words = stack.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let is_code = |address: u64| match (code_at(mapped, address), &self.machine) {
+            (Ok(_), _) => true,
+            (Err(Missed::Jit), Machine::HotSpot(hotspot)) => {
+                hotspot.compiled(&self.memory, address).is_some()
+            }
+            _ => false,
+        };
+        let is_return = |&address: &u64| {
+            let before = || self.memory.read_vec(address.checked_sub(5)?, 5).ok();
+            is_code(address)
+                && before().is_some_and(|bytes| bytes[0] == CALL || bytes[3] == CALL_INDIRECT)
+        };
+        words.filter(is_return).collect()
     }
 
     /// The code as it was before us.
@@ -229,10 +292,19 @@ impl Patched {
     /// Loops around the address, the outermost first, then the function's entry. A loop whose check
     /// is on already was passed by too seldom; of one whose check ran too often, all that are
     /// inside run more often still.
-    fn choose(&self, function: &Function, ip: u64) -> Result<Place, Missed> {
+    fn choose(
+        &self,
+        function: &Function,
+        ip: u64,
+        compiled: Option<&Compiled>,
+    ) -> Result<Place, Missed> {
         let status = Status::of(self.process).ok_or(Missed::Gone)?;
-        let permitted =
-            Permitted { several: false, memory: !status.catches_faults, flags: true, named: &[] };
+        let permitted = Permitted {
+            memory: !status.catches_faults,
+            flags: true,
+            hotspot: compiled.map(|method| rewrite::HotSpot { entry: method.entry }),
+            ..Permitted::default()
+        };
         let mut is_dense = false;
         for one in function.loops_around(ip) {
             let Some(place) = function.place_in(&one, &permitted) else { continue };
@@ -292,6 +364,7 @@ impl Patched {
         original: Vec<u8>,
         index: usize,
         room: &Room,
+        compiled: Option<&Compiled>,
     ) -> Result<Change, Missed> {
         let trampoline = function.trampoline(place, room.at, &room.hooks).ok_or(Missed::NoPlace)?;
         let jump = place.jump(room.at).ok_or(Missed::NoPlace)?;
@@ -304,19 +377,31 @@ impl Patched {
             jump: jump.bytes.clone(),
             tactic: place.tactic,
             state: State::On,
+            compiled: compiled.map(|method| method.number),
         };
         self.places.insert(place.at, known);
         let ours = |at, bytes| Write { at, expected: None, bytes };
-        let writes = vec![
+        // It is still the method that was decoded: nothing is written here.
+        let holds = compiled.map(|method| {
+            let expected = Some(method.number.to_le_bytes().to_vec());
+            Write { at: method.number_at, expected, bytes: Vec::new() }
+        });
+        let mut writes: Vec<Write> = holds.into_iter().collect();
+        writes.extend([
             ours(trampoline.at, trampoline.bytes),
             ours(used.arena.code, header),
             Write { at: jump.at, expected: Some(original), bytes: jump.bytes },
-        ];
-        Ok(self.change_of(place.at, writes))
+        ]);
+        let method = compiled.and_then(|method| match &self.machine {
+            Machine::HotSpot(hotspot) => hotspot.name(&self.memory, method),
+            Machine::Unknown | Machine::None => None,
+        });
+        Ok(Change { method, ..self.change_of(place.at, writes) })
     }
 
     fn change_of(&self, place: u64, writes: Vec<Write>) -> Change {
-        Change { process: self.process, place, memory: self.memory.clone(), writes }
+        let (process, memory) = (self.process, self.memory.clone());
+        Change { process, place, method: None, memory, writes }
     }
 
     /// A change was refused by what the memory held: the place is left alone from now on.
@@ -370,6 +455,7 @@ impl Patched {
             match known.state {
                 State::On => {
                     places.on += 1;
+                    places.compiled += u64::from(known.compiled.is_some());
                     places.by_tactic[match known.tactic {
                         Tactic::One | Tactic::Several => 0,
                         Tactic::Memory => 1,
@@ -384,17 +470,11 @@ impl Patched {
     }
 }
 
-/// Where the functions go back to that a thread is in, by what lies on its stack: some of it has
-/// been left there by others.
-fn callers(memory: &Memory, mapped: &[Mapping], sp: u64) -> Vec<u64> {
-    let stack = memory.read_vec(sp, STACK_BYTES).unwrap_or_default();
-    let words = stack.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-    let is_return = |&address: &u64| {
-        let before = || memory.read_vec(address.checked_sub(5)?, 5).ok();
-        code_at(mapped, address).is_ok()
-            && before().is_some_and(|bytes| bytes[0] == CALL || bytes[3] == CALL_INDIRECT)
-    };
-    words.filter(is_return).collect()
+/// Whether code that a program made as it ran lies in one mapping of its own.
+fn holds_code(mapped: &[Mapping], code: &Range<u64>) -> bool {
+    let holds = |one: &Mapping| one.range.start <= code.start && code.end <= one.range.end;
+    let is_own = |one: &Mapping| one.executable && one.private && one.file.is_none();
+    mapped.iter().any(|one| holds(one) && is_own(one))
 }
 
 /// The mapping that holds an address of a program's code.

@@ -97,8 +97,11 @@ impl Planner<'_> {
             Ok(change) => change,
             Err(missed) => return self.words.count(&missed),
         };
-        let (process, place) = (change.process, change.place);
+        let (process, place, method) = (change.process, change.place, change.method.clone());
         let outcome = self.hand_over(change);
+        if let (Outcome::Applied, Some(method)) = (outcome, method) {
+            self.words.name_method(&method);
+        }
         if let Some(patched) = self.patched(process) {
             match outcome {
                 Outcome::Applied => {}

@@ -14,6 +14,29 @@ use crate::run::latency::Latency;
 pub(super) const REASONS: [&str; 8] =
     ["kernel", "jit", "ld_so", "no_function", "no_place", "too_dense", "refused", "passing"];
 const WHY_WORDS: usize = 16;
+const NAME_WORDS: usize = 8;
+/// Of methods with checks, the last.
+const NAMES: usize = 16;
+
+/// Up to so many words of text, with zeros behind it.
+#[derive(Debug)]
+struct Text<const WORDS: usize>([AtomicU64; WORDS]);
+
+impl<const WORDS: usize> Text<WORDS> {
+    fn store(&self, text: &str) {
+        let mut bytes = text.bytes();
+        for word in &self.0 {
+            let chunk: [u8; 8] = array::from_fn(|_| bytes.next().unwrap_or(0));
+            word.store(u64::from_le_bytes(chunk), Relaxed);
+        }
+    }
+
+    fn load(&self) -> Option<String> {
+        let bytes = self.0.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
+        let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+        (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
 
 /// One slot, by the keeper's guards and planner.
 #[repr(C, align(128))]
@@ -26,19 +49,22 @@ pub struct LiveWords {
     reasons: [AtomicU64; REASONS.len()],
     processes: AtomicU64,
     pub(super) first_touch_ns: AtomicU64,
-    places: [AtomicU64; 7],
+    places: [AtomicU64; 8],
     pub(super) checks_per_ms: AtomicU64,
     /// The last reason to leave a process alone, as text.
-    why: [AtomicU64; WHY_WORDS],
+    why: Text<WHY_WORDS>,
     /// Of all guards, before one writes.
     pub(super) meetings: AtomicU64,
     pub(super) unmet: AtomicU64,
-    reserved: [AtomicU64; 8],
+    /// How many methods were named, and the last of them in turn.
+    named: AtomicU64,
+    names: [Text<NAME_WORDS>; NAMES],
+    reserved: [AtomicU64; 6],
     /// From the question to the answer.
     pub(super) gap: Histogram,
 }
 
-const _: () = assert!(size_of::<LiveWords>() == 384 + size_of::<Histogram>());
+const _: () = assert!(size_of::<LiveWords>() == 1408 + size_of::<Histogram>());
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNLIVE" is used nowhere else.
 unsafe impl Slot for LiveWords {
@@ -58,17 +84,26 @@ impl LiveWords {
 
     /// Why a process was left alone, or all were.
     pub(super) fn say_why(&self, why: &str) {
-        let mut bytes = [0; 8 * WHY_WORDS];
-        bytes.iter_mut().zip(why.bytes()).for_each(|(to, from)| *to = from);
-        let (words, _) = bytes.as_chunks::<8>();
-        for (word, chunk) in self.why.iter().zip(words) {
-            word.store(u64::from_le_bytes(*chunk), Relaxed);
+        self.why.store(why);
+    }
+
+    /// A Java method has got a check. One planner writes.
+    pub(super) fn name_method(&self, name: &str) {
+        let stored = &name.as_bytes()[..name.len().min(8 * NAME_WORDS)];
+        let is_it =
+            |known: &Text<NAME_WORDS>| known.load().is_some_and(|it| it.as_bytes() == stored);
+        if self.names.iter().any(is_it) {
+            return;
         }
+        let named = self.named.fetch_add(1, Relaxed);
+        let at = usize::try_from(named).unwrap_or(0) % NAMES;
+        self.names.iter().skip(at).take(1).for_each(|text| text.store(name));
     }
 
     pub(super) fn publish(&self, all: Places) {
         let [one, memory, flags] = all.by_tactic;
-        let words = [all.on, all.too_dense, all.refused, one, memory, flags, all.arenas];
+        let words =
+            [all.on, all.too_dense, all.refused, one, memory, flags, all.arenas, all.compiled];
         self.processes.store(all.processes, Relaxed);
         self.places.iter().zip(words).for_each(|(word, value)| word.store(value, Relaxed));
     }
@@ -76,15 +111,14 @@ impl LiveWords {
     /// As reports have it.
     pub fn live(&self) -> Live {
         let load = |word: &AtomicU64| word.load(Relaxed);
-        let [on, too_dense, refused, one, memory, flags, arenas] = self.places.each_ref().map(load);
-        let why: Vec<u8> = self.why.iter().flat_map(|word| load(word).to_le_bytes()).collect();
-        let why: Vec<u8> = why.into_iter().take_while(|&byte| byte != 0).collect();
+        let [on, too_dense, refused, one, memory, flags, arenas, compiled] =
+            self.places.each_ref().map(load);
         let counts: [u64; REASONS.len()] = array::from_fn(|at| load(&self.reasons[at]));
         let reasons = REASONS.iter().zip(counts).filter(|(_, count)| *count > 0);
         Live {
             processes: load(&self.processes),
             first_touch_ns: load(&self.first_touch_ns),
-            places: LivePlaces { on, too_dense, refused, one, memory, flags, arenas },
+            places: LivePlaces { on, too_dense, refused, one, memory, flags, arenas, compiled },
             checks_per_ms: load(&self.checks_per_ms),
             drills: load(&self.drills),
             missed: load(&self.missed),
@@ -94,7 +128,8 @@ impl LiveWords {
             stopped_by_guard: load(&self.stopped_by_guard),
             meetings: load(&self.meetings),
             unmet: load(&self.unmet),
-            refused: (!why.is_empty()).then(|| String::from_utf8_lossy(&why).into_owned()),
+            refused: self.why.load(),
+            methods: self.names.iter().filter_map(Text::load).collect(),
         }
     }
 }
@@ -123,6 +158,9 @@ pub struct Live {
     /// Why a process was left alone, if one was.
     #[serde(deserialize_with = "Option::deserialize")]
     pub refused: Option<String>,
+    /// Java methods that got checks: the last sixteen, in no order.
+    #[serde(default)]
+    pub methods: Vec<String>,
 }
 
 /// Places of checks, of all processes together; those that are on also by tactic.
@@ -135,4 +173,7 @@ pub struct LivePlaces {
     pub memory: u64,
     pub flags: u64,
     pub arenas: u64,
+    /// Of those that are on, in Java methods that the virtual machine has compiled.
+    #[serde(default)]
+    pub compiled: u64,
 }

@@ -158,7 +158,7 @@ fn play(path: &Path, seed: u64) {
     let functions = &object.functions;
     assert!(functions.len() > 10, "{} has functions", path.display());
     let (mut draw, mut played) = (Draw(seed), [0; 4]);
-    let everything = Permitted { several: true, memory: true, flags: true, named: &[] };
+    let everything = Permitted { several: true, memory: true, flags: true, ..Permitted::default() };
     let (mut refused, wanted) = (0, places());
     while played.iter().sum::<usize>() < wanted {
         let frame = functions[draw.below(functions.len())];
@@ -234,7 +234,7 @@ fn skipped(why: &str) {
 fn words_that_are_not_0_ring() {
     let object = Object::read(&mapped("libc.so")).unwrap();
     let mut puppet = Puppet::start(&object);
-    let everything = Permitted { several: true, memory: true, flags: true, named: &[] };
+    let everything = Permitted { several: true, memory: true, flags: true, ..Permitted::default() };
     let mut rung = [0; 4];
     for frame in object.functions.iter().step_by(20) {
         let Some(function) = function(&object, frame) else { continue };

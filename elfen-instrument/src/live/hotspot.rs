@@ -1,0 +1,468 @@
+//! Java methods that HotSpot has compiled, as the virtual machine itself describes them.
+//!
+//! `libjvm.so` exports tables of its structures' fields, for debuggers that look at it from outside
+//! (`gHotSpotVMStructs`). By them the code of the method around an address is found in the code
+//! cache, with nothing loaded into the machine, and nothing asked of it:
+//!
+//! ```text
+//! CodeCache::_heaps --> CodeHeap: memory      segments of 128 bytes: code, or free
+//!                                 segment map how far before a segment its block begins
+//!                       HeapBlock, CodeBlob, nmethod: name, code, state, number
+//! ```
+//!
+//! What is read is input, of a process that runs meanwhile: sizes are bounded, and what is written
+//! by it is held against the method's number at that moment.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use elfen_rewrite::MAX_BYTES;
+
+use super::object::{Loaded, u64_at};
+use super::symbols::{Symbols, u32_at};
+use crate::remote::{Mapping, Memory};
+
+const LIBRARY: &str = "/libjvm.so";
+/// There are some two thousand.
+const FIELDS_MAX: u64 = 1 << 14;
+const NAME_MAX: usize = 96;
+const HEAPS_MAX: u32 = 16;
+/// Of a segment map: the segment is free.
+const FREE: u8 = 0xff;
+/// A block's beginning is so many steps away at most: of a mebibyte's code it is 33.
+const STEPS_MAX: u32 = 1024;
+/// A compiled method's name, among the blobs of the code cache.
+const METHOD: &[u8] = b"nmethod\0";
+/// The state of a method that callers may enter.
+const IN_USE: u8 = 0;
+
+/// One virtual machine.
+#[derive(Clone, Debug)]
+pub(super) struct HotSpot {
+    /// Where the list of the code cache's heaps is.
+    heaps: u64,
+    fields: Fields,
+}
+
+/// The code of one Java method.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Compiled {
+    pub(super) code: Range<u64>,
+    pub(super) entry: u64,
+    /// Where the number of this compilation is, and it: no other has the same.
+    pub(super) number_at: u64,
+    pub(super) number: u32,
+    blob: u64,
+}
+
+/// Offsets of fields.
+#[derive(Clone, Debug)]
+struct Fields {
+    array_length: u64,
+    array_data: u64,
+    heap_memory: u64,
+    heap_segments: u64,
+    heap_shift: u64,
+    space_low: u64,
+    space_high: u64,
+    block_bytes: u64,
+    blob_name: u64,
+    code: Code,
+    stubs: u64,
+    state: u64,
+    number: u64,
+    names: Option<Names>,
+}
+
+/// By what a method's name is found: nothing rests on it but reports.
+#[derive(Clone, Debug)]
+struct Names {
+    method: u64,
+    constant: u64,
+    pool: u64,
+    name_index: u64,
+    pool_bytes: u64,
+    holder: u64,
+    holder_name: u64,
+    text_length: u64,
+    text: u64,
+}
+
+/// How a blob says where its code begins, and a method where it is entered.
+#[derive(Clone, Copy, Debug)]
+enum Code {
+    /// Up to JDK 22, by addresses.
+    Addresses { begin: u64, entry: u64 },
+    /// From the blob, and from the code on.
+    Offsets { begin: u64, entry: u64 },
+}
+
+impl HotSpot {
+    /// The virtual machine of a process, if it has one that describes itself.
+    pub(super) fn of(memory: &Memory, mapped: &[Mapping]) -> Option<Self> {
+        let code = mapped.iter().find(|one| one.executable && one.name.ends_with(LIBRARY))?;
+        let loaded = Loaded::of(memory, mapped, code)?;
+        let symbols = Symbols::of(memory, &loaded)?;
+        let (offsets, addresses) = described(memory, &symbols)?;
+        let heaps = *addresses.get("CodeCache._heaps")?;
+        let pool_bytes = size_of_type(memory, &symbols, "ConstantPool");
+        let names = pool_bytes.and_then(|bytes| Names::of(&offsets, bytes));
+        Some(Self { heaps, fields: Fields { names, ..Fields::of(&offsets)? } })
+    }
+
+    /// The method around an address, if there is one that callers may enter.
+    pub(super) fn compiled(&self, memory: &Memory, ip: u64) -> Option<Compiled> {
+        let fields = &self.fields;
+        let list = u64_of(memory, self.heaps)?;
+        let count = u32_of(memory, list.checked_add(fields.array_length)?)?.min(HEAPS_MAX);
+        let data = u64_of(memory, list.checked_add(fields.array_data)?)?;
+        let heaps =
+            (0..count).filter_map(|index| u64_of(memory, data.checked_add(u64::from(index) * 8)?));
+        let blob = heaps.filter_map(|heap| self.blob(memory, heap, ip)).next()?;
+        let at = |field: u64| blob.checked_add(field);
+        let name = u64_of(memory, at(fields.blob_name)?)?;
+        if memory.read_vec(name, METHOD.len()).ok()? != METHOD {
+            return None;
+        }
+        let (begin, entry) = match fields.code {
+            Code::Addresses { begin, entry } => {
+                (u64_of(memory, at(begin)?)?, u64_of(memory, at(entry)?)?)
+            }
+            Code::Offsets { begin, entry } => {
+                let begin = at(u32_of(memory, at(begin)?)?.into())?;
+                let entry = u16_of(memory, at(entry)?)?;
+                (begin, begin.checked_add(entry.into())?)
+            }
+        };
+        let code = begin..at(u32_of(memory, at(fields.stubs)?)?.into())?;
+        let is_in_use = memory.read_vec(at(fields.state)?, 1).ok()? == [IN_USE];
+        let number_at = at(fields.number)?;
+        let number = u32_of(memory, number_at)?;
+        let is_short = code.end.saturating_sub(code.start) <= MAX_BYTES as u64;
+        let is_sound = is_short && code.contains(&ip) && code.contains(&entry) && blob < begin;
+        let found = Compiled { code, entry, number_at, number, blob };
+        (is_in_use && is_sound).then_some(found)
+    }
+
+    /// A method's name, as in `java/util/HashMap.putVal`.
+    pub(super) fn name(&self, memory: &Memory, method: &Compiled) -> Option<String> {
+        let names = self.fields.names.as_ref()?;
+        let word = |at: u64, field: u64| u64_of(memory, at.checked_add(field)?);
+        let symbol = |at: u64| {
+            let bytes = u16_of(memory, at.checked_add(names.text_length)?)?;
+            let length = usize::from(bytes).min(NAME_MAX);
+            String::from_utf8(memory.read_vec(at.checked_add(names.text)?, length).ok()?).ok()
+        };
+        let constant = word(word(method.blob, names.method)?, names.constant)?;
+        let pool = word(constant, names.pool)?;
+        let index = u16_of(memory, constant.checked_add(names.name_index)?)?;
+        let name = word(pool.checked_add(names.pool_bytes)?, u64::from(index) * 8)?;
+        let holder = word(word(pool, names.holder)?, names.holder_name)?;
+        Some(format!("{}.{}", symbol(holder)?, symbol(name)?))
+    }
+
+    /// The blob around an address of a heap.
+    fn blob(&self, memory: &Memory, heap: u64, ip: u64) -> Option<u64> {
+        let fields = &self.fields;
+        let space = heap.checked_add(fields.heap_memory)?;
+        let low = u64_of(memory, space.checked_add(fields.space_low)?)?;
+        let high = u64_of(memory, space.checked_add(fields.space_high)?)?;
+        if !(low..high).contains(&ip) {
+            return None;
+        }
+        let map = heap.checked_add(fields.heap_segments)?.checked_add(fields.space_low)?;
+        let map = u64_of(memory, map)?;
+        let shift = u32_of(memory, heap.checked_add(fields.heap_shift)?)?;
+        let mut segment = (ip - low).checked_shr(shift)?;
+        for _ in 0..STEPS_MAX {
+            match memory.read_vec(map.checked_add(segment)?, 1).ok()?[..] {
+                [0] => {
+                    let block = low.checked_add(segment.checked_shl(shift)?)?;
+                    return block.checked_add(fields.block_bytes);
+                }
+                [FREE] | [] => return None,
+                [back, ..] => segment = segment.checked_sub(back.into())?,
+            }
+        }
+        None
+    }
+}
+
+impl Fields {
+    fn of(offsets: &HashMap<String, u64>) -> Option<Self> {
+        let field = |name: &str| offsets.get(name).copied();
+        let code = match (field("CodeBlob._code_begin"), field("CodeBlob._code_offset")) {
+            (Some(begin), _) => {
+                Code::Addresses { begin, entry: field("nmethod._verified_entry_point")? }
+            }
+            (_, Some(begin)) => {
+                Code::Offsets { begin, entry: field("nmethod._verified_entry_offset")? }
+            }
+            _ => return None,
+        };
+        Some(Self {
+            array_length: field("GrowableArrayBase._len")?,
+            array_data: field("GrowableArray<int>._data")?,
+            heap_memory: field("CodeHeap._memory")?,
+            heap_segments: field("CodeHeap._segmap")?,
+            heap_shift: field("CodeHeap._log2_segment_size")?,
+            space_low: field("VirtualSpace._low")?,
+            space_high: field("VirtualSpace._high")?,
+            // A length, and a flag that is padded to as much.
+            block_bytes: field("HeapBlock::Header._used")?.checked_mul(2)?,
+            blob_name: field("CodeBlob._name")?,
+            code,
+            stubs: field("nmethod._stub_offset")?,
+            state: field("nmethod._state")?,
+            number: field("nmethod._compile_id")?,
+            names: None,
+        })
+    }
+}
+
+impl Names {
+    fn of(offsets: &HashMap<String, u64>, pool_bytes: u64) -> Option<Self> {
+        let field = |name: &str| offsets.get(name).copied();
+        Some(Self {
+            method: field("CompiledMethod._method").or_else(|| field("nmethod._method"))?,
+            constant: field("Method._constMethod")?,
+            pool: field("ConstMethod._constants")?,
+            name_index: field("ConstMethod._name_index")?,
+            pool_bytes,
+            holder: field("ConstantPool._pool_holder")?,
+            holder_name: field("Klass._name")?,
+            text_length: field("Symbol._length")?,
+            text: field("Symbol._body")?,
+        })
+    }
+}
+
+type Described = (HashMap<String, u64>, HashMap<String, u64>);
+
+/// The offset of each field of an instance, and the address of each static one, as `Type.field`.
+fn described(memory: &Memory, symbols: &Symbols<'_>) -> Option<Described> {
+    let word = |name: &str| u64_of(memory, symbols.address(name)?);
+    let of_entry = |name: &str| word(&format!("gHotSpotVMStructEntry{name}"));
+    let table = word("gHotSpotVMStructs")?;
+    let bytes = of_entry("ArrayStride")?.min(4096);
+    let length = usize::try_from(bytes).ok()?;
+    let index = |name: &str| of_entry(name).and_then(|offset| usize::try_from(offset).ok());
+    let (of_type, of_name) = (index("TypeNameOffset")?, index("FieldNameOffset")?);
+    let (of_static, of_offset) = (index("IsStaticOffset")?, index("OffsetOffset")?);
+    let of_address = index("AddressOffset")?;
+    let (mut offsets, mut addresses) = (HashMap::new(), HashMap::new());
+    for number in 0..FIELDS_MAX {
+        let at = table.checked_add(number.checked_mul(bytes)?)?;
+        let entry = memory.read_vec(at, length).ok()?;
+        let kind = u64_at(&entry, of_type)?;
+        if kind == 0 {
+            break;
+        }
+        let (Some(kind), Some(name)) = (text(memory, kind), text(memory, u64_at(&entry, of_name)?))
+        else {
+            continue;
+        };
+        let name = format!("{kind}.{name}");
+        match u32_at(&entry, of_static)? {
+            0 => offsets.insert(name, u64_at(&entry, of_offset)?),
+            _ => addresses.insert(name, u64_at(&entry, of_address)?),
+        };
+    }
+    Some((offsets, addresses))
+}
+
+/// How long structures of a type are.
+fn size_of_type(memory: &Memory, symbols: &Symbols<'_>, name: &str) -> Option<u64> {
+    let word = |name: &str| u64_of(memory, symbols.address(name)?);
+    let of_entry = |name: &str| word(&format!("gHotSpotVMTypeEntry{name}"));
+    let table = word("gHotSpotVMTypes")?;
+    let (bytes, of_name) = (of_entry("ArrayStride")?, of_entry("TypeNameOffset")?);
+    let of_size = of_entry("SizeOffset")?;
+    for number in 0..FIELDS_MAX {
+        let entry = table.checked_add(number.checked_mul(bytes)?)?;
+        let found = u64_of(memory, entry.checked_add(of_name)?).filter(|&at| at != 0)?;
+        if text(memory, found).as_deref() == Some(name) {
+            return u64_of(memory, entry.checked_add(of_size)?);
+        }
+    }
+    None
+}
+
+/// Up to its NUL. The strings of the tables are constants, with others behind them.
+fn text(memory: &Memory, at: u64) -> Option<String> {
+    let bytes = memory.read_vec(at, NAME_MAX).ok()?;
+    let text = bytes.split(|&byte| byte == 0).next()?;
+    String::from_utf8(text.to_vec()).ok()
+}
+
+fn u64_of(memory: &Memory, at: u64) -> Option<u64> {
+    u64_at(&memory.read_vec(at, 8).ok()?, 0)
+}
+
+fn u32_of(memory: &Memory, at: u64) -> Option<u32> {
+    u32_at(&memory.read_vec(at, 4).ok()?, 0)
+}
+
+fn u16_of(memory: &Memory, at: u64) -> Option<u16> {
+    let bytes = memory.read_vec(at, 2).ok()?;
+    bytes.first_chunk().map(|bytes| u16::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Child, Command, Stdio};
+
+    use elfen_rewrite::{Function, HotSpot as Rule, Permitted};
+
+    use super::*;
+    use crate::remote::mappings;
+
+    /// A method is compiled; then the program says so, and waits until its input ends.
+    const PROGRAM: &str = "public class Waits {
+        static long work(long x) {
+            for (long i = 0; i < 1000; i++) { x = x * 31 + (x >>> 7) + i; }
+            return x;
+        }
+        public static void main(String[] none) throws Exception {
+            long x = 1;
+            for (int i = 0; i < 40000; i++) { x = work(x); }
+            System.out.println(x == 0 ? \"zero\" : \"compiled\");
+            System.in.read();
+        }
+    }";
+
+    struct Java(Child);
+
+    impl Drop for Java {
+        fn drop(&mut self) {
+            // It has ended already if the test went through.
+            let _ended = self.0.kill();
+            self.0.wait().unwrap();
+        }
+    }
+
+    /// With the program's methods compiled; `None`, and a line, without a JDK.
+    fn java() -> Option<Java> {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("Waits.java");
+        std::fs::write(&source, PROGRAM).unwrap();
+        let built = Command::new("javac").arg("-d").arg(folder.path()).arg(&source).status();
+        if !built.is_ok_and(|status| status.success()) {
+            // Not through a macro of std, whose output the test runner keeps to itself.
+            writeln!(std::io::stderr(), "skipped: HotSpot: there is no JDK").unwrap();
+            return None;
+        }
+        let mut command = Command::new("java");
+        command.args(["-Xcomp", "-cp"]).arg(folder.path()).arg("Waits");
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut java = Java(child);
+        let mut line = String::new();
+        BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "compiled\n");
+        Some(java)
+    }
+
+    /// Goal: every method that HotSpot has compiled is found by any address in it, can be decoded
+    /// whole, and has places that the machine leaves alone. Method: a real one, all of whose code
+    /// cache is looked at.
+    #[test]
+    fn methods_are_found_as_the_machine_describes_them() {
+        let Some(java) = java() else { return };
+        let memory = Memory::open(java.0.id()).unwrap();
+        let mapped = mappings(java.0.id()).unwrap();
+        let hotspot = HotSpot::of(&memory, &mapped).expect("it describes itself");
+        let mut found: Vec<Compiled> = Vec::new();
+        let makes_code = |one: &&Mapping| one.executable && one.file.is_none();
+        for one in mapped.iter().filter(makes_code).filter(|one| !one.name.starts_with('[')) {
+            let mut at = one.range.start;
+            while at < one.range.end {
+                let method = hotspot.compiled(&memory, at);
+                at = method.as_ref().map_or(at + 64, |method| method.code.end);
+                found.extend(method);
+            }
+        }
+        assert!(found.len() > 100, "{} methods", found.len());
+        let mut places = 0;
+        for method in &found {
+            let Range { start, end } = method.code;
+            for ip in [start, method.entry, (start + end) / 2, end - 1] {
+                assert_eq!(hotspot.compiled(&memory, ip).as_ref(), Some(method));
+            }
+            let bytes = memory.read_vec(start, usize::try_from(end - start).unwrap()).unwrap();
+            let permitted =
+                Permitted { hotspot: Some(Rule { entry: method.entry }), ..Permitted::default() };
+            // Stubs behind the code hold data where parts of it are still to be linked.
+            let function = Function::decode(&bytes, start, Some(method.entry));
+            let place = function.is_ok_and(|one| one.places(&permitted).next().is_some());
+            places += usize::from(place);
+        }
+        assert!(places * 2 > found.len(), "{places} of {} have a place", found.len());
+        let names: Vec<String> =
+            found.iter().filter_map(|method| hotspot.name(&memory, method)).collect();
+        assert_eq!(names.len(), found.len());
+        assert!(names.iter().any(|name| name == "Waits.work"), "{names:?}");
+        let mut numbers: Vec<u32> = found.iter().map(|method| method.number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), found.len(), "each compilation has a number of its own");
+        assert_eq!(hotspot.compiled(&memory, PROGRAM.as_ptr().expose_provenance() as u64), None);
+    }
+
+    #[test]
+    fn what_is_no_virtual_machine_has_no_methods() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let mapped = mappings(std::process::id()).unwrap();
+        assert!(HotSpot::of(&memory, &mapped).is_none());
+    }
+
+    /// Goal: whatever a process writes where its machine's structures should be, nothing is found
+    /// and nothing goes wrong. Method: pages of this process filled by a seeded generator, with
+    /// words that point back into them.
+    #[test]
+    fn memory_that_lies_is_no_method() {
+        let memory = Memory::open(std::process::id()).unwrap();
+        let mut words = vec![0_u64; 512];
+        let base = words.as_ptr().expose_provenance() as u64;
+        let mut seed = 7_u64;
+        let mut next = move || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            seed >> 20
+        };
+        for _ in 0..2000 {
+            for word in &mut words {
+                *word = match next() % 4 {
+                    0 => base + next() % 4096,
+                    1 => next() % 64,
+                    2 => u64::MAX - next() % 64,
+                    _ => next() << 20 | next(),
+                };
+            }
+            let offset = |next: &mut dyn FnMut() -> u64| next() % 256 * 8;
+            let (begin, entry) = (offset(&mut next), offset(&mut next));
+            let code = match next() % 2 {
+                0 => Code::Addresses { begin, entry },
+                _ => Code::Offsets { begin, entry },
+            };
+            let mut field = || offset(&mut next);
+            let fields = Fields {
+                array_length: field(),
+                array_data: field(),
+                heap_memory: field(),
+                heap_segments: field(),
+                heap_shift: field(),
+                space_low: field(),
+                space_high: field(),
+                block_bytes: field(),
+                blob_name: field(),
+                code,
+                stubs: field(),
+                state: field(),
+                number: field(),
+                names: None,
+            };
+            let hotspot = HotSpot { heaps: base + next() % 4096, fields };
+            assert_eq!(hotspot.compiled(&memory, base + next() % 8192), None);
+        }
+    }
+}

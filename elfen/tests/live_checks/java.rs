@@ -1,0 +1,104 @@
+//! Goal: Java methods that are given checks as they run do what they did, whatever their virtual
+//! machine does with their code meanwhile, and the checks answer. Method: a program of everything
+//! (`Everything.java`) by the compilers and collectors that change what code looks like, beside a
+//! request lane that is busy and idle in turns; output and status have to be those that it has
+//! alone.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use super::{LANES, Turns, did, elfen, possible, skipped};
+
+/// Both compilers; one alone; code that is thrown away, and its room used anew; collectors whose
+/// barriers change code as it runs; loops that are polled a thousand rounds at a time.
+const MACHINES: [&[&str]; 6] = [
+    &[],
+    &["-XX:TieredStopAtLevel=1"],
+    &["-XX:-TieredCompilation"],
+    &["-XX:ReservedCodeCacheSize=5m", "-XX:+UseSerialGC"],
+    &["-XX:+UseG1GC", "-Xmx64m"],
+    &["-XX:+UseZGC", "-Xmx256m"],
+];
+
+/// The program's class; `None`, and a line, without a JDK.
+fn build(folder: &Path) -> Option<()> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks/Everything.java");
+    let mut compiler = Command::new("javac");
+    compiler.arg("-d").arg(folder).arg(source).stderr(Stdio::null());
+    let built = compiler.status().is_ok_and(|status| status.success());
+    if !built {
+        skipped("there is no JDK");
+    }
+    built.then_some(())
+}
+
+fn arguments(folder: &Path, machine: &[&str], rest: &[&str]) -> Vec<String> {
+    let path = folder.to_str().unwrap();
+    let common = ["-cp", path, "Everything"];
+    [machine, &common, rest].concat().into_iter().map(str::to_owned).collect()
+}
+
+fn alone(arguments: &[String]) -> (String, Option<i32>) {
+    let output = Command::new("java").args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    did(&output)
+}
+
+fn lent(folder: &Path, arguments: &[String]) -> (Output, Value) {
+    let report = folder.join("report");
+    let mut command = elfen(&["--report", report.to_str().unwrap()], Path::new("java"));
+    let output = command.args(arguments).output().unwrap();
+    let report = fs::read(&report).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output, serde_json::from_slice(&report).unwrap())
+}
+
+#[test]
+fn java_does_the_same_with_checks_in_compiled_methods() {
+    let _lanes = LANES.lock();
+    let folder = tempfile::tempdir().unwrap();
+    if !possible() || build(folder.path()).is_none() {
+        return;
+    }
+    let expected = alone(&arguments(folder.path(), &[], &[]));
+    for machine in MACHINES {
+        let arguments = arguments(folder.path(), machine, &[]);
+        let turns = Turns::start();
+        let (output, report) = lent(folder.path(), &arguments);
+        drop(turns);
+        assert_eq!(did(&output), expected, "{machine:?}: {output:?}");
+        assert!(report["live"]["refused"].is_null(), "{machine:?}: {report}");
+    }
+}
+
+/// Goal: checks come into compiled methods, and answer drills; the report names the methods.
+/// Method: collections for as long as it takes, a dozen times as long at most.
+#[test]
+fn compiled_methods_answer() {
+    let _lanes = LANES.lock();
+    let folder = tempfile::tempdir().unwrap();
+    if !possible() || build(folder.path()).is_none() {
+        return;
+    }
+    let mut last = Value::Null;
+    for times in ["10", "40", "160"] {
+        let turns = Turns::start();
+        let (output, report) =
+            lent(folder.path(), &arguments(folder.path(), &[], &[times, "collections"]));
+        drop(turns);
+        assert_eq!(output.status.code(), Some(7), "{output:?}");
+        let live = &report["live"];
+        let count = |word: &Value| word.as_u64().unwrap();
+        let answered = count(&live["drills"]) - count(&live["missed"]);
+        let methods = live["methods"].as_array().unwrap();
+        let is_named = |name: &Value| name.as_str().is_some_and(|name| name.contains('.'));
+        if count(&live["places"]["compiled"]) > 0 && answered > 0 && count(&live["bells"]) > 0 {
+            assert!(!methods.is_empty() && methods.iter().all(is_named), "{live}");
+            return;
+        }
+        last = report;
+    }
+    panic!("no method was given a check: {last}");
+}

@@ -196,7 +196,7 @@ impl Report<'_> {
     fn text(&self) -> String {
         let mut text = "maximum and p99.9 of each iteration, in ms\n".to_owned();
         text += &self.by_iteration();
-        text += "\nin ms; page faults are those of an iteration, which the kernel counts\n";
+        text += "\nin ms; faults: the most pages that an iteration after the first was given\n";
         text += &self.by_rung();
         if self.not_recorded.is_none() {
             let percent = self.plan.slow_percent();
@@ -231,7 +231,7 @@ impl Report<'_> {
                 let Spread { median, lowest, highest } = spread;
                 format!("{} ({}-{})", ms(median), ms(lowest), ms(highest))
             });
-            let faults = stood.page_faults.map_or("-".to_owned(), |f| format!("{:.0}", f.median));
+            let faults = stood.page_faults.map_or("-".to_owned(), |f| format!("{:.0}", f.highest));
             let (lowest, highest) = stood.thesis_max_ms;
             vec![
                 stood.rung.name().to_owned(),

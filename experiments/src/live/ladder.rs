@@ -275,11 +275,11 @@ impl Ladder<'_> {
         command.arg("-o").arg(self.scratch.path("tale"));
         let place = Place::anywhere(Normal);
         let mut recorder = Process::start("elfen tailor", command, &place, &self.scratch)?;
-        let begun = |recorder: &Process| recorder.said().contains("recording").then_some(());
+        let begun = |recorder: &Process| is_recording(&recorder.said(), port).then_some(());
         match wait_for(&mut recorder, TO_START, begun) {
             Ok(()) => Ok(Some(recorder)),
             Err(LiveError::Failed { said, .. }) => {
-                self.not_recorded = Some(said);
+                self.not_recorded = Some(said.trim_start_matches("elfen: ").to_owned());
                 Ok(None)
             }
             Err(other) => Err(other),
@@ -313,6 +313,12 @@ impl Ladder<'_> {
     }
 }
 
+/// Its failures speak of recording as well.
+fn is_recording(said: &str, port: u16) -> bool {
+    let end = format!(", port {port}");
+    said.lines().any(|line| line.starts_with("elfen: recording ") && line.ends_with(&end))
+}
+
 impl Served {
     fn lives(&mut self) -> Result<(), LiveError> {
         self.first.lives()?;
@@ -324,6 +330,14 @@ impl Served {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_recorder_that_may_not_is_none_that_began() {
+        let begins = "elfen: process 7 is a JVM: by its probes\nelfen: recording java, port 80\n";
+        assert!(is_recording(begins, 80) && !is_recording(begins, 8));
+        let fails = "elfen: recording events of the kernel: not permitted; run it as root\n";
+        assert!(!is_recording(fails, 80) && !is_recording("", 80));
+    }
 
     /// Goal: a rung has the cures of all below it, and what Tailor names is cured above where it
     /// hurts. Method: options of each, and causes of each kind.

@@ -1,12 +1,14 @@
-//! The calls of bpf(2) that a reader of pinned maps needs. Loading and attaching is the
-//! business of `elfen-kernel`.
+//! The calls of bpf(2) that a reader of maps needs. Loading and attaching is the business of
+//! `elfen-kernel`.
 //!
-//! Three small structures instead of a library: this runs in other people's processes.
+//! Three small structures instead of a library: this runs in other people's processes. In a
+//! container bpf(2) is refused; what a descriptor is, `/proc` says there as well.
 
 use core::ffi::{CStr, c_int};
 use core::mem::{size_of, zeroed};
 
 use crate::memory::{Access, Memory, MemoryError};
+use crate::process::{NumberedPath, parse_u64, read_file};
 
 const BPF_OBJ_GET: c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: c_int = 15;
@@ -25,9 +27,23 @@ impl Descriptor {
     pub fn raw(&self) -> c_int {
         self.0
     }
+
+    /// The same, out of the way of a program that counts on low numbers.
+    pub(crate) fn out_of_the_way(self) -> Self {
+        const FROM: [c_int; 3] = [900, 200, 20];
+        for from in FROM {
+            // SAFETY: F_DUPFD_CLOEXEC takes numbers and changes no descriptor that is open.
+            let copy = unsafe { libc::fcntl(self.0, libc::F_DUPFD_CLOEXEC, from) };
+            if copy >= 0 {
+                return Self(copy);
+            }
+        }
+        self
+    }
 }
 
 impl Drop for Descriptor {
+    #[inline(never)]
     fn drop(&mut self) {
         // Not the C library's close, which is a cancellation point: checks open
         // descriptors in any thread.
@@ -96,6 +112,17 @@ pub fn map_array(
     value_bytes: usize,
     access: Access,
 ) -> Result<Memory, MemoryError> {
+    let info = map_info(fd)?;
+    if info.kind != BPF_MAP_TYPE_ARRAY || info.value_size as usize != value_bytes {
+        return Err(MemoryError::Size);
+    }
+    let len = value_bytes.checked_mul(info.max_entries as usize).ok_or(MemoryError::Size)?;
+    // SAFETY: the kernel has just described the descriptor as an array map.
+    unsafe { Memory::map_descriptor(fd.raw(), len, access) }
+}
+
+/// Fails on anything that is not an eBPF map.
+fn map_info(fd: &Descriptor) -> Result<MapInfo, MemoryError> {
     // SAFETY: an all-zero MapInfo is a valid value of that plain structure.
     let mut info: MapInfo = unsafe { zeroed() };
     let mut attribute = InfoByFd {
@@ -103,12 +130,58 @@ pub fn map_array(
         info_len: MAP_INFO_BYTES,
         info: core::ptr::from_mut(&mut info).expose_provenance() as u64,
     };
-    // Fails on anything that is not an eBPF object.
-    call(BPF_OBJ_GET_INFO_BY_FD, &mut attribute)?;
-    if info.kind != BPF_MAP_TYPE_ARRAY || info.value_size as usize != value_bytes {
-        return Err(MemoryError::Size);
+    match call(BPF_OBJ_GET_INFO_BY_FD, &mut attribute) {
+        Ok(_) => Ok(info),
+        // Refused to this process, or to all in its container, whatever the descriptor is.
+        Err(MemoryError::Denied | MemoryError::Other(libc::ENOSYS)) => {
+            said_of(fd).ok_or(MemoryError::Denied)
+        }
+        Err(error) => Err(error),
     }
-    let len = value_bytes * info.max_entries as usize;
-    // SAFETY: the kernel has just described the descriptor as an array map.
-    unsafe { Memory::map_bpf(fd.raw(), len, access) }
+}
+
+/// What the kernel writes about a descriptor; of a map, and of nothing else, these lines.
+fn said_of(fd: &Descriptor) -> Option<MapInfo> {
+    let path = NumberedPath::of(b"/proc/self/fdinfo/", fd.raw(), b"");
+    let mut text = [0; 640];
+    parse_fdinfo(read_file(path.as_c_str(), &mut text)?)
+}
+
+fn parse_fdinfo(text: &[u8]) -> Option<MapInfo> {
+    let line = |name: &[u8]| {
+        let mut lines = text.split(|&byte| byte == b'\n');
+        let number = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(b":\t"))?;
+        u32::try_from(parse_u64(number)?).ok()
+    };
+    Some(MapInfo {
+        kind: line(b"map_type")?,
+        id: 0,
+        key_size: line(b"key_size")?,
+        value_size: line(b"value_size")?,
+        max_entries: line(b"max_entries")?,
+        map_flags: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what `/proc` says of a map is understood, and nothing else is taken for one. Method:
+    /// the lines of an array of 133 values, of an open file, and halves of the first.
+    #[test]
+    fn a_descriptor_is_known_by_what_proc_says() {
+        let map = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1057\nmap_type:\t2\n\
+                   key_size:\t4\nvalue_size:\t128\nmax_entries:\t133\nmap_flags:\t0x400\n";
+        let info = parse_fdinfo(map.as_bytes()).unwrap();
+        assert_eq!((info.kind, info.value_size, info.max_entries), (2, 128, 133));
+        for other in ["", "pos:\t0\nflags:\t0100000\n", &map[..60], &map.replace(":\t", ": ")] {
+            assert!(parse_fdinfo(other.as_bytes()).is_none(), "{other:?}");
+        }
+        // SAFETY: dup takes a number.
+        let copy = unsafe { libc::dup(2) };
+        // SAFETY: nobody else has this descriptor.
+        let file = unsafe { Descriptor::from_raw(copy) };
+        assert!(said_of(&file).is_none() && map_array(&file, 128, Access::Read).is_err());
+    }
 }

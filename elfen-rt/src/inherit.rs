@@ -1,18 +1,18 @@
-//! What a batch process inherits from `elfen run`: where its channels are.
+//! What a batch process inherits: where its channels are.
 //!
-//! `ELFEN_RUN` holds numbers that any process could have written: each is opened as what it is said
-//! to be, and refused if it is something else. The descriptors belong to the program as much as to
-//! us, so we open copies of our own and close those alone; the originals stay for the processes
-//! that the program starts.
+//! In a fence that is elfend's socket, which hands the pages to who is inside ([`crate::pages`]).
+//! From `elfen run` it is `ELFEN_RUN`, which holds numbers that any process could have written:
+//! each is opened as what it is said to be, and refused if it is something else. The descriptors
+//! belong to the program as much as to us, so we open copies of our own and close those alone; the
+//! originals stay for the processes that the program starts.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::{fmt, ptr};
 
 use crate::bpf::Descriptor;
 use crate::memory::{Access, Memory};
+use crate::pages::{self, MOST, Pages};
 use crate::process::parse_u64;
-use crate::signal::control::ControlSlot;
-use crate::signal::lane::LaneSlot;
 use crate::signal::page::{Page, Slot};
 use crate::signal::service::ServiceReader;
 use crate::signal::task::{Descriptors, TaskMap};
@@ -82,18 +82,17 @@ impl Inherited {
     }
 }
 
-/// The channels of the run that this process belongs to.
+/// The channels of the run, or of the fence, that this process belongs to.
 #[derive(Debug)]
 pub struct Run {
-    pub lanes: Page<LaneSlot>,
-    pub control: Page<ControlSlot>,
+    /// Of a run one; of a fence as many as have lanes in it, and no gap before them.
+    pub pages: [Option<Pages>; MOST],
     pub tasks: Option<TaskMap>,
-    pub service: Option<ServiceReader>,
 }
 
-/// Whether the environment says that this process belongs to a run.
+/// Whether the environment says where channels may be.
 pub fn is_named() -> bool {
-    text().is_some()
+    text().is_some() || value(pages::VARIABLE).is_some()
 }
 
 fn text() -> Option<&'static [u8]> {
@@ -112,13 +111,27 @@ pub(crate) fn value(name: &CStr) -> Option<&'static [u8]> {
 }
 
 impl Run {
-    /// Opens the channels that the environment names. `None` if this process belongs to no run, if
-    /// the lane or control page is not there, or if neither the task map nor a service's page can
-    /// be read: then a check has nothing to look at.
+    /// Opens the channels that the environment names. `None` if this process belongs to no run and
+    /// to no fence, if the lane or control page is not there, or if neither the task map nor a
+    /// service's page can be read: then a check has nothing to look at.
     pub fn inherited() -> Option<Self> {
-        Self::open(&Inherited::parse(text()?)?)
+        let run = match text() {
+            Some(text) => Self::open(&Inherited::parse(text)?)?,
+            None => {
+                let answer = pages::ask(value(pages::VARIABLE)?, Access::Write)?;
+                Self { pages: answer.pages, tasks: answer.tasks }
+            }
+        };
+        let mut sees = run.tasks.is_some();
+        run.pages().for_each(|pages| sees |= pages.service.is_some());
+        (sees && run.pages().next().is_some()).then_some(run)
     }
 
+    pub fn pages(&self) -> impl Iterator<Item = &Pages> {
+        pages::of(&self.pages)
+    }
+
+    #[inline(never)]
     fn open(fields: &Inherited) -> Option<Self> {
         let tasks = fields.tasks.and_then(|tasks| match tasks {
             // The program may have closed them; pins serve everybody.
@@ -128,10 +141,10 @@ impl Run {
             Tasks::Module => TaskMap::open_module_unseen().ok(),
         });
         let service = fields.service.and_then(|id| ServiceReader::open_segment(id).ok());
-        if tasks.is_none() && service.is_none() {
-            return None;
-        }
-        Some(Self { lanes: page(fields.lanes)?, control: page(fields.control)?, tasks, service })
+        let only = Pages { lanes: page(fields.lanes)?, control: page(fields.control)?, service };
+        let mut pages = [const { None }; MOST];
+        pages[0] = Some(only);
+        Some(Self { pages, tasks })
     }
 }
 
@@ -197,6 +210,7 @@ fn after<'a>(entry: &'a CStr, name: &CStr) -> Option<&'a CStr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signal::lane::LaneSlot;
 
     const FULL: Inherited = Inherited {
         lanes: 12,

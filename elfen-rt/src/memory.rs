@@ -2,8 +2,9 @@
 //!
 //! A file in `/dev/shm` can be cut while it is mapped, and the reader dies of SIGBUS inside
 //! somebody else's program. So channels live in memory whose size the kernel fixes for good: System
-//! V segments, which need no privilege, and the memory of eBPF maps. Neither has a call that makes
-//! it smaller, and both outlive their removal while they are mapped.
+//! V segments, which need no privilege, the memory of eBPF maps, and files without a name that are
+//! sealed ([`crate::sealed`]). None has a call that makes it smaller, and all outlive their removal
+//! while they are mapped.
 //!
 //! A [`Memory`] proves that its bytes stay mapped and backed until it drops. It says
 //! nothing about what they hold.
@@ -158,12 +159,17 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Maps the first `len` bytes of the array of an eBPF map, read-only. The kernel
-    /// refuses more than the map has.
+    /// Maps the first `len` bytes behind a descriptor.
     ///
     /// # Safety
-    /// 1. `fd` is an eBPF map. Its memory never shrinks; that of a file could.
-    pub unsafe fn map_bpf(fd: c_int, len: usize, access: Access) -> Result<Self, MemoryError> {
+    /// 1. What is behind `fd` never shrinks: an eBPF map, the nanonap device, a file that is
+    ///    sealed. That of another file could.
+    /// 2. It has `len` bytes, or the kernel refuses to map more than there are, as of a map.
+    pub(crate) unsafe fn map_descriptor(
+        fd: c_int,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, MemoryError> {
         let protection = match access {
             Access::Read => libc::PROT_READ,
             Access::Write => libc::PROT_READ | libc::PROT_WRITE,
@@ -234,6 +240,8 @@ impl Memory {
 }
 
 impl Drop for Memory {
+    // Once in the preload library, and not wherever something holds a mapping.
+    #[inline(never)]
     fn drop(&mut self) {
         match self.release {
             // SAFETY: `base` came from shmat and is detached only here.

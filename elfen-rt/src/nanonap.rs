@@ -160,7 +160,8 @@ impl Nanonap {
     pub fn map(&self) -> Result<Memory, DeviceError> {
         let len = usize::try_from(self.version.map_bytes).unwrap_or(0);
         // SAFETY: the device answered as the module does when this was made.
-        unsafe { Memory::map_bpf(self.file.raw(), len, Access::Read) }.map_err(DeviceError::Map)
+        let memory = unsafe { Memory::map_descriptor(self.file.raw(), len, Access::Read) };
+        memory.map_err(DeviceError::Map)
     }
 
     pub fn wait_kind(&self) -> WaitKind {

@@ -117,7 +117,7 @@ enum Stat {
 }
 
 fn read_stat(pid: c_int) -> Stat {
-    let path = StatPath::of(pid);
+    let path = NumberedPath::of(b"/proc/", pid, b"/stat");
     // The line is under 400 bytes up to the start time: 20 numbers of at most 20
     // digits and a 16-byte name.
     let mut line = [0u8; 640];
@@ -162,7 +162,7 @@ pub(crate) fn parse_u64(digits: &[u8]) -> Option<u64> {
 ///
 /// By system calls of our own: the C library's are cancellation points, and a thread that was
 /// cancelled would end in here, where its program has none.
-fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+pub(crate) fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: `path` is NUL-terminated.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
@@ -176,17 +176,16 @@ fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     usize::try_from(count).ok().and_then(|n| buffer.get(..n))
 }
 
-/// `/proc/PID/stat`, written without an allocation.
-struct StatPath {
-    bytes: [u8; 24],
+/// A path with a number in it, written without an allocation.
+pub(crate) struct NumberedPath {
+    bytes: [u8; 40],
 }
 
-impl StatPath {
-    fn of(pid: c_int) -> Self {
-        let mut bytes = [0u8; 24];
-        bytes[..6].copy_from_slice(b"/proc/");
+impl NumberedPath {
+    /// Of parts that are shorter than the room for them: ten digits and the NUL stay free.
+    pub(crate) fn of(before: &[u8], number: c_int, after: &[u8]) -> Self {
         let mut digits = [0u8; 10];
-        let mut rest = pid.unsigned_abs();
+        let mut rest = number.unsigned_abs();
         let mut first = digits.len();
         loop {
             first -= 1;
@@ -196,14 +195,15 @@ impl StatPath {
                 break;
             }
         }
-        let length = digits.len() - first;
-        bytes[6..6 + length].copy_from_slice(&digits[first..]);
-        bytes[6 + length..11 + length].copy_from_slice(b"/stat");
+        let digits = digits.get(first..).unwrap_or_default();
+        let mut bytes = [0u8; 40];
+        let text = before.iter().chain(digits).chain(after);
+        // The last byte stays NUL.
+        bytes.iter_mut().take(39).zip(text).for_each(|(to, from)| *to = *from);
         Self { bytes }
     }
 
-    fn as_c_str(&self) -> &CStr {
-        // 6 + 10 + 5 bytes at most: the last three are always NUL.
+    pub(crate) fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"")
     }
 }
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn paths_of_short_and_long_ids() {
         for pid in [1, 9, 10, 4_194_304, c_int::MAX] {
-            let path = StatPath::of(pid);
+            let path = NumberedPath::of(b"/proc/", pid, b"/stat");
             assert_eq!(path.as_c_str().to_str().unwrap(), std::format!("/proc/{}/stat", pid));
         }
     }

@@ -33,6 +33,11 @@ impl LookArgs {
         Ok(Looks { every: self.look_every, slack: self.look_slack })
     }
 
+    /// Whether these are the defaults.
+    pub fn is_usual(self) -> bool {
+        self.look_every == Duration::from_micros(500) && self.look_slack == Duration::from_millis(4)
+    }
+
     /// The options that say the same.
     pub fn words(self) -> [String; 4] {
         let time = |time: Duration| format!("{}ns", time.as_nanos());

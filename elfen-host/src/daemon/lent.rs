@@ -1,6 +1,7 @@
 //! The channels of lent lanes: opened once, in the daemon itself, so that neither the death of the
 //! guards' process nor a new one tears anything down.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,14 +9,17 @@ use elfen_console::failure::{Failure, Status};
 use elfen_instrument::Inject;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::Nap;
+use elfen_rt::pages::MOST;
 use elfen_rt::process::Identity;
+use elfen_rt::signal::control::Settings;
 
 use super::log::{Level, say};
-use super::settings::{Lent, Settings};
+use super::settings::{Lent, Settings as File};
 use crate::args::signals::refuse;
 use crate::fence::status::RequestLane;
 use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
 use crate::run::{Order, User};
+use crate::segment::text_of;
 
 /// Lanes with one policy, and their channels.
 #[derive(Debug)]
@@ -35,6 +39,27 @@ pub(super) struct Opened {
 }
 
 impl Opened {
+    /// What a process in a fence is given to check itself by, in the order of
+    /// [`elfen_rt::pages`].
+    pub(super) fn handed(&self) -> Vec<RawFd> {
+        let pages = self.lanes.iter().filter_map(|lanes| lanes.channels.handed()).take(MOST);
+        // The program that the first has attached or found: all of them have the same, or its like.
+        let tasks = self.lanes.iter().find_map(|lanes| lanes.channels.tasks.as_ref());
+        let tasks = tasks.and_then(|(map, _)| map.descriptors());
+        let tasks = tasks.map(|tasks| [tasks.tasks.raw(), tasks.link.raw()]);
+        pages.flatten().chain(tasks.into_iter().flatten()).collect()
+    }
+
+    /// Has the lanes with this page take over other settings; `false` if there are none.
+    pub(super) fn want(&self, page: &str, settings: &Settings) -> bool {
+        let named = |lanes: &&Lanes| text_of(&lanes.channels.lanes().name()) == page;
+        let lanes = self.lanes.iter().find(named);
+        lanes.is_some_and(|lanes| {
+            lanes.channels.wanted().publish(settings);
+            true
+        })
+    }
+
     /// How long request lanes have been busy.
     pub(super) fn requests(&self) -> Vec<RequestLane> {
         let now_ns = monotonic_ns();
@@ -49,7 +74,7 @@ impl Opened {
     }
 }
 
-pub(super) fn open_all(settings: &Settings, nap: &Arc<Nap>) -> Result<Opened, Failure> {
+pub(super) fn open_all(settings: &File, nap: &Arc<Nap>) -> Result<Opened, Failure> {
     let mut all = Opened::default();
     for lent in &settings.lent {
         let opened = open(lent, settings, nap)?;
@@ -60,7 +85,7 @@ pub(super) fn open_all(settings: &Settings, nap: &Arc<Nap>) -> Result<Opened, Fa
 }
 
 /// `None` while there is nothing to go by: a service that does not publish yet, without a task map.
-fn open(lent: &Lent, settings: &Settings, nap: &Arc<Nap>) -> Result<Option<Lanes>, Failure> {
+fn open(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Result<Option<Lanes>, Failure> {
     let service = match published(lent)? {
         Some(Err(why)) => {
             say(Level::Notice, format_args!("{why}; until then its lanes go without its page"));
@@ -75,7 +100,7 @@ fn open(lent: &Lent, settings: &Settings, nap: &Arc<Nap>) -> Result<Option<Lanes
     }
     let signals = Signals::open(settings.signal, service).map_err(|error| refuse(&error))?;
     let order = order(lent, settings, nap);
-    let channels = Channels::open(&order, signals).map_err(|error| refuse(&error))?;
+    let channels = Channels::open_to_hand_on(&order, signals).map_err(|error| refuse(&error))?;
     let own = Identity::own().map_or(0, Identity::word);
     channels.control().batch.store(own, Relaxed);
     Ok(Some(Lanes { order, channels: Arc::new(channels), awaits_service }))
@@ -99,7 +124,7 @@ fn uid_of(name: &str) -> Result<u32, Failure> {
 }
 
 /// A batch without a program: whoever is in a fence is the batch.
-fn order(lent: &Lent, settings: &Settings, nap: &Arc<Nap>) -> Order {
+fn order(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Order {
     let name = lent.service.as_ref().map_or("elfend".to_owned(), |name| format!("elfend:{name}"));
     Order {
         pairs: lent.pairs.clone(),

@@ -7,6 +7,7 @@
 //! else when its keeper ends or hangs, and the keeper does when the daemon ends. On a stop fences
 //! stay frozen; `--release` lets them go for good.
 
+mod asked;
 mod beat;
 mod confined;
 mod fit;
@@ -46,14 +47,14 @@ use self::keeper::Duties;
 use self::lent::Opened;
 use self::log::{Level, notify, say};
 use self::settings::{Settings, Which};
-use self::socket::{Listener, Peer};
+use self::socket::Listener;
 use self::uevents::Uevents;
 use self::waiting::Waiting;
 use crate::affinity;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::state::Folder;
-use crate::fence::status::{Answer, Frozen, Request, Status};
+use crate::fence::status::Frozen;
 use crate::run::hotplug::online;
 use crate::run::place;
 
@@ -67,10 +68,6 @@ pub fn run(settings: Settings, file: &Path, folder: &Folder) -> Result<(), Failu
     let ended = daemon.until_the_end();
     daemon.stop();
     ended.map_err(failed)
-}
-
-fn refused(why: impl Into<String>, fix: &str) -> Answer {
-    Answer::Refused { why: why.into(), fix: fix.to_owned() }
 }
 
 struct Daemon {
@@ -350,73 +347,6 @@ impl Daemon {
             folder: &self.folder,
             hierarchies: &self.hierarchies,
         });
-    }
-
-    fn serve(&mut self) {
-        for asked in self.listener.asked() {
-            let answer = match &asked.request {
-                Ok((_, Request::Status)) => {
-                    self.add_up();
-                    Answer::Status(self.status())
-                }
-                Ok((peer, Request::Resume)) => self.resume(*peer),
-                Ok((peer, Request::Enter { fence })) => self.enter(*peer, fence),
-                Err(why) => refused(why, "see `elfend --help`"),
-            };
-            asked.answer(&answer);
-        }
-    }
-
-    fn status(&self) -> Status {
-        let fences = self.held.iter().map(|held| held.status(held.count()));
-        Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            keeper: self.guarding.pid(),
-            keepers_lost: self.guarding.lost,
-            home: self.home.clone(),
-            paused: self.folder.paused().unwrap_or_else(|error| Some(error.to_string())),
-            fences: fences.collect(),
-            confined: self.confining.status(),
-            requests: self.opened.requests(),
-            waiting: self.waiting.lines().to_vec(),
-        }
-    }
-
-    fn resume(&mut self, peer: Peer) -> Answer {
-        if !peer.is_root {
-            return refused("only root resumes", "run it as root");
-        }
-        for held in &mut self.held {
-            if let Err(error) = held.resume() {
-                say(Level::Error, format_args!("fence {:?}: {error}", held.name));
-            }
-        }
-        self.look();
-        self.settle();
-        Answer::Status(self.status())
-    }
-
-    /// Puts the process that asks into a fence. From a fence that is frozen, it asks no more.
-    fn enter(&self, peer: Peer, name: &str) -> Answer {
-        if !peer.may_enter {
-            let why = "only root and members of group elfen may put processes into a fence";
-            return refused(why, "have root add this user to the group");
-        }
-        let Some(held) = self.held.iter().find(|held| held.name == name) else {
-            let known: Vec<&str> = self.held.iter().map(|held| held.name.as_str()).collect();
-            let fix = format!("name one of: {}", known.join(", "));
-            return refused(format!("there is no fence {name:?}"), &fix);
-        };
-        let inside = |held: &&Held| held.group.holds(peer.pid).unwrap_or(true);
-        if let Some(already) = self.held.iter().find(inside) {
-            let why = format!("this process is in fence {:?} already", already.name);
-            return refused(why, "run the program without --fence");
-        }
-        match held.enter(peer.pid) {
-            Ok(()) => Answer::Entered(held.status(held.count())),
-            Err(why) => refused(why, "see what elfend has written"),
-        }
     }
 
     fn stop(&mut self) {

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use elfen_rt::pages;
 use nix::unistd::Group as UserGroup;
 
 use crate::fence::status::{Answer, LONGEST_REQUEST, Request, address};
@@ -138,12 +139,18 @@ impl Asked {
         Self { request: request.and_then(|request| Ok((peer?, request))), socket }
     }
 
-    /// Who does not read the answer goes without.
-    pub(super) fn answer(self, answer: &Answer) {
+    /// Who does not read the answer goes without. `handed` are descriptors that go with it.
+    pub(super) fn answer(self, answer: &Answer, handed: &[RawFd]) {
         let text = serde_json::to_vec(answer).unwrap_or_default();
-        let fd = self.socket.as_raw_fd();
-        // SAFETY: the kernel reads `text.len()` bytes of `text`.
-        unsafe { libc::send(fd, text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL) };
+        let _gone = pages::answer(self.socket.as_raw_fd(), &text, handed);
+    }
+
+    /// Whether nobody is at the other end any more: then its process id may be another's by now.
+    pub(super) fn is_alone(&self) -> bool {
+        let mut byte = 0_u8;
+        let (fd, flags) = (self.socket.as_raw_fd(), libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        // SAFETY: the kernel writes at most one byte.
+        unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, flags) == 0 }
     }
 }
 

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use elfen_rt::pages;
+use elfen_rt::signal::control::{PolicyKind, Settings};
 use serde::{Deserialize, Serialize};
 
 use super::promises::{Broken, Promise};
@@ -28,6 +30,50 @@ pub enum Request {
     Enter {
         fence: String,
     },
+    /// Hand over the pages of its lanes to the process that asks: [`elfen_rt::pages`].
+    Pages,
+    /// Other settings for the lanes with this page.
+    Set {
+        page: String,
+        wanted: Wanted,
+    },
+}
+
+/// [`elfen_rt::signal::control::Settings`], as a message has them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Wanted {
+    pub policy: u64,
+    pub budget_ns: u64,
+    pub budget_until_ns: u64,
+    pub slo_latency_ns: u64,
+    pub slo_per_million: u64,
+    pub ref_ipc_milli: u64,
+}
+
+impl From<&Settings> for Wanted {
+    fn from(settings: &Settings) -> Self {
+        let Settings { policy, budget_ns, budget_until_ns, .. } = *settings;
+        let Settings { slo_latency_ns, slo_per_million, ref_ipc_milli, .. } = *settings;
+        let policy = policy as u64;
+        Self { policy, budget_ns, budget_until_ns, slo_latency_ns, slo_per_million, ref_ipc_milli }
+    }
+}
+
+impl Wanted {
+    /// `None` of a policy that this build does not know.
+    pub fn settings(self) -> Option<Settings> {
+        let Self { budget_ns, budget_until_ns, slo_latency_ns, slo_per_million, .. } = self;
+        let policy = PolicyKind::from_word(self.policy)?;
+        let ref_ipc_milli = self.ref_ipc_milli;
+        Some(Settings {
+            policy,
+            budget_ns,
+            budget_until_ns,
+            slo_latency_ns,
+            slo_per_million,
+            ref_ipc_milli,
+        })
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -36,6 +82,12 @@ pub enum Answer {
     Status(Status),
     /// The fence that the process is in now.
     Entered(FenceStatus),
+    /// With descriptors; whether ids of segments mean the same to both.
+    Pages {
+        services: bool,
+    },
+    /// The keeper takes the settings over within a moment.
+    Set,
     Refused {
         why: String,
         fix: String,
@@ -232,17 +284,36 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
 
 /// A path as the kernel takes it.
 pub fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: a sockaddr_un is numbers alone, for which zeros are valid.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    let family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap_or(1);
-    address.sun_family = family;
-    let bytes = path.as_os_str().as_bytes();
-    if bytes.len() >= address.sun_path.len() {
-        return Err(io::ErrorKind::InvalidFilename.into());
+    pages::address(path.as_os_str().as_bytes()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: programs in fences, which have no reader of JSON, and the daemon speak the same.
+    /// Method: what each would write.
+    #[test]
+    fn pages_are_asked_for_in_one_form() {
+        assert_eq!(serde_json::to_vec(&Request::Pages).unwrap(), pages::REQUEST);
+        let answer = |services| serde_json::to_vec(&Answer::Pages { services }).unwrap();
+        assert_eq!([answer(false), answer(true)], pages::ANSWERS.map(<[u8]>::to_vec));
     }
-    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
+
+    /// Goal: no setting is lost on its way, and no word is taken for a policy. Method: there and
+    /// back.
+    #[test]
+    fn settings_go_there_and_back() {
+        let settings = Settings {
+            policy: PolicyKind::SloBudget,
+            budget_ns: 1,
+            budget_until_ns: 2,
+            slo_latency_ns: 3,
+            slo_per_million: 4,
+            ref_ipc_milli: 5,
+        };
+        let wanted = Wanted::from(&settings);
+        assert_eq!(wanted.settings(), Some(settings));
+        assert_eq!(Wanted { policy: 77, ..wanted }.settings(), None);
     }
-    let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
-    Ok((address, libc::socklen_t::try_from(length).unwrap_or(0)))
 }

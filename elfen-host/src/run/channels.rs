@@ -2,21 +2,24 @@
 //!
 //! The pages of a run have no name: they go with the last process that maps them, whatever
 //! kills the others. Children find them by the ids in `ELFEN_RUN`, `elfen status` by looking
-//! through the machine's segments.
+//! through the machine's segments. Those of a daemon are handed on as descriptors.
 
 use std::io;
 use std::mem::offset_of;
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_instrument::live::{LaneAt, Pages};
 use elfen_kernel::counters::Counted;
 use elfen_kernel::device::{self, Missing};
 use elfen_kernel::task_map::{self, Source};
+use elfen_rt::bpf::Descriptor;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::inherit::{Inherited, Tasks};
 use elfen_rt::lane::{Lane, Memory as LaneMemory};
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::process::{Liveness, pid_namespace};
+use elfen_rt::sealed::{self, Writers};
 use elfen_rt::signal::account::Claim;
 use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::histogram::{BUCKETS, quantile_ns};
@@ -158,20 +161,47 @@ pub struct Channels {
     live: Option<Page<LiveWords>>,
     /// The pairs of the lane page's slots, as (batch, request).
     assigned: Vec<(u32, u32)>,
+    /// The lane page and the control page, for others to map.
+    handed: Option<[Descriptor; 2]>,
 }
 
 impl Channels {
     pub fn open(order: &Order, signals: Signals) -> Result<Self, Error> {
+        let name = page_name(order);
+        let lanes = page::<LaneSlot>(lane_slots(order), &name)?;
+        Self::of_pages(order, signals, lanes, page::<ControlSlot>(CONTROL_SLOTS, &name)?, None)
+    }
+
+    /// With pages that go over a socket. Who gets them cannot write the control page.
+    pub(crate) fn open_to_hand_on(order: &Order, signals: Signals) -> Result<Self, Error> {
+        let name = page_name(order);
+        let (lanes, lanes_file) =
+            sealed_page::<LaneSlot>(lane_slots(order), &name, Writers::Everybody)?;
+        let (control, control_file) =
+            sealed_page::<ControlSlot>(CONTROL_SLOTS, &name, Writers::Nobody)?;
+        Self::of_pages(order, signals, lanes, control, Some([lanes_file, control_file]))
+    }
+
+    /// The descriptors of the lane page and the control page, where they are to be handed on.
+    pub(crate) fn handed(&self) -> Option<[RawFd; 2]> {
+        self.handed.as_ref().map(|files| files.each_ref().map(Descriptor::raw))
+    }
+
+    fn of_pages(
+        order: &Order,
+        signals: Signals,
+        lanes: Page<LaneSlot>,
+        control: Page<ControlSlot>,
+        handed: Option<[Descriptor; 2]>,
+    ) -> Result<Self, Error> {
         let Signals { tasks, service } = signals;
         let assigned: Vec<(u32, u32)> = order.lanes().collect();
-        let name = page_name(order);
-        let lanes = page::<LaneSlot>(u32::try_from(assigned.len()).unwrap_or(u32::MAX), &name)?;
         for (slot, &(batch, request)) in lanes.slots().zip(&assigned) {
             slot.assign(batch, request);
         }
-        let control = page::<ControlSlot>(CONTROL_SLOTS, &name)?;
-        let live = order.notes.is_some().then(|| page::<LiveWords>(1, &name)).transpose()?;
-        let mut channels = Self { tasks, service, counts: None, control, lanes, live, assigned };
+        let live = order.notes.is_some().then(|| page::<LiveWords>(1, &page_name(order)));
+        let (live, counts) = (live.transpose()?, None);
+        let mut channels = Self { tasks, service, counts, control, lanes, live, assigned, handed };
         if order.settings.policy == PolicyKind::DynamicBudget {
             let requests = channels.requests();
             let slots = channels
@@ -422,6 +452,19 @@ fn page<S: Slot>(slots: u32, name: &[u8; NAME_BYTES]) -> Result<Page<S>, Error> 
     // From now on it goes with the last process that maps it.
     memory.remove_name()?;
     Ok(Page::format(memory, slots, pid_namespace(), name)?)
+}
+
+fn lane_slots(order: &Order) -> u32 {
+    u32::try_from(order.lanes().count()).unwrap_or(u32::MAX)
+}
+
+fn sealed_page<S: Slot>(
+    slots: u32,
+    name: &[u8; NAME_BYTES],
+    writers: Writers,
+) -> Result<(Page<S>, Descriptor), Error> {
+    let (memory, file) = sealed::create(Page::<S>::bytes(slots), writers)?;
+    Ok((Page::format(memory, slots, pid_namespace(), name)?, file))
 }
 
 fn segment<S: Slot>(page: &Page<S>) -> u64 {

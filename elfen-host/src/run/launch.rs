@@ -19,7 +19,7 @@ use super::place::Place;
 use crate::cpulist::CpuSet;
 
 /// The loader's list of libraries that come before all others.
-const PRELOAD: &str = "LD_PRELOAD";
+pub const PRELOAD: &str = "LD_PRELOAD";
 
 /// Starts the program. `signals` is the mask that the front was started with. The child itself
 /// names its process in the control page: the keeper, which starts it, may be killed before it can.

@@ -22,7 +22,7 @@ pub(crate) mod hotplug;
 pub mod ipc;
 mod keeper;
 pub mod latency;
-mod launch;
+pub mod launch;
 pub mod live;
 pub mod looks;
 pub mod place;

@@ -10,7 +10,7 @@ use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 
 /// Of a loader's time and of every process's memory.
-const BYTES_MAX: usize = 64 * 1024;
+const BYTES_MAX: usize = 80 * 1024;
 
 /// The symbols that programs may find in it.
 const EXPORTED: [&str; 6] = [

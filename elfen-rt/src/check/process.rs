@@ -13,6 +13,7 @@ use crate::clock::monotonic_ns;
 use crate::inherit::Run;
 use crate::lane::{Lane, Memory};
 use crate::nap::{Kind, Nap};
+use crate::pages::Pages;
 use crate::signal::lane::LaneSlot;
 use crate::signal::page::SLOTS_MAX;
 
@@ -31,7 +32,9 @@ static PROCESS: Once<Process> = Once::new();
 
 /// The run's way to nap, or the best that this process can have instead.
 fn nap_of(run: &Run) -> Nap {
-    let word = run.control.slot(0).map_or(0, |slot| slot.nap.load(Relaxed));
+    // All pages of a daemon say the same.
+    let slot = run.pages().find_map(|pages| pages.control.slot(0));
+    let word = slot.map_or(0, |slot| slot.nap.load(Relaxed));
     let first = |kinds: &[Kind]| kinds.iter().find_map(|&kind| Nap::open(kind).ok());
     let nap = match Kind::from_word(word) {
         Some(Kind::Block) => Some(Nap::Block),
@@ -49,7 +52,10 @@ impl Process {
             let run = Run::inherited()?;
             let views = Views::of(&run)?;
             let nap = nap_of(&run);
-            run.lanes.slots().for_each(|slot| slot.check_nap.store(nap.kind() as u64, Relaxed));
+            for pages in run.pages() {
+                let slots = pages.lanes.slots();
+                slots.for_each(|slot| slot.check_nap.store(nap.kind() as u64, Relaxed));
+            }
             Some(Self { run, views, nap, frozen: AtomicBool::new(false) })
         })
     }
@@ -62,13 +68,19 @@ impl Process {
         let request_cpu = view.request_cpu.load(Relaxed);
         let tasks = self.run.tasks.as_ref().filter(|_| !self.frozen.load(Relaxed));
         let tasks = tasks.filter(|map| map.slot(request_cpu).is_some());
-        let service = self.run.service.as_ref();
+        let pages = self.pages_of(view)?;
+        let service = pages.service.as_ref();
         if tasks.is_none() && service.is_none() {
             return None;
         }
-        let (slot, control) = (self.run.lanes.slot(index)?, self.run.control.slot(0)?);
+        let slot = pages.lanes.slot(view.slot.load(Relaxed))?;
+        let control = pages.control.slot(0)?;
         let memory = &view.memory;
         Some(Lane { batch_cpu: cpu, request_cpu, tasks, service, control, slot, memory })
+    }
+
+    fn pages_of(&self, view: &View) -> Option<&Pages> {
+        self.run.pages().nth(view.pages.load(Relaxed) as usize)
     }
 
     pub(super) fn nap(&self) -> &Nap {
@@ -83,7 +95,10 @@ impl Process {
     /// With a single batch lane, its request lane's word, for threads that are elsewhere: those
     /// whose check doesn't know that they moved must find the way back.
     pub(super) fn only_word(&'static self) -> Option<&'static AtomicU64> {
-        let only = self.run.lanes.slot(0).filter(|_| self.lanes() == 1)?;
+        if self.lanes() != 1 {
+            return None;
+        }
+        let only = self.run.pages().find_map(|pages| pages.lanes.slot(0))?;
         word_of(&self.lane(u32::try_from(only.batch_cpu.load(Relaxed)).ok()?)?)
     }
 
@@ -126,6 +141,9 @@ struct Table {
 #[repr(C, align(64))]
 struct View {
     request_cpu: AtomicU32,
+    /// Which of the process's pages, and which of their slots.
+    pages: AtomicU32,
+    slot: AtomicU32,
     memory: Memory,
 }
 
@@ -139,7 +157,8 @@ const _: () = assert!(TABLE_BYTES.is_multiple_of(align_of::<View>()));
 
 impl Views {
     fn of(run: &Run) -> Option<Self> {
-        let count = run.lanes.slot_count();
+        // At most SLOTS_MAX each.
+        let count = run.pages().map(|pages| pages.lanes.slot_count()).sum::<u32>();
         let len = TABLE_BYTES + size_of::<View>() * count as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -149,18 +168,24 @@ impl Views {
             return None;
         }
         let views = Self { table: NonNull::new(base.cast())?, count };
-        for (index, slot) in (0..).zip(run.lanes.slots()) {
-            views.assign(index, slot);
+        let mut index = 0;
+        for (at, pages) in (0..).zip(run.pages()) {
+            for (slot_at, slot) in (0..).zip(pages.lanes.slots()) {
+                views.assign(index, [at, slot_at], slot);
+                index += 1;
+            }
         }
         Some(views)
     }
 
     /// Copies what the page says now: it may say something else later.
-    fn assign(&self, index: u32, slot: &LaneSlot) {
+    fn assign(&self, index: u32, [pages, slot_at]: [u32; 2], slot: &LaneSlot) {
         let cpus = [&slot.batch_cpu, &slot.request_cpu].map(|cpu| cpu.load(Relaxed));
         let [Ok(batch), Ok(request)] = cpus.map(u32::try_from) else { return };
         let (Some(entry), Some(view)) = (self.entry(batch), self.view(index)) else { return };
         view.request_cpu.store(request, Relaxed);
+        view.pages.store(pages, Relaxed);
+        view.slot.store(slot_at, Relaxed);
         entry.store(index + 1, Relaxed);
     }
 

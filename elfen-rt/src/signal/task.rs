@@ -237,6 +237,8 @@ pub struct TaskMap {
 enum MapWriter {
     /// The eBPF program: its leases, and the descriptors with its link.
     Program { watch: Memory, descriptors: Descriptors },
+    /// The eBPF program, for a process that asks nothing of it: its link alone.
+    Lent { _link: Descriptor },
     /// The nanonap module, which cannot go while its map is mapped; timing needs its file.
     Module { module: Option<Nanonap> },
 }
@@ -273,6 +275,13 @@ impl TaskMap {
             return Err(TaskMapError::Open(MemoryError::Size));
         }
         Ok(Self { page, writer: MapWriter::Program { watch, descriptors } })
+    }
+
+    /// Maps a task map for reading alone: no CPU is timed, and nothing is counted, on behalf of it.
+    pub(crate) fn lent(tasks: Descriptor, link: Descriptor) -> Result<Self, TaskMapError> {
+        let tasks = bpf::map_array(&tasks, size_of::<TaskSlot>(), Access::Read);
+        let page = Page::open(tasks.map_err(TaskMapError::Open)?)?;
+        Ok(Self { page, writer: MapWriter::Lent { _link: link.out_of_the_way() } })
     }
 
     /// Maps the nanonap module's task map.
@@ -328,6 +337,7 @@ impl TaskMap {
     pub fn renew(&self, cpu: u32) -> bool {
         match &self.writer {
             MapWriter::Program { .. } => self.watch(cpu).inspect(|slot| slot.renew()).is_some(),
+            MapWriter::Lent { .. } => false,
             MapWriter::Module { module } => {
                 cpu < self.cpus() && module.as_ref().is_some_and(|m| m.watch(cpu, true).is_ok())
             }
@@ -414,12 +424,12 @@ impl TaskMap {
         Some(unsafe { slot.as_ref() })
     }
 
-    /// For handing the map to a child, with what keeps the program attached; `None` of the module's
-    /// map, which a child opens for itself.
+    /// For handing the map on, with what keeps the program attached; `None` of the module's map,
+    /// which a child opens for itself, and of one that was lent.
     pub fn descriptors(&self) -> Option<&Descriptors> {
         match &self.writer {
             MapWriter::Program { descriptors, .. } => Some(descriptors),
-            MapWriter::Module { .. } => None,
+            MapWriter::Lent { .. } | MapWriter::Module { .. } => None,
         }
     }
 }

@@ -1,20 +1,28 @@
 //! `elfen run --fence`: the program becomes one of a fence's, and elfend's guards hold its lanes.
 //!
 //! Nothing of a run is kept beside it: this process asks to be put into the fence, gives up what it
-//! may, and becomes the program. So its signals, its terminal and its exit status are its own.
+//! may, and becomes the program. So its signals, its terminal and its exit status are its own. A
+//! program that has checks is told where elfend hands it their pages.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
+use elfen_host::cgroup::{Group, Hierarchies};
 use elfen_host::fence::state::Folder;
 use elfen_host::fence::status::{self, Answer, FenceStatus, Request};
 use elfen_host::run::User;
+use elfen_host::run::launch::PRELOAD;
+use elfen_instrument::preload;
+use elfen_rt::memory::Access;
+use elfen_rt::{inherit, pages};
 use nix::unistd::{setgid, setgroups, setuid};
 
+use super::inject_args::InjectName;
 use super::user::user_of;
 
 const WHAT: &str = "run --fence";
@@ -58,8 +66,39 @@ pub(super) fn user(named: Option<&str>) -> Result<Option<User>, Failure> {
     Ok(Some(user))
 }
 
+/// The fence of a run that asks for nothing of its own: that of an elfend which holds one, for who
+/// may put a program there. Otherwise the run has guards of its own.
+pub(super) struct Usual {
+    pub(super) fence: String,
+    pub(super) inside: bool,
+    pub(super) user: Option<User>,
+}
+
+impl Usual {
+    pub(super) fn find(run_dir: &Path, named: Option<&str>) -> Option<Self> {
+        // Whom elfend gives its pages is in a fence, or may enter one.
+        let socket = Folder::new(run_dir).socket();
+        pages::ask(socket.as_os_str().as_bytes(), Access::Read)?;
+        let Ok(Answer::Status(status)) = status::ask(&socket, &Request::Status) else {
+            return None;
+        };
+        let hierarchies = Hierarchies::read().ok()?;
+        let holds_us = |fence: &&FenceStatus| {
+            let group = Group::new(&hierarchies, fence.path.clone());
+            group.holds(std::process::id()).unwrap_or(false)
+        };
+        let around = status.fences.iter().find(holds_us);
+        let only = || status.fences.first().filter(|_| status.fences.len() == 1);
+        let fence = around.or_else(only)?.name.clone();
+        // Root that names no user would be refused.
+        Some(Self { fence, inside: around.is_some(), user: user(named).ok()? })
+    }
+}
+
 pub(super) struct Fenced<'a> {
     pub(super) fence: &'a str,
+    /// Whether this process is there already.
+    pub(super) inside: bool,
     pub(super) run_dir: &'a Path,
     pub(super) user: Option<User>,
     pub(super) program: &'a [OsString],
@@ -82,13 +121,15 @@ impl Fenced<'_> {
             warn(&format!("fence {} is frozen: {why}; the program waits there", known.name));
         }
         let asked = Request::Enter { fence: self.fence.to_owned() };
-        // In a fence that is frozen this process stands here until the fence runs.
-        match ask(self.run_dir, &asked)? {
-            Answer::Entered(_) => {}
-            Answer::Refused { why, fix } => {
-                return Err(Failure::new(Status::Failed, WHAT, why, fix));
+        if !self.inside {
+            // In a fence that is frozen this process stands here until the fence runs.
+            match ask(self.run_dir, &asked)? {
+                Answer::Entered(_) => {}
+                Answer::Refused { why, fix } => {
+                    return Err(Failure::new(Status::Failed, WHAT, why, fix));
+                }
+                other => return Err(odd(&other)),
             }
-            other => return Err(odd(&other)),
         }
         if let Some(user) = &self.user {
             become_user(user).map_err(|error| {
@@ -98,7 +139,7 @@ impl Fenced<'_> {
         }
         let (program, arguments) =
             self.program.split_first().unwrap_or_else(|| unreachable!("required"));
-        let error = self.command(program).args(arguments).exec();
+        let error = self.command(program)?.args(arguments).exec();
         Err(not_started(program, &error))
     }
 
@@ -115,13 +156,27 @@ impl Fenced<'_> {
         })
     }
 
-    fn command(&self, program: &OsStr) -> Command {
+    fn command(&self, program: &OsStr) -> Result<Command, Failure> {
         let mut command = Command::new(program);
+        let socket = std::path::absolute(Folder::new(self.run_dir).socket()).map_err(|error| {
+            Failure::new(Status::Failed, "--run-dir", error, "name its whole path")
+        })?;
+        command.env(name_of(pages::VARIABLE), socket);
+        // Of a run that it was started from, whose lanes may be others.
+        command.env_remove(name_of(inherit::VARIABLE));
+        if let Some(library) = InjectName::Auto.choose(program)?.library {
+            let before = std::env::var_os(PRELOAD);
+            command.env(PRELOAD, preload(&library, before.as_deref()));
+        }
         if let Some(user) = &self.user {
             command.env("HOME", &user.home).env("USER", &user.name).env("LOGNAME", &user.name);
         }
-        command
+        Ok(command)
     }
+}
+
+fn name_of(variable: &'static CStr) -> &'static str {
+    variable.to_str().unwrap_or_else(|_| unreachable!("ASCII"))
 }
 
 /// The groups first, as only root may set them; with its last id root's capabilities go.

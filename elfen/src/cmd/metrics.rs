@@ -45,7 +45,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     // Whether this machine can have batches at all is said now, not to each scraper.
-    status::batches()?;
+    status::batches(&args.run_dir)?;
     let machine = Machine { tails: Mutex::default(), socket: args.run_dir.folder().socket() };
     if args.once {
         let text = machine.scrape().map_err(|error| {
@@ -78,7 +78,7 @@ struct Machine {
 
 impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
-        let (batches, services) = (find::batches()?, services()?);
+        let (batches, services) = (find::batches(&self.socket)?, services()?);
         let tasks = TaskMap::open_pinned().ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),

@@ -32,7 +32,7 @@ use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::Kind;
 use elfen_rt::signal::control::PolicyKind;
 
-use super::fenced::{self, Fenced, NOT_FENCED};
+use super::fenced::{self, Fenced, NOT_FENCED, Usual};
 use super::inject_args::{self, Chosen, InjectName};
 use super::lacking;
 use super::pause::RunDir;
@@ -51,7 +51,7 @@ The exit status is the program's own; 126 if it cannot be run, 127 if it is not 
 anything is started: 2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other \
 failures.
 
-The program finds its channels in ELFEN_RUN.";
+The program finds its channels in ELFEN_RUN, in a fence behind ELFEN_SOCKET.";
 
 /// Run a program on the batch lanes while their request lanes idle
 #[derive(clap::Args, Debug)]
@@ -90,7 +90,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     looks: LookArgs,
 
-    /// Put the program into this fence of elfend's, whose guards hold its lanes
+    /// Put the program into this fence of elfend's, whose guards hold its lanes; `none` for guards
+    /// of the run's own
+    ///
+    /// By default the fence of an elfend that holds one, for who may use it and asks for no lanes,
+    /// policy, or other option of guards; or the fence that this command is in.
     #[arg(long, value_name = "NAME", conflicts_with_all = NOT_FENCED)]
     fence: Option<String>,
 
@@ -111,6 +115,20 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Whether an option, or its variable, asks for what elfend's settings decide in a fence.
+    fn asks_guards(&self) -> bool {
+        let named = [&self.service, &self.service_user].into_iter().any(Option::is_some);
+        let usual =
+            (self.signal, self.nap, self.inject) == (Wanted::Auto, NapName::Auto, InjectName::Auto);
+        let looks = self.looks.is_usual();
+        !self.policy.is_empty()
+            || self.lanes.by_hand()
+            || named
+            || !usual
+            || !looks
+            || self.report.is_some()
+    }
+
     /// The failure that says what the machine lacks; `seen` is the one that the run has met.
     fn lacking(&self, seen: Failure) -> Failure {
         lacking::failure(&self.lanes, self.service.is_some(), seen)
@@ -119,10 +137,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     usage::check_program("run", &args.program)?;
-    if let Some(fence) = &args.fence {
-        let user = fenced::user(args.user.as_deref())?;
-        let (program, dry_run) = (args.program.as_slice(), args.dry_run);
-        let line = Fenced { fence, run_dir: args.run_dir.path(), user, program, dry_run }.run()?;
+    if let Some(line) = in_fence(args)? {
         writeln!(out, "{line}").map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -171,6 +186,25 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             .map_err(|_| Failure::unwritable("report", path, "the disk is full"))?;
     }
     end(&order, ending)
+}
+
+/// The program in a fence, where the run is for one: comes back with what a dry run says. `None` if
+/// it has guards of its own.
+fn in_fence(args: &Args) -> Result<Option<String>, Failure> {
+    let (run_dir, program) = (args.run_dir.path(), args.program.as_slice());
+    let dry_run = args.dry_run;
+    let run = |fence: &str, inside, user| {
+        Fenced { fence, inside, run_dir, user, program, dry_run }.run().map(Some)
+    };
+    match args.fence.as_deref() {
+        Some("none") => Ok(None),
+        Some(fence) => run(fence, false, fenced::user(args.user.as_deref())?),
+        None if !args.asks_guards() => match Usual::find(run_dir, args.user.as_deref()) {
+            Some(Usual { fence, inside, user }) => run(&fence, inside, user),
+            None => Ok(None),
+        },
+        None => Ok(None),
+    }
 }
 
 /// The sources of signals that the user asked for.

@@ -1,6 +1,6 @@
 //! `elfen set`: another policy or budget for a batch that runs.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use elfen_host::run::find::Batch;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::LaneSlot;
 
+use super::pause::RunDir;
 use super::policy_args::{Chosen, PolicyArgs};
 use super::status::batches;
 
@@ -30,6 +31,9 @@ pub(crate) struct Args {
     pid: Option<u32>,
 
     #[command(flatten)]
+    run_dir: RunDir,
+
+    #[command(flatten)]
     policy: PolicyArgs,
 }
 
@@ -41,14 +45,11 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "say what: --policy borrow-idle, or --budget 3ms";
         return Err(Failure::new(Status::Usage, "set", "nothing is to be changed", fix));
     }
-    let batch = chosen(args.pid)?;
+    let batch = chosen(args)?;
     let what = format!("setting the policy of process {}", batch.pid);
     let refuse = |why: &str, fix: &str| Err(Failure::new(Status::Failed, &what, why, fix));
-    let Some(page) = batch.writable() else {
-        return refuse("its control page is another user's", "run this as that user, or as root");
-    };
-    let (Some(wanted), Some(holds)) = (page.slot(1), page.slot(0)) else {
-        return refuse("its control page has no room for wishes", "use the same version of elfen");
+    let Some(holds) = batch.control.slot(0) else {
+        return refuse("its control page has no settings", "use the same version of elfen");
     };
     let Some((_, now)) = holds.settings() else {
         return refuse("its settings are being changed", "try again");
@@ -58,7 +59,14 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let service = segment.and_then(Service::of_segment);
     let Chosen { settings, taken, .. } = args.policy.change(&now, service.as_ref())?;
     require(&settings, segment.is_some(), &batch, &what)?;
-    wanted.publish(&settings);
+    if let Err(error) = batch.want(&settings) {
+        return match error.kind() {
+            ErrorKind::PermissionDenied => {
+                refuse("its settings are another user's", "run this as that user, or as root")
+            }
+            _ => refuse(&error.to_string(), "use the same version of elfen"),
+        };
+    }
     let start = Instant::now();
     while !holds.settings().is_some_and(|(_, found)| is_taken_over(&found, &settings)) {
         if start.elapsed() > TAKEN_OVER_WITHIN {
@@ -110,8 +118,8 @@ fn is_taken_over(found: &Settings, wanted: &Settings) -> bool {
     }
 }
 
-fn chosen(pid: Option<u32>) -> Result<Batch, Failure> {
-    let mut found = batches()?;
+fn chosen(args: &Args) -> Result<Batch, Failure> {
+    let mut found = batches(&args.run_dir)?;
     let listed: Vec<String> = found.iter().map(|batch| batch.pid.to_string()).collect();
     let refuse = |why: &str| {
         let fix = match listed.as_slice() {
@@ -120,7 +128,7 @@ fn chosen(pid: Option<u32>) -> Result<Batch, Failure> {
         };
         Err(Failure::new(Status::Usage, "choosing a batch", why, fix))
     };
-    match pid {
+    match args.pid {
         Some(pid) => match found.iter().position(|batch| batch.pid == pid) {
             Some(index) => Ok(found.swap_remove(index)),
             None => refuse("no batch that you may see has this process id"),

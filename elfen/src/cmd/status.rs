@@ -64,8 +64,8 @@ struct LaneReport {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let report =
-        Report { batches: batches()?.iter().map(report).collect(), elfend: elfend(&args.run_dir)? };
+    let batches = batches(&args.run_dir)?.iter().map(report).collect();
+    let report = Report { batches, elfend: elfend(&args.run_dir)? };
     elfen_console::output::print(out, args.json, &report, || report.text())?;
     let healthy = report.elfend.as_ref().is_some_and(Fences::is_healthy);
     Ok(if args.healthy && !healthy {
@@ -90,8 +90,8 @@ pub(super) fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
     }
 }
 
-pub(super) fn batches() -> Result<Vec<Batch>, Failure> {
-    find::batches().map_err(|error| {
+pub(super) fn batches(run_dir: &RunDir) -> Result<Vec<Batch>, Failure> {
+    find::batches(&run_dir.folder().socket()).map_err(|error| {
         let fix = "use a kernel with System V shared memory (CONFIG_SYSVIPC)";
         Failure::new(Status::Unsupported, "looking for batches", error, fix)
     })

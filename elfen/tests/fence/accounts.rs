@@ -15,14 +15,15 @@ use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, settings, wait_u
 const LATE_NS: u64 = 20_000_000;
 
 /// Ends with the test, also with one that fails.
-struct Spinner(Child);
+pub(crate) struct Spinner(Child);
 
 impl Spinner {
-    fn on_cpu(cpu: &str) -> Self {
+    pub(crate) fn on_cpu(cpu: &str) -> Self {
         let mut command = Command::new("taskset");
         command.args(["-c", cpu, "sh", "-c", SPIN]).stdin(Stdio::null());
         let spinner = Self(command.spawn().unwrap());
-        wait_until("its start", || comm(spinner.0.id()) == "sh");
+        let spins = || comm(spinner.0.id()) == "sh" && ran_ns(spinner.0.id()) > 20_000_000;
+        wait_until("its start", spins);
         spinner
     }
 }

@@ -11,11 +11,38 @@ use elfen_host::cgroup::CgroupPath;
 use super::SPIN;
 use super::stage::{Fenced, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until};
 
-/// A container's files: one shell.
-fn image(folder: &Path, busybox: &Path) -> PathBuf {
+/// Whether it takes a program that is not here; says which.
+pub(crate) fn lacking(test: &str) -> bool {
+    let lacks = ["podman", "runc", "busybox"].into_iter().find(|name| found(name).is_none());
+    if let Some(lacks) = lacks {
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: {test}: there is no {lacks}").unwrap();
+    }
+    lacks.is_some()
+}
+
+/// What runs a container in the fence, up to its options; it keeps its files in the folder.
+pub(crate) fn podman(folder: &Path, fenced: &Fenced) -> Command {
+    let mut podman = Command::new("podman");
+    for (option, inside) in [("--root", "root"), ("--runroot", "runroot"), ("--tmpdir", "tmp")] {
+        podman.arg(option).arg(folder.join(inside));
+    }
+    podman.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
+    podman.args(["--runtime", "runc", "run", "--rm", "--network", "none"]);
+    // Where root has no CAP_SYS_RESOURCE, an engine's own limits are too high.
+    podman.args(["--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000"]);
+    podman.args(["--cgroup-parent", fenced.fence.0.path.as_str()]);
+    podman
+}
+
+/// A container's files: one shell, and room for the host's programs.
+pub(crate) fn image(folder: &Path, busybox: &Path) -> PathBuf {
     let image = folder.join("image");
-    for inside in ["bin", "dev", "etc", "proc", "run", "sys", "tmp"] {
+    for inside in ["bin", "checked", "dev", "etc", "proc", "run/elfen", "sys", "tmp", "usr"] {
         fs::create_dir_all(image.join(inside)).unwrap();
+    }
+    for name in ["lib", "lib64"] {
+        symlink(format!("usr/{name}"), image.join(name)).unwrap();
     }
     fs::copy(busybox, image.join("bin/busybox")).unwrap();
     symlink("busybox", image.join("bin/sh")).unwrap();
@@ -23,7 +50,7 @@ fn image(folder: &Path, busybox: &Path) -> PathBuf {
 }
 
 /// An engine makes its cgroups in hierarchies that a fence does not take, too.
-struct Elsewhere(CgroupPath);
+pub(crate) struct Elsewhere(pub(crate) CgroupPath);
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
@@ -43,12 +70,7 @@ impl Drop for Elsewhere {
 #[test]
 fn a_container_is_fenced_by_its_parent() {
     const NAME: &str = "a_container_is_fenced_by_its_parent";
-    if !or_skip(NAME) {
-        return;
-    }
-    let lacks = ["podman", "runc", "busybox"].into_iter().find(|name| found(name).is_none());
-    if let Some(lacks) = lacks {
-        writeln!(std::io::stderr(), "skipped: {NAME}: there is no {lacks}").unwrap();
+    if !or_skip(NAME) || lacking(NAME) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -58,15 +80,8 @@ fn a_container_is_fenced_by_its_parent() {
     let _elsewhere = Elsewhere(fenced.heavy.0.path.clone());
     fenced.wait_until_it_runs();
     let log = fs::File::create(folder.path().join("log")).unwrap();
-    let mut podman = Command::new("podman");
-    for (option, inside) in [("--root", "root"), ("--runroot", "runroot"), ("--tmpdir", "tmp")] {
-        podman.arg(option).arg(folder.path().join(inside));
-    }
-    podman.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
-    podman.args(["--runtime", "runc", "run", "--rm", "--network", "none"]);
-    // Where root has no CAP_SYS_RESOURCE, an engine's own limits are too high.
-    podman.args(["--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000"]);
-    podman.args(["--cgroup-parent", fenced.fence.0.path.as_str(), "--rootfs"]);
+    let mut podman = podman(folder.path(), &fenced);
+    podman.arg("--rootfs");
     podman.arg(&image).args(["/bin/sh", "-c", SPIN]);
     podman.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     let mut engine = podman.spawn().unwrap();

@@ -8,6 +8,9 @@ mod container;
 mod hostile;
 mod kubernetes;
 mod meddled;
+mod pages;
+#[path = "../preload/mod.rs"]
+mod preload;
 mod refused;
 mod settings;
 mod slurm;

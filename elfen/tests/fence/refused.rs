@@ -152,6 +152,9 @@ fn requests_that_make_no_sense() {
         drop(sent(&fenced, b"{\"do\":\"status\"}").unwrap());
         drop(sent(&fenced, b"{\"do\":\"enter\",\"fence\":\"none\"}").unwrap());
     }
+    for _ in 0..10_000 {
+        drop(sent(&fenced, b"").unwrap());
+    }
     // Who connects and says nothing is closed after a while, and others have their turn.
     let silent: Vec<_> = (0..100).map(|_| sent(&fenced, b"")).collect();
     wait_until("an answer in a crowd", || fenced.ask(&Request::Status).is_some());

@@ -93,7 +93,7 @@ pub enum Lacking {
 /// the machine's.
 pub fn open(lanes: &Lanes) -> Result<Kernel, Lacking> {
     let (map, own) = match Run::inherited() {
-        Some(Run { tasks: Some(map), lanes, .. }) => (map, Some(lanes)),
+        Some(Run { tasks: Some(map), pages: [Some(pages), ..] }) => (map, Some(pages.lanes)),
         _ => (task_map::open()?.0, None),
     };
     let all = lanes.pairs().flat_map(|(request, batch)| [request, batch]);

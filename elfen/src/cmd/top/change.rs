@@ -112,11 +112,9 @@ impl Changes {
 }
 
 fn wish(batch: &Batch, settings: &Settings) -> String {
-    let page = batch.writable();
-    let Some(slot) = page.as_ref().and_then(|page| page.slot(1)) else {
+    if batch.want(settings).is_err() {
         return "it is another user's".to_owned();
-    };
-    slot.publish(settings);
+    }
     let policy = settings.policy.name();
     match settings.policy {
         PolicyKind::BorrowIdle | PolicyKind::SloBudget => policy.to_owned(),

@@ -13,6 +13,7 @@ use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::terminal::{self, Input, Role, Screen};
 
+use super::pause::RunDir;
 use change::Changes;
 use picture::{Line, Style, draw};
 use seen::Watch;
@@ -30,6 +31,9 @@ Shares are of the time since the last picture, tails those of the last ten secon
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    run_dir: RunDir,
+
     /// Print it once and end
     #[arg(long)]
     once: bool,
@@ -44,7 +48,7 @@ const OFF_TERMINAL: (usize, usize) = (120, 200);
 const SHORTEST: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    super::status::batches()?;
+    super::status::batches(&args.run_dir)?;
     if args.every < SHORTEST {
         let why = "a picture takes some time itself";
         let fix = format!("give it {} ms or more", SHORTEST.as_millis());
@@ -66,7 +70,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 /// Off a terminal: text, once or again and again.
 fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let mut watch = Watch::new();
+    let mut watch = Watch::new(args.run_dir.folder().socket());
     loop {
         let view = watch.look().map_err(|error| {
             Failure::new(Status::Failed, "looking for batches", error, "try again")
@@ -86,8 +90,11 @@ fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
 }
 
 fn watch(args: &Args, screen: &Screen) -> io::Result<ExitCode> {
-    let (mut watch, mut changes, colours) =
-        (Watch::new(), Changes::default(), elfen_console::output::colours());
+    let (mut watch, mut changes, colours) = (
+        Watch::new(args.run_dir.folder().socket()),
+        Changes::default(),
+        elfen_console::output::colours(),
+    );
     let mut view = watch.look()?;
     let mut next = Instant::now() + args.every;
     loop {

@@ -1,6 +1,7 @@
 //! From pages to a view: what was read last time and now, and the shares between.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::{fs, io};
 
@@ -27,6 +28,8 @@ struct Spent {
 pub(super) struct Watch {
     pub(super) batches: Vec<Batch>,
     pub(super) services: Vec<Published>,
+    /// elfend's.
+    socket: PathBuf,
     tasks: Option<TaskMap>,
     tails: Tails,
     at_ns: u64,
@@ -37,10 +40,11 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(socket: PathBuf) -> Self {
         Self {
             batches: Vec::new(),
             services: Vec::new(),
+            socket,
             tasks: None,
             tails: Tails::default(),
             at_ns: 0,
@@ -51,7 +55,7 @@ impl Watch {
 
     /// Reads everything anew.
     pub(super) fn look(&mut self) -> io::Result<View> {
-        (self.batches, self.services) = (find::batches()?, services()?);
+        (self.batches, self.services) = (find::batches(&self.socket)?, services()?);
         if self.tasks.is_none() && !self.batches.is_empty() {
             // Pinned, or held by a batch already. Without the map no program's name is shown, and
             // all else is.

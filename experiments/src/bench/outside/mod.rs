@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_host::affinity;
-use elfen_host::run::find::{Batch, batches};
+use elfen_host::run::find::{Batch, runs};
 use elfen_rt::signal::lane::LaneSlot;
 
 pub(crate) use notes::{Seen, Stretch};
@@ -222,7 +222,7 @@ impl Run {
             let lanes = found.lanes.slot(0).map(|slot| slot.batch_cpu.load(Relaxed));
             lanes == Some(u64::from(batch)) && parent_is(found, front.0.id())
         };
-        let found = batches().map_err(io_error("looking for the run"))?;
+        let found = runs().map_err(io_error("looking for the run"))?;
         let batch = found.into_iter().find(ours).ok_or(Error::NoAccount)?;
         Ok(Self { front, batch })
     }

@@ -1,0 +1,162 @@
+//! Shared memory without a name, handed on as a descriptor: a memfd whose size is sealed.
+//!
+//! A System V segment is found by an id that means something in one IPC namespace alone. A
+//! descriptor goes wherever a socket goes, into a container too. Who gets one could cut the file
+//! under its other readers; so its size is sealed before anybody else has it, and nothing that is
+//! not sealed is mapped. A seal cannot be taken away again.
+
+use core::ffi::c_int;
+use core::mem::zeroed;
+
+use crate::bpf::Descriptor;
+use crate::memory::{Access, Memory, MemoryError};
+
+/// Who may write, besides its maker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writers {
+    Everybody,
+    /// The kernel maps it read-only from now on, for anybody.
+    Nobody,
+}
+
+/// The seals without which a file is not mapped.
+const OF_SIZE: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+/// Makes `len` zero bytes, mapped for us to write, and a descriptor to hand on.
+pub fn create(len: usize, writers: Writers) -> Result<(Memory, Descriptor), MemoryError> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a NUL-terminated literal.
+    let fd = unsafe { libc::memfd_create(c"elfen".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(MemoryError::last());
+    }
+    // SAFETY: the kernel has just given us this descriptor.
+    let file = unsafe { Descriptor::from_raw(fd) };
+    let size = libc::off_t::try_from(len).map_err(|_| MemoryError::Size)?;
+    // SAFETY: ftruncate takes numbers.
+    if unsafe { libc::ftruncate(fd, size) } != 0 {
+        return Err(MemoryError::last());
+    }
+    // Before the seals: one of them would forbid it.
+    // SAFETY: the file has these bytes, nobody else has it yet, and it cannot be handed on before
+    // its size is sealed below.
+    let memory = unsafe { Memory::map_descriptor(fd, len, Access::Write) }?;
+    let of_writers = match writers {
+        Writers::Everybody => 0,
+        Writers::Nobody => libc::F_SEAL_FUTURE_WRITE,
+    };
+    let seals = OF_SIZE | of_writers | libc::F_SEAL_SEAL;
+    // SAFETY: F_ADD_SEALS takes numbers.
+    match unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } {
+        0 => Ok((memory, file)),
+        _ => Err(MemoryError::last()),
+    }
+}
+
+/// Whether a descriptor is a file whose size is sealed. No other kind of file has seals at all.
+pub fn is_sealed(file: &Descriptor) -> bool {
+    // SAFETY: F_GET_SEALS takes a number, and fails on what has no seals.
+    let seals = unsafe { libc::fcntl(file.raw(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & OF_SIZE == OF_SIZE
+}
+
+/// Maps a file that somebody else has made, if its size is sealed.
+pub fn map(file: &Descriptor, access: Access) -> Result<Memory, MemoryError> {
+    if !is_sealed(file) {
+        return Err(MemoryError::Denied);
+    }
+    // SAFETY: an all-zero stat is a valid value of that plain C structure.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    // SAFETY: `stat` is ours.
+    if unsafe { libc::fstat(file.raw(), &mut stat) } != 0 {
+        return Err(MemoryError::last());
+    }
+    let len = usize::try_from(stat.st_size).map_err(|_| MemoryError::Size)?;
+    // SAFETY: the seals were there before the size was read, so it is the file's for good.
+    unsafe { Memory::map_descriptor(file.raw(), len, access) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::errno;
+    use crate::signal::control::ControlSlot;
+    use crate::signal::lane::LaneSlot;
+    use crate::signal::page::{Page, PageError};
+
+    fn is_refused(done: c_int) -> bool {
+        done == -1 && errno() == libc::EPERM
+    }
+
+    /// Goal: nobody who gets a page can cut it, or write where nobody may. Method: the descriptor
+    /// of each kind, and every call that would.
+    #[test]
+    fn what_is_handed_on_keeps_its_size_and_its_writer() {
+        for writers in [Writers::Everybody, Writers::Nobody] {
+            let (ours, file) = create(5000, writers).unwrap();
+            for len in [0, 4096, 9000] {
+                // SAFETY: ftruncate takes numbers.
+                assert!(is_refused(unsafe { libc::ftruncate(file.raw(), len) }), "{len}");
+            }
+            // SAFETY: F_ADD_SEALS takes numbers.
+            let more = unsafe { libc::fcntl(file.raw(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+            assert!(is_refused(more), "nor take writing from its maker");
+            let writable = map(&file, Access::Write).map(|memory| memory.len());
+            let reader = map(&file, Access::Read).unwrap();
+            let base = reader.base().as_ptr().cast();
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: mprotect of our own mapping.
+            let upgraded = unsafe { libc::mprotect(base, reader.len(), both) } == 0;
+            match writers {
+                Writers::Everybody => assert_eq!(writable, Ok(5000)),
+                Writers::Nobody => {
+                    assert_eq!((writable, upgraded), (Err(MemoryError::Denied), false));
+                }
+            }
+            // SAFETY: the mapping is ours, and writable.
+            unsafe { ours.base().write_volatile(7) };
+            // SAFETY: the mapping has at least a byte.
+            assert_eq!(unsafe { reader.base().read_volatile() }, 7, "its maker goes on writing");
+        }
+    }
+
+    /// Goal: what could be cut, or is too short, is not mapped or no page. Method: a file without
+    /// seals, one with half of them, a pipe, one that is shorter than its header, or its slots.
+    #[test]
+    fn what_could_shrink_is_refused() {
+        let file = |seals: c_int, len| {
+            // SAFETY: the name is a NUL-terminated literal.
+            let fd = unsafe { libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING) };
+            // SAFETY: ftruncate takes numbers.
+            assert_eq!(unsafe { libc::ftruncate(fd, len) }, 0);
+            // SAFETY: F_ADD_SEALS takes numbers.
+            assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) }, 0);
+            // SAFETY: the kernel has just given us this descriptor.
+            unsafe { Descriptor::from_raw(fd) }
+        };
+        for seals in [0, libc::F_SEAL_SHRINK, libc::F_SEAL_GROW, libc::F_SEAL_SEAL] {
+            assert_eq!(map(&file(seals, 8192), Access::Read).unwrap_err(), MemoryError::Denied);
+        }
+        let mut ends = [0; 2];
+        // SAFETY: the kernel writes two numbers.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        // SAFETY: the kernel has just given us both.
+        let ends = ends.map(|end| unsafe { Descriptor::from_raw(end) });
+        assert_eq!(map(&ends[0], Access::Read).unwrap_err(), MemoryError::Denied);
+
+        assert_eq!(map(&file(OF_SIZE, 0), Access::Read).unwrap_err(), MemoryError::Size);
+        let short = map(&file(OF_SIZE, 100), Access::Read).unwrap();
+        assert!(matches!(Page::<LaneSlot>::open(short), Err(PageError::Truncated { .. })));
+        let (whole, handed) = create(Page::<ControlSlot>::bytes(2), Writers::Nobody).unwrap();
+        Page::<ControlSlot>::format(whole, 2, 0, &[0; 32]).unwrap();
+        assert_eq!(
+            Page::<ControlSlot>::open(map(&handed, Access::Read).unwrap()).unwrap().slot_count(),
+            2
+        );
+        let (less, handed) = create(Page::<ControlSlot>::bytes(1), Writers::Everybody).unwrap();
+        let page = Page::<ControlSlot>::format(less, 1, 0, &[0; 32]).unwrap();
+        page.header().slot_count.store(2, core::sync::atomic::Ordering::Relaxed);
+        let error = Page::<ControlSlot>::open(map(&handed, Access::Read).unwrap()).unwrap_err();
+        assert!(matches!(error, PageError::Size { .. }), "{error}");
+    }
+}

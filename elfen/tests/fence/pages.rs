@@ -1,0 +1,281 @@
+//! Programs with checks of their own in a fence: elfend hands them what they check by, wherever
+//! they are, and nobody else.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::sleep;
+use std::time::Duration;
+
+use elfen_rt::memory::Access;
+use elfen_rt::pages::{self, Pages};
+use elfen_rt::signal::lane::LaneState;
+
+use super::accounts::Spinner;
+use super::container::{Elsewhere, image, lacking, podman};
+use super::preload;
+use super::stage::{
+    Fenced, NOBODY, borrows, comm, found, kill, or_skip, ran_ns, settings, wait_until,
+};
+
+const PROGRAM: &str = "checked";
+const LIBRARY: &str = "libelfen_preload.so";
+
+/// The program, the preload library, and the file in which the program counts: for every user.
+struct Checked {
+    folder: tempfile::TempDir,
+}
+
+impl Checked {
+    fn build() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-I"]).arg(here.join("../elfen-rt/include"));
+        cc.arg(here.join("tests/fence/checked.c")).arg("-o").arg(folder.path().join(PROGRAM));
+        assert!(cc.status().unwrap().success());
+        fs::copy(preload::library().join(LIBRARY), folder.path().join(LIBRARY)).unwrap();
+        let checked = Self { folder };
+        fs::write(checked.count_file(), [0; 4096]).unwrap();
+        let everybody = fs::Permissions::from_mode(0o666);
+        fs::set_permissions(checked.count_file(), everybody).unwrap();
+        checked
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn count_file(&self) -> PathBuf {
+        self.file("count")
+    }
+
+    fn count(&self) -> u64 {
+        let mut word = [0; 8];
+        fs::File::open(self.count_file()).unwrap().read_exact_at(&mut word, 0).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
+    fn goes_on(&self) {
+        let before = self.count();
+        wait_until("the program gets on", || self.count() > before);
+    }
+
+    /// Started by these words.
+    fn start(&self, fenced: &Fenced, words: &[&str]) -> Child {
+        let mut command = fenced.command(words[0], &words[1..]);
+        command.arg(self.file(PROGRAM)).arg(self.count_file()).current_dir("/");
+        command.env("LD_PRELOAD", self.file(LIBRARY)).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        wait_until("the program", || comm(child.id()) == PROGRAM);
+        child
+    }
+
+    fn in_fence(&self, fenced: &Fenced) -> Child {
+        let elfen = env!("CARGO_BIN_EXE_elfen");
+        self.start(fenced, &[elfen, "run", "--fence", "batch", "--user", NOBODY, "--"])
+    }
+}
+
+fn end(mut child: Child) {
+    kill(child.id(), libc::SIGKILL);
+    child.wait().unwrap();
+}
+
+/// What elfend hands out, as root gets it.
+fn handed(fenced: &Fenced) -> Pages {
+    let socket = fenced.run_dir().join("elfend.sock");
+    let answer = pages::ask(socket.as_os_str().as_bytes(), Access::Read).unwrap();
+    answer.pages.into_iter().flatten().next().unwrap()
+}
+
+/// Whether a process has come for its pages.
+fn is_checked(pages: &Pages) -> bool {
+    pages.lanes.slot(0).unwrap().check_nap.load(Relaxed) != 0
+}
+
+fn naps(pages: &Pages) -> bool {
+    let state = pages.lanes.slot(0).unwrap().state();
+    state.is_some_and(|(state, _)| state == LaneState::Napping)
+}
+
+/// The program runs on its lane, and does nothing, though no guard holds the lane: they stand still
+/// meanwhile, for less than would be noticed.
+fn stands_by_itself(fenced: &Fenced, program: u32, checked: &Checked) {
+    let keeper = fenced.status().keeper.unwrap();
+    let (before, ran) = (checked.count(), ran_ns(program));
+    wait_until("time on the lane", || {
+        kill(keeper, libc::SIGSTOP);
+        sleep(Duration::from_millis(300));
+        kill(keeper, libc::SIGCONT);
+        sleep(Duration::from_millis(100));
+        ran_ns(program) > ran + 50_000_000
+    });
+    assert_eq!(checked.count(), before, "a napping program makes no progress");
+}
+
+/// Goal: a program with checks naps in them, needs no guard for that, and is given pages after a
+/// restart of elfend too; who is outside is given nothing. Method: a request on the service's page,
+/// guards that stand still, and the same program outside of the fence.
+#[test]
+fn a_program_with_checks_is_given_its_pages() {
+    if !or_skip("a_program_with_checks_is_given_its_pages") {
+        return;
+    }
+    let checked = Checked::build();
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let pages = handed(&fenced);
+    let socket = fenced.run_dir().join("elfend.sock");
+    let variable = format!("ELFEN_SOCKET={}", socket.display());
+    let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
+    let outside = [&nobody[..], &["env", &variable]].concat();
+    let outside = checked.start(&fenced, &outside);
+    checked.goes_on();
+    assert!(!is_checked(&pages), "nobody outside is given pages");
+    end(outside);
+
+    let inside = checked.in_fence(&fenced);
+    checked.goes_on();
+    assert!(is_checked(&pages));
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    wait_until("a nap", || naps(&pages));
+    stands_by_itself(&fenced, inside.id(), &checked);
+    worker.end();
+    drop(worker);
+    checked.goes_on();
+
+    fenced.end_daemon();
+    fenced.restart();
+    fenced.wait_until_it_runs();
+    checked.goes_on();
+    end(inside);
+    let pages = handed(&fenced);
+    assert!(!is_checked(&pages), "they are others");
+    let again = checked.in_fence(&fenced);
+    checked.goes_on();
+    assert!(is_checked(&pages));
+    end(again);
+}
+
+/// Goal: settings of elfend's lanes can be changed while it runs, by root alone. Method: `elfen
+/// set`, and what its pages say.
+#[test]
+fn root_changes_the_settings_of_lent_lanes() {
+    if !or_skip("root_changes_the_settings_of_lent_lanes") {
+        return;
+    }
+    let fenced = Fenced::start();
+    let pages = handed(&fenced);
+    let settings = || pages.control.slot(0).unwrap().settings().map(|(_, settings)| settings);
+    let pid = fenced.daemon.id().to_string();
+    let listed = String::from_utf8(fenced.elfen(&["status"]).stdout).unwrap();
+    assert!(listed.contains(&pid) && listed.contains("borrow-idle"), "{listed}");
+    let set = fenced.elfen(&["set", &pid, "--policy", "fixed-budget", "--budget", "3ms"]);
+    assert!(set.status.success(), "{set:?}");
+    assert_eq!(settings().unwrap().budget_ns, 3_000_000);
+    let said = fenced.elfen(&["top", "--once"]);
+    assert!(String::from_utf8_lossy(&said.stdout).contains("fixed-budget"), "{said:?}");
+}
+
+/// Goal: a run that asks for nothing of its own is elfend's, for who may use its fence; from inside
+/// of a fence it stays there, and `none` or an option of guards is today's way. Method: the first
+/// line of runs that are dry, of users, of root, and of a program in the fence.
+#[test]
+fn a_run_is_elfends_where_it_may_be() {
+    if !or_skip("a_run_is_elfends_where_it_may_be") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    // A copy that every user can run, wherever this checkout lies.
+    let elfen = fenced.run_dir().join("elfen");
+    fs::copy(env!("CARGO_BIN_EXE_elfen"), &elfen).unwrap();
+    let elfen = elfen.to_str().unwrap();
+    let said = |words: &[&str]| {
+        let output = fenced.command(words[0], &words[1..]).current_dir("/").output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    let in_fence = "fence batch on CPUs 1, level fence";
+    let by_user = said(&[elfen, "run", "--dry-run", "--user", NOBODY, "--", "true"]);
+    assert!(by_user.contains(in_fence), "{by_user}");
+    let mut sudo = fenced.command(elfen, &["run", "--dry-run", "--", "true"]);
+    let by_sudo = sudo.env("SUDO_UID", NOBODY).output().unwrap();
+    assert!(String::from_utf8_lossy(&by_sudo.stdout).contains(in_fence), "{by_sudo:?}");
+
+    let own = [&["--fence", "none"][..], &["--lanes", "0:1"], &["--look-every", "1ms"]];
+    for options in own {
+        let words = [&[elfen, "run", "--dry-run", "--user", NOBODY], options, &["--", "true"]];
+        let said = said(&words.concat());
+        assert!(!said.contains("level fence"), "{options:?}: {said}");
+    }
+    let bare = said(&[elfen, "run", "--dry-run", "--", "true"]);
+    assert!(!bare.contains("level fence"), "root that names no user: {bare}");
+    let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", elfen, "run"];
+    let stranger = said(&[&nobody[..], &["--dry-run", "--", "true"]].concat());
+    assert!(!stranger.contains("level fence"), "{stranger}");
+
+    let script = format!(
+        "{elfen} run -- sh -c 'echo it runs; grep {} /proc/self/cgroup'",
+        fenced.fence.name()
+    );
+    let inside = said(&[elfen, "run", "--user", NOBODY, "--", "sh", "-c", &script]);
+    assert_eq!(inside.matches(in_fence).count(), 2, "{inside}");
+    assert!(inside.contains("it runs") && inside.contains(fenced.fence.name()), "{inside}");
+}
+
+/// Goal: the same in a container with namespaces of its own and no privilege: the task map comes
+/// over the socket as well. Method: podman with runc, a hog on the request lane, and guards that
+/// stand still.
+#[test]
+fn a_program_in_a_container_is_given_its_pages() {
+    const NAME: &str = "a_program_in_a_container_is_given_its_pages";
+    if !or_skip(NAME) || lacking(NAME) {
+        return;
+    }
+    let checked = Checked::build();
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), &found("busybox").unwrap());
+    let mut fenced = Fenced::start();
+    let _elsewhere = Elsewhere(fenced.heavy.0.path.clone());
+    fenced.end_daemon();
+    let settings = settings(fenced.heavy.name(), fenced.fence.name());
+    let settings = settings.replacen("signal = \"service\"", "signal = \"tasks\"", 1);
+    fs::write(fenced.settings_file(), settings).unwrap();
+    fenced.restart();
+    fenced.wait_until_it_runs();
+    let pages = handed(&fenced);
+    let log = fs::File::create(folder.path().join("log")).unwrap();
+    let mut command = podman(folder.path(), &fenced);
+    let volume = |from: &Path, to: &str| format!("{}:{to}", from.display());
+    command.args(["-v", "/usr:/usr:ro", "-v", &volume(&fenced.run_dir(), "/run/elfen:ro")]);
+    command.args(["-v", &volume(checked.folder.path(), "/checked:rw"), "--user", NOBODY]);
+    command.args(["-e", "LD_PRELOAD=/checked/libelfen_preload.so"]);
+    command.args(["-e", "ELFEN_SOCKET=/run/elfen/elfend.sock", "--rootfs"]).arg(&image);
+    command.args(["/checked/checked", "/checked/count"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    let mut engine = command.spawn().unwrap();
+    let mut inside = None;
+    wait_until("a container", || {
+        let log = fs::read_to_string(folder.path().join("log")).unwrap();
+        assert_eq!(engine.try_wait().unwrap(), None, "{log}");
+        let all = fenced.fence.0.processes().unwrap();
+        inside = all.into_iter().find(|process| comm(*process) == PROGRAM);
+        inside.is_some()
+    });
+    let process = inside.unwrap();
+    borrows(process);
+    wait_until("its pages", || is_checked(&pages));
+    let hog = Spinner::on_cpu("0");
+    wait_until("a nap", || naps(&pages));
+    stands_by_itself(&fenced, process, &checked);
+    drop(hog);
+    kill(process, libc::SIGKILL);
+    engine.wait().unwrap();
+}

@@ -153,8 +153,25 @@ impl Servers {
         Ok((java, served))
     }
 
-    /// Asks, and takes the whole answer.
+    /// Asks again on a new connection if the answer breaks off: a proxy can't mend one whose
+    /// server was killed in its middle.
     fn ask(&self, stream: &mut TcpStream, number: usize) -> io::Result<()> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        // One that was reset has none.
+        let proxy = stream.peer_addr()?;
+        match self.ask_once(stream, number) {
+            Err(error) if [BrokenPipe, ConnectionReset, UnexpectedEof].contains(&error.kind()) => {
+                *stream = TcpStream::connect(proxy)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                self.ask_once(stream, number)
+            }
+            asked => asked,
+        }
+    }
+
+    /// Asks, and takes the whole answer.
+    fn ask_once(&self, stream: &mut TcpStream, number: usize) -> io::Result<()> {
         let question = &self.questions[number % self.questions.len()];
         let request = format!("GET /search?q={question} HTTP/1.1\r\nHost: bench\r\n\r\n");
         stream.write_all(request.as_bytes())?;

@@ -108,7 +108,8 @@ pub struct Args {
     /// long, as in 1.5
     ///
     /// For machines without SMT, where a batch takes no resources from a request. By the kernel's
-    /// account of who ran beside whom, so it takes root; how the batch naps costs nothing.
+    /// account of who ran beside whom, so it takes root; how the batch naps costs nothing. Beside
+    /// what is measured stands what the model of `elfen simulate` foresees.
     #[arg(long, value_name = "FACTOR")]
     emulate_smt: Option<f64>,
 

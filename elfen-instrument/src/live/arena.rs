@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use elfen_rewrite::{BLOCK_BYTES, Bell, Hooks, LaneBell, OfCpu, Patch, Words};
 
 use super::missed::Missed;
-use crate::remote::{Mapping, Memory, Seized};
+use crate::remote::{Mapping, Memory, Seized, mappings};
 
 const CODE_BYTES: u64 = 1 << 16;
 const COUNTS_BYTES: u64 = 4096;
@@ -106,17 +106,19 @@ impl Arena {
         process: u32,
         thread: u32,
         memory: &Memory,
-        mapped: &[Mapping],
         near: u64,
         pages: &Pages,
     ) -> Result<Self, Missed> {
         let sizes = pages.sizes();
-        let code = gap(mapped, near, sizes.iter().sum())
+        let bytes = sizes.iter().sum();
+        let seized = Seized::take(process, thread, memory)?;
+        // Its other threads go on, and may map there all the same.
+        let mapped = mappings(process).map_err(|_| Missed::Gone)?;
+        let code = gap(&mapped, near, bytes)
             .ok_or_else(|| Missed::Process("there is no room near its code".to_owned()))?;
         let counts = code + sizes[0];
         let lanes = counts + sizes[1];
         let tasks = lanes + sizes[2];
-        let seized = Seized::take(process, thread, memory)?;
         let lanes_of_process = match pages.lanes.as_slice() {
             [one] => Lanes::One([tasks + one.task_at, lanes + one.lane_at + pages.drill_at]),
             several => {
@@ -127,7 +129,11 @@ impl Arena {
                 Lanes::Several { cpu_at, cpus: several.iter().map(|lane| lane.cpu).collect() }
             }
         };
-        map_all(&seized, [code, counts, lanes, tasks], sizes, pages)?;
+        map_all(&seized, [code, counts, lanes, tasks], sizes, pages).map_err(|missed| {
+            let is_there = |one: &Mapping| one.range.start < code + bytes && code < one.range.end;
+            let is_taken = mappings(process).is_ok_and(|mapped| mapped.iter().any(is_there));
+            if is_taken { Missed::Busy } else { missed }
+        })?;
         drop(seized);
         let write = |at, bytes: &[u8]| memory.write(at, bytes).map_err(Missed::of_io);
         if let Lanes::Several { .. } = lanes_of_process {
@@ -253,7 +259,25 @@ fn header(number: u64, taken: u64) -> [u8; 24] {
     bytes
 }
 
+/// All parts, or none.
 fn map_all(seized: &Seized, at: [u64; 4], sizes: [u64; 4], pages: &Pages) -> Result<(), Missed> {
+    let mut done = 0;
+    map_parts(seized, at, sizes, pages, &mut done).inspect_err(|_| {
+        if done > 0 {
+            // What stays is in nobody's way.
+            let _left = seized.call("unmapping", libc::SYS_munmap, [at[0], done, 0, 0, 0, 0]);
+        }
+    })
+}
+
+/// Counts in `done` the bytes that are mapped.
+fn map_parts(
+    seized: &Seized,
+    at: [u64; 4],
+    sizes: [u64; 4],
+    pages: &Pages,
+    done: &mut u64,
+) -> Result<(), Missed> {
     let flags = |flags: i32| u64::from((flags | libc::MAP_FIXED_NOREPLACE).unsigned_abs());
     let anonymous = flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let rights = |rights: i32| u64::from(rights.unsigned_abs());
@@ -263,9 +287,12 @@ fn map_all(seized: &Seized, at: [u64; 4], sizes: [u64; 4], pages: &Pages) -> Res
     };
     let code = rights(libc::PROT_READ | libc::PROT_EXEC);
     map("mapping an arena", 0, code, anonymous, -1)?;
+    *done = sizes[0];
     map("mapping counts", 1, rights(libc::PROT_READ | libc::PROT_WRITE), anonymous, -1)?;
+    *done += sizes[1];
     let segment = i64::from(pages.lanes_segment).cast_unsigned();
     seized.call("attaching the lane page", libc::SYS_shmat, [segment, at[2], 0, 0, 0, 0])?;
+    *done += sizes[2];
     let tasks = |fd: i64| {
         let shared = flags(libc::MAP_SHARED);
         map("mapping the task map", 3, rights(libc::PROT_READ), shared, fd)
@@ -308,7 +335,9 @@ fn gap(mapped: &[Mapping], near: u64, bytes: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::ops::Range;
+    use std::process::{Child, Command, Stdio};
 
     fn mapping(range: Range<u64>, name: &str) -> Mapping {
         Mapping {
@@ -320,6 +349,54 @@ mod tests {
             file: None,
             name: name.to_owned(),
         }
+    }
+
+    struct Spins(Child);
+
+    impl Drop for Spins {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    /// Goal: a process keeps nothing of an arena that cannot be mapped whole. Method: a shell that
+    /// spins, and a lane page that is not there.
+    #[test]
+    fn an_arena_is_there_as_a_whole_or_not_at_all() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo; while :; do :; done"]).stdout(Stdio::piped());
+        let mut shell = Spins(command.spawn().unwrap());
+        // It has started when it says so.
+        shell.0.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let process = shell.0.id();
+        let memory = Memory::open(process).unwrap();
+        let before: Vec<Range<u64>> = ranges(process);
+        let lanes = vec![LaneAt { cpu: 0, lane_at: 0, task_at: 0 }];
+        let pages = Pages {
+            lanes_segment: -1,
+            lanes_bytes: PAGE,
+            tasks_fd: -1,
+            tasks_bytes: PAGE,
+            lanes,
+            cpus: 1,
+            bell_at: 0,
+            drill_at: 0,
+            answer_tsc_at: 0,
+            answer_place_at: 0,
+        };
+        // It may be met in the kernel.
+        let missed = (0..1000).find_map(|_| {
+            let mapped = Arena::map(process, process, &memory, before[0].start, &pages);
+            mapped.err().filter(|missed| !matches!(missed, Missed::Busy))
+        });
+        let why = missed.unwrap().to_string();
+        assert!(why.contains("attaching the lane page"), "{why}");
+        assert_eq!(ranges(process), before);
+    }
+
+    fn ranges(process: u32) -> Vec<Range<u64>> {
+        mappings(process).unwrap().into_iter().map(|one| one.range).collect()
     }
 
     #[test]

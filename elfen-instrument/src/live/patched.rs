@@ -206,7 +206,7 @@ impl Patched {
         let place = self.choose(&function, ip, compiled.as_ref())?;
         let at = usize::try_from(place.at - range.start).map_err(|_| Missed::NoPlace)?;
         let original = bytes.get(at..at + place.bytes).ok_or(Missed::NoPlace)?.to_vec();
-        let (index, room) = self.room(thread, mapped, place.at, pages)?;
+        let (index, room) = self.room(thread, place.at, pages)?;
         self.change(&function, &place, original, index, &room, compiled.as_ref())
     }
 
@@ -333,13 +333,7 @@ impl Patched {
     }
 
     /// Room for a check within reach of a place: in an arena that is there, or in another.
-    fn room(
-        &mut self,
-        thread: u32,
-        mapped: &[Mapping],
-        place: u64,
-        pages: &Pages,
-    ) -> Result<(usize, Room), Missed> {
+    fn room(&mut self, thread: u32, place: u64, pages: &Pages) -> Result<(usize, Room), Missed> {
         let room = |used: &Used| {
             let near = used.arena.reaches(place);
             near.then(|| used.arena.room(&self.memory, TRAMPOLINE_BYTES, used.checks.len()))?
@@ -351,7 +345,7 @@ impl Patched {
         if self.arenas.len() == ARENAS_MAX {
             return Err(Missed::Process("it has as many checks as there is room for".to_owned()));
         }
-        let arena = Arena::map(self.process, thread, &self.memory, mapped, place, pages)?;
+        let arena = Arena::map(self.process, thread, &self.memory, place, pages)?;
         let room = arena.room(&self.memory, TRAMPOLINE_BYTES, 0).ok_or(Missed::Gone)?;
         self.arenas.push(Used { arena, checks: Vec::new() });
         Ok((self.arenas.len() - 1, room))

@@ -73,7 +73,8 @@ struct elfen_account {
 	elfen_u64 shared_ns;  /* of that: while the request lane was busy */
 	elfen_u64 since_ns;   /* when the task that runs now was switched in; 0 while none does */
 	elfen_u64 busy_at_ns; /* how long the request lane had been busy then */
-	elfen_u64 reserved[9];
+	elfen_u64 claimed;    /* the writer's own */
+	elfen_u64 reserved[8];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_account) == 128);
 ELFEN_AT(elfen_account, begun, 8);

@@ -172,6 +172,16 @@ INLINE int is_claimed(struct task_struct *task, elfen_u64 claim)
 }
 
 /*
+ * The same, by way of memory: the verifier forgets there which way the answer was found, and looks
+ * at what follows once and not for each of the ways.
+ */
+INLINE elfen_u64 claimed(struct elfen_account *account, struct task_struct *task, elfen_u64 claim)
+{
+	STORE(account->claimed, (elfen_u64)is_claimed(task, claim));
+	return LOAD(account->claimed);
+}
+
+/*
  * How long the request lane has been busy until now. Another CPU writes its slot; if it did so at
  * every try (a hypervisor can stop it in the middle), one of its switches counts to the wrong side,
  * and the caller's stretch bounds that.
@@ -210,22 +220,48 @@ INLINE elfen_u64 stretch(struct task_struct *prev)
 	return prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
 }
 
+/* Adds the stretch that the batch ran here, if it did, up to a moment. */
+INLINE void add_stretch(struct elfen_account *account, elfen_u64 busy, elfen_u64 until)
+{
+	elfen_u64 since = account->since_ns, ran, shared;
+
+	if (!since || until <= since)
+		return;
+	ran = until - since;
+	shared = busy > account->busy_at_ns ? busy - account->busy_at_ns : 0;
+	STORE(account->ran_ns, account->ran_ns + ran);
+	STORE(account->shared_ns, account->shared_ns + (shared < ran ? shared : ran));
+}
+
+/*
+ * The last switch was not seen: the batch has left by it, or has come. The scheduler knows how long
+ * ago that was.
+ */
+INLINE void make_up(struct elfen_account *account, elfen_u64 claim,
+		    struct elfen_task_slot *request, struct lane_switch *lane)
+{
+	elfen_u64 came = lane->now - stretch(lane->prev), since = account->since_ns, reading;
+
+	if (!claim || claim != account->claim || (!since) != claimed(account, lane->prev, claim))
+		return;
+	reading = account->done + 1;
+	STORE(account->begun, reading);
+	add_stretch(account, busy_until(request, lane->now), came);
+	STORE(account->since_ns, since ? 0 : came);
+	STORE(account->done, reading);
+}
+
 /*
  * Ends the stretch that the batch ran here, if it did, and begins one if the
- * next task is the batch's. If the last switch was not seen, the scheduler knows how long ago it
- * was.
+ * next task is the batch's.
  */
 INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 			struct elfen_task_slot *request, struct lane_switch *lane)
 {
-	elfen_u64 now = lane->now, until = now, since = account->since_ns;
-	elfen_u64 runs = claim && now && is_claimed(lane->next, claim);
-	elfen_u64 busy, ran, shared, reading;
+	elfen_u64 now = lane->now, since = account->since_ns;
+	elfen_u64 runs = claim && now && claimed(account, lane->next, claim);
+	elfen_u64 busy, reading;
 
-	if (lane->unseen && claim && now && (!since) == is_claimed(lane->prev, claim)) {
-		until = since ? now - stretch(lane->prev) : now;
-		since = since ? since : now - stretch(lane->prev);
-	}
 	if (!since && !runs && claim == account->claim)
 		return;
 	busy = busy_until(request, now);
@@ -235,11 +271,8 @@ INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 		STORE(account->claim, claim);
 		STORE(account->ran_ns, 0);
 		STORE(account->shared_ns, 0);
-	} else if (since && until > since) {
-		ran = until - since;
-		shared = busy > account->busy_at_ns ? busy - account->busy_at_ns : 0;
-		STORE(account->ran_ns, account->ran_ns + ran);
-		STORE(account->shared_ns, account->shared_ns + (shared < ran ? shared : ran));
+	} else {
+		add_stretch(account, busy, now);
 	}
 	STORE(account->since_ns, runs ? now : 0);
 	STORE(account->busy_at_ns, busy);
@@ -272,8 +305,11 @@ INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct 
 	for (i = 0; i < ELFEN_ACCOUNTS; i++) {
 		entry = 1 + header->slot_count + cpu * ELFEN_ACCOUNTS + i;
 		account = map_lookup_elem(&elfen_tasks, &entry);
-		if (account)
-			count_batch(account, LOAD(watch->claims[i]), request, lane);
+		if (!account)
+			continue;
+		if (lane->unseen && lane->now)
+			make_up(account, LOAD(watch->claims[i]), request, lane);
+		count_batch(account, LOAD(watch->claims[i]), request, lane);
 	}
 }
 

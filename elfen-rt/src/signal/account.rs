@@ -30,7 +30,9 @@ pub struct Account {
     pub since_ns: AtomicU64,
     /// How long the request lane had been busy then.
     pub busy_at_ns: AtomicU64,
-    reserved: [AtomicU64; 9],
+    /// The writer's own.
+    pub claimed: AtomicU64,
+    reserved: [AtomicU64; 8],
 }
 
 const _: () = assert!(size_of::<Account>() == 128);

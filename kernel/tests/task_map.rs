@@ -272,7 +272,7 @@ fn looking_for_it_while_another_attaches() {
         return;
     }
     std::thread::scope(|scope| {
-        let attaching = scope.spawn(|| (0..200).for_each(|_| drop(task_map::open().unwrap())));
+        let attaching = scope.spawn(|| (0..100).for_each(|_| drop(task_map::open().unwrap())));
         while !attaching.is_finished() {
             assert!(task_map::is_attached().is_some(), "looking failed");
         }

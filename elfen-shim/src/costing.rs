@@ -27,6 +27,11 @@ impl Costing {
         Self { progress, stretch_ticks, phase, phase_since, phase_count, observed, ratios }
     }
 
+    /// The stretch that goes on is none.
+    pub(crate) fn begin_anew(&mut self) {
+        self.phase_since = 0;
+    }
+
     /// At the end of a stretch: perhaps leaves the next one unobserved, by waiting for its end.
     pub(crate) fn turn(&mut self, now: u64) {
         if self.phase_since == 0 {

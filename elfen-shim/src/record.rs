@@ -292,6 +292,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.pool.clear();
         self.series.iter_mut().for_each(Series::begin_anew);
         self.last = None;
+        // What progresses meanwhile is unobserved, and in no stretch.
+        self.costing.iter_mut().for_each(Costing::begin_anew);
     }
 
     /// Nobody looked since `last`.
@@ -427,11 +429,11 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             live.until.store(now, Relaxed);
             live.samples.store(self.samples, Relaxed);
         }
-        if self.fold.is_some() && self.pool.is_nearly_full() {
-            self.fold_up();
-        }
         if let Some(costing) = &mut self.costing {
             costing.turn(now);
+        }
+        if self.fold.is_some() && self.pool.is_nearly_full() {
+            self.fold_up();
         }
         // SAFETY: takes nothing; the C library answers from memory.
         let cpu = unsafe { libc::sched_getcpu() };

@@ -240,14 +240,17 @@ INLINE void add_stretch(struct elfen_account *account, elfen_u64 busy, elfen_u64
 INLINE void make_up(struct elfen_account *account, elfen_u64 claim,
 		    struct elfen_task_slot *request, struct lane_switch *lane)
 {
-	elfen_u64 came = lane->now - stretch(lane->prev), since = account->since_ns, reading;
+	elfen_u64 came = lane->now - stretch(lane->prev), since = account->since_ns, busy, reading;
 
 	if (!claim || claim != account->claim || (!since) != claimed(account, lane->prev, claim))
 		return;
+	/* Of what the request lane did since, only that which goes on is known. */
+	busy = busy_until(request, came);
 	reading = account->done + 1;
 	STORE(account->begun, reading);
-	add_stretch(account, busy_until(request, lane->now), came);
+	add_stretch(account, busy, came);
 	STORE(account->since_ns, since ? 0 : came);
+	STORE(account->busy_at_ns, busy);
 	STORE(account->done, reading);
 }
 

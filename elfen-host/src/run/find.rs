@@ -55,6 +55,9 @@ impl Batch {
                 let page = self.program.clone();
                 match ask(socket, &Request::Set { page, wanted: Wanted::from(settings) })? {
                     Answer::Set => Ok(()),
+                    Answer::Refused { why, .. } if nix::unistd::geteuid().is_root() => {
+                        Err(io::Error::other(why))
+                    }
                     _ => Err(denied()),
                 }
             }

@@ -46,7 +46,7 @@ const NEAR_TICKS: u64 = 300;
 const AUTO_NS: u64 = 1_000;
 const FETCH_NS: u64 = 100_000;
 const STRETCH_NS: u64 = 10_000_000;
-/// What is added up at a time: a million runs, which take some tens of milliseconds.
+/// What is added up at a time: a million runs.
 const FOLD_BYTES: usize = 4 << 20;
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {

@@ -2,7 +2,8 @@
 /*
  * Prints who runs on a CPU (0 if none is named), for ten switches or until Ctrl-C.
  *
- *   sudo elfen signals up --group "$(id -gn)"
+ * As root, or in group elfen, where elfend runs:
+ *
  *   cc -I elfen-rt/include -o who-runs elfen-rt/examples/who-runs.c && ./who-runs 0
  */
 #define _GNU_SOURCE
@@ -37,7 +38,7 @@ int main(int argc, char **argv)
 	if (elfen_tasks_open(&tasks, &error)) {
 		elfen_explain(&error, line, sizeof(line));
 		fprintf(stderr, "who-runs: cannot open the task map: %s; "
-				"is it up? (elfen signals status)\n", line);
+				"does elfend run? (elfen status)\n", line);
 		return 1;
 	}
 	if (!elfen_task_at(&tasks, cpu)) {

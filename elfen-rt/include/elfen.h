@@ -11,7 +11,7 @@
 
 #ifndef _GNU_SOURCE
 #ifdef _FEATURES_H
-#error "include elfen.h first, or compile with -D_GNU_SOURCE: it needs syscall(2) and shmget(2)"
+#error "include elfen.h first, or compile with -D_GNU_SOURCE: it needs shmget(2)"
 #endif
 #define _GNU_SOURCE
 #endif
@@ -28,7 +28,6 @@
 #include <sys/mman.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -99,105 +98,7 @@ static inline enum elfen_status elfen_page_check(const struct elfen_page_header 
 	return elfen_fail(error, ELFEN_OK, slots, slots);
 }
 
-/* ---- the task map ---- */
-
-#define ELFEN_PIN_DIR "/run/elfen/bpf"
-
-/* The mapped task map. `link` keeps the program attached: while it is open, the map is live. */
-struct elfen_tasks {
-	struct elfen_page_header *page;
-	struct elfen_watch_slot *watch;
-	elfen_u32 cpus;
-	int link;
-};
-
-/* bpf(BPF_OBJ_GET): opens what `elfen signals up` has pinned. */
-static inline int elfen_pin_open(const char *path)
-{
-	struct { elfen_u64 pathname; elfen_u32 fd, flags; } get = { (elfen_u64)(size_t)path, 0, 0 };
-
-	return (int)syscall(SYS_bpf, 7, &get, sizeof(get));
-}
-
-/* Maps the start of a pinned array, of which the kernel gives no more than there is, for good. */
-static inline void *elfen_pin_map(const char *path, size_t size, int protection)
-{
-	int fd = elfen_pin_open(path);
-	void *at = fd < 0 ? MAP_FAILED : mmap(NULL, size, protection, MAP_SHARED, fd, 0);
-
-	if (fd >= 0)
-		close(fd);
-	return at == MAP_FAILED ? NULL : at;
-}
-
-static inline void elfen_tasks_close(struct elfen_tasks *tasks)
-{
-	if (tasks->page)
-		munmap(tasks->page, (tasks->cpus + 1) * sizeof(struct elfen_task_slot));
-	if (tasks->watch)
-		munmap(tasks->watch, tasks->cpus * sizeof(struct elfen_watch_slot));
-	if (tasks->link >= 0)
-		close(tasks->link);
-	memset(tasks, 0, sizeof(*tasks));
-	tasks->link = -1;
-}
-
-/* Opens the pinned task map; needs no privilege but the pins' group. */
-static inline enum elfen_status elfen_tasks_open(struct elfen_tasks *tasks,
-						 struct elfen_error *error)
-{
-	const elfen_u32 slot = sizeof(struct elfen_task_slot);
-	void *header;
-
-	memset(tasks, 0, sizeof(*tasks));
-	tasks->link = elfen_pin_open(ELFEN_PIN_DIR "/link");
-	if (tasks->link < 0)
-		return elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
-	header = elfen_pin_map(ELFEN_PIN_DIR "/tasks", sizeof(struct elfen_page_header), PROT_READ);
-	if (!header)
-		goto failed;
-	/* The length that it says is checked by mapping as much, which the kernel may refuse. */
-	elfen_page_check((struct elfen_page_header *)header, (ELFEN_SLOTS_MAX + 1) * (size_t)slot,
-			 ELFEN_MAGIC_TASK, slot, error);
-	munmap(header, sizeof(struct elfen_page_header));
-	if (error->status != ELFEN_OK) {
-		elfen_tasks_close(tasks);
-		return error->status;
-	}
-	tasks->cpus = (elfen_u32)error->found;
-	tasks->page = (struct elfen_page_header *)elfen_pin_map(
-		ELFEN_PIN_DIR "/tasks", (tasks->cpus + 1) * (size_t)slot, PROT_READ);
-	tasks->watch = (struct elfen_watch_slot *)elfen_pin_map(
-		ELFEN_PIN_DIR "/watch", tasks->cpus * sizeof(*tasks->watch),
-		PROT_READ | PROT_WRITE);
-	if (tasks->page && tasks->watch)
-		return ELFEN_OK;
-failed:
-	elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
-	elfen_tasks_close(tasks);
-	return error->status;
-}
-
-static inline const struct elfen_task_slot *elfen_task_at(const struct elfen_tasks *tasks,
-							  elfen_u32 cpu)
-{
-	return cpu < tasks->cpus ? (const struct elfen_task_slot *)(tasks->page + 1) + cpu : NULL;
-}
-
-/* `tgid << 32 | tid` of the task that runs on `cpu`; 0 if it idles, or if there is no such CPU. */
-static inline elfen_u64 elfen_task(const struct elfen_tasks *tasks, elfen_u32 cpu)
-{
-	const struct elfen_task_slot *slot = elfen_task_at(tasks, cpu);
-
-	return slot ? ELFEN_LOAD(slot->task) : 0;
-}
-
-/* Has switches of `cpu` timed for ELFEN_LEASE_NS; call it every second. */
-static inline void elfen_task_watch(struct elfen_tasks *tasks, elfen_u32 cpu)
-{
-	if (cpu < tasks->cpus)
-		__atomic_fetch_add(&tasks->watch[cpu].renewals, 1, __ATOMIC_RELAXED);
-}
+#include "elfen_tasks.h"
 
 /* ---- the service ---- */
 

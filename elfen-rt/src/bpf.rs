@@ -4,13 +4,12 @@
 //! Three small structures instead of a library: this runs in other people's processes. In a
 //! container bpf(2) is refused; what a descriptor is, `/proc` says there as well.
 
-use core::ffi::{CStr, c_int};
+use core::ffi::c_int;
 use core::mem::{size_of, zeroed};
 
 use crate::memory::{Access, Memory, MemoryError};
 use crate::process::{NumberedPath, parse_u64, read_file};
 
-const BPF_OBJ_GET: c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: c_int = 15;
 
 /// A file descriptor that is ours to close.
@@ -52,14 +51,6 @@ impl Drop for Descriptor {
     }
 }
 
-/// `union bpf_attr` as BPF_OBJ_GET reads it.
-#[repr(C)]
-struct ObjectGet {
-    pathname: u64,
-    bpf_fd: u32,
-    file_flags: u32,
-}
-
 /// `union bpf_attr` as BPF_OBJ_GET_INFO_BY_FD reads it.
 #[repr(C)]
 struct InfoByFd {
@@ -94,16 +85,6 @@ fn call<T>(command: c_int, attribute: &mut T) -> Result<c_int, MemoryError> {
         Ok(result) if result >= 0 => Ok(result),
         _ => Err(MemoryError::last()),
     }
-}
-
-/// Opens a pinned object for reading and writing.
-pub fn object_get(path: &CStr) -> Result<Descriptor, MemoryError> {
-    let mut attribute =
-        ObjectGet { pathname: path.as_ptr().addr() as u64, bpf_fd: 0, file_flags: 0 };
-    // bpf(2) sets close-on-exec on every descriptor it returns.
-    let fd = call(BPF_OBJ_GET, &mut attribute)?;
-    // SAFETY: the kernel has just given us this descriptor.
-    Ok(unsafe { Descriptor::from_raw(fd) })
 }
 
 /// Maps the whole of an array map whose values are `value_bytes` long.

@@ -134,10 +134,7 @@ impl Run {
     #[inline(never)]
     fn open(fields: &Inherited) -> Option<Self> {
         let tasks = fields.tasks.and_then(|tasks| match tasks {
-            // The program may have closed them; pins serve everybody.
-            Tasks::Descriptors(numbers) => {
-                task_map(numbers).or_else(|| TaskMap::open_pinned().ok())
-            }
+            Tasks::Descriptors(numbers) => task_map(numbers),
             Tasks::Module => TaskMap::open_module_unseen().ok(),
         });
         let service = fields.service.and_then(|id| ServiceReader::open_segment(id).ok());

@@ -1,4 +1,5 @@
-//! The pages that elfend hands to a process in one of its fences, over its socket.
+//! What elfend hands out over its socket: to a process in one of its fences the pages of its lanes,
+//! to users whom it trusts the machine's task map.
 //!
 //! Ids of segments mean something in one IPC namespace, and paths in one file system; what comes
 //! over a socket is mapped as it is, in a container too. One message asks and one answers. The
@@ -23,16 +24,20 @@ use crate::signal::control::ControlSlot;
 use crate::signal::lane::LaneSlot;
 use crate::signal::page::Page;
 use crate::signal::service::ServiceReader;
-use crate::signal::task::TaskMap;
+use crate::signal::task::{Descriptors, TaskMap, TaskMapError};
 
-/// Where the socket is.
+/// Where the socket is, and where it is otherwise.
 pub const VARIABLE: &CStr = c"ELFEN_SOCKET";
+pub const SOCKET: &[u8] = b"/run/elfen/elfend.sock";
 /// What is asked, as elfend reads it.
 pub const REQUEST: &[u8] = br#"{"do":"pages"}"#;
 /// How the answer begins that carries pages; by the second, System V segments have the same ids for
 /// the one who asks as for elfend, and the pages of services can be had as well.
 pub const ANSWERS: [&[u8]; 2] =
     [br#"{"pages":{"services":false}}"#, br#"{"pages":{"services":true}}"#];
+/// For the task map alone, with what has its CPUs timed: its map, the leases and the link.
+pub const TASKS_REQUEST: &[u8] = br#"{"do":"tasks"}"#;
+pub const TASKS_ANSWER: &[u8] = br#""tasks""#;
 /// Services, and lent pairs without one, whose pages an answer has room for. On the lanes of others
 /// there are guards alone.
 pub const MOST: usize = 8;
@@ -87,19 +92,8 @@ pub struct Answer {
 pub fn ask(path: &[u8], access: Access) -> Option<Answer> {
     let end_ns = monotonic_ns().saturating_add(PATIENCE_NS);
     let socket = connect(path, end_ns)?;
-    let flags = libc::MSG_NOSIGNAL;
-    let sent = again(end_ns, || {
-        let (at, nobody) = (REQUEST.as_ptr(), core::ptr::null::<u8>());
-        // By the number and not by the C library's, here and below, which are cancellation points.
-        // SAFETY: the kernel reads `REQUEST`, and no address.
-        unsafe {
-            libc::syscall(libc::SYS_sendto, socket.raw(), at, REQUEST.len(), flags, nobody, 0)
-        }
-    })?;
-    if sent != REQUEST.len() {
-        return None;
-    }
-    let (with_services, mut received) = receive(&socket, end_ns)?;
+    let (which, mut received) = exchange(&socket, REQUEST, &ANSWERS, end_ns)?;
+    let with_services = which == 1;
     let mut answer = Answer { pages: [const { None }; MOST], tasks: None };
     for place in &mut answer.pages {
         let Some(lanes) = received.next() else { return Some(answer) };
@@ -114,6 +108,50 @@ pub fn ask(path: &[u8], access: Access) -> Option<Answer> {
         answer.tasks = TaskMap::lent(tasks, link).ok();
     }
     Some(answer)
+}
+
+/// Why elfend's task map is not to be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TasksError {
+    /// Nobody listens.
+    Absent,
+    /// This process is not to have it, or whoever listens has none.
+    Refused,
+    Map(TaskMapError),
+}
+
+/// Asks behind the socket at `path` for the machine's task map, to read and to have CPUs timed by.
+pub fn tasks(path: &[u8]) -> Result<TaskMap, TasksError> {
+    let end_ns = monotonic_ns().saturating_add(PATIENCE_NS);
+    let socket = connect(path, end_ns).ok_or(TasksError::Absent)?;
+    let answered = exchange(&socket, TASKS_REQUEST, &[TASKS_ANSWER], end_ns);
+    let (_, mut received) = answered.ok_or(TasksError::Refused)?;
+    let mut next = || received.next().ok_or(TasksError::Refused);
+    let (tasks, watch, link) = (next()?, next()?, next()?);
+    TaskMap::from_descriptors(Descriptors { tasks, watch, link }).map_err(TasksError::Map)
+}
+
+/// Asks, and waits for one of the answers that are known: which, and all descriptors.
+#[inline(never)]
+fn exchange(
+    socket: &Descriptor,
+    request: &[u8],
+    known: &[&[u8]],
+    end_ns: u64,
+) -> Option<(usize, Received)> {
+    let flags = libc::MSG_NOSIGNAL;
+    let sent = again(end_ns, || {
+        let (at, nobody) = (request.as_ptr(), core::ptr::null::<u8>());
+        // By the number and not by the C library's, here and below, which are cancellation points.
+        // SAFETY: the kernel reads `request`, and no address.
+        unsafe {
+            libc::syscall(libc::SYS_sendto, socket.raw(), at, request.len(), flags, nobody, 0)
+        }
+    })?;
+    if sent != request.len() {
+        return None;
+    }
+    receive(socket, known, end_ns)
 }
 
 /// A path as the kernel takes it; `None` of one that is too long, or none.
@@ -195,9 +233,7 @@ impl Drop for Received {
     }
 }
 
-/// The answer, if it is one that carries pages: whether those of services can be had, and all
-/// descriptors.
-fn receive(socket: &Descriptor, end_ns: u64) -> Option<(bool, Received)> {
+fn receive(socket: &Descriptor, known: &[&[u8]], end_ns: u64) -> Option<(usize, Received)> {
     let mut text = [0u8; 64];
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
     let mut rights = Rights { bytes: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS] };
@@ -218,8 +254,8 @@ fn receive(socket: &Descriptor, end_ns: u64) -> Option<(bool, Received)> {
     // From here on they close themselves.
     let received = Received { rights, count, taken: 0 };
     let said = text.get(..length)?;
-    let with_services = ANSWERS.iter().position(|answer| *answer == said)? == 1;
-    (message.msg_flags & libc::MSG_CTRUNC == 0).then_some((with_services, received))
+    let which = known.iter().position(|answer| *answer == said)?;
+    (message.msg_flags & libc::MSG_CTRUNC == 0).then_some((which, received))
 }
 
 /// Answers behind a socket: with as many descriptors as there is room for. `false` if nobody reads

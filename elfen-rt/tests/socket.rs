@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::bpf::Descriptor;
 use elfen_rt::memory::{Access, Memory};
-use elfen_rt::pages::{self, ANSWERS, MOST, REQUEST};
+use elfen_rt::pages::{self, ANSWERS, MOST, REQUEST, TASKS_ANSWER, TASKS_REQUEST, TasksError};
 use elfen_rt::process::pid_namespace;
 use elfen_rt::sealed::{self, Writers};
 use elfen_rt::service::Service;
@@ -120,6 +120,10 @@ impl Listener {
 
     /// Waits for a process that asks, and for its question.
     fn hear(&self) -> OwnedFd {
+        self.hear_of(REQUEST)
+    }
+
+    fn hear_of(&self, request: &[u8]) -> OwnedFd {
         let (nobody, none) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the kernel is given nowhere to write an address to.
         let fd = unsafe { libc::accept(self.socket.as_raw_fd(), nobody, none) };
@@ -129,7 +133,7 @@ impl Listener {
         let mut text = [0_u8; 64];
         // SAFETY: the kernel writes at most 64 bytes.
         let length = unsafe { libc::recv(fd, text.as_mut_ptr().cast(), text.len(), 0) };
-        assert_eq!(&text[..usize::try_from(length).unwrap()], REQUEST);
+        assert_eq!(&text[..usize::try_from(length).unwrap()], request);
         asks
     }
 }
@@ -278,4 +282,33 @@ fn without_its_pages_a_batch_goes_on() {
         drop(batch);
         lent.lanes.slot(0).unwrap().enter(LaneState::Off, 1);
     }
+}
+
+/// Goal: who asks for the task map takes nothing for one that is none, and knows whether it was
+/// refused or nobody is there. Method: one answer each; none is the kernel's map.
+#[test]
+fn what_is_no_task_map_is_not_taken() {
+    let (_page, page) = sealed::create(8192, Writers::Everybody).unwrap();
+    let (page, terminal) = (page.raw(), 2);
+    let answers: [(&[u8], &[i32], bool); 5] = [
+        (TASKS_ANSWER, &[page, page, page], true),
+        (TASKS_ANSWER, &[terminal, terminal, terminal], true),
+        (TASKS_ANSWER, &[page, page], false),
+        (br#"{"refused":{"why":"no","fix":"none"}}"#, &[], false),
+        (ANSWERS[0], &[page, page, page], false),
+    ];
+    for (text, numbers, is_map) in answers {
+        let listener = Listener::new();
+        let path = listener.path.clone();
+        let asks = std::thread::spawn(move || pages::tasks(path.as_os_str().as_bytes()).err());
+        let heard = listener.hear_of(TASKS_REQUEST);
+        assert!(pages::answer(heard.as_raw_fd(), text, numbers));
+        let error = asks.join().unwrap().unwrap();
+        assert_eq!(matches!(error, TasksError::Map(_)), is_map, "{text:?}: {error:?}");
+        assert!(is_map || error == TasksError::Refused, "{text:?}: {error:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let none = folder.path().join("none");
+    let absent = pages::tasks(none.as_os_str().as_bytes()).err();
+    assert_eq!(absent, Some(TasksError::Absent));
 }

@@ -52,7 +52,7 @@ fn usage_errors() {
         (&["lanes", "--lanes"], "a value is required for '--lanes <PAIRS>'", "--help`"),
         (&["lanes", "--json", "--record"], "cannot be used with", "see `elfen lanes --help`"),
         (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
-        (&["signals", "up", "--user"], "unexpected argument", "see `elfen signals up --help`"),
+        (&["tailor", "check", "--user"], "unexpected argument", "see `elfen tailor check --help`"),
         (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "is ./--lane"),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),
     ];

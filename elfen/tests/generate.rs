@@ -38,7 +38,7 @@ fn every_subcommand_has_a_page() {
     }
     let sections = [".SH \"EXIT STATUS\"\n", ".SH ENVIRONMENT\n", "ELFEN_LANES"];
     sections.iter().for_each(|section| assert!(top.contains(section), "{section}"));
-    assert!(page("elfen-signals-up.1").contains("\\-\\-group"), "subcommands below have pages too");
+    assert!(page("elfen-tailor-record.1").contains("\\-\\-port"), "those below have pages too");
     assert!(!top.contains("generate"), "what is hidden in help is hidden here");
 }
 
@@ -58,7 +58,7 @@ fn bash_completes_subcommands_and_options() {
         assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
-    assert_eq!(complete("elfen", "sig"), "signals");
+    assert_eq!(complete("elfen", "met"), "metrics");
     assert_eq!(complete("elfen", "gener"), "");
     assert_eq!(complete("elfen run", "--look-e"), "--look-every");
     assert!(complete("elfen run --policy", "").contains("refresh-budget"));

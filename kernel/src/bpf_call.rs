@@ -2,13 +2,12 @@
 //! object, and finding what other processes have attached. Plain descriptors, so that their
 //! lifetime is the kernel's.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const BPF_MAP_LOOKUP_ELEM: c_int = 1;
 const BPF_MAP_UPDATE_ELEM: c_int = 2;
-const BPF_OBJ_PIN: c_int = 6;
 const BPF_MAP_GET_FD_BY_ID: c_int = 14;
 const BPF_OBJ_GET_INFO_BY_FD: c_int = 15;
 const BPF_RAW_TRACEPOINT_OPEN: c_int = 17;
@@ -26,14 +25,6 @@ struct Element {
     key: u64,
     value: u64,
     flags: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Pin {
-    pathname: u64,
-    bpf_fd: u32,
-    file_flags: u32,
 }
 
 #[repr(C)]
@@ -137,17 +128,8 @@ pub(crate) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
     call(BPF_MAP_FREEZE, &mut attribute).map(drop)
 }
 
-pub(crate) fn pin(object: impl AsFd, path: &CStr) -> io::Result<()> {
-    let mut attribute = Pin {
-        pathname: path.as_ptr().expose_provenance() as u64,
-        bpf_fd: number(object.as_fd()),
-        ..Pin::default()
-    };
-    call(BPF_OBJ_PIN, &mut attribute).map(drop)
-}
-
 /// Attaches a loaded tp_btf program; it stays attached as long as some
-/// process or pin holds the link.
+/// process holds the link.
 pub(crate) fn attach(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut attribute = RawTracepoint { prog_fd: number(program), ..RawTracepoint::default() };
     call_for_descriptor(BPF_RAW_TRACEPOINT_OPEN, &mut attribute)

@@ -12,10 +12,10 @@ pub enum Error {
     /// The kernel was not built with BTF.
     #[error("the kernel has no {KERNEL_TYPES}")]
     NoKernelTypes,
-    /// Neither pins for our group, nor the capabilities to attach.
+    /// Neither in elfend's group, nor with the capabilities to attach.
     #[error("not permitted to attach an eBPF program")]
     NotPermitted,
-    /// Pins or a running program of another build.
+    /// A running program of another build.
     #[error(transparent)]
     Map(#[from] TaskMapError),
     #[error("the kernel refused the sched_switch program: {0}")]

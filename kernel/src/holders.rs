@@ -13,32 +13,16 @@ pub struct Holder {
     pub command: String,
 }
 
-/// The attached program and the processes that hold it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Attached {
-    pub program: u32,
-    pub link: u32,
-    pub holders: Vec<Holder>,
-    /// Processes whose descriptors we may not see.
-    pub hidden: usize,
-}
-
-/// Looks for the attached program and its holders; `None` if there is none. Needs CAP_SYS_ADMIN.
-pub fn find() -> Result<Option<Attached>, task_map::Error> {
+/// Looks for the holders of the attached program; `None` if none is attached. Needs CAP_SYS_ADMIN.
+/// Processes that hide their descriptors are not among them.
+pub fn find() -> Result<Option<Vec<Holder>>, task_map::Error> {
     let Some(parts) = task_map::running()? else { return Ok(None) };
     let info = bpf_call::link_info(parts.link.as_fd());
     let info = info.map_err(task_map::Error::call("reading the link"))?;
     // Ours must not count: closed before we look.
     drop(parts);
-    let (mut holders, mut hidden) = (Vec::new(), 0);
-    for pid in processes() {
-        match holds(pid, info.id) {
-            Some(true) => holders.push(Holder { pid, command: command_of(pid) }),
-            Some(false) => {}
-            None => hidden += 1,
-        }
-    }
-    Ok(Some(Attached { program: info.program, link: info.id, holders, hidden }))
+    let holders = processes().into_iter().filter(|&pid| holds(pid, info.id));
+    Ok(Some(holders.map(|pid| Holder { pid, command: command_of(pid) }).collect()))
 }
 
 fn processes() -> Vec<u32> {
@@ -49,22 +33,11 @@ fn processes() -> Vec<u32> {
     processes
 }
 
-/// Whether a process has a descriptor of the link; `None` if it does not let us look.
-fn holds(pid: u32, link: u32) -> Option<bool> {
-    let entries = match fs::read_dir(format!("/proc/{pid}/fdinfo")) {
-        Ok(entries) => entries,
-        // A zombie's descriptors are closed, and no process may look. A process that ended
-        // meanwhile has none either.
-        Err(_) if has_ended(pid) => return Some(false),
-        Err(_) => return None,
-    };
-    let infos = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    Some(infos.into_iter().any(|info| is_link(&info, link)))
-}
-
-fn has_ended(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"));
-    status.map_or(true, |status| status.lines().any(|line| line.starts_with("State:\tZ")))
+/// Whether a process shows a descriptor of the link.
+fn holds(pid: u32, link: u32) -> bool {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return false };
+    let mut infos = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    infos.any(|info| is_link(&info, link))
 }
 
 fn is_link(info: &str, link: u32) -> bool {

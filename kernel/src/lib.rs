@@ -2,8 +2,8 @@
 //!
 //! Everything that needs a capability is here, so that `elfen-rt`, which lives in other people's
 //! processes, needs none. The task map has three ways to its readers, tried in this order by
-//! [`task_map::open`]: the pins of `elfen signals up`; a program that another process of ours has
-//! attached; one that we attach ourselves.
+//! [`task_map::open`]: a program that another process of ours has attached; what elfend hands over;
+//! one that we attach ourselves.
 
 #![cfg(target_os = "linux")]
 
@@ -16,7 +16,6 @@ pub mod hazard;
 pub mod holders;
 mod mapped;
 mod object;
-pub mod pins;
 pub mod preempted;
 pub mod sleep;
 pub mod task_map;

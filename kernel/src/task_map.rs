@@ -1,24 +1,26 @@
 //! The task map: attach the program, or find one that is attached, and map what it writes.
 //!
 //! A process that gets a [`TaskMap`] from here holds the program's link as well, so the program
-//! stays as long as its last reader. Without pins, processes find each other's program by its id,
-//! which only CAP_SYS_ADMIN may do; with CAP_BPF and CAP_PERFMON alone each process attaches its
-//! own.
+//! stays as long as its last reader. Processes find each other's program by its id, which only
+//! CAP_SYS_ADMIN may do; elfend hands its own to those whom it trusts; with CAP_BPF and CAP_PERFMON
+//! alone each process attaches its own.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use aya::programs::{ProgramInfo, loaded_programs};
 use elfen_rt::bpf::Descriptor;
-use elfen_rt::memory::MemoryError;
+use elfen_rt::pages;
+pub use elfen_rt::pages::TasksError;
 use elfen_rt::signal::ABI_VERSION;
 use elfen_rt::signal::account::{ACCOUNTS, Account};
 use elfen_rt::signal::page::{Page, Slot};
-use elfen_rt::signal::task::{
-    Descriptors, TASK_MAP_NAME, TaskMap, TaskMapError, TaskSlot, UNKNOWN,
-};
+use elfen_rt::signal::task::{Descriptors, TASK_MAP_NAME, TaskMap, TaskSlot, UNKNOWN};
 
 use crate::bpf_call;
 pub use crate::error::Error;
@@ -40,30 +42,41 @@ const _: () = assert!(size_of::<Account>() == size_of::<TaskSlot>());
 /// How a task map was come by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// `elfen signals up` had pinned it.
-    Pinned,
     /// Another process had attached the program.
     Shared,
+    /// elfend handed its own over.
+    Handed,
     /// We attached the program.
     Attached,
 }
 
-/// Opens the machine's task map: pinned, shared, or attached by us.
+/// Opens the machine's task map: shared, handed over, or attached by us.
 pub fn open() -> Result<(TaskMap, Source), Error> {
-    match TaskMap::open_pinned() {
-        Ok(map) => return Ok((map, Source::Pinned)),
-        // Not up, or not for us: there are other ways.
-        Err(TaskMapError::Open(MemoryError::Absent | MemoryError::Denied)) => {}
-        Err(error) => return Err(error.into()),
-    }
     // Held to the end: of two processes that start together, one attaches and the other finds it.
     let _lock = lock();
     match running() {
-        Ok(Some(parts)) => Ok((parts.into_map()?, Source::Shared)),
-        // Not permitted to look still leaves attaching our own.
-        Ok(None) | Err(Error::NotPermitted) => Ok((attach()?.into_map()?, Source::Attached)),
-        Err(error) => Err(error),
+        Ok(Some(parts)) => return Ok((parts.into_map()?, Source::Shared)),
+        Ok(None) => {}
+        // Who may not look is handed it, or has to attach its own.
+        Err(Error::NotPermitted) => match handed() {
+            Ok(map) => return Ok((map, Source::Handed)),
+            Err(TasksError::Absent | TasksError::Refused) => {}
+            Err(TasksError::Map(error)) => return Err(error.into()),
+        },
+        Err(error) => return Err(error),
     }
+    Ok((attach()?.into_map()?, Source::Attached))
+}
+
+/// What elfend hands over, to root and to members of its group.
+pub fn handed() -> Result<TaskMap, TasksError> {
+    pages::tasks(elfend().as_os_str().as_bytes())
+}
+
+/// Where elfend is asked.
+pub fn elfend() -> PathBuf {
+    let named = std::env::var_os(OsStr::from_bytes(pages::VARIABLE.to_bytes()));
+    named.unwrap_or_else(|| OsStr::from_bytes(pages::SOCKET).to_owned()).into()
 }
 
 /// Whether a program of ours is attached; `None` if we may not know.

@@ -181,7 +181,7 @@ fn two_capabilities_and_no_root_are_enough() {
         task_map::open().map(|(map, source)| (map.slot(0).unwrap().snapshot().is_some(), source))
     });
     let (_, source) = opened.join().unwrap().unwrap();
-    assert!(matches!(source, Source::Attached | Source::Pinned));
+    assert!(matches!(source, Source::Attached | Source::Handed));
 }
 
 /// Spins for a while on its CPU, between two sleeps: the busy time grows by what it spun,

@@ -14,8 +14,8 @@ pub fn refuse(error: &Error) -> Failure {
         Error::Tasks(error) => failure(WHAT, error),
         Error::Module(missing) => Failure::new(Status::Unsupported, WHAT, missing, missing.fix()),
         Error::Nothing(_) => {
-            let fix = "run it as root, have root run `elfen signals up`, or name a service with \
-                       --service";
+            let fix = "run it as root, or as a member of group elfen where elfend runs, or name a \
+                       service with --service";
             Failure::new(Status::Unsupported, WHAT, error, fix)
         }
         Error::Service { error: OpenError::Foreign(_), .. } => {
@@ -50,14 +50,15 @@ pub fn failure(what: &str, error: &task_map::Error) -> Failure {
     let (status, fix) = match error {
         task_map::Error::NotPermitted => (
             Status::Failed,
-            "run it as root, or with CAP_BPF and CAP_PERFMON, or have root run `elfen signals up`",
+            "run it as root, or with CAP_BPF and CAP_PERFMON, or as a member of group elfen where \
+             elfend runs",
         ),
         task_map::Error::NoKernelTypes => {
             (Status::Unsupported, "use a kernel built with CONFIG_DEBUG_INFO_BTF")
         }
         task_map::Error::Refused(_) => (Status::Unsupported, "use Linux 5.15 or newer"),
         task_map::Error::Map(TaskMapError::Page(_)) => {
-            (Status::Failed, "as root, `elfen signals down` and then `up` of the same version")
+            (Status::Failed, "start elfend anew, so that it is of the same version")
         }
         _ => (Status::Failed, "see `elfen doctor`"),
     };

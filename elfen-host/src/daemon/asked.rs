@@ -3,11 +3,13 @@
 
 use std::os::fd::RawFd;
 
+use elfen_rt::bpf::Descriptor;
+
 use super::Daemon;
 use super::held::Held;
 use super::log::{Level, say};
 use super::socket::{Asked, Peer};
-use crate::fence::status::{Answer, Request, Status, Wanted};
+use crate::fence::status::{Answer, Asker, Request, Status, Wanted};
 
 fn refused(why: impl Into<String>, fix: &str) -> Answer {
     Answer::Refused { why: why.into(), fix: fix.to_owned() }
@@ -18,13 +20,14 @@ impl Daemon {
         for asked in self.listener.asked() {
             let mut handed = Vec::new();
             let answer = match &asked.request {
-                Ok((_, Request::Status)) => {
+                Ok((peer, Request::Status)) => {
                     self.add_up();
-                    Answer::Status(self.status())
+                    Answer::Status(self.status(*peer))
                 }
                 Ok((peer, Request::Resume)) => self.resume(*peer),
                 Ok((peer, Request::Enter { fence })) => self.enter(&asked, *peer, fence),
                 Ok((peer, Request::Pages)) => self.pages(*peer, &mut handed),
+                Ok((peer, Request::Tasks)) => self.tasks(*peer, &mut handed),
                 Ok((peer, Request::Set { page, wanted })) => self.set(*peer, page, *wanted),
                 Err(why) => refused(why, "see `elfend --help`"),
             };
@@ -32,7 +35,8 @@ impl Daemon {
         }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self, peer: Peer) -> Status {
+        let inside = self.around(peer).map(|held| held.name.clone());
         let fences = self.held.iter().map(|held| held.status(held.count()));
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -45,7 +49,13 @@ impl Daemon {
             confined: self.confining.status(),
             requests: self.opened.requests(),
             waiting: self.waiting.lines().to_vec(),
+            asker: Asker { may_enter: peer.may_enter, inside },
         }
+    }
+
+    /// The fence that a process is in. Where the kernel does not say, it is in none.
+    fn around(&self, peer: Peer) -> Option<&Held> {
+        self.held.iter().find(|held| held.group.holds(peer.pid).unwrap_or(false))
     }
 
     fn resume(&mut self, peer: Peer) -> Answer {
@@ -59,7 +69,7 @@ impl Daemon {
         }
         self.look();
         self.settle();
-        Answer::Status(self.status())
+        Answer::Status(self.status(peer))
     }
 
     /// Puts the process that asks into a fence. From a fence that is frozen, it asks no more.
@@ -91,14 +101,27 @@ impl Daemon {
     /// gets it can hand on, and who shares a fence can falsify the accounts of its lanes; nobody
     /// gets what would set its own budget.
     fn pages(&self, peer: Peer, handed: &mut Vec<RawFd>) -> Answer {
-        // Where the kernel does not say, it is not inside.
-        let inside = |held: &Held| held.group.holds(peer.pid).unwrap_or(false);
-        if !peer.may_enter && !self.held.iter().any(inside) {
+        if !peer.may_enter && self.around(peer).is_none() {
             let why = "only processes in a fence, root and members of group elfen are given pages";
             return refused(why, "put the process into a fence");
         }
         *handed = self.opened.handed();
         Answer::Pages { services: shares_segments(peer.pid) }
+    }
+
+    /// The machine's task map for users without privileges. The leases are writable, and all they
+    /// can do is to have switches timed and tasks counted.
+    fn tasks(&self, peer: Peer, handed: &mut Vec<RawFd>) -> Answer {
+        if !peer.may_enter {
+            let why = "only root and members of group elfen are given the task map";
+            return refused(why, "have root add this user to the group (`usermod -aG elfen USER`)");
+        }
+        let Some(tasks) = self.opened.tasks() else {
+            let fix = "see what elfend has written; `elfen doctor` as root says what it takes";
+            return refused("elfend has no task map: it lends no lanes, or goes by pages", fix);
+        };
+        *handed = [&tasks.tasks, &tasks.watch, &tasks.link].map(Descriptor::raw).to_vec();
+        Answer::Tasks
     }
 
     fn set(&self, peer: Peer, page: &str, wanted: Wanted) -> Answer {

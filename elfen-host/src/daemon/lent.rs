@@ -12,6 +12,7 @@ use elfen_rt::nap::Nap;
 use elfen_rt::pages::MOST;
 use elfen_rt::process::Identity;
 use elfen_rt::signal::control::Settings;
+use elfen_rt::signal::task::Descriptors;
 
 use super::log::{Level, say};
 use super::settings::{Lent, Settings as File};
@@ -43,11 +44,14 @@ impl Opened {
     /// [`elfen_rt::pages`].
     pub(super) fn handed(&self) -> Vec<RawFd> {
         let pages = self.lanes.iter().filter_map(|lanes| lanes.channels.handed()).take(MOST);
-        // The program that the first has attached or found: all of them have the same, or its like.
-        let tasks = self.lanes.iter().find_map(|lanes| lanes.channels.tasks.as_ref());
-        let tasks = tasks.and_then(|(map, _)| map.descriptors());
-        let tasks = tasks.map(|tasks| [tasks.tasks.raw(), tasks.link.raw()]);
+        let tasks = self.tasks().map(|tasks| [tasks.tasks.raw(), tasks.link.raw()]);
         pages.flatten().chain(tasks.into_iter().flatten()).collect()
+    }
+
+    /// The program that the first has attached or found: all of them have the same, or its like.
+    pub(super) fn tasks(&self) -> Option<&Descriptors> {
+        let tasks = self.lanes.iter().find_map(|lanes| lanes.channels.tasks.as_ref());
+        tasks.and_then(|(map, _)| map.descriptors())
     }
 
     /// Has the lanes with this page take over other settings; `false` if there are none.

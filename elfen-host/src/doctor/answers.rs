@@ -17,7 +17,7 @@ pub struct Answers {
     pub capabilities: Option<Capabilities>,
     pub(crate) kernel_types: KernelTypes,
     pub attach: Attach,
-    pub pinned: Pinned,
+    pub handed: Handed,
     pub segment: Segment,
     pub cycles: Cycles,
     pub nanonap: Nanonap,
@@ -66,15 +66,20 @@ pub enum Attach {
     Refused(String),
 }
 
-/// How it went to map what `elfen signals up` pins. `group` is the one that it was pinned for.
+/// How it went to map what elfend hands over to those whom it trusts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Pinned {
+pub enum Handed {
+    /// No elfend answers.
     NotUp,
-    Mapped { group: String },
-    NotInGroup { group: String },
-    NotPermitted { group: String },
-    Refused(String),
+    Mapped,
+    /// In elfend's words.
+    Refused {
+        why: String,
+        fix: String,
+    },
+    /// It was handed over, and is none that we know.
+    Unusable(String),
 }
 
 /// How it went to make a segment of System V shared memory, and remove it.

@@ -1,4 +1,4 @@
-//! Why the kernel does not let us attach a program, or map a pinned one.
+//! Why the kernel does not let us attach a program.
 //!
 //! bpf(2) says EPERM, whatever the reason; the reason is found in what this process is and what the
 //! machine forbids, most likely one first.
@@ -16,7 +16,6 @@ pub(super) struct Rules {
     pub(super) lockdown: Option<String>,
     /// This process is root of something smaller than the machine.
     pub(super) user_namespace: bool,
-    pub(super) kernel: Option<(u32, u32)>,
 }
 
 const EVERY_ID: [&str; 3] = ["0", "0", "4294967295"];
@@ -30,7 +29,6 @@ impl Rules {
             unprivileged: source.text("/proc/sys/kernel/unprivileged_bpf_disabled")?,
             lockdown: lockdown.as_deref().and_then(in_brackets),
             user_namespace: ids.is_some_and(|ids| !ids.split_whitespace().eq(EVERY_ID)),
-            kernel: source.text("/proc/sys/kernel/osrelease")?.as_deref().and_then(version),
         })
     }
 
@@ -58,8 +56,7 @@ pub(super) fn version(release: &str) -> Option<(u32, u32)> {
 
 /// For a program that may not be attached.
 pub(super) fn attaching(capabilities: Option<Capabilities>, rules: &Rules) -> Finding {
-    let fix = "have root run `elfen signals up` for a group of this user; or run as root, or with \
-               CAP_BPF and CAP_PERFMON";
+    let fix = "see task-map-elfend above; or run as root, or with CAP_BPF and CAP_PERFMON";
     let Some(capabilities) = capabilities else {
         let why = "not permitted, and /proc does not say which capabilities this process has";
         return Finding::no(why, fix);
@@ -73,8 +70,8 @@ pub(super) fn attaching(capabilities: Option<Capabilities>, rules: &Rules) -> Fi
     if rules.user_namespace {
         let why =
             "not permitted: the capabilities of this process count in its user namespace alone";
-        let fix = "run `elfen signals up` outside of the container, or this process with \
-                   capabilities of the initial user namespace";
+        let fix = "run elfend outside of the container, or this process with capabilities of the \
+                   initial user namespace";
         return Finding::no(why, fix);
     }
     if rules.hides_the_kernel() {
@@ -106,34 +103,6 @@ fn unprivileged(rules: &Rules) -> String {
     }
 }
 
-/// The first kernel whose unprivileged_bpf_disabled leaves the maps that are there alone.
-const PINS_FOR_ALL: (u32, u32) = (5, 19);
-
-/// For pins that are readable, and still not to be had.
-pub(super) fn mapping_pins(capabilities: Option<Capabilities>, rules: &Rules) -> Finding {
-    let has_bpf = capabilities.is_some_and(|has| has.bpf);
-    let old = rules.kernel.is_some_and(|kernel| kernel < PINS_FOR_ALL);
-    match rules.unprivileged.as_deref() {
-        Some(value) if value != "0" && old && !has_bpf => {
-            let why = format!(
-                "not permitted: kernel.unprivileged_bpf_disabled is {value}, which before Linux \
-                 5.19 closes pinned maps too"
-            );
-            let root = match value {
-                "1" => "boot with kernel.unprivileged_bpf_disabled=0",
-                _ => "set kernel.unprivileged_bpf_disabled=0 (as root, by sysctl)",
-            };
-            Finding::no(why, format!("use Linux 5.19 or newer, or CAP_BPF, or {root}"))
-        }
-        _ => {
-            let why = "not permitted although the pins are readable: a seccomp filter or a \
-                       security module forbids bpf(2)";
-            let fix = "allow bpf(2) in the seccomp profile, or in the security module's policy";
-            Finding::no(why, fix)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,7 +115,6 @@ mod tests {
             unprivileged: Some("2".into()),
             lockdown: Some("none".into()),
             user_namespace: false,
-            kernel: Some((6, 1)),
         }
     }
 
@@ -175,23 +143,6 @@ mod tests {
         }
         let silent = Rules { unprivileged: None, ..rules() };
         assert!(attaching(NONE, &silent).why.ends_with("lacks CAP_BPF and CAP_PERFMON"));
-    }
-
-    /// Goal: the setting is blamed for closed pins only where it closes them. Method: each
-    /// condition taken away from a case where all hold.
-    #[test]
-    fn causes_of_refused_pins() {
-        let old = Rules { kernel: Some((5, 18)), ..rules() };
-        let blamed = |capabilities, rules: &Rules| {
-            mapping_pins(capabilities, rules).why.contains("before Linux 5.19")
-        };
-        assert!(blamed(NONE, &old));
-        assert!(!blamed(ALL, &old));
-        assert!(!blamed(NONE, &Rules { unprivileged: Some("0".into()), ..old.clone() }));
-        assert!(!blamed(NONE, &Rules { unprivileged: None, ..old.clone() }));
-        assert!(!blamed(NONE, &Rules { kernel: Some((5, 19)), ..old.clone() }));
-        let until_boot = Rules { unprivileged: Some("1".into()), ..old };
-        assert!(mapping_pins(NONE, &until_boot).fix.contains("boot with"));
     }
 
     /// Goal: files are read as kernels write them. Method: one of each shape.

@@ -6,21 +6,20 @@
 use std::{fs, io};
 
 use elfen_kernel::counters;
-use elfen_kernel::task_map::{self, Loaded};
+use elfen_kernel::task_map::{self, Loaded, TasksError};
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::nanonap::DeviceError;
 use elfen_rt::nap::Kind;
 use elfen_rt::nap::device::Device;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceSlot;
-use elfen_rt::signal::task::{PIN_DIR, TaskMap, TaskMapError};
-use nix::unistd::{Gid, Group};
 
+use crate::fence::status::{self, Answer, Request};
 use crate::run::guard::may_rank_first;
 
 use super::answers::{
-    Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, KernelTypes, Library, Looks,
-    Nanonap, Nap, Pinned, Rank, Segment, SegmentOutcome, Systemd,
+    Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, Handed, KernelTypes, Library,
+    Looks, Nanonap, Nap, Rank, Segment, SegmentOutcome, Systemd,
 };
 
 /// The CPU and the size of a page to try it with.
@@ -37,7 +36,7 @@ pub fn ask(trial: Trial) -> Answers {
         capabilities: capabilities(),
         kernel_types: kernel_types(),
         attach: attach(),
-        pinned: pinned(),
+        handed: handed(),
         segment: segment(trial.request_lanes),
         cycles: Cycles { of_this_thread: cycles(None), of_a_lane: cycles(Some(trial.cpu)) },
         nanonap: nanonap(),
@@ -139,28 +138,20 @@ fn beginning(text: &str) -> String {
     words.join(" ")
 }
 
-fn pinned() -> Pinned {
-    let Ok(folder) = fs::metadata(PIN_DIR) else { return Pinned::NotUp };
-    let group = group_name(std::os::unix::fs::MetadataExt::gid(&folder));
-    match TaskMap::open_pinned() {
+fn handed() -> Handed {
+    match task_map::handed() {
         Ok(map) => {
             drop(map);
-            Pinned::Mapped { group }
+            Handed::Mapped
         }
-        Err(TaskMapError::Open(MemoryError::Absent)) => Pinned::NotUp,
-        // A process that may read the folder is in the group: then the kernel refused the call.
-        Err(TaskMapError::Open(MemoryError::Denied)) if fs::read_dir(PIN_DIR).is_ok() => {
-            Pinned::NotPermitted { group }
-        }
-        Err(TaskMapError::Open(MemoryError::Denied)) => Pinned::NotInGroup { group },
-        Err(error) => Pinned::Refused(error.to_string()),
-    }
-}
-
-fn group_name(gid: u32) -> String {
-    match Group::from_gid(Gid::from_raw(gid)) {
-        Ok(Some(group)) => group.name,
-        Ok(None) | Err(_) => gid.to_string(),
+        Err(TasksError::Absent) => Handed::NotUp,
+        Err(TasksError::Map(error)) => Handed::Unusable(error.to_string()),
+        // Asked once more, for the words.
+        Err(TasksError::Refused) => match status::ask(&task_map::elfend(), &Request::Tasks) {
+            Ok(Answer::Refused { why, fix }) => Handed::Refused { why, fix },
+            Ok(_) => Handed::Unusable("what elfend hands over is no task map".to_owned()),
+            Err(error) => Handed::Unusable(format!("elfend: {error}")),
+        },
     }
 }
 

@@ -1,7 +1,7 @@
 //! What `elfen shim` may look at here, and as whom. A program that it starts can be looked at
 //! whatever this says, as far as it has a clock.
 
-use super::answers::{Attach, Looks, Pinned};
+use super::answers::{Attach, Handed, Looks};
 use super::finding::{Enough, Finding, Machine, Mechanism};
 use crate::source::SourceError;
 
@@ -31,15 +31,15 @@ fn clock(machine: &Machine<'_>) -> Result<Finding, SourceError> {
 
 fn tasks(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let answers = machine.answers;
-    Ok(match (&answers.attach, &answers.pinned) {
-        (Attach::Attached, _) | (_, Pinned::Mapped { .. }) => Finding::yes(
+    Ok(match (&answers.attach, &answers.handed) {
+        (Attach::Attached, _) | (_, Handed::Mapped) => Finding::yes(
             "who runs on a lane is known at every sample, so threads are followed from one to \
              another",
         ),
         _ => Finding::warn(
             "who runs is not known: of a thread that waits for a CPU, the state that /proc has is \
              read each 100 us, and its tags are those that it said last",
-            "see to task-map-attach above, or have root run `elfen signals up --group GROUP`",
+            "see to task-map-elfend or task-map-attach above",
         ),
     })
 }

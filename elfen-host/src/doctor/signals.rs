@@ -2,7 +2,7 @@
 //! The task map's ways stand in the order in which they are tried.
 
 use super::answers::{
-    Attach, Counting, Cycles, KernelTypes, Nanonap, Pinned, Segment, SegmentOutcome,
+    Attach, Counting, Cycles, Handed, KernelTypes, Nanonap, Segment, SegmentOutcome,
 };
 use super::finding::{Enough, Finding, Machine, Mechanism};
 use super::permission::{self, Rules};
@@ -12,7 +12,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism { name: "kernel-version", enough: Enough::No, examine: kernel_version },
     Mechanism { name: "kernel-types", enough: Enough::No, examine: kernel_types },
     Mechanism { name: "sched-switch", enough: Enough::No, examine: sched_switch },
-    Mechanism { name: "task-map-pinned", enough: Enough::Yes, examine: pinned },
+    Mechanism { name: "task-map-elfend", enough: Enough::Yes, examine: handed },
     Mechanism { name: "task-map-attach", enough: Enough::Yes, examine: attach },
     Mechanism { name: "service-page", enough: Enough::If(A_SERVICE), examine: service_page },
     Mechanism { name: "nanonap-module", enough: Enough::Yes, examine: nanonap },
@@ -99,31 +99,20 @@ fn attach(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-fn pinned(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let answers = machine.answers;
-    Ok(match &answers.pinned {
-        Pinned::Mapped { group } => {
-            Finding::yes(format!("pinned for group {group}, and this process can map it"))
-        }
-        Pinned::NotUp => {
-            let fix = "have root run `elfen signals up --group GROUP`, with a group of this user";
-            Finding::no("`elfen signals up` has not been run", fix)
-        }
-        Pinned::NotInGroup { group } => {
-            let why = format!("pinned for group {group}, and this process is not in it");
-            let fix =
-                format!("add the user (as root: `usermod -aG {group} USER`) and log in again");
-            Finding::no(why, fix)
-        }
-        Pinned::NotPermitted { .. } => {
-            permission::mapping_pins(answers.capabilities, &Rules::read(machine)?)
-        }
-        Pinned::Refused(why) => {
-            let fix = "as root, `elfen signals down`, and then `up` of the version in use";
-            Finding::no(why.as_str(), fix)
+fn handed(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    Ok(match &machine.answers.handed {
+        Handed::Mapped => Finding::yes("elfend hands it over, and this process can map it"),
+        Handed::NotUp => Finding::no("no elfend answers on this machine", START_ELFEND),
+        Handed::Refused { why, fix } => Finding::no(why.as_str(), fix.as_str()),
+        Handed::Unusable(why) => {
+            Finding::no(why.as_str(), "as root, `systemctl restart elfend`, of the version in use")
         }
     })
 }
+
+/// For users without privileges, whose help is root's.
+const START_ELFEND: &str = "have root start elfend, with lanes in /etc/elfen/elfend.toml, and add \
+                            this user to group elfen";
 
 fn service_page(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let limit = |name: &str| {

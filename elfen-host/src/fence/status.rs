@@ -32,6 +32,9 @@ pub enum Request {
     },
     /// Hand over the pages of its lanes to the process that asks: [`elfen_rt::pages`].
     Pages,
+    /// Hand over the task map, for reading who runs and for having lanes timed:
+    /// [`elfen_rt::pages::tasks`].
+    Tasks,
     /// Other settings for the lanes with this page.
     Set {
         page: String,
@@ -86,6 +89,8 @@ pub enum Answer {
     Pages {
         services: bool,
     },
+    /// With descriptors.
+    Tasks,
     /// The keeper takes the settings over within a moment.
     Set,
     Refused {
@@ -115,6 +120,18 @@ pub struct Status {
     pub requests: Vec<RequestLane>,
     /// What was asked for and cannot be held yet, in words.
     pub waiting: Vec<String>,
+    /// What this says to the process that asks.
+    #[serde(default)]
+    pub asker: Asker,
+}
+
+/// What the daemon knows of the process that asks.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Asker {
+    /// Whether it may put itself into a fence, and have the task map.
+    pub may_enter: bool,
+    /// The fence that it is in.
+    pub inside: Option<String>,
 }
 
 impl Status {
@@ -298,6 +315,8 @@ mod tests {
         assert_eq!(serde_json::to_vec(&Request::Pages).unwrap(), pages::REQUEST);
         let answer = |services| serde_json::to_vec(&Answer::Pages { services }).unwrap();
         assert_eq!([answer(false), answer(true)], pages::ANSWERS.map(<[u8]>::to_vec));
+        assert_eq!(serde_json::to_vec(&Request::Tasks).unwrap(), pages::TASKS_REQUEST);
+        assert_eq!(serde_json::to_vec(&Answer::Tasks).unwrap(), pages::TASKS_ANSWER);
     }
 
     /// Goal: no setting is lost on its way, and no word is taken for a policy. Method: there and

@@ -27,7 +27,7 @@ pub struct Seen<'a> {
     pub batches: &'a [Batch],
     pub services: &'a [Published],
     pub tails: &'a Tails,
-    /// The pinned task map, where we may read it.
+    /// elfend's task map, where it hands us that.
     pub tasks: Option<&'a TaskMap>,
     /// What elfend says; nothing where none answers.
     pub fences: Option<&'a Status>,
@@ -153,7 +153,7 @@ fn of_request_lanes(seen: &Seen<'_>) -> Family {
     let mut busy = Family::new(
         "elfen_request_lane_busy_seconds_total",
         Kind::Counter,
-        "Time for which a request lane was not idle; elfend's, and with a pinned task map all.",
+        "Time for which a request lane was not idle; with elfend's task map, all.",
     );
     let fenced = seen.fences.iter().flat_map(|status| &status.requests);
     let mut lanes: BTreeMap<u64, u64> =

@@ -174,7 +174,7 @@ fn a_map_that_nobody_writes_any_more_stops_nobody() {
     assert!(batch.succeeds());
 }
 
-/// Method: a batch that was told of descriptors that are none of the map's, and no pins.
+/// Method: a batch that was told of descriptors that are none of the map's.
 #[test]
 fn other_descriptors_are_no_map() {
     let Some(program) = program("fentry") else { return };

@@ -9,7 +9,6 @@
 //! holds a lease on it: [`WatchSlot::renew`] asks for one, and it runs out on its own if the asker
 //! dies.
 
-use core::ffi::CStr;
 use core::fmt;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -193,18 +192,10 @@ impl WatchSlot {
     }
 }
 
-/// Where `elfen signals up` mounts an eBPF file system of our own. Not `/sys/fs/bpf`: distributions
-/// close that to all but root.
-pub const PIN_DIR: &str = "/run/elfen/bpf";
-/// The pins: the map, the leases, and the link that keeps the program attached.
-pub const MAP_PIN: &CStr = c"/run/elfen/bpf/tasks";
-pub const WATCH_PIN: &CStr = c"/run/elfen/bpf/watch";
-pub const LINK_PIN: &CStr = c"/run/elfen/bpf/link";
-
 /// Why the task map could not be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskMapError {
-    /// Nothing is pinned, or a file descriptor is not what it was said to be.
+    /// A file descriptor is not what it was said to be.
     Open(MemoryError),
     Page(PageError),
 }
@@ -255,16 +246,9 @@ pub struct Descriptors {
 }
 
 impl TaskMap {
-    /// Maps what `elfen signals up` has pinned. Needs read and write permission on the pins and no
-    /// capability; the map is frozen, so that even its own group can map it read-only alone.
-    pub fn open_pinned() -> Result<Self, TaskMapError> {
-        let open = |pin| bpf::object_get(pin).map_err(TaskMapError::Open);
-        let (link, tasks, watch) = (open(LINK_PIN)?, open(MAP_PIN)?, open(WATCH_PIN)?);
-        Self::from_descriptors(Descriptors { tasks, watch, link })
-    }
-
     /// Maps a task map from its descriptors; they are looked at, and refused
-    /// if they are no eBPF maps.
+    /// if they are no eBPF maps. Needs no capability; the map is frozen, so that nobody can map it
+    /// but read-only.
     pub fn from_descriptors(descriptors: Descriptors) -> Result<Self, TaskMapError> {
         let tasks = bpf::map_array(&descriptors.tasks, size_of::<TaskSlot>(), Access::Read);
         let page = Page::open(tasks.map_err(TaskMapError::Open)?)?;
@@ -360,7 +344,7 @@ impl TaskMap {
         watch.claim(own, is_dead)
     }
 
-    /// Whether whoever writes the map counts cgroups: a map of an older program's may be pinned.
+    /// Whether whoever writes the map counts cgroups, which the module does not.
     pub fn counts_cgroups(&self) -> bool {
         let header = self.page.memory().base().cast::<PageHeader>();
         // SAFETY: the page was opened, so its memory is longer than a header, which is nothing but

@@ -60,7 +60,7 @@ pub(super) fn gather(
         }
         Ok(_) => false,
         Err(why) if asked_task => {
-            let fix = "run it as root, or have root run `elfen signals up`";
+            let fix = "run it as root, or as a member of group elfen where elfend runs";
             return Err(Failure::new(Status::Failed, "watching \"task\"", why, fix));
         }
         Err(_) => false,

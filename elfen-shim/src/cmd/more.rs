@@ -34,7 +34,7 @@ pub(super) fn more(
     if let Some(why) = no_map {
         more.push(format!(
             "who runs, at every sample instead of each 100 us, and so when it waits for a CPU: as \
-             root, or after root ran `elfen signals up` (now: {why})"
+             root, or in group elfen where elfend runs (now: {why})"
         ));
     }
     let Some(program) = args.program.first() else {

@@ -26,6 +26,9 @@ SIGHUP has it read its settings anew; those that are wrong change nothing. When 
 fences stay frozen until it is back. `elfend --release` makes them ordinary cgroups again, and \
 lets services run anywhere that were kept to their request lanes.
 
+Members of group elfen may put programs into a fence, and are handed the task map over the \
+socket, so that they need no privilege to lend lanes by `elfen run` either.
+
 Examples:
   elfend --check                     is the settings file right, and what follows
   sudo elfend                        hold its fences, until a signal ends it

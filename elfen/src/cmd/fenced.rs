@@ -5,20 +5,17 @@
 //! program that has checks is told where elfend hands it their pages.
 
 use std::ffi::{CStr, OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
-use elfen_host::cgroup::{Group, Hierarchies};
 use elfen_host::fence::state::Folder;
-use elfen_host::fence::status::{self, Answer, FenceStatus, Request};
+use elfen_host::fence::status::{self, Answer, FenceStatus, Request, Status as Known};
 use elfen_host::run::User;
 use elfen_host::run::launch::PRELOAD;
 use elfen_instrument::preload;
-use elfen_rt::memory::Access;
 use elfen_rt::{inherit, pages};
 use nix::unistd::{setgid, setgroups, setuid};
 
@@ -69,34 +66,33 @@ pub(super) fn user(named: Option<&str>) -> Result<Option<User>, Failure> {
 /// The fence of a run that asks for nothing of its own: that of an elfend which holds one, for who
 /// may put a program there. Otherwise the run has guards of its own.
 pub(super) struct Usual {
-    pub(super) fence: String,
+    pub(super) fence: FenceStatus,
     pub(super) inside: bool,
     pub(super) user: Option<User>,
 }
 
 impl Usual {
     pub(super) fn find(run_dir: &Path, named: Option<&str>) -> Option<Self> {
-        // Whom elfend gives its pages is in a fence, or may enter one.
-        let socket = Folder::new(run_dir).socket();
-        pages::ask(socket.as_os_str().as_bytes(), Access::Read)?;
-        let Ok(Answer::Status(status)) = status::ask(&socket, &Request::Status) else {
-            return None;
+        let asked = status::ask(&Folder::new(run_dir).socket(), &Request::Status);
+        let Ok(Answer::Status(Known { asker, mut fences, .. })) = asked else { return None };
+        let at = match &asker.inside {
+            Some(around) => fences.iter().position(|fence| fence.name == *around)?,
+            None => (asker.may_enter && fences.len() == 1).then_some(0)?,
         };
-        let hierarchies = Hierarchies::read().ok()?;
-        let holds_us = |fence: &&FenceStatus| {
-            let group = Group::new(&hierarchies, fence.path.clone());
-            group.holds(std::process::id()).unwrap_or(false)
-        };
-        let around = status.fences.iter().find(holds_us);
-        let only = || status.fences.first().filter(|_| status.fences.len() == 1);
-        let fence = around.or_else(only)?.name.clone();
-        // Root that names no user would be refused.
-        Some(Self { fence, inside: around.is_some(), user: user(named).ok()? })
+        let fence = fences.swap_remove(at);
+        match user(named) {
+            Ok(user) => Some(Self { fence, inside: asker.inside.is_some(), user }),
+            Err(refused) => {
+                let name = &fence.name;
+                warn(&format!("not in elfend's fence {name:?}, and guarded alone: {refused}"));
+                None
+            }
+        }
     }
 }
 
 pub(super) struct Fenced<'a> {
-    pub(super) fence: &'a str,
+    pub(super) fence: FenceStatus,
     /// Whether this process is there already.
     pub(super) inside: bool,
     pub(super) run_dir: &'a Path,
@@ -108,7 +104,7 @@ pub(super) struct Fenced<'a> {
 impl Fenced<'_> {
     /// Becomes the program; comes back where it cannot, or is not to.
     pub(super) fn run(self) -> Result<String, Failure> {
-        let known = self.known()?;
+        let known = &self.fence;
         let line = format!(
             "fence {} on CPUs {}, level fence: elfend's guards hold them",
             known.name, known.lanes
@@ -120,7 +116,7 @@ impl Fenced<'_> {
         if let Some(why) = known.why() {
             warn(&format!("fence {} is frozen: {why}; the program waits there", known.name));
         }
-        let asked = Request::Enter { fence: self.fence.to_owned() };
+        let asked = Request::Enter { fence: known.name.clone() };
         if !self.inside {
             // In a fence that is frozen this process stands here until the fence runs.
             match ask(self.run_dir, &asked)? {
@@ -143,19 +139,6 @@ impl Fenced<'_> {
         Err(not_started(program, &error))
     }
 
-    fn known(&self) -> Result<FenceStatus, Failure> {
-        let status = match ask(self.run_dir, &Request::Status)? {
-            Answer::Status(status) => status,
-            other => return Err(odd(&other)),
-        };
-        let names: Vec<String> = status.fences.iter().map(|fence| fence.name.clone()).collect();
-        status.fences.into_iter().find(|fence| fence.name == self.fence).ok_or_else(|| {
-            let what = format!("fence {:?}", self.fence);
-            let fix = format!("name one of: {}", names.join(", "));
-            Failure::new(Status::Usage, what, "elfend holds none of that name", fix)
-        })
-    }
-
     fn command(&self, program: &OsStr) -> Result<Command, Failure> {
         let mut command = Command::new(program);
         let socket = std::path::absolute(Folder::new(self.run_dir).socket()).map_err(|error| {
@@ -173,6 +156,20 @@ impl Fenced<'_> {
         }
         Ok(command)
     }
+}
+
+/// The fence that is asked for by its name.
+pub(super) fn named(run_dir: &Path, fence: &str) -> Result<FenceStatus, Failure> {
+    let fences = match ask(run_dir, &Request::Status)? {
+        Answer::Status(status) => status.fences,
+        other => return Err(odd(&other)),
+    };
+    let names: Vec<String> = fences.iter().map(|fence| fence.name.clone()).collect();
+    fences.into_iter().find(|known| known.name == fence).ok_or_else(|| {
+        let fix = format!("name one of: {}", names.join(", "));
+        let what = format!("fence {fence:?}");
+        Failure::new(Status::Usage, what, "elfend holds none of that name", fix)
+    })
 }
 
 fn name_of(variable: &'static CStr) -> &'static str {

@@ -22,7 +22,7 @@ const STATUSES: [(&str, &str); 8] = [
 ];
 
 /// A flag goes before its variable.
-const VARIABLES: [(&str, &str); 22] = [
+const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_LANES", "default of --lanes"),
     ("ELFEN_POLICY", "default of --policy of `run` and `set`"),
     ("ELFEN_BUDGET", "default of their --budget"),
@@ -36,13 +36,12 @@ const VARIABLES: [(&str, &str); 22] = [
     ("ELFEN_INJECT", "default of `run --inject`"),
     ("ELFEN_LOOK_EVERY", "default of `run --look-every`"),
     ("ELFEN_LOOK_SLACK", "default of `run --look-slack`"),
-    ("ELFEN_GROUP", "default of `signals up --group`: elfen"),
     ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, where fences are noted"),
     ("ELFEN_SETTINGS", "default of `elfend --settings`: /etc/elfen/elfend.toml"),
     ("ELFEN_LIB", "a further folder with libraries and programs of Elfen"),
     ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
     ("ELFEN_RUN", "set by `run` for its program: where its channels are"),
-    ("ELFEN_SOCKET", "in a fence: where elfend hands out channels"),
+    ("ELFEN_SOCKET", "where elfend hands out channels: /run/elfen/elfend.sock"),
     ("ELFEN_SHIM", "set by `shim` for its program: where its tags are"),
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),
 ];

@@ -157,7 +157,7 @@ fn signal_step(machine: &Machine<'_>, checks: &[Check]) -> String {
     let privileged = machine.answers.capabilities.is_some_and(|has| has.bpf && has.perfmon);
     match unable(checks) {
         None if privileged => fix("task-map-attach"),
-        None => fix("task-map-pinned"),
+        None => fix("task-map-elfend"),
         Some(_) if page_works(checks) => PUBLISH.to_owned(),
         Some(check) => check.finding.fix.clone(),
     }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +15,7 @@ use elfen_host::metrics::{Seen, scrape};
 use elfen_host::run::find;
 use elfen_host::services::{Tails, services};
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::task::TaskMap;
+use elfen_rt::pages;
 
 use super::pause::RunDir;
 use super::status;
@@ -79,7 +80,7 @@ struct Machine {
 impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
         let (batches, services) = (find::batches(&self.socket)?, services()?);
-        let tasks = TaskMap::open_pinned().ok();
+        let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),
             // What it says else is not for a scrape: `elfen status` has it.

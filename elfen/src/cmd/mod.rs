@@ -13,7 +13,6 @@ mod pause;
 mod policy_args;
 mod run;
 mod set;
-mod signals;
 mod status;
 mod summary;
 mod top;
@@ -46,7 +45,6 @@ pub(crate) enum Command {
     Run(Box<run::Args>),
     Set(set::Args),
     Shim(Box<elfen_shim::cmd::Args>),
-    Signals(signals::Args),
     Status(status::Args),
     Tailor(Box<elfen_recorder::cmd::Args>),
     Top(top::Args),
@@ -67,7 +65,6 @@ impl Command {
             Self::Run(args) => run::run(&args, out),
             Self::Set(args) => set::run(&args, out),
             Self::Shim(args) => elfen_shim::cmd::run(&args, out),
-            Self::Signals(args) => signals::run(&args, out),
             Self::Status(args) => status::run(&args, out),
             Self::Tailor(args) => elfen_recorder::cmd::run(&args, out),
             Self::Top(args) => top::run(&args, out),

@@ -193,14 +193,17 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 fn in_fence(args: &Args) -> Result<Option<String>, Failure> {
     let (run_dir, program) = (args.run_dir.path(), args.program.as_slice());
     let dry_run = args.dry_run;
-    let run = |fence: &str, inside, user| {
+    let run = |fence, inside, user| {
         Fenced { fence, inside, run_dir, user, program, dry_run }.run().map(Some)
     };
     match args.fence.as_deref() {
         Some("none") => Ok(None),
-        Some(fence) => run(fence, false, fenced::user(args.user.as_deref())?),
+        Some(fence) => {
+            let user = fenced::user(args.user.as_deref())?;
+            run(fenced::named(run_dir, fence)?, false, user)
+        }
         None if !args.asks_guards() => match Usual::find(run_dir, args.user.as_deref()) {
-            Some(Usual { fence, inside, user }) => run(&fence, inside, user),
+            Some(Usual { fence, inside, user }) => run(fence, inside, user),
             None => Ok(None),
         },
         None => Ok(None),
@@ -449,11 +452,11 @@ fn create(path: &PathBuf) -> Result<File, Failure> {
 fn signal_name(channels: &Channels) -> &'static str {
     let writer = channels.tasks.as_ref().map(|(_, writer)| *writer);
     match (writer, &channels.service) {
-        (Some(Writer::Program(Source::Pinned)), None) => "tasks (pinned)",
+        (Some(Writer::Program(Source::Handed)), None) => "tasks (elfend)",
         (Some(Writer::Program(Source::Shared)), None) => "tasks (shared)",
         (Some(Writer::Program(Source::Attached)), None) => "tasks (attached)",
         (Some(Writer::Module), None) => "module",
-        (Some(Writer::Program(Source::Pinned)), Some(_)) => "tasks (pinned) and service",
+        (Some(Writer::Program(Source::Handed)), Some(_)) => "tasks (elfend) and service",
         (Some(Writer::Program(Source::Shared)), Some(_)) => "tasks (shared) and service",
         (Some(Writer::Program(Source::Attached)), Some(_)) => "tasks (attached) and service",
         (Some(Writer::Module), Some(_)) => "module and service",

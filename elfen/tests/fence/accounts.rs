@@ -1,6 +1,5 @@
 //! What a fence borrowed and overlapped, by elfend's own account.
 
-use std::fs;
 use std::ops::RangeInclusive;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use elfen_host::fence::status::LaneAccount;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, settings, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, wait_until};
 
 /// Run times are brought up to date every tick, which comes every 10 ms at the least.
 const LATE_NS: u64 = 20_000_000;
@@ -71,12 +70,7 @@ fn what_a_fence_ran_is_counted() {
     if !or_skip("what_a_fence_ran_is_counted") {
         return;
     }
-    let mut fenced = Fenced::start();
-    fenced.end_daemon();
-    let settings = settings(fenced.heavy.name(), fenced.fence.name());
-    let settings = settings.replacen("signal = \"service\"", "signal = \"tasks\"", 1);
-    fs::write(fenced.settings_file(), settings).unwrap();
-    fenced.restart();
+    let mut fenced = Fenced::start_by_tasks();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     // It begins with the first switch after the daemon has asked for it.

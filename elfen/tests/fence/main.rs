@@ -5,6 +5,7 @@
 
 mod accounts;
 mod container;
+mod group;
 mod hostile;
 mod kubernetes;
 mod meddled;

@@ -17,9 +17,7 @@ use elfen_rt::signal::lane::LaneState;
 use super::accounts::Spinner;
 use super::container::{Elsewhere, image, lacking, podman};
 use super::preload;
-use super::stage::{
-    Fenced, NOBODY, borrows, comm, found, kill, or_skip, ran_ns, settings, wait_until,
-};
+use super::stage::{Fenced, NOBODY, borrows, comm, found, kill, or_skip, ran_ns, wait_until};
 
 const PROGRAM: &str = "checked";
 const LIBRARY: &str = "libelfen_preload.so";
@@ -193,10 +191,8 @@ fn a_run_is_elfends_where_it_may_be() {
     }
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
-    // A copy that every user can run, wherever this checkout lies.
-    let elfen = fenced.run_dir().join("elfen");
-    fs::copy(env!("CARGO_BIN_EXE_elfen"), &elfen).unwrap();
-    let elfen = elfen.to_str().unwrap();
+    let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
+    let elfen = elfen.as_str();
     let said = |words: &[&str]| {
         let output = fenced.command(words[0], &words[1..]).current_dir("/").output().unwrap();
         let said = [output.stdout, output.stderr].concat();
@@ -217,6 +213,7 @@ fn a_run_is_elfends_where_it_may_be() {
     }
     let bare = said(&[elfen, "run", "--dry-run", "--", "true"]);
     assert!(!bare.contains("level fence"), "root that names no user: {bare}");
+    assert!(bare.contains("not in elfend's fence \"batch\", and guarded alone"), "{bare}");
     let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", elfen, "run"];
     let stranger = said(&[&nobody[..], &["--dry-run", "--", "true"]].concat());
     assert!(!stranger.contains("level fence"), "{stranger}");
@@ -242,13 +239,8 @@ fn a_program_in_a_container_is_given_its_pages() {
     let checked = Checked::build();
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), &found("busybox").unwrap());
-    let mut fenced = Fenced::start();
+    let fenced = Fenced::start_by_tasks();
     let _elsewhere = Elsewhere(fenced.heavy.0.path.clone());
-    fenced.end_daemon();
-    let settings = settings(fenced.heavy.name(), fenced.fence.name());
-    let settings = settings.replacen("signal = \"service\"", "signal = \"tasks\"", 1);
-    fs::write(fenced.settings_file(), settings).unwrap();
-    fenced.restart();
     fenced.wait_until_it_runs();
     let pages = handed(&fenced);
     let log = fs::File::create(folder.path().join("log")).unwrap();

@@ -3,6 +3,8 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use elfen_host::fence::status::{Answer, Request, address};
@@ -59,6 +61,48 @@ fn settings_that_cannot_be_held() {
     assert!(status == Some(1) && said.contains("stop it first"), "{said}");
 }
 
+/// Goal: a machine that cannot hold a fence is told so, with what it lacks, and a run without one
+/// says its level. Method: one without any cgroups, as the daemon and the command see it.
+#[test]
+fn a_machine_without_cgroups() {
+    if !or_skip("a_machine_without_cgroups") {
+        return;
+    }
+    let fenced = Fenced::start();
+    let bare = |words: &str| {
+        let script = format!("umount -R /sys/fs/cgroup && exec {words}");
+        let output = fenced.command("unshare", &["--mount", "sh", "-c", &script]).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    };
+    for option in ["--check", ""] {
+        let (status, said) = bare(&format!("{} {option}", env!("CARGO_BIN_EXE_elfend")));
+        assert!(status == Some(3) && said.contains("cpuset"), "{status:?} {said}");
+    }
+    let run = "run --lanes 0:1 --dry-run -- true";
+    let (status, said) = bare(&format!("{} {run}", env!("CARGO_BIN_EXE_elfen")));
+    assert!(status == Some(0) && said.contains("level affinity"), "{status:?} {said}");
+}
+
+/// Goal: a program that has more rights than its user asks for no fence in root's name. Method:
+/// `elfen` with the bit of root's, started by nobody.
+#[test]
+fn a_setuid_program_is_not_its_user() {
+    if !or_skip("a_setuid_program_is_not_its_user") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
+    fs::set_permissions(&elfen, fs::Permissions::from_mode(0o4755)).unwrap();
+    let nobody = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", &elfen];
+    let mut command = fenced.command("setpriv", &nobody);
+    let output = command.args(["run", "--fence", "batch", "--", "true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("name another user"), "{said}");
+    assert_eq!(fenced.fence().processes, 0);
+}
+
 /// Goal: who may not, is told so. Method: nobody, and root without a user.
 #[test]
 fn users_who_may_not() {
@@ -67,9 +111,7 @@ fn users_who_may_not() {
     }
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
-    // A copy that every user can run, wherever this checkout lies.
-    let elfen = fenced.run_dir().join("elfen");
-    fs::copy(env!("CARGO_BIN_EXE_elfen"), &elfen).unwrap();
+    let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
     let nobody = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
     let as_nobody = |words: &[&str]| {
         let mut command = fenced.command("setpriv", &nobody);
@@ -102,7 +144,6 @@ fn users_who_may_not() {
     let (status, _) = said_to_root(&[&user[..], &["batch", "--", "/no/such"]].concat());
     assert_eq!(status, Some(127));
     // From inside of a fence.
-    let elfen = elfen.display();
     let script = format!("{elfen} run --fence batch --user {NOBODY} -- true");
     let inner = [&["run", "--user", "root", "--fence", "batch", "--", "sh", "-c"], &[&*script][..]];
     let (status, said) = said_to_root(&inner.concat());
@@ -182,8 +223,7 @@ fn elfend_without_root_and_by_ctrl_c() {
         return;
     }
     let mut fenced = Fenced::start();
-    let elfend = fenced.run_dir().join("elfend");
-    fs::copy(env!("CARGO_BIN_EXE_elfend"), &elfend).unwrap();
+    let elfend = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfend")));
     for words in [&[][..], &["--release"]] {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]).arg(&elfend);

@@ -153,6 +153,20 @@ impl Fenced {
         fenced
     }
 
+    /// Its guards go by who runs, and not by the service's page.
+    pub(crate) fn start_by_tasks() -> Self {
+        let mut fenced = Self::start();
+        fenced.end_daemon();
+        fs::write(fenced.settings_file(), fenced.settings_by_tasks()).unwrap();
+        fenced.restart();
+        fenced
+    }
+
+    pub(crate) fn settings_by_tasks(&self) -> String {
+        let settings = settings(self.heavy.name(), self.fence.name());
+        settings.replacen("signal = \"service\"", "signal = \"tasks\"", 1)
+    }
+
     fn prepare(lay_out: impl FnOnce(&Own) -> (Own, Own)) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,9 +204,13 @@ impl Fenced {
         self.folder.path().join("run")
     }
 
+    pub(crate) fn log_file(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
     /// What the daemon has written.
     pub(crate) fn said(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap()
+        fs::read_to_string(self.log_file()).unwrap()
     }
 
     pub(crate) fn ask(&self, request: &Request) -> Option<Answer> {
@@ -260,6 +278,13 @@ impl Fenced {
         let output = shell.output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// A copy of a program that every user can run, wherever this checkout lies.
+    pub(crate) fn copy(&self, program: &Path) -> String {
+        let copy = self.run_dir().join(program.file_name().unwrap());
+        fs::copy(program, &copy).unwrap();
+        copy.to_str().unwrap().to_owned()
     }
 
     pub(crate) fn settings_file(&self) -> PathBuf {

@@ -90,7 +90,7 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     if mechanisms.iter().any(|mechanism| mechanism.contains("service alone")) {
         remarks.push(
             "not shown: the overlap, and what others do on the request lane; that takes the task \
-             map (root, or `elfen signals up` by root), while the service's page says no more than \
+             map (root, or group elfen beside elfend), while the service's page says no more than \
              when its requests run"
                 .to_owned(),
         );

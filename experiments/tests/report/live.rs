@@ -127,7 +127,7 @@ fn the_summary() {
             let reaction_ns =
                 Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
             run.report = Some(Box::new(run::report::Report {
-                signal: "tasks (pinned)".to_owned(),
+                signal: "tasks (elfend)".to_owned(),
                 nap: "mwaitx".to_owned(),
                 inject: "guard".to_owned(),
                 request_busy_ns: Some(4000),
@@ -149,7 +149,7 @@ fn the_summary() {
     assert_eq!(cell(table, ["50 %", "borrow-idle"], "runs"), "3");
     assert!(report.notes.contains(&"Somebody helped on CPU 1.".to_owned()), "{:?}", report.notes);
     assert!(report.notes.contains(&"Not shown: interference.".to_owned()));
-    let mechanisms = "Elfen ran with signal tasks (pinned), nap mwaitx, inject guard.";
+    let mechanisms = "Elfen ran with signal tasks (elfend), nap mwaitx, inject guard.";
     assert!(report.notes.iter().any(|note| note == mechanisms), "{:?}", report.notes);
     assert!(
         report.notes[0].contains("Lanes 0:1, not known to share a core."),

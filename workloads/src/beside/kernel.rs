@@ -81,8 +81,8 @@ impl Accounts for Kernel {
 #[derive(Debug, Error)]
 pub enum Lacking {
     #[error(
-        "emulating a core: opening the task map: {0}; run this as root, or as one of the group \
-         that `elfen signals up` serves"
+        "emulating a core: opening the task map: {0}; run this as root, or as a member of \
+         group elfen where elfend runs"
     )]
     Map(#[from] task_map::Error),
     #[error("emulating a core: this kernel has no CPU {cpu}; correct --beside")]

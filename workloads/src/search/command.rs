@@ -133,7 +133,7 @@ struct ServeArgs {
     /// Emulate cores that lanes share: a request takes this many times as long while a batch runs
     /// beside it, 1 to 10, by the kernel's account of the batch
     ///
-    /// For CPUs that share no core. Needs the task map: root, or the group of `elfen signals up`.
+    /// For CPUs that share no core. Needs the task map: root, or group elfen where elfend runs.
     /// The service also publishes emulated counts: an IPC of 1 alone, and of 1 / FACTOR beside a
     /// batch, for dynamic-budget.
     #[arg(long, value_name = "FACTOR", requires = "beside")]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status};
 use elfen_host::args::lanes::LaneArgs;
 use elfen_host::args::signals;
-use elfen_kernel::{pins, task_map};
+use elfen_kernel::{holders, task_map};
 use serde::Serialize;
 
 use super::rows::{print, row};
@@ -76,12 +76,17 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 /// With a program attached by another process there is no baseline.
 fn refuse_if_attached() -> Result<(), Failure> {
-    if !pins::are_up() && task_map::is_attached() != Some(true) {
+    // Who may not look may not attach either, which is said then.
+    if task_map::is_attached() != Some(true) {
         return Ok(());
     }
-    let why = "the program is attached already, so there is nothing to compare with";
-    let fix = "end its readers, or `elfen signals down`; `elfen signals status` lists them";
-    Err(Failure::new(Status::Failed, "measuring the task map", why, fix))
+    let holders = holders::find().ok().flatten().unwrap_or_default().into_iter();
+    let named: Vec<_> = holders.map(|one| format!("{} ({})", one.pid, one.command)).collect();
+    let why = format!(
+        "the program is attached already, so there is nothing to compare with; held by {}",
+        named.join(", ")
+    );
+    Err(Failure::new(Status::Failed, "measuring the task map", why, "end these processes"))
 }
 
 fn failure(error: &Error) -> Failure {

@@ -16,8 +16,10 @@ mod refused;
 mod settings;
 mod slurm;
 mod stage;
+mod stops;
 mod survives;
 mod unit;
+mod units;
 
 use std::fs;
 use std::process::{Command, Stdio};

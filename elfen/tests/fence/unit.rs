@@ -103,3 +103,22 @@ fn the_units_are_read() {
         }
     }
 }
+
+/// Goal: the alerts are what Prometheus reads, and fire when they should. Method: its own check of
+/// rules, and of what follows from series.
+#[test]
+fn the_alerts_are_read() {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let rules = rules.join("packaging/prometheus");
+    let words = [["check", "rules", "elfen.rules.yml"], ["test", "rules", "elfen.rules.test.yml"]];
+    for words in words {
+        match Command::new("promtool").args(words).current_dir(&rules).output() {
+            Ok(output) => assert!(output.status.success(), "{output:?}"),
+            Err(error) => {
+                use std::io::Write;
+                let line = format_args!("skipped: the_alerts_are_read: promtool: {error}");
+                return writeln!(std::io::stderr(), "{line}").unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Fences that are units of systemd's: what it is asked, and what becomes of a fence when it does
+//! not answer, refuses, or is not there.
+//!
+//! The daemon sees a machine whose first process is called systemd, and a `systemctl` and `busctl`
+//! that do what a file says. With the real one, `packaging/test` has a booted root.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use elfen_host::fence::status::FenceStatus;
+
+use super::stage::{Fenced, NOBODY, Own, or_skip, wait_until};
+
+/// Made of what follows, with what it says about them.
+const SYSTEMCTL: &str = "\
+PATH=/usr/bin:/bin
+cd FOLDER
+echo \"$*\" >>asked
+mode=$(cat mode)
+[ \"$mode\" != hang ] || exec sleep 600
+case $1 in
+list-units) cat units ;;
+show) for unit; do :; done; cat \"cgroup.$unit\" 2>/dev/null || echo ;;
+set-property) [ \"$mode\" != refuse ] || { echo 'refused by a test' >&2; exit 1; } ;;
+esac
+";
+/// `.. elfen-PID.scope fail 2 PIDs au 1 PID Slice s SLICE 0`
+const BUSCTL: &str = "\
+PATH=/usr/bin:/bin
+cd FOLDER
+echo \"$*\" >>asked
+shift 12
+for folder in $(cat \"folders.$4\"); do echo \"$1\" >\"$folder/cgroup.procs\"; done
+";
+
+/// Two units in the place of a fence, and the folder of what their systemd does.
+struct Units {
+    fenced: Fenced,
+    fences: [Own; 2],
+    folder: PathBuf,
+}
+
+impl Units {
+    /// `None` where no file can be mounted over what `/proc` says of the first process.
+    fn start(test: &str) -> Option<Self> {
+        let mut fenced = Fenced::start();
+        fenced.end_daemon();
+        let folder = fenced.run_dir().join("systemd");
+        fs::create_dir(&folder).unwrap();
+        let fences = ["a", "b"].map(|name| fenced.heavy.child(name));
+        let mut listed = String::new();
+        for (fence, unit) in fences.iter().zip(["x-a.slice", "x-b.slice"]) {
+            fence.0.make().unwrap();
+            listed += &format!("{unit} loaded active active of a test\n");
+            let path = format!("{}\n", fence.0.path);
+            fs::write(folder.join(format!("cgroup.{unit}")), path).unwrap();
+            let folders = fence.0.folders().into_iter();
+            let folders: Vec<_> = folders.map(|folder| folder.display().to_string()).collect();
+            fs::write(folder.join(format!("folders.{unit}")), folders.join("\n")).unwrap();
+        }
+        fs::write(folder.join("units"), listed).unwrap();
+        fs::write(folder.join("comm"), "systemd\n").unwrap();
+        for (name, text) in [("systemctl", SYSTEMCTL), ("busctl", BUSCTL)] {
+            let text = text.replace("FOLDER", &folder.display().to_string());
+            fs::create_dir_all(folder.join("bin")).unwrap();
+            let program = folder.join("bin").join(name);
+            fs::write(&program, format!("#!/bin/sh\n{text}")).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let units = Self { fenced, fences, folder };
+        units.does("answer");
+        let tried = units.booted("true").status().unwrap();
+        if !tried.success() {
+            let mut terminal = std::io::stderr();
+            let why = "nothing can be mounted over /proc/1/comm";
+            writeln!(terminal, "skipped: {test}: {why}").unwrap();
+            return None;
+        }
+        Some(units)
+    }
+
+    /// What a shell does on a machine that systemd runs.
+    fn booted(&self, script: &str) -> Command {
+        let folder = self.folder.display();
+        let script = format!(
+            "mount -t tmpfs none /run && mkdir -p /run/systemd/system && \
+             mount --bind '{folder}/comm' /proc/1/comm && {script}"
+        );
+        let mut command = self.fenced.command("unshare", &["--mount", "sh", "-c"]);
+        command.arg(script);
+        command
+    }
+
+    fn does(&self, mode: &str) {
+        fs::write(self.folder.join("mode"), mode).unwrap();
+    }
+
+    fn asked(&self) -> String {
+        fs::read_to_string(self.folder.join("asked")).unwrap_or_default()
+    }
+
+    /// A daemon that holds this unit, or pattern, and finds systemd's commands in this folder.
+    fn hold(&mut self, unit: &str, commands: &str) {
+        let usual = self.fenced.settings_by_tasks();
+        let cgroup = format!("cgroup = \"{}\"", self.fenced.fence.name());
+        let text = usual.replacen(&cgroup, &format!("unit = \"{unit}\""), 1);
+        fs::write(self.fenced.settings_file(), text).unwrap();
+        let script = self.fenced.daemon_command();
+        let script = script.get_args().nth(1).unwrap().to_owned();
+        let folder = self.folder.join(commands);
+        let mut command =
+            self.booted(&format!("PATH='{}' exec /bin/sh -c \"$0\"", folder.display()));
+        let log = fs::File::options().append(true).open(self.fenced.log_file()).unwrap();
+        self.fenced.daemon = command.arg(script).stderr(log).spawn().unwrap();
+        self.fenced.wait_for_socket();
+    }
+
+    fn running(&self) -> Vec<FenceStatus> {
+        let fences = self.fenced.status().fences.into_iter();
+        fences.filter(|fence| fence.frozen.is_none()).collect()
+    }
+
+    fn waits_for(&self, why: &str) {
+        wait_until(why, || self.fenced.status().waiting.iter().any(|line| line.contains(why)));
+    }
+}
+
+/// Goal: a pattern is all units that it matches; each is kept by systemd, and takes processes by
+/// it; one that does not run is waited for, aloud. Method: two units, and one that is not there.
+#[test]
+fn a_pattern_is_all_of_its_units() {
+    const NAME: &str = "a_pattern_is_all_of_its_units";
+    if !or_skip(NAME) {
+        return;
+    }
+    let Some(mut units) = Units::start(NAME) else { return };
+    units.hold("x-*.slice", "bin");
+    wait_until("both", || units.running().len() == 2);
+    let mut names: Vec<String> = units.running().into_iter().map(|fence| fence.name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["batch:x-a.slice", "batch:x-b.slice"]);
+    for (fence, unit) in units.fences.iter().zip(["x-a.slice", "x-b.slice"]) {
+        assert!(fence.0.rank().unwrap().idle);
+        assert_eq!(fence.0.effective_cpus().unwrap().to_string(), "1");
+        let told = format!("set-property --runtime -- {unit} CPUWeight=idle AllowedCPUs=1\n");
+        assert!(units.asked().contains(&told), "{}", units.asked());
+    }
+    let by = ["run", "--fence", "batch:x-b.slice", "--user", NOBODY, "--", "cat"];
+    let inside = units.fenced.elfen(&[&by[..], &["/proc/self/cgroup"]].concat());
+    let said = String::from_utf8_lossy(&inside.stdout).into_owned();
+    assert!(said.contains(units.fences[1].name()), "{inside:?}: {}", units.asked());
+    assert!(units.asked().contains("StartTransientUnit"), "{}", units.asked());
+
+    units.fenced.end_daemon();
+    units.hold("missing.slice", "bin");
+    units.waits_for("unit missing.slice does not run");
+    assert!(units.running().is_empty());
+    assert_eq!(units.fenced.elfen(&["status", "--healthy"]).status.code(), Some(1));
+    let metrics = units.fenced.elfen(&["metrics", "--once"]);
+    let metrics = String::from_utf8(metrics.stdout).unwrap();
+    assert!(metrics.contains("elfen_fences_waiting 1"), "{metrics}");
+}
+
+/// Goal: a fence is held whatever systemd does: refused, its files are written, and that is said;
+/// without an answer, what is held stays held, and the daemon answers; without the command, it says
+/// so. Method: a systemd that refuses, one that hangs, and none.
+#[test]
+fn a_systemd_that_does_not_help() {
+    const NAME: &str = "a_systemd_that_does_not_help";
+    if !or_skip(NAME) {
+        return;
+    }
+    let Some(mut units) = Units::start(NAME) else { return };
+    units.does("refuse");
+    units.hold("x-a.slice", "bin");
+    wait_until("holding it", || units.running().len() == 1);
+    assert!(units.fences[0].0.rank().unwrap().idle);
+    let said = units.fenced.said();
+    assert!(said.contains("refused by a test; its files are written"), "{said}");
+
+    units.does("hang");
+    units.waits_for("systemd has not answered within 5 s");
+    assert_eq!(units.running().len(), 1, "{}", units.fenced.said());
+    assert_eq!(units.fenced.daemon.try_wait().unwrap(), None);
+
+    units.fenced.end_daemon();
+    units.hold("x-a.slice", "no-such-folder");
+    units.waits_for("cannot be started");
+    assert!(units.fences[0].0.freezer().is_told().unwrap(), "nobody guards it");
+}

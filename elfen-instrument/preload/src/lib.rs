@@ -10,9 +10,9 @@
 //! A crate of its own because it is built like no other: no std, no unwinding, nothing needed but
 //! the C library that is there already.
 
-// A test program has a panic handler already. There are no tests in here, but
-// `--all-targets` builds one.
-#![cfg_attr(not(test), no_std)]
+// A debug build checks its arithmetic and may unwind, which takes std; so does a test program.
+// There are no tests in here, but `--all-targets` builds one.
+#![cfg_attr(not(any(debug_assertions, test)), no_std)]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod hooks;
@@ -44,21 +44,4 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     }
     // SAFETY: never linked, so never called.
     unsafe { elfen_preload_can_panic() }
-}
-
-/// A debug build checks its arithmetic, and stops on the spot.
-#[cfg(all(debug_assertions, not(test)))]
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: ends the process.
-    unsafe { libc::abort() }
-}
-
-/// A debug build keeps the tables by which the compiler's own library would be unwound, and they
-/// name this. Nothing unwinds.
-#[cfg(all(debug_assertions, not(test)))]
-#[unsafe(no_mangle)]
-extern "C" fn rust_eh_personality() -> ! {
-    // SAFETY: ends the process.
-    unsafe { libc::abort() }
 }

@@ -162,12 +162,15 @@ fn a_keeper_that_is_killed_leaves_no_wrong_output() {
     let first = number("ELFEN_SEED").unwrap_or(now.subsec_nanos());
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "killed", &[]).expect("a compiler");
-    let alone = did(&Command::new(&program).output().unwrap());
+    // The half of the work: rounds, and another program that is begun at their end.
+    const WORK: &str = "3";
+    let alone = did(&Command::new(&program).arg(WORK).output().unwrap());
+    assert_eq!(alone.1, Some(3), "{alone:?}");
     let _turns = Turns::start();
     for seed in (0..rounds).map(|round| first.wrapping_add(round)) {
         let wait = Duration::from_micros(u64::from(seed.wrapping_mul(2_654_435_761) % 300_000));
         let mut front = elfen(&[], &program);
-        let front = front.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let front = front.arg(WORK).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         thread::sleep(wait);
         kill_keeper(&front);
         let output = front.wait_with_output().unwrap();

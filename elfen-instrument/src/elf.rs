@@ -34,6 +34,14 @@ pub(crate) struct Executable {
     /// Checks in its source, and whether their slow path is ours to bring.
     pub(crate) inline: Option<SlowPath>,
     pub(crate) entries: Option<Entries>,
+    pub(crate) compiles: Option<Compiler>,
+}
+
+/// Who writes code while the program runs, which its file does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Compiler {
+    HotSpot,
+    V8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,8 +92,17 @@ fn read_64(bytes: &[u8]) -> Result<Elf, object::Error> {
     }
     let file: ElfFile64<'_> = ElfFile::parse(bytes)?;
     let mut program = Executable { dynamic: has_segment(&file, PT_INTERP), ..Default::default() };
-    for symbol in file.dynamic_symbols().filter(|symbol| symbol.is_undefined()) {
-        match symbol.name_bytes()? {
+    for symbol in file.dynamic_symbols() {
+        let name = symbol.name_bytes()?;
+        // Of C++'s namespaces `v8` and `node`, in the program or asked for by it.
+        if name.starts_with(b"_ZN2v8") || name.starts_with(b"_ZN4node5Start") {
+            program.compiles = Some(Compiler::V8);
+        }
+        if !symbol.is_undefined() {
+            continue;
+        }
+        match name {
+            b"JLI_Launch" | b"JNI_CreateJavaVM" => program.compiles = Some(Compiler::HotSpot),
             // Not `_mcount`, which glibc has as well: the preload library
             // stands in for `mcount` alone.
             b"mcount" => program.mcount = true,

@@ -23,4 +23,4 @@ mod program;
 pub mod remote;
 
 pub use library::{LIBRARY, LibraryError, find_library, preload};
-pub use program::{Inject, Plan, Program, Reason, best, inspect};
+pub use program::{Compiler, Inject, Plan, Program, Reason, best, inspect};

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use elfen_entries::{CHECK_BYTES, JUMP_BYTES};
 
+pub use crate::elf::Compiler;
 use crate::elf::{self, Elf, Executable, SlowPath};
 use crate::file::{self, Rights};
 
@@ -177,6 +178,14 @@ impl Program {
             loads(program)?;
         }
         Ok(Plan { inject, preload })
+    }
+
+    /// Who writes code while it runs; of what it starts or loads by itself nothing is known.
+    pub fn compiles(&self) -> Option<Compiler> {
+        match &self.elf {
+            Elf::Ours(program) => program.compiles,
+            _ => None,
+        }
     }
 
     /// Whether it can be started with a library of ours.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::stage::{compile, skipped};
-use elfen_instrument::{Inject, Plan, Reason, best, inspect};
+use elfen_instrument::{Compiler, Inject, Plan, Reason, best, inspect};
 
 const PATCH: &str = "-fpatchable-function-entry=43";
 
@@ -67,6 +67,35 @@ fn a_hook_that_the_library_does_not_stand_in_for_is_no_way() {
     let built = Command::new("cc").arg(&source).arg("-o").arg(&program).status().unwrap();
     assert!(built.success());
     assert_eq!(plan_of(&program).inject, Inject::Live);
+}
+
+/// Goal: a program that writes code by itself is known as one. Method: programs that ask for the
+/// functions that start such machines, or have them; one that has neither.
+#[test]
+fn who_compiles_while_it_runs_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        ("starts-java", "extern int JLI_Launch(void);", "JLI_Launch()", Some(Compiler::HotSpot)),
+        ("embeds-java", "extern int JNI_CreateJavaVM(void);", "JNI_CreateJavaVM()", {
+            Some(Compiler::HotSpot)
+        }),
+        ("starts-node", "extern int _ZN4node5StartEiPPc(void);", "_ZN4node5StartEiPPc()", {
+            Some(Compiler::V8)
+        }),
+        ("has-v8", "int _ZN2v82V87DisposeEv(void) { return 0; }", "_ZN2v82V87DisposeEv()", {
+            Some(Compiler::V8)
+        }),
+        ("plain", "int java(void) { return 0; }", "java()", None),
+    ];
+    for (name, declared, called, compiler) in cases {
+        let (source, program) = (folder.path().join(format!("{name}.c")), folder.path().join(name));
+        fs::write(&source, format!("{declared}\nint main(void) {{ return {called}; }}\n")).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-rdynamic", "-Wl,--unresolved-symbols=ignore-all"]);
+        assert!(cc.arg(&source).arg("-o").arg(&program).status().unwrap().success());
+        let found = inspect(program.as_os_str()).unwrap();
+        assert_eq!(found.compiles(), compiler, "{name}");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use elfen_host::doctor::verdict::Verdict;
 use elfen_host::doctor::{self, Check, Group, Machine, Status};
 use elfen_host::lanes::Lanes;
 use elfen_host::topology::Topology;
-use elfen_instrument::{Inject, Reason, inspect};
+use elfen_instrument::{Compiler, Inject, Reason, inspect};
 use elfen_shim::cmd::{Allowed, allowed};
 use serde::Serialize;
 
@@ -123,6 +123,9 @@ struct Ways {
     inject: &'static str,
     /// Ways that would be cheaper, and why it does not allow them.
     not: Vec<Not>,
+    /// What checks written while it runs leave to the guard: code that it writes by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_to_guard: Option<&'static str>,
     /// What `elfen shim` would see of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     shim: Option<Allowed>,
@@ -154,15 +157,19 @@ impl Ways {
                 Ok(_) => match here.filter(|_| inject == Inject::Live) {
                     Some(live) => live.why.clone(),
                     None => {
+                        let left_to_guard = match (inject, file.compiles()) {
+                            (Inject::Live, Some(compiler)) => Some(left_of(compiler)),
+                            _ => None,
+                        };
                         let (inject, shim) = (inject.name(), allowed(name));
-                        return Ok(Self { program, inject, not, shim });
+                        return Ok(Self { program, inject, not, left_to_guard, shim });
                     }
                 },
             };
             not.push(Not { inject: inject.name(), why });
         }
         let (inject, shim) = (Inject::Guard.name(), allowed(name));
-        Ok(Self { program, inject, not, shim })
+        Ok(Self { program, inject, not, left_to_guard: None, shim })
     }
 
     fn text(&self) -> String {
@@ -170,6 +177,10 @@ impl Ways {
         for Not { inject, why } in &self.not {
             let beside = wrap(why, COLUMNS - 16).join(&format!("\n{:16}", ""));
             text += &format!("  not {inject:8}  {beside}\n");
+        }
+        if let Some(left) = self.left_to_guard {
+            let beside = wrap(left, COLUMNS - 16).join(&format!("\n{:16}", ""));
+            text += &format!("  but           {beside}\n");
         }
         let Some(shim) = &self.shim else { return text };
         let seen = if shim.signals.is_empty() { "-".into() } else { shim.signals.join(", ") };
@@ -179,6 +190,16 @@ impl Ways {
             text += &format!("  not {what:8}  {beside}\n");
         }
         text
+    }
+}
+
+fn left_of(compiler: Compiler) -> &'static str {
+    match compiler {
+        Compiler::HotSpot => {
+            "what HotSpot interprets is left to the guard; methods that it has compiled get checks \
+             as native code does"
+        }
+        Compiler::V8 => "the code that V8 makes of JavaScript is left to the guard",
     }
 }
 

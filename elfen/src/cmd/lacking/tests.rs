@@ -86,7 +86,7 @@ fn every_machine_fits_a_screen() {
 #[test]
 fn the_step_is_one_that_helps() {
     let cases = [
-        ("desktop-user", "next: add the user (as root: `usermod -aG batch USER`)"),
+        ("desktop-user", "next: have root add this user to the group"),
         ("lockdown", "next: boot with lockdown=integrity or none"),
         ("container", "next: boot Linux 5.15 or newer"),
         ("bare", "next: name a service that publishes its requests"),

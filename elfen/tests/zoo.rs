@@ -2,8 +2,9 @@
 //! while it idles alone. Method: each runs twice, the second time beside a request lane that is
 //! busy and idle in turns of 10 ms; output and status have to be the same. The service's page says
 //! when the lane is busy, so that nothing else on the machine slows the test down;
-//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map and prints
-//! what each overlapped.
+//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map, which live
+//! checks take, and prints what each overlapped. `ZOO_ALL=1` has more programs, `ZOO_ROUNDS=20`
+//! runs each so often.
 
 use std::fs;
 use std::io::Write;
@@ -32,6 +33,21 @@ const ZOO: &[Animal] = &[
     ("java", &["java", "javac"], "java -cp . Work"),
 ];
 
+/// More of the same kinds, with `ZOO_ALL`.
+const MORE: &[Animal] = &[
+    ("gzip", &["gzip"], "gzip -9 -c < data | sha256sum"),
+    ("sha256sum", &["sha256sum"], "for i in 1 2 3 4 5 6 7 8; do cat data; done | sha256sum"),
+    ("sort", &["sort"], "tr ' ' '\\n' < data | LC_ALL=C sort --parallel=2 | sha256sum"),
+    ("openssl", &["openssl"], "openssl enc -aes-256-cbc -K 00 -iv 00 -in data | sha256sum"),
+    ("lua", &["lua5.4"], "lua5.4 work.lua"),
+    ("node", &["node"], "node work.js"),
+    ("ffmpeg", &["ffmpeg"], FFMPEG),
+    ("rust", &["elfen"], "elfen simulate --rps 100 --policy borrow-idle --requests 4000000 --json"),
+];
+
+const FFMPEG: &str = "ffmpeg -v error -threads 2 -f lavfi -i testsrc=duration=2:size=320x240 \
+                      -c:v mpeg4 -bitexact -f avi - | sha256sum";
+
 #[test]
 fn programs_that_nobody_changed_do_the_same_work() {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
@@ -39,17 +55,24 @@ fn programs_that_nobody_changed_do_the_same_work() {
         return skipped("the zoo", "it takes two CPUs");
     }
     let folder = tempfile::tempdir().unwrap();
+    // The Rust program of the zoo is the command itself.
+    let own = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap().display();
+    let path = format!("{}:{own}", std::env::var("PATH").unwrap_or_default());
+    let asked = |name: &str| std::env::var(name).ok();
+    let more = asked("ZOO_ALL").map_or(&[][..], |_| MORE);
+    let rounds: usize = asked("ZOO_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
     let name = format!("zoo-{}", std::process::id());
     let service = Arc::new(Service::open(&name, 1).unwrap());
     prepare(folder.path());
-    for (animal, needs, script) in ZOO {
-        if let Some(missing) = needs.iter().find(|command| !is_there(command)) {
+    for (animal, needs, script) in (0..rounds).flat_map(|_| ZOO.iter().chain(more)) {
+        if let Some(missing) = needs.iter().find(|command| !is_there(command, &path)) {
             skipped(animal, &format!("there is no {missing}"));
             continue;
         }
         build(folder.path(), animal);
         let shell = |command: &mut Command| {
-            let output = command.current_dir(folder.path()).stdin(Stdio::null()).output().unwrap();
+            let command = command.current_dir(folder.path()).env("PATH", &path);
+            let output = command.stdin(Stdio::null()).output().unwrap();
             (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
         };
         let script = format!("rm -f all *.o; {script}");
@@ -58,7 +81,7 @@ fn programs_that_nobody_changed_do_the_same_work() {
         let turns = Turns::start(service.clone());
         let report = folder.path().join("report");
         let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
-        let signal = std::env::var("ZOO_SIGNAL").unwrap_or_else(|_| "service".to_owned());
+        let signal = asked("ZOO_SIGNAL").unwrap_or_else(|| "service".to_owned());
         elfen.args(["run", "--lanes", "0:1", "--service", &name, "--signal", &signal]);
         elfen.arg("--report").arg(&report);
         let beside = shell(elfen.args(["--", "sh", "-c", &script]).env_remove("ELFEN_LANES"));
@@ -77,7 +100,8 @@ fn show(animal: &str, report: &[u8]) {
     let share = busy_ns.map(|busy_ns| 100.0 * report["overlapped_ns"].as_f64().unwrap() / busy_ns);
     let share = share.map_or("unknown without the task map".to_owned(), |s| format!("{s:.2} %"));
     println!(
-        "{animal}: {} ms, borrowed {} ms, overlapped {} ms of the lane's busy time: {share}",
+        "{animal}, inject {}: {} ms, borrowed {} ms, overlapped {} ms of the lane's busy time: {share}",
+        report["inject"].as_str().unwrap_or("unknown"),
         ms("wall_ns"),
         ms("borrowed_ns"),
         ms("overlapped_ns"),
@@ -89,9 +113,9 @@ fn skipped(name: &str, why: &str) {
     writeln!(terminal, "skipped: {name}: {why}").unwrap();
 }
 
-fn is_there(command: &str) -> bool {
+fn is_there(command: &str, path: &str) -> bool {
     let look = format!("command -v {command}");
-    Command::new("sh").args(["-c", &look]).output().unwrap().status.success()
+    Command::new("sh").args(["-c", &look]).env("PATH", path).output().unwrap().status.success()
 }
 
 /// A request lane on CPU 0, busy and idle in turns: a thread that works, and says

@@ -2,9 +2,9 @@
 //! while it idles alone. Method: each runs twice, the second time beside a request lane that is
 //! busy and idle in turns of 10 ms; output and status have to be the same. The service's page says
 //! when the lane is busy, so that nothing else on the machine slows the test down;
-//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map, which live
-//! checks take, and prints what each overlapped. `ZOO_ALL=1` has more programs, `ZOO_ROUNDS=20`
-//! runs each so often.
+//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map, which
+//! live checks take, and prints what each overlapped. `ZOO_ALL=1` has more programs,
+//! `ZOO_ROUNDS=20` runs each so often.
 
 use std::fs;
 use std::io::Write;
@@ -100,7 +100,7 @@ fn show(animal: &str, report: &[u8]) {
     let share = busy_ns.map(|busy_ns| 100.0 * report["overlapped_ns"].as_f64().unwrap() / busy_ns);
     let share = share.map_or("unknown without the task map".to_owned(), |s| format!("{s:.2} %"));
     println!(
-        "{animal}, inject {}: {} ms, borrowed {} ms, overlapped {} ms of the lane's busy time: {share}",
+        "{animal}, inject {}: {} ms, borrowed {} ms, overlapped {} ms of a busy lane: {share}",
         report["inject"].as_str().unwrap_or("unknown"),
         ms("wall_ns"),
         ms("borrowed_ns"),

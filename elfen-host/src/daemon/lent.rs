@@ -19,6 +19,7 @@ use super::settings::{Lent, Settings as File};
 use crate::args::signals::refuse;
 use crate::fence::status::RequestLane;
 use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
+use crate::run::find::lent_beside;
 use crate::run::{Order, User};
 use crate::segment::text_of;
 
@@ -129,7 +130,7 @@ fn uid_of(name: &str) -> Result<u32, Failure> {
 
 /// A batch without a program: whoever is in a fence is the batch.
 fn order(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Order {
-    let name = lent.service.as_ref().map_or("elfend".to_owned(), |name| format!("elfend:{name}"));
+    let name = lent.service.as_ref().map_or("elfend".to_owned(), |name| lent_beside(name));
     Order {
         pairs: lent.pairs.clone(),
         settings: lent.policy,

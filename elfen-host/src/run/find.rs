@@ -15,8 +15,9 @@ use elfen_rt::pages;
 use elfen_rt::process::{Identity, Liveness};
 use elfen_rt::signal::control::{ControlSlot, Settings};
 use elfen_rt::signal::lane::LaneSlot;
-use elfen_rt::signal::page::Page;
+use elfen_rt::signal::page::{NAME_BYTES, Page};
 
+use super::channels::Service;
 use crate::fence::status::{Answer, Request, Wanted, ask};
 use crate::segment::{segments, text_of};
 
@@ -69,6 +70,16 @@ impl Batch {
         self.control.slot(0)?.settings().map(|(_, settings)| settings)
     }
 
+    /// Whether it is what is lent beside a service, by elfend or by a run that goes by its page.
+    pub fn is_beside(&self, service: &str) -> bool {
+        let segment = self.control.slot(0).map_or(0, |slot| slot.service_segment.load(Relaxed));
+        let segment = segment.checked_sub(1).and_then(|id| i32::try_from(id).ok());
+        let page = segment.and_then(Service::of_segment);
+        let is_elfends = matches!(self.way, Way::Daemon(_));
+        page.is_some_and(|page| page.name == service)
+            || is_elfends && self.program == lent_beside(service)
+    }
+
     /// Every request lane once: several batch lanes can have the same.
     pub fn request_lanes(&self) -> BTreeSet<u64> {
         self.lanes.slots().map(|slot| slot.request_cpu.load(Relaxed)).collect()
@@ -98,6 +109,13 @@ impl Batch {
             way,
         })
     }
+}
+
+/// What elfend calls the lanes that it lends beside a service, as far as a page's name goes.
+pub(crate) fn lent_beside(service: &str) -> String {
+    let mut name = format!("elfend:{service}");
+    name.truncate(name.floor_char_boundary(NAME_BYTES - 1));
+    name
 }
 
 /// All batches of `elfen run` that we may see, by process id.

@@ -20,7 +20,8 @@ const EXAMPLES: &str = "\
 Examples:
   elfen set --policy borrow-idle                      the one batch that runs
   elfen set --budget 3ms                              the same with another
-  elfen set 4711 --policy fixed-budget --budget 2ms   that of process 4711";
+  elfen set 4711 --policy fixed-budget --budget 2ms   that of process 4711
+  sudo elfen set --service shop --slo p99=5ms         what elfend lends it";
 
 /// Change the policy of a running batch
 #[derive(clap::Args, Debug)]
@@ -29,6 +30,10 @@ pub(crate) struct Args {
     /// The program's process id, as `elfen status` lists it; may be left out
     /// if there is only one batch
     pid: Option<u32>,
+
+    /// That beside this service: elfend's lanes have settings for each
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
 
     #[command(flatten)]
     run_dir: RunDir,
@@ -120,21 +125,26 @@ fn is_taken_over(found: &Settings, wanted: &Settings) -> bool {
 
 fn chosen(args: &Args) -> Result<Batch, Failure> {
     let mut found = batches(&args.run_dir)?;
-    let listed: Vec<String> = found.iter().map(|batch| batch.pid.to_string()).collect();
+    let named = |batch: &Batch| format!("{} ({})", batch.pid, batch.program);
+    let listed: Vec<String> = found.iter().map(named).collect();
     let refuse = |why: &str| {
         let fix = match listed.as_slice() {
             [] => "start one with `elfen run`".to_owned(),
-            listed => format!("name one of {}", listed.join(", ")),
+            listed => {
+                format!("name one, with --service of one process's, of {}", listed.join(", "))
+            }
         };
         Err(Failure::new(Status::Usage, "choosing a batch", why, fix))
     };
-    match args.pid {
-        Some(pid) => match found.iter().position(|batch| batch.pid == pid) {
-            Some(index) => Ok(found.swap_remove(index)),
-            None => refuse("no batch that you may see has this process id"),
-        },
-        None if found.len() == 1 => Ok(found.swap_remove(0)),
-        None if found.is_empty() => refuse("no batch runs"),
-        None => refuse("several batches run"),
+    let wanted = |batch: &Batch| {
+        args.pid.is_none_or(|pid| batch.pid == pid)
+            && args.service.as_ref().is_none_or(|service| batch.is_beside(service))
+    };
+    found.retain(wanted);
+    match (found.len(), args.pid.is_some() || args.service.is_some()) {
+        (1, _) => Ok(found.swap_remove(0)),
+        (0, true) => refuse("no batch that you may see is this one"),
+        (0, false) => refuse("no batch runs"),
+        _ => refuse("several batches run"),
     }
 }

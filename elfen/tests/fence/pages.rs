@@ -181,6 +181,42 @@ fn root_changes_the_settings_of_lent_lanes() {
     assert!(String::from_utf8_lossy(&said.stdout).contains("fixed-budget"), "{said:?}");
 }
 
+/// Goal: each service's lanes have settings of their own. Method: two services, of which one has
+/// not come yet; those of one are set, by its name, and no other's.
+#[test]
+fn settings_are_each_services_own() {
+    if !or_skip("settings_are_each_services_own") {
+        return;
+    }
+    let mut fenced = Fenced::start_by_tasks();
+    fenced.end_daemon();
+    let usual = fenced.settings_by_tasks();
+    let other = "[[service]]\nname = \"another\"\nlanes = \"8000:8001\"\n[[fence]]";
+    fs::write(fenced.settings_file(), usual.replacen("[[fence]]", other, 1)).unwrap();
+    fenced.restart();
+    let socket = fenced.run_dir().join("elfend.sock");
+    let answer = pages::ask(socket.as_os_str().as_bytes(), Access::Read).unwrap();
+    let budgets = || {
+        let pages = answer.pages.iter().flatten();
+        let settings = pages.map(|pages| pages.control.slot(0).unwrap().settings().unwrap().1);
+        settings.map(|settings| settings.budget_ns).collect::<Vec<_>>()
+    };
+    assert_eq!(budgets(), [0, 0]);
+    let set = |words: &[&str]| {
+        let policy = ["--policy", "fixed-budget", "--budget", "3ms"];
+        fenced.elfen(&[&["set"], words, &policy].concat())
+    };
+    let beside = set(&["--service", "another"]);
+    assert!(beside.status.success(), "{beside:?}");
+    assert_eq!(budgets(), [0, 3_000_000]);
+    let both = set(&[&fenced.daemon.id().to_string()]);
+    let said = String::from_utf8_lossy(&both.stderr);
+    assert!(both.status.code() == Some(2) && said.contains("several batches run"), "{said}");
+    assert_eq!(set(&["--service", "none"]).status.code(), Some(2));
+    assert!(set(&["--service", fenced.heavy.name()]).status.success());
+    assert_eq!(budgets(), [3_000_000, 3_000_000]);
+}
+
 /// Goal: a run that asks for nothing of its own is elfend's, for who may use its fence; from inside
 /// of a fence it stays there, and `none` or an option of guards is today's way. Method: the first
 /// line of runs that are dry, of users, of root, and of a program in the fence.

@@ -148,6 +148,11 @@ impl Held {
         let broken = promises::look(&self.group, terms)?;
         if broken.is_empty() {
             self.was_seen = true;
+            if promises::lacks_lanes(&self.group, terms)? {
+                let why = format!("its batch lanes are {} again", terms.lanes);
+                say(Level::Info, format_args!("fence {:?}: {why}", self.name));
+                self.repair(&Broken { promise: Promise::Place, why }, terms)?;
+            }
             return Ok(broken);
         }
         for one in &broken {

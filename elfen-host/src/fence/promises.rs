@@ -90,6 +90,14 @@ fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> 
     Ok(half.map(|process| format!("process {process} is in it in one hierarchy, not in another")))
 }
 
+/// Whether it has less than its lanes: one came back online after it had been kept to the others.
+/// It is no broken promise, and is put right as one.
+pub fn lacks_lanes(group: &Group, terms: &Terms<'_>) -> Result<bool, Error> {
+    let wanted = terms.lanes.and(&group.parent().effective_cpus()?);
+    let now = group.effective_cpus()?;
+    Ok(now != wanted && now.is_subset(&wanted))
+}
+
 fn is_half(group: &Group, process: u32) -> bool {
     group.half_inside().is_ok_and(|half| half.contains(&process))
 }
@@ -132,7 +140,7 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
                 }
             }
             let cpus = group.effective_cpus()?;
-            if !cpus.is_empty() && cpus.is_subset(terms.lanes) {
+            if !cpus.is_empty() && cpus.is_subset(terms.lanes) && !lacks_lanes(group, terms)? {
                 return Ok(());
             }
             group.keep_to(terms.lanes)

@@ -145,6 +145,18 @@ static bool removed(char *why)
 	return true;
 }
 
+static void all_online(void)
+{
+	char path[64];
+	int cpu;
+
+	for (cpu = 1; cpu < 4; cpu++) {
+		snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/online", cpu);
+		if (!access(path, W_OK))
+			write_text(path, "1");
+	}
+}
+
 static void run(const struct test *test)
 {
 	char why[WHY_BYTES] = "";
@@ -152,7 +164,7 @@ static void run(const struct test *test)
 	unsigned long long seed = test_seed;
 	bool passed = run_forked(test, why);
 
-	write_text(CPU1_ONLINE, "1"); /* a test that failed may have left it down */
+	all_online(); /* a test that failed may have left one down */
 	if (!removed(why))
 		passed = false;
 	if (kernel_complained(why))
@@ -182,7 +194,7 @@ struct boot {
 static const struct boot boots[] = {
 	{ "smt", (const struct test *const[]){ map_tests, nap_tests, lane_tests, lifetime_tests,
 					       argument_tests, command_tests, fuzz_tests, NULL } },
-	{ "wide", (const struct test *const[]){ wide_tests, NULL } },
+	{ "wide", (const struct test *const[]){ wide_tests, fence_tests, NULL } },
 	{ "bare", (const struct test *const[]){ bare_tests, NULL } },
 };
 
@@ -194,8 +206,8 @@ static int each(const struct boot *boot, char **names, bool list)
 	int known = 0;
 
 	for (lists = boot->lists; *lists; lists++) {
-		if ((*lists == command_tests || *lists == wide_tests) && !list &&
-		    access("/elfen", X_OK))
+		if ((*lists == command_tests || *lists == wide_tests || *lists == fence_tests) &&
+		    !list && access("/elfen", X_OK))
 			continue; /* kernel/vm/run was given no command */
 		for (test = *lists; test->name; test++) {
 			if (!chosen(test->name, names))

@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Fences where all cgroups are of version 2, and CPUs come and go: `elfend`, two pairs of lanes,
+ * and batches that are put into the fence by writing its cgroup.procs, as an engine does.
+ *
+ * Shares are printed on the guest's console. How long things take says nothing here.
+ */
+#define _GNU_SOURCE
+#include "harness.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CGROUPS "/sys/fs/cgroup"
+#define FENCE CGROUPS "/fence"
+#define BATCHES 2
+
+/* A machine that is emulated, beside another one. */
+#define PATIENCE_NS (60000 * MS)
+
+static const char SETTINGS[] = "signal = \"tasks\"\n"
+			       "nap = \"spin\"\n"
+			       "[[lent]]\n"
+			       "lanes = \"0:1,2:3\"\n"
+			       "[[fence]]\n"
+			       "name = \"batch\"\n"
+			       "cgroup = \"fence\"\n";
+static char said[262144];
+
+static void make_file(const char *path, const char *text)
+{
+	close(open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
+	write_text(path, text);
+}
+
+static void put_into(const char *cgroup)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), CGROUPS "/%s/cgroup.procs", cgroup);
+	write_text(path, "0");
+}
+
+/* What a file of the fence's holds, without the end of its line. */
+static const char *fence_file(const char *name)
+{
+	static char text[256];
+	char path[128];
+	long bytes;
+
+	snprintf(path, sizeof(path), FENCE "/%s", name);
+	bytes = read_text(path, text, sizeof(text) - 1);
+	text[bytes > 0 ? bytes : 0] = 0;
+	text[strcspn(text, "\n")] = 0;
+	return text;
+}
+
+static bool becomes(const char *name, const char *value)
+{
+	uint64_t end = now_ns() + PATIENCE_NS;
+
+	while (now_ns() < end) {
+		if (!strcmp(fence_file(name), value))
+			return true;
+		usleep(20000);
+	}
+	return false;
+}
+
+/* What `elfen status` says, once it says this of the fence. */
+static bool says(const char *what)
+{
+	char *const words[] = { "/elfen", "status", "--json", NULL };
+	uint64_t end = now_ns() + PATIENCE_NS;
+
+	while (now_ns() < end) {
+		if (!output_of(words, said, sizeof(said)) && strstr(said, what))
+			return true;
+		usleep(100000);
+	}
+	return false;
+}
+
+#define RUNS "\"frozen\": null"
+
+/* The daemon in a cgroup beside the fence, until it holds that. */
+static verdict start(void)
+{
+	mkdir(CGROUPS, 0755);
+	if (mount("cgroup2", CGROUPS, "cgroup2", 0, NULL) && errno != EBUSY)
+		return because("mounting cgroups: %s", strerror(errno));
+	write_text(CGROUPS "/cgroup.subtree_control", "+cpu +cpuset +pids");
+	mkdir(CGROUPS "/home", 0755);
+	mkdir("/etc", 0755);
+	make_file("/etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n");
+	make_file("/tmp/elfend.toml", SETTINGS);
+	setenv("ELFEN_SETTINGS", "/tmp/elfend.toml", 1);
+	setenv("ELFEN_RUN_DIR", "/tmp/elfend", 1);
+	if (!fork()) {
+		put_into("home");
+		execl("/elfend", "/elfend", NULL);
+		_exit(127);
+	}
+	return says(RUNS) ? NULL : because("elfend does not hold the fence: %.400s", said);
+}
+
+static pid_t spin_in(const char *cgroup)
+{
+	pid_t child = fork();
+
+	if (child)
+		return child;
+	setpriority(PRIO_PROCESS, 0, -20);
+	put_into(cgroup);
+	for (;;)
+		;
+}
+
+/* How long a process has run, by the scheduler's account. */
+static uint64_t ran_ns(pid_t process)
+{
+	char path[64], text[128];
+
+	snprintf(path, sizeof(path), "/proc/%d/schedstat", process);
+	return read_text(path, text, sizeof(text)) > 0 ? strtoull(text, NULL, 10) : 0;
+}
+
+static bool runs_on(pid_t process)
+{
+	uint64_t before = ran_ns(process), end = now_ns() + PATIENCE_NS;
+
+	while (now_ns() < end) {
+		if (ran_ns(process) > before + 20 * MS)
+			return true;
+		usleep(20000);
+	}
+	return false;
+}
+
+/* What processes get of as many lanes, per mille, for a while. */
+static long share_of(const pid_t *processes, int count, const char *when)
+{
+	uint64_t ran = 0, began;
+	long share;
+	int at;
+
+	usleep(500000);
+	for (at = 0; at < count; at++)
+		ran -= ran_ns(processes[at]);
+	began = now_ns();
+	usleep(2000000);
+	for (at = 0; at < count; at++)
+		ran += ran_ns(processes[at]);
+	share = (long)(ran * 1000 / (now_ns() - began) / count);
+	printf("fence: %ld per mille %s\n", share, when);
+	return share;
+}
+
+static void end(pid_t process)
+{
+	kill(process, SIGKILL);
+	waitpid(process, NULL, 0);
+}
+
+/*
+ * Goal: what is in the fence borrows, and gets next to nothing of held lanes, on its lanes alone,
+ * whatever its nice value; what it had is counted. Method: the scheduler's account of two batches;
+ * and the same beside the fence, so that the test can fail.
+ */
+static verdict held(void)
+{
+	char *const inside[] = { "/elfen", "run", "--fence", "batch", "--user", "nobody", "--",
+				 "/bin/busybox", "cat", "/proc/self/cgroup", NULL };
+	struct lane_thread lanes[2];
+	pid_t batches[BATCHES], outside;
+	verdict why = start();
+	const char *accounts;
+	long alone, beside;
+	int at;
+
+	if (why)
+		return why;
+	CHECK(!strcmp(fence_file("cpuset.cpus.effective"), "1,3"));
+	CHECK(!strcmp(fence_file("cpu.idle"), "1"));
+	if (output_of(inside, said, sizeof(said)) || !strstr(said, "0::/fence"))
+		return because("elfen run --fence: %.400s", said);
+	for (at = 0; at < BATCHES; at++)
+		CHECK(runs_on(batches[at] = spin_in("fence")));
+	alone = share_of(batches, BATCHES, "while the request lanes idle");
+	for (at = 0; at < 2; at++) {
+		lane_thread_start(&lanes[at], 2 * at);
+		lane_thread_busy(&lanes[at], 0);
+	}
+	beside = share_of(batches, BATCHES, "of held lanes");
+	/* The host of an emulated machine has fewer CPUs than that may have. */
+	if (alone < 150 || beside > 30)
+		return because("%ld per mille alone, %ld beside requests", alone, beside);
+	mkdir(CGROUPS "/beside", 0755);
+	outside = spin_in("beside");
+	CHECK(!sched_setaffinity(outside, sizeof(cpu_set_t), &(cpu_set_t){ { 1 << 1 } }));
+	beside = share_of(&outside, 1, "of a held lane outside of the fence");
+	CHECK(beside >= 60);
+	end(outside);
+	CHECK(says(RUNS));
+	accounts = strstr(said, "\"accounts\"");
+	CHECK(accounts && number_of(accounts, "\"borrowed_ns\": ") > 0);
+	CHECK(number_of(accounts, "\"overlapped_ns\": ") > 0);
+	for (at = 0; at < 2; at++)
+		lane_thread_stop(&lanes[at]);
+	return NULL;
+}
+
+/*
+ * Goal: what others set is set again; what is not elfend's to change stops the fence, until it is
+ * right. Method: a hand that writes what only version 2 has, and what both have.
+ */
+static verdict promises(void)
+{
+	const struct sched_param first = { .sched_priority = 1 }, none = { .sched_priority = 0 };
+	static const char *const changed[][3] = {
+		{ "cpu.idle", "0", "1" },
+		{ "cpuset.cpus", "0-3", "1,3" },
+		{ "cpuset.cpus.partition", "root", "member" },
+	};
+	char path[128];
+	verdict why = start();
+	pid_t batch, sleeper;
+	size_t at;
+
+	if (why)
+		return why;
+	batch = spin_in("fence");
+	CHECK(runs_on(batch));
+	for (at = 0; at < sizeof(changed) / sizeof(*changed); at++) {
+		snprintf(path, sizeof(path), FENCE "/%s", changed[at][0]);
+		write_text(path, changed[at][1]);
+		if (!becomes(changed[at][0], changed[at][2]))
+			return because("%s stays %s", changed[at][0], fence_file(changed[at][0]));
+	}
+	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS));
+	CHECK(strstr(said, "\"promise\": \"rank\"") && strstr(said, "\"promise\": \"place\""));
+
+	/* One that runs would have the kernel complain of its class. */
+	sleeper = fork();
+	if (!sleeper) {
+		put_into("fence");
+		for (;;)
+			pause();
+	}
+	CHECK(!sched_setscheduler(sleeper, SCHED_FIFO, &first));
+	CHECK(says("SCHED_FIFO") && becomes("cgroup.freeze", "1"));
+	CHECK(!sched_setscheduler(sleeper, SCHED_OTHER, &none) && says(RUNS));
+
+	CHECK(!chown(FENCE "/cgroup.procs", 65534, 0));
+	CHECK(says("others than root may write") && becomes("cgroup.freeze", "1"));
+	CHECK(!chown(FENCE "/cgroup.procs", 0, 0) && says(RUNS));
+
+	/* Its threads could be in several cgroups. */
+	CHECK(!mkdir(FENCE "/threads", 0755));
+	write_text(FENCE "/threads/cgroup.type", "threaded");
+	CHECK(becomes("cgroup.freeze", "1") && says("threaded"));
+	CHECK(!rmdir(FENCE "/threads") && says(RUNS));
+	CHECK(runs_on(batch));
+	return NULL;
+}
+
+static verdict set_online(int cpu, bool online)
+{
+	char path[64], text[8] = "";
+
+	snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/online", cpu);
+	write_text(path, online ? "1" : "0");
+	if (read_text(path, text, sizeof(text)) <= 0 || text[0] != (online ? '1' : '0'))
+		return because("CPU %d does not go %s", cpu, online ? "online" : "offline");
+	return NULL;
+}
+
+/*
+ * Goal: a fence goes on with the lanes that are left, stands still without any, and runs again when
+ * one is back; a request lane that is off is no busy one. Method: lanes taken away, one after the
+ * other, then in random order.
+ */
+static verdict hotplug(void)
+{
+	struct lane_thread lane;
+	uint64_t stands, before;
+	verdict why = start();
+	pid_t batch;
+	int round;
+
+	if (why)
+		return why;
+	batch = spin_in("fence");
+	CHECK(runs_on(batch));
+	if ((why = set_online(1, false)))
+		return why;
+	CHECK(becomes("cpuset.cpus.effective", "3") && runs_on(batch) && says(RUNS));
+	before = ran_ns(batch);
+	if ((why = set_online(3, false)))
+		return why;
+	CHECK(says("no-lane") && becomes("cgroup.freeze", "1"));
+	usleep(200000);
+	stands = ran_ns(batch);
+	printf("fence: %llu ms without a lane until it stood still\n",
+	       (unsigned long long)((stands - before) / MS));
+	usleep(500000);
+	CHECK(ran_ns(batch) == stands);
+	if ((why = set_online(1, true)) || (why = set_online(3, true)))
+		return why;
+	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS) && runs_on(batch));
+
+	/* CPU 3 is lent by a request lane that is off, CPU 1 by one that is busy. */
+	if ((why = set_online(2, false)))
+		return why;
+	lane_thread_start(&lane, 0);
+	lane_thread_busy(&lane, 0);
+	CHECK(runs_on(batch) && says(RUNS));
+	lane_thread_stop(&lane);
+	if ((why = set_online(2, true)))
+		return why;
+
+	for (round = 0; round < 6; round++) {
+		int cpu = 1 + random_below(3);
+
+		if ((why = set_online(cpu, false)))
+			return why;
+		usleep(random_below(300000));
+		if ((why = set_online(cpu, true)))
+			return why;
+	}
+	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS) && runs_on(batch));
+	return NULL;
+}
+
+#define BOMB "200"
+
+/* What it takes to freeze that many, where CPUs are emulated, may be longer than it waits. */
+static int pause_all(void)
+{
+	char *const pause[] = { "/elfen", "pause", NULL };
+	int tries, status = -1;
+
+	for (tries = 0; tries < 3 && status; tries++)
+		status = output_of(pause, said, sizeof(said));
+	return status;
+}
+
+/* Forks until it may not, and tries again. */
+static void fork_on(void)
+{
+	for (;;)
+		if (fork() < 0)
+			sched_yield();
+}
+
+/*
+ * Goal: the kill switch works against a crowd that only grows. Method: a fork bomb, as large as a
+ * unit's TasksMax lets it grow; the request lane answers meanwhile, and all of it can be killed.
+ */
+static verdict crowd(void)
+{
+	char *const resume[] = { "/elfen", "resume", NULL };
+	uint64_t began;
+	verdict why = start();
+
+	if (why)
+		return why;
+	write_text(FENCE "/pids.max", BOMB);
+	if (!fork()) {
+		/* Not of the test's group of processes any more, which ends with it. */
+		put_into("fence");
+		fork_on();
+	}
+	CHECK(becomes("pids.current", BOMB));
+	pin(0);
+	began = now_ns();
+	if (pause_all())
+		return because("elfen pause: %.400s", said);
+	printf("fence: %llu ms until " BOMB " processes stood still\n",
+	       (unsigned long long)((now_ns() - began) / MS));
+	CHECK(becomes("cgroup.freeze", "1"));
+	began = now_ns();
+	write_text(FENCE "/cgroup.kill", "1");
+	CHECK(becomes("cgroup.events", "populated 0"));
+	printf("fence: %llu ms until they were gone\n",
+	       (unsigned long long)((now_ns() - began) / MS));
+	write_text(FENCE "/pids.max", "max");
+	if (output_of(resume, said, sizeof(said)))
+		return because("elfen resume: %.400s", said);
+	CHECK(says(RUNS));
+	return NULL;
+}
+
+const struct test fence_tests[] = {
+	{ "fence-held-lanes", NULL, "", held },
+	{ "fence-promises", NULL, "", promises },
+	{ "fence-hotplug", NULL, "", hotplug },
+	{ "fence-crowd", NULL, "", crowd },
+	{ 0 },
+};

@@ -23,3 +23,4 @@ pub mod services;
 pub mod source;
 pub mod systemd;
 pub mod topology;
+pub mod watches;

@@ -108,7 +108,7 @@ pub fn children(process: u32) -> Vec<u32> {
     lists.flat_map(numbers).collect()
 }
 
-fn numbers_in(folder: &str) -> Vec<u32> {
+pub(crate) fn numbers_in(folder: &str) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

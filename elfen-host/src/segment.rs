@@ -3,8 +3,6 @@
 
 use std::{fs, io};
 
-use elfen_rt::signal::page::NAME_BYTES;
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Segment {
     pub key: i32,
@@ -24,7 +22,7 @@ fn parse(line: &str) -> Option<Segment> {
 }
 
 /// The name of a page, without the bytes that fill it up.
-pub(crate) fn text_of(name: &[u8; NAME_BYTES]) -> String {
+pub(crate) fn text_of(name: &[u8]) -> String {
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     // Any user can make a page, and what root lists goes to a terminal: nothing of a
     // name may move its cursor.
@@ -37,6 +35,7 @@ pub(crate) fn text_of(name: &[u8; NAME_BYTES]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use elfen_rt::signal::page::NAME_BYTES;
 
     #[test]
     fn a_name_is_text_and_no_command_to_a_terminal() {

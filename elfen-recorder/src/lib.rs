@@ -2,7 +2,8 @@
 //! on purpose to see whether the account is right, and prints what `elfen-tailor` makes of it.
 //!
 //! [`service`] finds the processes behind a port, [`marks`] a service by its page, [`recorder`]
-//! keeps their events, [`jvm`] has what a JVM says of itself, [`signals`] ends that in good order.
+//! keeps their events, [`jvm`] has what a JVM says of itself,
+//! [`minute`] sums up what a watch sees, [`signals`] ends that in good order.
 //! [`check`] is a service of our own with injected causes, [`hedge`] a proxy that sends requests
 //! again whose server stands still. [`cmd`] are the commands.
 
@@ -11,6 +12,7 @@ pub mod cmd;
 pub mod hedge;
 pub mod jvm;
 pub mod marks;
+pub mod minute;
 pub mod recorder;
 pub mod service;
 pub mod signals;

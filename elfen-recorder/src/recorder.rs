@@ -6,10 +6,12 @@ use std::io;
 use std::time::Duration;
 
 use elfen_console::failure::to_stderr;
+use elfen_host::process::{below, threads_of};
+use elfen_host::run::find::{self, Batch};
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
-use elfen_tailor::tale::{Gap, Head, MARKS_ALONE, Named};
+use elfen_tailor::tale::{FULL, Gap, Head, Lent, MARKS_ALONE, Named};
 
 use crate::jvm::Jvms;
 use crate::marks::Marked;
@@ -34,6 +36,7 @@ pub trait Sink {
     fn gap(&mut self, gap: Gap) -> io::Result<()>;
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()>;
     fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()>;
+    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()>;
 }
 
 #[derive(Debug)]
@@ -65,9 +68,15 @@ impl Recorder {
 
     /// Records a service that says itself what it does; where the kernel refuses its events, with
     /// the reason and without them.
-    pub fn of_marks(marked: Marked, detail: Detail, ring: u32) -> (Self, Option<Error>) {
+    pub fn of_marks(
+        marked: Marked,
+        cores: Vec<Vec<u32>>,
+        detail: Detail,
+        ring: u32,
+    ) -> (Self, Option<Error>) {
         name_this_thread();
-        let service = Service::named(&marked.name, marked.processes());
+        let mut service = Service::named(&marked.name, marked.processes());
+        service.cores = cores;
         let (events, refused) = match Events::attach(detail, ring, &service.watched()) {
             Ok(events) => (Some(events), None),
             Err(error) => (None, Some(error)),
@@ -114,12 +123,13 @@ impl Recorder {
             detail: match detail {
                 _ if self.events.is_none() => MARKS_ALONE,
                 Detail::Sched => "sched",
-                Detail::Full => "full",
+                Detail::Full => FULL,
             }
             .to_owned(),
             port: self.service.port,
             service: self.service.name.clone(),
             began_ns: monotonic_ns(),
+            cores: self.service.cores.clone(),
         }
     }
 
@@ -217,6 +227,22 @@ impl Recorder {
             }
         }
         self.seen_before = std::mem::take(&mut self.seen);
+        if !self.service.cores.is_empty() {
+            sink.batches(batches())?;
+        }
         sink.names(std::mem::take(&mut self.names), &self.service.processes)
     }
+}
+
+/// The threads of all batches of `elfen run` that we may see.
+fn batches() -> Vec<Lent> {
+    // Where the kernel lists no segments there are none.
+    let runs = find::runs().unwrap_or_default();
+    let at_ns = monotonic_ns();
+    let of_run = |run: Batch| {
+        let processes = [vec![run.pid], below(run.pid)].concat();
+        let threads = processes.into_iter().flat_map(threads_of);
+        threads.map(move |thread| Lent { thread, at_ns, program: run.program.clone() })
+    };
+    runs.into_iter().flat_map(of_run).collect()
 }

@@ -23,6 +23,8 @@ pub struct Service {
     pub processes: Vec<u32>,
     /// In whose network namespace it listens.
     namespace_of: Option<u32>,
+    /// CPUs that share a core: who runs on the others is of interest too.
+    pub cores: Vec<Vec<u32>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +56,7 @@ impl Service {
             Which::Port(port) => (port, None),
             Which::Process(process, port) => (port_of(process, port)?, Some(process)),
         };
-        let mut service = Self { name: String::new(), port, processes: Vec::new(), namespace_of };
+        let mut service = Self { port, namespace_of, ..Self::named("", Vec::new()) };
         let inodes = service.inodes();
         if inodes.is_empty() {
             return Err(NotFound::NobodyListens(port));
@@ -67,7 +69,8 @@ impl Service {
 
     /// One that says itself what it does: by its name, not by a port.
     pub fn named(name: &str, processes: Vec<u32>) -> Self {
-        Self { name: name.to_owned(), port: 0, processes, namespace_of: None }
+        let name = name.to_owned();
+        Self { name, port: 0, processes, namespace_of: None, cores: Vec::new() }
     }
 
     /// Looks anew who serves: workers come and go. Among all processes only if those known do not
@@ -104,10 +107,13 @@ impl Service {
     pub fn watched(&self) -> Watched {
         let threads = self.processes.iter().flat_map(|process| threads_of(*process));
         // A thread that is gone by now may run nowhere.
-        let cpus: BTreeSet<u32> = threads
+        let mut cpus: BTreeSet<u32> = threads
             .filter_map(|thread| affinity::of(thread).ok())
             .flat_map(|cpus| cpus.iter().collect::<Vec<u32>>())
             .collect();
+        let beside = self.cores.iter().filter(|core| core.iter().any(|cpu| cpus.contains(cpu)));
+        let beside: Vec<u32> = beside.flatten().copied().collect();
+        cpus.extend(beside);
         let (port, processes) = (self.port, self.processes.clone());
         Watched { port, processes, cpus: cpus.into_iter().collect() }
     }

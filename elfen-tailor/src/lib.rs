@@ -8,8 +8,12 @@
 //! | [`tale`] | events in memory or in a `.tale` file |
 //! | [`timeline`] | events, put together to what each thread and each CPU did when |
 //! | [`runtime`] | a JVM's own word on what halted its threads |
+//! | [`stalls`] | when the kernel let a thread wait for its own locks or memory |
 //! | [`request`] | what went through sockets, or was marked, put together to requests |
 //! | [`walk`] | a request, as [`segment`]s that sum up to its latency to the nanosecond |
+//! | [`explained`] | a request with its account |
+//! | [`beside`] | who ran on the other lanes of its core, and what that cost |
+//! | [`account`] | all requests so |
 //! | [`replay`] | the same requests without a cause |
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | all of this for people and for scripts |
@@ -18,8 +22,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod account;
+pub mod beside;
 pub mod calls;
+mod causes;
 pub mod draw;
+pub mod explained;
 pub mod hedge;
 mod marked;
 pub mod rank;
@@ -29,6 +37,7 @@ pub mod request;
 pub mod runtime;
 pub mod segment;
 pub mod stages;
+pub mod stalls;
 pub mod tale;
 pub mod timeline;
 pub mod walk;

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::beside::{self, BesideRow};
+use crate::causes::{Causes, add, is_removable, sorted};
+use crate::explained::Explained;
 use crate::replay::{Job, Replay, quantile};
-use crate::segment::{BURST, Kind, LONG, QUEUE, Segment, TOGETHER, WORK, cause, total};
+use crate::segment::{BURST, TOGETHER, WORK, total};
 use crate::tale::Tale;
 
 /// What counts as slow.
@@ -12,27 +15,6 @@ pub enum Slow {
     /// Above this quantile, of a million.
     Quantile(u64),
     AboveNs(u64),
-}
-
-/// A request with its account.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Explained {
-    pub connection: u64,
-    pub arrived_ns: u64,
-    pub ended_ns: u64,
-    /// Whose queue it was in.
-    pub server: u32,
-    /// What kind of request the service says it is; 0 if it does not say.
-    pub class: u64,
-    /// How long each of the service's own stages took.
-    pub stages: Vec<(u16, u64)>,
-    pub segments: Vec<Segment>,
-}
-
-impl Explained {
-    pub fn latency_ns(&self) -> u64 {
-        self.ended_ns - self.arrived_ns
-    }
 }
 
 /// A cause and what it did to the tail.
@@ -76,6 +58,8 @@ pub struct Ranking {
     pub charges: Vec<Vec<(String, u64)>>,
     pub rows: Vec<Row>,
     pub replay_error: ReplayError,
+    /// Who ran on the other lanes of their cores, the one that did longest first.
+    pub beside: Vec<BesideRow>,
     /// Latencies without the causes that were named, sorted; `None` if the replay isn't believed.
     pub without: Option<Vec<u64>>,
 }
@@ -89,7 +73,6 @@ pub struct NoSuchCause {
 }
 
 const P50: u64 = 500_000;
-const P95: u64 = 950_000;
 const P99: u64 = 990_000;
 const P999: u64 = 999_000;
 /// Resamplings for an interval.
@@ -97,109 +80,9 @@ const ROUNDS: usize = 200;
 /// Causes with less than this share of all time, in the tail too, are not replayed.
 const MOST_CAUSES: usize = 64;
 
-fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
-    let mut values: Vec<u64> = values.collect();
-    values.sort_unstable();
-    values
-}
-
 fn share(part: u64, whole: u64) -> f64 {
     use elfen_console::duration::number;
     if whole == 0 { 0.0 } else { number(part) / number(whole) }
-}
-
-fn add(sums: &mut BTreeMap<usize, u64>, cause: usize, ns: u64) {
-    let sum = sums.entry(cause).or_default();
-    *sum = sum.saturating_add(ns);
-}
-
-struct Causes {
-    names: Vec<String>,
-    by_kind: BTreeMap<Kind, usize>,
-    long: usize,
-}
-
-impl Causes {
-    fn of(explained: &[Explained], tale: &Tale) -> Self {
-        let mut all = Self { names: vec![LONG.to_owned()], by_kind: BTreeMap::new(), long: 0 };
-        let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
-        for segment in explained.iter().flat_map(|one| &one.segments) {
-            if !all.by_kind.contains_key(&segment.kind) {
-                let name = cause(segment.kind, tale);
-                let at = *by_name.entry(name).or_insert_with_key(|name| {
-                    all.names.push(name.clone());
-                    all.names.len() - 1
-                });
-                all.by_kind.insert(segment.kind, at);
-            }
-        }
-        all
-    }
-
-    /// The causes that a name stands for: itself, or as `io` all of its kind. Work and queueing are
-    /// none that could be taken away.
-    fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
-        let is_it = move |cause: &str| {
-            cause == name || cause.split_once(':').is_some_and(|(kind, _)| kind == name)
-        };
-        let all = self.names.iter().enumerate();
-        all.filter(move |(_, cause)| is_removable(cause) && is_it(cause)).map(|(at, _)| at)
-    }
-
-    /// How much of a request each cause had in a span. Work beyond what is usual is `long`, the
-    /// rest of it nobody's charge.
-    fn within(&self, one: &Explained, span: (u64, u64), usual_work_ns: u64) -> Vec<(usize, u64)> {
-        let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
-        let mut work_ns = 0;
-        for segment in &one.segments {
-            let ns = segment.within(span.0, span.1);
-            match segment.kind {
-                Kind::Work => work_ns = total([work_ns, ns].into_iter()),
-                kind => add(&mut sums, self.by_kind[&kind], ns),
-            }
-        }
-        if work_ns > usual_work_ns {
-            sums.insert(self.long, work_ns - usual_work_ns);
-        }
-        sums.into_iter().filter(|(_, ns)| *ns > 0).collect()
-    }
-}
-
-fn is_removable(cause: &str) -> bool {
-    cause != WORK && cause != QUEUE
-}
-
-pub fn work_ns(one: &Explained) -> u64 {
-    total(one.segments.iter().filter(|s| s.kind == Kind::Work).map(Segment::ns))
-}
-
-/// As much work as a request of its kind has: the median, or, where a service does not say what
-/// kinds it has, what 95 % of all have.
-struct Usual {
-    by_class: BTreeMap<u64, u64>,
-    all_ns: u64,
-}
-
-/// With fewer requests a class has no median to speak of.
-const FEWEST_OF_CLASS: usize = 10;
-
-impl Usual {
-    fn of(explained: &[Explained]) -> Self {
-        let mut by_class: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-        for one in explained.iter().filter(|one| one.class != 0) {
-            by_class.entry(one.class).or_default().push(work_ns(one));
-        }
-        by_class.retain(|_, work| work.len() >= FEWEST_OF_CLASS);
-        let median = |work: Vec<u64>| quantile(&sorted(work.into_iter()), P50);
-        Self {
-            by_class: by_class.into_iter().map(|(class, work)| (class, median(work))).collect(),
-            all_ns: quantile(&sorted(explained.iter().map(work_ns)), P95),
-        }
-    }
-
-    fn work_ns(&self, one: &Explained) -> u64 {
-        self.by_class.get(&one.class).copied().unwrap_or(self.all_ns)
-    }
 }
 
 /// Ranks the causes of the slow ones among complete requests, which are sorted by arrival; and says
@@ -218,7 +101,6 @@ pub fn rank(
     let mut slow: Vec<usize> =
         (0..explained.len()).filter(|&at| explained[at].latency_ns() > threshold_ns).collect();
     slow.sort_by_key(|&at| std::cmp::Reverse(explained[at].latency_ns()));
-    let usual = Usual::of(explained);
     let causes = Causes::of(explained, tale);
     let jobs: Vec<Job> = explained
         .iter()
@@ -226,14 +108,14 @@ pub fn rank(
             server: one.server,
             arrived_ns: one.arrived_ns,
             ended_ns: one.ended_ns,
-            by_cause: causes.within(one, (one.arrived_ns, one.ended_ns), usual.work_ns(one)),
+            by_cause: causes.within(one, (one.arrived_ns, one.ended_ns)),
         })
         .collect();
     // Who waits for his turn is in no service: what he waits behind has the time in its own.
-    let queue = causes.by_kind.get(&Kind::Queue).copied();
+    let queue = causes.queue();
     let replay = Replay::of(&jobs, |job, from_ns, to_ns| {
         let one = &explained[job];
-        let mut parts = causes.within(one, (from_ns, to_ns), usual.work_ns(one));
+        let mut parts = causes.within(one, (from_ns, to_ns));
         parts.retain(|(cause, _)| Some(*cause) != queue);
         parts
     });
@@ -257,7 +139,8 @@ pub fn rank(
         named
     });
     let charges = charges.collect();
-    Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, without })
+    let beside = beside::rows(explained, &causes.slowing, &slow, &middle(explained));
+    Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, beside, without })
 }
 
 /// Causes that are to be taken away together.

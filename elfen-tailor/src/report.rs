@@ -1,6 +1,5 @@
 //! What a tale tells: for scripts as one object, for people as a screen.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use elfen_console::duration::{number, show};
@@ -8,14 +7,14 @@ use elfen_console::paragraph::wrap;
 use elfen_console::table;
 use serde::Serialize;
 
-use crate::rank::{Explained, NoSuchCause, Ranking, ReplayError, Row, Slow, rank};
+use crate::account::Account;
+use crate::beside::{self, BesideRow};
+use crate::explained::Explained;
+use crate::rank::{NoSuchCause, Ranking, ReplayError, Row, Slow, middle, rank};
 use crate::replay::quantile;
-use crate::request::{Request, Requests};
 use crate::segment::{Kind, LONG, Segment, cause, total, words};
 use crate::stages::{self, StageRow};
-use crate::tale::{MARKS_ALONE, Tale};
-use crate::timeline::Timeline;
-use crate::walk::Walk;
+use crate::tale::{FULL, MARKS_ALONE, Tale};
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
@@ -43,10 +42,22 @@ pub struct Report {
     /// By the service's own numbers, if it says what stage a request is in.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageRow>,
+    /// Who ran on the other lanes of their cores, where that is known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<BesideRow>,
+    /// Page faults of a request on average, with `full` detail.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<Faults>,
     /// If causes were named that are to be taken away.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without: Option<Without>,
     pub slowest: Vec<SlowRequest>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Faults {
+    pub tail: f64,
+    pub middle: f64,
 }
 
 /// The same requests without some causes, all of them at once.
@@ -89,7 +100,16 @@ pub struct SlowRequest {
     pub outlier: &'static str,
     pub complete: bool,
     pub charges: Vec<Charge>,
+    /// For how long each neighbour on its core ran beside its work.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Neighbour>,
     pub segments: Vec<SegmentRow>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Neighbour {
+    pub name: String,
+    pub ns: u64,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -106,71 +126,6 @@ pub struct SegmentRow {
     pub who: String,
     pub cpu: Option<u32>,
     pub tid: u32,
-}
-
-/// All requests of a tale, with what became of each.
-#[derive(Debug)]
-pub struct Account {
-    /// Complete ones, by arrival.
-    pub explained: Vec<Explained>,
-    /// Latencies of those that lost events.
-    pub incomplete: Vec<u64>,
-    pub unclear: u64,
-}
-
-impl Account {
-    pub fn of(tale: &Tale) -> Self {
-        let (timeline, requests) = (Timeline::of(tale), Requests::of(tale));
-        let walk = Walk::new(tale, &timeline, &requests);
-        let is_over_gap = |request: &Request| {
-            request.arrived_ns < tale.head.began_ns
-                || tale
-                    .gaps
-                    .iter()
-                    .any(|gap| gap.from_ns <= request.ended_ns && request.arrived_ns <= gap.to_ns)
-        };
-        let (over, complete): (Vec<&Request>, Vec<&Request>) =
-            requests.all.iter().partition(|request| is_over_gap(request));
-        let explain = |request: &&Request| {
-            let segments = walk.explain(request);
-            Explained {
-                connection: request.connection,
-                arrived_ns: request.arrived_ns,
-                ended_ns: request.ended_ns,
-                server: server(&segments).unwrap_or(request.sender),
-                class: request.class,
-                stages: request.stages.clone(),
-                segments,
-            }
-        };
-        Self {
-            explained: complete.iter().map(explain).collect(),
-            incomplete: over.iter().map(|request| request.latency_ns()).collect(),
-            unclear: requests.unclear,
-        }
-    }
-}
-
-/// The thread that did most of the work.
-fn server(segments: &[Segment]) -> Option<u32> {
-    let mut work: BTreeMap<u32, u64> = BTreeMap::new();
-    for segment in segments.iter().filter(|segment| segment.kind == Kind::Work) {
-        let ns = work.entry(segment.thread).or_default();
-        *ns = total([*ns, segment.ns()].into_iter());
-    }
-    work.into_iter().max_by_key(|(_, ns)| *ns).map(|(thread, _)| thread)
-}
-
-/// What a request's time went to, the most first.
-pub fn charges(one: &Explained, tale: &Tale) -> Vec<(String, u64)> {
-    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
-    for segment in &one.segments {
-        let ns = sums.entry(cause(segment.kind, tale)).or_default();
-        *ns = total([*ns, segment.ns()].into_iter());
-    }
-    let mut sums: Vec<(String, u64)> = sums.into_iter().collect();
-    sums.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
-    sums
 }
 
 /// Why there is nothing to report.
@@ -254,9 +209,19 @@ pub fn report(
             latency_ns: ranking.without.clone().map(latency),
         }),
         stages: stages::rows(explained, &ranking.slow),
+        faults: (tale.head.detail == FULL).then(|| faults(explained, &ranking.slow)),
         slowest: slowest(explained, tale, &ranking, count),
+        beside: ranking.beside,
         causes: ranking.rows.into_iter().map(row).collect(),
     })
+}
+
+fn faults(explained: &[Explained], slow: &[usize]) -> Faults {
+    let mean = |of: &[usize]| {
+        let sum: u64 = of.iter().map(|&at| explained[at].faults).sum();
+        number(sum) / number(of.len() as u64).max(1.0)
+    };
+    Faults { tail: mean(slow), middle: mean(&middle(explained)) }
 }
 
 fn unknown_share(explained: &[Explained], ranking: &Ranking) -> f64 {
@@ -292,6 +257,11 @@ fn slowest(
             .iter()
             .map(|(cause, ns)| Charge { cause: cause.clone(), ns: *ns })
             .collect(),
+        beside: explained[at]
+            .neighbours()
+            .into_iter()
+            .map(|(name, ns)| Neighbour { name: name.to_owned(), ns })
+            .collect(),
         segments: explained[at].segments.iter().map(|segment| shown(segment, tale)).collect(),
     };
     ranking.slow.iter().zip(&ranking.charges).take(count).map(one).collect()
@@ -306,6 +276,18 @@ fn shown(segment: &Segment, tale: &Tale) -> SegmentRow {
     };
     let Segment { from_ns, to_ns, cpu, thread, .. } = *segment;
     SegmentRow { from_ns, to_ns, kind, who, cpu, tid: thread }
+}
+
+impl SlowRequest {
+    /// What its time is charged to, the most first, and who ran beside it.
+    pub fn charged(&self) -> String {
+        let most = self.charges.iter().take(3);
+        let mut charges: Vec<String> =
+            most.map(|charge| format!("{} {}", charge.cause, show(charge.ns))).collect();
+        let beside = self.beside.first();
+        charges.extend(beside.map(|one| format!("{} of it beside {}", show(one.ns), one.name)));
+        charges.join(", ")
+    }
 }
 
 impl Without {
@@ -357,6 +339,15 @@ impl Report {
         if !self.stages.is_empty() {
             write!(out, "\n{}", stages::table(&self.stages))?;
         }
+        if !self.beside.is_empty() {
+            write!(out, "\n{}", beside::table(&self.beside))?;
+        }
+        if let Some(Faults { tail, middle }) = self.faults.filter(|faults| faults.tail >= 1.0) {
+            writeln!(
+                out,
+                "\npage faults of a request: {tail:.1} in the tail, {middle:.1} in the middle"
+            )?;
+        }
         if let Some(without) = &self.without {
             writeln!(out, "\n{}", without.text())?;
         }
@@ -365,13 +356,7 @@ impl Report {
         }
         writeln!(out, "\nthe slowest:")?;
         for one in &self.slowest {
-            let charges: Vec<String> = one
-                .charges
-                .iter()
-                .take(3)
-                .map(|charge| format!("{} {}", charge.cause, show(charge.ns)))
-                .collect();
-            writeln!(out, "  {:8}  {}", show(one.latency_ns), charges.join(", "))?;
+            writeln!(out, "  {:8}  {}", show(one.latency_ns), one.charged())?;
         }
         Ok(())
     }

@@ -1,8 +1,11 @@
 //! A stretch of a request's time with one kind and one culprit; and causes, which are kinds with a
 //! name.
 
+use elfen_rt::signal::event::Stall;
+
 use crate::calls;
 use crate::runtime::{self, Operation};
+use crate::stalls;
 use crate::tale::{Tale, Who};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -39,6 +42,8 @@ pub enum Kind {
     Sleep(u16),
     /// For input or anything else, in this system call.
     Wait(Option<u16>),
+    /// For the kernel: one of its locks, or memory that it had to find first.
+    Stall(Stall),
     Irq(u32),
     Softirq(u32),
     /// The hypervisor ran others.
@@ -82,6 +87,7 @@ const VECTORS: [&str; 10] =
 pub const WORK: &str = "work";
 pub const LONG: &str = "long";
 pub const QUEUE: &str = "queue";
+pub const BESIDE: &str = "beside";
 pub const BURST: &str = "burst";
 pub const TOGETHER: &str = "together";
 
@@ -108,6 +114,9 @@ pub fn cause(kind: Kind, tale: &Tale) -> String {
         Kind::ClassLoad => "classload".to_owned(),
         Kind::Sleep(of) => format!("sleep:{}", calls::name(of)),
         Kind::Wait(of) => format!("wait:{}", call(of)),
+        Kind::Stall(Stall::Contention(bits)) => format!("contention:{}", stalls::sort(bits)),
+        Kind::Stall(Stall::Reclaim) => "reclaim".to_owned(),
+        Kind::Stall(Stall::Compaction) => "compaction".to_owned(),
         Kind::Irq(number) => format!("irq:{number}"),
         Kind::Softirq(vector) => {
             let name = VECTORS.get(vector as usize).copied().unwrap_or("unknown");
@@ -128,6 +137,7 @@ pub fn words(cause: &str) -> String {
         QUEUE => "the service worked for other requests first".to_owned(),
         BURST => "more requests came at once than the service can work for".to_owned(),
         TOGETHER => "several causes came together".to_owned(),
+        BESIDE => format!("{name} ran beside them, on another lane of their core"),
         "busy" => "the service was busy with something that is no request".to_owned(),
         "preempted" => format!("{name} ran on the CPU that they needed"),
         "wake" => "a sleeping CPU took its time to wake".to_owned(),
@@ -150,6 +160,9 @@ pub fn words(cause: &str) -> String {
         "classload" => "the JVM loaded classes".to_owned(),
         "sleep" => format!("the service slept, in {name}"),
         "wait" => format!("the service waited in {name}, for input or another service"),
+        "contention" => format!("the kernel waited for a lock of its own, a {name}"),
+        "reclaim" => "memory was short: the kernel had to take some from others first".to_owned(),
+        "compaction" => "the kernel moved memory together, for large pages most often".to_owned(),
         "irq" => format!("interrupt {name} was handled on their CPU"),
         "softirq" => format!("the kernel worked on their CPU, for others ({name})"),
         "steal" => "the hypervisor ran other machines on their CPU".to_owned(),

@@ -6,7 +6,8 @@ use elfen_console::duration::show;
 use elfen_console::table as lines;
 use serde::Serialize;
 
-use crate::rank::{Explained, middle};
+use crate::explained::Explained;
+use crate::rank::middle;
 use crate::segment::total;
 
 /// A screen has room for so many.

@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 /// The detail of a recording in which the kernel showed nothing.
 pub const MARKS_ALONE: &str = "marks";
+/// The detail of one with interrupts, page faults and the kernel's own waits.
+pub const FULL: &str = "full";
 
 const MAGIC: [u8; 8] = *b"ELFNTALE";
 const VERSION: u32 = 1;
@@ -24,6 +26,7 @@ const NAMES: u32 = 3;
 const GAPS: u32 = 4;
 const END: u32 = 5;
 const MARKS: u32 = 6;
+const BATCHES: u32 = 7;
 
 /// No block is longer: the recorder writes each ring at once.
 const LONGEST: u32 = 64 << 20;
@@ -40,6 +43,9 @@ pub struct Head {
     pub service: String,
     /// CLOCK_MONOTONIC.
     pub began_ns: u64,
+    /// The CPUs of each core that has several lanes, or is taken to.
+    #[serde(default)]
+    pub cores: Vec<Vec<u32>>,
 }
 
 /// A thread, as it was called at a time.
@@ -58,6 +64,17 @@ pub struct Who {
     name: usize,
 }
 
+/// A thread of a batch that `elfen run` has put beside a service, and the batch's program.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Lent {
+    pub thread: u32,
+    pub at_ns: u64,
+    pub program: String,
+}
+
+/// A thread is looked up so often, and for so long it is what it was.
+const LOOKED_UP_NS: u64 = 2_000_000_000;
+
 /// Events that are missing, on one CPU or, if nobody knows, on any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Gap {
@@ -74,6 +91,8 @@ pub struct Tale {
     pub events: Vec<Vec<Event>>,
     /// By thread: until when it was called so, in the order of these times.
     pub names: BTreeMap<u32, Vec<(u64, String)>>,
+    /// By thread: until when it was of the batch.
+    pub batches: BTreeMap<u32, (u64, String)>,
     /// The service's processes, from first to last.
     pub processes: Vec<u32>,
     pub gaps: Vec<Gap>,
@@ -137,6 +156,10 @@ impl<W: Write> Writer<W> {
 
     pub fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
         self.json(NAMES, &NamesBlock { names, processes: processes.to_vec() })
+    }
+
+    pub fn batches(&mut self, lent: &[Lent]) -> io::Result<()> {
+        if lent.is_empty() { Ok(()) } else { self.json(BATCHES, &lent) }
     }
 
     pub fn gap(&mut self, gap: &Gap) -> io::Result<()> {
@@ -203,6 +226,12 @@ impl Tale {
         }
     }
 
+    pub fn lend(&mut self, lent: Vec<Lent>) {
+        for Lent { thread, at_ns, program } in lent {
+            self.batches.insert(thread, (at_ns, program));
+        }
+    }
+
     pub fn read(mut from: impl Read) -> Result<Self, Error> {
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes).map_err(Error::Read)?;
@@ -255,6 +284,10 @@ impl Tale {
                 self.gaps.push(serde_json::from_slice(content).ok()?);
                 Some(())
             }
+            BATCHES => {
+                self.lend(serde_json::from_slice(content).ok()?);
+                Some(())
+            }
             END => {
                 self.ended_ns = Some(serde_json::from_slice(content).ok()?);
                 Some(())
@@ -270,6 +303,22 @@ impl Tale {
         let known = self.names.get(&thread).map_or(&[][..], Vec::as_slice);
         let later = known.iter().position(|(until_ns, _)| *until_ns >= at_ns);
         Who { thread, name: later.unwrap_or(known.len().saturating_sub(1)) }
+    }
+
+    /// The other lanes of a CPU's core.
+    pub fn siblings(&self, cpu: u32) -> impl Iterator<Item = u32> + '_ {
+        let core = self.head.cores.iter().find(|core| core.contains(&cpu));
+        core.into_iter().flatten().copied().filter(move |&other| other != cpu)
+    }
+
+    /// What a thread on another lane is called: a batch by its program.
+    pub fn neighbour(&self, thread: u32, at_ns: u64) -> String {
+        match self.batches.get(&thread) {
+            Some((until_ns, program)) if at_ns < until_ns.saturating_add(LOOKED_UP_NS) => {
+                program.clone()
+            }
+            _ => self.name_of(self.who(thread, at_ns)),
+        }
     }
 
     pub fn name_of(&self, who: Who) -> String {
@@ -337,7 +386,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn written() -> (Vec<u8>, Tale) {
-        let head = Head { cpus: 2, port: 80, began_ns: 5, ..Head::default() };
+        let cores = vec![vec![0, 1]];
+        let head = Head { cpus: 2, port: 80, began_ns: 5, cores, ..Head::default() };
         let kind = Kind::Waking { waker: 1, waker_process: 1, process: 2 };
         let event = |at_ns| Event { at_ns, thread: 3, kind };
         let mut tale = Tale::begin(head.clone());
@@ -347,7 +397,11 @@ mod tests {
         tale.ended_ns = Some(11);
         let mark = |at_ns| Mark { at_ns, thread: 3, request: 1, step: Step::Stage(2) };
         tale.marks = [(4, vec![mark(6), mark(8)])].into();
+        let lent = vec![Lent { thread: 4, at_ns: 9, program: "loop".to_owned() }];
+        tale.lend(lent.clone());
         let mut writer = Writer::new(Vec::new(), &head).unwrap();
+        writer.batches(&lent).unwrap();
+        writer.batches(&[]).unwrap();
         writer.events(1, &[event(9).encode(), event(7).encode()]).unwrap();
         writer.events(0, &[]).unwrap();
         writer.gap(&tale.gaps[0]).unwrap();
@@ -394,6 +448,10 @@ mod tests {
         let name = |at_ns| tale.name_of(tale.who(3, at_ns));
         assert_eq!([5, 20, 21, 30, 99].map(name), ["hog", "hog", "cc1", "cc1", "cc1"]);
         assert_eq!(tale.name_of(tale.who(4, 5)), "thread-4");
+        let lent = Lent { thread: 3, at_ns: 12, program: "loop".to_owned() };
+        tale.lend(vec![lent]);
+        let neighbour = |at_ns| tale.neighbour(3, at_ns);
+        assert_eq!([5, 12, LOOKED_UP_NS + 13].map(neighbour), ["loop", "loop", "cc1"]);
     }
 
     proptest! {

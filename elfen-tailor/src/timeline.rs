@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use elfen_rt::signal::event::{Event, Kind, STATE_STOPPED, STATE_TRACED, Switch};
 
 use crate::runtime::Intervals;
+use crate::stalls::Stalls;
 use crate::tale::Tale;
 
 /// Who ended a sleep.
@@ -62,6 +63,7 @@ pub struct Timeline {
     cpus: Vec<Vec<Run>>,
     interrupts: Vec<Vec<Interrupt>>,
     pub runtime: Intervals,
+    pub stalls: Stalls,
     began_ns: u64,
 }
 
@@ -87,7 +89,7 @@ impl Timeline {
                 Kind::Softirq { since_ns, vector } => {
                     line.interrupt(cpu, since_ns, event.at_ns, true, vector);
                 }
-                _ => {}
+                _ => line.stalls.add(&event),
             }
         }
         line

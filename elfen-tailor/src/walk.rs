@@ -5,6 +5,8 @@
 //! because another worked for it is explained by that other. Before it was read, the thread that
 //! was to read it tells why it did not yet.
 
+use elfen_rt::signal::event::Stall;
+
 use crate::calls::{For, waits_for};
 use crate::request::{Request, Requests};
 use crate::runtime::{Role, What};
@@ -42,6 +44,7 @@ impl<'a> Walk<'a> {
         push(&mut back, written_ns, request.ended_ns, Kind::TcpOut, request.sender, None);
         self.back(request, request.sender, request.read_ns, written_ns, &mut back);
         self.back(request, request.reader, request.arrived_ns, request.read_ns, &mut back);
+        self.by_stalls(&mut back);
         self.by_runtime(&mut back);
         back.reverse();
         if self.is_marked() {
@@ -61,6 +64,32 @@ impl<'a> Walk<'a> {
         let covered: u64 = back.iter().map(Segment::ns).sum();
         assert_eq!(covered, request.latency_ns(), "segments sum up to the latency");
         back
+    }
+
+    /// What the kernel says that a thread waited for is surer than the call that it was in.
+    fn by_stalls(&self, back: &mut Vec<Segment>) {
+        let stalls = &self.timeline.stalls;
+        if stalls.is_empty() {
+            return;
+        }
+        for segment in back.clone() {
+            for one in stalls.of(segment.thread, segment.from_ns, segment.to_ns) {
+                // What is memory's stays so, though it waits for locks meanwhile.
+                let waits = |other: &Segment| {
+                    other.thread == segment.thread
+                        && match other.kind {
+                            Kind::Work | Kind::Busy | Kind::Wait(_) | Kind::Io(_) => true,
+                            Kind::Stall(Stall::Contention(_)) => {
+                                !matches!(one.what, Stall::Contention(_))
+                            }
+                            _ => false,
+                        }
+                };
+                let (from_ns, to_ns) =
+                    (one.from_ns.max(segment.from_ns), one.to_ns.min(segment.to_ns));
+                cut(back, from_ns, to_ns, Kind::Stall(one.what), waits);
+            }
+        }
     }
 
     /// What a JVM says of a time is surer than what its threads look like from outside.

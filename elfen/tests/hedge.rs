@@ -446,6 +446,10 @@ fn benchmarked(words: &[&str]) -> Option<Vec<Value>> {
 fn the_benchmark_ends_with_figures_of_each_policy() {
     let policies = benchmarked(&["--pauses", "2"]).expect("it lacks nothing");
     assert!(policies.iter().all(|one| one["restart_p99_us"].is_null()), "{policies:?}");
+    let words = ["bench", "hedge", "--alone", "--rounds", "1", "--for", "200ms", "--json"];
+    let alone = elfen(&words).output().unwrap();
+    let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
+    assert!(["direct", "proxied"].iter().all(|way| alone[way]["rps"].as_f64() > Some(0.0)));
     for wrong in [&["--for", "1s", "--pauses", "60"][..], &["--jvm", "--pause", "1ms"]] {
         let wrong = elfen(&[&["bench", "hedge"], wrong].concat()).output().unwrap();
         assert_eq!(wrong.status.code(), Some(2));

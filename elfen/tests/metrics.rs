@@ -333,7 +333,7 @@ fn the_dashboard_and_alerts_ask_for_what_there_is() {
     }
     let variables = dashboard["templating"]["list"].as_array().expect("variables");
     expressions.extend(variables.iter().filter_map(|v| v["query"]["query"].as_str()));
-    assert_eq!(expressions.len(), 19, "no query is overlooked");
+    assert_eq!(expressions.len(), 22, "no query is overlooked");
     let alerts = alerts();
     expressions.extend(alerts.iter().map(String::as_str));
     let mut asked = BTreeSet::new();

@@ -124,6 +124,7 @@ fn a_stopped_redis_is_found_out() {
     without_causes(tale, folder.path());
     assert!(screen.starts_with("redis-server, port "), "{screen}");
     assert!(screen.contains("the service was stopped by a signal or a debugger"), "{screen}");
+    published(&port);
     // While it goes on: lines of a watch, and a whole file after Ctrl-C.
     let words = ["watch", "--for", "3s", "--port", &port, "--slow", "20ms", "--json"];
     let watched = elfen(&words).output().unwrap();
@@ -137,6 +138,30 @@ fn a_stopped_redis_is_found_out() {
     drop(stopper);
     signal(&redis, Signal::SIGCONT);
     load.end();
+}
+
+/// While a watch runs, its service's tail is seen by cause; once it was killed, no more.
+fn published(port: &str) {
+    let watch = elfen(&["watch", "--port", port, "--slow", "20ms"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let watch = Ends(watch.unwrap());
+    let seen = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let output = command.env("ELFEN_CONFIG", "/dev/null").args(words).output().unwrap();
+        text(&output.stdout).to_owned()
+    };
+    let metrics = || seen(&["metrics", "--once"]);
+    let labels = format!("{{service=\"redis-server:{port}\",cause=\"stopped\"}}");
+    until("a ranking", || metrics().contains(&format!("elfen_tail_cause_ratio{labels}")));
+    assert!(
+        metrics().contains(&format!("elfen_tail_slow_requests{{service=\"redis-server:{port}"))
+    );
+    let top = seen(&["top", "--once"]);
+    assert!(top.contains("BECAUSE OF") && top.contains(" stopped "), "{top}");
+    drop(watch);
+    assert!(!metrics().contains("redis-server:"), "it goes with the watch");
 }
 
 /// What is named is taken away, what is not there is refused with what is; files beside the screen.
@@ -263,7 +288,7 @@ fn is_right(checked: &Value) -> bool {
     let number = |score: &Value, key: &str| score[key].as_u64().expect("a number");
     let sum = |key| scores.iter().map(|score| number(score, key)).sum::<u64>();
     let most = |part: u64, of: u64| part * 5 >= of * 4;
-    scores.len() == 4
+    scores.len() == 7
         && scores.iter().all(|score| {
             let touched = number(score, "touched");
             touched > 0 && number(score, "within") * 2 >= touched
@@ -369,7 +394,7 @@ fn wrong_arguments_and_files() {
     let port = free_port().to_string();
     let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
     let own = idle.0.id().to_string();
-    let cases: [(&[&str], i32, &str); 14] = [
+    let cases: [(&[&str], i32, &str); 17] = [
         (&["record"], 2, "no service is named"),
         (&["record", "--port", "0"], 2, "invalid value '0'"),
         (&["record", "--port", &port], 1, "nobody listens on port"),
@@ -384,6 +409,9 @@ fn wrong_arguments_and_files() {
         (&["report", "--slow", "p100"], 2, "invalid value 'p100'"),
         (&["report", "--slow", "0"], 2, "invalid value '0'"),
         (&["inject", "stop", "--pid", &own, "--last", "1s"], 2, "less than --every"),
+        (&["inject", "softirq", "--pid", &own], 2, "--cpu"),
+        (&["check", "--causes", "stop,gc"], 2, "there are all, stop, hog"),
+        (&["record", "--lanes", "0", "--port", &port], 2, "begins with one request lane"),
     ];
     for (words, status, why) in cases {
         let output = elfen(words).current_dir(folder.path()).output().unwrap();

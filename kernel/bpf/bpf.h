@@ -14,6 +14,8 @@
 
 /* Helpers by their number in the kernel's stable list. */
 static void *(*const map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*const map_update_elem)(void *map, const void *key, const void *value,
+				     elfen_u64 flags) = (void *)2;
 static elfen_u64 (*const ktime_get_ns)(void) = (void *)5;
 static elfen_u32 (*const get_smp_processor_id)(void) = (void *)8;
 
@@ -22,6 +24,8 @@ static elfen_u32 (*const get_smp_processor_id)(void) = (void *)8;
 
 #define BPF_MAP_TYPE_ARRAY 2
 #define BPF_MAP_TYPE_PERF_EVENT_ARRAY 4
+#define BPF_MAP_TYPE_LRU_HASH 9
 #define BPF_F_MMAPABLE 1024
+#define BPF_NOEXIST 1
 
 #endif

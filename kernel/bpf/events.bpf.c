@@ -4,195 +4,10 @@
  * and what went through its sockets. `elfen tailor record` attaches these programs while it
  * records; nothing of them is there before and after.
  *
- * Each CPU has a ring of 32-byte events. A writer takes a place by an atomic addition, since an
- * interrupt's program may come between, fills it, and stores last the word that makes it valid.
- * Nobody waits for the reader: what it has not read in a lap is overwritten, and the lap in each
- * event tells it so.
+ * Each CPU has a ring of 32-byte events (events.h). Nobody waits for the reader: what it has not
+ * read in a lap is overwritten, and the lap in each event tells it so.
  */
-#include "bpf.h"
-
-#define WATCHED_WORDS 64
-#define CPU_WORDS 64
-
-/* Written by the recorder alone. */
-struct elfen_event_config {
-	elfen_u64 ring; /* events of a CPU, a power of two */
-	elfen_u64 port; /* local port of the service; 0 for none */
-	elfen_u64 least_ns; /* shorter interrupts are not written down */
-	elfen_u64 cpus[CPU_WORDS]; /* where switches are of interest */
-	elfen_u64 watched[WATCHED_WORDS]; /* processes, by the lowest bits of their ids */
-};
-
-struct elfen_event_cpu {
-	elfen_u64 head; /* events ever written */
-	elfen_u64 irq_ns;
-	elfen_u64 softirq_ns;
-	elfen_u64 reserved[5];
-};
-
-struct elfen_event {
-	elfen_u64 at_ns;
-	elfen_u64 a;
-	elfen_u64 b;
-	elfen_u64 word; /* thread << 32 | lap << 16 | kind << 8 | flags; stored last */
-};
-
-struct {
-	int (*type)[BPF_MAP_TYPE_ARRAY];
-	int (*max_entries)[1];
-	elfen_u32 *key;
-	struct elfen_event_config *value;
-} elfen_ev_config SECTION(".maps");
-
-struct {
-	int (*type)[BPF_MAP_TYPE_ARRAY];
-	int (*max_entries)[1];
-	int (*map_flags)[BPF_F_MMAPABLE];
-	elfen_u32 *key;
-	struct elfen_event_cpu *value;
-} elfen_ev_cpus SECTION(".maps");
-
-struct {
-	int (*type)[BPF_MAP_TYPE_ARRAY];
-	int (*max_entries)[1];
-	int (*map_flags)[BPF_F_MMAPABLE];
-	elfen_u32 *key;
-	struct elfen_event *value;
-} elfen_ev_ring SECTION(".maps");
-
-/* Kinds and flags, as elfen-rt/src/signal/event.rs has them. */
-#define SWITCH 1
-#define WAKING 2
-#define EXIT 3
-#define READY 4
-#define RECEIVED 5
-#define SENT 6
-#define TRANSMITTED 7
-#define IRQ 8
-#define SOFTIRQ 9
-#define RUNTIME 10
-
-#define SWITCH_PREEMPTED 1
-#define SWITCH_IOWAIT 2
-#define RECEIVED_PEEK 1
-
-#define NO_CALL 0xffff
-
-struct rq {
-	elfen_u64 prev_steal_time_rq;
-} __attribute__((preserve_access_index));
-
-struct cfs_rq {
-	struct rq *rq;
-} __attribute__((preserve_access_index));
-
-struct sched_entity {
-	struct cfs_rq *cfs_rq;
-} __attribute__((preserve_access_index));
-
-struct task_struct {
-	int pid;
-	int tgid;
-	char comm[16];
-	struct sched_entity se;
-	unsigned in_iowait : 1;
-} __attribute__((preserve_access_index));
-
-struct pt_regs {
-	unsigned long orig_ax;
-} __attribute__((preserve_access_index));
-
-struct in6_addr {
-	elfen_u32 words[4];
-};
-
-struct sock_common {
-	unsigned short skc_num;
-	unsigned short skc_dport;
-	elfen_u32 skc_daddr;
-	unsigned short skc_family;
-	unsigned char skc_state;
-	struct in6_addr skc_v6_daddr;
-} __attribute__((preserve_access_index));
-
-struct sock {
-	struct sock_common __sk_common;
-	unsigned short sk_protocol;
-} __attribute__((preserve_access_index));
-
-struct tcp_sock {
-	elfen_u32 write_seq;
-	elfen_u32 rcv_nxt;
-	elfen_u32 copied_seq;
-} __attribute__((preserve_access_index));
-
-struct sk_buff {
-	struct sock *sk;
-	unsigned int len;
-	unsigned short transport_header;
-	unsigned short mac_header;
-	unsigned char *head;
-} __attribute__((preserve_access_index));
-
-struct tcp_head {
-	unsigned short source;
-	unsigned short dest;
-	elfen_u32 seq;
-	elfen_u32 ack_seq;
-	unsigned char offset;
-	unsigned char flags;
-	unsigned short window;
-};
-
-static struct task_struct *(*const get_current_task)(void) = (void *)158;
-static struct pt_regs *(*const task_pt_regs)(struct task_struct *task) = (void *)175;
-static struct tcp_sock *(*const skc_to_tcp_sock)(void *sk) = (void *)137;
-static long (*const probe_read_kernel)(void *to, elfen_u32 size, const void *from) = (void *)113;
-static long (*const probe_read_user_str)(void *to, elfen_u32 size, const void *from) = (void *)114;
-static elfen_u64 (*const get_attach_cookie)(void *context) = (void *)174;
-
-#define EXISTS(field) __builtin_preserve_field_info(field, 2)
-
-#define TCP_LISTEN 10
-#define IPPROTO_TCP 6
-#define AF_INET6 10
-#define MSG_PEEK 2
-
-INLINE struct elfen_event_config *config_of(void)
-{
-	elfen_u32 zero = 0;
-
-	return map_lookup_elem(&elfen_ev_config, &zero);
-}
-
-INLINE void note(struct elfen_event_config *config, elfen_u32 kind, elfen_u32 flags,
-		 elfen_u32 thread, elfen_u64 at_ns, elfen_u64 a, elfen_u64 b)
-{
-	elfen_u32 cpu = get_smp_processor_id(), place;
-	struct elfen_event_cpu *here = map_lookup_elem(&elfen_ev_cpus, &cpu);
-	elfen_u64 ring = config->ring, at, lap;
-	struct elfen_event *event;
-
-	if (!here || !ring)
-		return;
-	at = __sync_fetch_and_add(&here->head, 1);
-	place = cpu * (elfen_u32)ring + (elfen_u32)(at & (ring - 1));
-	event = map_lookup_elem(&elfen_ev_ring, &place);
-	if (!event)
-		return;
-	/* The ring's size is a power of two: the first lap is 1, as memory begins with 0. */
-	lap = (at / ring + 1) & 0xffff;
-	STORE(event->word, 0);
-	STORE(event->at_ns, at_ns);
-	STORE(event->a, a);
-	STORE(event->b, b);
-	STORE(event->word, (elfen_u64)thread << 32 | lap << 16 | kind << 8 | flags);
-}
-
-INLINE int is_watched(struct elfen_event_config *config, elfen_u32 process)
-{
-	return config->watched[process / 64 & (WATCHED_WORDS - 1)] >> (process & 63) & 1;
-}
+#include "events.h"
 
 /* Of a virtual machine's CPU: how long the hypervisor ran others, so far. */
 INLINE elfen_u64 stolen_ns(struct task_struct *task)
@@ -379,8 +194,8 @@ INLINE struct elfen_event_cpu *this_cpu(void)
 	return map_lookup_elem(&elfen_ev_cpus, &cpu);
 }
 
-/* An interrupt is one event, at its end, and only if it was long enough to matter. */
-INLINE void note_interrupt(elfen_u32 kind, elfen_u64 since_ns, elfen_u64 which)
+/* An interrupt or a wait is one event, at its end, and only if it was long enough to matter. */
+INLINE void note_end(elfen_u32 kind, elfen_u64 since_ns, elfen_u64 which)
 {
 	struct elfen_event_config *config = config_of();
 	elfen_u64 now = ktime_get_ns();
@@ -407,7 +222,7 @@ int elfen_ev_irq(elfen_u64 *arguments)
 	struct elfen_event_cpu *here = this_cpu();
 
 	if (here)
-		note_interrupt(IRQ, here->irq_ns, (elfen_u32)arguments[0]);
+		note_end(IRQ, here->irq_ns, (elfen_u32)arguments[0]);
 	return 0;
 }
 
@@ -429,7 +244,109 @@ int elfen_ev_soft(elfen_u64 *arguments)
 	struct elfen_event_cpu *here = this_cpu();
 
 	if (here)
-		note_interrupt(SOFTIRQ, here->softirq_ns, (elfen_u32)arguments[0]);
+		note_end(SOFTIRQ, here->softirq_ns, (elfen_u32)arguments[0]);
+	return 0;
+}
+
+/* Of the running thread, if it is watched. */
+INLINE struct elfen_event_waits *waits_of_this(void)
+{
+	struct elfen_event_config *config = config_of();
+	struct task_struct *task = get_current_task();
+	elfen_u32 thread = task->pid;
+	struct elfen_event_waits none = { 0, 0, 0, 0, 0 }, *waits;
+
+	if (!config || !is_watched(config, task->tgid))
+		return 0;
+	waits = map_lookup_elem(&elfen_ev_waits, &thread);
+	if (waits)
+		return waits;
+	map_update_elem(&elfen_ev_waits, &thread, &none, BPF_NOEXIST);
+	return map_lookup_elem(&elfen_ev_waits, &thread);
+}
+
+/* contention_begin(lock, flags): who first spins for a lock and then sleeps for it begins twice. */
+SECTION("tp_btf/contention_begin")
+int elfen_ev_contend(elfen_u64 *arguments)
+{
+	struct elfen_event_waits *waits = waits_of_this();
+
+	if (!waits || (waits->contended_ns && waits->lock != arguments[0]))
+		return 0;
+	if (!waits->contended_ns)
+		waits->contended_ns = ktime_get_ns();
+	waits->lock = arguments[0];
+	waits->sort = (elfen_u32)arguments[1];
+	return 0;
+}
+
+/* contention_end(lock, result): of the one that it began with, not of an interrupt's within. */
+SECTION("tp_btf/contention_end")
+int elfen_ev_contended(elfen_u64 *arguments)
+{
+	struct elfen_event_waits *waits = waits_of_this();
+
+	if (!waits || waits->lock != arguments[0])
+		return 0;
+	note_end(CONTENTION, waits->contended_ns, waits->sort & 0xff);
+	waits->contended_ns = 0;
+	waits->lock = 0;
+	return 0;
+}
+
+SECTION("tp_btf/mm_vmscan_direct_reclaim_begin")
+int elfen_ev_reclaim_in(elfen_u64 *arguments)
+{
+	struct elfen_event_waits *waits = waits_of_this();
+
+	(void)arguments;
+	if (waits)
+		waits->reclaim_ns = ktime_get_ns();
+	return 0;
+}
+
+SECTION("tp_btf/mm_vmscan_direct_reclaim_end")
+int elfen_ev_reclaim(elfen_u64 *arguments)
+{
+	struct elfen_event_waits *waits = waits_of_this();
+
+	(void)arguments;
+	if (waits)
+		note_end(RECLAIM, waits->reclaim_ns, 0);
+	return 0;
+}
+
+SECTION("tp_btf/mm_compaction_begin")
+int elfen_ev_compact_in(elfen_u64 *arguments)
+{
+	struct elfen_event_waits *waits = waits_of_this();
+
+	(void)arguments;
+	if (waits)
+		waits->compaction_ns = ktime_get_ns();
+	return 0;
+}
+
+SECTION("tp_btf/mm_compaction_end")
+int elfen_ev_compact(elfen_u64 *arguments)
+{
+	struct elfen_event_waits *waits = waits_of_this();
+
+	(void)arguments;
+	if (waits)
+		note_end(COMPACTION, waits->compaction_ns, 0);
+	return 0;
+}
+
+/* page_fault_user(address, ...): it begins; where it ends there is no tracepoint. */
+SECTION("tp_btf/page_fault_user")
+int elfen_ev_fault(elfen_u64 *arguments)
+{
+	struct elfen_event_config *config = config_of();
+	struct task_struct *task = get_current_task();
+
+	if (config && is_watched(config, task->tgid))
+		note(config, FAULT, 0, task->pid, ktime_get_ns(), arguments[0], 0);
 	return 0;
 }
 

@@ -34,14 +34,14 @@ const CPU_STATE_WORDS: usize = 8;
 pub enum Detail {
     /// Switches, wake-ups, and the service's sockets.
     Sched,
-    /// Interrupts as well.
+    /// Interrupts, page faults, and waits for the kernel's own locks and memory as well.
     Full,
 }
 
 /// A program, its tracepoint, the Linux that it came with, and who wants it.
 struct Program(&'static str, &'static str, &'static str, Detail);
 
-const PROGRAMS: [Program; 11] = [
+const PROGRAMS: [Program; 18] = [
     Program("elfen_ev_switch", "sched_switch", "5.18", Detail::Sched),
     Program("elfen_ev_waking", "sched_waking", "5.5", Detail::Sched),
     Program("elfen_ev_exit", "sched_process_exit", "5.5", Detail::Sched),
@@ -53,7 +53,35 @@ const PROGRAMS: [Program; 11] = [
     Program("elfen_ev_irq", "irq_handler_exit", "5.5", Detail::Full),
     Program("elfen_ev_soft_in", "softirq_entry", "5.5", Detail::Full),
     Program("elfen_ev_soft", "softirq_exit", "5.5", Detail::Full),
+    Program("elfen_ev_contend", "contention_begin", "5.19", Detail::Full),
+    Program("elfen_ev_contended", "contention_end", "5.19", Detail::Full),
+    Program("elfen_ev_reclaim_in", "mm_vmscan_direct_reclaim_begin", "5.5", Detail::Full),
+    Program("elfen_ev_reclaim", "mm_vmscan_direct_reclaim_end", "5.5", Detail::Full),
+    Program("elfen_ev_compact_in", "mm_compaction_begin", "5.5", Detail::Full),
+    Program("elfen_ev_compact", "mm_compaction_end", "5.5", Detail::Full),
+    Program("elfen_ev_fault", "page_fault_user", "5.5", Detail::Full),
 ];
+
+/// What a tracepoint is needed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Needs {
+    Sched,
+    /// To tell requests of services that say nothing of theirs.
+    Sockets,
+    Full,
+}
+
+/// All tracepoints that are attached to.
+pub fn tracepoints() -> impl Iterator<Item = (&'static str, Needs)> {
+    PROGRAMS.into_iter().map(|Program(_, tracepoint, _, detail)| {
+        let needs = match (detail, tracepoint) {
+            (Detail::Full, _) => Needs::Full,
+            (Detail::Sched, name) if name.starts_with("sched_") => Needs::Sched,
+            (Detail::Sched, _) => Needs::Sockets,
+        };
+        (tracepoint, needs)
+    })
+}
 
 const RUNTIME: &str = "elfen_ev_runtime";
 

@@ -36,6 +36,9 @@ pub struct Answers {
     /// `None` in recordings that are older than the question.
     #[serde(default)]
     pub(crate) looks: Option<Looks>,
+    /// The same.
+    #[serde(default)]
+    pub(crate) tracepoints: Option<Tracepoints>,
 }
 
 /// What this process may do, as far as Elfen needs it. CAP_SYS_ADMIN stands for both.
@@ -177,6 +180,27 @@ pub(crate) struct Looks {
     pub(crate) trace_any: bool,
     /// Folders of symbols by build id, below /usr/lib/debug.
     pub(crate) debug_symbols: usize,
+}
+
+/// What `elfen tailor` would attach to, by what it needs it for: those that the kernel lacks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Tracepoints {
+    pub(crate) sched_lacks: Vec<String>,
+    pub(crate) sockets_lack: Vec<String>,
+    pub(crate) full_lacks: Vec<String>,
+    pub(crate) uprobes: bool,
+    pub(crate) jvms: Vec<Jvm>,
+}
+
+/// A Java virtual machine that runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Jvm {
+    pub(crate) process: u32,
+    pub(crate) has_probes: bool,
+    /// It keeps counters, and we may read them.
+    pub(crate) has_counters: bool,
 }
 
 /// Which processes have core-scheduling cookies.

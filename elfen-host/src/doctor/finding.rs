@@ -36,6 +36,7 @@ pub enum Group {
     Injection,
     Fences,
     Shim,
+    Tailor,
     Conflicts,
 }
 

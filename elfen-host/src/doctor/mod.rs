@@ -18,19 +18,21 @@ mod permission;
 pub mod probe;
 mod shim;
 mod signals;
+mod tailor;
 pub mod verdict;
 
 pub use finding::{Check, Enough, Finding, Group, Machine, Status};
 
 use finding::Mechanism;
 
-const GROUPS: [(Group, &[Mechanism]); 7] = [
+const GROUPS: [(Group, &[Mechanism]); 8] = [
     (Group::Lanes, lanes::MECHANISMS),
     (Group::Signals, signals::MECHANISMS),
     (Group::Naps, naps::MECHANISMS),
     (Group::Injection, injection::MECHANISMS),
     (Group::Fences, fences::MECHANISMS),
     (Group::Shim, shim::MECHANISMS),
+    (Group::Tailor, tailor::MECHANISMS),
     (Group::Conflicts, conflicts::MECHANISMS),
 ];
 

@@ -3,9 +3,11 @@
 //! Nothing is judged here, and nothing is left behind: the program is detached, the segment
 //! removed, the counters closed before the answers are returned.
 
+use std::collections::BTreeSet;
 use std::{fs, io};
 
 use elfen_kernel::counters;
+use elfen_kernel::events::{self, Needs};
 use elfen_kernel::task_map::{self, Loaded, TasksError};
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::nanonap::DeviceError;
@@ -15,11 +17,12 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceSlot;
 
 use crate::fence::status::{self, Answer, Request};
+use crate::hsperf;
 use crate::run::guard::may_rank_first;
 
 use super::answers::{
-    Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, Handed, KernelTypes, Library,
-    Looks, Nanonap, Nap, Rank, Segment, SegmentOutcome, Systemd,
+    Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, Handed, Jvm, KernelTypes,
+    Library, Looks, Nanonap, Nap, Rank, Segment, SegmentOutcome, Systemd, Tracepoints,
 };
 
 /// The CPU and the size of a page to try it with.
@@ -55,7 +58,47 @@ pub fn ask(trial: Trial) -> Answers {
             .map(|line| line.split_whitespace().any(|word| word == "idle=poll")),
         systemd: systemd(),
         looks: Some(looks()),
+        tracepoints: Some(tracepoints()),
     }
+}
+
+/// What `elfen tailor` needs of the kernel's own description, and of JVMs that run.
+fn tracepoints() -> Tracepoints {
+    // Without a description nothing is in it, and another line says why.
+    let types = fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();
+    let names: BTreeSet<&[u8]> = types.split(|&byte| byte == 0).collect();
+    let lacks = |needs: Needs| {
+        let all = events::tracepoints().filter(|(_, of)| *of == needs);
+        let lacking =
+            all.filter(|(name, _)| !names.contains(format!("btf_trace_{name}").as_bytes()));
+        lacking.map(|(name, _)| name.to_owned()).collect()
+    };
+    Tracepoints {
+        sched_lacks: lacks(Needs::Sched),
+        sockets_lack: lacks(Needs::Sockets),
+        full_lacks: lacks(Needs::Full),
+        uprobes: fs::exists("/sys/bus/event_source/devices/uprobe").unwrap_or(false),
+        jvms: jvms(),
+    }
+}
+
+/// JVMs that are looked at: a machine may have any number.
+const MOST_JVMS: usize = 16;
+/// Of a probe that every JVM has which has any.
+const PROBE: &[u8] = b"safepoint__begin";
+
+fn jvms() -> Vec<Jvm> {
+    let jvm = |process: u32| {
+        let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
+        let library = maps.lines().find(|line| line.ends_with("/libjvm.so"))?;
+        let library = &library[library.find('/')?..];
+        let library = fs::read(format!("/proc/{process}/root{library}")).unwrap_or_default();
+        let has_probes = library.windows(PROBE.len()).any(|bytes| bytes == PROBE);
+        let counters = hsperf::counters(process);
+        let has_counters = counters.is_ok_and(|(_, counters)| !counters.is_empty());
+        Some(Jvm { process, has_probes, has_counters })
+    };
+    crate::process::numbers_in("/proc").into_iter().filter_map(jvm).take(MOST_JVMS).collect()
 }
 
 /// One's own mapping takes the same right as that of another.

@@ -1,4 +1,4 @@
-//! What batches, lanes, services and fences say of themselves, as Prometheus families.
+//! What batches, lanes, services, fences and watches say of themselves, as Prometheus families.
 //!
 //! Every family is there even while nothing runs, so that a dashboard knows its names.
 //! Counters are those of the pages, which begin with their run or service: a new one is a new
@@ -7,6 +7,7 @@
 pub(crate) mod exposition;
 mod fences;
 pub mod server;
+mod tails;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,6 +20,7 @@ use elfen_rt::signal::task::TaskMap;
 use super::fence::status::Status;
 use super::run::find::Batch;
 use super::services::{Published, Tails};
+use super::watches::Tail;
 use exposition::{Family, Kind, Labels};
 
 /// Everything that is read for one scrape.
@@ -31,6 +33,8 @@ pub struct Seen<'a> {
     pub tasks: Option<&'a TaskMap>,
     /// What elfend says; nothing where none answers.
     pub fences: Option<&'a Status>,
+    /// By service, the tails that somebody watches.
+    pub watches: &'a BTreeMap<String, Tail>,
 }
 
 /// The text of one scrape.
@@ -41,6 +45,7 @@ pub fn scrape(seen: &Seen<'_>) -> String {
     families.push(of_request_lanes(seen));
     families.extend(of_services(seen.services));
     families.extend(fences::of_fences(seen.fences));
+    families.extend(tails::of_tails(seen.watches));
     exposition::text(&families)
 }
 

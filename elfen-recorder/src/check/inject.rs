@@ -16,6 +16,9 @@ pub struct Injured {
     pub to_ns: u64,
     /// Of that time, what really took effect: a hog can be displaced itself.
     pub effective_ns: u64,
+    /// The only one that was hurt, where it was a request of the injector's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection: Option<u64>,
 }
 
 /// A process that can be stopped. It is named by a descriptor, so that no other process of the same
@@ -43,6 +46,11 @@ impl Stop {
         Ok(Self { process, descriptor })
     }
 
+    /// By which it is named, however soon its number is another's.
+    pub fn descriptor(&self) -> &OwnedFd {
+        &self.descriptor
+    }
+
     fn send(&self, signal: i32) -> io::Result<()> {
         let null = std::ptr::null::<libc::siginfo_t>();
         let fd = self.descriptor.as_raw_fd();
@@ -66,7 +74,7 @@ impl Stop {
         std::thread::sleep(last);
         let to_ns = monotonic_ns();
         self.send(libc::SIGCONT)?;
-        Ok(Injured { from_ns, to_ns, effective_ns: to_ns - from_ns })
+        Ok(Injured { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None })
     }
 }
 
@@ -103,7 +111,7 @@ impl Hog {
                 std::hint::spin_loop();
             }
             let (to_ns, effective_ns) = (monotonic_ns(), own_cpu_ns() - cpu_ns);
-            Ok(Injured { from_ns, to_ns, effective_ns })
+            Ok(Injured { from_ns, to_ns, effective_ns, connection: None })
         })?;
         hog.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     }

@@ -1,31 +1,34 @@
 //! Can the account be trusted here? A service of our own under load is hurt in known ways, and what
 //! its requests are charged is held against the injectors' own clocks.
 
+mod ask;
+pub mod flood;
 pub mod inject;
 pub mod server;
+pub mod storage;
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use elfen_host::affinity;
 use elfen_kernel::events::{Detail, Error};
-use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
-use elfen_tailor::rank::Explained;
+use elfen_tailor::account::{Account, charges};
+use elfen_tailor::explained::Explained;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::report::{Account, charges};
-use elfen_tailor::request::connection;
-use elfen_tailor::tale::{Gap, Named, Tale};
+use elfen_tailor::tale::{Gap, Lent, Named, Tale};
 use serde::Serialize;
 
 use crate::recorder::{LOOK_EVERY, Recorder, Sink};
 use crate::service::{Service, Which};
+use ask::Asker;
 use inject::{HOG, Hog, Injured, Stop};
 use server::{HOLDER, Served};
+use storage::PageOut;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -34,9 +37,15 @@ pub enum Kind {
     Hog,
     Lock,
     Long,
+    Io,
+    Burst,
+    Nagle,
 }
 
-const KINDS: [Kind; 4] = [Kind::Stop, Kind::Hog, Kind::Lock, Kind::Long];
+impl Kind {
+    pub const ALL: [Self; 7] =
+        [Self::Stop, Self::Hog, Self::Lock, Self::Long, Self::Io, Self::Burst, Self::Nagle];
+}
 
 impl Kind {
     pub fn name(self) -> &'static str {
@@ -45,6 +54,9 @@ impl Kind {
             Self::Hog => "hog",
             Self::Lock => "lock",
             Self::Long => "long",
+            Self::Io => "io",
+            Self::Burst => "burst",
+            Self::Nagle => "nagle",
         }
     }
 
@@ -55,13 +67,17 @@ impl Kind {
             Self::Hog => format!("preempted:{HOG}"),
             Self::Lock => format!("lock:{HOLDER}"),
             Self::Long => "work".to_owned(),
+            Self::Io => "io:page-fault".to_owned(),
+            Self::Burst => "queue".to_owned(),
+            Self::Nagle => "tcp-out".to_owned(),
         }
     }
 }
 
 /// How a check is made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
+    pub kinds: Vec<Kind>,
     /// Of each kind.
     pub injections: u32,
     pub requests_a_second: u32,
@@ -111,7 +127,9 @@ impl From<io::Error> for Failed {
 const LEAST_NS: u64 = 1_000_000;
 const TOLERANCE_NS: u64 = 300_000;
 const CLIENTS: usize = 8;
-/// Work of a request, in microseconds, and of a long one.
+/// Who ask at once.
+const CROWD: usize = 60;
+/// Work of a request, in microseconds.
 const WORK_US: u64 = 200;
 
 struct Kept(Tale);
@@ -129,6 +147,11 @@ impl Sink for Kept {
 
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
         self.0.mark(lane, marks);
+        Ok(())
+    }
+
+    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
+        self.0.lend(lent);
         Ok(())
     }
 
@@ -154,7 +177,7 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
     let (load, over) = (load(served.port, plan.requests_a_second, &ends)?, Arc::clone(&ends));
     let port = served.port;
     let hurting = {
-        let plan = *plan;
+        let plan = plan.clone();
         std::thread::spawn(move || {
             let injured = hurt(&plan, &mut served, port, cpu);
             over.store(true, Relaxed);
@@ -176,48 +199,40 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
     Ok(score(&kept.0, &injured))
 }
 
-#[derive(Debug, Default)]
-struct Injuries {
-    of: BTreeMap<Kind, Vec<Injured>>,
-    /// The connection of the long requests.
-    asker: u64,
-}
+type Injuries = BTreeMap<Kind, Vec<Injured>>;
 
 fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Injuries> {
-    let stop = Stop::new(served.id())?;
-    let mut asker = TcpStream::connect(("127.0.0.1", port))?;
-    asker.set_nodelay(true)?;
-    let SocketAddr::V4(address) = asker.local_addr()? else {
-        return Err(io::ErrorKind::AddrNotAvailable.into());
-    };
-    let mut all = Injuries { asker: connection(address), ..Injuries::default() };
+    let (stop, page_out) = (Stop::new(served.id())?, PageOut::new(served.id())?);
+    let mut asker = Asker::connect(port)?;
+    let mut crowd = Vec::new();
+    if plan.kinds.contains(&Kind::Burst) {
+        crowd = (0..CROWD).map(|_| Asker::connect(port)).collect::<io::Result<_>>()?;
+    }
+    let mut all = Injuries::new();
     // The load settles, and the account has a middle.
     std::thread::sleep(Duration::from_millis(500));
     for _ in 0..plan.injections {
-        for kind in KINDS {
+        for &kind in &plan.kinds {
             std::thread::sleep(plan.every.saturating_sub(plan.last));
             let injured = match kind {
-                Kind::Stop => stop.hurt(plan.last)?,
-                Kind::Hog => Hog::new(cpu).hurt(plan.last)?,
-                Kind::Lock => served.hold_lock(plan.last)?,
-                Kind::Long => long(&mut asker, plan.last)?,
+                Kind::Stop => vec![stop.hurt(plan.last)?],
+                Kind::Hog => vec![Hog::new(cpu).hurt(plan.last)?],
+                Kind::Lock => vec![served.hold_lock(plan.last)?],
+                Kind::Long => vec![asker.long(plan.last)?],
+                Kind::Io => {
+                    page_out.hurt()?;
+                    vec![asker.read()?]
+                }
+                Kind::Burst => ask::at_once(&mut crowd, WORK_US)?,
+                // Who has asked before is a client that answers at once, of which TCP waits for
+                // no more.
+                Kind::Nagle => vec![Asker::connect(port)?.pieces()?],
             };
-            all.of.entry(kind).or_default().push(injured);
+            all.entry(kind).or_default().extend(injured);
         }
     }
     std::thread::sleep(Duration::from_millis(200));
     Ok(all)
-}
-
-/// One request with much work; from when to when its client waited.
-fn long(asker: &mut TcpStream, work: Duration) -> io::Result<Injured> {
-    let from_ns = monotonic_ns();
-    // At once: a request in two pieces is told from two requests by nobody.
-    asker.write_all(format!("{}\n", work.as_micros()).as_bytes())?;
-    let mut answer = [0; 5];
-    asker.read_exact(&mut answer)?;
-    let effective_ns = elfen_rt::clock::nanos(work);
-    Ok(Injured { from_ns, to_ns: monotonic_ns(), effective_ns })
 }
 
 type Client = std::thread::JoinHandle<io::Result<()>>;
@@ -251,11 +266,8 @@ fn score(tale: &Tale, injured: &Injuries) -> Checked {
     let mut latencies: Vec<u64> = account.explained.iter().map(Explained::latency_ns).collect();
     latencies.sort_unstable();
     let median_ns = quantile(&latencies, 500_000);
-    let scores: Vec<Score> = injured
-        .of
-        .iter()
-        .map(|(&kind, of)| score_of((kind, of, injured.asker), tale, &account, median_ns))
-        .collect();
+    let scores: Vec<Score> =
+        injured.iter().map(|(&kind, of)| score_of((kind, of), tale, &account, median_ns)).collect();
     let is_held = |score: &Score| {
         let most = |part: usize, of: usize| part * 100 >= of * 95;
         score.touched > 0 && most(score.within, score.touched) && most(score.named, score.dominant)
@@ -270,7 +282,7 @@ fn score(tale: &Tale, injured: &Injuries) -> Checked {
 }
 
 fn score_of(
-    (kind, injured, asker): (Kind, &[Injured], u64),
+    (kind, injured): (Kind, &[Injured]),
     tale: &Tale,
     account: &Account,
     median_ns: u64,
@@ -287,7 +299,7 @@ fn score_of(
         charged_ns: 0,
     };
     for one in &account.explained {
-        let truth_ns: u64 = injured.iter().map(|hurt| truth(kind, hurt, one, asker)).sum();
+        let truth_ns: u64 = injured.iter().map(|hurt| truth(kind, hurt, one)).sum();
         if truth_ns < LEAST_NS {
             continue;
         }
@@ -315,18 +327,17 @@ fn had_its_cpu(hog: &Injured) -> bool {
 }
 
 /// How much an injection had of a request.
-fn truth(kind: Kind, hurt: &Injured, one: &Explained, asker: u64) -> u64 {
-    let overlap_ns = one.ended_ns.min(hurt.to_ns).saturating_sub(one.arrived_ns.max(hurt.from_ns));
-    match kind {
+fn truth(kind: Kind, hurt: &Injured, one: &Explained) -> u64 {
+    if let Some(connection) = hurt.connection {
         // The request itself, which its client saw come and go; those behind it only queue.
-        Kind::Long => {
-            let is_it = one.connection == asker
-                && hurt.from_ns <= one.arrived_ns
-                && one.arrived_ns < hurt.to_ns;
-            if is_it { hurt.effective_ns } else { 0 }
-        }
-        // A hog that was displaced had its CPU for a part of the time only.
-        Kind::Hog if !had_its_cpu(hurt) => 0,
-        Kind::Stop | Kind::Hog | Kind::Lock => overlap_ns,
+        let is_it = one.connection == connection
+            && hurt.from_ns <= one.arrived_ns
+            && one.arrived_ns < hurt.to_ns;
+        return if is_it { hurt.effective_ns } else { 0 };
     }
+    // A hog that was displaced had its CPU for a part of the time only.
+    if kind == Kind::Hog && !had_its_cpu(hurt) {
+        return 0;
+    }
+    one.ended_ns.min(hurt.to_ns).saturating_sub(one.arrived_ns.max(hurt.from_ns))
 }

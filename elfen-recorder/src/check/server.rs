@@ -1,10 +1,12 @@
 //! The service that is hurt: one thread that answers lines of text, each of which says how much
-//! work it is; and a second thread that holds its lock when it is told to.
+//! work it is, or that its file is to be read, or that the answer goes out in two pieces; and a
+//! second thread that holds its lock when it is told to.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -36,7 +38,7 @@ pub fn serve(cpu: u32) -> io::Result<()> {
         // Whoever started us is gone, or wants us to go.
         std::process::exit(i32::from(ended.is_err()));
     })?;
-    answer(&listener, &lock)
+    answer(&listener, &lock, Index::new()?)
 }
 
 fn hold(lock: &Mutex<()>, told: &mut File) -> io::Result<()> {
@@ -47,7 +49,7 @@ fn hold(lock: &Mutex<()>, told: &mut File) -> io::Result<()> {
         std::thread::sleep(Duration::from_micros(us));
         let to_ns = monotonic_ns();
         drop(guard);
-        let held = Injured { from_ns, to_ns, effective_ns: to_ns - from_ns };
+        let held = Injured { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None };
         writeln!(told, "{}", serde_json::to_string(&held)?)?;
     }
     Ok(())
@@ -58,7 +60,7 @@ struct Client {
     line: Vec<u8>,
 }
 
-fn answer(listener: &TcpListener, lock: &Mutex<()>) -> io::Result<()> {
+fn answer(listener: &TcpListener, lock: &Mutex<()>, index: Index) -> io::Result<()> {
     let mut clients: Vec<Client> = Vec::new();
     loop {
         let mut wanted = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -69,7 +71,7 @@ fn answer(listener: &TcpListener, lock: &Mutex<()>) -> io::Result<()> {
         let mut at = 0;
         clients.retain_mut(|client| {
             at += 1;
-            !ready[at] || client.serve(lock).is_ok()
+            !ready[at] || client.serve(lock, index).is_ok()
         });
         if ready[0] {
             let (stream, _) = listener.accept()?;
@@ -80,7 +82,7 @@ fn answer(listener: &TcpListener, lock: &Mutex<()>) -> io::Result<()> {
 }
 
 impl Client {
-    fn serve(&mut self, lock: &Mutex<()>) -> io::Result<()> {
+    fn serve(&mut self, lock: &Mutex<()>, index: Index) -> io::Result<()> {
         let mut bytes = [0; 256];
         let count = self.stream.read(&mut bytes)?;
         if count == 0 {
@@ -89,16 +91,68 @@ impl Client {
         self.line.extend(&bytes[..count]);
         while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.line.drain(..=end).collect();
-            let us: u64 = std::str::from_utf8(&line)
-                .ok()
-                .and_then(|text| text.trim().parse().ok())
-                .ok_or(io::ErrorKind::InvalidData)?;
-            let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
-            work(us);
-            drop(guard);
-            self.stream.write_all(b"done\n")?;
+            match &line[..] {
+                READ => {
+                    let waited_ns = index.read();
+                    self.stream.write_all(format!("{waited_ns:020}\n").as_bytes())?;
+                }
+                PIECES => {
+                    self.stream.set_nodelay(false)?;
+                    self.stream.write_all(b"do")?;
+                    self.stream.write_all(b"ne\n")?;
+                }
+                line => {
+                    let text = std::str::from_utf8(line).map_err(io::Error::other)?;
+                    let us = text.trim().parse().map_err(io::Error::other)?;
+                    let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+                    work(us);
+                    drop(guard);
+                    self.stream.write_all(b"done\n")?;
+                }
+            }
         }
         Ok(())
+    }
+}
+
+/// Asks for the index to be read; the answer is how long that took beyond its work.
+pub const READ: &[u8] = b"read\n";
+pub const READ_ANSWER: usize = 21;
+/// Asks for an answer in two pieces, of which Nagle's algorithm holds the second.
+pub const PIECES: &[u8] = b"pieces\n";
+
+/// Data of a file that the service has mapped.
+#[derive(Clone, Copy)]
+struct Index(&'static [u8]);
+
+/// On a disk, unlike what lies in memory.
+const INDEX: &str = "/var/tmp";
+const INDEX_BYTES: usize = 2 << 20;
+
+impl Index {
+    fn new() -> io::Result<Self> {
+        let mut options = File::options();
+        let mut file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).open(INDEX)?;
+        file.write_all(&vec![1; INDEX_BYTES])?;
+        // What is not on the disk yet could not be put out of memory.
+        file.sync_all()?;
+        let (read, shared, fd) = (libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd());
+        // SAFETY: a new mapping, wherever the kernel puts it, of a file that is open.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), INDEX_BYTES, read, shared, fd, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has mapped so many bytes there and nobody unmaps them; the file has no
+        // name, so nobody else writes or cuts it.
+        Ok(Self(unsafe { std::slice::from_raw_parts(at.cast(), INDEX_BYTES) }))
+    }
+
+    /// Touches every page; how long that took but for its own work.
+    fn read(self) -> u64 {
+        let (from_ns, cpu_ns) = (monotonic_ns(), own_cpu_ns());
+        let sum: u64 = self.0.iter().step_by(4096).map(|byte| u64::from(*byte)).sum();
+        assert_eq!(sum, (INDEX_BYTES / 4096) as u64, "as it was written");
+        (monotonic_ns() - from_ns).saturating_sub(own_cpu_ns() - cpu_ns)
     }
 }
 

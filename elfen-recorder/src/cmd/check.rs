@@ -9,18 +9,20 @@ use elfen_console::output::print;
 use elfen_console::{duration, table};
 
 use super::failure;
-use crate::check::{self, Checked, Failed, Plan, Score, server};
+use crate::check::{self, Checked, Failed, Kind, Plan, Score, server};
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor check                     30 injections of each kind
-  sudo elfen tailor check --injections 5      sooner, and less sure";
+  sudo elfen tailor check --injections 5      sooner, and less sure
+  sudo elfen tailor check --causes io,nagle   these ways alone";
 
 /// Hurt a service of its own in known ways, and see whether the account says so
 ///
-/// A service with one thread is stopped, kept from its CPU, from its lock, and given long requests.
-/// What its requests are charged is held against the clocks of the injectors: within 10 % or 0.3 ms
-/// for 95 of 100 requests that were touched for at least a millisecond.
+/// A service with one thread is stopped, kept from its CPU, from its lock and from a file, is given
+/// long requests and many at once, and has an answer held back by Nagle's algorithm. What its
+/// requests are charged is held against the clocks of the injectors: within 10 % or 0.3 ms for 95 of
+/// 100 requests that were touched for at least a millisecond.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -28,6 +30,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "30",
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
     injections: u32,
+
+    /// Which ways: `all`, or some of them, as in stop,nagle
+    #[arg(long, value_name = "CAUSES", default_value = "all", value_parser = causes)]
+    causes: Causes,
 
     /// Requests of each second
     #[arg(long, value_name = "N", default_value = "400",
@@ -52,12 +58,25 @@ pub(super) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+#[derive(Clone, Debug)]
+struct Causes(Vec<Kind>);
+
+fn causes(text: &str) -> Result<Causes, String> {
+    if text == "all" {
+        return Ok(Causes(Kind::ALL.to_vec()));
+    }
+    let kind = |name: &str| Kind::ALL.into_iter().find(|kind| kind.name() == name);
+    let unknown = || format!("there are all, {}", Kind::ALL.map(Kind::name).join(", "));
+    text.split(',').map(|name| kind(name).ok_or_else(unknown)).collect::<Result<_, _>>().map(Causes)
+}
+
 fn failed(error: &std::io::Error) -> Failure {
     Failure::new(Status::Failed, "checking the account", error, "try again, as root")
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let plan = Plan {
+        kinds: args.causes.0.clone(),
         injections: args.injections,
         requests_a_second: args.rps,
         last: Duration::from_millis(15),

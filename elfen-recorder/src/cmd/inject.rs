@@ -9,19 +9,24 @@ use std::time::{Duration, Instant};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 
+use crate::check::flood::Flood;
 use crate::check::inject::{Hog, Injured, Stop};
+use crate::check::storage::PageOut;
 use crate::signals::Ending;
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor inject stop --pid 4711 --every 300ms --last 15ms
-  sudo elfen tailor inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json";
+  sudo elfen tailor inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json
+  sudo elfen tailor inject io --pid 4711               its files, from the disk
+  sudo elfen tailor inject softirq --pid 4711 --cpu 0  packets on its CPU";
 
-/// Stop a process now and then, or take its CPU, and say when
+/// Hurt a process now and then, and say when
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// `stop` by SIGSTOP, `hog` by a thread at a real-time priority
+    /// `stop` by SIGSTOP, `hog` by a thread at a real-time priority, `io` by putting the data of
+    /// its mapped files out of memory, `softirq` by datagrams that loopback steers to its CPU
     #[arg(value_enum)]
     kind: Kind,
 
@@ -29,8 +34,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
     pid: u32,
 
-    /// The CPU that a hog takes
-    #[arg(long, value_name = "CPU", required_if_eq("kind", "hog"))]
+    /// The CPU that a hog takes, or packets
+    #[arg(long, value_name = "CPU", required_if_eq_any([("kind", "hog"), ("kind", "softirq")]))]
     cpu: Option<u32>,
 
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = duration::parse)]
@@ -52,6 +57,8 @@ pub(super) struct Args {
 enum Kind {
     Stop,
     Hog,
+    Io,
+    Softirq,
 }
 
 /// Longer than that a service is not hurt but dead.
@@ -83,6 +90,10 @@ pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure
         let injured = match args.kind {
             Kind::Stop => Stop::new(args.pid).and_then(|stop| stop.hurt(args.last)),
             Kind::Hog => Hog::new(args.cpu.unwrap_or(0)).hurt(args.last),
+            Kind::Io => PageOut::new(args.pid).and_then(|all| all.hurt()),
+            Kind::Softirq => {
+                Flood::new(args.cpu.unwrap_or(0)).and_then(|flood| flood.hurt(args.last))
+            }
         };
         let injured: Injured = injured.map_err(failed)?;
         count += 1;

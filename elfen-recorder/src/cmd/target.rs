@@ -1,6 +1,11 @@
 //! Which service to record, and in how much detail: what `record` and `watch` share.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_host::args::lanes::{LaneArgs, topology};
+use elfen_host::run::find;
+use elfen_host::source::Source;
 use elfen_kernel::events::Detail;
 use elfen_tailor::tale::Head;
 
@@ -22,6 +27,9 @@ pub(super) struct Target {
     /// The name under which it publishes its requests: then it says itself what is a request
     #[arg(long, value_name = "NAME", conflicts_with_all = ["port", "pid"])]
     service: Option<String>,
+
+    #[command(flatten)]
+    lanes: LaneArgs,
 
     /// Switches, wake-ups and sockets; `full` has interrupts as well
     #[arg(long, value_enum, default_value = "sched")]
@@ -55,11 +63,41 @@ impl Target {
         }
     }
 
+    /// Lanes that share a core: those that are named, or the machine's, and those of batches that
+    /// run beside requests.
+    fn cores(&self) -> Result<Vec<Vec<u32>>, Failure> {
+        if self.lanes.by_hand() {
+            let pairs = self.lanes.pairs()?;
+            return Ok(pairs.iter().map(|pair| pair.lanes().collect()).collect());
+        }
+        let topology = topology(&Source::live())?;
+        let shared = topology.cores.iter().filter(|core| core.lanes.len() > 1);
+        let mut cores: Vec<Vec<u32>> = shared.map(|core| core.lanes.iter().collect()).collect();
+        // A machine that lists no segments has no batches.
+        for run in find::runs().unwrap_or_default() {
+            for slot in run.lanes.slots() {
+                let lanes = [&slot.request_cpu, &slot.batch_cpu].map(|cpu| cpu.load(Relaxed));
+                let lanes: Vec<u32> =
+                    lanes.into_iter().filter_map(|cpu| cpu.try_into().ok()).collect();
+                match cores.iter_mut().find(|core| lanes.iter().any(|cpu| core.contains(cpu))) {
+                    Some(core) => core.extend(lanes),
+                    None => cores.push(lanes),
+                }
+            }
+        }
+        for core in &mut cores {
+            core.sort_unstable();
+            core.dedup();
+        }
+        Ok(cores)
+    }
+
     pub(super) fn attach(&self) -> Result<Recorder, Failure> {
         let ring = self.ring.next_power_of_two();
         if let Some(name) = &self.service {
             let marked = Marked::find(name).map_err(|missing| failure::not_found(&missing))?;
-            let (recorder, refused) = Recorder::of_marks(marked, self.detail(), ring);
+            let cores = self.cores()?;
+            let (recorder, refused) = Recorder::of_marks(marked, cores, self.detail(), ring);
             if let Some(error) = refused {
                 to_stderr(&format!(
                     "the kernel shows nothing ({error}): there are queue and service times alone"
@@ -76,7 +114,8 @@ impl Target {
                 return Err(Failure::new(Status::Usage, "arguments", why, fix));
             }
         };
-        let service = Service::find(which).map_err(|missing| failure::not_found(&missing))?;
+        let mut service = Service::find(which).map_err(|missing| failure::not_found(&missing))?;
+        service.cores = self.cores()?;
         Recorder::attach(service, self.detail(), ring).map_err(|error| failure::no_events(&error))
     }
 }

@@ -7,23 +7,28 @@ use std::time::{Duration, Instant};
 
 use elfen_console::duration::{self, show};
 use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_host::watches::Publisher;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
-use elfen_tailor::rank::{Explained, Slow};
+use elfen_tailor::account::{Account, charges};
+use elfen_tailor::explained::Explained;
+use elfen_tailor::rank::Slow;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::report::{Account, charges};
-use elfen_tailor::tale::{Gap, Head, Named, Tale};
+use elfen_tailor::tale::{Gap, Head, Lent, Named, Tale};
 use serde::Serialize;
 
 use super::report::slow;
 use super::target::{Target, who};
+use crate::minute::Minute;
 use crate::recorder::{LOOK_EVERY, Sink};
 use crate::signals::Ending;
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor watch --port 6379 --slow 10ms        all above 10 ms
-  sudo elfen tailor watch --port 80 --slow p99.9 --json  a line of JSON each";
+  sudo elfen tailor watch --port 80 --slow p99.9 --json  a line of JSON each
+
+While it runs, `elfen top` and `elfen metrics` show the last minute's tail by cause.";
 
 /// Print why a request was slow, soon after it ended
 #[derive(clap::Args, Debug)]
@@ -54,6 +59,8 @@ const SETTLED_NS: u64 = 200_000_000;
 const REMEMBERED: usize = 10_000;
 /// With fewer there is no tail.
 const FEWEST: usize = 100;
+/// Between two rankings for `elfen top` and `elfen metrics`: shorter than what is kept.
+const RANK_EVERY: Duration = Duration::from_secs(4);
 
 /// The last seconds, in memory.
 struct Window {
@@ -73,6 +80,11 @@ impl Sink for Window {
 
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
         self.tale.mark(lane, marks);
+        Ok(())
+    }
+
+    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
+        self.tale.lend(lent);
         Ok(())
     }
 
@@ -101,6 +113,7 @@ impl Window {
             known.drain(..old.min(known.len() - 1));
             known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
         });
+        self.tale.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
         self.tale.head.began_ns = self.tale.head.began_ns.max(before_ns);
     }
 }
@@ -123,6 +136,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     to_stderr(&format!("watching {}", who(&head)));
     let mut window = Window { tale: Tale::begin(head) };
     let mut seen = Seen { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
+    let mut told = Told::new(&window.tale.head);
     let (began, mut explained) = (Instant::now(), Instant::now());
     loop {
         let signal = ending.wait(LOOK_EVERY);
@@ -132,7 +146,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             explained = Instant::now();
             // Whoever was met is called by its name in what is told now.
             recorder.refresh(&mut window).map_err(failed)?;
-            seen.explain(args, &window.tale, out)?;
+            let account = Account::of(&window.tale);
+            seen.explain(args, &account, &window.tale, out)?;
+            if let Some(threshold_ns) = seen.threshold_ns(args.slow) {
+                told.rank(&account, &window.tale, threshold_ns);
+            }
             if recorder.lost > seen.lost {
                 let lost = recorder.lost - seen.lost;
                 to_stderr(&format!("{lost} events lost: requests of that time are left out"));
@@ -149,6 +167,42 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
 }
 
+/// The causes of the tail, for `elfen top` and `elfen metrics`.
+struct Told {
+    /// `None` where there can be no page: then the lines are all there is.
+    publisher: Option<Publisher>,
+    minute: Minute,
+    ranked: Instant,
+    until_ns: u64,
+}
+
+impl Told {
+    fn new(head: &Head) -> Self {
+        let name = match head.port {
+            0 => head.service.clone(),
+            port => format!("{}:{port}", head.service),
+        };
+        let refused = |error| to_stderr(&format!("`elfen top` can't show the causes: {error}"));
+        let publisher = Publisher::new(&name).map_err(refused).ok();
+        let (minute, ranked) = (Minute::default(), Instant::now());
+        Self { publisher, minute, ranked, until_ns: monotonic_ns() }
+    }
+
+    fn rank(&mut self, account: &Account, tale: &Tale, threshold_ns: u64) {
+        let Some(publisher) = &self.publisher else { return };
+        if self.ranked.elapsed() < RANK_EVERY {
+            return;
+        }
+        let now_ns = monotonic_ns();
+        let settled_ns = now_ns.saturating_sub(SETTLED_NS);
+        let is_new = |one: &&Explained| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
+        let new: Vec<Explained> = account.explained.iter().filter(is_new).cloned().collect();
+        (self.ranked, self.until_ns) = (Instant::now(), settled_ns);
+        self.minute.add(&new, tale, threshold_ns, now_ns);
+        publisher.publish(&self.minute.tail());
+    }
+}
+
 /// What has been told already.
 struct Seen {
     until_ns: u64,
@@ -157,10 +211,15 @@ struct Seen {
 }
 
 impl Seen {
-    fn explain(&mut self, args: &Args, tale: &Tale, out: &mut dyn Write) -> Result<(), Failure> {
+    fn explain(
+        &mut self,
+        args: &Args,
+        account: &Account,
+        tale: &Tale,
+        out: &mut dyn Write,
+    ) -> Result<(), Failure> {
         let settled_ns = monotonic_ns().saturating_sub(SETTLED_NS);
         let new = |one: &&Explained| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
-        let account = Account::of(tale);
         let new: Vec<&Explained> = account.explained.iter().filter(new).collect();
         for one in &new {
             self.latencies.push_back(one.latency_ns());

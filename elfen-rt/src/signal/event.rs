@@ -60,6 +60,26 @@ pub enum Kind {
     },
     /// A language's runtime, as the thread passes one of its probes.
     Runtime(Runtime),
+    /// The thread has waited since then for the kernel itself.
+    Stall {
+        since_ns: u64,
+        what: Stall,
+    },
+    /// It touched memory that has to be seen to first.
+    Fault {
+        address: u64,
+    },
+}
+
+/// What the kernel was about while it let a thread wait.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Stall {
+    /// One of its own locks, of this sort: bits of its `contention_begin`.
+    Contention(u8),
+    /// It looked for memory that it could take away.
+    Reclaim,
+    /// It moved memory together.
+    Compaction,
 }
 
 /// What a JVM does, where it says so.
@@ -135,6 +155,10 @@ const TRANSMITTED: u64 = 7;
 const IRQ: u64 = 8;
 const SOFTIRQ: u64 = 9;
 const RUNTIME: u64 = 10;
+const CONTENTION: u64 = 11;
+const RECLAIM: u64 = 12;
+const COMPACTION: u64 = 13;
+const FAULT: u64 = 14;
 
 const NO_CALL: u16 = 0xffff;
 
@@ -188,6 +212,13 @@ impl Event {
             TRANSMITTED => Kind::Transmitted { connection: a, end: high(b) },
             IRQ => Kind::Irq { since_ns: a, number: low(b) },
             SOFTIRQ => Kind::Softirq { since_ns: a, vector: low(b) },
+            CONTENTION => {
+                let [sort, ..] = b.to_le_bytes();
+                Kind::Stall { since_ns: a, what: Stall::Contention(sort) }
+            }
+            RECLAIM => Kind::Stall { since_ns: a, what: Stall::Reclaim },
+            COMPACTION => Kind::Stall { since_ns: a, what: Stall::Compaction },
+            FAULT => Kind::Fault { address: a },
             RUNTIME => {
                 let [number, ..] = word.to_le_bytes();
                 let step = Runtime::of(number, sixteen(a, b))?;
@@ -227,6 +258,12 @@ impl Event {
             Kind::Transmitted { connection, end } => (TRANSMITTED, 0, connection, pair(end, 1)),
             Kind::Irq { since_ns, number } => (IRQ, 0, since_ns, u64::from(number)),
             Kind::Softirq { since_ns, vector } => (SOFTIRQ, 0, since_ns, u64::from(vector)),
+            Kind::Stall { since_ns, what } => match what {
+                Stall::Contention(sort) => (CONTENTION, 0, since_ns, u64::from(sort)),
+                Stall::Reclaim => (RECLAIM, 0, since_ns, 0),
+                Stall::Compaction => (COMPACTION, 0, since_ns, 0),
+            },
+            Kind::Fault { address } => (FAULT, 0, address, 0),
         };
         [self.at_ns, a, b, u64::from(self.thread) << 32 | 1 << 16 | kind << 8 | flags]
     }
@@ -274,6 +311,10 @@ mod tests {
             Kind::Softirq { since_ns, vector: 3 },
             Kind::Runtime(Runtime::Operation(*b"G1CollectForAll\0")),
             Kind::Runtime(Runtime::ClassLoaded),
+            Kind::Stall { since_ns, what: Stall::Contention(0x21) },
+            Kind::Stall { since_ns, what: Stall::Reclaim },
+            Kind::Stall { since_ns, what: Stall::Compaction },
+            Kind::Fault { address: 0x7f00_0000_1000 },
         ];
         for kind in kinds {
             let event = Event { at_ns: 1 << 60, thread: 4_000_000_000, kind };

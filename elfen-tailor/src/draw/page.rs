@@ -47,10 +47,7 @@ fn paragraph(text: &str) -> String {
 
 /// What a request's time is charged to, the most first.
 fn charged(one: &SlowRequest) -> String {
-    let most = one.charges.iter().take(3);
-    let charges: Vec<String> =
-        most.map(|charge| format!("{} {}", charge.cause, show(charge.ns))).collect();
-    format!("{}, {}", show(one.latency_ns), charges.join(", "))
+    format!("{}, {}", show(one.latency_ns), one.charged())
 }
 
 fn figure(title: &str, picture: &str, caption: &str) -> String {

@@ -33,7 +33,11 @@ pub(super) const COLOURS: [(&str, &str, &[&str]); 8] = [
     ("aqua", "waits for its turn", &["queue", "busy"]),
     ("red", "others had the CPU", &["preempted", "steal", "jit"]),
     ("violet", "stopped", &["stopped", "throttled", "safepoint", "gc"]),
-    ("orange", "storage and locks", &["io", "lock", "classload"]),
+    (
+        "orange",
+        "storage and locks",
+        &["io", "lock", "classload", "contention", "reclaim", "compaction"],
+    ),
     ("ochre", "interrupts and waking", &["wake", "irq", "softirq"]),
     ("green", "held back by TCP", &["tcp-out"]),
     ("grey", "waits, or unknown", &["sleep", "wait", "unknown"]),

@@ -1,14 +1,16 @@
 //! Goal: requests are explained as they went, to the nanosecond. Method: tales made up, event by
 //! event, of a service whose thread 10 reads and answers: what a request is made of is known.
 
+mod beside;
 mod drawn;
 mod marked;
 mod story;
 
-use elfen_rt::signal::event::{Event, Kind as What, STATE_STOPPED, Switch};
+use elfen_rt::signal::event::{Event, Kind as What, STATE_STOPPED, Stall, Switch};
+use elfen_tailor::account::Account;
 use elfen_tailor::rank::Slow;
-use elfen_tailor::report::{Account, Nothing, report};
-use elfen_tailor::tale::Gap;
+use elfen_tailor::report::{Nothing, report};
+use elfen_tailor::tale::{FULL, Gap};
 use proptest::prelude::*;
 use story::{EPOLL, FSYNC, FUTEX, HOG, MS, SERVICE, Story, WORKER};
 
@@ -137,6 +139,42 @@ fn interrupts_and_stolen_time_are_carved_out() {
     assert_eq!(story.last(), named(&expected));
 }
 
+/// Goal: what the kernel waited for itself is its own cause, whatever call that was in. Method: in
+/// a request's work a page fault that reclaims memory, and compacts it, behind a lock; in its fsync
+/// another lock; and a lock of another thread.
+#[test]
+fn waits_of_the_kernel_itself() {
+    let mut story = Story::new();
+    story.tale.head.detail = FULL.to_owned();
+    story.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
+    let stall = |since_ns, what| What::Stall { since_ns, what };
+    story.event(0, 2_000, SERVICE, What::Fault { address: 1 << 12 });
+    story.event(0, 5_000, SERVICE, stall(4_000, Stall::Compaction));
+    story.event(0, 6_000, SERVICE, stall(3_000, Stall::Contention(32 | 1)));
+    story.event(0, 7_000, WORKER, stall(1_000, Stall::Contention(1)));
+    story.event(0, 9_000, SERVICE, stall(2_000, Stall::Reclaim));
+    story.switch(10_000, SERVICE, Some(FSYNC), 0);
+    story.wake(40_000, SERVICE, 0, 0).switch(40_000, 0, None, SERVICE);
+    story.event(0, 40_100, SERVICE, stall(20_000, Stall::Contention(2)));
+    story.answer(50_000, 1);
+    let expected = [
+        ("work", 1_000),
+        ("reclaim", 2_000),
+        ("compaction", 1_000),
+        ("reclaim", 4_000),
+        ("work", 1_000),
+        ("io:fsync", 10_000),
+        ("contention:rwsem", 20_000),
+        ("contention:rwsem", 100),
+        ("work", 9_900),
+    ];
+    assert_eq!(story.last(), named(&expected));
+    let told = report(&story.tale, Slow::AboveNs(1), 1, &[]).unwrap();
+    assert_eq!(told.faults.map(|faults| faults.tail.round()), Some(1.0));
+    assert!(told.text().contains("page faults of a request: 1.0 in the tail"), "{}", told.text());
+    assert!(told.causes.iter().any(|cause| cause.row.cause == "contention:rwsem"));
+}
+
 /// Requests over a gap are out of the account, and counted.
 #[test]
 fn what_was_lost_is_said() {
@@ -248,6 +286,8 @@ fn events() -> impl Strategy<Value = Vec<(usize, Event)>> {
         connection().prop_map(|connection| What::Sent { connection, end: 1 }),
         connection().prop_map(|connection| What::Transmitted { connection, end: 1 }),
         (0..3_000_u64).prop_map(|since_ns| What::Softirq { since_ns, vector: 3 }),
+        (0..3_000_u64, prop_oneof![Just(Stall::Contention(1)), Just(Stall::Reclaim)])
+            .prop_map(|(since_ns, what)| What::Stall { since_ns, what }),
     ];
     let event = (0..2_usize, time, thread(), what)
         .prop_map(|(cpu, at_ns, thread, kind)| (cpu, Event { at_ns, thread, kind }));
@@ -260,6 +300,7 @@ proptest! {
     fn any_events_are_accounted_for(events in events(), began_ns in 0..2_000_u64) {
         let mut story = Story::new();
         story.tale.head.began_ns = began_ns;
+        story.tale.head.cores = vec![vec![0, 1]];
         for (cpu, event) in events {
             story.tale.events[cpu].push(event);
         }

@@ -1,8 +1,9 @@
 //! Requests that the service itself tells of, by marks.
 
 use elfen_rt::signal::mark::Step;
+use elfen_tailor::account::Account;
 use elfen_tailor::rank::Slow;
-use elfen_tailor::report::{Account, report};
+use elfen_tailor::report::report;
 use elfen_tailor::segment::Kind;
 use elfen_tailor::stages::StageRow;
 use elfen_tailor::tale::{Gap, MARKS_ALONE};

@@ -2,7 +2,7 @@
 
 use elfen_rt::signal::event::{Event, Kind as What, Switch};
 use elfen_rt::signal::mark::{Mark, Step};
-use elfen_tailor::report::Account;
+use elfen_tailor::account::Account;
 use elfen_tailor::segment::cause;
 use elfen_tailor::tale::{Head, Named, Tale};
 

@@ -247,7 +247,7 @@ fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
     let warns = |check: &&Check| {
         // What `elfen shim` lacks is none of a batch's business.
-        check.finding.status == Status::Warn && check.group != Group::Shim
+        check.finding.status == Status::Warn && !matches!(check.group, Group::Shim | Group::Tailor)
     };
     let warnings = checks.iter().filter(warns).count();
     match warnings {
@@ -273,6 +273,7 @@ fn heading(group: Group) -> &'static str {
         Group::Injection => "INJECTION",
         Group::Fences => "FENCES",
         Group::Shim => "SHIM",
+        Group::Tailor => "TAILOR",
         Group::Conflicts => "CONFLICTS",
     }
 }

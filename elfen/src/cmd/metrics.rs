@@ -14,6 +14,7 @@ use elfen_host::metrics::server::{self, Scraped};
 use elfen_host::metrics::{Seen, scrape};
 use elfen_host::run::find;
 use elfen_host::services::{Tails, services};
+use elfen_host::watches::watches;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::pages;
 
@@ -26,7 +27,8 @@ Examples:
   elfen metrics --once | grep _seconds_total   to look at it
   curl http://127.0.0.1:9752/metrics
 
-It shows what its user may see: own batches and services; as root, all of the machine's.";
+It shows what its user may see: own batches and services; as root, all of the machine's. \
+While `elfen tailor watch` runs, the causes of its service's tail as well.";
 
 /// Serve what lanes, batches and services do to Prometheus
 #[derive(clap::Args, Debug)]
@@ -93,6 +95,7 @@ impl Scraped for Machine {
             tails: &tails,
             tasks: tasks.as_ref(),
             fences: fences.as_ref(),
+            watches: &watches()?,
         }))
     }
 

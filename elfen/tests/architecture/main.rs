@@ -54,7 +54,7 @@ const LAYERS: [(&str, Layers); 4] = [
         &[
             &["args", "daemon"],
             &["doctor", "metrics"],
-            &["run", "services"],
+            &["run", "services", "watches"],
             &["fence"],
             &["lanes"],
             &["topology"],

@@ -2,8 +2,9 @@
 //! now and then, and requests that come whether the last ones were answered or not.
 //!
 //! Policies take turns, so that what the machine does meanwhile befalls all of them. Two servers in
-//! Java are [`jvm`]'s business.
+//! Java are [`jvm`]'s business; what the proxy itself takes is [`alone`]'s.
 
+pub(crate) mod alone;
 pub(crate) mod jvm;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -272,9 +273,13 @@ fn load(
     })
 }
 
-/// Asks, and takes the answer, which names the request.
 fn ask(stream: &mut TcpStream, number: usize) -> io::Result<()> {
-    let request = format!("GET /length/{WORK_US}/{number} HTTP/1.1\r\nHost: bench\r\n\r\n");
+    ask_for(stream, number, WORK_US)
+}
+
+/// Asks for so much work, and takes the answer, which names the request.
+fn ask_for(stream: &mut TcpStream, number: usize, work_us: u32) -> io::Result<()> {
+    let request = format!("GET /length/{work_us}/{number} HTTP/1.1\r\nHost: bench\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let (mut bytes, mut count) = ([0; 1024], 0);
     let own = format!("\r\n\r\n{number} 0 by ");

@@ -8,6 +8,8 @@ pub(super) struct View {
     pub(super) batches: Vec<BatchView>,
     pub(super) lanes: Vec<LaneView>,
     pub(super) services: Vec<ServiceView>,
+    /// While somebody watches them.
+    pub(super) tails: Vec<TailView>,
     /// The batch that keys change.
     pub(super) selected: usize,
     /// What the last key did, or why not.
@@ -59,6 +61,18 @@ pub(super) struct ServiceView {
     pub(super) p99_ns: Option<u64>,
 }
 
+/// A cause of a service's tail, over the last minute.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct TailView {
+    pub(super) service: String,
+    pub(super) slow: u64,
+    pub(super) threshold_ns: u64,
+    pub(super) cause: String,
+    pub(super) share: Share,
+    /// What a slow request has of it, on average.
+    pub(super) each_ns: u64,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Style {
     Plain,
@@ -89,6 +103,7 @@ pub(super) fn draw(view: &View, columns: usize, rows: usize) -> Vec<Line> {
         Section { heading: BATCHES.heading(), rows: batch_rows(view, columns), keep: selected },
         Section { heading: LANES.heading(), rows: lane_rows(view, columns), keep: 1 },
         Section { heading: SERVICES.heading(), rows: service_rows(view), keep: 1 },
+        Section { heading: TAILS.heading(), rows: tail_rows(view), keep: 1 },
     ];
     let mut lines = vec![Line::new(Style::Heading, summary(view))];
     let left = rows.saturating_sub(2);
@@ -151,6 +166,15 @@ const SERVICES: Table<7> = Table([
     ("MEDIAN", 8, true),
     ("P99", 8, true),
     ("", 4, false),
+]);
+
+const TAILS: Table<6> = Table([
+    ("TAIL OF", 22, false),
+    ("ABOVE", 8, true),
+    ("SLOW", 6, true),
+    ("BECAUSE OF", 22, false),
+    ("SHARE", 7, true),
+    ("EACH", 8, true),
 ]);
 
 impl<const N: usize> Table<N> {
@@ -260,6 +284,21 @@ fn service_rows(view: &View) -> Vec<Line> {
         Line::new(if service.alive { Style::Plain } else { Style::Dim }, row)
     };
     view.services.iter().map(row).collect()
+}
+
+fn tail_rows(view: &View) -> Vec<Line> {
+    let row = |tail: &TailView| {
+        let row = TAILS.row([
+            tail.service.clone(),
+            time(Some(tail.threshold_ns)),
+            tail.slow.to_string(),
+            tail.cause.clone(),
+            percent(tail.share),
+            time(Some(tail.each_ns)),
+        ]);
+        Line::new(Style::Plain, row)
+    };
+    view.tails.iter().map(row).collect()
 }
 
 struct Section {

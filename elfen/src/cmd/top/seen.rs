@@ -8,13 +8,14 @@ use std::{fs, io};
 use elfen_host::run::figures::Figures;
 use elfen_host::run::find::{self, Batch};
 use elfen_host::services::{Published, Tails, services};
+use elfen_host::watches::{Cause, Tail, watches};
 use elfen_kernel::task_map;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::task::{Running, TaskMap};
 
-use super::picture::{BatchView, LaneView, ServiceView, Share, SloView, View};
+use super::picture::{BatchView, LaneView, ServiceView, Share, SloView, TailView, View};
 
 /// The time that a batch had borrowed and overlapped on a lane.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,6 +69,7 @@ impl Watch {
             batches: self.batches.iter().map(|batch| self.batch(batch, passed_ns)).collect(),
             lanes,
             services: self.service_views(passed_ns),
+            tails: watches()?.iter().flat_map(|(name, tail)| tail_views(name, tail)).collect(),
             selected: 0,
             note: None,
         };
@@ -195,6 +197,22 @@ impl Watch {
         let mut slots = self.services.iter().flat_map(Published::slots);
         slots.any(|(cpu, _, alive)| alive && lanes.contains(&cpu))
     }
+}
+
+/// Causes of a tail that are shown.
+const MOST_CAUSES: usize = 5;
+
+fn tail_views(service: &str, tail: &Tail) -> Vec<TailView> {
+    let all = tail.causes.iter().fold(0, |sum: u64, cause| sum.saturating_add(cause.ns));
+    let view = |cause: &Cause| TailView {
+        service: service.to_owned(),
+        slow: tail.slow,
+        threshold_ns: tail.threshold_ns,
+        cause: cause.name.clone(),
+        share: share(Some(cause.ns), Some(all)),
+        each_ns: cause.ns / tail.slow.max(1),
+    };
+    tail.causes.iter().take(MOST_CAUSES).map(view).collect()
 }
 
 fn spent(slot: &LaneSlot) -> Spent {

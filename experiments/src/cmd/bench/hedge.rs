@@ -8,6 +8,7 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, output, table};
 use serde::Serialize;
 
+use crate::bench::hedge::alone::{self, Alone, Way};
 use crate::bench::hedge::{Fared, Plan, jvm, measure};
 use crate::cmd::live_args;
 use crate::live::heed_signals;
@@ -17,6 +18,7 @@ Examples:
   elfen bench hedge                           7 stops of 20 ms in 4 s, 5 times
   elfen bench hedge --pauses 20 --rounds 10   5 stops a second
   sudo elfen bench hedge --jvm                servers in Java that collect
+  elfen bench hedge --alone --for 2s          nobody stops: the proxy itself
 
 With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java).";
 
@@ -60,6 +62,10 @@ pub(crate) struct Args {
     #[arg(long)]
     jvm: bool,
 
+    /// No pauses: what the proxy adds to a request, and how many a second it takes on
+    #[arg(long, conflicts_with_all = ["jvm", "rps", "pauses", "pause"])]
+    alone: bool,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -70,22 +76,40 @@ struct Report {
     policies: Vec<Fared>,
 }
 
+const WHAT: &str = "measuring the proxy";
+
+fn unmeasured(error: std::io::Error) -> Failure {
+    Failure::new(Status::Failed, WHAT, error, "see `ulimit -n`, and try again")
+}
+
+fn proxy_rows(alone: &Alone) -> String {
+    let row = |name: &str, way: &Way| {
+        let us = |us: f64| format!("{us:.0} us");
+        vec![name.to_owned(), us(way.p50_us), us(way.p99_us), format!("{:.0}", way.rps)]
+    };
+    let rows = [row("straight", &alone.direct), row("through the proxy", &alone.proxied)];
+    let table = table::lines(&["way", "p50", "p99", "requests/s"], &rows);
+    format!("{table}added to p50: {:.0} us, the median of the rounds\n", alone.added_p50_us)
+}
+
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if args.alone {
+        let alone = alone::measure(args.rounds, args.time).map_err(unmeasured)?;
+        output::print(out, args.json, &alone, || proxy_rows(&alone))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if !args.jvm && args.time < args.pause.saturating_mul(args.pauses.saturating_add(1)) {
         let why = "the pauses take longer than --for";
         return Err(Failure::new(Status::Usage, "arguments", why, "choose fewer or shorter ones"));
     }
     let Args { rounds, time, pauses, pause, .. } = *args;
     let plan = Plan { rounds, time, rps: f64::from(args.rps), pauses, pause };
-    const WHAT: &str = "measuring the proxy";
     let policies = if args.jvm {
         let failed = |error| live_args::failure(WHAT, &error);
         heed_signals().map_err(failed)?;
         jvm::measure(&plan).map_err(failed)?
     } else {
-        measure(&plan).map_err(|error| {
-            Failure::new(Status::Failed, WHAT, error, "see `ulimit -n`, and try again")
-        })?
+        measure(&plan).map_err(unmeasured)?
     };
     let report = Report { policies };
     output::print(out, args.json, &report, || rows(&report.policies))?;

@@ -69,9 +69,36 @@ fn busy() -> View {
             lane(2, ("?", "?"), "off", (0, 0)),
         ],
         services: vec![service(0, true, Some(31_000_000)), service(1, false, None)],
+        tails: Vec::new(),
         selected: 1,
         note: None,
     }
+}
+
+fn tails() -> [TailView; 2] {
+    let tail = |cause: &str, share, each_ns| TailView {
+        service: "redis-server:6379".to_owned(),
+        slow: 42,
+        threshold_ns: 12_000_000,
+        cause: cause.to_owned(),
+        share: Some(share),
+        each_ns,
+    };
+    [tail("preempted:a\u{1b}name of many letters", 871, 9_300_000), tail("io:pread64", 129, 1_000)]
+}
+
+/// While a watch runs, its service's tail by cause.
+#[test]
+fn the_tail_by_cause() {
+    let mut view = busy();
+    view.tails = tails().into();
+    let picture = text(&view, 80, 40);
+    let expected = "
+  TAIL OF                   ABOVE   SLOW BECAUSE OF               SHARE     EACH
+  redis-server:6379       12.0 ms     42 preempted:a?name of m~  87.1 %  9.30 ms
+  redis-server:6379       12.0 ms     42 io:pread64              12.9 %  1.00 us
+";
+    assert!(picture.contains(expected), "{picture}");
 }
 
 fn text(view: &View, columns: usize, rows: usize) -> String {
@@ -128,6 +155,7 @@ proptest! {
             batches: some(n).map(|at| full.batches[at].clone()).collect(),
             lanes: some(n).map(|at| full.lanes[at].clone()).collect(),
             services: some(n / 2).map(|at| full.services[at % 2].clone()).collect(),
+            tails: some(n).map(|at| tails()[at % 2].clone()).collect(),
             selected: selected.min(n.saturating_sub(1)),
             note: None,
         };

@@ -1,0 +1,226 @@
+//! What `elfen tailor watch` publishes while it runs: the causes of a service's tail, for `elfen
+//! top` and `elfen metrics`.
+//!
+//! A segment without a name, found as runs are: it goes with its watch, whatever ends that, so
+//! nothing has to be cleaned up. It has room for so many causes and no more. A watch that was
+//! stopped in the middle of a change is a watch of which nothing is shown.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use elfen_rt::memory::{Access, Memory, MemoryError};
+use elfen_rt::process::{Identity, Liveness, pid_namespace};
+use elfen_rt::signal::page::{NAME_BYTES, Page, PageError, Slot};
+use elfen_rt::signal::snapshot;
+
+use crate::segment::{segments, text_of};
+
+/// Causes of a tail that are told, the largest.
+pub const MOST_CAUSES: usize = 16;
+const CAUSE_BYTES: usize = 48;
+
+/// The causes of a service's tail, over the last minute.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Tail {
+    pub requests: u64,
+    /// Of those, the slow ones, and above what they are.
+    pub slow: u64,
+    pub threshold_ns: u64,
+    /// The largest first.
+    pub causes: Vec<Cause>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cause {
+    pub name: String,
+    /// By how much slow requests would have been faster without it, all together.
+    pub ns: u64,
+}
+
+impl Tail {
+    /// A cause's part of all that slow requests are charged.
+    pub fn share(&self, cause: &Cause) -> f64 {
+        use elfen_console::duration::number;
+        let all = self.causes.iter().fold(0, |sum: u64, cause| sum.saturating_add(cause.ns));
+        if all == 0 { 0.0 } else { number(cause.ns) / number(all) }
+    }
+}
+
+#[repr(C, align(128))]
+struct CauseSlot {
+    ns: AtomicU64,
+    reserved: AtomicU64,
+    name: [AtomicU64; CAUSE_BYTES / 8],
+    rest: [AtomicU64; 8],
+}
+
+#[repr(C, align(128))]
+struct TailSlot {
+    generation: AtomicU64,
+    generation_begun: AtomicU64,
+    /// The [`Identity`] of the watch.
+    watch: AtomicU64,
+    requests: AtomicU64,
+    slow: AtomicU64,
+    threshold_ns: AtomicU64,
+    causes: AtomicU64,
+    reserved: [AtomicU64; 9],
+    of: [CauseSlot; MOST_CAUSES],
+}
+
+const _: () = assert!(size_of::<TailSlot>() == 128 * (1 + MOST_CAUSES));
+
+// SAFETY: repr(C), aligned to 128, atomics only; "ELFNTAIL" is used nowhere else.
+unsafe impl Slot for TailSlot {
+    const MAGIC: [u8; 8] = *b"ELFNTAIL";
+    const CHANNEL: &'static str = "tail";
+}
+
+impl TailSlot {
+    fn publish(&self, tail: &Tail) {
+        snapshot::publish(&self.generation_begun, &self.generation, || {
+            // Relaxed: `publish` orders these between the two counters.
+            self.requests.store(tail.requests, Relaxed);
+            self.slow.store(tail.slow, Relaxed);
+            self.threshold_ns.store(tail.threshold_ns, Relaxed);
+            self.causes.store(tail.causes.len().min(MOST_CAUSES) as u64, Relaxed);
+            for (slot, cause) in self.of.iter().zip(&tail.causes) {
+                slot.ns.store(cause.ns, Relaxed);
+                let mut name = [0; CAUSE_BYTES];
+                let cut = cause.name.floor_char_boundary(CAUSE_BYTES);
+                name[..cut].copy_from_slice(&cause.name.as_bytes()[..cut]);
+                for (word, bytes) in slot.name.iter().zip(name.as_chunks::<8>().0) {
+                    word.store(u64::from_ne_bytes(*bytes), Relaxed);
+                }
+            }
+        });
+    }
+
+    /// `None` if its writer ended in the middle, or nothing was told yet.
+    fn tail(&self) -> Option<Tail> {
+        let read = || {
+            let count = usize::try_from(self.causes.load(Relaxed)).unwrap_or(usize::MAX);
+            let cause = |slot: &CauseSlot| {
+                let name: Vec<u8> =
+                    slot.name.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+                Cause { name: text_of(&name), ns: slot.ns.load(Relaxed) }
+            };
+            let tail = Tail {
+                requests: self.requests.load(Relaxed),
+                slow: self.slow.load(Relaxed),
+                threshold_ns: self.threshold_ns.load(Relaxed),
+                causes: self.of.iter().take(count).map(cause).collect(),
+            };
+            (self.generation.load(Relaxed) > 0).then_some(tail)
+        };
+        snapshot::read(&self.generation_begun, &self.generation, read).flatten()
+    }
+}
+
+/// A watch's own page.
+#[derive(Debug)]
+pub struct Publisher(Page<TailSlot>);
+
+impl std::fmt::Debug for TailSlot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.tail().fmt(f)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Page(#[from] PageError),
+}
+
+impl Publisher {
+    pub fn new(service: &str) -> Result<Self, Error> {
+        let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<TailSlot>::bytes(1), 0o600)?;
+        // From now on it goes with this process.
+        memory.remove_name()?;
+        let mut name = [0; NAME_BYTES];
+        let cut = service.floor_char_boundary(NAME_BYTES - 1);
+        name[..cut].copy_from_slice(&service.as_bytes()[..cut]);
+        let page = Self(Page::format(memory, 1, pid_namespace(), &name)?);
+        let own = Identity::own().map_or(0, Identity::word);
+        page.slot().watch.store(own, Relaxed);
+        Ok(page)
+    }
+
+    fn slot(&self) -> &TailSlot {
+        self.0.slot(0).expect("it was made with one")
+    }
+
+    pub fn publish(&self, tail: &Tail) {
+        self.slot().publish(tail);
+    }
+}
+
+/// The tails that are watched on this machine, as far as we may see them, by service: of two
+/// watches of one service, that which has seen more.
+pub fn watches() -> io::Result<BTreeMap<String, Tail>> {
+    let bytes = Page::<TailSlot>::bytes(1);
+    let mut found: BTreeMap<String, Tail> = BTreeMap::new();
+    for segment in segments()?.into_iter().filter(|segment| segment.bytes == bytes) {
+        let Some((service, tail)) = open(segment.id) else { continue };
+        let known = found.entry(service).or_default();
+        if tail.requests >= known.requests {
+            *known = tail;
+        }
+    }
+    Ok(found)
+}
+
+fn open(id: i32) -> Option<(String, Tail)> {
+    let page: Page<TailSlot> = Page::open(Memory::attach_id(id, Access::Read).ok()?).ok()?;
+    let slot = page.slot(0)?;
+    let watch = Identity::from_word(slot.watch.load(Relaxed))?;
+    if watch.liveness() == Liveness::Dead {
+        return None;
+    }
+    Some((text_of(&page.name()), slot.tail()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cause(name: &str, ns: u64) -> Cause {
+        Cause { name: name.to_owned(), ns }
+    }
+
+    /// Goal: what a watch publishes is found while it is there, whole, and not a moment longer.
+    /// Method: two of our own.
+    #[test]
+    fn a_tail_is_there_as_long_as_its_watch() {
+        let service = format!("tail-{}", std::process::id());
+        let seen = || watches().unwrap().remove(&service);
+        let publisher = Publisher::new(&service).unwrap();
+        assert_eq!(seen(), None, "it has told nothing yet");
+        let causes = vec![cause("stopped", 300), cause("preempted:a\u{1b}[31m", 100)];
+        let mut tail = Tail { requests: 900, slow: 9, threshold_ns: 5, causes };
+        publisher.publish(&tail);
+        tail.causes[1].name = "preempted:a\u{fffd}[31m".to_owned();
+        assert_eq!(seen().as_ref(), Some(&tail), "and nothing that a terminal obeys");
+        assert!((tail.share(&tail.causes[0]) - 0.75).abs() < 1e-9);
+        let other = Publisher::new(&service).unwrap();
+        other.publish(&Tail { requests: 901, ..Tail::default() });
+        assert_eq!(seen().unwrap().requests, 901, "who has seen more");
+        drop(other);
+        // More than there is room for: the largest, and names to their last whole letter.
+        let long = format!("io:{}", "\u{e4}".repeat(60));
+        tail.causes = (0..40).map(|n| cause(&long, n)).collect();
+        publisher.publish(&tail);
+        let told = seen().unwrap();
+        assert_eq!((told.causes.len(), told.causes[15].ns), (MOST_CAUSES, 15));
+        assert!(told.causes[0].name.len() <= CAUSE_BYTES && long.starts_with(&told.causes[0].name));
+        // Whoever dies in the middle of a change is not believed.
+        publisher.slot().generation_begun.store(99, Relaxed);
+        assert_eq!(seen(), None);
+        drop(publisher);
+        assert_eq!(seen(), None);
+    }
+}

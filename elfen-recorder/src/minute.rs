@@ -1,0 +1,122 @@
+//! The causes of the last minute's tail, a few seconds at a time.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use elfen_host::watches::{Cause, Tail};
+use elfen_tailor::explained::Explained;
+use elfen_tailor::rank::{Slow, rank};
+use elfen_tailor::tale::Tale;
+
+const MINUTE_NS: u64 = 60_000_000_000;
+
+/// What some seconds had.
+#[derive(Debug)]
+struct Part {
+    at_ns: u64,
+    requests: u64,
+    slow: u64,
+    /// By cause, what slow requests are charged.
+    causes: BTreeMap<String, u64>,
+}
+
+#[derive(Debug, Default)]
+pub struct Minute {
+    parts: VecDeque<Part>,
+    threshold_ns: u64,
+}
+
+impl Minute {
+    /// Takes over requests of one span, by arrival; those above the threshold are slow.
+    pub fn add(&mut self, explained: &[Explained], tale: &Tale, threshold_ns: u64, now_ns: u64) {
+        let mut part = Part {
+            at_ns: now_ns,
+            requests: explained.len() as u64,
+            slow: 0,
+            causes: BTreeMap::new(),
+        };
+        if let Ok(ranking) = rank(explained, tale, Slow::AboveNs(threshold_ns), &[]) {
+            part.slow = ranking.slow.len() as u64;
+            for (cause, ns) in ranking.charges.into_iter().flatten() {
+                let sum = part.causes.entry(cause).or_default();
+                *sum = sum.saturating_add(ns);
+            }
+        }
+        self.threshold_ns = threshold_ns;
+        self.parts.push_back(part);
+        let old = now_ns.saturating_sub(MINUTE_NS);
+        self.parts.retain(|part| part.at_ns > old);
+    }
+
+    pub fn tail(&self) -> Tail {
+        let mut causes: BTreeMap<&str, u64> = BTreeMap::new();
+        for (cause, ns) in self.parts.iter().flat_map(|part| &part.causes) {
+            let sum = causes.entry(cause).or_default();
+            *sum = sum.saturating_add(*ns);
+        }
+        let cause = |(name, ns): (&str, u64)| Cause { name: name.to_owned(), ns };
+        let mut causes: Vec<Cause> = causes.into_iter().map(cause).collect();
+        causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
+        Tail {
+            requests: self.parts.iter().map(|part| part.requests).sum(),
+            slow: self.parts.iter().map(|part| part.slow).sum(),
+            threshold_ns: self.threshold_ns,
+            causes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elfen_tailor::segment::{Kind, Segment};
+
+    /// A request of a millisecond's work that was stopped before.
+    fn request(at_ns: u64, stopped_ns: u64) -> Explained {
+        let segment = |from_ns, to_ns, kind| Segment {
+            from_ns,
+            to_ns,
+            kind,
+            thread: 7,
+            cpu: None,
+            behind: None,
+        };
+        let (begun_ns, ended_ns) = (at_ns + stopped_ns, at_ns + stopped_ns + 1_000_000);
+        let segments =
+            vec![segment(at_ns, begun_ns, Kind::Stopped), segment(begun_ns, ended_ns, Kind::Work)];
+        Explained {
+            connection: 1,
+            arrived_ns: at_ns,
+            ended_ns,
+            server: 7,
+            class: 0,
+            stages: Vec::new(),
+            segments,
+            faults: 0,
+            beside: Vec::new(),
+        }
+    }
+
+    /// Goal: a minute's causes are those of its parts, and what is older is gone. Method: parts of
+    /// ten seconds with a stop in every hundredth request, then some without.
+    #[test]
+    fn a_minute_is_the_sum_of_its_parts() {
+        let tale = Tale::default();
+        let mut minute = Minute::default();
+        assert_eq!(minute.tail(), Tail::default());
+        let mut part = |at: u64, stopped: bool| {
+            let from_ns = at * 10_000_000_000;
+            let stop = |n: u64| if stopped && n.is_multiple_of(100) { 15_000_000 } else { 0 };
+            let all: Vec<Explained> =
+                (0..200).map(|n| request(from_ns + n * 40_000_000, stop(n))).collect();
+            minute.add(&all, &tale, 5_000_000, from_ns + 10_000_000_000);
+            minute.tail()
+        };
+        assert_eq!((part(0, true).slow, part(1, true).requests), (2, 400));
+        let told = part(2, false);
+        assert_eq!((told.requests, told.slow, told.threshold_ns), (600, 4, 5_000_000));
+        assert_eq!((told.causes[0].name.as_str(), told.causes[0].ns), ("stopped", 60_000_000));
+        assert!(told.share(&told.causes[0]) > 0.99);
+        let later = (3..8).map(|at| part(at, false)).last().unwrap();
+        assert_eq!((later.requests, later.slow, later.causes), (1_200, 0, Vec::new()));
+    }
+}

@@ -1,0 +1,73 @@
+//! Times in which the kernel let a thread wait for its own sake: for one of its locks, for memory
+//! that it had to take from somebody first, or to move together. And the page faults, of which it
+//! tells the beginning alone: they are counted.
+
+use std::collections::HashMap;
+
+use elfen_rt::signal::event::{Event, Kind, Stall};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stalled {
+    pub from_ns: u64,
+    pub to_ns: u64,
+    pub what: Stall,
+}
+
+#[derive(Debug, Default)]
+pub struct Stalls {
+    /// By thread, in the order of their ends.
+    of: HashMap<u32, Vec<Stalled>>,
+    /// By thread, when it touched memory that was not there.
+    faults: HashMap<u32, Vec<u64>>,
+}
+
+impl Stalls {
+    pub fn add(&mut self, event: &Event) {
+        match event.kind {
+            Kind::Stall { since_ns, what } if since_ns < event.at_ns => {
+                let stalled = Stalled { from_ns: since_ns, to_ns: event.at_ns, what };
+                self.of.entry(event.thread).or_default().push(stalled);
+            }
+            Kind::Fault { .. } => self.faults.entry(event.thread).or_default().push(event.at_ns),
+            _ => {}
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
+    /// Those of a thread that overlap a span; what is inside of another one comes before it.
+    pub fn of(&self, thread: u32, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Stalled> {
+        let all = self.of.get(&thread).map_or(&[][..], Vec::as_slice);
+        let first = all.partition_point(|one| one.to_ns <= from_ns);
+        let begins = move |one: &&Stalled| one.from_ns < to_ns;
+        let last = all[first..].partition_point(|one| one.to_ns < to_ns);
+        // Those that end behind the span: there are three sorts, each of which may be in the next.
+        let last = (first + last + 3).min(all.len());
+        all[first..last].iter().filter(begins)
+    }
+
+    pub fn faults(&self, thread: u32, from_ns: u64, to_ns: u64) -> u64 {
+        let all = self.faults.get(&thread).map_or(&[][..], Vec::as_slice);
+        let (first, last) = (
+            all.partition_point(|at_ns| *at_ns < from_ns),
+            all.partition_point(|at_ns| *at_ns < to_ns),
+        );
+        (last.saturating_sub(first)) as u64
+    }
+}
+
+/// What sort of lock of the kernel's, by the bits that it tells.
+pub fn sort(bits: u8) -> &'static str {
+    const SPIN: u8 = 1;
+    const PERCPU: u8 = 16;
+    const MUTEX: u8 = 32;
+    match bits {
+        // A mutex may be spun for first.
+        bits if bits & MUTEX != 0 => "mutex",
+        bits if bits & SPIN != 0 => "spinlock",
+        bits if bits & PERCPU != 0 => "percpu-rwsem",
+        _ => "rwsem",
+    }
+}

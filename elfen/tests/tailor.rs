@@ -134,6 +134,7 @@ fn a_stopped_redis_is_found_out() {
     assert!(lines.iter().any(|line| line["charges"][0][0] == "stopped"), "{lines:?}");
     interrupted(&port, tale);
     killed(&port, tale);
+    overwhelmed(&port, tale);
     // Killed, it may leave a stop behind.
     drop(stopper);
     signal(&redis, Signal::SIGCONT);
@@ -215,6 +216,32 @@ fn killed(port: &str, tale: &str) {
     drop(begins(port, tale));
     let told = elfen(&["report", tale]).output().unwrap();
     assert!(text(&told.stdout).contains("the recording was cut off"), "{}", text(&told.stdout));
+}
+
+/// Who is kept from reading small rings says how much he missed, and which requests that touched;
+/// who cannot write says so at once.
+fn overwhelmed(port: &str, tale: &str) {
+    let words = ["record", "--for", "2s", "--port", port, "--ring", "16", "-o", tale];
+    let mut recorder = Ends(elfen(&words).stdout(Stdio::null()).spawn().unwrap());
+    std::thread::sleep(Duration::from_millis(700));
+    signal(&recorder, Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(700));
+    signal(&recorder, Signal::SIGCONT);
+    assert!(recorder.0.wait().unwrap().success());
+    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let number = |told: &Value, key: &str| told[key].as_u64().expect("a number");
+    // All requests may have been touched.
+    match serde_json::from_slice::<Value>(&told.stdout) {
+        Err(_) => assert!(text(&told.stderr).contains("requests lost events"), "{told:?}"),
+        Ok(told) => {
+            assert!(number(&told, "lost_events") > 0, "{told:#}");
+            assert!(number(&told, "complete") < number(&told, "requests"), "{told:#}");
+        }
+    }
+    let words = ["record", "--for", "2s", "--port", port, "-o", "/dev/full"];
+    let full = elfen(&words).output().unwrap();
+    assert_eq!(full.status.code(), Some(1), "{}", text(&full.stderr));
+    assert!(text(&full.stderr).contains("No space left on device"), "{}", text(&full.stderr));
 }
 
 /// Workers that share a socket, of which the master serves none.

@@ -21,8 +21,8 @@ Examples:
 ///
 /// A service with one thread is stopped, kept from its CPU, from its lock and from a file, is given
 /// long requests and many at once, and has an answer held back by Nagle's algorithm. What its
-/// requests are charged is held against the clocks of the injectors: within 10 % or 0.3 ms for 95 of
-/// 100 requests that were touched for at least a millisecond.
+/// requests are charged is held against the clocks of the injectors: within 10 % or 0.3 ms for 95
+/// of 100 requests that were touched for at least a millisecond.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {

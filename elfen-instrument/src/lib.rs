@@ -22,5 +22,6 @@ pub mod live;
 mod program;
 pub mod remote;
 
+pub use elfen_entries::{RETURN_SECTION, SECTION as ENTRIES_SECTION};
 pub use library::{LIBRARY, LibraryError, find_library, preload};
 pub use program::{Compiler, Inject, Plan, Program, Reason, best, inspect};

@@ -320,11 +320,19 @@ struct elfen_thread_slot {
 	elfen_u64 thread;  /* tgid << 32 | tid of its writer; 0 while there is none */
 	elfen_u64 claims;  /* of slot 0: how often a slot of the page was claimed */
 	elfen_u64 refused; /* of slot 0: threads that found none */
-	elfen_u64 reserved[5];
+	/* of slot 0, by the preload library: entries of functions that say so, those that were
+	 * left alone, and files whose functions say that they return */
+	elfen_u64 entries;
+	elfen_u64 ambiguous;
+	elfen_u64 returns;
+	elfen_u64 reserved[2];
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_thread_slot) == 128);
 ELFEN_AT(elfen_thread_slot, thread, 64);
 ELFEN_AT(elfen_thread_slot, claims, 72);
 ELFEN_AT(elfen_thread_slot, refused, 80);
+ELFEN_AT(elfen_thread_slot, entries, 88);
+ELFEN_AT(elfen_thread_slot, ambiguous, 96);
+ELFEN_AT(elfen_thread_slot, returns, 104);
 
 #endif /* ELFEN_ABI_H */

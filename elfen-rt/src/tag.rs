@@ -4,7 +4,9 @@
 //! first of a process opens that page, with system calls, so it should not be in a signal handler.
 //! The page is that of the `elfen shim` which started the process, or one of its own without a
 //! name, which an observer finds among the process's mappings and which goes with the process. A
-//! thread that finds no slot stores into words of its own, where nobody looks.
+//! thread that finds no slot stores into words of its own, where nobody looks. Code that is written
+//! at entries of functions ([`words_at`]) asks for no slot: a thread that has none yet stores into
+//! words that all such threads share.
 //!
 //! `include/elfen_tag.h` is the same in C, and shares slots with this by the thread's id.
 
@@ -31,23 +33,33 @@ const PROTOCOL: u64 = 1;
 #[repr(C)]
 #[derive(Debug)]
 struct Block {
+    /// [`NOWHERE`] before the thread's first tag.
     words: AtomicPtr<ThreadWords>,
     own: ThreadWords,
 }
 
 const _: () = assert!(size_of::<Block>() == 72 && offset_of!(Block, own) == 8);
 
+/// On lines of its own, as all threads without a slot write it.
+#[repr(C, align(128))]
+struct Nowhere(ThreadWords);
+
+/// Where threads that have not looked for a slot say what they do.
+static NOWHERE: Nowhere = Nowhere(ThreadWords::empty());
+
 // As in `check::thread`: stable Rust has no thread-locals without std.
 global_asm!(
-    ".pushsection .tbss,\"awT\",@nobits",
+    ".pushsection .tdata,\"awT\",@progbits",
     ".balign 8",
     ".globl elfen_tag_block_rt",
     ".hidden elfen_tag_block_rt",
     ".type elfen_tag_block_rt, @object",
     ".size elfen_tag_block_rt, 72",
     "elfen_tag_block_rt:",
-    ".zero 72",
+    ".quad {nowhere}",
+    ".zero 64",
     ".popsection",
+    nowhere = sym NOWHERE,
 );
 
 impl Block {
@@ -72,7 +84,7 @@ impl Block {
     #[inline(always)]
     fn words(&self) -> &ThreadWords {
         let mut words = self.words.load(Relaxed);
-        if words.is_null() {
+        if ptr::eq(words, &NOWHERE.0) {
             words = self.find();
         }
         // SAFETY: `find` stores the address of a slot of a page that is never unmapped, or of the
@@ -92,10 +104,38 @@ impl Block {
     }
 }
 
+/// Where a thread's pointer to its words lies, as a distance from its thread pointer: the same in
+/// all threads of a process. For code that is written at entries and returns.
+pub fn words_at() -> isize {
+    let distance: isize;
+    // SAFETY: reads what the loader has filled in.
+    unsafe {
+        asm!(
+            "mov {distance}, qword ptr [rip + elfen_tag_block_rt@GOTTPOFF]",
+            distance = out(reg) distance,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    distance
+}
+
+/// Has the calling thread find its words, where system calls do no harm.
+pub fn begin_thread() {
+    Block::with_own(|block| _ = block.words());
+}
+
+/// The process's page, once it is there.
+pub fn page() -> Option<&'static Page<ThreadSlot>> {
+    static PAGE: Once<Page<ThreadSlot>> = Once::new();
+    match PAGE.get_or_make(open) {
+        Made::Value(page) => Some(page),
+        _ => None,
+    }
+}
+
 /// The calling thread's slot; `None` if there is none to be had.
 pub fn own_slot() -> Option<&'static ThreadSlot> {
-    static PAGE: Once<Page<ThreadSlot>> = Once::new();
-    let Made::Value(page) = PAGE.get_or_make(open) else { return None };
+    let page = page()?;
     // SAFETY: both take nothing and cannot fail.
     let (process, thread) = (unsafe { libc::getpid() }, unsafe { libc::gettid() });
     claim(page, thread_word(process.unsigned_abs(), thread.unsigned_abs()))
@@ -116,7 +156,8 @@ fn open() -> Option<Page<ThreadSlot>> {
 
 /// A child's thread has another id, and so another slot.
 unsafe extern "C" fn in_child() {
-    Block::with_own(|block| block.words.store(ptr::null_mut(), Relaxed));
+    let nowhere = ptr::from_ref(&NOWHERE.0).cast_mut();
+    Block::with_own(|block| block.words.store(nowhere, Relaxed));
 }
 
 fn inherited() -> Option<Page<ThreadSlot>> {
@@ -143,6 +184,12 @@ impl Order<'static> {
 }
 
 impl<'a> Order<'a> {
+    /// How functions are to say that they run: by `entries` that are written, by the `hooks` that
+    /// they call, or not at all. The rest behind it is of globals.
+    pub fn functions(&self) -> &'a [u8] {
+        self.rest.split(|&byte| byte == b' ').next().unwrap_or_default()
+    }
+
     fn parse(text: &'a [u8]) -> Option<Self> {
         let mut fields = text.splitn(4, |&byte| byte == b' ');
         let mut number = || parse_u64(fields.next()?);
@@ -262,9 +309,11 @@ mod tests {
 
     #[test]
     fn orders_are_numbers_and_a_rest() {
-        let order = Order { segment: 12, front: 34, rest: &b"8:1:99 40-8"[..] };
-        assert_eq!(Order::parse(b"1 12 34 8:1:99 40-8"), Some(order));
-        assert_eq!(Order::parse(b"1 12 34"), Some(Order { rest: b"", ..order }));
+        let order = Order { segment: 12, front: 34, rest: &b"hooks 8 1:99:40"[..] };
+        assert_eq!(Order::parse(b"1 12 34 hooks 8 1:99:40"), Some(order));
+        assert_eq!(order.functions(), b"hooks");
+        let none = Order { rest: b"", ..order };
+        assert_eq!((Order::parse(b"1 12 34"), none.functions()), (Some(none), &b""[..]));
         for text in ["", "1", "1 12", "2 12 34", "1 -1 34", "1 12 99999999999", "1  12 34"] {
             assert_eq!(Order::parse(text.as_bytes()), None, "{text:?}");
         }

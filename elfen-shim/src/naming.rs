@@ -11,7 +11,7 @@ use crate::symbols::Names;
 /// What a tag of a signal is called.
 pub fn name(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String)) -> String {
     match signal.source {
-        Source::EntriesAndReturns => names.function(value),
+        Source::Entries | Source::EntriesAndReturns => names.function(value),
         Source::SourceTags => names.tag(value),
         Source::TaskMap => match Running::from_word(value) {
             Running::Idle => "(idle)".to_owned(),

@@ -37,6 +37,10 @@ pub struct Summary {
     /// Whether a function that was called is seen to return; `None` if no function was seen.
     pub returns: Option<bool>,
     pub refused_threads: u64,
+    /// Functions that say by code at their entries that they run, and those that cannot be told
+    /// from another.
+    pub entries: u64,
+    pub ambiguous_entries: u64,
     pub ended: String,
     pub exit_status: Option<i32>,
 }
@@ -130,6 +134,8 @@ impl Summary {
                 }
                 if figure.new_values > 1 && signal.source == Source::EntriesAndReturns {
                     summary.returns = Some(true);
+                } else if signal.source == Source::Entries {
+                    summary.returns = Some(false);
                 }
             }
             summary.signals.push(figure);
@@ -168,6 +174,8 @@ impl Summary {
             stopped_ns: head.stopped_ns,
             returns: None,
             refused_threads: head.refused_threads,
+            entries: head.entries,
+            ambiguous_entries: head.ambiguous,
             ended: head.ended.clone(),
             exit_status: head.exit_status,
         }

@@ -8,9 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use elfen_instrument::remote::{Mapping, mappings};
+use elfen_instrument::{ENTRIES_SECTION, RETURN_SECTION};
 use object::elf::{PF_W, PT_GNU_RELRO, PT_LOAD, STT_TLS};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSegment, ObjectSymbol, SymbolFlags};
+
+use crate::recording::Source;
 
 /// What functions call that were built with -finstrument-functions.
 const HOOK: &[u8] = b"__cyg_profile_func_enter";
@@ -118,6 +121,26 @@ pub enum GlobalKind {
     ThreadLocal,
 }
 
+/// How the functions of a program can say that they run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Saying {
+    /// They call hooks where they are entered and where they return.
+    Hooks,
+    /// They have room at their entries, and return as ever.
+    Entries,
+    /// They have room at their entries, and return by `libelfen_return.a`.
+    EntriesAndReturns,
+}
+
+impl From<Saying> for Source {
+    fn from(saying: Saying) -> Self {
+        match saying {
+            Saying::Hooks | Saying::EntriesAndReturns => Self::EntriesAndReturns,
+            Saying::Entries => Self::Entries,
+        }
+    }
+}
+
 /// The symbols of one file.
 #[derive(Debug, Default)]
 pub struct Symbols {
@@ -128,8 +151,7 @@ pub struct Symbols {
     pub base: u64,
     /// Bytes that the loader maps, with their addresses: for names of tags.
     segments: Vec<(u64, Vec<u8>)>,
-    /// Its functions call a hook at their entries and returns.
-    pub says_functions: bool,
+    pub saying: Option<Saying>,
     pub has_tags: bool,
 }
 
@@ -158,7 +180,13 @@ impl Symbols {
         symbols.globals.sort_by(|a, b| (&a.name, a.address).cmp(&(&b.name, b.address)));
         symbols.globals.dedup_by(|a, b| a.name == b.name && a.address == b.address);
         let mut asked = elf.dynamic_symbols().filter(|symbol| symbol.is_undefined());
-        symbols.says_functions = asked.any(|symbol| symbol.name_bytes() == Ok(HOOK));
+        let has = |section| elf.section_by_name(section).is_some();
+        symbols.saying = match asked.any(|symbol| symbol.name_bytes() == Ok(HOOK)) {
+            true => Some(Saying::Hooks),
+            false if !has(ENTRIES_SECTION) => None,
+            false if has(RETURN_SECTION) => Some(Saying::EntriesAndReturns),
+            false => Some(Saying::Entries),
+        };
         symbols.has_tags = elf.section_by_name("elfen_tags").is_some();
         for segment in elf.segments() {
             if let Ok(data) = segment.data() {

@@ -10,6 +10,12 @@ const COLUMNS: usize = 80;
 /// Rows of each table; the rest is counted.
 const ROWS: usize = 12;
 
+/// Where functions are seen at their entries alone.
+pub const NO_RETURNS: &str = "functions say that they are entered and not that they return: what a \
+                              caller does after a call counts for what it called, so callers' \
+                              shares are too low; build it with -mfunction-return=thunk-extern as \
+                              well, and link it with libelfen_return.a";
+
 /// All of it; `more` are sentences on what else would be possible.
 pub fn text(summary: &Summary, more: &[String]) -> String {
     let mut text = opening(summary);
@@ -167,6 +173,17 @@ fn notes(summary: &Summary) -> Vec<String> {
     if summary.refused_threads > 0 {
         notes
             .push(format!("{} threads found no slot to say what they do", summary.refused_threads));
+    }
+    if summary.returns == Some(false) {
+        notes.push(NO_RETURNS.to_owned());
+    }
+    if summary.ambiguous_entries > 0 {
+        notes.push(format!(
+            "{} of {} functions have the lower half of their address from another and say nothing: \
+             their time counts for their callers",
+            summary.ambiguous_entries,
+            summary.entries + summary.ambiguous_entries
+        ));
     }
     if !summary.ended.is_empty() {
         notes.push(format!("of this recording: {}", summary.ended));

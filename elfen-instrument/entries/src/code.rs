@@ -1,4 +1,4 @@
-//! The check in machine code, as it is written over NOPs.
+//! What is written over NOPs, in machine code: the check, and a word that says who runs.
 //!
 //! ```text
 //!     mov   %fs:WORD, %r11            what the thread tests            64 4c 8b 1c 25 WORD
@@ -11,11 +11,33 @@
 //!
 //! `%r11` is free where a function starts, and the flags mean nothing there. The second half is for
 //! runs with more than one batch lane: with one, a thread has nowhere to go.
+//!
+//! For `elfen shim` a function says that it is entered, before any check, and in the place of the
+//! `ret` that all functions of a file share ([`RETURN`]) that it returns; where a function returns,
+//! `%r10` and `%r11` hold nothing:
+//!
+//! ```text
+//!     mov   %fs:WORDS, %r11           the thread's words               64 4c 8b 1c 25 WORDS
+//!     movl  $FUNCTION, (%r11)         the lower half of its address    41 c7 03 FUNCTION
+//!     incq  16(%r11)                  its calls                        49 ff 43 10
+//!
+//!     mov   %fs:WORDS, %r11                                            64 4c 8b 1c 25 WORDS
+//!     mov   (%rsp), %r10d             an address in its caller         44 8b 14 24
+//!     mov   %r10d, (%r11)                                              45 89 13
+//!     ret                                                              c3
+//! ```
 
 /// Bytes of the check for one pair, and of the whole.
 const PAIR_CHECK_BYTES: usize = 19;
 pub const CHECK_BYTES: usize = 43;
 pub const JUMP_BYTES: usize = 5;
+/// Of saying that a function is entered.
+const SAY_BYTES: usize = 20;
+/// The longest that is written: both.
+const CODE_BYTES: usize = SAY_BYTES + CHECK_BYTES;
+
+/// What `libelfen_return.a` has where functions return: `ret`, and room that says whose it is.
+pub const RETURN: [u8; 32] = *b"\xc3elfen return thunk, version 1\xcc\xcc";
 
 /// Where the words of a check lie, as distances from the thread pointer: the same in
 /// every thread of a process.
@@ -31,12 +53,12 @@ pub struct Check {
 /// Some bytes of machine code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Code {
-    bytes: [u8; CHECK_BYTES],
+    bytes: [u8; CODE_BYTES],
     len: usize,
 }
 
 impl Code {
-    const EMPTY: Self = Self { bytes: [0; CHECK_BYTES], len: 0 };
+    const EMPTY: Self = Self { bytes: [0; CODE_BYTES], len: 0 };
 
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&[])
@@ -64,10 +86,8 @@ impl Check {
         if self.moved.is_some() { CHECK_BYTES } else { PAIR_CHECK_BYTES }
     }
 
-    /// The check as it stands at `at`, going to `slow` if there is a reason to. `None` if
-    /// that is more than 2 GiB away.
-    pub fn code(&self, at: u64, slow: u64) -> Option<Code> {
-        let mut code = Code::EMPTY;
+    /// Appends the check to code that stands at `at`, going to `slow` if there is a reason to.
+    fn push(&self, code: &mut Code, at: u64, slow: u64) -> Option<()> {
         code.push(&[0x64, 0x4c, 0x8b, 0x1c, 0x25])?;
         code.push(&self.word.to_le_bytes())?;
         code.push(&[0x49, 0x83, 0x3b, 0x00])?;
@@ -79,8 +99,70 @@ impl Check {
             code.push(&chosen_on.to_le_bytes())?;
             code.push_relative(&[0x0f, 0x85], at, slow)?;
         }
+        Some(())
+    }
+}
+
+/// How functions say that they are entered and that they return.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Say {
+    /// Where a thread's pointer to its words lies, as a distance from the thread pointer.
+    pub words: i32,
+}
+
+impl Say {
+    fn push_words(&self, code: &mut Code) -> Option<()> {
+        code.push(&[0x64, 0x4c, 0x8b, 0x1c, 0x25])?;
+        code.push(&self.words.to_le_bytes())
+    }
+
+    fn push_entry(&self, code: &mut Code, function: u64) -> Option<()> {
+        self.push_words(code)?;
+        code.push(&[0x41, 0xc7, 0x03])?;
+        code.push(&lower_half(function).to_le_bytes())?;
+        code.push(&[0x49, 0xff, 0x43, 0x10])
+    }
+
+    /// In the place of [`RETURN`].
+    pub fn exit(&self) -> Option<Code> {
+        let mut code = Code::EMPTY;
+        self.push_words(&mut code)?;
+        code.push(&[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3])?;
         Some(code)
     }
+}
+
+/// What a function does at its entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    pub say: Option<Say>,
+    pub check: Option<Check>,
+}
+
+impl Entry {
+    /// How many bytes [`Entry::code`] takes.
+    pub fn size(&self) -> usize {
+        self.say.map_or(0, |_| SAY_BYTES) + self.check.map_or(0, |check| check.size())
+    }
+
+    /// The code as it stands at `at` for the function at `function`; the check, which is last, goes
+    /// to `slow` if there is a reason to. `None` if that is more than 2 GiB away.
+    pub fn code(&self, at: u64, function: u64, slow: u64) -> Option<Code> {
+        let mut code = Code::EMPTY;
+        if let Some(say) = &self.say {
+            say.push_entry(&mut code, function)?;
+        }
+        if let Some(check) = &self.check {
+            check.push(&mut code, at, slow)?;
+        }
+        Some(code)
+    }
+}
+
+/// By which functions are told apart.
+#[expect(clippy::cast_possible_truncation, reason = "the lower half of an address")]
+pub fn lower_half(address: u64) -> u32 {
+    address as u32
 }
 
 /// `jmp to`.
@@ -105,8 +187,10 @@ fn distance(from: u64, to: u64) -> Option<i32> {
 mod tests {
     use super::*;
 
-    const PAIR: Check = Check { word: -40, moved: None };
-    const WHOLE: Check = Check { word: -40, moved: Some([0x1234, -24]) };
+    const PAIR: Entry = Entry { say: None, check: Some(Check { word: -40, moved: None }) };
+    const WHOLE: Entry =
+        Entry { say: None, check: Some(Check { word: -40, moved: Some([0x1234, -24]) }) };
+    const SAY: Say = Say { words: -72 };
 
     /// Against what GNU as makes of the listing above.
     #[test]
@@ -114,10 +198,10 @@ mod tests {
         let word = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xd8, 0xff, 0xff, 0xff, 0x49, 0x83, 0x3b, 0x00];
         let cpu = [0x64, 0x44, 0x8b, 0x1c, 0x25, 0x34, 0x12, 0x00, 0x00];
         let chosen_on = [0x64, 0x44, 0x3b, 0x1c, 0x25, 0xe8, 0xff, 0xff, 0xff];
-        let code = PAIR.code(0x1000, 0x2000).unwrap();
+        let code = PAIR.code(0x1000, 0x1000, 0x2000).unwrap();
         assert_eq!(code.bytes(), [&word[..], &[0x0f, 0x85, 0xed, 0x0f, 0, 0]].concat());
         assert_eq!(code.bytes().len(), PAIR.size());
-        let code = WHOLE.code(0x1000, 0x0f00).unwrap();
+        let code = WHOLE.code(0x1000, 0x1000, 0x0f00).unwrap();
         let parts = [
             &word[..],
             &[0x0f, 0x85, 0xed, 0xfe, 0xff, 0xff],
@@ -127,6 +211,26 @@ mod tests {
         ];
         assert_eq!(code.bytes(), parts.concat());
         assert_eq!(code.bytes().len(), WHOLE.size());
+    }
+
+    /// Against what GNU as makes of the second listing; beside the check of one pair there is room.
+    #[test]
+    fn functions_say_that_they_run_before_they_are_checked() {
+        let words = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xb8, 0xff, 0xff, 0xff];
+        let entry = [&words[..], &[0x41, 0xc7, 0x03, 0x34, 0x12, 0x55, 0x55, 0x49, 0xff, 0x43, 16]];
+        let only = Entry { say: Some(SAY), check: None };
+        let code = only.code(0x1000, 0x7777_5555_1234, 0).unwrap();
+        assert_eq!((code.bytes(), only.size()), (&entry.concat()[..], SAY_BYTES));
+        let both = Entry { say: Some(SAY), check: PAIR.check };
+        let code = both.code(0x1000, 0x7777_5555_1234, 0x2000).unwrap();
+        let check = PAIR.code(0x1000 + SAY_BYTES as u64, 0, 0x2000).unwrap();
+        assert_eq!(code.bytes(), [&entry.concat()[..], check.bytes()].concat());
+        assert!(code.bytes().len() == both.size() && both.size() <= CHECK_BYTES);
+        let whole = Entry { say: Some(SAY), check: WHOLE.check };
+        assert_eq!(whole.code(0x1000, 0, 0x2000).unwrap().bytes().len(), whole.size());
+        let exit = [&words[..], &[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3]].concat();
+        assert_eq!(SAY.exit().unwrap().bytes(), exit);
+        assert!(exit.len() <= RETURN.len());
     }
 
     #[test]
@@ -141,7 +245,7 @@ mod tests {
         let far = 1 << 31;
         assert_eq!(jump(0, far + 5), None);
         assert!(jump(0, far + 4).is_some());
-        assert_eq!(WHOLE.code(0x7fff_0000_0000, 0x5555_0000_0000), None);
+        assert_eq!(WHOLE.code(0x7fff_0000_0000, 0, 0x5555_0000_0000), None);
         assert_eq!(jump(u64::MAX - 2, 0), None);
     }
 }

@@ -1,4 +1,5 @@
-//! What `-fpatchable-function-entry` leaves in a program, and the check that is written there.
+//! What `-fpatchable-function-entry` and `-mfunction-return=thunk-extern` leave in a program, and
+//! what is written there: checks, and words that say which function runs.
 //!
 //! Bytes in, bytes out: no unsafe, no allocation, no input or output. The preload library
 //! applies it to the program that it is loaded into, and the inspector to files, so both
@@ -16,7 +17,9 @@ mod functions;
 mod go;
 mod nops;
 
-pub use code::{CHECK_BYTES, Check, Code, JUMP_BYTES, call_through, jump};
+pub use code::{
+    CHECK_BYTES, Check, Code, Entry, JUMP_BYTES, RETURN, Say, call_through, jump, lower_half,
+};
 pub use frames::{Frame, frame, frames};
 pub use functions::FunctionStarts;
 pub use go::GoFunctions;
@@ -24,6 +27,9 @@ pub use nops::{filling, nop_run};
 
 /// The section in which compilers list the addresses of the NOPs they left.
 pub const SECTION: &str = "__patchable_function_entries";
+
+/// The section that `libelfen_return.a` puts its `ret` into.
+pub const RETURN_SECTION: &str = "elfen_return";
 
 /// `endbr64`: where control-flow protection is on, the NOPs come after it.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

@@ -1,4 +1,5 @@
-//! The hooks that compilers call where a function starts. All assembly of the library is here.
+//! The hooks that compilers call where a function starts. All assembly that a
+//! program's functions come by is here.
 //!
 //! `mcount` (`-pg`), `__fentry__` (`-pg -mfentry`) and the calls out of patched functions are no
 //! calls that the function's code knows of: its arguments are still in their registers, and
@@ -221,10 +222,8 @@ unsafe extern "C" fn slow() {
 /// Whether an `elfen shim` looks at this process.
 static OBSERVED: AtomicBool = AtomicBool::new(false);
 
-/// From now on functions say that they are entered and left.
+/// From now on functions that call the two below say that they are entered and left.
 pub(crate) fn say_functions() {
-    // The first thread's slot is claimed here, where system calls do no harm.
-    tag::function(0);
     OBSERVED.store(true, Relaxed);
 }
 

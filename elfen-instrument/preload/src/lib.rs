@@ -3,7 +3,8 @@
 //! Its hooks ([`hooks`]) are what compilers call at function entries when asked to; where
 //! they left room for it instead, [`patch`] writes checks into the program as it is loaded.
 //! A program with neither is none the wiser: the library then does nothing at all. For
-//! `elfen shim` it shares the globals that are looked at ([`shared`]). What a check does is in
+//! `elfen shim` it shares the globals that are looked at ([`shared`]), and functions say that they
+//! run, each thread in a slot that it claims as it begins ([`threads`]). What a check does is in
 //! `elfen_rt::check`; so is the slow path of the checks in `elfen_check.h`, which this library
 //! exports.
 //!
@@ -18,6 +19,7 @@
 mod hooks;
 mod patch;
 mod shared;
+mod threads;
 
 /// Called by the loader when the library and what it needs are in place, before `main`.
 #[used]
@@ -25,11 +27,19 @@ mod shared;
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    if elfen_rt::inherit::is_named() {
-        patch::patch_all();
+    let order = elfen_rt::tag::Order::own();
+    let functions = order.map_or(&b""[..], |order| order.functions());
+    let says = functions == b"entries";
+    if says || functions == b"hooks" {
+        // The first thread's slot is claimed here, where system calls do no harm.
+        elfen_rt::tag::begin_thread();
+        threads::claim_slots();
     }
-    if let Some(order) = elfen_rt::tag::Order::own() {
+    patch::patch_all(patch::Ways { says, checks: elfen_rt::inherit::is_named() });
+    if let Some(order) = order {
         shared::share(&order);
+    }
+    if functions == b"hooks" {
         hooks::say_functions();
     }
 }

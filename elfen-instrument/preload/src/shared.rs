@@ -37,7 +37,7 @@ struct Page {
 
 /// Does what the front has ordered. Only while there is one thread, and before the program runs.
 pub(crate) fn share(order: &Order<'_>) {
-    let mut fields = order.rest.split(|&byte| byte == b' ');
+    let mut fields = order.rest.split(|&byte| byte == b' ').skip(1);
     let Some(fd) = fields.next().and_then(number).and_then(|fd| c_int::try_from(fd).ok()) else {
         return;
     };

@@ -4,5 +4,6 @@
 mod inspect;
 mod library;
 mod programs;
+mod said;
 mod stage;
 mod tasks;

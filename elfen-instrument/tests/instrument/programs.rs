@@ -43,7 +43,7 @@ pub(crate) fn program(way: &str) -> Option<&'static Path> {
     programs().iter().find(|(found, _)| *found == way).map(|(_, program)| program.as_path())
 }
 
-fn plain() -> &'static Path {
+pub(crate) fn plain() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| compile("programs.c", "programs-plain", &[]).unwrap())
 }
@@ -189,7 +189,7 @@ fn a_program_that_has_threads_before_it_starts_is_not_patched() {
     assert_eq!(run.lane().naps.load(Relaxed), 0);
 }
 
-fn output_of(command: &mut Command) -> (String, Option<i32>) {
+pub(crate) fn output_of(command: &mut Command) -> (String, Option<i32>) {
     let output = command.output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     (String::from_utf8(output.stdout).unwrap(), output.status.code())

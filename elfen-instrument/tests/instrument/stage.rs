@@ -73,6 +73,13 @@ pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<Pat
     }
     let mut arguments: Vec<&OsStr> = vec![object.as_os_str(), "-o".as_ref(), output.as_os_str()];
     arguments.extend(["-pthread", "-lm"].map(OsStr::new));
+    let returns = library().with_file_name("libelfen_return.a");
+    if flags.contains(&RETURNS) {
+        arguments.push(returns.as_os_str());
+    }
+    if flags.contains(&"c++") {
+        arguments.push("-lstdc++".as_ref());
+    }
     // How a program is linked is decided by the flags that both steps know.
     arguments.extend(flags.iter().filter(|flag| LINKING.contains(flag)).map(OsStr::new));
     let linked = cc(&arguments).unwrap();
@@ -80,7 +87,10 @@ pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<Pat
     Some(output)
 }
 
-const LINKING: [&str; 4] = ["-fsanitize=address", "-no-pie", "-shared", "-static"];
+/// Functions return by what `libelfen_return.a` has.
+pub(crate) const RETURNS: &str = "-mfunction-return=thunk-extern";
+
+const LINKING: [&str; 5] = ["-flto", "-fsanitize=address", "-no-pie", "-shared", "-static"];
 
 /// Waits for something that must happen.
 pub(crate) fn until(what: &str, mut happens: impl FnMut() -> bool) {
@@ -97,7 +107,7 @@ fn segment(bytes: usize) -> Memory {
     memory
 }
 
-fn page<S: Slot>(slots: u32) -> Page<S> {
+pub(crate) fn page<S: Slot>(slots: u32) -> Page<S> {
     Page::format(segment(Page::<S>::bytes(slots)), slots, pid_namespace(), &[0; 32]).unwrap()
 }
 

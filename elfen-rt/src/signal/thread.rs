@@ -32,7 +32,23 @@ pub struct ThreadWords {
     reserved: [AtomicU64; 3],
 }
 
+impl ThreadWords {
+    /// Of a thread that has said nothing yet.
+    pub const fn empty() -> Self {
+        Self {
+            function: AtomicU32::new(0),
+            tag: AtomicU32::new(0),
+            value: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            instructions: AtomicU64::new(0),
+            cycles: AtomicU64::new(0),
+            reserved: [const { AtomicU64::new(0) }; 3],
+        }
+    }
+}
+
 const _: () = assert!(size_of::<ThreadWords>() == 64);
+const _: () = assert!(offset_of!(ThreadWords, function) == 0);
 const _: () = assert!(offset_of!(ThreadWords, tag) == 4);
 const _: () = assert!(offset_of!(ThreadWords, value) == 8);
 const _: () = assert!(offset_of!(ThreadWords, calls) == 16);
@@ -50,13 +66,22 @@ pub struct ThreadSlot {
     pub claims: AtomicU64,
     /// Of slot 0: threads that found no slot, and write where nobody reads.
     pub refused: AtomicU64,
-    reserved: [AtomicU64; 5],
+    /// Of slot 0: entries of functions that say so by code that was written there.
+    pub entries: AtomicU64,
+    /// Of slot 0: entries that were left alone, as what they say means another function already.
+    pub ambiguous: AtomicU64,
+    /// Of slot 0: files of the program whose functions also say that they return.
+    pub returns: AtomicU64,
+    reserved: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<ThreadSlot>() == 128);
 const _: () = assert!(offset_of!(ThreadSlot, thread) == 64);
 const _: () = assert!(offset_of!(ThreadSlot, claims) == 72);
 const _: () = assert!(offset_of!(ThreadSlot, refused) == 80);
+const _: () = assert!(offset_of!(ThreadSlot, entries) == 88);
+const _: () = assert!(offset_of!(ThreadSlot, ambiguous) == 96);
+const _: () = assert!(offset_of!(ThreadSlot, returns) == 104);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNTHRD" is used nowhere else.
 unsafe impl Slot for ThreadSlot {

@@ -31,7 +31,8 @@ FIELDS(control_words, AT(elfen_control_slot, generation), AT(elfen_control_slot,
 FIELDS(thread_words, AT(elfen_thread_slot, words.value), AT(elfen_thread_slot, words.calls),
        AT(elfen_thread_slot, words.instructions), AT(elfen_thread_slot, words.cycles),
        AT(elfen_thread_slot, thread), AT(elfen_thread_slot, claims),
-       AT(elfen_thread_slot, refused));
+       AT(elfen_thread_slot, refused), AT(elfen_thread_slot, entries),
+       AT(elfen_thread_slot, ambiguous), AT(elfen_thread_slot, returns));
 
 struct channel {
 	const char *name;

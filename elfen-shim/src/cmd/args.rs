@@ -97,6 +97,15 @@ pub(super) struct Args {
     pub(super) program: Vec<OsString>,
 }
 
+impl Args {
+    /// Whether anything that is asked for is told by functions.
+    pub(super) fn wants_functions(&self) -> bool {
+        self.watch.is_empty()
+            || self.watch.contains(&Ask::Function)
+            || self.rate.iter().any(|rate| rate.split('/').any(|word| word == "calls"))
+    }
+}
+
 /// What a recording holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(super) enum Keep {

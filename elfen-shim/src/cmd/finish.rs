@@ -27,6 +27,10 @@ pub(super) struct Known {
     pub(super) steal_ns: u64,
     pub(super) stopped_ns: u64,
     pub(super) refused_threads: u64,
+    pub(super) entries: u64,
+    pub(super) ambiguous: u64,
+    /// Functions were to say that they run, and none does.
+    pub(super) is_silent: bool,
     pub(super) exit_status: Option<i32>,
     /// Pages of globals that the program was not seen to share.
     pub(super) not_shared: u64,
@@ -66,6 +70,8 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         stopped_ns: known.stopped_ns,
         missed_switches: seen.missed_switches,
         refused_threads: known.refused_threads,
+        entries: known.entries,
+        ambiguous: known.ambiguous,
         rates: Vec::new(),
         dte: None,
         cost,
@@ -78,6 +84,12 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
     }
     if seen.failed_reads > 0 {
         head.ended = format!("{} readings of its memory were refused", seen.failed_reads);
+    }
+    if known.is_silent {
+        head.ended =
+            "no function said that it runs: there are less than five bytes of room at one \
+                      of its entries, or it had threads before it started"
+                .to_owned();
     }
     if known.not_shared > 0 {
         head.ended = format!(

@@ -81,7 +81,8 @@ pub(super) fn gather(
             signals.push(("function", Kind::Tags, 0, LOW, source));
         } else if asks.contains(&Ask::Function) {
             let why = "the program's functions do not say that they are entered";
-            let fix = "build it with -finstrument-functions, and start it by `elfen shim --`";
+            let fix = "build it with -fpatchable-function-entry=43, or -finstrument-functions, and \
+                       start it by `elfen shim --`";
             return Err(Failure::new(Status::Failed, "watching \"function\"", why, fix));
         }
         if wants(&Ask::Tag) {

@@ -112,4 +112,34 @@ mod tests {
             assert!(failure.contains(why), "{failure}");
         }
     }
+    fn recorded(machine: &str) -> Topology {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen/tests/sysfs");
+        let source = Source::open_recording(&folder.join(machine)).unwrap();
+        topology(&source).unwrap()
+    }
+
+    /// Goal: an observer takes no half of a core that it observes unless it is told to, and no lane
+    /// that is not there. Method: machines that were recorded.
+    #[test]
+    fn lanes_of_other_machines_are_held_against_them() {
+        let of = |topology: &Topology, on: Option<&str>, from, sibling| {
+            let on = on.map(|on| on.parse::<CpuSet>().unwrap());
+            choose_of(topology, on.as_ref(), from, sibling, &topology.usable)
+        };
+        let why = |chosen: Result<Chosen, Failure>| chosen.unwrap_err().to_string();
+        let desktop = recorded("desktop-2way.machine");
+        let core = &desktop.core_of(0).unwrap().lanes;
+        let beside = core.iter().find(|&lane| lane != 0).unwrap();
+        assert!(why(of(&desktop, Some("0"), Some(beside), false)).contains("shares a core"));
+        assert_eq!(of(&desktop, Some("0"), Some(beside), true).unwrap().from, beside);
+        let apart = of(&desktop, Some("0"), None, false).unwrap().from;
+        assert!(!core.contains(apart), "CPU {apart}");
+        let all = desktop.usable.to_string();
+        assert!(why(of(&desktop, Some(&all), None, false)).contains("every lane is observed"));
+        let offline = recorded("cpu-offline.machine");
+        let gone = offline.present.without(&offline.online).iter().next().unwrap();
+        assert!(why(of(&offline, None, Some(gone), false)).contains("is offline"));
+        let single = recorded("one-cpu.machine");
+        assert!(why(of(&single, None, None, false)).contains("a CPU each"));
+    }
 }

@@ -3,9 +3,8 @@
 use elfen_console::shell;
 
 use super::args::Args;
-use crate::recording::Source;
 use crate::summary::Summary;
-use crate::symbols::{GlobalKind, Symbols};
+use crate::symbols::{GlobalKind, Saying, Symbols};
 
 /// Names of a program's own globals that change, as far as its file tells them.
 pub(super) fn globals(symbols: Option<&Symbols>) -> Vec<String> {
@@ -24,7 +23,7 @@ pub(super) fn more(
     args: &Args,
     summary: &Summary,
     no_map: Option<&str>,
-    functions: Option<Source>,
+    saying: Option<Saying>,
     globals: &[String],
 ) -> Vec<String> {
     let mut more = Vec::new();
@@ -55,9 +54,12 @@ pub(super) fn more(
             }
         ),
     });
-    if functions.is_none() {
-        let why = "its functions: build it with -finstrument-functions, which gcc and clang have";
-        more.push(why.to_owned());
+    if saying.is_none() {
+        more.push(
+            "its functions: build it with gcc's -fpatchable-function-entry=43 and \
+             -mfunction-return=thunk-extern, and link it with libelfen_return.a"
+                .to_owned(),
+        );
     }
     if summary.tags.iter().all(|tag| tag.signal != "tag") {
         more.push(

@@ -1,10 +1,8 @@
 //! `elfen shim`: starts a program or finds one, observes it, and says what was seen.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Child, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,32 +10,31 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output;
 use elfen_console::terminal::{self, Role, Screen};
 use elfen_host::affinity;
-use elfen_instrument::inspect;
-use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::args::{Args, Keep, Pace};
 use super::finish;
-use super::gather::{Context, Gathered, gather, share, share_running};
+use super::gather::{Context, Gathered, gather};
 use super::lanes::{Chosen, choose};
 use super::live::Picture;
-use super::more::{globals, more};
-use super::process::{check_process, new_page, page_of, task_map};
+use super::more::more;
+use super::process::{check_process, task_map};
+use super::start::{Started, behind, not_started, start};
 use super::wait::{End, outlast, take_signals, wait};
 use crate::clock::Clock;
 use crate::costing::Costing;
 use crate::fold::Fold;
 use crate::live::Live;
-use crate::program::{self, Held, Start, StartError};
+use crate::program;
 use crate::reach::Keeper;
 use crate::record::{Ended, Orders, Until};
-use crate::recording::{Source, again};
+use crate::recording::{Signal, Source, again};
 use crate::round_trip;
 use crate::session::{How, Observer, Seen};
 use crate::summary::Summary;
-use crate::symbols::{Layout, Symbols};
+use crate::symbols::{Layout, Saying};
 use crate::tally::Tally;
 
 /// Round trips of up to this are near; further ones stretch the period.
@@ -102,24 +99,10 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     affinity::pin(chosen.from).map_err(pin)?;
     let round_trip = chosen.on.iter().next().and_then(round_trip::ticks);
     let map = task_map();
-    let (layout, globals) = (Layout::default(), Vec::new());
-    let mut run = Run { args, chosen, clock, round_trip, map, layout, globals, screen, behind };
-    let (started, functions) = run.start(signals)?;
-    run.observe(started, functions, out)
-}
-
-/// A program that was started, and what is known of it.
-struct Started {
-    /// It waits to be let go, until somebody looks.
-    held: Option<Held>,
-    child: Option<Child>,
-    /// Of pages that are shared while it runs.
-    keeper: Option<Keeper>,
-    process: u32,
-    page: Option<&'static Page<ThreadSlot>>,
-    globals: Vec<(String, crate::reach::Place)>,
-    shared_pages: u64,
-    name: String,
+    let mut layout = Layout::default();
+    let started = start(args, &chosen, &mut layout, behind.as_ref(), signals)?;
+    let run = Run { args, chosen, clock, round_trip, map, layout, screen, behind };
+    run.observe(started, out)
 }
 
 struct Run<'a> {
@@ -129,98 +112,13 @@ struct Run<'a> {
     round_trip: Option<u64>,
     map: Result<&'static TaskMap, String>,
     layout: Layout,
-    /// Names of some of the program's globals.
-    globals: Vec<String>,
     screen: Option<Screen>,
     /// What the program prints while the terminal is drawn on.
     behind: Option<File>,
 }
 
-/// A file without a name.
-fn behind() -> Result<File, Failure> {
-    let mut options = File::options();
-    let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE | libc::O_APPEND);
-    options.mode(0o600).open(std::env::temp_dir()).map_err(|error| {
-        let fix = "name a folder that can be written in TMPDIR";
-        Failure::new(Status::Failed, "a file for what the program prints", error, fix)
-    })
-}
-
 impl Run<'_> {
-    /// Starts the program, or looks at the one that runs.
-    fn start(
-        &mut self,
-        signals: nix::sys::signal::SigSet,
-    ) -> Result<(Started, Option<Source>), Failure> {
-        let args = self.args;
-        if args.program.is_empty() {
-            let process = args.process.unwrap_or(0);
-            if process != 0 {
-                self.layout.look(process);
-            }
-            let page = page_of(process);
-            let name = match args.process {
-                Some(process) => program::name_of(process).unwrap_or_default(),
-                None => "who runs".to_owned(),
-            };
-            let (held, child, shared_pages) = (None, None, 0);
-            let (globals, keeper) = match args.share {
-                false => (Vec::new(), None),
-                true => {
-                    let Chosen { on, from } = &self.chosen;
-                    let lanes = &on.iter().chain([*from]).collect();
-                    let (watch, rate) = (&args.watch, &args.rate);
-                    let shared = share_running(watch, rate, process, &self.layout, lanes)?;
-                    (shared.0, Some(shared.1))
-                }
-            };
-            let started =
-                Started { held, child, keeper, process, page, globals, shared_pages, name };
-            return Ok((started, None));
-        }
-        let page = new_page()?;
-        let file = crate::reach::program_file(&args.program[0]);
-        let symbols = file.as_deref().and_then(|file| Symbols::read(file, file));
-        let (places, shared) = match &file {
-            Some(file) => share(&args.watch, &args.rate, file)?,
-            None => (Vec::new(), None),
-        };
-        self.globals = globals(symbols.as_ref());
-        let says = symbols.filter(|symbols| symbols.says_functions);
-        let functions = says.map(|_| Source::EntriesAndReturns);
-        let shares = shared.as_ref().filter(|shared| !shared.is_empty());
-        if functions.is_some() || shares.is_some() {
-            takes_a_library(&args.program[0])?;
-        }
-        let preload = (functions.is_some() || shares.is_some())
-            .then(|| shares.map_or_else(|| "-".to_owned(), crate::reach::SharedGlobals::order));
-        let order = Start {
-            words: &args.program,
-            on: &self.chosen.on,
-            segment: page.memory().segment_id().unwrap_or(-1),
-            preload,
-            output: match &self.behind {
-                Some(file) => program::Output::File(file),
-                None if args.json => program::Output::Errors,
-                None => program::Output::Ours,
-            },
-            signals,
-        };
-        let held = program::start(&order).map_err(|error| not_started(&args.program[0], &error))?;
-        let (process, name) = (held.process, args.program[0].to_string_lossy().into_owned());
-        let shared_pages = shares.map_or(0, crate::reach::SharedGlobals::pages);
-        let (held, child, page, globals) = (Some(held), None, Some(page), places);
-        let keeper = None;
-        let started = Started { held, child, keeper, process, page, globals, shared_pages, name };
-        Ok((started, functions))
-    }
-
-    fn observe(
-        mut self,
-        mut started: Started,
-        functions: Option<Source>,
-        out: &mut dyn Write,
-    ) -> Result<ExitCode, Failure> {
+    fn observe(mut self, mut started: Started, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         let map = self.map.clone();
         let no_map = map.as_ref().err().cloned();
         let context = Context {
@@ -230,7 +128,7 @@ impl Run<'_> {
             chosen: &self.chosen,
             globals: &started.globals,
             layout: &self.layout,
-            functions,
+            functions: started.saying.map(Source::from),
             clock: self.clock,
         };
         let gathered = gather(&self.args.watch, &self.args.rate, &context);
@@ -272,7 +170,7 @@ impl Run<'_> {
         let mut tally = seen.tally.take().unwrap_or_default();
         tally.add(Tally::of(&recording));
         let summary = Summary::from(&recording.head, tally, self.args.keep == Keep::Histogram);
-        self.print(&summary, no_map.as_deref(), functions, out)?;
+        self.print(&summary, no_map.as_deref(), &started, out)?;
         out.flush().map_err(Failure::output)?;
         written.transpose()?;
         let status = match (end, &mut started.child) {
@@ -318,7 +216,7 @@ impl Run<'_> {
             }),
             live: self.args.live.then(|| Arc::new(Live::of(words.signals.len()))),
         };
-        let signals = words.signals.clone();
+        let mut signals = words.signals.clone();
         let mut picture = how.live.clone().map(|live| {
             let (own, screen) = ((started.process, started.name.clone()), self.screen.take());
             Picture::of(live, signals.clone(), self.clock, own, screen)
@@ -350,7 +248,11 @@ impl Run<'_> {
         let end = end?;
         let stopped_ns = started.keeper.take().map_or(Ok(0), private_again)?;
         self.clock.ticks_per_second = rate.ticks_per_second();
-        let refused = started.page.and_then(|page| page.slot(0)).map(|slot| &slot.refused);
+        let first = started.page.and_then(|page| page.slot(0));
+        let of_first =
+            |word: fn(&ThreadSlot) -> &AtomicU64| first.map_or(0, |slot| word(slot).load(Relaxed));
+        let entries = of_first(|slot| &slot.entries);
+        correct(&mut signals, started.saying, of_first(|slot| &slot.returns));
         let known = finish::Known {
             program: started.name.clone(),
             process: started.process,
@@ -361,7 +263,10 @@ impl Run<'_> {
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
             steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),
             stopped_ns,
-            refused_threads: refused.map_or(0, |refused| refused.load(Relaxed)),
+            refused_threads: of_first(|slot| &slot.refused),
+            entries,
+            ambiguous: of_first(|slot| &slot.ambiguous),
+            is_silent: entries == 0 && started.saying.is_some_and(|how| how != Saying::Hooks),
             exit_status: match end {
                 End::Program(status) => Some(status),
                 End::Gone | End::Signal(_) | End::Observer => None,
@@ -418,10 +323,11 @@ impl Run<'_> {
         &self,
         summary: &Summary,
         no_map: Option<&str>,
-        functions: Option<Source>,
+        started: &Started,
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
-        let more = more(self.args, summary, no_map, functions, &self.globals);
+        let Started { saying, own_globals, .. } = started;
+        let more = more(self.args, summary, no_map, *saying, own_globals);
         output::print(out, self.args.json, summary, || crate::text::text(summary, &more))
     }
 }
@@ -442,13 +348,13 @@ fn private_again(mut keeper: Keeper) -> Result<u64, Failure> {
     Ok(keeper.stopped_ns)
 }
 
-/// Functions, and globals from the start, are seen by a library inside of the program.
-fn takes_a_library(program: &OsString) -> Result<(), Failure> {
-    let reason = inspect(program).and_then(|program| program.takes_a_library()).err();
-    reason.map_or(Ok(()), |reason| {
-        let (what, fix) = (format!("program {program:?}"), "watch tag or task, or -p when it runs");
-        Err(Failure::new(Status::Failed, what, format!("it {reason}"), fix))
-    })
+/// Functions that return as ever, whatever the file had promised.
+fn correct(signals: &mut [Signal], saying: Option<Saying>, returns: u64) {
+    if saying == Some(Saying::EntriesAndReturns) && returns == 0 {
+        let by_entries = |signal: &&mut Signal| signal.source == Source::EntriesAndReturns;
+        let signals = signals.iter_mut().filter(by_entries);
+        signals.for_each(|signal| signal.source = Source::Entries);
+    }
 }
 
 /// What a sample takes in a recording, of each signal: distance, count and index.
@@ -464,16 +370,6 @@ fn warn_of_samples(memory: usize, period_ticks: u64, signals: usize, clock: Cloc
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn not_started(program: &OsString, error: &StartError) -> Failure {
-    let what = format!("program {:?}", program.to_string_lossy());
-    let fix = match error {
-        StartError::NotFound | StartError::NoProgram => "name one that PATH has, or its file",
-        StartError::Library(_) => "build all of Elfen, or name the folder in ELFEN_LIB",
-        StartError::NotExecutable(_) | StartError::Io(_) => "check its file",
-    };
-    Failure::new(Status::Failed, what, error, fix)
 }
 
 fn until(text: &str, words: &crate::session::Words) -> Result<Until, Failure> {

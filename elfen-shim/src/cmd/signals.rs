@@ -12,12 +12,19 @@ use serde::Serialize;
 
 use super::gather::globals_of;
 use crate::reach;
-use crate::symbols::{Global, GlobalKind, Layout, Symbols};
+use crate::symbols::{Global, GlobalKind, Layout, Saying, Symbols};
 
 const EXAMPLES: &str = "\
 Examples:
   elfen shim signals redis-server
   sudo elfen shim signals -p 4242 --json | jq '.signals[].name'";
+
+/// What programs lack.
+const FUNCTIONS: &str = "build it with -fpatchable-function-entry=43 and \
+                         -mfunction-return=thunk-extern and link it with libelfen_return.a, or \
+                         build it with -finstrument-functions";
+const RETURNS: &str = "build it with -mfunction-return=thunk-extern as well, and link it with \
+                       libelfen_return.a";
 
 /// Rows of the table; JSON has all.
 const ROWS: usize = 40;
@@ -106,9 +113,18 @@ impl Report {
     }
 
     fn of_files(&mut self, program: &Symbols) {
-        match program.says_functions {
-            true => self.add("function", "entries+returns", "a call of a hook at each"),
-            false => self.lack("function", "build it with -finstrument-functions"),
+        match program.saying {
+            Some(Saying::Hooks) => {
+                self.add("function", "entries+returns", "a call of a hook at each");
+            }
+            Some(Saying::EntriesAndReturns) => {
+                self.add("function", "entries+returns", "some stores at each");
+            }
+            Some(Saying::Entries) => {
+                self.add("function", "entries", "some stores at each; callers' shares are too low");
+                self.lack("returns of functions", RETURNS);
+            }
+            None => self.lack("function", FUNCTIONS),
         }
         if program.has_tags {
             self.add("tag", "source-tags", "one store a tag");

@@ -55,6 +55,7 @@ pub enum Source {
     SharedAtStart,
     Shared,
     Read,
+    Entries,
     #[serde(rename = "entries+returns")]
     EntriesAndReturns,
     SourceTags,
@@ -94,6 +95,12 @@ pub struct Head {
     pub missed_switches: Option<u64>,
     /// Threads that found no slot to say what they do.
     pub refused_threads: u64,
+    /// Functions that say by code at their entries that they run; earlier recordings have none.
+    #[serde(default)]
+    pub entries: u64,
+    /// Those among them that another cannot be told from, and that say nothing.
+    #[serde(default)]
+    pub ambiguous: u64,
     pub rates: Vec<RateFigure>,
     pub dte: Option<Dte>,
     pub cost: Option<Cost>,

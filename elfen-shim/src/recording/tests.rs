@@ -33,6 +33,8 @@ fn head() -> Head {
         stopped_ns: 0,
         missed_switches: None,
         refused_threads: 0,
+        entries: 0,
+        ambiguous: 0,
         rates: Vec::new(),
         dte: None,
         cost: None,

@@ -8,6 +8,7 @@ use elfen_console::duration::{number, show};
 use elfen_shim::recording::{Kind, RateFigure, Recording, State};
 use elfen_shim::summary::{Summary, TagFigure};
 use elfen_shim::tally::Tags;
+use elfen_shim::text::NO_RETURNS;
 
 use super::document::{Report, Table};
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Source, Style};
@@ -75,6 +76,9 @@ impl Maker<'_> {
         }
         if self.recording.cut {
             notes.push("The file was cut: this is what was left of it.".to_owned());
+        }
+        if self.summary.returns == Some(false) {
+            notes.push(format!("Of its shares: {NO_RETURNS}."));
         }
         if !self.summary.ended.is_empty() {
             notes.push(format!("Of this recording: {}.", clean(&self.summary.ended)));

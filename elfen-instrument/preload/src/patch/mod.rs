@@ -1,73 +1,116 @@
-//! Writes checks over the NOPs that `-fpatchable-function-entry` left, in the program and in the
-//! libraries loaded with it.
+//! Writes over the NOPs that `-fpatchable-function-entry` left, in the program and in the libraries
+//! loaded with it: checks, and for `elfen shim` that a function was entered.
 //!
 //! ```text
 //!     in the function, where there is room           where there is not
 //!
-//!     f:  check, else jump to f's stub               f:  jmp f's stub
+//!     f:  say, check, else jump to f's stub          f:  jmp f's stub
 //!     back:                                          back:
 //!
-//!     stub:  call *hook                              stub:  check, else jump to `ask`
+//!     stub:  call *hook                              stub:  say, check, else jump to `ask`
 //!            jmp back                                       jmp back
 //!                                                    ask:   call *hook
 //!                                                           jmp back
 //! ```
 //!
+//! And over the `ret` that functions share which are built with `-mfunction-return=thunk-extern`
+//! and linked with `libelfen_return.a`: that they return. Two functions whose addresses have one
+//! lower half cannot be told apart, so the second says nothing, and is counted.
+//!
 //! Before the program starts, and only while no other thread runs: a thread in the middle of the
 //! NOPs would find half an instruction. Libraries that are opened later keep their NOPs.
 
 mod object;
+mod said;
 mod section;
 mod write;
 
 use core::ffi::{c_int, c_void};
+use core::ptr;
 
 use elfen_entries::{
-    CHECK_BYTES, Check, FunctionStarts, JUMP_BYTES, call_through, filling, is_entry, jump,
+    Check, Entry, FunctionStarts, JUMP_BYTES, Say, call_through, filling, is_entry, jump,
 };
-use elfen_rt::check;
+use elfen_rt::{check, tag};
 
 use object::Object;
+use said::Said;
 use write::{Opened, Stubs};
 
-/// Patches all that is loaded. Does nothing if this process belongs to no run.
-pub(crate) fn patch_all() {
-    if write::threads() != Some(1) {
+/// What is written, where functions leave room for it.
+#[derive(Clone, Copy)]
+pub(crate) struct Ways {
+    /// That they are entered and return.
+    pub(crate) says: bool,
+    pub(crate) checks: bool,
+}
+
+/// One walk over all that is loaded.
+struct Walk<'a> {
+    ways: Ways,
+    said: Said<'a>,
+}
+
+/// Patches all that is loaded; gives what says now that it runs.
+pub(crate) fn patch_all(ways: Ways) {
+    if !(ways.says || ways.checks) || write::threads() != Some(1) {
         return;
     }
-    // SAFETY: `patch_one` has the type that is asked for, and needs no data.
-    unsafe { libc::dl_iterate_phdr(Some(patch_one), core::ptr::null_mut()) };
+    let mut walk = Walk { ways, said: Said::default() };
+    // SAFETY: `patch_one` has the type that is asked for, and the walk lives longer than the call.
+    unsafe { libc::dl_iterate_phdr(Some(patch_one), ptr::from_mut(&mut walk).cast()) };
+    if ways.says {
+        walk.said.publish();
+    }
 }
 
 unsafe extern "C" fn patch_one(
     info: *mut libc::dl_phdr_info,
     _size: usize,
-    _data: *mut c_void,
+    walk: *mut c_void,
 ) -> c_int {
-    // SAFETY: the loader hands out its description of a loaded object, for the time of this call.
+    // SAFETY: `patch_all` handed this out, and it lives until the call returns.
+    let walk = unsafe { &mut *walk.cast::<Walk<'_>>() };
+    // SAFETY: the loader hands out its description of a loaded object. What is kept of it is the
+    // object's memory, which stays as long as no library is closed: not before the program runs.
     let object = unsafe { Object::of(info) };
-    let _patched = object.and_then(|object| patch(&object));
+    let _patched = object.and_then(|object| patch(&object, walk));
     0
 }
 
 /// `None` if there is nothing to patch, or no way to do it: the object stays as it is.
-fn patch(object: &Object<'_>) -> Option<()> {
+fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
     let listed = object.listed_entries()?;
     let starts = object.function_starts()?;
     let sites = || listed.iter().filter_map(|&entry| Site::at(object, &starts, entry));
     // The least of all: NOPs behind the compiler's own may be a loop of the program's.
     let room = sites().map(|site| site.room).min().filter(|room| *room >= JUMP_BYTES)?;
-    let form = Form { check: check_of_this_process()?, room };
-    let stubs = Stubs::near(object.text()?, sites().count(), form.stub_bytes())?;
+    let say = if walk.ways.says { say_of_this_process() } else { None };
+    let check = if walk.ways.checks { check_of_this_process() } else { None };
+    let form = Form { entry: Entry { say, check }, room };
+    if form.entry.size() == 0 {
+        return None;
+    }
+    let text = object.text()?;
+    let stubs = Stubs::near(text, sites().count(), form.stub_bytes())?;
     for (index, site) in sites().enumerate() {
         form.write_stub(&stubs, index, site.address)?;
     }
     let stubs = stubs.finish()?;
-    let open = Opened::open(object.text()?)?;
+    let shared_return = say.and_then(|say| Some((object.shared_return()?, say.exit()?)));
+    let open = Opened::open(text)?;
     for (index, site) in sites().enumerate() {
+        let mut entry = form.entry;
+        if say.is_some() && !walk.said.may(site.address) {
+            entry.say = None;
+            // A stub would say it as well.
+            if entry.check.is_none() || !form.is_in_place() {
+                continue;
+            }
+        }
         let stub = stubs.address(index);
         let code = if form.is_in_place() {
-            form.check.code(site.address, stub)
+            entry.code(site.address, site.address, stub)
         } else {
             jump(site.address, stub)
         };
@@ -76,7 +119,15 @@ fn patch(object: &Object<'_>) -> Option<()> {
             form.fill(&open, site.address, code.bytes().len());
         }
     }
+    if let Some((address, code)) = &shared_return {
+        open.write(*address, code.bytes());
+    }
+    walk.said.add(listed, text, shared_return.is_some());
     Some(())
+}
+
+fn say_of_this_process() -> Option<Say> {
+    Some(Say { words: i32::try_from(tag::words_at()).ok()? })
 }
 
 /// The words that a check in this process reads.
@@ -112,7 +163,7 @@ impl Site {
 /// How the sites of one object are written.
 #[derive(Clone, Copy)]
 struct Form {
-    check: Check,
+    entry: Entry,
     room: usize,
 }
 
@@ -121,24 +172,32 @@ const ASK_BYTES: usize = 6 + JUMP_BYTES;
 
 impl Form {
     fn is_in_place(&self) -> bool {
-        self.room >= self.check.size()
+        self.room >= self.entry.size()
     }
 
     fn stub_bytes(&self) -> usize {
-        if self.is_in_place() { ASK_BYTES } else { CHECK_BYTES + JUMP_BYTES + ASK_BYTES }
+        match (self.is_in_place(), self.entry.check) {
+            (true, None) => 0,
+            (true, Some(_)) => ASK_BYTES,
+            (false, None) => self.entry.size() + JUMP_BYTES,
+            (false, Some(_)) => self.entry.size() + JUMP_BYTES + ASK_BYTES,
+        }
     }
 
     fn write_stub(&self, stubs: &Stubs, index: usize, site: u64) -> Option<()> {
         let stub = stubs.address(index);
         let back = site.checked_add(self.room as u64)?;
-        if self.is_in_place() {
-            return ask(stubs, stub, back);
+        let mut ask_at = stub;
+        if !self.is_in_place() {
+            let on = stub.checked_add(self.entry.size() as u64)?;
+            ask_at = on.checked_add(JUMP_BYTES as u64)?;
+            stubs.write(stub, self.entry.code(stub, site, ask_at)?.bytes());
+            stubs.write(on, jump(on, back)?.bytes());
         }
-        let on = stub.checked_add(self.check.size() as u64)?;
-        let ask_at = on.checked_add(JUMP_BYTES as u64)?;
-        stubs.write(stub, self.check.code(stub, ask_at)?.bytes());
-        stubs.write(on, jump(on, back)?.bytes());
-        ask(stubs, ask_at, back)
+        match self.entry.check {
+            Some(_) => ask(stubs, ask_at, back),
+            None => Some(()),
+        }
     }
 
     /// Writes the rest of the NOPs as fewer and longer ones. Behind a jump no thread executes them.

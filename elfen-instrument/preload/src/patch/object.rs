@@ -4,7 +4,7 @@
 use core::ffi::CStr;
 use core::slice;
 
-use elfen_entries::FunctionStarts;
+use elfen_entries::{FunctionStarts, RETURN};
 
 use super::section;
 
@@ -47,12 +47,19 @@ impl<'a> Object<'a> {
 
     /// The addresses that the compiler listed, as the loader has relocated them.
     pub(super) fn listed_entries(&self) -> Option<&'a [u64]> {
-        let section = section::find(self.path)?;
+        let section = section::find(self.path, &section::ENTRIES)?;
         let address = self.base.checked_add(section.address)?;
         let bytes = self.bytes(address, section.len, libc::PF_R)?;
         // SAFETY: any eight bytes are a u64; what is not aligned or not whole is cut off.
         let (_, entries, _) = unsafe { bytes.align_to::<u64>() };
         Some(entries)
+    }
+
+    /// Where functions return, if the program was linked with our library for that.
+    pub(super) fn shared_return(&self) -> Option<u64> {
+        let section = section::find(self.path, &section::RETURN)?;
+        let address = self.base.checked_add(section.address)?;
+        self.code_at(address).filter(|code| code.starts_with(&RETURN)).map(|_| address)
     }
 
     pub(super) fn function_starts(&self) -> Option<FunctionStarts<'a>> {

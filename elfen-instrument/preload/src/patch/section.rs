@@ -7,7 +7,37 @@
 use core::ffi::{CStr, c_int};
 use core::mem::{size_of, size_of_val, zeroed};
 
-use elfen_entries::SECTION;
+use elfen_entries::{RETURN_SECTION, SECTION};
+
+/// A section to look for.
+pub(super) struct Wanted<const N: usize> {
+    /// With the zero that ends it.
+    name: [u8; N],
+    flags: u64,
+}
+
+/// elf.h: the program's own contents, mapped; data that can be written, because the loader
+/// relocates it, or code.
+const SHT_PROGBITS: u32 = 1;
+const SHF_WRITE_ALLOC: u64 = 1 | 2;
+const SHF_ALLOC_EXECUTE: u64 = 2 | 4;
+
+/// What compilers list the entries in.
+pub(super) const ENTRIES: Wanted<{ SECTION.len() + 1 }> =
+    Wanted { name: ended(SECTION), flags: SHF_WRITE_ALLOC };
+/// What functions return by.
+pub(super) const RETURN: Wanted<{ RETURN_SECTION.len() + 1 }> =
+    Wanted { name: ended(RETURN_SECTION), flags: SHF_ALLOC_EXECUTE };
+
+const fn ended<const N: usize>(name: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let mut at = 0;
+    while at < name.len() {
+        bytes[at] = name.as_bytes()[at];
+        at += 1;
+    }
+    bytes
+}
 
 /// Where a section lies, counted from the object's base.
 pub(super) struct Section {
@@ -15,8 +45,8 @@ pub(super) struct Section {
     pub(super) len: u64,
 }
 
-/// The section with the entries, if the file has one.
-pub(super) fn find(path: &CStr) -> Option<Section> {
+/// The section, if the file has it.
+pub(super) fn find<const N: usize>(path: &CStr, wanted: &Wanted<N>) -> Option<Section> {
     let file = File::open(path)?;
     let header: libc::Elf64_Ehdr = file.read(0)?;
     let magic = [libc::ELFMAG0, libc::ELFMAG1, libc::ELFMAG2, libc::ELFMAG3, libc::ELFCLASS64];
@@ -31,7 +61,7 @@ pub(super) fn find(path: &CStr) -> Option<Section> {
     let mut index = 0;
     while index < sections {
         let some: [libc::Elf64_Shdr; AT_ONCE] = file.read_some(at(index)?)?;
-        let is_it = |section: &&libc::Elf64_Shdr| names.is_of(section);
+        let is_it = |section: &&libc::Elf64_Shdr| names.are_of(section, wanted);
         let left = usize::try_from(sections - index).ok()?;
         if let Some(found) = some.iter().take(left).find(is_it) {
             return Some(Section { address: found.sh_addr, len: found.sh_size });
@@ -44,20 +74,12 @@ pub(super) fn find(path: &CStr) -> Option<Section> {
 /// Section headers in one read: 1 KB of stack.
 const AT_ONCE: usize = 16;
 
-/// elf.h: the program's own contents, mapped, and data that can be written
-/// because the loader relocates it.
-const SHT_PROGBITS: u32 = 1;
-const SHF_WRITE_ALLOC: u64 = 1 | 2;
-
 /// The names of a file's sections, the first of them read at once: most files have no more.
 struct Names<'a> {
     file: &'a File,
     at: u64,
     first: [u8; 512],
 }
-
-/// The name, with the zero that ends it.
-const NAME_BYTES: usize = SECTION.len() + 1;
 
 impl<'a> Names<'a> {
     /// From the section header at `header`.
@@ -66,17 +88,14 @@ impl<'a> Names<'a> {
         Some(Self { file, at: header.sh_offset, first: file.read_some(header.sh_offset)? })
     }
 
-    /// Whether it is the section with the entries.
-    fn is_of(&self, section: &libc::Elf64_Shdr) -> bool {
-        if section.sh_type != SHT_PROGBITS || section.sh_flags & SHF_WRITE_ALLOC != SHF_WRITE_ALLOC
-        {
-            return false;
-        }
-        let name = self.name(section.sh_name);
-        name.is_some_and(|name| name.split_last() == Some((&0, SECTION.as_bytes())))
+    /// Whether it is the section that is wanted.
+    fn are_of<const N: usize>(&self, section: &libc::Elf64_Shdr, wanted: &Wanted<N>) -> bool {
+        section.sh_type == SHT_PROGBITS
+            && section.sh_flags & wanted.flags == wanted.flags
+            && self.name(section.sh_name) == Some(wanted.name)
     }
 
-    fn name(&self, offset: u32) -> Option<[u8; NAME_BYTES]> {
+    fn name<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         let known = self.first.get(usize::try_from(offset).ok()?..);
         match known.and_then(|known| known.first_chunk()) {
             Some(name) => Some(*name),

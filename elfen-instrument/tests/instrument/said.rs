@@ -1,0 +1,166 @@
+//! Goal: functions with room at their entries, and with `libelfen_return.a` where they return, say
+//! that they run, and do the same as before. Method: programs built for it, the preload library as
+//! it is shipped, and the page and the order that `elfen shim` gives a program.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_rt::signal::page::Page;
+use elfen_rt::signal::thread::{THREADS, ThreadSlot, of_thread_word};
+
+use crate::programs::{output_of, plain};
+use crate::stage::{RETURNS, Run, Toggle, compile, library, page, skipped, until};
+
+/// Room for all, for a jump alone, and for a word beside the check of one pair.
+const WAYS: [(&str, &[&str]); 7] = [
+    ("said", &["-fpatchable-function-entry=43", RETURNS]),
+    ("said-no-pie", &["-fpatchable-function-entry=39", RETURNS, "-fno-pie", "-no-pie"]),
+    ("said-jump", &["-fpatchable-function-entry=5", RETURNS]),
+    ("said-cet", &["-fpatchable-function-entry=20", RETURNS, "-fcf-protection=full"]),
+    ("said-lto", &["-fpatchable-function-entry=43", RETURNS, "-flto"]),
+    ("said-o0", &["-fpatchable-function-entry=43", RETURNS, "-O0"]),
+    ("said-entries", &["-fpatchable-function-entry=43"]),
+];
+
+/// What an `elfen shim` that started this very command would have told it.
+struct Shim(Page<ThreadSlot>);
+
+impl Shim {
+    fn new() -> Self {
+        Self(page(THREADS))
+    }
+
+    fn order<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let segment = self.0.memory().segment_id().unwrap();
+        let order = format!("1 {segment} {} entries -", std::process::id());
+        command.env("ELFEN_SHIM", order).env("LD_PRELOAD", library())
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        self.order(&mut command).current_dir(env!("CARGO_TARGET_TMPDIR"));
+        command
+    }
+
+    /// Functions that say that they run, those that may not, files that say that they return.
+    fn said(&self) -> [u64; 3] {
+        let first = self.0.slot(0).unwrap();
+        [&first.entries, &first.ambiguous, &first.returns].map(|word| word.load(Relaxed))
+    }
+}
+
+#[test]
+fn programs_that_say_what_they_do_do_the_same() {
+    let ways =
+        [&["threads"][..], &["forks"], &["signals"], &["contexts"], &["cancel"], &["masked"]];
+    for (way, flags) in WAYS {
+        let Some(program) = compile("programs.c", &format!("programs-{way}"), flags) else {
+            continue;
+        };
+        for arguments in ways {
+            let expected = output_of(Command::new(plain()).args(arguments));
+            let alone = output_of(Command::new(&program).args(arguments));
+            assert_eq!(alone, expected, "{way}, started by hand");
+            let shim = Shim::new();
+            let found = output_of(shim.command(&program).args(arguments));
+            assert_eq!(found, expected, "{way}");
+            let [entries, ambiguous, returns] = shim.said();
+            assert!(entries > 10 && ambiguous == 0, "{way}: {entries} {ambiguous}");
+            assert_eq!(returns, u64::from(flags.contains(&RETURNS)), "{way}");
+            let calls = shim.0.slots().map(|slot| slot.words.calls.load(Relaxed)).sum::<u64>();
+            assert!(calls > 0, "{way} {arguments:?}: no call was counted");
+        }
+    }
+}
+
+/// Goal: exceptions, longjmp and threads that end from within leave functions that say when they
+/// return. Method: a program that counts what was destroyed on the way out.
+#[test]
+fn ways_out_that_are_no_returns_are_as_before() {
+    let cplusplus = ["-x", "c++", "-std=c++17"];
+    let Some(plain) = compile("unwinds.cc", "unwinds-plain", &cplusplus) else { return };
+    let expected = output_of(&mut Command::new(plain));
+    assert!(expected.0.starts_with("unwinds: ") && expected.1 == Some(0), "{expected:?}");
+    for (way, flags) in WAYS {
+        let flags: Vec<&str> = cplusplus.iter().chain(flags).copied().collect();
+        let Some(program) = compile("unwinds.cc", &format!("unwinds-{way}"), &flags) else {
+            continue;
+        };
+        let shim = Shim::new();
+        assert_eq!(output_of(&mut shim.command(&program)), expected, "{way}");
+        assert!(shim.said()[0] > 3, "{way}");
+    }
+}
+
+/// Goal: what is written at entries and returns changes no register that holds something. Method:
+/// arguments in all of them, beside checks in a lane that turns busy and idle all the time.
+#[test]
+fn arguments_arrive_also_where_functions_say_that_they_run() {
+    for (way, flags) in WAYS {
+        let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
+        let Some(program) = compile("registers.c", &format!("registers-{way}"), &flags) else {
+            continue;
+        };
+        let (run, worker) = Run::new();
+        let _toggle = Toggle::start(worker);
+        let shim = Shim::new();
+        let found = output_of(shim.order(&mut run.batch(&program)).arg("0.3"));
+        assert_eq!(found, ("0 wrong\n".to_owned(), Some(0)), "{way}");
+        assert!(run.lane().naps.load(Relaxed) > 0, "{way}: it never napped");
+        assert!(shim.said()[0] > 5, "{way}");
+    }
+}
+
+/// Goal: each thread has a slot from its first step on, and says there where it is. Method: a
+/// program that stops with each of its threads in a function of its own.
+#[test]
+fn each_thread_says_where_it_is() {
+    let flags = ["-fpatchable-function-entry=43"];
+    let Some(program) = compile("said.c", "said-threads", &flags) else { return };
+    let shim = Shim::new();
+    let mut command = shim.command(&program);
+    let command = command.arg("wait").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let half = |text: &str| u32::from_str_radix(text, 16).unwrap();
+    let expected: BTreeSet<u32> = line.split_whitespace().map(half).collect();
+    let claimed = || shim.0.slots().filter(|slot| slot.thread.load(Relaxed) != 0);
+    let said = || -> BTreeSet<u32> {
+        // `endbr64` stands before what is written there, if the compiler makes one.
+        claimed().map(|slot| slot.words.function.load(Relaxed) & !7).collect()
+    };
+    until("both threads are in their functions", || expected.is_subset(&said()));
+    let ours = |slot: &ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == child.id();
+    assert_eq!((claimed().count(), claimed().filter(|slot| ours(slot)).count()), (3, 3));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
+/// Goal: of two functions that have one name for an observer, one says nothing, and that is known.
+/// Method: a library that wants to be loaded four gigabytes behind the program.
+#[test]
+fn of_two_functions_with_one_lower_half_the_second_says_nothing() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let source = crate::stage::root().join("tests/c/said.c");
+    let build = |flags: &[&str], libraries: &[&str]| {
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-fpatchable-function-entry=43"]).args(flags).arg(&source);
+        let built = command.args(libraries).current_dir(folder).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    };
+    let place = "-Wl,-Ttext-segment=0x100400000";
+    build(&["-DLIBRARY", "-shared", "-fPIC", place, "-o", "libtwin.so"], &[]);
+    let program = ["-DTWINS", "-fno-pie", "-no-pie", "-o", "said-twins"];
+    build(&program, &["-L.", "-ltwin", "-Wl,-rpath,$ORIGIN"]);
+    let shim = Shim::new();
+    let (text, status) = output_of(&mut shim.command(&folder.join("said-twins")));
+    if text != "said: 6, twins 1\n" {
+        return skipped("said-twins", &format!("the library lies elsewhere: {text:?}, {status:?}"));
+    }
+    let [entries, ambiguous, _] = shim.said();
+    assert!(ambiguous > 0 && entries + ambiguous == 4, "{entries} {ambiguous}");
+}

@@ -1,0 +1,160 @@
+//! Goal: `elfen shim` gives each function the time that it had, where functions say that they are
+//! entered and return, and says what is wrong where they say the first alone. Method: a function
+//! that works for five parts, calls one that works for one, and works for five again: 91 % are its
+//! own.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+mod alone;
+mod preload;
+
+use alone::command_with_its_library;
+use preload::library;
+
+/// Work is counted in turns and not by a clock, which would go on while the program does not. A
+/// turn is a chain of multiplications, which takes as long wherever the loop lies.
+const SANDWICH: &str = r#"
+__attribute__((always_inline)) static inline void work(long turns)
+{
+	long chain = turns;
+	for (long turn = 0; turn < turns; turn++)
+		__asm__ volatile("imul %0, %0; imul %0, %0; imul %0, %0"
+				 : "+r"(chain));
+}
+__attribute__((noinline)) void filling(long turns)
+{
+	work(turns);
+}
+__attribute__((noinline)) void bread(long turns)
+{
+	work(5 * turns);
+	filling(turns);
+	work(5 * turns);
+}
+int main(void)
+{
+	for (long n = 0; n < 200000; n++)
+		bread(60);
+	return 3;
+}
+"#;
+
+const RETURNS: &str = "-mfunction-return=thunk-extern";
+
+fn skipped(why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: functions under elfen shim: {why}").unwrap();
+}
+
+/// Whether there are two CPUs and a compiler that leaves room at entries; gives a folder.
+fn stage() -> Option<tempfile::TempDir> {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        skipped("observer and observed take two CPUs");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let none = folder.path().join("none.c");
+    fs::write(&none, "").unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-fpatchable-function-entry=43", RETURNS, "-c", "-o", "/dev/null"]).arg(none);
+    if !compiler.output().unwrap().status.success() {
+        skipped("this compiler has no -fpatchable-function-entry and -mfunction-return");
+        return None;
+    }
+    Some(folder)
+}
+
+fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    fs::write(&file, SANDWICH).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-o"]).arg(&program).args(options).arg(&file);
+    if options.contains(&RETURNS) {
+        compiler.arg("-L").arg(library()).arg("-lelfen_return");
+    }
+    assert!(compiler.status().unwrap().success(), "{name}");
+    program
+}
+
+fn shim(words: &[&str], program: &Path) -> Output {
+    let mut command = command_with_its_library();
+    command.arg("shim").args(words).arg("--").arg(program).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn summary(words: &[&str], program: &Path) -> Value {
+    let output = shim(&[&["--json"], words].concat(), program);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn share(summary: &Value, name: &str) -> f64 {
+    let mut tags = summary["tags"].as_array().unwrap().iter();
+    let found = tags.find(|tag| tag["signal"] == "function" && tag["name"] == name);
+    found.map_or(0.0, |tag| tag["share_percent"].as_f64().unwrap())
+}
+
+#[test]
+fn a_caller_has_its_time_back_when_what_it_called_returns() {
+    let Some(folder) = stage() else { return };
+    let room = "-fpatchable-function-entry=43";
+    for (name, room) in [("both", room), ("jump", "-fpatchable-function-entry=5")] {
+        let program = build(folder.path(), name, &[room, RETURNS]);
+        let found = summary(&["--period", "300ns"], &program);
+        assert_eq!(found["returns"], Value::from(true), "{name}: {found:#}");
+        let bread = share(&found, "bread");
+        assert!((89.0..=93.0).contains(&bread), "{found:#}: {name} {bread}");
+        assert!(found["entries"].as_u64() >= Some(3), "{name}: {found:#}");
+    }
+
+    let program = build(folder.path(), "entries", &[room]);
+    let found = summary(&["--period", "300ns"], &program);
+    assert_eq!(found["returns"], Value::from(false), "{found:#}");
+    assert!(share(&found, "bread") <= 50.0, "{found:#}");
+    let source = |source: &str| {
+        let mut signals = found["signals"].as_array().unwrap().iter();
+        signals.any(|signal| signal["name"] == "function" && signal["source"] == source)
+    };
+    assert!(source("entries"), "{found:#}");
+    let file = folder.path().join("entries.shim");
+    let output = shim(&["-o", file.to_str().unwrap()], &program);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("callers' shares are too low; build it with"), "{text}");
+    assert!(text.contains("and link it with libelfen_return.a"), "{text}");
+    let page = folder.path().join("entries.html");
+    let mut report = command_with_its_library();
+    let report = report.arg("report").arg(&file).arg("--html").arg(&page).output().unwrap();
+    assert!(report.status.success(), "{report:?}");
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("shares are too low; build it with"), "its page says so as well");
+}
+
+/// Goal: a rate of calls counts each, and what cannot be patched is observed as far as it goes.
+#[test]
+fn calls_are_counted_and_static_programs_go_without_functions() {
+    let Some(folder) = stage() else { return };
+    let room = "-fpatchable-function-entry=43";
+    let program = build(folder.path(), "both", &[room, RETURNS]);
+    let found = summary(&["--rate", "calls", "--watch", "function"], &program);
+    let rates = found["rates"].as_array().unwrap();
+    assert!(rates.iter().any(|rate| rate["name"] == "calls per us"), "{found:#}");
+    assert!(found["dte"]["kept"].as_u64() > Some(0), "{found:#}");
+
+    // A global alone is no reason to write into functions.
+    let found = summary(&["--watch", "task"], &program);
+    assert_eq!(found["entries"], Value::from(0), "{found:#}");
+
+    let fixed = build(folder.path(), "fixed", &[room, "-static"]);
+    let output = shim(&[], &fixed);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let refused = shim(&["--watch", "function"], &fixed);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("statically linked"), "{said}");
+}

@@ -1,0 +1,117 @@
+//! Goal: what `elfen shim` cannot do, it says in one line and by its status, and a summary that
+//! could be made is printed whatever became of the file. Method: the command with arguments and
+//! files that are wrong. What needs a machine or a process of another kind is in the tests of
+//! `elfen-shim` and in `shim.rs` and `shim_share.rs` beside this.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+mod alone;
+mod preload;
+
+use alone::command_with_its_library;
+
+/// More numbers than are read at a time.
+const TABLE: &str = "unsigned long table[16];\n\
+    int main(void) { for (long i = 0; i < 3000000; i++) table[i % 16]++; return 0; }\n";
+
+fn skipped(why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: elfen shim refuses: {why}").unwrap();
+}
+
+fn shim(words: &[&str]) -> Output {
+    let mut command = command_with_its_library();
+    command.arg("shim").args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+/// One line of ours, with this status.
+fn refuses(output: &Output, status: i32, why: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    let ours: Vec<&str> = said.lines().filter(|line| line.starts_with("elfen: ")).collect();
+    assert!(ours.len() == 1 && said.contains(why), "{why}: {said}");
+}
+
+fn two_cpus() -> bool {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        skipped("observer and observed take two CPUs");
+    }
+    online.trim() != "0"
+}
+
+fn table(folder: &Path) -> String {
+    let (source, program) = (folder.join("table.c"), folder.join("table"));
+    fs::write(&source, TABLE).unwrap();
+    let built = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status();
+    assert!(built.unwrap().success());
+    program.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn too_much_and_what_is_not_one_number_is_refused() {
+    if !two_cpus() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = table(folder.path());
+    let nine: Vec<String> = (0..9).map(|index| format!("table+{}:u64", index * 8)).collect();
+    let watched: Vec<&str> = nine.iter().flat_map(|name| ["--watch", name]).collect();
+    let words = [&watched[..], &["--", &program]].concat();
+    refuses(&shim(&words), 2, "at most 8 words are read at a time");
+    let eight = [&watched[..16], &["--json", "--", &program]].concat();
+    let output = shim(&eight);
+    assert!(output.status.success(), "{output:?}");
+    refuses(&shim(&["--watch", "table+4:u64", "--", &program]), 2, "no multiple of 8");
+    refuses(&shim(&["--rate", "table+0:u32", "--", &program]), 2, "has eight bytes");
+    refuses(&shim(&["--share", "-p", "999999999"]), 1, "there is none");
+    // The shell becomes the command, and so is what it names.
+    let elfen = env!("CARGO_BIN_EXE_elfen");
+    let itself = Command::new("sh").args(["-c", &format!("exec {elfen} shim -p $$")]).output();
+    refuses(&itself.unwrap(), 2, "this command itself");
+}
+
+#[test]
+fn files_that_are_no_recordings_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("empty"), "").unwrap();
+    fs::write(at("text"), "not a recording\n").unwrap();
+    fs::write(at("version"), [&b"ELFNSHIM"[..], &9_u32.to_le_bytes()].concat()).unwrap();
+    // A head that would be longer than any file.
+    let long = [&b"ELFNSHIM"[..], &1_u32.to_le_bytes(), &[0xff; 8]].concat();
+    fs::write(at("long"), long).unwrap();
+    nix::unistd::mkfifo(at("fifo").as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for (name, why) in [
+        ("empty", "it is empty"),
+        ("text", "does not begin as a recording does"),
+        ("version", "of version 9"),
+        ("long", "head is damaged"),
+        ("fifo", "a device or a pipe"),
+        (".", "a folder"),
+        ("none", "No such file"),
+    ] {
+        for command in ["show", "export"] {
+            refuses(&shim(&[command, &at(name)]), 1, why);
+        }
+    }
+    let output = shim(&["export", &at("empty"), "--as", "svg"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+/// Goal: a disk that is full takes the file and not the summary.
+#[test]
+fn a_full_disk_leaves_the_summary() {
+    if !two_cpus() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = table(folder.path());
+    let output = shim(&["--json", "--watch", "table:u64", "-o", "/dev/full", "--", &program]);
+    refuses(&output, 1, "No space left");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(summary["samples"].as_u64() > Some(0), "{summary:#}");
+}

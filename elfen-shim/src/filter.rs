@@ -3,8 +3,10 @@
 //! A rate is the change of a counter by the change of the clock. If the observer was held up inside
 //! of a sample, the two ends of the sample no longer tell the same time, and the rate is wrong: so
 //! it is left out. The paper keeps a rate if the two differences agree within a hundredth. Short
-//! ones disagree by more: by a step of the clock at each end, where it advances in steps, and by as
-//! much as reading it takes now longer and now shorter.
+//! ones disagree by more: by a step of the clock at each end, where it advances in steps, by as
+//! much as reading it takes now longer and now shorter, and by the time in which a line comes from
+//! the observed, or is here already. Who is held up for no longer than a line may take is off by no
+//! more than the age of what he reads, which nobody can tell.
 
 use crate::clock::Clock;
 
@@ -15,9 +17,11 @@ const FLOOR_STEPS: u64 = 2;
 /// And this, however fine its steps are: about what a reading takes.
 const FLOOR_NS: u64 = 20;
 
-/// How far two differences may be apart at any length.
-pub fn floor_ticks(clock: &Clock) -> u64 {
-    clock.step_ticks.saturating_mul(FLOOR_STEPS).max(clock.ticks(FLOOR_NS))
+/// How far two differences may be apart at any length, where a line goes there and back in so many
+/// ticks.
+pub fn floor_ticks(clock: &Clock, round_trip: Option<u64>) -> u64 {
+    let of_clock = clock.step_ticks.saturating_mul(FLOOR_STEPS).max(clock.ticks(FLOOR_NS));
+    of_clock.max(round_trip.unwrap_or(0))
 }
 
 /// Whether the rate over this sample counts: `starts` and `ends` are the differences of the two
@@ -38,10 +42,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_floor_is_two_steps_or_a_reading() {
-        let floor =
-            |step_ticks| floor_ticks(&Clock { ticks_per_second: 2_600_000_000, step_ticks });
+    fn the_floor_is_two_steps_or_a_reading_or_a_line() {
+        let clock = |step_ticks| Clock { ticks_per_second: 2_600_000_000, step_ticks };
+        let floor = |step_ticks| floor_ticks(&clock(step_ticks), None);
         assert_eq!([1, 2, 26, 40].map(floor), [52, 52, 52, 80]);
+        assert_eq!([0, 50, 300].map(|line| floor_ticks(&clock(26), Some(line))), [52, 52, 300]);
     }
 
     #[test]

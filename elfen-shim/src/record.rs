@@ -204,6 +204,11 @@ impl<const BOTH: bool> Recorder<BOTH> {
         (!self.lanes.is_empty()).then(|| self.lanes.iter().map(Follow::missed).sum())
     }
 
+    /// Switches of these lanes that samples saw.
+    pub fn seen_switches(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.seen_switches).sum()
+    }
+
     /// Ticks between samples: the smallest value that `percent` of all do not exceed.
     pub fn period_ticks(&self, percent: u64) -> u64 {
         let total: u64 = self.periods.iter().map(|&count| u64::from(count)).sum();

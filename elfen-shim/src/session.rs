@@ -240,6 +240,7 @@ pub struct Seen {
     pub samples: u64,
     pub ended: crate::record::Ended,
     pub missed_switches: Option<u64>,
+    pub seen_switches: u64,
     pub period_ticks: (u64, u64),
     pub rates: Vec<Rate>,
     /// The signal that rates are kept apart by.
@@ -290,6 +291,7 @@ fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
         samples: recorder.samples,
         ended: recorder.ended,
         missed_switches: recorder.missed_switches(),
+        seen_switches: recorder.seen_switches(),
         period_ticks: (recorder.period_ticks(50), recorder.period_ticks(99)),
         cost_ratios: recorder.costing.take().map(|costing| costing.ratios),
         failed_reads: recorder.reader.failed,

@@ -29,6 +29,8 @@ pub(super) struct Context<'a> {
     /// Where functions come from, if the program has any.
     pub(super) functions: Option<Source>,
     pub(super) clock: Clock,
+    /// Ticks that a line takes there and back, if that could be measured.
+    pub(super) round_trip: Option<u64>,
 }
 
 /// Words and what reads those that are in no memory of ours.
@@ -304,7 +306,7 @@ fn add_rate(
     // Against the clock: a microsecond.
     let ticks = elfen_console::duration::number(context.clock.ticks_per_second) / 1e6;
     let name = if against.is_some() { text.to_owned() } else { format!("{text} per us") };
-    let floor_ticks = filter::floor_ticks(&context.clock);
+    let floor_ticks = filter::floor_ticks(&context.clock, context.round_trip);
     words.add_rate(Rate::new(name, counter, against, ticks, floor_ticks));
     Ok(())
 }

@@ -130,6 +130,7 @@ impl Run<'_> {
             layout: &self.layout,
             functions: started.saying.map(Source::from),
             clock: self.clock,
+            round_trip: self.round_trip,
         };
         let gathered = gather(&self.args.watch, &self.args.rate, &context);
         let gathered = gathered.and_then(|gathered| match gathered.words.is_empty() {

@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use super::stage::{Error, Lanes, at, line, observe};
 
-const PAIRS: usize = 41;
 /// What a batch of work takes, unobserved.
 const BATCH_NS: u64 = 4_000_000;
 /// As fast as it goes, and what the paper has its figures for.
@@ -21,10 +20,13 @@ const PERIODS_TICKS: [u64; 3] = [0, 1_200, 2_600];
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Cost {
-    pub(crate) program: &'static str,
+    pub(crate) program: String,
     /// Where it writes the word that is observed.
-    pub(crate) stores: &'static str,
-    pub(crate) period_ticks: u64,
+    pub(crate) stores: String,
+    /// Who looks.
+    pub(crate) by: &'static str,
+    /// Of looks; 0 for as fast as it goes.
+    pub(crate) period_ticks: Option<u64>,
     /// In the median of the pairs, and the quartiles.
     pub(crate) slowdown_percent: f64,
     pub(crate) low: f64,
@@ -48,14 +50,14 @@ const PROGRAMS: [Program; 5] = [
 ];
 
 /// On the observed lane.
-pub(super) fn measure(lanes: Lanes) -> Result<Vec<Cost>, Error> {
+pub(super) fn measure(lanes: Lanes, pairs: usize) -> Result<Vec<Cost>, Error> {
     let mut costs = Vec::new();
     for program in &PROGRAMS {
         let word = line();
         let rounds = rounds_of(lanes, program, word);
         for period_ticks in PERIODS_TICKS {
-            let mut ratios = Vec::with_capacity(PAIRS);
-            for pair in 0..PAIRS {
+            let mut ratios = Vec::with_capacity(pairs);
+            for pair in 0..pairs {
                 let alone = || ticks_of(program, word, rounds);
                 let observed = || -> Result<u64, Error> {
                     let orders = Arc::new(Orders::default());
@@ -79,9 +81,10 @@ pub(super) fn measure(lanes: Lanes) -> Result<Vec<Cost>, Error> {
             }
             ratios.sort_by(f64::total_cmp);
             costs.push(Cost {
-                program: program.name,
-                stores: program.stores,
-                period_ticks,
+                program: program.name.to_owned(),
+                stores: program.stores.to_owned(),
+                by: "elfen shim",
+                period_ticks: Some(period_ticks),
                 slowdown_percent: at(&ratios, 50),
                 low: at(&ratios, 25),
                 high: at(&ratios, 75),

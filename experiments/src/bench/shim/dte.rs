@@ -3,7 +3,10 @@
 //! rate is 1, and each rate tells by itself whether it is wrong.
 //!
 //! What the observed did not run is not the filter's to find: it keeps an account of its own
-//! pauses, and rates over them are left out.
+//! pauses, and rates over them are left out. Nor is what it wrote and nobody saw yet: its stores
+//! are now and then on their way for microseconds while it goes on, as each value's own time tells;
+//! those that were for longer than a line takes there and back are left out as well. What holds the
+//! observer up makes a value younger than its sample, and never older.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use std::sync::{Mutex, PoisonError};
@@ -21,14 +24,14 @@ use super::stage::{Error, Lanes, line, percent};
 const PERIODS_TICKS: [u64; 4] = [0, 1_200, 2_600, 26_000];
 /// Enough wrong rates to judge the filter by, or so long.
 const ENOUGH: u64 = 1_000;
-const LIMIT: Duration = Duration::from_secs(6);
+const LIMIT: Duration = Duration::from_secs(30);
 const ROUND_SAMPLES: usize = 1 << 20;
 const ROUND_NS: u64 = 300_000_000;
 const SIGNAL_EVERY_NS: i64 = 100_000;
 /// The observed stood still if it took so long from one write to the next: as far as a rate may be
 /// off, or shorter pauses would pass for errors of the observer.
 const PAUSE_TICKS: u64 = WRONG.0;
-/// What was read may be a line transfer older than the sample, and its writer was a moment slower.
+/// A pause may show in samples that began so long after it.
 const AGE_TICKS: u64 = 1_000;
 /// A rate over so many ticks and percent of its time is wrong; over fewer it is right.
 const WRONG: (u64, u64) = (300, 5);
@@ -37,6 +40,8 @@ const RIGHT: (u64, u64) = (130, 1);
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Dte {
     pub(crate) period_ticks: u64,
+    /// Of all rates: over a pause of the observed, or of a store that was on its way.
+    pub(crate) left_out_percent: f64,
     pub(crate) wrong: u64,
     pub(crate) removed_percent: f64,
     pub(crate) right: u64,
@@ -47,7 +52,7 @@ pub(crate) struct Dte {
     pub(crate) highest_after: f64,
 }
 
-/// A value that is read may be as old as `round_trip`, which makes no rate wrong.
+/// A value that is read may be as old as `round_trip`, and may be as long on its way.
 pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Vec<Dte>, Error> {
     handle_signals()?;
     let word = line();
@@ -113,7 +118,7 @@ fn at_period(
         let last = kept.samples.last().map_or(0, |(_, end, _)| *end);
         written_after(word, last);
         let pauses = std::mem::take(&mut *pauses.lock().unwrap_or_else(PoisonError::into_inner));
-        tally.add(&kept.samples, &pauses, filter::floor_ticks(&lanes.clock));
+        tally.add(&kept.samples, &pauses, filter::floor_ticks(&lanes.clock, Some(round_trip)));
     }
     Ok(tally.figures(period))
 }
@@ -158,6 +163,8 @@ impl<'a> Sink<'a, 1> for Keep {
 #[derive(Debug, Default)]
 struct Tally {
     round_trip: u64,
+    left_out: u64,
+    rates: u64,
     wrong: u64,
     removed: u64,
     right: u64,
@@ -171,11 +178,17 @@ impl Tally {
     /// Samples and pauses are in the order of their times.
     fn add(&mut self, samples: &[Point], pauses: &[(u64, u64)], floor_ticks: u64) {
         let mut pauses = pauses.iter().peekable();
+        self.rates += samples.len().saturating_sub(1) as u64;
         for pair in samples.windows(2) {
             let ((start, end, count), (next_start, next_end, next_count)) = (pair[0], pair[1]);
             let from = start.saturating_sub(AGE_TICKS);
             while pauses.next_if(|(_, resumed)| *resumed < from).is_some() {}
-            if pauses.peek().is_some_and(|(stopped, _)| *stopped <= next_end) {
+            let is_old = |start: u64, count: u64| start.saturating_sub(count) > self.round_trip;
+            if pauses.peek().is_some_and(|(stopped, _)| *stopped <= next_end)
+                || is_old(start, count)
+                || is_old(next_start, next_count)
+            {
+                self.left_out += 1;
                 continue;
             }
             let (starts, ends) = (next_start - start, next_end - end);
@@ -188,7 +201,8 @@ impl Tally {
             if kept {
                 self.highest_after = self.highest_after.max(rate);
             }
-            if beyond(WRONG) && off > self.round_trip {
+            // A line that is late in one sample and at once there in the other.
+            if beyond(WRONG) && off > 2 * self.round_trip {
                 self.wrong += 1;
                 self.removed += u64::from(!kept);
             } else if !beyond(RIGHT) {
@@ -202,6 +216,7 @@ impl Tally {
     fn figures(&self, period_ticks: u64) -> Dte {
         Dte {
             period_ticks,
+            left_out_percent: percent(self.left_out, self.rates),
             wrong: self.wrong,
             removed_percent: percent(self.removed, self.wrong),
             right: self.right,
@@ -284,7 +299,8 @@ mod tests {
     use super::*;
 
     /// Goal: each rate is put where it belongs. Method: a rate that is right, one over which the
-    /// observer was held inside of a sample, and one over a pause of the observed.
+    /// observer was held inside of a sample, one over a pause of the observed, and one of a value
+    /// that is seen late.
     #[test]
     fn rates_are_judged_by_the_clock_that_they_count() {
         let samples = [
@@ -292,13 +308,17 @@ mod tests {
             (20_000, 20_100, 20_050),
             (30_000, 60_100, 60_050), // held between its ends
             (70_000, 70_100, 70_050),
-            (80_000, 80_100, 75_000), // the observed stood still
+            (80_000, 80_100, 79_950),
+            (90_000, 90_100, 81_000), // the observed stood still
+            (100_000, 100_100, 99_950),
+            (110_000, 110_100, 106_000), // its stores were on their way
         ];
-        let mut tally = Tally::default();
-        tally.add(&samples, &[(75_000, 81_000)], 26);
+        let mut tally = Tally { round_trip: 300, ..Tally::default() };
+        tally.add(&samples, &[(81_000, 91_000)], 26);
         let figures = tally.figures(1);
         assert_eq!((figures.wrong, figures.removed_percent), (2, 100.0));
-        assert_eq!((figures.right, figures.kept_percent), (1, 100.0));
+        assert_eq!((figures.right, figures.kept_percent), (2, 100.0));
+        assert_eq!(figures.left_out_percent, 300.0 / 7.0);
         assert_eq!((figures.highest_before, figures.highest_after), (4.0, 1.0));
     }
 }

@@ -3,14 +3,19 @@
 //! with the observed's own account.
 //!
 //! All of it depends on how far apart the two lanes are, which in a virtual machine changes under
-//! us: it is measured before and after, and a far machine is waited for.
+//! us: it is measured before and after each part, and a far machine is waited for.
 
+mod competitor;
 mod cost;
 mod dte;
+mod programs;
 mod rates;
+mod spread;
 mod stage;
+mod switches;
 mod truth;
 
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -20,54 +25,172 @@ use serde::Serialize;
 
 use stage::on_lane;
 
+pub(crate) use competitor::Competitor;
 pub(crate) use cost::Cost;
 pub(crate) use dte::Dte;
+pub(crate) use programs::Agreement;
 pub(crate) use rates::Rate;
+pub(crate) use spread::Spread;
 pub(crate) use stage::{Error, Lanes};
+pub(crate) use switches::Switches;
 pub(crate) use truth::{Size, Truth};
 
 /// Lanes further apart than this are waited for.
 const NEAR_TICKS: u64 = 400;
 const WAITS: u32 = 10;
 const WAIT: Duration = Duration::from_secs(1);
+/// A part that was measured while the lanes were far apart is measured again, so often.
+const REPEATS: u32 = 2;
+
+/// What can be measured by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Part {
+    Rates,
+    Dte,
+    Truth,
+    Competitor,
+    Switches,
+    Costs,
+    Programs,
+    Spread,
+}
+
+/// What to measure, and how.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) lanes: Lanes,
+    /// All, if none is named.
+    pub(crate) only: Vec<Part>,
+    pub(crate) pairs: usize,
+    /// What runs the scripts of programs.
+    pub(crate) lua: Vec<PathBuf>,
+}
 
 /// Everything that was measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Measured {
     pub(crate) clock_step_ticks: u64,
     pub(crate) ticks_per_us: f64,
+    /// The longest that anything was measured at.
     pub(crate) line_round_trip_ticks: u64,
     pub(crate) rates: Vec<Rate>,
     pub(crate) costs: Vec<Cost>,
+    /// Costs that `elfen shim --measure-cost` says as well.
+    pub(crate) agreements: Vec<Agreement>,
+    pub(crate) spreads: Vec<Spread>,
     pub(crate) truth: Vec<Truth>,
     pub(crate) sizes: Vec<Size>,
     pub(crate) dte: Vec<Dte>,
-    /// Whether the lanes were far apart, before or after.
-    pub(crate) disturbed: bool,
+    pub(crate) competitor: Option<Competitor>,
+    pub(crate) switches: Option<Switches>,
+    /// Parts that were measured with the lanes far apart, however often they were begun anew.
+    pub(crate) disturbed: Vec<Part>,
+    /// What could not be measured here, and why.
+    pub(crate) left_out: Vec<String>,
 }
 
-pub(crate) fn measure(lanes: Lanes) -> Result<Measured, Error> {
-    let before = near(lanes)?;
-    let rates = rates::measure(lanes)?;
-    let dte = dte::measure(lanes, before)?;
-    let (truth, sizes) = truth::measure(lanes)?;
-    let costs = on_lane(lanes.on, || cost::measure(lanes))?;
-    let after = on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)))?;
-    Ok(Measured {
+pub(crate) fn measure(order: &Order) -> Result<Measured, Error> {
+    let lanes = order.lanes;
+    let mut measured = Measured {
         clock_step_ticks: lanes.clock.step_ticks,
         ticks_per_us: number(lanes.clock.ticks_per_second) / 1e6,
-        line_round_trip_ticks: before,
-        rates,
-        costs,
-        truth,
-        sizes,
-        dte,
-        disturbed: before > NEAR_TICKS || after.is_none_or(|after| after > NEAR_TICKS),
-    })
+        ..Measured::default()
+    };
+    let asked = |part| order.only.is_empty() || order.only.contains(&part);
+    if asked(Part::Rates) {
+        measured.rates = measured.near(lanes, Part::Rates, |_| rates::measure(lanes))?;
+    }
+    if asked(Part::Dte) {
+        measured.dte = measured.near(lanes, Part::Dte, |near| dte::measure(lanes, near))?;
+    }
+    if asked(Part::Truth) {
+        let truth = measured.near(lanes, Part::Truth, |_| truth::measure(lanes))?;
+        (measured.truth, measured.sizes) = truth;
+    }
+    if asked(Part::Competitor) {
+        let beside = measured.near(lanes, Part::Competitor, |_| competitor::measure(lanes))?;
+        measured.competitor = Some(beside);
+    }
+    if asked(Part::Switches) {
+        match measured.near(lanes, Part::Switches, |_| switches::measure(lanes))? {
+            Ok(switches) => measured.switches = Some(switches),
+            Err(why) => measured.left_out.push(why),
+        }
+    }
+    if asked(Part::Costs) {
+        let costs = |_| on_lane(lanes.on, || cost::measure(lanes, order.pairs));
+        measured.costs = measured.near(lanes, Part::Costs, costs)?;
+    }
+    if asked(Part::Programs) {
+        measured.programs(order)?;
+    }
+    if asked(Part::Spread) {
+        measured.spread(order)?;
+    }
+    Ok(measured)
+}
+
+impl Measured {
+    fn programs(&mut self, order: &Order) -> Result<(), Error> {
+        let Order { lanes, pairs, .. } = *order;
+        if order.lua.is_empty() {
+            self.left_out.push("programs: there is no lua5.4, and --lua names none".to_owned());
+            return Ok(());
+        }
+        if !programs::has_perf() {
+            self.left_out.push("perf record beside the same programs: no perf here".to_owned());
+        }
+        for lua in &order.lua {
+            let measure = |_| programs::measure(lanes, lua, pairs);
+            let (costs, agreements) = self.near(lanes, Part::Programs, measure)?;
+            self.costs.extend(costs);
+            self.agreements.extend(agreements);
+        }
+        Ok(())
+    }
+
+    fn spread(&mut self, order: &Order) -> Result<(), Error> {
+        let lanes = order.lanes;
+        for lua in &order.lua {
+            match self.near(lanes, Part::Spread, |_| spread::measure(lanes, lua))? {
+                Some(rows) => self.spreads.extend(rows),
+                None => self.left_out.push(format!(
+                    "rates of calls: the functions of {} do not say that they are entered",
+                    lua.display()
+                )),
+            }
+        }
+        Ok(())
+    }
+
+    /// One part, with the lanes near each other before and after if that is to be had.
+    fn near<T>(
+        &mut self,
+        lanes: Lanes,
+        part: Part,
+        measure: impl Fn(u64) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut repeats = 0;
+        loop {
+            let before = waited_for(lanes)?;
+            let found = measure(before)?;
+            let after = on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)))?;
+            let longest = after.map_or(u64::MAX, |after| after.max(before));
+            // Lanes that were waited for in vain are far apart for good.
+            if before <= NEAR_TICKS && longest > NEAR_TICKS && repeats < REPEATS {
+                repeats += 1;
+                continue;
+            }
+            self.disturbed.extend((longest > NEAR_TICKS).then_some(part));
+            self.line_round_trip_ticks = self.line_round_trip_ticks.max(after.unwrap_or(before));
+            return Ok(found);
+        }
+    }
 }
 
 /// The round trip of a line, once it is short, or when that was waited for in vain.
-fn near(lanes: Lanes) -> Result<u64, Error> {
+fn waited_for(lanes: Lanes) -> Result<u64, Error> {
     let mut least = None;
     for _ in 0..WAITS {
         let now = on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)))?;

@@ -31,6 +31,8 @@ pub(crate) enum Error {
     NoRoundTrip,
     #[error("the truth: {0}")]
     Truth(String),
+    #[error("a program: {0}")]
+    Program(String),
 }
 
 /// In a thread of its own: this one stays where it may be, as its children have to.

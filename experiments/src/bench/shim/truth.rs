@@ -5,8 +5,9 @@
 //! saw: it is in no figure.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use elfen_console::duration::number;
 use elfen_shim::recording::{self, Recording, State};
@@ -52,40 +53,58 @@ pub(crate) struct Size {
 }
 
 pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
-    let wrong = |error: &dyn std::fmt::Display| Error::Truth(error.to_string());
-    let elfen = std::env::current_exe()?;
-    let truth = find_program("elfen-truth").map_err(|error| wrong(&error))?;
-    let folder = tempfile::tempdir()?;
+    let run = Run::new()?;
     let (mut rows, mut sizes) = (Vec::new(), Vec::new());
     for period in PERIODS {
-        let file = run(&elfen, &truth, folder.path(), period, lanes)?;
-        let recording = recording::open(&file).map_err(|error| wrong(&error))?;
-        let stamps = stamps(&folder.path().join("turns.csv"))?;
-        sizes.push(size(&recording, fs::metadata(&file)?.len(), period));
+        let output = run.start(lanes, period)?.wait_with_output()?;
+        let (recording, stamps) = run.read(&output)?;
+        sizes.push(size(&recording, fs::metadata(run.recording())?.len(), period));
         rows.extend(compare(&recording, &stamps, period)?);
     }
     Ok((rows, sizes))
 }
 
-fn run(
-    elfen: &Path,
-    truth: &Path,
-    folder: &Path,
-    period: &str,
-    lanes: Lanes,
-) -> Result<PathBuf, Error> {
-    let (file, turns) = (folder.join("run.shim"), folder.join("turns.csv"));
-    let mut command = Command::new(elfen);
-    let (on, from) = (lanes.on.to_string(), lanes.from.to_string());
-    command.args(["shim", "--json", "--on", &on, "--from", &from, "--period", period]);
-    command.args(["--watch", "tag", "--watch", "value", "-o"]).arg(&file);
-    command.arg("--").arg(truth).args(["--for", RUN]).arg(turns);
-    let output = command.stdin(Stdio::null()).output()?;
-    if output.status.success() {
-        return Ok(file);
+/// `elfen shim` beside `elfen-truth`, and the files that they leave.
+pub(super) struct Run {
+    elfen: PathBuf,
+    truth: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Run {
+    pub(super) fn new() -> Result<Self, Error> {
+        let truth = find_program("elfen-truth").map_err(|error| Error::Truth(error.to_string()))?;
+        Ok(Self { elfen: std::env::current_exe()?, truth, folder: tempfile::tempdir()? })
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(Error::Truth(said.lines().next().unwrap_or("elfen shim failed").to_owned()))
+
+    fn recording(&self) -> PathBuf {
+        self.folder.path().join("run.shim")
+    }
+
+    fn turns(&self) -> PathBuf {
+        self.folder.path().join("turns.csv")
+    }
+
+    pub(super) fn start(&self, lanes: Lanes, period: &str) -> io::Result<Child> {
+        let mut command = Command::new(&self.elfen);
+        let (on, from) = (lanes.on.to_string(), lanes.from.to_string());
+        command.args(["shim", "--json", "--on", &on, "--from", &from, "--period", period]);
+        command.args(["--watch", "tag", "--watch", "value", "-o"]).arg(self.recording());
+        command.arg("--").arg(&self.truth).args(["--for", RUN]).arg(self.turns());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+    }
+
+    /// What was recorded, and the lengths of the turns.
+    pub(super) fn read(&self, output: &Output) -> Result<(Recording, Vec<u64>), Error> {
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let why = said.lines().next().unwrap_or("elfen shim failed");
+            return Err(Error::Truth(why.to_owned()));
+        }
+        let recording = recording::open(&self.recording());
+        let recording = recording.map_err(|error| Error::Truth(error.to_string()))?;
+        Ok((recording, stamps(&self.turns())?))
+    }
 }
 
 /// Lengths of turns by their numbers; 0 for none.
@@ -148,7 +167,7 @@ struct Class {
     off: Vec<f64>,
 }
 
-fn compare(
+pub(super) fn compare(
     recording: &Recording,
     stamps: &[u64],
     period: &'static str,

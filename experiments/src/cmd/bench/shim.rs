@@ -1,27 +1,37 @@
 //! `elfen bench shim`: what observing by `elfen shim` gives, and what it costs.
 
+use std::ffi::OsStr;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::ValueEnum;
 use elfen_console::duration::number;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{output, table};
 use elfen_host::affinity;
 use elfen_shim::clock::Clock;
+use elfen_shim::reach::program_file;
 
-use crate::bench::shim::{self, Cost, Error, Lanes, Measured, Rate, Size, Truth};
+use crate::bench::shim::{
+    self, Agreement, Competitor, Cost, Error, Lanes, Measured, Order, Part, Rate, Size, Spread,
+    Switches, Truth,
+};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench shim                      about a minute
-  elfen bench shim --on 0 --from 1 --json | jq .dte";
+  elfen bench shim --only rates --only dte       half a minute
+  elfen bench shim --on 0 --from 1 --json        some five minutes
+  elfen bench shim --only programs --lua ./lua   built with -finstrument-functions";
 
 /// Measure what `elfen shim` sees, and what being observed costs
 ///
 /// How often a word is read and seen to change; how much slower programs are that write it, in
-/// pairs of runs; whether double-time error finds the rates that are wrong; and how far recordings
-/// of elfen-truth are from its own stamps. Rates and costs depend on how far apart the lanes are:
-/// far ones are waited for, and if they stay so, that is said.
+/// pairs of runs, and Lua's with perf record beside it; whether double-time error finds the rates
+/// that are wrong; how far recordings of elfen-truth are from its own stamps, alone and beside a
+/// competitor of the observer's; and whether all switches of a lane are accounted for. All depends
+/// on how far apart the lanes are: far ones are waited for, and what was measured on them is
+/// measured again; if they stay so, that is said.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -33,15 +43,34 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LANE")]
     from: Option<u32>,
 
+    /// Measure this alone; may be repeated
+    #[arg(long, value_name = "PART")]
+    only: Vec<Part>,
+
+    /// Pairs of runs, observed and not, that each cost is the median of
+    #[arg(long, value_name = "N", default_value = "41", value_parser = pairs)]
+    pairs: usize,
+
+    /// A Lua to run scripts by, as one whose functions say that they are entered; may be repeated
+    /// [default: lua5.4 of PATH]
+    #[arg(long, value_name = "FILE")]
+    lua: Vec<PathBuf>,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let lanes = lanes(args)?;
-    let measured = shim::measure(lanes).map_err(|error| {
+    let lua = match &args.lua[..] {
+        [] => program_file(OsStr::new("lua5.4")).into_iter().collect(),
+        named => named.to_vec(),
+    };
+    let (only, pairs) = (args.only.clone(), args.pairs);
+    let order = Order { lanes: lanes(args)?, only, pairs, lua };
+    let measured = shim::measure(&order).map_err(|error| {
         let fix = match error {
+            Error::Program(_) => "see that it runs by itself",
             Error::Truth(_) => "build all of Elfen, or name the folder in ELFEN_LIB",
             Error::Io(_) | Error::NoRoundTrip => "leave both lanes to it, and try again",
         };
@@ -49,6 +78,11 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     })?;
     output::print(out, args.json, &measured, || text(&measured))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn pairs(text: &str) -> Result<usize, String> {
+    let pairs = text.parse().ok().filter(|pairs| (1..=10_000).contains(pairs));
+    pairs.ok_or_else(|| "pairs are from 1 to 10000".to_owned())
 }
 
 fn lanes(args: &Args) -> Result<Lanes, Failure> {
@@ -83,8 +117,12 @@ fn text(measured: &Measured) -> String {
         "{ticks_per_us:.0} ticks a microsecond, in steps of {clock_step_ticks}; a line goes there \
          and back in {line_round_trip_ticks}\n"
     );
-    if measured.disturbed {
-        text += "disturbed: the lanes are far apart now, so nothing below is usual\n";
+    for part in &measured.disturbed {
+        let name = part.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
+        text += &format!("disturbed: {name}: the lanes were far apart, so this is not usual\n");
+    }
+    for why in &measured.left_out {
+        text += &format!("left out: {why}\n");
     }
     let periods = |ticks: u64| if ticks == 0 { "max".to_owned() } else { ticks.to_string() };
     let some = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.1}"));
@@ -96,12 +134,13 @@ fn text(measured: &Measured) -> String {
     let heading = ["a word that is", "ticks a sample", "ticks a new value", "bytes a run"];
     add(&mut text, &heading, rates.collect());
     let costs = measured.costs.iter().map(|cost| {
-        let Cost { program, stores, period_ticks, slowdown_percent, low, high, pairs } = cost;
-        let names = [*program, *stores].map(str::to_owned).into_iter();
+        let Cost { program, stores, by, period_ticks, slowdown_percent, low, high, pairs } = cost;
+        let names = [program, stores, *by].map(str::to_owned).into_iter();
+        let period = period_ticks.map_or("-".to_owned(), periods);
         let figures = [slowdown_percent, low, high].map(|value| format!("{value:.1}"));
-        names.chain([periods(*period_ticks)]).chain(figures).chain([pairs.to_string()]).collect()
+        names.chain([period]).chain(figures).chain([pairs.to_string()]).collect()
     });
-    let heading = ["observed", "stores", "period, ticks", "% slower", "p25", "p75", "pairs"];
+    let heading = ["observed", "stores", "by", "each, ticks", "% slower", "p25", "p75", "pairs"];
     add(&mut text, &heading, costs.collect());
     let truth = measured.truth.iter().map(|truth| {
         let Truth { period, run_ns, runs, seen_percent, error_percent, share_error_percent } =
@@ -116,7 +155,7 @@ fn text(measured: &Measured) -> String {
     add(&mut text, &heading, truth.collect());
     let dte = measured.dte.iter().map(|dte| {
         let shares = [dte.removed_percent, dte.kept_percent, dte.kept_by_paper_percent];
-        let highest = [dte.highest_before, dte.highest_after];
+        let highest = [dte.highest_before, dte.highest_after, dte.left_out_percent];
         let counts = [periods(dte.period_ticks), dte.wrong.to_string()].into_iter();
         let figures = shares.into_iter().chain(highest).map(|value| format!("{value:.1}"));
         counts.chain(figures).collect()
@@ -129,8 +168,10 @@ fn text(measured: &Measured) -> String {
         "by the paper's rule",
         "highest",
         "then",
+        "% left out",
     ];
     add(&mut text, &heading, dte.collect());
+    add_beside(&mut text, measured);
     let sizes = measured.sizes.iter().map(|size| {
         let Size { period, period_ns, runs_a_second, bytes_a_run, bytes_a_second } = size;
         let figures = [
@@ -146,7 +187,50 @@ fn text(measured: &Measured) -> String {
     text
 }
 
+/// What is held against somebody else's account: the kernel's, or another way of measuring.
+fn add_beside(text: &mut String, measured: &Measured) {
+    let per_mille = |value: f64| format!("{value:.2}");
+    let ms = |ns: u64| format!("{:.1}", number(ns) / 1e6);
+    let competitor = measured.competitor.iter().map(|one| {
+        let Competitor { time_ns, gap_ns, not_run_ns, gap_error_percent, share_error_percent } =
+            one;
+        let times = [time_ns, gap_ns, not_run_ns].map(|ns| ms(*ns)).into_iter();
+        times.chain([gap_error_percent, share_error_percent].map(|v| per_mille(*v))).collect()
+    });
+    let heading = ["beside a competitor, ms", "gaps", "by the kernel", "% off", "share off by"];
+    add(text, &heading, competitor.collect());
+    let switches = measured.switches.iter().map(|one| {
+        let Switches { period_ns, switches, seen, missed, stretches, stretches_seen_percent } = one;
+        let counts = [period_ns, switches, seen, missed, stretches].map(u64::to_string);
+        counts.into_iter().chain([per_mille(*stretches_seen_percent)]).collect()
+    });
+    let heading =
+        ["switches, each ns", "by the scheduler", "seen", "missed", "stretches", "% seen"];
+    add(text, &heading, switches.collect());
+    let agreements = measured.agreements.iter().map(|one| {
+        let Agreement { program, period_ticks, by_pairs_percent, .. } = one;
+        let names = [program.clone(), period_ticks.to_string()].into_iter();
+        let figures = [*by_pairs_percent, one.by_measure_cost_percent, one.low, one.high];
+        names.chain(figures.map(per_mille)).collect()
+    });
+    let heading = ["observed", "each, ticks", "% slower", "by --measure-cost", "low", "high"];
+    add(text, &heading, agreements.collect());
+    let spreads = measured.spreads.iter().map(|one| {
+        let Spread { program, period_ticks, p10, median, p90, kept_percent, .. } = one;
+        let names = [program.clone(), period_ticks.to_string()].into_iter();
+        let figures = [p10, median, p90, kept_percent].map(|value| per_mille(*value));
+        names.chain(figures).chain([one.same_of_ten_hottest.to_string()]).collect()
+    });
+    let heading =
+        ["calls a us of", "each, ticks", "p10", "median", "p90", "% kept", "same of ten hottest"];
+    add(text, &heading, spreads.collect());
+}
+
+/// Nothing of a part that was not measured.
 fn add(text: &mut String, heading: &[&str], rows: Vec<Vec<String>>) {
+    if rows.is_empty() {
+        return;
+    }
     *text += "\n";
     *text += &table::lines(heading, &rows);
 }

@@ -1,0 +1,293 @@
+//! What being observed costs programs that nobody wrote for it: Lua, started by `elfen shim` as a
+//! user starts it, and beside that by `perf record`.
+//!
+//! A script says by its own CPU clock what its work took, so that what starts it is in no figure.
+//! Unobserved is one that is looked at each millisecond: all that its functions store is stored.
+//! What the stores cost by themselves is another row, against the program started alone.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::cost::Cost;
+use super::stage::{Error, Lanes, at, on_lane};
+
+pub(super) const SCRIPTS: [(&str, &str); 2] = [
+    (
+        "fib",
+        "local function fib(n) if n < 2 then return n end return fib(n - 1) + fib(n - 2) end
+local function work() return fib(20) end",
+    ),
+    (
+        "strings",
+        "local function work()
+  local parts = {}
+  for i = 1, 1500 do
+    local text = string.format('%d:%s', i, ('x'):rep(i % 7))
+    parts[#parts + 1] = text:gsub('x', 'yz'):upper()
+  end
+  return #table.concat(parts, ','):reverse()
+end",
+    ),
+];
+/// Of any script: takes so many rounds, and writes what they took.
+const ROUNDS: &str = "
+local start = os.clock()
+for _ = 1, tonumber(arg[2]) do work() end
+local took = os.clock() - start
+io.open(arg[1], 'w'):write(string.format('%.9f', took)):close()
+";
+
+/// What a run takes, unobserved.
+const RUN_SECONDS: f64 = 0.1;
+/// One with the cost measured by `elfen shim` itself: it has a figure each tenth of a second.
+const MEASURED_SECONDS: f64 = 5.0;
+const PERIODS_TICKS: [u64; 4] = [0, 300, 1_200, 2_600];
+/// What both ways of measuring a cost are compared at.
+const COMPARED_TICKS: u64 = 300;
+/// Looked at, and next to never.
+const UNOBSERVED: &str = "1ms";
+const PERF_HZ: u64 = 50_000;
+/// Runs that perf makes five times as long need no more.
+const PERF_PAIRS: usize = 11;
+
+/// The cost of one run as `elfen shim --measure-cost` says it, and as pairs of runs do.
+#[derive(Debug, Serialize)]
+pub(crate) struct Agreement {
+    pub(crate) program: String,
+    pub(crate) period_ticks: u64,
+    pub(crate) by_pairs_percent: f64,
+    pub(crate) by_measure_cost_percent: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+}
+
+/// How a script is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Beside {
+    Alone,
+    Unobserved,
+    Observed(u64),
+    Perf,
+}
+
+/// A Lua and one script.
+pub(super) struct Program<'a> {
+    lanes: Lanes,
+    elfen: PathBuf,
+    lua: &'a Path,
+    folder: &'a Path,
+    script: PathBuf,
+    /// What to watch: its functions, if it says them.
+    watch: &'static [&'static str],
+    stores: String,
+}
+
+impl<'a> Program<'a> {
+    pub(super) fn new(
+        lanes: Lanes,
+        lua: &'a Path,
+        folder: &'a Path,
+        script: (&str, &str),
+    ) -> Result<Self, Error> {
+        let path = folder.join(format!("{}.lua", script.0));
+        fs::write(&path, format!("{}{ROUNDS}", script.1))?;
+        let elfen = std::env::current_exe()?;
+        let stores = String::new();
+        let mut program = Self { lanes, elfen, lua, folder, script: path, watch: &[], stores };
+        let looked = program.shim(&["--json", "--watch", "function", "--period", UNOBSERVED], 1)?;
+        program.stores = match source_of(&looked) {
+            Some(source) => {
+                program.watch = &["--watch", "function"];
+                source
+            }
+            None => "none: it was built without".to_owned(),
+        };
+        Ok(program)
+    }
+
+    pub(super) fn has_functions(&self) -> bool {
+        !self.watch.is_empty()
+    }
+
+    /// One run by `elfen shim`; gives what it prints.
+    pub(super) fn shim(&self, words: &[&str], rounds: u64) -> Result<Vec<u8>, Error> {
+        let mut command = Command::new(&self.elfen);
+        let [on, from] = [self.lanes.on, self.lanes.from].map(|lane| lane.to_string());
+        command.args(["shim", "--on", &on, "--from", &from]).args(words).arg("--");
+        Ok(command.args(self.words(rounds)).stderr(Stdio::null()).output()?.stdout)
+    }
+
+    fn words(&self, rounds: u64) -> [OsString; 4] {
+        let rounds = rounds.to_string().into();
+        [self.lua.into(), self.script.clone().into(), self.took().into(), rounds]
+    }
+
+    fn took(&self) -> PathBuf {
+        self.folder.join("took")
+    }
+
+    /// Seconds that the rounds took.
+    fn run(&self, beside: Beside, rounds: u64) -> Result<f64, Error> {
+        let _none_yet = fs::remove_file(self.took());
+        match beside {
+            Beside::Alone => {
+                let words = self.words(rounds);
+                on_lane(self.lanes.on, || {
+                    Ok(Command::new(&words[0]).args(&words[1..]).output()?)
+                })?;
+            }
+            Beside::Unobserved | Beside::Observed(_) => {
+                let period = match beside {
+                    Beside::Observed(0) => "max".to_owned(),
+                    Beside::Observed(ticks) => format!("{}ns", self.lanes.clock.ns(ticks)),
+                    Beside::Alone | Beside::Unobserved | Beside::Perf => UNOBSERVED.to_owned(),
+                };
+                let words: Vec<&str> =
+                    self.watch.iter().copied().chain(["--period", &period]).collect();
+                self.shim(&words, rounds)?;
+            }
+            Beside::Perf => {
+                let mut perf = Command::new("perf");
+                let rate = PERF_HZ.to_string();
+                perf.args(["record", "-q", "-e", "cpu-clock", "-F", &rate, "-o"]);
+                perf.arg(self.folder.join("perf.data")).arg("--").args(self.words(rounds));
+                perf.stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+            }
+        }
+        let text = fs::read_to_string(self.took()).unwrap_or_default();
+        let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
+        seconds.ok_or_else(|| Error::Program(format!("{} did not run", self.lua.display())))
+    }
+
+    /// Rounds that take about so long.
+    pub(super) fn rounds(&self, seconds: f64) -> Result<u64, Error> {
+        let ten = self.run(Beside::Unobserved, 10)?;
+        // A number of rounds, by the type that a whole number can be had from.
+        Ok(Duration::from_secs_f64((seconds / ten * 10.0).clamp(1.0, 1e9)).as_secs())
+    }
+
+    pub(super) fn name(&self) -> String {
+        let name =
+            |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let lua = self.lua.file_name().unwrap_or_default().to_string_lossy();
+        format!("{lua}: {}", name(&self.script))
+    }
+}
+
+/// What says the functions. Nothing is printed of a program whose functions cannot be watched.
+fn source_of(printed: &[u8]) -> Option<String> {
+    let printed: Value = serde_json::from_slice(printed).ok()?;
+    let mut signals = printed["signals"].as_array()?.iter();
+    let function = signals.find(|signal| signal["name"] == "function")?;
+    function["source"].as_str().map(str::to_owned)
+}
+
+/// Costs of one Lua, and whether both ways of measuring them agree.
+pub(super) fn measure(
+    lanes: Lanes,
+    lua: &Path,
+    pairs: usize,
+) -> Result<(Vec<Cost>, Vec<Agreement>), Error> {
+    let folder = tempfile::tempdir()?;
+    let (mut costs, mut agreements) = (Vec::new(), Vec::new());
+    for script in SCRIPTS {
+        let program = Program::new(lanes, lua, folder.path(), script)?;
+        let rows = of_script(&program, pairs)?;
+        let at_300 = rows.iter().find(|row| row.period_ticks == Some(COMPARED_TICKS));
+        if let Some(row) = at_300.filter(|_| program.has_functions()) {
+            agreements.push(agreement(&program, row)?);
+        }
+        costs.extend(rows);
+    }
+    Ok((costs, agreements))
+}
+
+fn of_script(program: &Program<'_>, pairs: usize) -> Result<Vec<Cost>, Error> {
+    let rounds = program.rounds(RUN_SECONDS)?;
+    let mut ways = vec![(Beside::Alone, Vec::new())];
+    ways.extend(PERIODS_TICKS.map(|ticks| (Beside::Observed(ticks), Vec::new())));
+    if has_perf() {
+        ways.push((Beside::Perf, Vec::new()));
+    }
+    for pair in 0..pairs {
+        for (way, ratios) in &mut ways {
+            if *way == Beside::Perf && pair >= PERF_PAIRS {
+                continue;
+            }
+            // Whatever changes with time is on either side as often.
+            let (unobserved, seconds) = match pair % 2 {
+                0 => {
+                    let unobserved = program.run(Beside::Unobserved, rounds)?;
+                    (unobserved, program.run(*way, rounds)?)
+                }
+                _ => {
+                    let seconds = program.run(*way, rounds)?;
+                    (program.run(Beside::Unobserved, rounds)?, seconds)
+                }
+            };
+            // What the stores cost is the other way round: alone, there are none.
+            ratios.push(match way {
+                Beside::Alone => (unobserved / seconds - 1.0) * 100.0,
+                _ => (seconds / unobserved - 1.0) * 100.0,
+            });
+        }
+    }
+    let row = |(way, mut ratios): (Beside, Vec<f64>)| {
+        ratios.sort_by(f64::total_cmp);
+        let (by, period_ticks) = match way {
+            Beside::Alone => ("nobody: its stores alone", None),
+            Beside::Observed(ticks) => ("elfen shim", Some(ticks)),
+            Beside::Perf | Beside::Unobserved => {
+                let ticks = program.lanes.clock.ticks_per_second / PERF_HZ;
+                ("perf record -e cpu-clock", Some(ticks))
+            }
+        };
+        Cost {
+            program: program.name(),
+            stores: program.stores.clone(),
+            by,
+            period_ticks,
+            slowdown_percent: at(&ratios, 50),
+            low: at(&ratios, 25),
+            high: at(&ratios, 75),
+            pairs: ratios.len(),
+        }
+    };
+    Ok(ways.into_iter().map(row).collect())
+}
+
+pub(super) fn has_perf() -> bool {
+    let mut perf = Command::new("perf");
+    perf.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    perf.status().is_ok_and(|status| status.success())
+}
+
+fn agreement(program: &Program<'_>, row: &Cost) -> Result<Agreement, Error> {
+    let rounds = program.rounds(MEASURED_SECONDS)?;
+    let period = format!("{}ns", program.lanes.clock.ns(COMPARED_TICKS));
+    let words = ["--json", "--keep", "histogram", "--measure-cost", "--period", &period];
+    let words: Vec<&str> = program.watch.iter().copied().chain(words).collect();
+    let printed: Value = serde_json::from_slice(&program.shim(&words, rounds)?)
+        .map_err(|error| Error::Program(format!("elfen shim --measure-cost: {error}")))?;
+    let cost = &printed["cost_percent"];
+    let of = |key: &str| {
+        cost[key].as_f64().ok_or_else(|| {
+            let why = printed["cost_unknown"].as_str().unwrap_or("it says no cost");
+            Error::Program(format!("elfen shim --measure-cost: {why}"))
+        })
+    };
+    Ok(Agreement {
+        program: program.name(),
+        period_ticks: COMPARED_TICKS,
+        by_pairs_percent: row.slowdown_percent,
+        by_measure_cost_percent: of("median")?,
+        low: of("low")?,
+        high: of("high")?,
+    })
+}

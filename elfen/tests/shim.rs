@@ -254,6 +254,25 @@ fn globals_are_shared_and_forks_stay_apart() {
     }
 }
 
+/// Goal: a global of a C++ program is found by what its author calls it. Method: one that carries
+/// the name that a C++ compiler would have given it.
+#[test]
+fn a_cpp_global_is_found_by_its_own_name() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = "volatile unsigned long hits __asm__(\"_ZN5queue5depthE\");\n\
+                  int main(void) { while (hits < 50000000) hits++; return 0; }\n";
+    let program = build(folder.path(), "cpp", source, &[]);
+    for name in ["queue::depth", "depth"] {
+        let summary = json(&shim(&["--json", "--watch", name], &program));
+        let signal = &summary["signals"][0];
+        assert_eq!((&signal["name"], &signal["source"]), (&name.into(), &"shared-at-start".into()));
+        assert_eq!(signal["values"]["last"], 50_000_000, "{summary:#}");
+    }
+}
+
 #[test]
 fn functions_are_seen_with_their_callers() {
     if !possible() {

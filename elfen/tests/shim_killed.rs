@@ -1,0 +1,263 @@
+//! Goal: whoever of a recording is killed, and whenever, the others end or go on as they should,
+//! and nothing is left in the end. Method: rounds of a front and a program, with a keeper where
+//! pages of a program that runs are shared; a seed says who is killed and when. The observer is a
+//! thread of the front. `SHIM_KILLED_ROUNDS=200` plays that many, `ELFEN_SEED` repeats one.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+mod alone;
+mod preload;
+
+use alone::command_with_its_library;
+
+const ROUNDS: u64 = 12;
+
+/// Counts for ever, says what it does, and forks now and then; ends with whom it writes to.
+const COUNTS: &str = r#"
+#include "elfen_tag.h"
+#include <sys/wait.h>
+volatile unsigned long hits;
+int main(void)
+{
+	printf("%d %p\n", getpid(), (void *)&hits);
+	fflush(stdout);
+	for (unsigned round = 1;; round++) {
+		elfen_u32 before = elfen_tag("counts");
+		for (int i = 0; i < 1000000; i++)
+			hits++;
+		elfen_tag_back(before);
+		pid_t child = round % 64 ? -1 : fork();
+		if (child == 0)
+			_exit(0);
+		if (child > 0)
+			waitpid(child, NULL, 0);
+		if (write(1, ".\n", 2) != 2)
+			return 1;
+	}
+}
+"#;
+
+/// Who is killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Victim {
+    Front,
+    Observed,
+    Keeper,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    seed: u64,
+    /// Whether the program runs already, and its pages are shared then.
+    attached: bool,
+    victim: Victim,
+    after: Duration,
+}
+
+impl Round {
+    fn of(seed: u64) -> Self {
+        let mut random = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut draw = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        draw(2);
+        let attached = draw(2) == 1;
+        let victims = [Victim::Front, Victim::Observed, Victim::Keeper];
+        let victim = victims[usize::try_from(draw(if attached { 3 } else { 2 })).unwrap()];
+        Self { seed, attached, victim, after: Duration::from_micros(draw(120_000)) }
+    }
+}
+
+#[test]
+fn whoever_is_killed_nothing_is_left() {
+    // SAFETY: takes nothing.
+    let root = unsafe { libc::geteuid() } == 0;
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if !root || online.trim() == "0" {
+        let why = "it takes root and two CPUs";
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: elfen shim and SIGKILL: {why}").unwrap();
+        return;
+    }
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path());
+    match number("ELFEN_SEED") {
+        Some(seed) => play(Round::of(seed), &program),
+        None => {
+            let first = u64::try_from(now.as_millis()).unwrap();
+            let rounds = number("SHIM_KILLED_ROUNDS").unwrap_or(ROUNDS);
+            (first..first + rounds).for_each(|seed| play(Round::of(seed), &program));
+        }
+    }
+}
+
+fn build(folder: &Path) -> PathBuf {
+    let (source, program) = (folder.join("counts.c"), folder.join("counts"));
+    fs::write(&source, COUNTS).unwrap();
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen-rt/include");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-pthread", "-I"]).arg(include).arg("-o").arg(&program).arg(&source);
+    assert!(compiler.status().unwrap().success());
+    program
+}
+
+fn play(round: Round, program: &Path) {
+    eprintln!("{round:?}; ELFEN_SEED={} repeats it", round.seed);
+    if round.attached { attached(round, program) } else { started(round, program) }
+}
+
+/// The program's first line: its process, and where it counts.
+fn first_line(child: &mut Child) -> (u32, String, BufReader<std::process::ChildStdout>) {
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let (process, hits) = line.trim().split_once(' ').expect("it has begun");
+    (process.parse().unwrap(), hits.to_owned(), lines)
+}
+
+fn goes_on(lines: &mut BufReader<std::process::ChildStdout>) {
+    // What it wrote before it may be in the pipe still, at most these.
+    for _ in 0..3 {
+        let mut line = String::new();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "the program goes on");
+    }
+}
+
+/// The front starts the program, with a page for its threads and one of its globals.
+fn started(round: Round, program: &Path) {
+    let mut command = command_with_its_library();
+    command.args(["shim", "--period", "1us", "--watch", "hits", "--watch", "tag", "--"]);
+    command.arg(program).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut front = Ends(command.spawn().unwrap());
+    let (process, _, mut lines) = first_line(&mut front.0);
+    thread::sleep(round.after);
+    match round.victim {
+        Victim::Front => {
+            kill(front.0.id(), libc::SIGKILL);
+            let status = front.0.wait().unwrap();
+            assert_eq!(status.signal(), Some(libc::SIGKILL));
+            goes_on(&mut lines);
+            // Nobody reads what it says from now on.
+            drop(lines);
+        }
+        Victim::Observed | Victim::Keeper => {
+            kill(process, libc::SIGKILL);
+            let status = front.0.wait().unwrap();
+            assert_eq!(status.code(), Some(128 + libc::SIGKILL));
+        }
+    }
+    until_gone(process);
+    nothing_is_left(front.0.id());
+}
+
+/// The program runs, and the front shares its page by a keeper.
+fn attached(round: Round, program: &Path) {
+    let mut own = Command::new(program);
+    let mut observed = Ends(own.stdout(Stdio::piped()).spawn().unwrap());
+    let (process, hits, mut lines) = first_line(&mut observed.0);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(["shim", "--share", "--period", "1us", "-p", &process.to_string()]);
+    command.args(["--watch", &format!("{hits}:u64")]).stdout(Stdio::null()).stderr(Stdio::null());
+    // A signal to this test's group is none to it.
+    let mut front = Ends(command.process_group(0).spawn().unwrap());
+    if round.victim == Victim::Keeper {
+        // Who is killed while it calls in the program's name loses a thread of it, as is said.
+        until("shared pages", || tracer_of(process) != 0 && is_shared(process));
+        thread::sleep(Duration::from_millis(20));
+    }
+    thread::sleep(round.after);
+    let keeper = tracer_of(process);
+    match round.victim {
+        Victim::Front => {
+            kill(front.0.id(), libc::SIGKILL);
+            front.0.wait().unwrap();
+            until("private pages", || tracer_of(process) == 0 && !is_shared(process));
+            goes_on(&mut lines);
+        }
+        Victim::Keeper if keeper == 0 => {}
+        Victim::Keeper => {
+            kill(keeper, libc::SIGKILL);
+            until("a program that nobody traces", || tracer_of(process) == 0);
+            kill(front.0.id(), libc::SIGINT);
+            front.0.wait().unwrap();
+            goes_on(&mut lines);
+        }
+        Victim::Observed => {
+            kill(process, libc::SIGKILL);
+            observed.0.wait().unwrap();
+            front.0.wait().unwrap();
+        }
+    }
+    drop(front.0.kill());
+    front.0.wait().unwrap();
+    drop(observed.0.kill());
+    observed.0.wait().unwrap();
+    if keeper != 0 {
+        until_gone(keeper);
+    }
+    nothing_is_left(front.0.id());
+}
+
+/// Ends its process, also when a test fails.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn kill(process: u32, signal: i32) {
+    // SAFETY: takes numbers; the process is one of this test's.
+    unsafe { libc::kill(process.cast_signed(), signal) };
+}
+
+fn status_line(process: u32, key: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(line.trim().to_owned())
+}
+
+fn tracer_of(process: u32) -> u32 {
+    status_line(process, "TracerPid:").map_or(0, |tracer| tracer.parse().unwrap())
+}
+
+fn is_shared(process: u32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
+    maps.contains("memfd:elfen-globals")
+}
+
+/// Ended, if not yet waited for by whoever has to.
+fn until_gone(process: u32) {
+    until("its end", || status_line(process, "State:").is_none_or(|state| state.starts_with('Z')));
+}
+
+/// Segments that a front has made go with the last process that maps them.
+fn nothing_is_left(front: u32) {
+    until("the end of its segments", || {
+        let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap();
+        let maker = |line: &str| line.split_whitespace().nth(4).map(str::to_owned);
+        !segments.lines().filter_map(maker).any(|maker| maker == front.to_string())
+    });
+}
+
+/// Waits, and not for ever.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let so = (0..20_000).any(|_| {
+        thread::sleep(Duration::from_millis(1));
+        is_so()
+    });
+    assert!(so, "{what} never came");
+}

@@ -20,8 +20,8 @@ use crate::bench::shim::{
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench shim --only rates --only dte       half a minute
-  elfen bench shim --on 0 --from 1 --json        some five minutes
+  elfen bench shim --only rates --only dte       how often, and what is wrong
+  elfen bench shim --on 0 --from 1 --json        all of it: many minutes
   elfen bench shim --only programs --lua ./lua   built with -finstrument-functions";
 
 /// Measure what `elfen shim` sees, and what being observed costs

@@ -94,9 +94,10 @@ impl Target {
 
     pub(super) fn attach(&self) -> Result<Recorder, Failure> {
         let ring = self.ring.next_power_of_two();
+        // First, as they may be wrong.
+        let cores = self.cores()?;
         if let Some(name) = &self.service {
             let marked = Marked::find(name).map_err(|missing| failure::not_found(&missing))?;
-            let cores = self.cores()?;
             let (recorder, refused) = Recorder::of_marks(marked, cores, self.detail(), ring);
             if let Some(error) = refused {
                 to_stderr(&format!(
@@ -115,7 +116,7 @@ impl Target {
             }
         };
         let mut service = Service::find(which).map_err(|missing| failure::not_found(&missing))?;
-        service.cores = self.cores()?;
+        service.cores = cores;
         Recorder::attach(service, self.detail(), ring).map_err(|error| failure::no_events(&error))
     }
 }

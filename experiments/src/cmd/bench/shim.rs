@@ -20,9 +20,9 @@ use crate::bench::shim::{
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench shim --only rates --only dte       how often, and what is wrong
+  elfen bench shim --only rates --only dte       rates, and wrong ones
   elfen bench shim --on 0 --from 1 --json        all of it: many minutes
-  elfen bench shim --only programs --lua ./lua   built with -finstrument-functions";
+  elfen bench shim --only programs --lua ./lua   by a Lua of your own";
 
 /// Measure what `elfen shim` sees, and what being observed costs
 ///

@@ -44,7 +44,8 @@ static inline int elfen_tasks_ask(int given[3])
 	message.msg_iovlen = 1;
 	message.msg_control = &rights;
 	message.msg_controllen = room;
-	failed = setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) ||
+	failed = setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) ||
+		 setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) ||
 		 connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
 		 send(fd, request, sizeof(request) - 1, MSG_NOSIGNAL) < 0 ||
 		 recvmsg(fd, &message, MSG_CMSG_CLOEXEC) < 0 ? errno : 0;

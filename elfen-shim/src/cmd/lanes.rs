@@ -112,6 +112,7 @@ mod tests {
             assert!(failure.contains(why), "{failure}");
         }
     }
+
     fn recorded(machine: &str) -> Topology {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen/tests/sysfs");
         let source = Source::open_recording(&folder.join(machine)).unwrap();

@@ -21,6 +21,7 @@ use crate::signal::Ask;
 use crate::symbols::{Layout, Saying, Symbols};
 
 /// A program that was started, and what is known of it.
+#[derive(Default)]
 pub(super) struct Started {
     /// It waits to be let go, until somebody looks.
     pub(super) held: Option<Held>,
@@ -67,7 +68,6 @@ pub(super) fn start(
             Some(process) => program::name_of(process).unwrap_or_default(),
             None => "who runs".to_owned(),
         };
-        let (held, child, shared_pages) = (None, None, 0);
         let (globals, keeper) = match args.share {
             false => (Vec::new(), None),
             true => {
@@ -78,19 +78,7 @@ pub(super) fn start(
                 (shared.0, Some(shared.1))
             }
         };
-        let saying = None;
-        return Ok(Started {
-            held,
-            child,
-            keeper,
-            process,
-            page,
-            globals,
-            shared_pages,
-            name,
-            own_globals: Vec::new(),
-            saying,
-        });
+        return Ok(Started { keeper, process, page, globals, name, ..Started::default() });
     }
     let page = new_page()?;
     let file = crate::reach::program_file(&args.program[0]);
@@ -135,19 +123,16 @@ pub(super) fn start(
     let held = program::start(&order).map_err(|error| not_started(&args.program[0], &error))?;
     let (process, name) = (held.process, args.program[0].to_string_lossy().into_owned());
     let shared_pages = shares.map_or(0, crate::reach::SharedGlobals::pages);
-    let (held, child, page, globals) = (Some(held), None, Some(page), places);
-    let keeper = None;
     Ok(Started {
-        held,
-        child,
-        keeper,
+        held: Some(held),
         process,
-        page,
-        globals,
+        page: Some(page),
+        globals: places,
         shared_pages,
         name,
         own_globals,
         saying,
+        ..Started::default()
     })
 }
 

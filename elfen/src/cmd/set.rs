@@ -131,7 +131,8 @@ fn chosen(args: &Args) -> Result<Batch, Failure> {
         let fix = match listed.as_slice() {
             [] => "start one with `elfen run`".to_owned(),
             listed => {
-                format!("name one, with --service of one process's, of {}", listed.join(", "))
+                let listed = listed.join(", ");
+                format!("name one by its process, and by --service where that has more: {listed}")
             }
         };
         Err(Failure::new(Status::Usage, "choosing a batch", why, fix))

@@ -188,7 +188,8 @@ impl<'a> Stage<'a> {
         if !seen.any_request {
             return Err(buffer::Error::Strangers.into());
         }
-        let used = reports.last().map(|report| report.inject.clone()).unwrap_or_default();
+        let Some(last) = reports.last() else { return Err(unreported(inject).into()) };
+        let used = last.inject.clone();
         let reported = reports.iter().map(|report| report.figures.overlapped_ns);
         let reported_ns = reported.sum();
         Ok(Case { inject: inject.to_owned(), turn, seen, used, reported_ns, runs })
@@ -298,6 +299,13 @@ const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const TO_START: Duration = Duration::from_millis(300);
 /// Of the trace, on a lane where everything happens every 50 us.
 const KB_A_SECOND: u64 = 2048;
+
+fn unreported(inject: &str) -> LiveError {
+    LiveError::Refused {
+        why: format!("no run under {inject} came as far as its report"),
+        fix: "give more --seconds; see whether the machine is busy with other things",
+    }
+}
 
 /// Waits for its end, but not for ever: others may hold the lanes.
 fn whole(

@@ -47,6 +47,8 @@ pub(super) struct Running {
     output: Option<PathBuf>,
     /// Of an `elfen run`.
     report: Option<PathBuf>,
+    /// Whether we told it to end.
+    stopped: bool,
 }
 
 impl Starts<'_> {
@@ -105,7 +107,7 @@ impl Starts<'_> {
         let out = output.clone().unwrap_or_else(|| PathBuf::from("/dev/null"));
         let files = [out, self.folder.join("errors")];
         let process = Process::spawn(name, command, place, files)?;
-        Ok(Running { process, output, report })
+        Ok(Running { process, output, report, stopped: false })
     }
 }
 
@@ -147,6 +149,7 @@ impl Running {
 
     /// Ends what has not ended yet.
     pub(super) fn stop(&mut self) {
+        self.stopped = true;
         let pid = self.process.id();
         let family = Members::of(pid);
         os::send(pid, libc::SIGTERM);
@@ -158,11 +161,12 @@ impl Running {
     }
 
     /// What `elfen run` says of a run that has ended. One that says nothing did not run the
-    /// program.
+    /// program, or was stopped before it came to that.
     pub(super) fn report(&mut self) -> Result<Option<Report>, LiveError> {
         let Some(file) = &self.report else { return Ok(None) };
         let written = fs::metadata(file).is_ok_and(|data| data.len() > 0);
         match self.process.ended()? {
+            Some(status) if !written && self.stopped && status.signal().is_some() => Ok(None),
             Some(status) if !written => Err(self.refusal(status)),
             _ => read_report(file).map(Some),
         }
@@ -185,4 +189,32 @@ impl Running {
 fn as_shell(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started<'a>(starts: &Starts<'a>, script: &str) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let place = Place::anywhere(Rank::Normal);
+        let report = starts.folder.join("report.json");
+        starts.start(ELFEN_RUN, command, &place, "output", Some(report)).unwrap()
+    }
+
+    /// Goal: a run that is told to end before it has begun reports nothing, and no failure; one
+    /// that ends so by itself is one. Method: shells that write no report.
+    #[test]
+    fn a_run_that_is_stopped_early_is_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        let (words, options, folder) = (&[], &[], folder.path());
+        let starts = Starts { lanes: (0, 1), words, options, folder, keeps_output: false };
+        let mut stopped = started(&starts, "exec sleep 60");
+        stopped.stop();
+        assert!(stopped.report().unwrap().is_none());
+        let mut killed = started(&starts, "kill -TERM $$");
+        killed.wait_until(|| false).unwrap();
+        assert!(matches!(killed.report(), Err(LiveError::Failed { .. })));
+    }
 }

@@ -19,6 +19,8 @@ use crate::segment::{segments, text_of};
 /// Causes of a tail that are told, the largest.
 pub const MOST_CAUSES: usize = 16;
 const CAUSE_BYTES: usize = 48;
+/// The header of a page has room for less.
+const SERVICE_BYTES: usize = 128;
 
 /// The causes of a service's tail, over the last minute.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -27,6 +29,8 @@ pub struct Tail {
     /// Of those, the slow ones, and above what they are.
     pub slow: u64,
     pub threshold_ns: u64,
+    /// What slow requests are charged, by all causes.
+    pub charged_ns: u64,
     /// The largest first.
     pub causes: Vec<Cause>,
 }
@@ -42,7 +46,8 @@ impl Tail {
     /// A cause's part of all that slow requests are charged.
     pub fn share(&self, cause: &Cause) -> f64 {
         use elfen_console::duration::number;
-        let all = self.causes.iter().fold(0, |sum: u64, cause| sum.saturating_add(cause.ns));
+        // A page holds what its writer wrote.
+        let all = self.charged_ns.max(cause.ns);
         if all == 0 { 0.0 } else { number(cause.ns) / number(all) }
     }
 }
@@ -65,16 +70,37 @@ struct TailSlot {
     slow: AtomicU64,
     threshold_ns: AtomicU64,
     causes: AtomicU64,
-    reserved: [AtomicU64; 9],
+    charged_ns: AtomicU64,
+    reserved: [AtomicU64; 8],
+    /// Before anything is told.
+    service: [AtomicU64; SERVICE_BYTES / 8],
     of: [CauseSlot; MOST_CAUSES],
 }
 
-const _: () = assert!(size_of::<TailSlot>() == 128 * (1 + MOST_CAUSES));
+const _: () = assert!(size_of::<TailSlot>() == 128 * (2 + MOST_CAUSES));
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNTAIL" is used nowhere else.
 unsafe impl Slot for TailSlot {
     const MAGIC: [u8; 8] = *b"ELFNTAIL";
     const CHANNEL: &'static str = "tail";
+}
+
+/// A text, or as many of its letters as there is room for.
+fn store(words: &[AtomicU64], text: &str) {
+    let cut = text.floor_char_boundary(words.len() * 8);
+    let mut bytes = text.as_bytes()[..cut].chunks(8);
+    for word in words {
+        let mut eight = [0; 8];
+        let some = bytes.next().unwrap_or_default();
+        eight[..some.len()].copy_from_slice(some);
+        // Relaxed: whoever calls says when it is whole.
+        word.store(u64::from_ne_bytes(eight), Relaxed);
+    }
+}
+
+fn load(words: &[AtomicU64]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+    text_of(&bytes)
 }
 
 impl TailSlot {
@@ -84,15 +110,11 @@ impl TailSlot {
             self.requests.store(tail.requests, Relaxed);
             self.slow.store(tail.slow, Relaxed);
             self.threshold_ns.store(tail.threshold_ns, Relaxed);
+            self.charged_ns.store(tail.charged_ns, Relaxed);
             self.causes.store(tail.causes.len().min(MOST_CAUSES) as u64, Relaxed);
             for (slot, cause) in self.of.iter().zip(&tail.causes) {
                 slot.ns.store(cause.ns, Relaxed);
-                let mut name = [0; CAUSE_BYTES];
-                let cut = cause.name.floor_char_boundary(CAUSE_BYTES);
-                name[..cut].copy_from_slice(&cause.name.as_bytes()[..cut]);
-                for (word, bytes) in slot.name.iter().zip(name.as_chunks::<8>().0) {
-                    word.store(u64::from_ne_bytes(*bytes), Relaxed);
-                }
+                store(&slot.name, &cause.name);
             }
         });
     }
@@ -101,15 +123,13 @@ impl TailSlot {
     fn tail(&self) -> Option<Tail> {
         let read = || {
             let count = usize::try_from(self.causes.load(Relaxed)).unwrap_or(usize::MAX);
-            let cause = |slot: &CauseSlot| {
-                let name: Vec<u8> =
-                    slot.name.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
-                Cause { name: text_of(&name), ns: slot.ns.load(Relaxed) }
-            };
+            let cause =
+                |slot: &CauseSlot| Cause { name: load(&slot.name), ns: slot.ns.load(Relaxed) };
             let tail = Tail {
                 requests: self.requests.load(Relaxed),
                 slow: self.slow.load(Relaxed),
                 threshold_ns: self.threshold_ns.load(Relaxed),
+                charged_ns: self.charged_ns.load(Relaxed),
                 causes: self.of.iter().take(count).map(cause).collect(),
             };
             (self.generation.load(Relaxed) > 0).then_some(tail)
@@ -146,6 +166,7 @@ impl Publisher {
         name[..cut].copy_from_slice(&service.as_bytes()[..cut]);
         let page = Self(Page::format(memory, 1, pid_namespace(), &name)?);
         let own = Identity::own().map_or(0, Identity::word);
+        store(&page.slot().service, service);
         page.slot().watch.store(own, Relaxed);
         Ok(page)
     }
@@ -181,7 +202,9 @@ fn open(id: i32) -> Option<(String, Tail)> {
     if watch.liveness() == Liveness::Dead {
         return None;
     }
-    Some((text_of(&page.name()), slot.tail()?))
+    // Acquire, in `tail`: the service's name was stored before anything was told.
+    let tail = slot.tail()?;
+    Some((load(&slot.service), tail))
 }
 
 #[cfg(test)]
@@ -201,11 +224,11 @@ mod tests {
         let publisher = Publisher::new(&service).unwrap();
         assert_eq!(seen(), None, "it has told nothing yet");
         let causes = vec![cause("stopped", 300), cause("preempted:a\u{1b}[31m", 100)];
-        let mut tail = Tail { requests: 900, slow: 9, threshold_ns: 5, causes };
+        let mut tail = Tail { requests: 900, slow: 9, threshold_ns: 5, charged_ns: 800, causes };
         publisher.publish(&tail);
         tail.causes[1].name = "preempted:a\u{fffd}[31m".to_owned();
         assert_eq!(seen().as_ref(), Some(&tail), "and nothing that a terminal obeys");
-        assert!((tail.share(&tail.causes[0]) - 0.75).abs() < 1e-9);
+        assert!((tail.share(&tail.causes[0]) - 0.375).abs() < 1e-9, "of all, not of those told");
         let other = Publisher::new(&service).unwrap();
         other.publish(&Tail { requests: 901, ..Tail::default() });
         assert_eq!(seen().unwrap().requests, 901, "who has seen more");
@@ -222,5 +245,16 @@ mod tests {
         assert_eq!(seen(), None);
         drop(publisher);
         assert_eq!(seen(), None);
+    }
+
+    /// Services are told from each other by all of their names.
+    #[test]
+    fn long_names_that_begin_alike() {
+        let name = |port| format!("{}-{}:{port}", "a-long-name".repeat(5), std::process::id());
+        let [one, other] = [80, 81].map(|port| Publisher::new(&name(port)).unwrap());
+        one.publish(&Tail { requests: 1, ..Tail::default() });
+        other.publish(&Tail { requests: 2, ..Tail::default() });
+        let seen = watches().unwrap();
+        assert_eq!([80, 81].map(|port| seen[&name(port)].requests), [1, 2]);
     }
 }

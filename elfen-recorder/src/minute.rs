@@ -53,6 +53,7 @@ impl Minute {
             let sum = causes.entry(cause).or_default();
             *sum = sum.saturating_add(*ns);
         }
+        let charged_ns = causes.values().fold(0, |sum: u64, ns| sum.saturating_add(*ns));
         let cause = |(name, ns): (&str, u64)| Cause { name: name.to_owned(), ns };
         let mut causes: Vec<Cause> = causes.into_iter().map(cause).collect();
         causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
@@ -60,6 +61,7 @@ impl Minute {
             requests: self.parts.iter().map(|part| part.requests).sum(),
             slow: self.parts.iter().map(|part| part.slow).sum(),
             threshold_ns: self.threshold_ns,
+            charged_ns,
             causes,
         }
     }

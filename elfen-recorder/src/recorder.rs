@@ -130,7 +130,13 @@ impl Recorder {
             service: self.service.name.clone(),
             began_ns: monotonic_ns(),
             cores: self.service.cores.clone(),
+            lacks: self.lacks().iter().map(|&tracepoint| tracepoint.to_owned()).collect(),
         }
+    }
+
+    /// What was asked for and the kernel does not tell.
+    pub fn lacks(&self) -> &[&'static str] {
+        self.events.as_ref().map_or(&[], Events::lacks)
     }
 
     /// Takes what has happened since the last look.
@@ -214,9 +220,10 @@ impl Recorder {
             Some(processes) => self.service.processes = processes,
         }
         if let Some(events) = &mut self.events {
+            let missed = events.missed();
             // The map is ours as long as we live; a kernel that refuses says so at the start.
             events.watch(&self.service.watched()).map_err(io::Error::other)?;
-            if let Some(lost) = events.missed() {
+            if let Some(lost) = missed {
                 self.lose(None, lost, sink)?;
             }
         }

@@ -21,6 +21,9 @@ pub struct Report {
     pub service: String,
     pub port: u16,
     pub detail: String,
+    /// Tracepoints of it that the kernel did not have.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
     pub seconds: f64,
     /// All that were answered while it was recorded.
     pub requests: usize,
@@ -192,6 +195,7 @@ pub fn report(
         service: tale.head.service.clone(),
         port: tale.head.port,
         detail: tale.head.detail.clone(),
+        lacks: tale.head.lacks.clone(),
         seconds: number(ended_ns.saturating_sub(tale.head.began_ns)) / 1e9,
         requests,
         complete: explained.len(),
@@ -396,6 +400,9 @@ impl Report {
             vec![format!("{service}, {by}: {requests} requests in {seconds:.1} s, {lost}")];
         if self.detail == MARKS_ALONE {
             lines.push("the kernel showed nothing: queue is all before a request began".to_owned());
+        }
+        if !self.lacks.is_empty() {
+            lines.push(format!("the kernel could not tell of {}", self.lacks.join(", ")));
         }
         if !self.whole {
             lines.push("the recording was cut off: this is what it had by then".to_owned());

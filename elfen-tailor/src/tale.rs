@@ -46,6 +46,9 @@ pub struct Head {
     /// The CPUs of each core that has several lanes, or is taken to.
     #[serde(default)]
     pub cores: Vec<Vec<u32>>,
+    /// Tracepoints of the detail that the kernel did not have.
+    #[serde(default)]
+    pub lacks: Vec<String>,
 }
 
 /// A thread, as it was called at a time.
@@ -386,8 +389,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn written() -> (Vec<u8>, Tale) {
-        let cores = vec![vec![0, 1]];
-        let head = Head { cpus: 2, port: 80, began_ns: 5, cores, ..Head::default() };
+        let (cores, lacks) = (vec![vec![0, 1]], vec!["contention_end".to_owned()]);
+        let head = Head { cpus: 2, port: 80, began_ns: 5, cores, lacks, ..Head::default() };
         let kind = Kind::Waking { waker: 1, waker_process: 1, process: 2 };
         let event = |at_ns| Event { at_ns, thread: 3, kind };
         let mut tale = Tale::begin(head.clone());

@@ -16,6 +16,7 @@
 static void *(*const map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*const map_update_elem)(void *map, const void *key, const void *value,
 				     elfen_u64 flags) = (void *)2;
+static long (*const map_delete_elem)(void *map, const void *key) = (void *)3;
 static elfen_u64 (*const ktime_get_ns)(void) = (void *)5;
 static elfen_u32 (*const get_smp_processor_id)(void) = (void *)8;
 

@@ -81,8 +81,11 @@ int elfen_ev_exit(elfen_u64 *arguments)
 {
 	struct elfen_event_config *config = config_of();
 	struct task_struct *task = (struct task_struct *)arguments[0];
+	elfen_u32 thread = task->pid;
 	elfen_u64 name[2];
 
+	/* Its number will be another's. */
+	map_delete_elem(&elfen_ev_waits, &thread);
 	if (!config || probe_read_kernel(name, sizeof(name), task->comm))
 		return 0;
 	note(config, EXIT, 0, task->pid, ktime_get_ns(), name[0], name[1]);
@@ -194,12 +197,16 @@ INLINE struct elfen_event_cpu *this_cpu(void)
 	return map_lookup_elem(&elfen_ev_cpus, &cpu);
 }
 
-/* An interrupt or a wait is one event, at its end, and only if it was long enough to matter. */
-INLINE void note_end(elfen_u32 kind, elfen_u64 since_ns, elfen_u64 which)
+/*
+ * An interrupt or a wait is one event, at its end, and only if it was long enough to matter. Its
+ * beginning counts once: an end whose own was not seen has none.
+ */
+INLINE void note_end(elfen_u32 kind, elfen_u64 *since, elfen_u64 which)
 {
 	struct elfen_event_config *config = config_of();
-	elfen_u64 now = ktime_get_ns();
+	elfen_u64 now = ktime_get_ns(), since_ns = *since;
 
+	STORE(*since, 0);
 	if (config && since_ns && now - since_ns >= config->least_ns)
 		note(config, kind, 0, running_thread(), now, since_ns, which);
 }
@@ -222,7 +229,7 @@ int elfen_ev_irq(elfen_u64 *arguments)
 	struct elfen_event_cpu *here = this_cpu();
 
 	if (here)
-		note_end(IRQ, here->irq_ns, (elfen_u32)arguments[0]);
+		note_end(IRQ, &here->irq_ns, (elfen_u32)arguments[0]);
 	return 0;
 }
 
@@ -244,25 +251,32 @@ int elfen_ev_soft(elfen_u64 *arguments)
 	struct elfen_event_cpu *here = this_cpu();
 
 	if (here)
-		note_end(SOFTIRQ, here->softirq_ns, (elfen_u32)arguments[0]);
+		note_end(SOFTIRQ, &here->softirq_ns, (elfen_u32)arguments[0]);
 	return 0;
 }
 
-/* Of the running thread, if it is watched. */
+/*
+ * Of the running thread, if it is watched. An interrupt that comes while one of our programs runs
+ * may end what it began without being seen; the recorder hears of that and begins a new epoch.
+ */
 INLINE struct elfen_event_waits *waits_of_this(void)
 {
 	struct elfen_event_config *config = config_of();
 	struct task_struct *task = get_current_task();
 	elfen_u32 thread = task->pid;
-	struct elfen_event_waits none = { 0, 0, 0, 0, 0 }, *waits;
+	struct elfen_event_waits none = { 0, 0, 0, 0, 0, 0 }, *waits;
 
 	if (!config || !is_watched(config, task->tgid))
 		return 0;
+	none.epoch = config->epoch;
 	waits = map_lookup_elem(&elfen_ev_waits, &thread);
-	if (waits)
-		return waits;
-	map_update_elem(&elfen_ev_waits, &thread, &none, BPF_NOEXIST);
-	return map_lookup_elem(&elfen_ev_waits, &thread);
+	if (!waits) {
+		map_update_elem(&elfen_ev_waits, &thread, &none, BPF_NOEXIST);
+		return map_lookup_elem(&elfen_ev_waits, &thread);
+	}
+	if (waits->epoch != none.epoch)
+		*waits = none;
+	return waits;
 }
 
 /* contention_begin(lock, flags): who first spins for a lock and then sleeps for it begins twice. */
@@ -274,13 +288,16 @@ int elfen_ev_contend(elfen_u64 *arguments)
 	if (!waits || (waits->contended_ns && waits->lock != arguments[0]))
 		return 0;
 	if (!waits->contended_ns)
-		waits->contended_ns = ktime_get_ns();
-	waits->lock = arguments[0];
+		STORE(waits->contended_ns, ktime_get_ns());
+	STORE(waits->lock, arguments[0]);
 	waits->sort = (elfen_u32)arguments[1];
 	return 0;
 }
 
-/* contention_end(lock, result): of the one that it began with, not of an interrupt's within. */
+/*
+ * contention_end(lock, result): of the one that it began with, not of an interrupt's within. An
+ * interrupt between the two stores below finds a lock that is nobody's, and leaves it alone.
+ */
 SECTION("tp_btf/contention_end")
 int elfen_ev_contended(elfen_u64 *arguments)
 {
@@ -288,9 +305,8 @@ int elfen_ev_contended(elfen_u64 *arguments)
 
 	if (!waits || waits->lock != arguments[0])
 		return 0;
-	note_end(CONTENTION, waits->contended_ns, waits->sort & 0xff);
-	waits->contended_ns = 0;
-	waits->lock = 0;
+	STORE(waits->lock, 0);
+	note_end(CONTENTION, &waits->contended_ns, waits->sort & 0xff);
 	return 0;
 }
 
@@ -312,7 +328,7 @@ int elfen_ev_reclaim(elfen_u64 *arguments)
 
 	(void)arguments;
 	if (waits)
-		note_end(RECLAIM, waits->reclaim_ns, 0);
+		note_end(RECLAIM, &waits->reclaim_ns, 0);
 	return 0;
 }
 
@@ -334,7 +350,7 @@ int elfen_ev_compact(elfen_u64 *arguments)
 
 	(void)arguments;
 	if (waits)
-		note_end(COMPACTION, waits->compaction_ns, 0);
+		note_end(COMPACTION, &waits->compaction_ns, 0);
 	return 0;
 }
 

@@ -17,6 +17,7 @@ struct elfen_event_config {
 	elfen_u64 ring; /* events of a CPU, a power of two */
 	elfen_u64 port; /* local port of the service; 0 for none */
 	elfen_u64 least_ns; /* shorter interrupts are not written down */
+	elfen_u64 epoch; /* what was begun in another one may have ended unseen */
 	elfen_u64 cpus[CPU_WORDS]; /* where switches are of interest */
 	elfen_u64 watched[WATCHED_WORDS]; /* processes, by the lowest bits of their ids */
 };
@@ -60,6 +61,7 @@ struct {
 
 /* Since when a thread waits for the kernel itself; 0 while it does not. */
 struct elfen_event_waits {
+	elfen_u64 epoch;
 	elfen_u64 contended_ns;
 	elfen_u64 lock;
 	elfen_u64 sort;

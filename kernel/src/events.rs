@@ -34,7 +34,8 @@ const CPU_STATE_WORDS: usize = 8;
 pub enum Detail {
     /// Switches, wake-ups, and the service's sockets.
     Sched,
-    /// Interrupts, page faults, and waits for the kernel's own locks and memory as well.
+    /// Interrupts, page faults, and waits for the kernel's own locks and memory as well: those of
+    /// them that the kernel tells of.
     Full,
 }
 
@@ -117,8 +118,8 @@ pub struct Watched {
 }
 
 impl Watched {
-    fn words(&self, ring: u64) -> Vec<u64> {
-        let mut words = vec![ring, u64::from(self.port), LEAST_NS];
+    fn words(&self, ring: u64, epoch: u64) -> Vec<u64> {
+        let mut words = vec![ring, u64::from(self.port), LEAST_NS, epoch];
         let bits = |numbers: &[u32], words: usize| {
             let mut set = vec![0_u64; words];
             for number in numbers {
@@ -155,6 +156,11 @@ pub struct Events {
     /// Holds the probes of runtimes.
     object: Object,
     config: OwnedFd,
+    watched: Watched,
+    /// What began in an earlier one is not waited for any more.
+    epoch: u64,
+    /// Tracepoints that were asked for and are not there.
+    lacks: Vec<&'static str>,
     cpus: Mapped,
     ring: Mapped,
     events: u64,
@@ -168,6 +174,12 @@ pub struct Events {
 impl Events {
     /// Attaches what `detail` asks for, with `events` in the ring of each CPU, a power of two.
     pub fn attach(detail: Detail, events: u32, watched: &Watched) -> Result<Self, Error> {
+        let mut all = Self::load(events, watched)?;
+        all.attach_to(PROGRAMS.into_iter().filter(|program| program.3 <= detail))?;
+        Ok(all)
+    }
+
+    fn load(events: u32, watched: &Watched) -> Result<Self, Error> {
         assert!(events.is_power_of_two(), "places are found by masks");
         let cpus = possible_cpus()?;
         let places = cpus.checked_mul(events).ok_or_else(|| {
@@ -184,6 +196,9 @@ impl Events {
         let mut all = Self {
             object,
             config,
+            watched: Watched::default(),
+            epoch: 1,
+            lacks: Vec::new(),
             cpus: mapped.0,
             ring: mapped.1,
             events: u64::from(events),
@@ -194,24 +209,43 @@ impl Events {
             missed_at_ns: now_ns,
         };
         all.watch(watched)?;
-        for Program(name, tracepoint, since, _) in
-            PROGRAMS.into_iter().filter(|program| program.3 <= detail)
-        {
-            let program = all.object.program(name, tracepoint).map_err(|error| match error {
-                Error::Refused(why) => Error::Lacks { tracepoint, since, why },
-                other => other,
-            })?;
-            let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
-            all.programs.push(program);
-            all._links.push(link);
-        }
         Ok(all)
+    }
+
+    fn attach_to(&mut self, programs: impl Iterator<Item = Program>) -> Result<(), Error> {
+        for Program(name, tracepoint, since, detail) in programs {
+            let program = match (self.object.program(name, tracepoint), detail) {
+                (Ok(program), _) => program,
+                (Err(Error::Refused(_)), Detail::Full) => {
+                    self.lacks.push(tracepoint);
+                    continue;
+                }
+                (Err(Error::Refused(why)), Detail::Sched) => {
+                    return Err(Error::Lacks { tracepoint, since, why });
+                }
+                (Err(other), _) => return Err(other),
+            };
+            let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
+            self.programs.push(program);
+            self._links.push(link);
+        }
+        Ok(())
+    }
+
+    /// What was asked for and the kernel does not tell: its tracepoints.
+    pub fn lacks(&self) -> &[&'static str] {
+        &self.lacks
     }
 
     /// Says anew whose events are written; who was watched before and is not among them is no
     /// longer.
-    pub fn watch(&self, watched: &Watched) -> Result<(), Error> {
-        let words = watched.words(self.events);
+    pub fn watch(&mut self, watched: &Watched) -> Result<(), Error> {
+        if self.watched != *watched {
+            // Who was not watched for a while may have ended what he had begun.
+            self.epoch += 1;
+            self.watched = watched.clone();
+        }
+        let words = watched.words(self.events, self.epoch);
         bpf_call::update_element(self.config.as_fd(), 0, &words)
             .map_err(Error::call("saying whom to watch"))
     }
@@ -269,7 +303,8 @@ impl Events {
     }
 
     /// Events that the kernel did not write since the last call, because it was in the middle of
-    /// the same program: on which CPU, it does not say.
+    /// the same program: on which CPU, it does not say. What is waited for may have ended in one of
+    /// them, so [`Events::watch`] is to be called next.
     pub fn missed(&mut self) -> Option<Lost> {
         let missed = self.programs.iter().map(|program| {
             // A kernel that does not count them has none to tell of.
@@ -278,6 +313,7 @@ impl Events {
         let missed: u64 = missed.sum();
         let (count, from_ns) = (missed.saturating_sub(self.missed), self.missed_at_ns);
         (self.missed, self.missed_at_ns) = (missed, monotonic_ns());
+        self.epoch += u64::from(count > 0);
         (count > 0).then_some(Lost { count, from_ns, to_ns: self.missed_at_ns })
     }
 
@@ -291,5 +327,103 @@ impl Events {
         // A writer that comes round clears the last word first: if it did, these words are void.
         fence(Acquire);
         if words[3].load(Relaxed) == last { [at_ns, a, b, last] } else { [0; 4] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{self, Read, Write};
+    use std::time::{Duration, Instant};
+
+    use elfen_rt::signal::event::{Event, Kind, Stall};
+
+    fn load() -> Option<Events> {
+        let watched =
+            Watched { port: 0, processes: vec![std::process::id()], cpus: (0..64).collect() };
+        match Events::load(65_536, &watched) {
+            Ok(events) => Some(events),
+            Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
+                writeln!(io::stderr(), "skipped: events of the kernel: {error}").unwrap();
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn own_thread() -> u32 {
+        // SAFETY: takes nothing and cannot fail.
+        unsafe { libc::gettid() }.unsigned_abs()
+    }
+
+    /// Goal: a kernel that lacks a part of the full detail shows the rest, and it is said what is
+    /// missing; one that lacks more is refused. Method: tracepoints that no kernel has.
+    #[test]
+    fn what_a_kernel_lacks_is_said() {
+        let Some(mut events) = load() else { return };
+        let none = "no_kernel_has_this";
+        let programs = [
+            Program("elfen_ev_compact", none, "99.0", Detail::Full),
+            Program("elfen_ev_soft", "softirq_exit", "5.5", Detail::Full),
+        ];
+        events.attach_to(programs.into_iter()).unwrap();
+        assert_eq!((events.lacks(), events.programs.len()), (&[none][..], 1));
+        let needed = Program("elfen_ev_exit", none, "99.0", Detail::Sched);
+        let refused = events.attach_to([needed].into_iter());
+        assert!(matches!(refused, Err(Error::Lacks { tracepoint, .. }) if tracepoint == none));
+    }
+
+    /// Goal: a wait whose end was not seen neither hides nor dates the waits after it. Method: such
+    /// a note of this thread's, which then waits for a pipe's lock that another thread takes.
+    #[test]
+    fn a_wait_that_nobody_saw_the_end_of_is_forgotten() {
+        let Some(mut events) = load() else { return };
+        if matches!(events.attach_to(PROGRAMS.into_iter()), Err(Error::Lacks { .. })) {
+            return;
+        }
+        let waits = events.object.map("elfen_ev_waits").unwrap();
+        let (epoch, since_ns, lock) = (events.epoch, 1, 77);
+        let note = [epoch, since_ns, lock, 0, since_ns, since_ns];
+        bpf_call::update_element(waits.as_fd(), own_thread(), &note).unwrap();
+        events.epoch += 1;
+        events.watch(&events.watched.clone()).unwrap();
+        let began_ns = monotonic_ns();
+        let (mut from, mut to) = io::pipe().unwrap();
+        let mut other = to.try_clone().unwrap();
+        let ends = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let until = std::sync::Arc::clone(&ends);
+        let reads = std::thread::spawn(move || while from.read(&mut [0; 4096]).unwrap() > 0 {});
+        let writes = std::thread::spawn(move || {
+            while !until.load(Relaxed) {
+                other.write_all(&[0; 4096]).unwrap();
+            }
+        });
+        let (mut words, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        let found = loop {
+            for _ in 0..100 {
+                to.write_all(&[0; 4096]).unwrap();
+            }
+            words.clear();
+            for cpu in 0..events.cpus() {
+                events.read(cpu, &mut words);
+            }
+            let own = words.iter().filter_map(Event::decode).find_map(|event| match event.kind {
+                Kind::Stall { since_ns, what: Stall::Contention(_) }
+                    if event.thread == own_thread() =>
+                {
+                    Some((since_ns, event.at_ns))
+                }
+                _ => None,
+            });
+            if own.is_some() || Instant::now() > deadline {
+                break own;
+            }
+        };
+        ends.store(true, Relaxed);
+        writes.join().unwrap();
+        drop(to);
+        reads.join().unwrap();
+        let (since_ns, at_ns) = found.expect("a wait of a minute's writing");
+        assert!(began_ns <= since_ns && since_ns < at_ns, "{since_ns} to {at_ns}");
     }
 }

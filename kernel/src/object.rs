@@ -87,7 +87,7 @@ impl Object {
 /// The kinds of maps that our programs have.
 fn data(map: &Map) -> Option<&MapData> {
     match map {
-        Map::Array(map) | Map::PerfEventArray(map) => Some(map),
+        Map::Array(map) | Map::PerfEventArray(map) | Map::LruHashMap(map) => Some(map),
         _ => None,
     }
 }

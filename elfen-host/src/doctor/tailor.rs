@@ -63,7 +63,16 @@ fn sockets(machine: &Machine<'_>) -> Result<Finding, SourceError> {
 
 fn full(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let there = "interrupts, page faults and the kernel's own waits are as well (`--detail full`)";
-    Ok(of(machine, |of| &of.full_lacks, there, "`--detail sched` is what there is"))
+    match &machine.answers.tracepoints {
+        Some(Tracepoints { full_lacks, .. })
+            if !full_lacks.is_empty() && obstacle(machine).is_none() =>
+        {
+            let lacks = full_lacks.join(", ");
+            let why = format!("`--detail full` is without what the kernel does not tell: {lacks}");
+            Ok(Finding::warn(why, "boot a newer kernel, or one that was built with them"))
+        }
+        _ => Ok(of(machine, |of| &of.full_lacks, there, "`--detail sched` is what there is")),
+    }
 }
 
 /// How much of a JVM is seen, the best way first.

@@ -4,6 +4,8 @@
 use std::fs;
 use std::io;
 use std::net::UdpSocket;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use elfen_rt::clock::{monotonic_ns, nanos};
@@ -12,17 +14,24 @@ use super::inject::Injured;
 
 const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
 
-/// Loopback's packets are steered to one CPU; where they went before, when this is dropped.
+/// Loopback's packets are steered to one CPU; where they went before, when this is dropped, or
+/// whoever holds it is killed: a process of its own waits for that.
 #[derive(Debug)]
 pub struct Flood {
-    before: String,
+    restores: Child,
 }
 
 impl Flood {
     pub fn new(cpu: u32) -> io::Result<Self> {
         let before = fs::read_to_string(STEERING)?;
+        let mut restores = Command::new(std::env::current_exe()?);
+        restores.args(["tailor", "unsteer", before.trim()]);
+        // What a terminal sends is not for it.
+        let restores = restores.stdin(Stdio::piped()).process_group(0).spawn()?;
+        // From now on it is put back, also if the next line fails.
+        let flood = Self { restores };
         fs::write(STEERING, mask(cpu))?;
-        Ok(Self { before })
+        Ok(flood)
     }
 
     pub fn hurt(&self, last: Duration) -> io::Result<Injured> {
@@ -41,9 +50,17 @@ impl Flood {
 
 impl Drop for Flood {
     fn drop(&mut self) {
-        // Who could write it before can do so again, unless the kernel is going down.
-        let _restored = fs::write(STEERING, self.before.trim());
+        drop(self.restores.stdin.take());
+        // Who was killed himself leaves nothing to wait for.
+        let _ended = self.restores.wait();
     }
+}
+
+/// Waits until standard input ends, which it does when whoever started this is gone, and has
+/// loopback's packets go where they went before.
+pub fn unsteer(before: &str) -> io::Result<()> {
+    io::copy(&mut io::stdin(), &mut io::sink())?;
+    fs::write(STEERING, before)
 }
 
 /// As the kernel reads a set of CPUs: words of 32 bits, the highest first.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 
-use crate::check::flood::Flood;
+use crate::check::flood::{Flood, unsteer};
 use crate::check::inject::{Hog, Injured, Stop};
 use crate::check::storage::PageOut;
 use crate::signals::Ending;
@@ -59,6 +59,20 @@ enum Kind {
     Hog,
     Io,
     Softirq,
+}
+
+/// Put loopback's packets back where they went once standard input ends
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:\n  elfen tailor unsteer 0 </dev/null     to no CPU of choice")]
+pub(super) struct UnsteerArgs {
+    /// The set of CPUs, as the kernel wrote it
+    cpus: String,
+}
+
+pub(super) fn restore(args: &UnsteerArgs) -> Result<ExitCode, Failure> {
+    let failed = |error| Failure::new(Status::Failed, "steering packets", error, "run it as root");
+    unsteer(&args.cpus).map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Longer than that a service is not hurt but dead.

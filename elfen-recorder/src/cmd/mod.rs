@@ -43,6 +43,8 @@ enum Command {
     #[command(hide = true)]
     Serve(check::ServeArgs),
     #[command(hide = true)]
+    Unsteer(inject::UnsteerArgs),
+    #[command(hide = true)]
     Answer(hedge::AnswerArgs),
 }
 
@@ -54,6 +56,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Command::Inject(args) => inject::run(args, out),
         Command::Check(args) => check::run(args, out),
         Command::Serve(args) => check::serve(args),
+        Command::Unsteer(args) => inject::restore(args),
         Command::Answer(args) => hedge::answer(args),
     }
 }

@@ -93,6 +93,15 @@ impl Target {
     }
 
     pub(super) fn attach(&self) -> Result<Recorder, Failure> {
+        let recorder = self.open()?;
+        if !recorder.lacks().is_empty() {
+            let lacks = recorder.lacks().join(", ");
+            to_stderr(&format!("not recorded, as the kernel has no such tracepoints: {lacks}"));
+        }
+        Ok(recorder)
+    }
+
+    fn open(&self) -> Result<Recorder, Failure> {
         let ring = self.ring.next_power_of_two();
         // First, as they may be wrong.
         let cores = self.cores()?;

@@ -17,6 +17,7 @@ pub mod fold;
 pub mod live;
 pub mod naming;
 pub mod observe;
+pub mod observers;
 pub mod program;
 pub mod rates;
 pub mod reach;

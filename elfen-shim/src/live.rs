@@ -104,6 +104,11 @@ impl Live {
         totals.since.store(at, Relaxed);
     }
 
+    /// What is known of each signal by now.
+    pub fn all(&self) -> impl Iterator<Item = Seen> {
+        (0..self.signals.len()).map(|signal| self.seen(signal))
+    }
+
     /// What is known of a signal by now.
     pub fn seen(&self, signal: usize) -> Seen {
         let Some(totals) = self.signals.get(signal) else { return Seen::default() };

@@ -12,6 +12,9 @@ use crate::clock;
 /// Words read at one time.
 pub const WORDS_MAX: usize = 8;
 
+/// Observers of one run, each on a lane of its own.
+pub const OBSERVERS_MAX: usize = 8;
+
 /// What was read, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<const N: usize> {

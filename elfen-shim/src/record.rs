@@ -453,6 +453,10 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         } else {
             Ended::Told
         };
-        self.ended == Ended::Told && !self.orders.stop.load(Relaxed)
+        if self.ended != Ended::Told {
+            // For the other observers of this run.
+            self.orders.stop.store(true, Relaxed);
+        }
+        !self.orders.stop.load(Relaxed)
     }
 }

@@ -9,13 +9,13 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::Clock;
 use crate::observe::{Period, WORDS_MAX, observe};
 use crate::rates::Rate;
 use crate::reach::{Place, ProcState};
-use crate::record::{Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
+use crate::record::{Ended, Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
 use crate::recording::{Kind, Pool, Series, Signal, Source};
 use crate::signal::{ServiceWord, Width};
 use crate::tally::Tally;
@@ -23,7 +23,7 @@ use crate::tally::Tally;
 /// Lanes that are followed one by one, at most: each takes two words of eight.
 const LANES_MAX: usize = 3;
 /// Threads that are looked at where nobody says who runs.
-const THREADS_MAX: u32 = 3;
+pub const THREADS_MAX: usize = 3;
 
 /// Why a signal cannot be added.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,8 @@ pub struct Words {
     rates: Vec<Rate>,
     pub state: Option<ProcState>,
     tag_feed: Option<usize>,
+    /// Lanes, or threads, that observers before this one have; `None` if it has all there are.
+    first: Option<usize>,
 }
 
 impl Words {
@@ -58,7 +60,14 @@ impl Words {
             rates: Vec::new(),
             state: None,
             tag_feed: None,
+            first: None,
         }
+    }
+
+    /// Those of one observer among several, which has its lanes behind `first` others; without a
+    /// task map, its threads.
+    pub fn as_part(self, first: usize) -> Self {
+        Self { first: Some(first), ..self }
     }
 
     fn word(&mut self, word: &'static AtomicU64) -> Result<usize, TooMany> {
@@ -79,28 +88,31 @@ impl Words {
         self.feeds.push(feed);
     }
 
-    /// Who runs on these lanes; gives whether they are few enough.
+    /// Whether these lanes are few enough to be followed.
+    pub fn follows(map: &'static TaskMap, on: &CpuSet) -> bool {
+        on.len() <= LANES_MAX && on.iter().all(|cpu| map.slot(cpu).is_some())
+    }
+
+    /// Who runs on these lanes, if they can be followed.
     pub fn add_tasks(
         &mut self,
         map: &'static TaskMap,
         on: &CpuSet,
         shown: bool,
-    ) -> Result<bool, TooMany> {
-        if on.len() > LANES_MAX {
-            return Ok(false);
-        }
+    ) -> Result<(), TooMany> {
+        let is_one = on.len() == 1 && self.first.is_none();
         for cpu in on.iter() {
-            let Some(slot) = map.slot(cpu) else { return Ok(false) };
+            let Some(slot) = map.slot(cpu) else { continue };
             let word = self.word(&slot.task)?;
             self.lanes.push(Follow::new(slot, word, Vec::new()));
             if shown {
-                let name = if on.len() == 1 { "task".to_owned() } else { format!("task@{cpu}") };
+                let name = if is_one { "task".to_owned() } else { format!("task@{cpu}") };
                 let feed =
                     Feed { kind: Kind::Tags, word, offset: 0, width: Width::U64, lane: None };
                 self.feed(name, Source::TaskMap, feed, Vec::new());
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Words of the threads' own, by the lane that they run on or, without a task map, of the first
@@ -111,10 +123,11 @@ impl Words {
         signals: &[(&str, Kind, u64, Width, Source)],
     ) -> Result<(), TooMany> {
         let lanes = self.lanes.len();
-        let count = if lanes > 0 { lanes } else { THREADS_MAX as usize };
-        for index in 0..count {
+        let count = if lanes > 0 { lanes } else { THREADS_MAX };
+        for number in 0..count {
             let word = self.word(&NOTHING)?;
-            let lane = (lanes > 0).then_some(index);
+            let lane = (lanes > 0).then_some(number);
+            let index = self.first.unwrap_or(0) + number;
             match lane {
                 Some(lane) => self.lanes[lane].thread_words.push((word, part)),
                 None => self.plain.push((word, part, u32::try_from(index).unwrap_or(0))),
@@ -195,8 +208,9 @@ impl Words {
         self.signals.iter().position(|signal| signal.name == name)
     }
 
-    pub fn follows_lanes(&self) -> bool {
-        !self.lanes.is_empty()
+    /// How many words are read so far.
+    pub fn count(&self) -> usize {
+        self.words.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -238,7 +252,7 @@ pub enum Observer {
 pub struct Seen {
     pub pool: Pool,
     pub samples: u64,
-    pub ended: crate::record::Ended,
+    pub ended: Ended,
     pub missed_switches: Option<u64>,
     pub seen_switches: u64,
     pub period_ticks: (u64, u64),
@@ -330,7 +344,8 @@ fn start_one<const BOTH: bool>(
         (recorder.until, recorder.costing, recorder.live) = (how.until, how.costing, how.live);
         (recorder.fetch_ticks, recorder.fold) = (how.fetch_ticks, how.fold);
         if pinned.is_err() {
-            recorder.ended = crate::record::Ended::Moved;
+            recorder.ended = Ended::Moved;
+            recorder.orders.stop.store(true, Relaxed);
             return recorder;
         }
         let period = Period(how.period_ticks);

@@ -4,17 +4,21 @@
 use elfen_console::duration::number;
 use serde::Serialize;
 
-use crate::recording::{Cost, Dte, Head, Kind, Periods, RateFigure, Recording, Source};
-use crate::tally::{Tally, Weighed};
+use crate::recording::{Cost, Dte, Head, Kind, Observing, Periods, RateFigure, Recording, Source};
+use crate::tally::{Looked, Tally, Weighed};
 
 /// What `--json` prints.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Summary {
     pub program: String,
     pub on: String,
+    /// The first observer's; the others are beside it, in `observers`.
     pub from: u32,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub observers: Vec<ObserverFigure>,
     pub period_ns: Periods,
     pub samples: u64,
+    /// Of all observers together, as all times are in which somebody looked or did not.
     pub observed_ns: u64,
     pub gap_ns: u64,
     pub gaps: u64,
@@ -43,6 +47,17 @@ pub struct Summary {
     pub ambiguous_entries: u64,
     pub ended: String,
     pub exit_status: Option<i32>,
+}
+
+/// One of several observers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ObserverFigure {
+    pub from: u32,
+    pub on: String,
+    pub observed_ns: u64,
+    pub gap_ns: u64,
+    pub gaps: u64,
+    pub longest_gap_ns: u64,
 }
 
 /// A signal as a whole.
@@ -148,17 +163,27 @@ impl Summary {
 
     fn without_signals(head: &Head, tally: &Tally) -> Self {
         let clock = head.clock;
+        let all = tally.all();
+        let figure = |(observer, looked): (&Observing, &Looked)| ObserverFigure {
+            from: observer.from,
+            on: observer.on.clone(),
+            observed_ns: clock.ns(looked.observed_ticks),
+            gap_ns: clock.ns(looked.gap_ticks),
+            gaps: looked.gaps,
+            longest_gap_ns: clock.ns(looked.longest_gap_ticks),
+        };
         let half = head.line_round_trip_ns.map_or(0.0, |ns| number(ns) / 2.0);
         Self {
             program: head.program.clone(),
             on: head.on.clone(),
             from: head.from,
+            observers: head.observers.iter().zip(&tally.looked).map(figure).collect(),
             period_ns: head.period_ns,
             samples: head.samples,
-            observed_ns: clock.ns(tally.observed_ticks),
-            gap_ns: clock.ns(tally.gap_ticks),
-            gaps: tally.gaps,
-            longest_gap_ns: clock.ns(tally.longest_gap_ticks),
+            observed_ns: clock.ns(all.observed_ticks),
+            gap_ns: clock.ns(all.gap_ticks),
+            gaps: all.gaps,
+            longest_gap_ns: clock.ns(all.longest_gap_ticks),
             steal_ns: head.steal_ns,
             line_round_trip_ns: head.line_round_trip_ns,
             clock_step_ns: clock.step_ns(),
@@ -178,6 +203,17 @@ impl Summary {
             ambiguous_entries: head.ambiguous,
             ended: head.ended.clone(),
             exit_status: head.exit_status,
+        }
+    }
+}
+
+impl Summary {
+    /// The lanes of all observers, and for how long each of them looked in the mean.
+    pub fn from_lanes(&self) -> (String, u64) {
+        let lanes: Vec<String> = self.observers.iter().map(|one| one.from.to_string()).collect();
+        match lanes.len() as u64 {
+            0 => (self.from.to_string(), self.observed_ns),
+            observers => (lanes.join(","), self.observed_ns / observers),
         }
     }
 }

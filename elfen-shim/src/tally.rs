@@ -14,6 +14,13 @@ use crate::symbols::NO_NAME;
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub signals: Vec<SignalTally>,
+    /// Of each observer.
+    pub looked: Vec<Looked>,
+}
+
+/// How long an observer looked, and how long it did not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Looked {
     pub observed_ticks: u64,
     pub gap_ticks: u64,
     pub gaps: u64,
@@ -66,28 +73,35 @@ pub struct Tags {
 
 impl Tally {
     pub fn of(recording: &Recording) -> Self {
-        let mut tally = Self::default();
-        let first = recording.runs.first().and_then(|runs| runs.first()).map(|run| run.start_ticks);
-        // Gaps are in all signals at once.
-        for (run, end) in recording.stretches(0) {
-            let ticks = end.saturating_sub(run.start_ticks);
-            if run.state != State::Gap {
-                tally.observed_ticks += ticks;
-            } else if first.is_some_and(|first| run.start_ticks > first) {
-                tally.add_gap(ticks);
-            } else {
-                tally.leading_ticks += ticks;
-            }
-        }
         let of = |signal| SignalTally::of(recording, signal);
-        tally.signals = (0..recording.head.signals.len()).map(of).collect();
-        tally
+        let signals = (0..recording.head.signals.len()).map(of).collect();
+        // Gaps are in all signals of an observer at once.
+        let firsts = recording.head.firsts().into_iter();
+        Self { signals, looked: firsts.map(|signal| Looked::of(recording, signal)).collect() }
     }
 
-    fn add_gap(&mut self, ticks: u64) {
-        self.gap_ticks += ticks;
-        self.gaps += 1;
-        self.longest_gap_ticks = self.longest_gap_ticks.max(ticks);
+    /// Of an observer of so many signals that has seen nothing yet.
+    pub fn empty(signals: usize) -> Self {
+        Self { signals: vec![SignalTally::default(); signals], looked: vec![Looked::default()] }
+    }
+
+    /// Adds what another observer saw at the same time, of other signals.
+    pub fn beside(mut self, other: Self) -> Self {
+        self.signals.extend(other.signals);
+        self.looked.extend(other.looked);
+        self
+    }
+
+    /// Of all observers together.
+    pub fn all(&self) -> Looked {
+        let mut all = Looked::default();
+        for one in &self.looked {
+            all.observed_ticks += one.observed_ticks;
+            all.gap_ticks += one.gap_ticks;
+            all.gaps += one.gaps;
+            all.longest_gap_ticks = all.longest_gap_ticks.max(one.longest_gap_ticks);
+        }
+        all
     }
 
     /// Adds what followed, of the same signals.
@@ -96,14 +110,47 @@ impl Tally {
             *self = next;
             return;
         }
+        self.looked.iter_mut().zip(next.looked).for_each(|(one, next)| one.add(next));
+        self.signals.iter_mut().zip(next.signals).for_each(|(one, next)| one.add(next));
+    }
+}
+
+impl Looked {
+    /// By one of the observer's signals.
+    fn of(recording: &Recording, signal: usize) -> Self {
+        let mut looked = Self::default();
+        let first = recording.runs.get(signal).and_then(|runs| runs.first());
+        let first = first.map(|run| run.start_ticks);
+        for (run, end) in recording.stretches(signal) {
+            let ticks = end.saturating_sub(run.start_ticks);
+            if run.state != State::Gap {
+                looked.observed_ticks += ticks;
+            } else if first.is_some_and(|first| run.start_ticks > first) {
+                looked.add_gap(ticks);
+            } else {
+                looked.leading_ticks += ticks;
+            }
+        }
+        looked
+    }
+
+    fn add_gap(&mut self, ticks: u64) {
+        self.gap_ticks += ticks;
+        self.gaps += 1;
+        self.longest_gap_ticks = self.longest_gap_ticks.max(ticks);
+    }
+
+    /// Adds what followed.
+    fn add(&mut self, next: Self) {
+        match (self.observed_ticks, next.leading_ticks) {
+            (_, 0) => {}
+            (0, leading) => self.leading_ticks += leading,
+            (_, leading) => self.add_gap(leading),
+        }
         self.observed_ticks += next.observed_ticks;
         self.gap_ticks += next.gap_ticks;
         self.gaps += next.gaps;
         self.longest_gap_ticks = self.longest_gap_ticks.max(next.longest_gap_ticks);
-        if next.leading_ticks > 0 {
-            self.add_gap(next.leading_ticks);
-        }
-        self.signals.iter_mut().zip(next.signals).for_each(|(one, next)| one.add(next));
     }
 }
 

@@ -36,12 +36,14 @@ pub fn text(summary: &Summary, more: &[String]) -> String {
 }
 
 fn opening(summary: &Summary) -> String {
-    let Summary { program, on, from, samples, observed_ns, period_ns, .. } = summary;
+    let Summary { program, on, samples, period_ns, .. } = summary;
+    let (from, looked_ns) = summary.from_lanes();
+    let lanes = if summary.observers.is_empty() { "lane" } else { "lanes" };
     let program = wrap(program, usize::MAX).join(" ");
     let mut lines = wrap(
         &format!(
-            "{program}: {} on lanes {on} from lane {from}, {samples} samples",
-            show(*observed_ns),
+            "{program}: {} on lanes {on} from {lanes} {from}, {samples} samples",
+            show(looked_ns),
         ),
         COLUMNS,
     );

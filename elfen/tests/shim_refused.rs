@@ -67,6 +67,9 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     assert!(output.status.success(), "{output:?}");
     refuses(&shim(&["--watch", "table+4:u64", "--", &program]), 2, "no multiple of 8");
     refuses(&shim(&["--rate", "table+0:u32", "--", &program]), 2, "has eight bytes");
+    let observers = ["--measure-cost", "--from", "0,1", "--", &program];
+    refuses(&shim(&observers), 2, "another looks at");
+    refuses(&shim(&["--on", "0", "--from", "0,1", "--", &program]), 2, "cannot observe itself");
     refuses(&shim(&["--share", "-p", "999999999"]), 1, "there is none");
     // The shell becomes the command, and so is what it names.
     let elfen = env!("CARGO_BIN_EXE_elfen");

@@ -16,9 +16,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "LANES")]
     pub(super) on: Option<CpuSet>,
 
-    /// The observer's lane [default: one that shares no core with --on]
-    #[arg(long, value_name = "LANE")]
-    pub(super) from: Option<u32>,
+    /// The observer's lane [default: one that shares no core with --on]; several lanes have an
+    /// observer each, and share those of --on
+    #[arg(long, value_name = "LANES")]
+    pub(super) from: Option<CpuSet>,
 
     /// Allow the observer a lane that shares a core with an observed one
     #[arg(long)]

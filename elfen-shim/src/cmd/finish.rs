@@ -11,7 +11,7 @@ use elfen_console::failure::Failure;
 use crate::clock::Clock;
 use crate::naming::{name, name_all};
 use crate::record::Ended;
-use crate::recording::{self, Cost, Dte, Head, Periods, Pool, Recording, Signal};
+use crate::recording::{self, Cost, Dte, Head, Observing, Periods, Pool, Recording, Signal};
 use crate::session::Seen;
 use crate::symbols::{Layout, Names};
 
@@ -21,6 +21,8 @@ pub(super) struct Known {
     pub(super) process: u32,
     pub(super) on: String,
     pub(super) from: u32,
+    /// If there are several.
+    pub(super) observers: Vec<Observing>,
     pub(super) clock: Clock,
     pub(super) asked_period_ns: u64,
     pub(super) line_round_trip_ns: Option<u64>,
@@ -60,6 +62,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         machine: machine(),
         on: known.on,
         from: known.from,
+        observers: known.observers,
         clock,
         asked_period_ns: known.asked_period_ns,
         line_round_trip_ns: known.line_round_trip_ns,

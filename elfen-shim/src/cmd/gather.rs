@@ -14,7 +14,7 @@ use crate::rates::Rate;
 use crate::reach::{self, Keeper, Place, ProcState, Reader, SharedGlobals, Unreached};
 use crate::record::ThreadWord;
 use crate::recording::{Kind, Source};
-use crate::session::{TooMany, Words};
+use crate::session::{THREADS_MAX, TooMany, Words};
 use crate::signal::{Ask, Width};
 use crate::symbols::{Global, Layout, Symbols};
 
@@ -41,32 +41,46 @@ pub(super) struct Gathered {
 
 const LOW: Width = Width { bytes: 4, signed: false };
 
-/// All that is asked for; with nothing asked for, all that costs nothing.
+/// What each observer is to look at, by the order of their lanes: all that is asked for; with
+/// nothing asked for, all that costs nothing. What is of no lane goes where the fewest words are
+/// read; rates and what they are of to the first.
 pub(super) fn gather(
     asks: &[Ask],
     rates: &[String],
     context: &Context<'_>,
-) -> Result<Gathered, Failure> {
-    let mut words = Words::of(context.process, context.page);
-    let mut reader = Reader::default();
+) -> Result<Vec<Gathered>, Failure> {
+    let parts = context.chosen.parts();
     let too_many = |error: TooMany| {
         Failure::new(Status::Usage, "--watch", error, "watch less at a time, or fewer lanes")
     };
     let wants = |ask: &Ask| asks.is_empty() || asks.contains(ask);
     let asked_task = asks.contains(&Ask::Task);
     let of_thread = asks.iter().any(|ask| matches!(ask, Ask::Function | Ask::Tag | Ask::Value));
-    let follows = match &context.map {
-        Ok(map) if wants(&Ask::Task) || of_thread || !rates.is_empty() => {
-            let on = &context.chosen.on;
-            words.add_tasks(map, on, wants(&Ask::Task)).map_err(too_many)?
-        }
-        Ok(_) => false,
+    let map = match &context.map {
         Err(why) if asked_task => {
             let fix = "run it as root, or as a member of group elfen where elfend runs";
             return Err(Failure::new(Status::Failed, "watching \"task\"", why, fix));
         }
-        Err(_) => false,
+        Err(_) => None,
+        Ok(map) => Some(*map).filter(|map| {
+            let wanted = wants(&Ask::Task) || of_thread || !rates.is_empty();
+            wanted && parts.iter().all(|(_, on)| Words::follows(map, on))
+        }),
     };
+    let follows = map.is_some();
+    let mut all = Vec::new();
+    let mut lanes = 0;
+    for (index, (_, on)) in parts.iter().enumerate() {
+        let mut words = Words::of(context.process, context.page);
+        if parts.len() > 1 {
+            words = words.as_part(if follows { lanes } else { index * THREADS_MAX });
+        }
+        if let Some(map) = map {
+            words.add_tasks(map, on, wants(&Ask::Task)).map_err(too_many)?;
+        }
+        lanes += on.len();
+        all.push(Gathered { words, reader: Reader::default() });
+    }
     if asked_task && !follows {
         let why = "so many lanes are not followed at a time";
         return Err(Failure::new(Status::Usage, "watching \"task\"", why, "name fewer with --on"));
@@ -91,11 +105,15 @@ pub(super) fn gather(
             signals.push(("tag", Kind::Tags, 4, LOW, Source::SourceTags));
         }
         if !signals.is_empty() {
-            words.add_of_thread(ThreadWord::Place, &signals).map_err(too_many)?;
+            for Gathered { words, .. } in &mut all {
+                words.add_of_thread(ThreadWord::Place, &signals).map_err(too_many)?;
+            }
         }
         if asks.contains(&Ask::Value) {
             let value = [("value", Kind::Values, 0, Width::U64, Source::SourceTags)];
-            words.add_of_thread(ThreadWord::Value, &value).map_err(too_many)?;
+            for Gathered { words, .. } in &mut all {
+                words.add_of_thread(ThreadWord::Value, &value).map_err(too_many)?;
+            }
         }
     }
     if asks.is_empty()
@@ -103,10 +121,12 @@ pub(super) fn gather(
         && context.process != 0
         && let Ok(state) = ProcState::open(context.process)
     {
-        words.add_state(state).map_err(too_many)?;
+        all[0].words.add_state(state).map_err(too_many)?;
     }
     for ask in asks {
         let name = ask.to_string();
+        let idlest = all.iter_mut().min_by_key(|one| one.words.count());
+        let Some(Gathered { words, reader }) = idlest else { break };
         match ask {
             Ask::Task | Ask::Function | Ask::Tag | Ask::Value => {}
             Ask::Service { name, word } => {
@@ -117,16 +137,23 @@ pub(super) fn gather(
                 words.add_service(name, *word, page).map_err(too_many)?;
             }
             ask => {
-                let place =
-                    place(ask, context, &mut reader).map_err(|error| refuse(&name, &error))?;
+                let place = place(ask, context, reader).map_err(|error| refuse(&name, &error))?;
                 words.add_place(name, &place).map_err(too_many)?;
             }
         }
     }
     for rate in rates {
-        add_rate(rate, context, &mut words, &mut reader)?;
+        let Gathered { words, reader } = &mut all[0];
+        add_rate(rate, context, words, reader)?;
     }
-    Ok(Gathered { words, reader })
+    let idle = all.iter().position(|one| one.words.is_empty());
+    match idle.map(|index| parts[index].0) {
+        Some(from) if !all[0].words.is_empty() => {
+            let why = format!("the observer on lane {from} would have nothing to look at");
+            Err(Failure::new(Status::Usage, "--from", why, "name fewer lanes, or watch more"))
+        }
+        _ => Ok(all),
+    }
 }
 
 pub(super) fn refuse(name: &str, error: &Unreached) -> Failure {

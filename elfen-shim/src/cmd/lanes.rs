@@ -6,17 +6,37 @@ use elfen_host::cpulist::CpuSet;
 use elfen_host::source::Source;
 use elfen_host::topology::Topology;
 
+use crate::observe::OBSERVERS_MAX;
+
 /// The lanes of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Chosen {
     pub(super) on: CpuSet,
-    pub(super) from: u32,
+    pub(super) from: CpuSet,
+}
+
+impl Chosen {
+    /// Each observer's lane and the lanes that it looks at: neighbours go to one observer, as CPUs
+    /// are numbered by what they share.
+    pub(super) fn parts(&self) -> Vec<(u32, CpuSet)> {
+        let (mut on, observers) = (self.on.iter(), self.from.len());
+        let part = |(index, from): (usize, u32)| {
+            let left = self.on.len() * (index + 1) / observers - self.on.len() * index / observers;
+            (from, on.by_ref().take(left).collect())
+        };
+        self.from.iter().enumerate().map(part).collect()
+    }
+
+    /// Where the front works: beside the first observer.
+    pub(super) fn first(&self) -> u32 {
+        self.from.iter().next().unwrap_or(0)
+    }
 }
 
 /// What the user said, held against the machine; `beside` are lanes that the observed may use.
 pub(super) fn choose(
     on: Option<&CpuSet>,
-    from: Option<u32>,
+    from: Option<&CpuSet>,
     sibling: bool,
     beside: &CpuSet,
 ) -> Result<Chosen, Failure> {
@@ -26,7 +46,7 @@ pub(super) fn choose(
 fn choose_of(
     topology: &Topology,
     on: Option<&CpuSet>,
-    from: Option<u32>,
+    from: Option<&CpuSet>,
     sibling: bool,
     beside: &CpuSet,
 ) -> Result<Chosen, Failure> {
@@ -39,7 +59,7 @@ fn choose_of(
         let fix = "allow this process a second CPU";
         return Err(Failure::new(Status::Unsupported, "elfen shim", why, fix));
     }
-    let named = on.into_iter().flat_map(CpuSet::iter).chain(from);
+    let named = on.into_iter().chain(from).flat_map(CpuSet::iter);
     if let Some(cpu) = named.into_iter().find(|&cpu| !topology.usable.contains(cpu)) {
         let why = match (topology.present.contains(cpu), topology.online.contains(cpu)) {
             (false, _) => format!("this machine has no CPU {cpu}"),
@@ -55,28 +75,35 @@ fn choose_of(
     let near =
         |cpu: &u32| on.is_some_and(|on| on.iter().any(|other| siblings(other).contains(*cpu)));
     let from = match (from, on) {
-        (Some(from), _) => from,
+        (Some(from), _) => from.clone(),
         (None, Some(on)) => {
             let free = topology.usable.without(on);
             let apart = free.iter().find(|cpu| !near(cpu));
-            apart.or_else(|| free.iter().find(|_| sibling)).ok_or_else(|| {
+            let lane = apart.or_else(|| free.iter().find(|_| sibling)).ok_or_else(|| {
                 usage("every lane is observed, or shares a core with one that is".to_owned())
-            })?
+            })?;
+            [lane].into_iter().collect()
         }
-        (None, None) => topology.usable.last().unwrap_or(0),
+        (None, None) => topology.usable.last().into_iter().collect(),
     };
-    if on.is_some_and(|on| on.contains(from)) {
-        return Err(usage(format!("CPU {from} cannot observe itself")));
+    if let Some(both) = from.iter().find(|&cpu| on.is_some_and(|on| on.contains(cpu))) {
+        return Err(usage(format!("CPU {both} cannot observe itself")));
     }
-    if near(&from) && !sibling {
-        let why = format!("CPU {from} shares a core with a lane that is observed");
+    if let Some(near) = from.iter().find(near).filter(|_| !sibling) {
+        let why = format!("CPU {near} shares a core with a lane that is observed");
         let fix = "name another lane with --from, or say --sibling: it takes half of the core";
         return Err(Failure::new(Status::Usage, "lanes", why, fix));
     }
-    let default = || beside.and(&topology.usable).without(&[from].into_iter().collect());
+    let default = || beside.and(&topology.usable).without(&from);
     let on = on.cloned().unwrap_or_else(default);
     if on.is_empty() {
         return Err(usage(format!("CPU {from} is all that the program may use")));
+    }
+    if from.len() > on.len().min(OBSERVERS_MAX) {
+        let why = format!("{} observers share {} lanes", from.len(), on.len());
+        let fix =
+            format!("each has one to observe at least, and there are at most {OBSERVERS_MAX}");
+        return Err(Failure::new(Status::Usage, "--from", why, fix));
     }
     Ok(Chosen { on, from })
 }
@@ -95,13 +122,14 @@ mod tests {
         }
         let mut usable = topology.usable.iter();
         let (first, second) = (usable.next().unwrap(), usable.next().unwrap());
-        let of = |on: Option<&str>, from| {
+        let of = |on: Option<&str>, from: Option<u32>| {
             let on = on.map(|on| on.parse::<CpuSet>().unwrap());
-            choose_of(&topology, on.as_ref(), from, false, &topology.usable)
+            let from = from.map(|from| [from].into_iter().collect());
+            choose_of(&topology, on.as_ref(), from.as_ref(), false, &topology.usable)
         };
         let (one, two) = (first.to_string(), second.to_string());
         let chosen = of(Some(&one), None).unwrap();
-        assert!(chosen.from != first && chosen.on.contains(first));
+        assert!(!chosen.from.contains(first) && chosen.on.contains(first));
         let chosen = of(None, Some(second)).unwrap();
         assert!(!chosen.on.contains(second) && chosen.on.contains(first));
         for (on, from, why) in [
@@ -123,17 +151,18 @@ mod tests {
     /// that is not there. Method: machines that were recorded.
     #[test]
     fn lanes_of_other_machines_are_held_against_them() {
-        let of = |topology: &Topology, on: Option<&str>, from, sibling| {
+        let of = |topology: &Topology, on: Option<&str>, from: Option<u32>, sibling| {
             let on = on.map(|on| on.parse::<CpuSet>().unwrap());
-            choose_of(topology, on.as_ref(), from, sibling, &topology.usable)
+            let from = from.map(|from| [from].into_iter().collect());
+            choose_of(topology, on.as_ref(), from.as_ref(), sibling, &topology.usable)
         };
         let why = |chosen: Result<Chosen, Failure>| chosen.unwrap_err().to_string();
         let desktop = recorded("desktop-2way.machine");
         let core = &desktop.core_of(0).unwrap().lanes;
         let beside = core.iter().find(|&lane| lane != 0).unwrap();
         assert!(why(of(&desktop, Some("0"), Some(beside), false)).contains("shares a core"));
-        assert_eq!(of(&desktop, Some("0"), Some(beside), true).unwrap().from, beside);
-        let apart = of(&desktop, Some("0"), None, false).unwrap().from;
+        assert_eq!(of(&desktop, Some("0"), Some(beside), true).unwrap().first(), beside);
+        let apart = of(&desktop, Some("0"), None, false).unwrap().first();
         assert!(!core.contains(apart), "CPU {apart}");
         let all = desktop.usable.to_string();
         assert!(why(of(&desktop, Some(&all), None, false)).contains("every lane is observed"));
@@ -142,5 +171,33 @@ mod tests {
         assert!(why(of(&offline, None, Some(gone), false)).contains("is offline"));
         let single = recorded("one-cpu.machine");
         assert!(why(of(&single, None, None, false)).contains("a CPU each"));
+    }
+
+    /// Goal: each observed lane has one observer, and each observer a lane; who asks for more
+    /// observers than lanes, or for one beside a lane of another, is told. Method: the desktop.
+    #[test]
+    fn several_observers_share_the_lanes() {
+        let desktop = recorded("desktop-2way.machine");
+        let cores: Vec<u32> = desktop
+            .usable
+            .iter()
+            .filter(|&cpu| desktop.core_of(cpu).unwrap().lanes.iter().next() == Some(cpu))
+            .collect();
+        let set = |cpus: &[u32]| cpus.iter().copied().collect::<CpuSet>();
+        let choose = |on: &[u32], from: &[u32]| {
+            choose_of(&desktop, Some(&set(on)), Some(&set(from)), false, &desktop.usable)
+        };
+        let (from, on) = (&cores[..2], &cores[2..]);
+        let parts = choose(on, from).unwrap().parts();
+        assert_eq!(parts.iter().map(|part| part.0).collect::<Vec<_>>(), from);
+        let all: Vec<u32> = parts.iter().flat_map(|part| part.1.iter()).collect();
+        assert_eq!(all, on);
+        let [first, second] = [0, 1].map(|part: usize| parts[part].1.len());
+        assert!(first > 0 && second.abs_diff(first) <= 1, "{parts:?}");
+        let why = |on: &[u32], from: &[u32]| choose(on, from).unwrap_err().to_string();
+        assert!(why(&on[..1], from).contains("2 observers share 1 lanes"));
+        assert!(why(on, &[from[0], on[0]]).contains("cannot observe itself"));
+        let beside = desktop.core_of(on[0]).unwrap().lanes.iter().last().unwrap();
+        assert!(why(on, &[from[0], beside]).contains("shares a core"));
     }
 }

@@ -24,7 +24,8 @@ const ROWS: usize = 8;
 
 /// What is shown, and what it was shown as a second ago.
 pub(super) struct Picture {
-    pub(super) live: Arc<Live>,
+    /// Of each observer.
+    pub(super) lives: Vec<Arc<Live>>,
     pub(super) signals: Vec<Signal>,
     pub(super) clock: Clock,
     /// The process and what it was started as.
@@ -39,7 +40,7 @@ pub(super) struct Picture {
 
 impl Picture {
     pub(super) fn of(
-        live: Arc<Live>,
+        lives: Vec<Arc<Live>>,
         signals: Vec<Signal>,
         clock: Clock,
         own: (u32, String),
@@ -47,7 +48,7 @@ impl Picture {
     ) -> Self {
         let (began, last) = (Instant::now(), vec![Seen::default(); signals.len()]);
         let (names, next) = (HashMap::new(), began + EVERY);
-        Self { live, signals, clock, own, screen, names, last, last_samples: 0, began, next }
+        Self { lives, signals, clock, own, screen, names, last, last_samples: 0, began, next }
     }
 
     /// Shows what the last second was like, if it is over.
@@ -79,11 +80,12 @@ impl Picture {
     }
 
     fn text(&mut self, layout: &Layout) -> String {
-        let seen: Vec<Seen> = (0..self.signals.len()).map(|at| self.live.seen(at)).collect();
-        let samples = self.live.samples.load(Relaxed);
+        let seen: Vec<Seen> = self.lives.iter().flat_map(|live| live.all()).collect();
+        let samples = self.lives.iter().map(|live| live.samples.load(Relaxed)).sum();
         let since: Vec<Seen> =
             seen.iter().zip(&self.last).map(|(now, last)| now.since(last)).collect();
-        let gap = since.first().map_or(0, |one| one.gap);
+        // The longest of all observers': gaps are in all signals of one.
+        let gap = since.iter().map(|one| one.gap).max().unwrap_or(0);
         let mut text = format!(
             "{}: {}, {:.2} M samples in the last second, {:.1} % of it in gaps\n",
             clipped(&self.own.1),

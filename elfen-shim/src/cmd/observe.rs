@@ -10,6 +10,7 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output;
 use elfen_console::terminal::{self, Role, Screen};
 use elfen_host::affinity;
+use elfen_host::cpulist::CpuSet;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -27,12 +28,13 @@ use crate::clock::Clock;
 use crate::costing::Costing;
 use crate::fold::Fold;
 use crate::live::Live;
+use crate::observers::Observers;
 use crate::program;
 use crate::reach::Keeper;
 use crate::record::{Ended, Orders, Until};
-use crate::recording::{Signal, Source, again};
+use crate::recording::{Observing, Signal, Source, again};
 use crate::round_trip;
-use crate::session::{How, Observer, Seen};
+use crate::session::{How, Seen};
 use crate::summary::Summary;
 use crate::symbols::{Layout, Saying};
 use crate::tally::Tally;
@@ -56,13 +58,18 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "leave out -o and --last, and take the numbers from --json";
         return Err(Failure::new(Status::Usage, "--keep histogram", why, fix));
     }
+    if args.measure_cost && args.from.as_ref().is_some_and(|from| from.len() > 1) {
+        let why = "what one observer leaves alone, another looks at";
+        let fix = "leave it out, or name one lane with --from";
+        return Err(Failure::new(Status::Usage, "--measure-cost", why, fix));
+    }
     let beside = match args.process {
         Some(process) => affinity::of(process),
         None => affinity::allowed(),
     };
     let beside = beside
         .map_err(|error| Failure::new(Status::Failed, "reading the lanes", error, "try again"))?;
-    let chosen = choose(args.on.as_ref(), args.from, args.sibling, &beside)?;
+    let chosen = choose(args.on.as_ref(), args.from.as_ref(), args.sibling, &beside)?;
     let clock = Clock::of_this_machine().map_err(|error| {
         let fix = "use a machine whose kernel keeps time by the time stamp counter";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
@@ -96,8 +103,13 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Some(_) if !args.program.is_empty() => Some(behind()?),
         _ => None,
     };
-    affinity::pin(chosen.from).map_err(pin)?;
-    let round_trip = chosen.on.iter().next().and_then(round_trip::ticks);
+    // The farthest; the first observer's last, as the front stays beside it.
+    let mut round_trip = Some(0);
+    for (from, on) in chosen.parts().iter().rev() {
+        affinity::pin(*from).map_err(pin)?;
+        let ticks = on.iter().next().and_then(round_trip::ticks);
+        round_trip = round_trip.zip(ticks).map(|(one, other)| one.max(other));
+    }
     let map = task_map();
     let mut layout = Layout::default();
     let started = start(args, &chosen, &mut layout, behind.as_ref(), signals)?;
@@ -133,7 +145,7 @@ impl Run<'_> {
             round_trip: self.round_trip,
         };
         let gathered = gather(&self.args.watch, &self.args.rate, &context);
-        let gathered = gathered.and_then(|gathered| match gathered.words.is_empty() {
+        let gathered = gathered.and_then(|gathered| match gathered[0].words.is_empty() {
             false => Ok(gathered),
             true => {
                 let why = no_map.clone().unwrap_or_else(|| "nothing can be read of it".to_owned());
@@ -190,37 +202,30 @@ impl Run<'_> {
     fn look(
         &mut self,
         started: &mut Started,
-        gathered: Gathered,
+        gathered: Vec<Gathered>,
         out: &mut dyn Write,
     ) -> Result<(finish::Known, Seen, End), Failure> {
-        let Gathered { words, reader } = gathered;
-        let (period_ticks, fetch_ticks) = self.period();
-        let until = self.args.until.as_deref().map(|text| until(text, &words)).transpose()?;
-        let (costing, cost_unknown) = self.costing(started);
-        let how = How {
-            from: self.chosen.from,
-            clock: self.clock,
-            period_ticks,
-            fetch_ticks,
-            for_ticks: self.args.duration.map(|time| self.clock.ticks(nanos(time))),
-            memory: match self.args.keep {
-                Keep::Histogram => self.args.memory.min(FOLD_BYTES),
-                Keep::Runs | Keep::Samples => self.args.memory,
-            },
-            keeps_last: self.args.last.is_some(),
-            keeps_samples: self.args.keep == Keep::Samples,
-            until,
-            costing,
-            fold: (self.args.keep == Keep::Histogram).then(|| {
-                let own = (started.process, started.name.clone());
-                Fold::of(&words.signals, self.clock, own)
-            }),
+        let (period_ticks, _) = self.period();
+        let until = self.args.until.as_deref().map(|text| until(text, &gathered)).transpose()?;
+        let (mut costing, cost_unknown) = self.costing(started);
+        let parts = self.chosen.parts();
+        let own = (started.process, started.name.clone());
+        let of_each = gathered.iter().zip(&parts).enumerate();
+        let hows = of_each.map(|(index, (Gathered { words, .. }, (from, _)))| How {
+            until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
+            costing: costing.take(),
+            fold: (self.args.keep == Keep::Histogram)
+                .then(|| Fold::of(&words.signals, self.clock, own.clone())),
             live: self.args.live.then(|| Arc::new(Live::of(words.signals.len()))),
-        };
-        let mut signals = words.signals.clone();
-        let mut picture = how.live.clone().map(|live| {
-            let (own, screen) = ((started.process, started.name.clone()), self.screen.take());
-            Picture::of(live, signals.clone(), self.clock, own, screen)
+            ..self.how(*from, parts.len())
+        });
+        let hows: Vec<How> = hows.collect();
+        let of_all = gathered.iter().flat_map(|one| &one.words.signals);
+        let mut signals: Vec<Signal> = of_all.cloned().collect();
+        let counts: Vec<usize> = gathered.iter().map(|one| one.words.signals.len()).collect();
+        let lives: Vec<Arc<Live>> = hows.iter().filter_map(|how| how.live.clone()).collect();
+        let mut picture = self.args.live.then(|| {
+            Picture::of(lives, signals.clone(), self.clock, own.clone(), self.screen.take())
         });
         if self.args.keep == Keep::Samples {
             warn_of_samples(self.args.memory, period_ticks, signals.len(), self.clock);
@@ -228,7 +233,8 @@ impl Run<'_> {
         let orders = Arc::new(Orders::default());
         let (rate, steal) = (crate::clock::Rate::begin(), program::steal_ns(&self.chosen.on));
         let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
-        let observer = Observer::start(words, how, reader, orders.clone()).map_err(failed)?;
+        let each = gathered.into_iter().zip(hows).map(|(one, how)| (one.words, how, one.reader));
+        let observer = Observers::start(each, &orders).map_err(failed)?;
         if let Some(held) = started.held.take() {
             match held.go() {
                 Ok(child) => started.child = Some(child),
@@ -258,7 +264,8 @@ impl Run<'_> {
             program: started.name.clone(),
             process: started.process,
             on: self.chosen.on.to_string(),
-            from: self.chosen.from,
+            from: self.chosen.first(),
+            observers: observing(&parts, &counts),
             clock: self.clock,
             asked_period_ns: self.clock.ns(period_ticks),
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
@@ -278,6 +285,29 @@ impl Run<'_> {
             cost_unknown,
         };
         Ok((known, seen, end))
+    }
+
+    /// Of one observer among so many.
+    fn how(&self, from: u32, observers: usize) -> How {
+        let (period_ticks, fetch_ticks) = self.period();
+        let memory = self.args.memory / observers.max(1);
+        How {
+            from,
+            clock: self.clock,
+            period_ticks,
+            fetch_ticks,
+            for_ticks: self.args.duration.map(|time| self.clock.ticks(nanos(time))),
+            memory: match self.args.keep {
+                Keep::Histogram => memory.min(FOLD_BYTES),
+                Keep::Runs | Keep::Samples => memory,
+            },
+            keeps_last: self.args.last.is_some(),
+            keeps_samples: self.args.keep == Keep::Samples,
+            until: None,
+            costing: None,
+            fold: None,
+            live: None,
+        }
     }
 
     /// Ticks between samples and between readings.
@@ -349,6 +379,19 @@ fn private_again(mut keeper: Keeper) -> Result<u64, Failure> {
     Ok(keeper.stopped_ns)
 }
 
+/// Of several observers, what each looks at.
+fn observing(parts: &[(u32, CpuSet)], signals: &[usize]) -> Vec<Observing> {
+    let of_one = |((from, on), signals): (&(u32, CpuSet), &usize)| Observing {
+        from: *from,
+        on: on.to_string(),
+        signals: *signals,
+    };
+    match parts {
+        [_] => Vec::new(),
+        parts => parts.iter().zip(signals).map(of_one).collect(),
+    }
+}
+
 /// Functions that return as ever, whatever the file had promised.
 fn correct(signals: &mut [Signal], saying: Option<Saying>, returns: u64) {
     if saying == Some(Saying::EntriesAndReturns) && returns == 0 {
@@ -373,7 +416,8 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn until(text: &str, words: &crate::session::Words) -> Result<Until, Failure> {
+/// What ends the run, and whose signal it is.
+fn until(text: &str, gathered: &[Gathered]) -> Result<(usize, Until), Failure> {
     let wrong = |why: String| {
         Failure::new(
             Status::Usage,
@@ -386,7 +430,9 @@ fn until(text: &str, words: &crate::session::Words) -> Result<Until, Failure> {
     let above = above.trim().parse().map_err(|_| wrong("behind > is no number".to_owned()))?;
     let name = name.trim();
     let ends = |signal: &str| signal == name || signal.ends_with(&format!(".{name}"));
-    let feed = words.signals.iter().position(|signal| ends(&signal.name));
-    let feed = feed.ok_or_else(|| wrong(format!("{name:?} is not watched")))?;
-    Ok(Until { feed, above })
+    let found = gathered.iter().enumerate().find_map(|(part, Gathered { words, .. })| {
+        let feed = words.signals.iter().position(|signal| ends(&signal.name))?;
+        Some((part, Until { feed, above }))
+    });
+    found.ok_or_else(|| wrong(format!("{name:?} is not watched")))
 }

@@ -72,7 +72,7 @@ pub(super) fn start(
             false => (Vec::new(), None),
             true => {
                 let Chosen { on, from } = chosen;
-                let lanes = &on.iter().chain([*from]).collect();
+                let lanes = &on.iter().chain(from.iter()).collect();
                 let (watch, rate) = (&args.watch, &args.rate);
                 let shared = share_running(watch, rate, process, layout, lanes)?;
                 (shared.0, Some(shared.1))

@@ -10,9 +10,9 @@ use elfen_console::failure::Failure;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 
 use super::live::Picture;
+use crate::observers::Observers;
 use crate::program::status_of;
 use crate::record::Orders;
-use crate::session::Observer;
 use crate::symbols::Layout;
 
 /// The signals that end a run, taken from their handlers; gives what was blocked before.
@@ -47,7 +47,7 @@ const TURN: Duration = Duration::from_millis(50);
 pub(super) fn wait(
     child: &mut Option<Child>,
     process: Option<u32>,
-    observer: &Observer,
+    observer: &Observers,
     orders: &Orders,
     layout: &mut Layout,
     mut picture: Option<(&mut Picture, &mut dyn Write)>,

@@ -78,9 +78,12 @@ pub struct Head {
     pub program: String,
     pub process: u32,
     pub machine: String,
-    /// Lanes that were observed, and the one that they were observed from.
+    /// Lanes that were observed, and the one that the first observer had.
     pub on: String,
     pub from: u32,
+    /// If there were several; earlier recordings had one.
+    #[serde(default)]
+    pub observers: Vec<Observing>,
     pub clock: Clock,
     /// 0 for as fast as it goes.
     pub asked_period_ns: u64,
@@ -109,6 +112,27 @@ pub struct Head {
     /// Why the recording ended.
     pub ended: String,
     pub exit_status: Option<i32>,
+}
+
+/// One of several observers: its signals follow those of the one before it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Observing {
+    pub from: u32,
+    pub on: String,
+    pub signals: usize,
+}
+
+impl Head {
+    /// The first signal of each observer: who had a gap had it in all of its signals.
+    pub fn firsts(&self) -> Vec<usize> {
+        let mut behind = 0;
+        let firsts = self.observers.iter().map(|observer| {
+            behind += observer.signals;
+            behind - observer.signals
+        });
+        let firsts: Vec<usize> = firsts.collect();
+        if firsts.is_empty() { vec![0] } else { firsts }
+    }
 }
 
 /// What time passed between two samples.

@@ -19,8 +19,8 @@ mod varint;
 
 pub use file::write;
 pub use form::{
-    ChunkHead, Cost, Dte, Head, Kind, MAGIC, Periods, RateFigure, Run, Signal, Source, State,
-    VERSION,
+    ChunkHead, Cost, Dte, Head, Kind, MAGIC, Observing, Periods, RateFigure, Run, Signal, Source,
+    State, VERSION,
 };
 pub use part::again;
 pub use pool::{Full, Pool};

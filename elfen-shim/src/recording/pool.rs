@@ -15,6 +15,8 @@ pub struct Pool {
     grows: bool,
     /// The chunk that each signal writes.
     open: Vec<Option<usize>>,
+    /// Of other observers of the same run: their signals follow this one's.
+    others: Vec<Pool>,
 }
 
 /// There is no chunk left.
@@ -32,13 +34,20 @@ impl Pool {
         let mut memory = vec![0_u8; count * CHUNK_BYTES];
         memory.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(1));
         let (chunks, open) = (vec![NONE; count], vec![None; signals]);
-        Self { memory, chunks, begun: 0, keeps_last, grows: false, open }
+        Self { memory, chunks, begun: 0, keeps_last, grows: false, open, others: Vec::new() }
     }
 
     /// Of as many chunks as it takes.
     pub(super) fn growing(signals: usize) -> Self {
         let (memory, chunks, open) = (Vec::new(), Vec::new(), vec![None; signals]);
-        Self { memory, chunks, begun: 0, keeps_last: false, grows: true, open }
+        let (keeps_last, grows, others) = (false, true, Vec::new());
+        Self { memory, chunks, begun: 0, keeps_last, grows, open, others }
+    }
+
+    /// Both, each as it is; the other's signals are numbered behind this one's.
+    pub fn beside(mut self, other: Self) -> Self {
+        self.others.push(other);
+        self
     }
 
     /// Whether some more samples of all signals could fill it.
@@ -101,6 +110,14 @@ impl Pool {
                 (*head, &self.memory[index * CHUNK_BYTES..][..bytes])
             })
             .collect();
+        let mut signals = self.open.len();
+        for other in &self.others {
+            let behind = u8::try_from(signals).unwrap_or(u8::MAX);
+            found.extend(other.chunks().into_iter().map(|(head, bytes)| {
+                (ChunkHead { series: head.series.saturating_add(behind), ..head }, bytes)
+            }));
+            signals += other.open.len();
+        }
         found.sort_by_key(|(head, _)| head.first_ticks);
         found
     }

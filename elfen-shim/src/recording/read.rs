@@ -13,7 +13,7 @@ use super::form::{
 };
 use super::pool::Pool;
 use super::varint::{take, unzigzag};
-use crate::observe::WORDS_MAX;
+use crate::observe::{OBSERVERS_MAX, WORDS_MAX};
 
 /// Bytes of a file, at most: it is read into memory.
 const FILE_BYTES: u64 = 4 << 30;
@@ -82,8 +82,14 @@ impl Recording {
     }
 
     fn empty(head: Head) -> Result<Self, ReadError> {
-        if head.signals.len() > WORDS_MAX * 2 {
+        if head.signals.len() > WORDS_MAX * 2 * OBSERVERS_MAX {
             return Err(ReadError::Head("too many signals"));
+        }
+        let of_all = head.observers.iter().try_fold(0_usize, |sum, one| {
+            (one.signals > 0).then(|| sum.checked_add(one.signals)).flatten()
+        });
+        if !head.observers.is_empty() && of_all != Some(head.signals.len()) {
+            return Err(ReadError::Head("observers of other signals"));
         }
         if head.clock.ticks_per_second == 0 || head.clock.step_ticks == 0 {
             return Err(ReadError::Head("a clock that stands still"));

@@ -23,6 +23,7 @@ fn head() -> Head {
         machine: "a CPU".to_owned(),
         on: "0".to_owned(),
         from: 1,
+        observers: Vec::new(),
         clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP },
         asked_period_ns: 1000,
         line_round_trip_ns: Some(100),

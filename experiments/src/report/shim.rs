@@ -119,7 +119,7 @@ impl Maker<'_> {
                 "{}, lane {} from lane {}.",
                 clean(&head.machine),
                 clean(&head.on),
-                head.from
+                clean(&self.summary.from_lanes().0)
             ),
             command: self.command.to_owned(),
             x,

@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 
 /// Of the file's form.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// Whose runs have the distance from the one before them, and samples as they are.
+pub(super) const VERSION_OF_DISTANCES: u32 = 1;
 /// How a file begins.
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 /// Bytes of a chunk of runs, at most.
@@ -193,6 +195,25 @@ pub struct ChunkHead {
 pub(super) const CHUNK_HEAD_BYTES: usize = 1 + 1 + 8 + 4 + 4 + 4;
 pub(super) const CHUNK_MARK: u8 = b'R';
 pub(super) const TAIL_MARK: u8 = b'T';
+
+/// How many samples a run of so many steps has, by how many those before it had: so a number takes
+/// a byte that says how far it is off, however long the run is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Pace(pub(super) u64);
+
+impl Pace {
+    const SHIFT: u32 = 24;
+
+    pub(super) fn of(samples: u64, steps: u64) -> Self {
+        let ratio = (u128::from(samples) << Self::SHIFT) / u128::from(steps.max(1));
+        Self(u64::try_from(ratio).unwrap_or(u64::MAX))
+    }
+
+    #[inline(always)]
+    pub(super) fn samples(self, steps: u64) -> u64 {
+        steps.saturating_mul(self.0) >> Self::SHIFT
+    }
+}
 
 /// Codes of states, in the two lowest bits beside the samples.
 pub(super) const GAP: u64 = 0;

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::file::{checksum, fields};
 use super::form::{
     CHUNK_BYTES, CHUNK_HEAD_BYTES, CHUNK_MARK, ChunkHead, GAP, Head, JSON_BYTES, Kind, MAGIC,
-    NOT_RUNNING, OTHER, Run, State, TAGS_MAX, TAIL_MARK, Tail, VERSION,
+    NOT_RUNNING, OTHER, Pace, Run, State, TAGS_MAX, TAIL_MARK, Tail, VERSION, VERSION_OF_DISTANCES,
 };
 use super::pool::Pool;
 use super::varint::{take, unzigzag};
@@ -31,7 +31,7 @@ pub enum ReadError {
     TooLong(u64),
     #[error("it does not begin as a recording does")]
     Magic,
-    #[error("it is of version {0}; this build reads {VERSION}")]
+    #[error("it is of version {0}; this build reads {VERSION} and those before it")]
     Version(u32),
     #[error("it ends before its first chunk")]
     CutInHead,
@@ -76,7 +76,7 @@ impl Recording {
     pub fn of(head: Head, pool: &Pool) -> Result<Self, ReadError> {
         let mut recording = Self::empty(head)?;
         for (chunk, bytes) in pool.chunks() {
-            recording.add(&chunk, bytes).map_err(|why| ReadError::Chunk { at: 0, why })?;
+            recording.add(&chunk, bytes, VERSION).map_err(|why| ReadError::Chunk { at: 0, why })?;
         }
         Ok(recording)
     }
@@ -106,7 +106,7 @@ impl Recording {
         }
         rest = rest.get(MAGIC.len()..).ok_or(ReadError::CutInHead)?;
         let version = u32::from_le_bytes(take_some(&mut rest).ok_or(ReadError::CutInHead)?);
-        if version != VERSION {
+        if !(VERSION_OF_DISTANCES..=VERSION).contains(&version) {
             return Err(ReadError::Version(version));
         }
         let head = match json(&mut rest) {
@@ -148,14 +148,19 @@ impl Recording {
             if checksum(&fields(&chunk), payload) != sum {
                 return Err(wrong("its checksum is another"));
             }
-            recording.add(&chunk, payload).map_err(wrong)?;
+            recording.add(&chunk, payload, version).map_err(wrong)?;
             chunks += 1;
         }
         Ok(recording)
     }
 
     /// Takes over the runs of one chunk.
-    fn add(&mut self, chunk: &ChunkHead, mut bytes: &[u8]) -> Result<(), &'static str> {
+    fn add(
+        &mut self,
+        chunk: &ChunkHead,
+        mut bytes: &[u8],
+        version: u32,
+    ) -> Result<(), &'static str> {
         let index = usize::from(chunk.series);
         let signal = self.head.signals.get(index).ok_or("there is no such signal")?;
         let (runs, kind, step) = (&mut self.runs[index], signal.kind, self.head.clock.step_ticks);
@@ -164,12 +169,26 @@ impl Recording {
             return Err("it is from before the one before it");
         }
         let (mut value, mut tags) = (0_u64, Vec::new());
+        let has_lengths = version != VERSION_OF_DISTANCES;
+        let mut pace = Pace::default();
+        if has_lengths {
+            pace.0 = take(&mut bytes).ok_or("it ends before its runs")?;
+        }
         for _ in 0..chunk.runs {
             let mut number = || take(&mut bytes).ok_or("it ends inside of a run");
-            let distance = number()?.checked_mul(step).and_then(|far| ticks.checked_add(far));
-            ticks = distance.ok_or("its time overflows")?;
-            let samples = number()?;
-            let state = match samples & 3 {
+            let steps = number()?;
+            let end = steps.checked_mul(step).and_then(|far| ticks.checked_add(far));
+            let end = end.ok_or("its time overflows")?;
+            let start_ticks = if has_lengths { ticks } else { end };
+            ticks = end;
+            let coded = number()?;
+            let samples = match coded & 3 {
+                code if has_lengths && code != GAP => {
+                    pace.samples(steps).wrapping_add(unzigzag(coded >> 2)).min(u64::MAX >> 2)
+                }
+                _ => coded >> 2,
+            };
+            let state = match coded & 3 {
                 GAP => State::Gap,
                 NOT_RUNNING => State::NotRunning,
                 OTHER => State::Other,
@@ -185,7 +204,7 @@ impl Recording {
                     State::Value(*tags.get(tag).ok_or("it has a tag that it never had")?)
                 }
             };
-            runs.push(Run { start_ticks: ticks, state, samples: samples >> 2 });
+            runs.push(Run { start_ticks, state, samples });
         }
         if bytes.is_empty() { Ok(()) } else { Err("it goes on behind its last run") }
     }

@@ -1,10 +1,10 @@
 //! One signal while it is recorded: the run that goes on, and how those before it are written.
 
-use super::form::{GAP, Kind, NOT_RUNNING, OTHER, Run, State, TAGS_MAX, VALUE};
+use super::form::{GAP, Kind, NOT_RUNNING, OTHER, Pace, Run, State, TAGS_MAX, VALUE};
 use super::pool::{Full, Pool};
 use super::varint::{MOST, put, zigzag};
 
-/// Distance from the run before, samples and state, and the state's value, twice.
+/// Length, samples and state, and the state's value, twice.
 const RUN_BYTES: usize = 4 * MOST;
 
 /// See the head of this file.
@@ -17,6 +17,10 @@ pub struct Series {
     /// What the next run is written as a difference to.
     written_ticks: u64,
     written_value: u64,
+    /// That of the chunk's runs, and what the next chunk's is made of: samples and steps.
+    pace: Pace,
+    samples: u64,
+    steps: u64,
     tags: Option<Tags>,
     /// Whether each sample is a run of its own.
     singly: bool,
@@ -34,6 +38,9 @@ impl Series {
             chunk: None,
             written_ticks: start_ticks,
             written_value: 0,
+            pace: Pace::default(),
+            samples: 0,
+            steps: 0,
             tags: (kind == Kind::Tags).then(Tags::new),
             singly: false,
             new_values: 0,
@@ -47,10 +54,13 @@ impl Series {
 
     /// Writes runs that were recorded before. The last of them is where it ends.
     pub(super) fn write_all(mut self, runs: &[Run], pool: &mut Pool) -> Result<(), Full> {
-        runs.iter().try_for_each(|run| {
-            self.now = *run;
-            self.write(pool)
-        })
+        let ends = runs.iter().skip(1).map(|run| run.start_ticks);
+        runs.iter().zip(ends.chain(runs.last().map(|run| run.start_ticks))).try_for_each(
+            |(run, end)| {
+                self.now = *run;
+                self.write(end, pool)
+            },
+        )
     }
 
     /// One more sample, or none: a gap begins by itself.
@@ -85,7 +95,7 @@ impl Series {
     /// Ends the last run.
     pub fn end(&mut self, at: u64, pool: &mut Pool) -> Result<(), Full> {
         self.gap(at, pool)?;
-        self.write(pool)
+        self.write(at, pool)
     }
 
     /// The pool was cleared.
@@ -94,13 +104,14 @@ impl Series {
     }
 
     fn change(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
-        self.write(pool)?;
+        self.write(at, pool)?;
         self.new_values += u64::from(matches!(state, State::Value(_)));
         self.now = Run { start_ticks: at, state, samples: u64::from(state != State::Gap) };
         Ok(())
     }
 
-    fn write(&mut self, pool: &mut Pool) -> Result<(), Full> {
+    /// The run that goes on, up to its end.
+    fn write(&mut self, end_ticks: u64, pool: &mut Pool) -> Result<(), Full> {
         let Run { start_ticks, state, samples } = self.now;
         let chunk = match self.chunk {
             Some(chunk) if pool.rest(chunk).1.len() >= RUN_BYTES => chunk,
@@ -109,11 +120,15 @@ impl Series {
                 self.chunk = Some(chunk);
                 (self.written_ticks, self.written_value) = (start_ticks, 0);
                 self.tags.iter_mut().for_each(Tags::forget);
+                self.pace = Pace::of(self.samples, self.steps);
+                (self.samples, self.steps) = (0, 0);
+                let (head, rest) = pool.rest(chunk);
+                head.bytes = u32::try_from(put(self.pace.0, rest)).unwrap_or(0);
                 chunk
             }
         };
-        let steps = start_ticks.saturating_sub(self.written_ticks) / self.step_ticks;
-        // What the division left over is in the next distance.
+        let steps = end_ticks.saturating_sub(self.written_ticks) / self.step_ticks;
+        // What the division left over is in the next length.
         self.written_ticks += steps * self.step_ticks;
         let state = match (state, &mut self.tags) {
             (State::Value(value), Some(tags)) => tags.find(value),
@@ -121,7 +136,13 @@ impl Series {
         };
         let (head, rest) = pool.rest(chunk);
         let mut at = put(steps, rest);
-        at += put(samples.min(u64::MAX >> 2) << 2 | state.code(), &mut rest[at..]);
+        let off = match state {
+            Written::Gap => samples,
+            _ => zigzag(samples.wrapping_sub(self.pace.samples(steps))),
+        };
+        self.samples += samples;
+        self.steps += if samples > 0 { steps } else { 0 };
+        at += put(off.min(u64::MAX >> 2) << 2 | state.code(), &mut rest[at..]);
         match state {
             Written::Value(value) => {
                 let difference = value.wrapping_sub(self.written_value);

@@ -126,6 +126,73 @@ fn runs_of_tags_are_short() {
     assert!(runs > 99_000 && bytes <= runs * 4, "{bytes} bytes of {runs} runs");
 }
 
+/// Goal: a run takes less than four bytes of a file however many samples it has, and each is
+/// counted. Method: turns from 100 ns to 100 us, as many of either, looked at as observers do:
+/// about as often as it is asked to.
+#[test]
+fn long_runs_are_short_as_well() {
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut draw = |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    for period in [62, 300, 2_600] {
+        let mut pool = Pool::new(16 << 20, 1, false);
+        let mut series = Series::new(0, Kind::Values, STEP, 0);
+        let (mut at, mut turn, mut until, mut samples) = (0, 0, 0, 0);
+        while turn < 50_000 {
+            at += period / 2 + draw(period);
+            if at >= until {
+                turn += 1;
+                // 260 to 260,000 ticks.
+                until = at + (260 << draw(10)) + draw(260 << 9) / 512;
+            }
+            series.see(at, State::Value(turn), &mut pool).unwrap();
+            samples += 1;
+        }
+        series.end(at + STEP, &mut pool).unwrap();
+        let mut file = Vec::new();
+        let mut head = head();
+        head.signals.truncate(1);
+        head.signals[0].kind = Kind::Values;
+        write(&head, &pool, &mut file).unwrap();
+        let read = Recording::parse(&file).unwrap();
+        let counted: u64 = read.runs[0].iter().map(|run| run.samples).sum();
+        assert_eq!(counted, samples, "each {period} ticks");
+        let runs = read.runs[0].len();
+        assert!(file.len() <= runs * 4, "each {period} ticks: {} of {runs}", file.len());
+    }
+}
+
+/// Goal: recordings of the first version are read as ever. Method: a chunk as it was written then:
+/// the distance from the run before, samples and state, and how the value differs.
+#[test]
+fn the_first_version_is_read() {
+    let mut file = Vec::new();
+    let mut head = head();
+    head.signals[0].kind = Kind::Values;
+    write(&head, &Pool::new(0, 2, false), &mut file).unwrap();
+    file[8] = 1;
+    file.truncate(file.len() - (1 + 8 + br#"{"chunks":0}"#.len()));
+    let payload = [0, 3 << 2 | 3, 14, 5, 1 << 2 | 3, 1, 40, 0];
+    let chunk = ChunkHead { series: 0, first_ticks: 1000, runs: 3, bytes: 8 };
+    let fields = file::fields(&chunk);
+    file.extend(&fields);
+    file.extend(file::checksum(&fields, &payload).to_le_bytes());
+    file.extend(payload);
+    let run = |start_ticks, state, samples| Run { start_ticks, state, samples };
+    assert_eq!(
+        Recording::parse(&file).unwrap().runs[0],
+        [
+            run(1000, State::Value(7), 3),
+            run(1000 + 5 * STEP, State::Value(6), 1),
+            run(1000 + 45 * STEP, State::Gap, 0)
+        ]
+    );
+}
+
 #[test]
 fn a_full_pool_says_so_and_a_ring_keeps_the_end() {
     let (pool, full) = record(200_000, 1 << 20, false);

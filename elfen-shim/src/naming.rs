@@ -17,9 +17,10 @@ pub fn name(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String))
             Running::Idle => "(idle)".to_owned(),
             Running::Unknown => "(not known yet)".to_owned(),
             Running::Task(task) => {
+                // Threads of others have names of their own: a guard is none of its keeper's.
                 let name = match task.process == own.0 {
                     true => own.1.clone(),
-                    false => name_of(task.process).unwrap_or_else(|| "(ended)".to_owned()),
+                    false => name_of(task.thread).unwrap_or_else(|| "(ended)".to_owned()),
                 };
                 match task.thread == task.process {
                     true => format!("{name} {}", task.process),

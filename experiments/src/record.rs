@@ -182,6 +182,9 @@ pub struct Run {
     /// company on an emulated core: what a simulation of the others takes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub service_us: Vec<f64>,
+    /// Who ran on a pair's lanes, as `elfen shim` recorded it, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shim: Option<PathBuf>,
     /// What the generator warned of.
     #[serde(default)]
     pub warnings: Vec<String>,

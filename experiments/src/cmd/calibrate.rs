@@ -162,6 +162,7 @@ fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured
         own: Default::default(),
         standing: None,
         service_times: None,
+        shim: None,
     };
     let known = experiment::setup(&order, &Default::default(), shell::command_line());
     let with_service = |slowdown: &&Slowdown| slowdown.first == SERVICE;

@@ -145,6 +145,7 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
         own: Default::default(),
         standing: None,
         service_times: None,
+        shim: None,
     };
     let command = shell::command_line();
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })

@@ -18,6 +18,7 @@ use crate::live::experiment::Experiment;
 use crate::live::own::Own;
 use crate::live::plan;
 use crate::live::testbed::{self, Order};
+use crate::live::watched::Shim;
 use crate::record::Plan;
 
 const EXAMPLES: &str = "\
@@ -28,6 +29,7 @@ Examples:
   elfen experiment --plan plan.toml --out results.jsonl
   elfen experiment --inject guard -- xz -9 -k -c backup.tar
   elfen experiment --service-url http://127.0.0.1/ --service-pid 4711 --rps 200
+  sudo elfen experiment --shim runs --company borrow-idle --batch loop
   sudo elfen experiment ladder
 
 A plan in TOML has the options' names as keys: load = [20, 50], company = [\"none\", \
@@ -146,6 +148,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub(super) service_times: Option<PathBuf>,
 
+    /// Record each run by `elfen shim` into this folder: who was on the first pair's lanes, and
+    /// what the service had to do
+    ///
+    /// As root, or in group elfen where elfend runs; the observer takes a lane of its own. The
+    /// results name the recording of each run, for `elfen report FILE.shim` and `elfen shim show`.
+    #[arg(long, value_name = "FOLDER")]
+    shim: Option<PathBuf>,
+
     /// Say which runs there would be, and make none
     #[arg(long)]
     pub(super) dry_run: bool,
@@ -234,6 +244,7 @@ impl Args {
             service: standing.as_ref().map(|standing| standing.service.clone()),
         };
         let specs = plan::check(&plan).map_err(|why| wrong_plan(&why))?;
+        let beside_batch = specs.iter().any(plan::Spec::has_batch);
         if capacity_rps.is_some_and(|rps| !(rps > 0.0 && rps.is_finite())) {
             return Err(wrong_plan("a capacity is a number of requests a second above 0"));
         }
@@ -254,6 +265,7 @@ impl Args {
             own: Own { command: plan.command.clone(), inject: plan.inject.clone() },
             standing,
             service_times: self.service_times.clone(),
+            shim: self.shim.clone().map(|folder| Shim { folder, beside_batch }),
         };
         let command = shell::command_line();
         Ok(Experiment { order, plan, specs, capacity_rps, limits, command })

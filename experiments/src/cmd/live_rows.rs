@@ -1,5 +1,7 @@
 //! The rows of live runs as people read them, and what has to be known of them.
 
+use std::path::Path;
+
 use elfen_console::table;
 
 use crate::live::summary::{Figure, Foreseen, Row};
@@ -120,6 +122,7 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
         );
     }
     remarks.extend(ends(lines));
+    remarks.extend(recordings(lines));
     remarks.extend(rows.iter().filter(|row| row.errors > 0).map(|row| {
         let Row { errors, requests, asked, load, .. } = row;
         let percent = load * 100.0;
@@ -146,6 +149,21 @@ fn ends(lines: &[Line]) -> Option<String> {
             "runs in which the batch came to its end and was started again: {runs}, {ends} times"
         )
     })
+}
+
+/// Where the recordings of runs are, if there are any.
+fn recordings(lines: &[Line]) -> Option<String> {
+    let runs = lines.iter().filter_map(|line| match line {
+        Line::Run(run) => run.shim.as_deref(),
+        Line::Setup(_) => None,
+    });
+    let files: Vec<&Path> = runs.collect();
+    let folder = files.last()?.parent()?.display();
+    let count = files.len();
+    Some(format!(
+        "recorded by Shim: {count} runs, each named in the results; `elfen report FILE.shim --html \
+         FILE.html` draws one of {folder}"
+    ))
 }
 
 /// Whether every batch found its results right.

@@ -16,6 +16,7 @@
 //! | `service` | the index, the queries and the running service |
 //! | [`standing`] | a service of the user's own, which stands already |
 //! | `tested` | either of them |
+//! | [`watched`] | a recording by Shim of each run |
 //! | `process` | a child and its end; `os`: what that takes of the kernel; `usage`: its CPU time |
 //! | `reported` | what `elfen run` reports |
 //! | `scratch` | files and pages that must not stay behind |
@@ -43,6 +44,7 @@ pub mod summary;
 pub mod testbed;
 mod tested;
 pub(crate) mod usage;
+pub mod watched;
 
 use std::io;
 use std::path::PathBuf;

@@ -110,7 +110,7 @@ impl Spec {
         Self { company, detail: Detail::Nothing }
     }
 
-    pub(super) fn has_batch(&self) -> bool {
+    pub(crate) fn has_batch(&self) -> bool {
         self.company != Company::None
     }
 

@@ -69,6 +69,11 @@ impl Helpers {
         }
     }
 
+    /// Whether an ordinary thread on their lane is none of their business.
+    pub(super) fn goes_first(&self) -> bool {
+        !self.share_a_lane || matches!(self.rank, Rank::Fifo(_))
+    }
+
     pub(super) fn generator_place(&self) -> Place {
         let [_, rank, _] = self.ranks();
         Place::on(self.generator, rank)

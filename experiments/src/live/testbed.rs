@@ -20,6 +20,7 @@ use super::scratch::Scratch;
 use super::service::{self, Helpers};
 pub use super::tested::Order;
 use super::tested::Tested;
+use super::watched::{Watched, Watching};
 use super::{LOOK_EVERY, LiveError, go_on, sleep_until, usage};
 use crate::record::{Alone, Company, Plan, Run};
 
@@ -47,6 +48,7 @@ pub struct Testbed {
     programs: Programs,
     helpers: Helpers,
     order: Order,
+    watched: Option<Watched>,
     scratch: Scratch,
 }
 
@@ -58,8 +60,12 @@ impl Testbed {
         let scratch =
             Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
         let helpers = Helpers::choose(&order.machine, &scratch)?;
+        let watched = order.shim.as_ref();
+        let watched = watched.map(|shim| Watched::choose(shim, &order.machine, &helpers));
+        let watched = watched.transpose()?;
+        watched.as_ref().map_or(Ok(()), |watched| watched.try_out(&programs, &scratch))?;
         let tested = Tested::start(&order, &programs, &scratch, &helpers)?;
-        Ok(Self { tested, programs, helpers, order, scratch })
+        Ok(Self { tested, programs, helpers, order, watched, scratch })
     }
 
     pub fn documents(&self) -> u64 {
@@ -147,6 +153,11 @@ impl Testbed {
             Some(program) => self.start_batches(&job.spec, program, warmup + lasting)?,
             None => Batches::none(),
         };
+        let recording = self.watched.as_ref().map(|watched| {
+            let page = self.tested.page(&self.scratch);
+            watched.record(&self.programs, &self.scratch, job, page, warmup + lasting)
+        });
+        let recording = recording.transpose()?;
         let mut load = self.load(job, warmup, lasting)?;
         let begin = Instant::now() + LEAD + warmup;
         sleep_until(begin, || {
@@ -171,11 +182,14 @@ impl Testbed {
             let why = "a run's last request was due before anything could be measured".to_owned();
             return Err(LiveError::Refused { why, fix: "ask for a longer --duration" });
         }
+        // While the batch is there to be named.
+        let recording = recording.map(Watching::finish).transpose()?;
         let done = batches.end()?;
         let requests = self.scratch.path(REQUESTS);
         let latencies = Latencies::read(&requests)?;
         let used = before.until(&after);
         let mut run = self.run(job, &answered, done.as_ref(), &used, alone, &latencies);
+        run.shim = recording;
         if job.batch.is_none() {
             let times = latencies::service_times(&requests)?;
             self.order.service_times.as_ref().map_or(Ok(()), |file| append(&times, file))?;
@@ -260,6 +274,7 @@ impl Testbed {
             more_reports: reports.into_iter().skip(1).collect(),
             helper_utilisation: used.helpers,
             service_us: Vec::new(),
+            shim: None,
             warnings: answered.warnings.clone(),
             ended_s: now_s(),
         }

@@ -9,6 +9,7 @@ use super::programs::Programs;
 use super::scratch::Scratch;
 use super::service::{Corpus, Helpers, Serving};
 use super::standing::Standing;
+use super::watched::Shim;
 use super::{LiveError, Machine};
 
 /// What a testbed is set up for.
@@ -25,6 +26,8 @@ pub struct Order {
     pub standing: Option<Standing>,
     /// Where to write how long requests ran in the runs without company.
     pub service_times: Option<PathBuf>,
+    /// What is recorded of each run.
+    pub shim: Option<Shim>,
 }
 
 #[derive(Debug)]

@@ -9,6 +9,7 @@
 
 pub mod check;
 pub mod cmd;
+mod functions;
 pub mod hedge;
 pub mod jvm;
 pub mod marks;

@@ -11,8 +11,9 @@ use elfen_host::run::find::{self, Batch};
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
-use elfen_tailor::tale::{FULL, Gap, Head, Lent, MARKS_ALONE, Named};
+use elfen_tailor::tale::{FULL, Function, Gap, Head, Lent, MARKS_ALONE, Named};
 
+use crate::functions::Functions;
 use crate::jvm::Jvms;
 use crate::marks::Marked;
 use crate::service::{Service, name_of};
@@ -37,6 +38,7 @@ pub trait Sink {
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()>;
     fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()>;
     fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()>;
+    fn functions(&mut self, found: Vec<Function>) -> io::Result<()>;
 }
 
 #[derive(Debug)]
@@ -47,6 +49,7 @@ pub struct Recorder {
     marked: Option<Marked>,
     service: Service,
     jvms: Jvms,
+    functions: Functions,
     /// Names that nobody has been told yet.
     names: Vec<Named>,
     /// Threads that were seen since names were looked up, and those before.
@@ -90,6 +93,7 @@ impl Recorder {
             marked,
             service,
             jvms: Jvms::none(),
+            functions: Functions::default(),
             names: Vec::new(),
             seen: BTreeSet::new(),
             seen_before: BTreeSet::new(),
@@ -194,6 +198,7 @@ impl Recorder {
                 Kind::Switch(_) if event.thread != 0 && self.seen.len() < MOST_NAMES => {
                     self.seen.insert(event.thread);
                 }
+                Kind::Blocked { frames, .. } => self.functions.meet(frames),
                 Kind::Exit { name } if self.has_met(event.thread) => {
                     self.seen.remove(&event.thread);
                     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
@@ -234,6 +239,7 @@ impl Recorder {
             }
         }
         self.seen_before = std::mem::take(&mut self.seen);
+        sink.functions(self.functions.learned())?;
         if !self.service.cores.is_empty() {
             sink.batches(batches())?;
         }

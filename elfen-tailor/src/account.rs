@@ -57,8 +57,14 @@ impl Account {
 
 /// Page faults where the service worked or the kernel let it wait.
 fn faults(segments: &[Segment], timeline: &Timeline) -> u64 {
-    let ran = segments.iter().filter(|s| matches!(s.kind, Kind::Work | Kind::Stall(_)));
-    ran.map(|s| timeline.stalls.faults(s.thread, s.from_ns, s.to_ns)).sum()
+    let ran = segments.iter().filter(|s| {
+        matches!(s.kind, Kind::Work | Kind::Stall(_) | Kind::Fault | Kind::Io(None, _))
+    });
+    let ended = |s: &Segment| {
+        let all = timeline.stalls.faults(s.thread, s.from_ns, s.to_ns);
+        all.iter().filter(|(_, ended_ns)| *ended_ns <= s.to_ns).count() as u64
+    };
+    ran.map(ended).sum()
 }
 
 /// The thread that did most of the work.

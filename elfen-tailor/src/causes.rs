@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::beside::Slowing;
 use crate::explained::Explained;
 use crate::replay::quantile;
-use crate::segment::{BESIDE, Kind, LONG, QUEUE, WORK, cause, total};
+use crate::segment::{BESIDE, Kind, LONG, QUEUE, WORK, cause, is_of, total};
 use crate::tale::Tale;
 
 const P50: u64 = 500_000;
@@ -63,11 +63,8 @@ impl Causes {
     /// The causes that a name stands for: itself, or as `io` all of its kind. Work and queueing are
     /// none that could be taken away.
     pub(crate) fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
-        let is_it = move |cause: &str| {
-            cause == name || cause.split_once(':').is_some_and(|(kind, _)| kind == name)
-        };
         let all = self.names.iter().enumerate();
-        all.filter(move |(_, cause)| is_removable(cause) && is_it(cause)).map(|(at, _)| at)
+        all.filter(move |(_, cause)| is_removable(cause) && is_of(cause, name)).map(|(at, _)| at)
     }
 
     /// How much of a request each cause had in a span. Work beyond what is usual is `long`, the

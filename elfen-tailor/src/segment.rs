@@ -24,8 +24,11 @@ pub enum Kind {
     Throttled,
     /// By a signal or a debugger.
     Stopped,
-    /// For a disk: in this system call, or touching memory that had to be read.
-    Io(Option<u16>),
+    /// For a disk: in this system call, or touching memory that had to be read; and in this
+    /// function of the kernel, by its address, if it is known.
+    Io(Option<u16>, u32),
+    /// It touched memory that the kernel had to see to first.
+    Fault,
     /// For a lock that this thread held.
     Lock(Who),
     /// For a lock whose holder is not known.
@@ -102,7 +105,11 @@ pub fn cause(kind: Kind, tale: &Tale) -> String {
         Kind::Wake => "wake".to_owned(),
         Kind::Throttled => "throttled".to_owned(),
         Kind::Stopped => "stopped".to_owned(),
-        Kind::Io(of) => format!("io:{}", call(of)),
+        Kind::Io(of, within) => match tale.functions.get(&within) {
+            Some(function) => format!("io:{}/{function}", call(of)),
+            None => format!("io:{}", call(of)),
+        },
+        Kind::Fault => "fault".to_owned(),
         Kind::Lock(holder) => format!("lock:{}", tale.name_of(holder)),
         Kind::LockOfUnknown => "lock".to_owned(),
         Kind::Pause(operation) => match runtime::name(&operation) {
@@ -128,6 +135,13 @@ pub fn cause(kind: Kind, tale: &Tale) -> String {
     }
 }
 
+/// Whether a cause is the one that is named, or of that kind: `io:pread64/filemap_read` is one of
+/// `io:pread64` and of `io`.
+pub fn is_of(cause: &str, named: &str) -> bool {
+    let rest = cause.strip_prefix(named);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
+}
+
 /// The cause in an operator's words, as the end of "they were slow because".
 pub fn words(cause: &str) -> String {
     let (kind, name) = cause.split_once(':').unwrap_or((cause, ""));
@@ -145,10 +159,18 @@ pub fn words(cause: &str) -> String {
             "the service was not allowed to run on an idle CPU: a CPU quota, most often".to_owned()
         }
         "stopped" => "the service was stopped by a signal or a debugger".to_owned(),
-        "io" if name == "page-fault" => {
-            "memory that they touched had to be read from disk".to_owned()
+        "io" => {
+            let (call, within) = name.split_once('/').unwrap_or((name, ""));
+            let within =
+                if within.is_empty() { String::new() } else { format!(" (the kernel: {within})") };
+            match call {
+                "page-fault" => {
+                    format!("memory that they touched had to be read from disk{within}")
+                }
+                call => format!("the service waited for storage in {call}{within}"),
+            }
         }
-        "io" => format!("the service waited for storage in {name}"),
+        "fault" => "memory that they touched had to be found and filled first".to_owned(),
         "lock" if name.is_empty() => "they waited for a lock".to_owned(),
         "lock" => format!("they waited for a lock that thread {name} held"),
         "safepoint" if name.is_empty() => {

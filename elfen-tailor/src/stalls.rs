@@ -1,6 +1,6 @@
 //! Times in which the kernel let a thread wait for its own sake: for one of its locks, for memory
-//! that it had to take from somebody first, or to move together. And the page faults, of which it
-//! tells the beginning alone: they are counted.
+//! that it had to take from somebody first, or to move together. And the page faults, from the
+//! touch to when the memory was there.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ pub struct Stalled {
 pub struct Stalls {
     /// By thread, in the order of their ends.
     of: HashMap<u32, Vec<Stalled>>,
-    /// By thread, when it touched memory that was not there.
-    faults: HashMap<u32, Vec<u64>>,
+    /// By thread, from when to when it touched memory that was not there, in the order of ends.
+    faults: HashMap<u32, Vec<(u64, u64)>>,
 }
 
 impl Stalls {
@@ -28,13 +28,15 @@ impl Stalls {
                 let stalled = Stalled { from_ns: since_ns, to_ns: event.at_ns, what };
                 self.of.entry(event.thread).or_default().push(stalled);
             }
-            Kind::Fault { .. } => self.faults.entry(event.thread).or_default().push(event.at_ns),
+            Kind::Fault { since_ns, .. } if since_ns <= event.at_ns => {
+                self.faults.entry(event.thread).or_default().push((since_ns, event.at_ns));
+            }
             _ => {}
         }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.of.is_empty()
+        self.of.is_empty() && self.faults.is_empty()
     }
 
     /// Those of a thread that overlap a span; what is inside of another one comes before it.
@@ -48,13 +50,14 @@ impl Stalls {
         all[first..last].iter().filter(begins)
     }
 
-    pub fn faults(&self, thread: u32, from_ns: u64, to_ns: u64) -> u64 {
+    /// Page faults of a thread that overlap a span, by their beginnings and ends.
+    pub fn faults(&self, thread: u32, from_ns: u64, to_ns: u64) -> &[(u64, u64)] {
         let all = self.faults.get(&thread).map_or(&[][..], Vec::as_slice);
-        let (first, last) = (
-            all.partition_point(|at_ns| *at_ns < from_ns),
-            all.partition_point(|at_ns| *at_ns < to_ns),
-        );
-        (last.saturating_sub(first)) as u64
+        let first = all.partition_point(|(_, ended_ns)| *ended_ns <= from_ns);
+        let last = all.partition_point(|(_, ended_ns)| *ended_ns < to_ns);
+        // One ends where the next may begin: at most one ends behind the span.
+        let behind = all.get(last).is_some_and(|(since_ns, _)| *since_ns < to_ns);
+        &all[first..(last + usize::from(behind)).max(first)]
     }
 }
 

@@ -27,6 +27,7 @@ const GAPS: u32 = 4;
 const END: u32 = 5;
 const MARKS: u32 = 6;
 const BATCHES: u32 = 7;
+const FUNCTIONS: u32 = 8;
 
 /// No block is longer: the recorder writes each ring at once.
 const LONGEST: u32 = 64 << 20;
@@ -75,6 +76,13 @@ pub struct Lent {
     pub program: String,
 }
 
+/// A function of the kernel, by the lower half of an address in it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Function {
+    pub address: u32,
+    pub name: String,
+}
+
 /// A thread is looked up so often, and for so long it is what it was.
 const LOOKED_UP_NS: u64 = 2_000_000_000;
 
@@ -99,6 +107,8 @@ pub struct Tale {
     /// The service's processes, from first to last.
     pub processes: Vec<u32>,
     pub gaps: Vec<Gap>,
+    /// Functions of the kernel that threads slept in, by the lower halves of addresses in them.
+    pub functions: BTreeMap<u32, String>,
     /// By request lane, in the order of their times: what the service says of its requests.
     pub marks: BTreeMap<u32, Vec<Mark>>,
     /// When the recorder ended; `None` if the file is cut.
@@ -163,6 +173,10 @@ impl<W: Write> Writer<W> {
 
     pub fn batches(&mut self, lent: &[Lent]) -> io::Result<()> {
         if lent.is_empty() { Ok(()) } else { self.json(BATCHES, &lent) }
+    }
+
+    pub fn functions(&mut self, found: &[Function]) -> io::Result<()> {
+        if found.is_empty() { Ok(()) } else { self.json(FUNCTIONS, &found) }
     }
 
     pub fn gap(&mut self, gap: &Gap) -> io::Result<()> {
@@ -235,6 +249,10 @@ impl Tale {
         }
     }
 
+    pub fn learn(&mut self, found: Vec<Function>) {
+        self.functions.extend(found.into_iter().map(|of| (of.address, of.name)));
+    }
+
     pub fn read(mut from: impl Read) -> Result<Self, Error> {
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes).map_err(Error::Read)?;
@@ -289,6 +307,10 @@ impl Tale {
             }
             BATCHES => {
                 self.lend(serde_json::from_slice(content).ok()?);
+                Some(())
+            }
+            FUNCTIONS => {
+                self.learn(serde_json::from_slice(content).ok()?);
                 Some(())
             }
             END => {
@@ -402,9 +424,13 @@ mod tests {
         tale.marks = [(4, vec![mark(6), mark(8)])].into();
         let lent = vec![Lent { thread: 4, at_ns: 9, program: "loop".to_owned() }];
         tale.lend(lent.clone());
+        let found = vec![Function { address: 0x8123_4567, name: "filemap_fault".to_owned() }];
+        tale.learn(found.clone());
         let mut writer = Writer::new(Vec::new(), &head).unwrap();
         writer.batches(&lent).unwrap();
         writer.batches(&[]).unwrap();
+        writer.functions(&found).unwrap();
+        writer.functions(&[]).unwrap();
         writer.events(1, &[event(9).encode(), event(7).encode()]).unwrap();
         writer.events(0, &[]).unwrap();
         writer.gap(&tale.gaps[0]).unwrap();

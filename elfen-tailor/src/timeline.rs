@@ -23,6 +23,8 @@ pub struct Sleep {
     pub waker: Option<Waker>,
     /// It began before the first event, so nothing is known of why.
     pub unseen: bool,
+    /// Of a sleep for a disk, what the kernel waited in: an address of [`Tale::functions`], or 0.
+    pub within: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +91,7 @@ impl Timeline {
                 Kind::Softirq { since_ns, vector } => {
                     line.interrupt(cpu, since_ns, event.at_ns, true, vector);
                 }
+                Kind::Blocked { frames, .. } => line.slept_in(event.thread, waits_in(tale, frames)),
                 _ => line.stalls.add(&event),
             }
         }
@@ -108,6 +111,7 @@ impl Timeline {
                     stopped: switch.state & (STATE_STOPPED | STATE_TRACED) != 0,
                     waker: None,
                     unseen: false,
+                    within: 0,
                 })
             };
             self.enter(switch.previous, event.at_ns, state, State::Running { cpu });
@@ -119,8 +123,14 @@ impl Timeline {
     }
 
     fn wake(&mut self, event: &Event, waker: Waker) {
-        let unseen =
-            Sleep { call: None, iowait: false, stopped: false, waker: Some(waker), unseen: true };
+        let unseen = Sleep {
+            call: None,
+            iowait: false,
+            stopped: false,
+            waker: Some(waker),
+            unseen: true,
+            within: 0,
+        };
         let stretches = self.threads.entry(event.thread).or_default();
         match stretches.last_mut() {
             Some(Stretch { state: State::Sleeping(sleep), .. }) => sleep.waker = Some(waker),
@@ -130,6 +140,19 @@ impl Timeline {
         }
         let state = State::Runnable { preempted: false };
         self.enter(event.thread, event.at_ns, state, State::Sleeping(unseen));
+    }
+
+    /// A thread goes on after it slept in this.
+    fn slept_in(&mut self, thread: u32, function: u32) {
+        let stretches = self.threads.get_mut(&thread).map_or(&mut [][..], Vec::as_mut_slice);
+        // It was woken since.
+        for stretch in stretches.iter_mut().rev().take(2) {
+            if let State::Sleeping(sleep) = &mut stretch.state {
+                // The first part of a stack is nearer to what it waits for.
+                sleep.within = if sleep.within == 0 { function } else { sleep.within };
+                return;
+            }
+        }
     }
 
     /// A thread changes its state; `before` is what it was in if this is the first that is seen.
@@ -198,6 +221,30 @@ impl Timeline {
         let last = (last + 1).min(all.len()).max(first);
         &all[first..last]
     }
+}
+
+/// The innermost function that says what for somebody waits, where names are known; else 0.
+fn waits_in(tale: &Tale, frames: [u32; 4]) -> u32 {
+    /// How these names begin: who waits for anything is in one of them.
+    const ANYHOW: [&str; 12] = [
+        "schedule",
+        "io_schedule",
+        "__schedule",
+        "bit_wait",
+        "__wait_on_bit",
+        "out_of_line_wait_on_bit",
+        "folio_wait_bit",
+        "__folio_lock",
+        "wait_for_completion",
+        "__wait_for_common",
+        "wait_for_common",
+        "mutex_lock_io",
+    ];
+    let tells = |address: &u32| {
+        let name = tale.functions.get(address);
+        name.is_some_and(|name| !ANYHOW.iter().any(|anyhow| name.starts_with(anyhow)))
+    };
+    frames.into_iter().find(tells).unwrap_or(0)
 }
 
 /// All events with their CPU, by time; those of one moment in the order of their CPUs.

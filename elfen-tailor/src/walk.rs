@@ -18,6 +18,8 @@ use crate::timeline::{Sleep, State, Timeline, Waker};
 const THROTTLED_NS: u64 = 1_000_000;
 /// Wake-ups that are followed at one moment: a circle of threads that wake each other ends.
 const MOST_HOPS: u32 = 16;
+/// Shorter page faults are work like any other: they explain no tail.
+const LEAST_FAULT_NS: u64 = 2_000;
 /// Less stolen time than this can't be told from rounding.
 const LEAST_STOLEN_NS: u64 = 10_000;
 
@@ -78,7 +80,7 @@ impl<'a> Walk<'a> {
                 let waits = |other: &Segment| {
                     other.thread == segment.thread
                         && match other.kind {
-                            Kind::Work | Kind::Busy | Kind::Wait(_) | Kind::Io(_) => true,
+                            Kind::Work | Kind::Busy | Kind::Wait(_) | Kind::Io(..) => true,
                             Kind::Stall(Stall::Contention(_)) => {
                                 !matches!(one.what, Stall::Contention(_))
                             }
@@ -89,6 +91,28 @@ impl<'a> Walk<'a> {
                     (one.from_ns.max(segment.from_ns), one.to_ns.min(segment.to_ns));
                 cut(back, from_ns, to_ns, Kind::Stall(one.what), waits);
             }
+        }
+        self.by_faults(back);
+    }
+
+    /// What is left of the time in which a thread's memory was seen to; a disk's has its own name.
+    fn by_faults(&self, back: &mut Vec<Segment>) {
+        for piece in std::mem::take(back) {
+            let Segment { from_ns, to_ns, kind, thread, cpu, .. } = piece;
+            let mut at_ns = to_ns;
+            // Whoever slept outside of a call was in one of these.
+            if ran(&piece) || kind == Kind::Wait(None) {
+                let faults = self.timeline.stalls.faults(thread, from_ns, to_ns);
+                for &(since_ns, ended_ns) in faults.iter().rev() {
+                    let (begin_ns, end_ns) = (since_ns.max(from_ns), ended_ns.min(at_ns));
+                    if ended_ns - since_ns >= LEAST_FAULT_NS && begin_ns < end_ns {
+                        push(back, end_ns, at_ns, kind, thread, cpu);
+                        push(back, begin_ns, end_ns, Kind::Fault, thread, cpu);
+                        at_ns = begin_ns;
+                    }
+                }
+            }
+            push(back, from_ns, at_ns, kind, thread, cpu);
         }
     }
 
@@ -223,11 +247,11 @@ impl<'a> Walk<'a> {
             return Kind::Unknown;
         }
         if sleep.iowait {
-            return Kind::Io(sleep.call);
+            return Kind::Io(sleep.call, sleep.within);
         }
         let Some(call) = sleep.call else { return Kind::Wait(None) };
         match waits_for(call) {
-            For::Storage => Kind::Io(Some(call)),
+            For::Storage => Kind::Io(Some(call), sleep.within),
             For::Lock => match sleep.waker {
                 Some(waker) if self.is_pause(waker.thread, at_ns) => Kind::Pause([0; 16]),
                 Some(waker) if self.tale.processes.contains(&waker.process) => {

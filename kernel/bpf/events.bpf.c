@@ -31,6 +31,22 @@ INLINE int waits_for_io(struct task_struct *task)
 	return word & 1;
 }
 
+/*
+ * Where a thread slept for a disk that goes on now: two events of four addresses each, of which
+ * the lower halves tell functions apart.
+ */
+INLINE void note_stack(struct elfen_event_config *config, struct task_struct *task, elfen_u64 now)
+{
+	elfen_u64 frames[FRAMES] = { 0 };
+
+	if (get_task_stack(task, frames, sizeof(frames), FRAMES_SKIPPED) <= 0)
+		return;
+	note(config, BLOCKED, 0, task->pid, now, frames[1] << 32 | (elfen_u32)frames[0],
+	     frames[3] << 32 | (elfen_u32)frames[2]);
+	note(config, BLOCKED, 1, task->pid, now, frames[5] << 32 | (elfen_u32)frames[4],
+	     frames[7] << 32 | (elfen_u32)frames[6]);
+}
+
 /* sched_switch(preempt, prev, next, prev_state) */
 SECTION("tp_btf/sched_switch")
 int elfen_ev_switch(elfen_u64 *arguments)
@@ -40,7 +56,7 @@ int elfen_ev_switch(elfen_u64 *arguments)
 	struct task_struct *next = (struct task_struct *)arguments[2];
 	elfen_u32 state = (elfen_u32)arguments[3], call = NO_CALL, flags = 0;
 	elfen_u32 cpu = get_smp_processor_id();
-	elfen_u64 stolen;
+	elfen_u64 stolen, now;
 
 	if (!config || !(config->cpus[cpu / 64 & (CPU_WORDS - 1)] >> (cpu & 63) & 1))
 		return 0;
@@ -51,9 +67,13 @@ int elfen_ev_switch(elfen_u64 *arguments)
 		if (waits_for_io(prev))
 			flags |= SWITCH_IOWAIT;
 	}
+	now = ktime_get_ns();
+	/* It is set until the thread runs again. */
+	if (waits_for_io(next) && is_watched(config, next->tgid))
+		note_stack(config, next, now);
 	/* In units of 1,024 ns, of which 40 bits hold 35 years. */
 	stolen = stolen_ns(prev) >> 10 & 0xffffffffffull;
-	note(config, SWITCH, flags, next->pid, ktime_get_ns(),
+	note(config, SWITCH, flags, next->pid, now,
 	     (elfen_u64)(elfen_u32)prev->pid << 32 | (elfen_u32)next->tgid,
 	     stolen << 24 | (elfen_u64)(state & 0xff) << 16 | call);
 	return 0;
@@ -264,7 +284,7 @@ INLINE struct elfen_event_waits *waits_of_this(void)
 	struct elfen_event_config *config = config_of();
 	struct task_struct *task = get_current_task();
 	elfen_u32 thread = task->pid;
-	struct elfen_event_waits none = { 0, 0, 0, 0, 0, 0 }, *waits;
+	struct elfen_event_waits none = { 0 }, *waits;
 
 	if (!config || !is_watched(config, task->tgid))
 		return 0;
@@ -354,15 +374,33 @@ int elfen_ev_compact(elfen_u64 *arguments)
 	return 0;
 }
 
-/* page_fault_user(address, ...): it begins; where it ends there is no tracepoint. */
+/* page_fault_user(address, ...): it begins. */
 SECTION("tp_btf/page_fault_user")
 int elfen_ev_fault(elfen_u64 *arguments)
 {
-	struct elfen_event_config *config = config_of();
-	struct task_struct *task = get_current_task();
+	struct elfen_event_waits *waits = waits_of_this();
 
-	if (config && is_watched(config, task->tgid))
-		note(config, FAULT, 0, task->pid, ktime_get_ns(), arguments[0], 0);
+	if (!waits)
+		return 0;
+	STORE(waits->fault_ns, ktime_get_ns());
+	waits->address = arguments[0];
+	return 0;
+}
+
+/* The kernel has counted a page fault, which it does once it has seen to it. */
+SECTION("perf_event")
+int elfen_ev_faulted(void *context)
+{
+	struct elfen_event_config *config = config_of();
+	struct elfen_event_waits *waits = waits_of_this();
+	elfen_u64 since_ns;
+
+	(void)context;
+	if (!config || !waits || !waits->fault_ns)
+		return 0;
+	since_ns = waits->fault_ns;
+	STORE(waits->fault_ns, 0);
+	note(config, FAULT, 0, running_thread(), ktime_get_ns(), since_ns, waits->address);
 	return 0;
 }
 

@@ -67,6 +67,8 @@ struct elfen_event_waits {
 	elfen_u64 sort;
 	elfen_u64 reclaim_ns;
 	elfen_u64 compaction_ns;
+	elfen_u64 fault_ns;
+	elfen_u64 address;
 };
 
 /* By thread; the kernel drops who was not seen for the longest time. */
@@ -92,6 +94,11 @@ struct {
 #define RECLAIM 12
 #define COMPACTION 13
 #define FAULT 14
+#define BLOCKED 15
+
+/* Of a stack: those that switch come first and say nothing; eight after them are written down. */
+#define FRAMES 8
+#define FRAMES_SKIPPED 2
 
 #define SWITCH_PREEMPTED 1
 #define SWITCH_IOWAIT 2
@@ -167,6 +174,8 @@ struct tcp_head {
 
 static struct task_struct *(*const get_current_task)(void) = (void *)158;
 static struct pt_regs *(*const task_pt_regs)(struct task_struct *task) = (void *)175;
+static long (*const get_task_stack)(struct task_struct *task, void *to, elfen_u32 size,
+				    elfen_u64 flags) = (void *)141;
 static struct tcp_sock *(*const skc_to_tcp_sock)(void *sk) = (void *)137;
 static long (*const probe_read_kernel)(void *to, elfen_u32 size, const void *from) = (void *)113;
 static long (*const probe_read_user_str)(void *to, elfen_u32 size, const void *from) = (void *)114;

@@ -84,6 +84,8 @@ pub fn tracepoints() -> impl Iterator<Item = (&'static str, Needs)> {
     })
 }
 
+/// Told of each page fault that was seen to; in the place of a tracepoint where it is lacking.
+const FAULTED: (&str, &str) = ("elfen_ev_faulted", "page-faults (a software event)");
 const RUNTIME: &str = "elfen_ev_runtime";
 
 /// A place in a file of a language's runtime.
@@ -176,6 +178,14 @@ impl Events {
     pub fn attach(detail: Detail, events: u32, watched: &Watched) -> Result<Self, Error> {
         let mut all = Self::load(events, watched)?;
         all.attach_to(PROGRAMS.into_iter().filter(|program| program.3 <= detail))?;
+        if detail == Detail::Full {
+            let (name, lacking) = FAULTED;
+            match all.object.faults(name) {
+                Ok(program) => all.programs.push(program),
+                Err(Error::Refused(_)) => all.lacks.push(lacking),
+                Err(other) => return Err(other),
+            }
+        }
         Ok(all)
     }
 
@@ -383,7 +393,7 @@ mod tests {
         }
         let waits = events.object.map("elfen_ev_waits").unwrap();
         let (epoch, since_ns, lock) = (events.epoch, 1, 77);
-        let note = [epoch, since_ns, lock, 0, since_ns, since_ns];
+        let note = [epoch, since_ns, lock, 0, since_ns, since_ns, since_ns, 0];
         bpf_call::update_element(waits.as_fd(), own_thread(), &note).unwrap();
         events.epoch += 1;
         events.watch(&events.watched.clone()).unwrap();

@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use aya::maps::{Map, MapData, RingBuf};
+use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
-use aya::programs::{BtfTracePoint, UProbe};
+use aya::programs::{BtfTracePoint, PerfEvent, UProbe};
 use aya::{Btf, Ebpf, EbpfLoader};
 
 use crate::error::Error;
@@ -68,6 +69,30 @@ impl Object {
         let point = UProbeAttachPoint { location, cookie: Some(cookie) };
         let attached = program.attach(point, file, UProbeScope::OneProcess(process));
         attached.map(drop).map_err(refused)
+    }
+
+    /// Attaches a program to the count of page faults of each CPU that is online, as long as this
+    /// object lives.
+    pub(crate) fn faults(&mut self, name: &str) -> Result<OwnedFd, Error> {
+        const SORTS: [SoftwareEvent; 2] =
+            [SoftwareEvent::PageFaultsMin, SoftwareEvent::PageFaultsMaj];
+        let program: &mut PerfEvent = self
+            .ebpf
+            .program_mut(name)
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(|| Error::Refused(format!("it holds no program {name}")))?;
+        program.load().map_err(refused)?;
+        let online = aya::util::online_cpus();
+        for cpu in online.map_err(|(_, error)| Error::Cpus(error))? {
+            for sort in SORTS {
+                let (every, scope) =
+                    (SamplePolicy::Period(1), PerfEventScope::AllProcessesOneCpu { cpu });
+                let attached = program.attach(PerfEventConfig::Software(sort), scope, every, false);
+                attached.map_err(refused)?;
+            }
+        }
+        let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+        program.map_err(Error::call(DUPLICATING))
     }
 
     /// A ring that wakes who waits for it.

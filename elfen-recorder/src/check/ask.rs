@@ -8,7 +8,7 @@ use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_tailor::request::connection;
 
 use super::inject::Injured;
-use super::server::{PIECES, READ, READ_ANSWER};
+use super::server::{PIECES, READ, SPIN, WAITED};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -52,8 +52,23 @@ impl Asker {
 
     /// One that touches the service's file, which says how long it waited.
     pub(super) fn read(&mut self) -> io::Result<Injured> {
-        let from_ns = self.ask(READ)?;
-        let mut answer = [0; READ_ANSWER];
+        self.waits(READ)
+    }
+
+    /// One that spins for so long, which says for how long it was kept from that.
+    pub(super) fn spin(&mut self, time: Duration) -> io::Result<Injured> {
+        self.waits(format!("{SPIN}{}\n", time.as_micros()).as_bytes())
+    }
+
+    /// Has a service in Java collect its heap.
+    pub(super) fn collect(&mut self) -> io::Result<()> {
+        self.ask(b"collect\n")?;
+        self.stream.read_exact(&mut [0; 5])
+    }
+
+    fn waits(&mut self, line: &[u8]) -> io::Result<Injured> {
+        let from_ns = self.ask(line)?;
+        let mut answer = [0; WAITED];
         self.stream.read_exact(&mut answer)?;
         let waited = std::str::from_utf8(&answer).map_err(io::Error::other)?;
         let waited_ns = waited.trim().parse().map_err(io::Error::other)?;

@@ -4,6 +4,7 @@
 mod ask;
 pub mod flood;
 pub mod inject;
+mod jvm;
 pub mod server;
 pub mod storage;
 
@@ -20,13 +21,16 @@ use elfen_rt::signal::event::Words;
 use elfen_tailor::account::{Account, charges};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::tale::{Gap, Lent, Named, Tale};
+use elfen_tailor::segment::is_of;
+use elfen_tailor::tale::{Function, Gap, Lent, Named, Tale};
 use serde::Serialize;
 
 use crate::recorder::{LOOK_EVERY, Recorder, Sink};
 use crate::service::{Service, Which};
 use ask::Asker;
+use flood::Flood;
 use inject::{HOG, Hog, Injured, Stop};
+use jvm::Java;
 use server::{HOLDER, Served};
 use storage::PageOut;
 
@@ -40,11 +44,22 @@ pub enum Kind {
     Io,
     Burst,
     Nagle,
+    Softirq,
+    Gc,
 }
 
 impl Kind {
-    pub const ALL: [Self; 7] =
-        [Self::Stop, Self::Hog, Self::Lock, Self::Long, Self::Io, Self::Burst, Self::Nagle];
+    pub const ALL: [Self; 9] = [
+        Self::Stop,
+        Self::Hog,
+        Self::Lock,
+        Self::Long,
+        Self::Io,
+        Self::Burst,
+        Self::Nagle,
+        Self::Softirq,
+        Self::Gc,
+    ];
 }
 
 impl Kind {
@@ -57,6 +72,8 @@ impl Kind {
             Self::Io => "io",
             Self::Burst => "burst",
             Self::Nagle => "nagle",
+            Self::Softirq => "softirq",
+            Self::Gc => "gc",
         }
     }
 
@@ -70,6 +87,8 @@ impl Kind {
             Self::Io => "io:page-fault".to_owned(),
             Self::Burst => "queue".to_owned(),
             Self::Nagle => "tcp-out".to_owned(),
+            Self::Softirq => "softirq:NET_RX".to_owned(),
+            Self::Gc => "gc".to_owned(),
         }
     }
 }
@@ -107,6 +126,9 @@ pub struct Checked {
     pub complete: usize,
     pub lost_events: u64,
     pub scores: Vec<Score>,
+    /// Causes that could not be made here, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
     pub holds: bool,
 }
 
@@ -150,6 +172,11 @@ impl Sink for Kept {
         Ok(())
     }
 
+    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
+        self.0.learn(found);
+        Ok(())
+    }
+
     fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
         self.0.lend(lent);
         Ok(())
@@ -161,29 +188,59 @@ impl Sink for Kept {
     }
 }
 
-/// Runs a service, hurts it, and scores the account.
+/// Runs services, hurts them, and scores the account.
 pub fn check(plan: &Plan) -> Result<Checked, Failed> {
     let cpus: Vec<u32> = affinity::allowed()?.iter().collect();
     let [cpu, other, ..] = cpus[..] else { return Err(Failed::OneCpu) };
-    let mut served = Served::start(cpu)?;
-    // Everything but the service and its hog stays off the service's CPU.
+    let mut all = Checked {
+        requests: 0,
+        complete: 0,
+        lost_events: 0,
+        scores: Vec::new(),
+        left_out: Vec::new(),
+        holds: true,
+    };
+    let (collects, hurts): (Vec<Kind>, Vec<Kind>) =
+        plan.kinds.iter().partition(|kind| **kind == Kind::Gc);
+    // Everything but the services and their hog stays off the services' CPU.
     affinity::pin(other)?;
-    let service = Service::find(Which::Port(served.port))
+    if !hurts.is_empty() {
+        let (plan, served) = (Plan { kinds: hurts, ..plan.clone() }, Served::start(cpu)?);
+        let (port, rate) = (served.port, plan.requests_a_second);
+        let hurt = move |served: &mut Served| hurt(&plan, served, port, cpu);
+        all.add(recorded((served, port), rate, hurt)?);
+    }
+    if !collects.is_empty() {
+        match Java::start(cpu) {
+            Ok(java) => {
+                let (port, times) = (java.port, plan.clone());
+                let hurt = move |_: &mut Java| collect(&times, port);
+                all.add(recorded((java, port), plan.requests_a_second, hurt)?);
+            }
+            Err(error) => all.left_out.push(format!("gc: starting java: {error}")),
+        }
+    }
+    Ok(all)
+}
+
+/// Records a service under load while it is hurt, and scores its account.
+fn recorded<S: Send + 'static>(
+    (mut served, port): (S, u16),
+    rate: u32,
+    hurt: impl FnOnce(&mut S) -> io::Result<Injuries> + Send + 'static,
+) -> Result<Checked, Failed> {
+    let service = Service::find(Which::Port(port))
         .map_err(|_| io::Error::other("the service that was started listens no more"))?;
-    let mut recorder = Recorder::attach(service, Detail::Sched, 65_536).map_err(Failed::Events)?;
-    let mut kept = Kept(Tale::begin(recorder.head(Detail::Sched)));
+    let mut recorder = Recorder::attach(service, Detail::Full, 65_536).map_err(Failed::Events)?;
+    let mut kept = Kept(Tale::begin(recorder.head(Detail::Full)));
     recorder.refresh(&mut kept)?;
     let ends = Arc::new(AtomicBool::new(false));
-    let (load, over) = (load(served.port, plan.requests_a_second, &ends)?, Arc::clone(&ends));
-    let port = served.port;
-    let hurting = {
-        let plan = plan.clone();
-        std::thread::spawn(move || {
-            let injured = hurt(&plan, &mut served, port, cpu);
-            over.store(true, Relaxed);
-            (injured, served)
-        })
-    };
+    let (load, over) = (load(port, rate, &ends)?, Arc::clone(&ends));
+    let hurting = std::thread::spawn(move || {
+        let injured = hurt(&mut served);
+        over.store(true, Relaxed);
+        (injured, served)
+    });
     while !ends.load(Relaxed) {
         std::thread::sleep(LOOK_EVERY);
         recorder.look(&mut kept)?;
@@ -197,6 +254,35 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
     recorder.look(&mut kept)?;
     recorder.refresh(&mut kept)?;
     Ok(score(&kept.0, &injured))
+}
+
+/// Has a service in Java collect its heap while it works for a request.
+fn collect(plan: &Plan, port: u16) -> io::Result<Injuries> {
+    let (mut asker, mut other) = (Asker::connect(port)?, Asker::connect(port)?);
+    std::thread::sleep(Duration::from_millis(500));
+    let mut all = Vec::new();
+    for _ in 0..plan.injections {
+        std::thread::sleep(plan.every.saturating_sub(plan.last));
+        let held = std::thread::scope(|scope| {
+            let spins = scope.spawn(|| asker.spin(plan.last));
+            std::thread::sleep(plan.last / 5);
+            other.collect()?;
+            spins.join().map_err(|_| io::Error::other("a client failed"))?
+        });
+        all.push(held?);
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    Ok([(Kind::Gc, all)].into())
+}
+
+impl Checked {
+    fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.complete += other.complete;
+        self.lost_events += other.lost_events;
+        self.scores.extend(other.scores);
+        self.holds &= other.holds;
+    }
 }
 
 type Injuries = BTreeMap<Kind, Vec<Injured>>;
@@ -224,6 +310,9 @@ fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Inj
                     vec![asker.read()?]
                 }
                 Kind::Burst => ask::at_once(&mut crowd, WORK_US)?,
+                Kind::Softirq => vec![spread(cpu, || asker.spin(plan.last))?],
+                // Another service's.
+                Kind::Gc => Vec::new(),
                 // Who has asked before is a client that answers at once, of which TCP waits for
                 // no more.
                 Kind::Nagle => vec![Asker::connect(port)?.pieces()?],
@@ -233,6 +322,18 @@ fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Inj
     }
     std::thread::sleep(Duration::from_millis(200));
     Ok(all)
+}
+
+/// Has the kernel work on a CPU while something is asked there.
+fn spread(cpu: u32, ask: impl FnOnce() -> io::Result<Injured>) -> io::Result<Injured> {
+    let (flood, ends) = (Flood::new(cpu)?, AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let spreads = scope.spawn(|| flood.spread(&ends));
+        let asked = ask();
+        ends.store(true, Relaxed);
+        spreads.join().map_err(|_| io::Error::other("the flood failed"))??;
+        asked
+    })
 }
 
 type Client = std::thread::JoinHandle<io::Result<()>>;
@@ -277,6 +378,7 @@ fn score(tale: &Tale, injured: &Injuries) -> Checked {
         complete: account.explained.len(),
         lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
         holds: scores.iter().all(is_held),
+        left_out: Vec::new(),
         scores,
     }
 }
@@ -304,8 +406,10 @@ fn score_of(
             continue;
         }
         let charges = charges(one, tale);
-        let charged = charges.iter().find(|(name, _)| *name == wanted);
-        let charged_ns = charged.map_or(0, |(_, ns)| *ns);
+        // What has several names, as a file that is waited for in several functions, is one cause.
+        let (own, others): (Vec<_>, Vec<_>) =
+            charges.iter().partition(|(name, _)| is_of(name, &wanted));
+        let charged_ns: u64 = own.iter().map(|(_, ns)| *ns).sum();
         score.touched += 1;
         score.injected_ns += truth_ns;
         score.charged_ns += charged_ns;
@@ -314,7 +418,7 @@ fn score_of(
         let excess_ns = one.latency_ns().saturating_sub(median_ns);
         if truth_ns * 2 > excess_ns {
             score.dominant += 1;
-            score.named += usize::from(charges.first().is_some_and(|(name, _)| *name == wanted));
+            score.named += usize::from(others.iter().all(|(_, ns)| *ns <= charged_ns));
         }
     }
     score

@@ -1,6 +1,7 @@
 //! The service that is hurt: one thread that answers lines of text, each of which says how much
-//! work it is, or that its file is to be read, or that the answer goes out in two pieces; and a
-//! second thread that holds its lock when it is told to.
+//! work it is, or that its file is to be read, or that it is to spin and say what kept it from
+//! that, or that the answer goes out in two pieces; and a second thread that holds its lock when
+//! it is told to.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -92,10 +93,7 @@ impl Client {
         while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.line.drain(..=end).collect();
             match &line[..] {
-                READ => {
-                    let waited_ns = index.read();
-                    self.stream.write_all(format!("{waited_ns:020}\n").as_bytes())?;
-                }
+                READ => self.waited(index.read())?,
                 PIECES => {
                     self.stream.set_nodelay(false)?;
                     self.stream.write_all(b"do")?;
@@ -103,7 +101,12 @@ impl Client {
                 }
                 line => {
                     let text = std::str::from_utf8(line).map_err(io::Error::other)?;
-                    let us = text.trim().parse().map_err(io::Error::other)?;
+                    let us = |text: &str| text.trim().parse::<u64>().map_err(io::Error::other);
+                    if let Some(text) = text.strip_prefix(SPIN) {
+                        self.waited(spin(us(text)?))?;
+                        continue;
+                    }
+                    let us = us(text)?;
                     let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
                     work(us);
                     drop(guard);
@@ -113,11 +116,18 @@ impl Client {
         }
         Ok(())
     }
+
+    fn waited(&mut self, ns: u64) -> io::Result<()> {
+        self.stream.write_all(format!("{ns:020}\n").as_bytes())
+    }
 }
 
 /// Asks for the index to be read; the answer is how long that took beyond its work.
 pub const READ: &[u8] = b"read\n";
-pub const READ_ANSWER: usize = 21;
+/// Asks for so many microseconds of spinning; the answer is what kept the service from it.
+pub const SPIN: &str = "spin ";
+/// So long is an answer to these.
+pub const WAITED: usize = 21;
 /// Asks for an answer in two pieces, of which Nagle's algorithm holds the second.
 pub const PIECES: &[u8] = b"pieces\n";
 
@@ -154,6 +164,24 @@ impl Index {
         assert_eq!(sum, (INDEX_BYTES / 4096) as u64, "as it was written");
         (monotonic_ns() - from_ns).saturating_sub(own_cpu_ns() - cpu_ns)
     }
+}
+
+/// Of a loop that looks at the clock, a turn takes less.
+const GAP_NS: u64 = 2_000;
+
+/// Spins until a time, and says for how long it did not: by its own clock, so whoever kept it from
+/// that has no part in what is said.
+fn spin(us: u64) -> u64 {
+    let mut last_ns = monotonic_ns();
+    let (until_ns, mut kept_ns) = (last_ns + us * 1_000, 0);
+    while last_ns < until_ns {
+        let now_ns = monotonic_ns();
+        if now_ns - last_ns >= GAP_NS {
+            kept_ns += now_ns - last_ns;
+        }
+        last_ns = now_ns;
+    }
+    kept_ns
 }
 
 /// Uses so much of a CPU, however long that takes.

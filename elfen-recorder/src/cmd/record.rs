@@ -11,7 +11,7 @@ use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
-use elfen_tailor::tale::{Gap, Lent, Named, Writer};
+use elfen_tailor::tale::{Function, Gap, Lent, Named, Writer};
 
 use super::target::{Target, who};
 use crate::recorder::{LOOK_EVERY, Recorder, Sink};
@@ -54,6 +54,10 @@ impl Sink for Writer<BufWriter<File>> {
 
     fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
         Self::names(self, names, processes)
+    }
+
+    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
+        Self::functions(self, &found)
     }
 
     fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {

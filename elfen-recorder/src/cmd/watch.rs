@@ -14,7 +14,7 @@ use elfen_tailor::account::{Account, charges};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::rank::Slow;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::tale::{Gap, Head, Lent, Named, Tale};
+use elfen_tailor::tale::{Function, Gap, Head, Lent, Named, Tale};
 use serde::Serialize;
 
 use super::report::slow;
@@ -80,6 +80,11 @@ impl Sink for Window {
 
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
         self.tale.mark(lane, marks);
+        Ok(())
+    }
+
+    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
+        self.tale.learn(found);
         Ok(())
     }
 

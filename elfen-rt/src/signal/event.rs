@@ -65,9 +65,16 @@ pub enum Kind {
         since_ns: u64,
         what: Stall,
     },
-    /// It touched memory that has to be seen to first.
+    /// It touched memory then that had to be seen to first, and now was.
     Fault {
+        since_ns: u64,
         address: u64,
+    },
+    /// It goes on after it slept for a disk, in these functions of the kernel: the lower halves of
+    /// their addresses, the innermost first. The second part goes on where the first one ends.
+    Blocked {
+        second: bool,
+        frames: [u32; 4],
     },
 }
 
@@ -159,6 +166,7 @@ const CONTENTION: u64 = 11;
 const RECLAIM: u64 = 12;
 const COMPACTION: u64 = 13;
 const FAULT: u64 = 14;
+const BLOCKED: u64 = 15;
 
 const NO_CALL: u16 = 0xffff;
 
@@ -218,7 +226,11 @@ impl Event {
             }
             RECLAIM => Kind::Stall { since_ns: a, what: Stall::Reclaim },
             COMPACTION => Kind::Stall { since_ns: a, what: Stall::Compaction },
-            FAULT => Kind::Fault { address: a },
+            FAULT => Kind::Fault { since_ns: a, address: b },
+            BLOCKED => {
+                let frames = [low(a), high(a), low(b), high(b)];
+                Kind::Blocked { second: flag, frames }
+            }
             RUNTIME => {
                 let [number, ..] = word.to_le_bytes();
                 let step = Runtime::of(number, sixteen(a, b))?;
@@ -263,7 +275,10 @@ impl Event {
                 Stall::Reclaim => (RECLAIM, 0, since_ns, 0),
                 Stall::Compaction => (COMPACTION, 0, since_ns, 0),
             },
-            Kind::Fault { address } => (FAULT, 0, address, 0),
+            Kind::Fault { since_ns, address } => (FAULT, 0, since_ns, address),
+            Kind::Blocked { second, frames: [a, b, c, d] } => {
+                (BLOCKED, u64::from(second), pair(b, a), pair(d, c))
+            }
         };
         [self.at_ns, a, b, u64::from(self.thread) << 32 | 1 << 16 | kind << 8 | flags]
     }
@@ -314,7 +329,8 @@ mod tests {
             Kind::Stall { since_ns, what: Stall::Contention(0x21) },
             Kind::Stall { since_ns, what: Stall::Reclaim },
             Kind::Stall { since_ns, what: Stall::Compaction },
-            Kind::Fault { address: 0x7f00_0000_1000 },
+            Kind::Fault { since_ns, address: 0x7f00_0000_1000 },
+            Kind::Blocked { second: true, frames: [1, 2, u32::MAX, 4] },
         ];
         for kind in kinds {
             let event = Event { at_ns: 1 << 60, thread: 4_000_000_000, kind };

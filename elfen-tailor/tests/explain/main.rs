@@ -10,7 +10,8 @@ use elfen_rt::signal::event::{Event, Kind as What, STATE_STOPPED, Stall, Switch}
 use elfen_tailor::account::Account;
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::{Nothing, report};
-use elfen_tailor::tale::{FULL, Gap};
+use elfen_tailor::segment::words;
+use elfen_tailor::tale::{FULL, Function, Gap};
 use proptest::prelude::*;
 use story::{EPOLL, FSYNC, FUTEX, HOG, MS, SERVICE, Story, WORKER};
 
@@ -148,21 +149,24 @@ fn waits_of_the_kernel_itself() {
     story.tale.head.detail = FULL.to_owned();
     story.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
     let stall = |since_ns, what| What::Stall { since_ns, what };
-    story.event(0, 2_000, SERVICE, What::Fault { address: 1 << 12 });
     story.event(0, 5_000, SERVICE, stall(4_000, Stall::Compaction));
     story.event(0, 6_000, SERVICE, stall(3_000, Stall::Contention(32 | 1)));
     story.event(0, 7_000, WORKER, stall(1_000, Stall::Contention(1)));
     story.event(0, 9_000, SERVICE, stall(2_000, Stall::Reclaim));
+    story.event(0, 9_400, SERVICE, What::Fault { since_ns: 1_900, address: 1 << 12 });
+    story.event(0, 9_900, SERVICE, What::Fault { since_ns: 9_500, address: 2 << 12 });
     story.switch(10_000, SERVICE, Some(FSYNC), 0);
     story.wake(40_000, SERVICE, 0, 0).switch(40_000, 0, None, SERVICE);
     story.event(0, 40_100, SERVICE, stall(20_000, Stall::Contention(2)));
     story.answer(50_000, 1);
     let expected = [
-        ("work", 1_000),
+        ("work", 900),
+        ("fault", 100),
         ("reclaim", 2_000),
         ("compaction", 1_000),
         ("reclaim", 4_000),
-        ("work", 1_000),
+        ("fault", 400),
+        ("work", 600),
         ("io:fsync", 10_000),
         ("contention:rwsem", 20_000),
         ("contention:rwsem", 100),
@@ -170,9 +174,53 @@ fn waits_of_the_kernel_itself() {
     ];
     assert_eq!(story.last(), named(&expected));
     let told = report(&story.tale, Slow::AboveNs(1), 1, &[]).unwrap();
-    assert_eq!(told.faults.map(|faults| faults.tail.round()), Some(1.0));
-    assert!(told.text().contains("page faults of a request: 1.0 in the tail"), "{}", told.text());
+    assert_eq!(told.faults.map(|faults| faults.tail.round()), Some(2.0));
+    assert!(told.text().contains("page faults of a request: 2.0 in the tail"), "{}", told.text());
     assert!(told.causes.iter().any(|cause| cause.row.cause == "contention:rwsem"));
+}
+
+/// Goal: a wait for a disk says in what the kernel waited, as far as that is known. Method: two
+/// reads of one request, whose stacks begin as all do, and a fault whose functions have no names.
+#[test]
+fn what_the_kernel_waited_in() {
+    const PREAD: u16 = 17;
+    let mut story = Story::new();
+    let names = [(1, "io_schedule"), (2, "folio_wait_bit_common"), (3, "filemap_read"), (4, "cc")];
+    let of = |(address, name): (u32, &str)| Function { address, name: name.to_owned() };
+    story.tale.learn(names.map(of).into());
+    story.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
+    let mut sleeps = |from_ns: u64, call: Option<u16>, stacks: &[(bool, [u32; 4])]| {
+        let (previous, process, preempted, iowait, state) = (SERVICE, SERVICE, false, true, 1);
+        let stolen_ns = 0;
+        let switch = Switch { previous, process, preempted, iowait, state, call, stolen_ns };
+        story.event(0, from_ns, 0, What::Switch(switch)).wake(from_ns + 900, SERVICE, 0, 0);
+        for &(second, frames) in stacks {
+            story.event(0, from_ns + 1_000, SERVICE, What::Blocked { second, frames });
+        }
+        story.switch(from_ns + 1_000, 0, None, SERVICE);
+    };
+    sleeps(2_000, Some(PREAD), &[(false, [1, 2, 3, 4]), (true, [4, 4, 0, 0])]);
+    sleeps(4_000, Some(PREAD), &[(false, [1, 1, 2, 2]), (true, [4, 3, 0, 0])]);
+    sleeps(6_000, None, &[(false, [9, 8, 7, 6]), (true, [0; 4])]);
+    story.answer(8_000, 1);
+    let expected = [
+        ("work", 1_000),
+        ("io:pread64/filemap_read", 900),
+        ("wake", 100),
+        ("work", 1_000),
+        ("io:pread64/cc", 900),
+        ("wake", 100),
+        ("work", 1_000),
+        ("io:page-fault", 900),
+        ("wake", 100),
+        ("work", 1_000),
+    ];
+    assert_eq!(story.last(), named(&expected));
+    let all = |without: &str| report(&story.tale, Slow::AboveNs(1), 1, &[without.to_owned()]);
+    assert!(["io", "io:pread64", "io:pread64/cc"].iter().all(|name| all(name).is_ok()));
+    assert!(all("io:pread").is_err(), "no part of a name");
+    let told = words("io:pread64/filemap_read");
+    assert_eq!(told, "the service waited for storage in pread64 (the kernel: filemap_read)");
 }
 
 /// Requests over a gap are out of the account, and counted.
@@ -288,6 +336,8 @@ fn events() -> impl Strategy<Value = Vec<(usize, Event)>> {
         (0..3_000_u64).prop_map(|since_ns| What::Softirq { since_ns, vector: 3 }),
         (0..3_000_u64, prop_oneof![Just(Stall::Contention(1)), Just(Stall::Reclaim)])
             .prop_map(|(since_ns, what)| What::Stall { since_ns, what }),
+        (0..3_000_u64).prop_map(|since_ns| What::Fault { since_ns, address: 0 }),
+        any::<bool>().prop_map(|second| What::Blocked { second, frames: [0, 1, 2, 3] }),
     ];
     let event = (0..2_usize, time, thread(), what)
         .prop_map(|(cpu, at_ns, thread, kind)| (cpu, Event { at_ns, thread, kind }));

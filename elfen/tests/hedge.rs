@@ -389,7 +389,7 @@ fn what_clients_may_send() {
         line.split(' ').nth(1).and_then(|code| code.parse::<u16>().ok())
     };
     assert_eq!(code(b"GET /length/0/a HTTP/1.0\r\n\r\n"), Some(200));
-    assert_eq!(code(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), Some(400));
+    assert_eq!(code(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), Some(505), "HTTP/2");
     assert_eq!(code(b"CONNECT a:80 HTTP/1.1\r\n\r\n"), Some(501));
     let both = b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n";
     assert_eq!(code(both), Some(400));
@@ -446,6 +446,8 @@ fn benchmarked(words: &[&str]) -> Option<Vec<Value>> {
 fn the_benchmark_ends_with_figures_of_each_policy() {
     let policies = benchmarked(&["--pauses", "2"]).expect("it lacks nothing");
     assert!(policies.iter().all(|one| one["restart_p99_us"].is_null()), "{policies:?}");
+    let foreseen = |one: &Value| one["simulated_p99_us"].as_f64() > Some(500.0);
+    assert!(policies.iter().all(foreseen), "{policies:?}");
     let words = ["bench", "hedge", "--alone", "--rounds", "1", "--for", "200ms", "--json"];
     let alone = elfen(&words).output().unwrap();
     let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");

@@ -31,7 +31,15 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ),
     (
         "experiments",
-        &["elfen-shim", "elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"],
+        &[
+            "elfen-shim",
+            "elfen-tailor",
+            "elfen-host",
+            "elfen-console",
+            "elfen-instrument",
+            "kernel",
+            "elfen-rt",
+        ],
     ),
     ("elfen-shim", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
     ("elfen-recorder", &["elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),

@@ -6,6 +6,7 @@
 
 pub(crate) mod alone;
 pub(crate) mod jvm;
+mod simulated;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -57,6 +58,9 @@ pub(crate) struct Fared {
     pub(crate) max_us: f64,
     pub(crate) duplicates: u64,
     pub(crate) won_by_backup: u64,
+    /// What the simulator foresees for the same requests and pauses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) simulated_p99_us: Option<f64>,
     /// Of the first second in which a server serves that was started anew, if one was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) restart_p99_us: Option<f64>,
@@ -66,6 +70,7 @@ pub(crate) struct Fared {
 #[derive(Clone, Debug, Default)]
 struct Turns {
     latencies_us: Vec<f64>,
+    simulated_us: Vec<f64>,
     done: Done,
 }
 
@@ -85,6 +90,7 @@ impl Turns {
         let [p50_us, p99_us, p999_us, max_us] =
             [500, 990, 999, 1000].map(|at| quantile(&mut self.latencies_us, at).unwrap_or(0.0));
         let Done { requests, duplicates, won_by_backup, .. } = self.done;
+        let simulated_p99_us = quantile(&mut self.simulated_us, 990);
         let restart_p99_us = quantile(&mut restarts_us, 990);
         Fared {
             policy,
@@ -95,6 +101,7 @@ impl Turns {
             max_us,
             duplicates,
             won_by_backup,
+            simulated_p99_us,
             restart_p99_us,
         }
     }
@@ -161,8 +168,12 @@ pub(crate) fn measure(plan: &Plan) -> io::Result<Vec<Fared>> {
     for round in 0..plan.rounds {
         for (turns, policy) in all.iter_mut().zip(policies()) {
             // Requests and pauses of a round are the same for all.
-            let (asked, done) = one(plan, policy, round as u64)?;
+            let Turn { asked, pauses, done } = one(plan, policy, round as u64)?;
             turns.add(&asked, done)?;
+            let asked: Vec<(Duration, f64)> =
+                asked.iter().map(|asked| (asked.due, asked.took_us)).collect();
+            let simulated = simulated::latencies_us(policy, &asked, WORK_US, &pauses)?;
+            turns.simulated_us.extend(simulated);
         }
     }
     let fared = |(turns, policy): (Turns, &&'static str)| turns.fared(policy, Vec::new());
@@ -194,29 +205,41 @@ impl Proxy {
     }
 }
 
-fn one(plan: &Plan, policy: &str, seed: u64) -> io::Result<(Vec<Asked>, Done)> {
+/// One policy's, once.
+struct Turn {
+    asked: Vec<Asked>,
+    /// From when to when the first server was stopped, as requests count time.
+    pauses: Vec<(Duration, Duration)>,
+    done: Done,
+}
+
+fn one(plan: &Plan, policy: &str, seed: u64) -> io::Result<Turn> {
     let (first, to) = server("first")?;
     let (_second, backup) = server("second")?;
     let proxy = Proxy::start(policy, &to, &backup)?;
-    let asked = std::thread::scope(|scope| {
-        let pauses = scope.spawn(|| pause(plan, &first));
-        let due = due(plan, seed)?;
-        let asked = load(&Load { due: &due, at: &proxy.at, began: Instant::now() }, &|| true, &ask);
-        pauses.join().map_err(|_| io::Error::other("the pauses failed"))??;
-        asked
+    let due = due(plan, seed)?;
+    let (asked, pauses) = std::thread::scope(|scope| -> io::Result<_> {
+        let began = Instant::now();
+        let pauses = scope.spawn(move || pause(plan, &first, began));
+        let asked = load(&Load { due: &due, at: &proxy.at, began }, &|| true, &ask);
+        let pauses = pauses.join().map_err(|_| io::Error::other("the pauses failed"))??;
+        Ok((asked?, pauses))
     })?;
-    Ok((asked, proxy.end()?))
+    Ok(Turn { asked, pauses, done: proxy.end()? })
 }
 
-fn pause(plan: &Plan, server: &Ours) -> io::Result<()> {
+fn pause(plan: &Plan, server: &Ours, began: Instant) -> io::Result<Vec<(Duration, Duration)>> {
     let every = plan.time / (plan.pauses + 1);
+    let mut all = Vec::new();
     for _ in 0..plan.pauses {
         std::thread::sleep(every.saturating_sub(plan.pause));
         server.signal(Signal::SIGSTOP)?;
+        let from = began.elapsed();
         std::thread::sleep(plan.pause);
         server.signal(Signal::SIGCONT)?;
+        all.push((from, began.elapsed()));
     }
-    Ok(())
+    Ok(all)
 }
 
 /// When requests are to be sent.

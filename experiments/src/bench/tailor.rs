@@ -5,6 +5,8 @@
 //! two detached ones beside it. The reader sleeps meanwhile: its own cost is measured apart, as its
 //! CPU time for each event that it took.
 
+pub(crate) mod served;
+
 use std::hint::black_box;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -22,7 +22,7 @@ pub(super) fn of_thread(process: u32, thread: u32) -> Option<u64> {
 }
 
 /// All threads of a process, in nanoseconds; without those that are gone.
-pub(super) fn of_process(process: u32) -> u64 {
+pub(crate) fn of_process(process: u32) -> u64 {
     threads_of(process).into_iter().filter_map(|thread| of_thread(process, thread)).sum()
 }
 

@@ -2,27 +2,47 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use elfen_console::failure::{Failure, Status};
+use elfen_console::{duration, output, table};
 use elfen_host::affinity;
 use elfen_kernel::events;
 use serde::Serialize;
 
 use super::rows::{print, row};
 use crate::bench::distribution::Distribution;
+use crate::bench::tailor::served::{CpuPerRequest, Served, Service};
 use crate::bench::tailor::{self, Costs, Error};
 
 const EXAMPLE: &str = "\
-Example:
-  sudo elfen bench tailor     with and without its programs, by turns";
+Examples:
+  sudo elfen bench tailor                    with and without its programs
+  sudo elfen bench tailor --service search   CPU of a request of a service
+                                             that is under load";
 
 /// Measure what recording for `elfen tailor` costs
 ///
 /// A hand-over between two threads through pipes, and a request between two threads over loopback,
-/// alternating with nothing attached; and what the reader takes for an event.
+/// alternating with nothing attached; and what the reader takes for an event. With --service, the
+/// CPU time of a request of a service that publishes them and is under load, recorded and not.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
+    /// The name under which a service publishes its requests
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+
+    /// How often each detail is held against nothing
+    #[arg(long, value_name = "N", default_value_t = 20, requires = "service",
+        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
+    pairs: usize,
+
+    /// How long each time
+    #[arg(long = "for", value_name = "TIME", default_value = "1s", requires = "service",
+        value_parser = duration::parse)]
+    time: Duration,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -40,6 +60,9 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if let Some(name) = &args.service {
+        return served(args, name, out);
+    }
     let cpu = affinity::allowed().ok().and_then(|cpus| cpus.iter().next()).unwrap_or(0);
     let costs = tailor::measure(cpu).map_err(|error| failure(&error))?;
     let Costs { pipe, pipe_added, request, request_added, request_added_full, reader } = costs;
@@ -61,6 +84,40 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         reader_ns_an_event: reader,
     };
     print(out, args.json, &report, &rows)
+}
+
+fn served(args: &Args, name: &str, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let service = Service::find(name).map_err(|error| {
+        let fix = "start it first; `elfen top` lists those there are";
+        Failure::new(Status::Failed, "looking for the service", error, fix)
+    })?;
+    let measured = service.measure(args.pairs, args.time).map_err(|error| failure(&error))?;
+    output::print(out, args.json, &measured, || text(&measured))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(served: &Served) -> String {
+    let row = |what: &str, cost: &CpuPerRequest| {
+        let us = |ns: f64| format!("{:.1} us", ns / 1e3);
+        let more = |ratio: f64| format!("{:+.2} %", (ratio - 1.0) * 100.0);
+        let interval = cost.ratio_ci95.map_or_else(
+            || "-".to_owned(),
+            |[low, high]| format!("{} to {}", more(low), more(high)),
+        );
+        vec![
+            what.to_owned(),
+            us(cost.off_ns),
+            us(cost.on_ns),
+            more(cost.ratio),
+            interval,
+            cost.pairs.to_string(),
+            format!("{:.0}", cost.events_a_second),
+        ]
+    };
+    let rows = [row("sched", &served.sched), row("full", &served.full)];
+    let heading = ["detail", "CPU of a request", "recorded", "more", "95 %", "pairs", "events/s"];
+    let table = table::lines(&heading, &rows);
+    format!("{:.0} requests a second\n{table}", served.requests_a_second)
 }
 
 fn failure(error: &Error) -> Failure {

@@ -1,0 +1,169 @@
+//! What recording costs a service that is under load: its CPU time for each request that it
+//! finished, by the scheduler's account and its own count.
+//!
+//! Windows with and without programs take turns, and each with them is held against the two beside
+//! it. While they are attached, events are taken as `elfen tailor record` takes them.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::time::{Duration, Instant};
+
+use elfen_console::duration::number;
+use elfen_host::affinity;
+use elfen_kernel::events::{Detail, Events, Watched};
+use elfen_rt::process::Liveness;
+use elfen_rt::signal::event::Words;
+use elfen_rt::signal::service::{OpenError, ServiceReader, Writer};
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Error;
+use crate::live::summary::{Figure, figure};
+use crate::live::usage;
+
+/// As `elfen tailor` looks at its rings.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const RING: u32 = 16_384;
+
+/// CPU time of a request, in nanoseconds, and what it is of that without.
+#[derive(Clone, PartialEq, Debug, serde::Serialize)]
+pub(crate) struct CpuPerRequest {
+    pub(crate) off_ns: f64,
+    pub(crate) on_ns: f64,
+    pub(crate) pairs: usize,
+    pub(crate) ratio: f64,
+    pub(crate) ratio_ci95: Option<[f64; 2]>,
+    /// Events of a second while it was recorded.
+    pub(crate) events_a_second: f64,
+}
+
+#[derive(Clone, PartialEq, Debug, serde::Serialize)]
+pub(crate) struct Served {
+    pub(crate) requests_a_second: f64,
+    pub(crate) sched: CpuPerRequest,
+    pub(crate) full: CpuPerRequest,
+}
+
+/// A service that publishes its requests.
+#[derive(Debug)]
+pub(crate) struct Service {
+    page: ServiceReader,
+    processes: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    cpu_ns: u64,
+    requests: u64,
+    events: u64,
+}
+
+impl Window {
+    fn ns_a_request(self) -> f64 {
+        number(self.cpu_ns) / number(self.requests.max(1))
+    }
+}
+
+impl Service {
+    pub(crate) fn find(name: &str) -> Result<Self, OpenError> {
+        let page = match ServiceReader::open(name) {
+            Err(OpenError::Foreign(user)) => ServiceReader::open_of(name, Some(user))?,
+            opened => opened?,
+        };
+        let writer = |lane| match page.writer(lane) {
+            Writer::Process(of, Liveness::Alive) => Some(of.pid().unsigned_abs()),
+            _ => None,
+        };
+        let processes: BTreeSet<u32> = (0..page.lanes()).filter_map(writer).collect();
+        Ok(Self { page, processes: processes.into_iter().collect() })
+    }
+
+    fn so_far(&self) -> Window {
+        let slots = (0..self.page.lanes()).filter_map(|lane| self.page.slot(lane));
+        Window {
+            cpu_ns: self.processes.iter().map(|process| usage::of_process(*process)).sum(),
+            // Relaxed: a count, by which nothing else is read.
+            requests: slots.map(|slot| slot.finished_requests.load(Relaxed)).sum(),
+            events: 0,
+        }
+    }
+
+    fn window(&self, time: Duration, events: Option<&mut Events>) -> Window {
+        let (before, began) = (self.so_far(), Instant::now());
+        let (mut words, mut taken, mut events): (Vec<Words>, u64, _) = (Vec::new(), 0, events);
+        while let Some(left) = time.checked_sub(began.elapsed()) {
+            std::thread::sleep(left.min(LOOK_EVERY));
+            let Some(events) = &mut events else { continue };
+            for cpu in 0..events.cpus() {
+                words.clear();
+                events.read(cpu, &mut words);
+                taken += words.len() as u64;
+            }
+        }
+        let after = self.so_far();
+        Window {
+            cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
+            requests: after.requests.saturating_sub(before.requests),
+            events: taken,
+        }
+    }
+
+    /// So many pairs for each detail, each window so long.
+    pub(crate) fn measure(&self, pairs: usize, time: Duration) -> Result<Served, Error> {
+        let watched = Watched {
+            port: 0,
+            processes: self.processes.clone(),
+            cpus: affinity::allowed()?.iter().collect(),
+        };
+        let details = [Detail::Sched, Detail::Full];
+        let mut all: [Vec<(f64, Window)>; 2] = [Vec::new(), Vec::new()];
+        let mut off = vec![self.window(time, None)];
+        for _ in 0..pairs {
+            for (detail, seen) in details.into_iter().zip(&mut all) {
+                let mut events = Events::attach(detail, RING, &watched)?;
+                let on = self.window(time, Some(&mut events));
+                drop(events);
+                let before = off.last().copied().unwrap_or_default();
+                let after = self.window(time, None);
+                off.push(after);
+                let beside = f64::midpoint(before.ns_a_request(), after.ns_a_request());
+                seen.push((beside, on));
+            }
+        }
+        let requests: u64 = off.iter().map(|window| window.requests).sum();
+        if off.iter().any(|window| window.requests == 0) {
+            return Err(Error::Io(io::Error::other("it finished no request: put it under load")));
+        }
+        let [sched, full] = all.map(|seen| cost(&seen, time));
+        let requests_a_second = number(requests) / (time.as_secs_f64() * number(off.len() as u64));
+        Ok(Served { requests_a_second, sched, full })
+    }
+}
+
+fn cost(seen: &[(f64, Window)], time: Duration) -> CpuPerRequest {
+    let median = |values: Vec<f64>| figure(&values).median;
+    let ratios: Vec<f64> = seen.iter().map(|(off_ns, on)| on.ns_a_request() / off_ns).collect();
+    let Figure { median: ratio, ci95: ratio_ci95 } = figure(&ratios);
+    let events = seen.iter().map(|(_, on)| number(on.events) / time.as_secs_f64());
+    CpuPerRequest {
+        off_ns: median(seen.iter().map(|(off_ns, _)| *off_ns).collect()),
+        on_ns: median(seen.iter().map(|(_, on)| on.ns_a_request()).collect()),
+        pairs: seen.len(),
+        ratio,
+        ratio_ci95,
+        events_a_second: median(events.collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_with_programs_is_held_against_those_beside_it() {
+        let window = |cpu_ns| Window { cpu_ns, requests: 10, events: 50 };
+        let seen = [(100.0, window(1_010)), (200.0, window(2_040)), (100.0, window(1_030))];
+        let cost = cost(&seen, Duration::from_millis(500));
+        assert!((cost.ratio - 1.02).abs() < 1e-9 && cost.pairs == 3, "{cost:?}");
+        assert_eq!((cost.off_ns, cost.on_ns, cost.events_a_second), (100.0, 103.0, 100.0));
+    }
+}

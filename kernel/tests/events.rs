@@ -3,6 +3,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use elfen_kernel::events::{Detail, Error, Events, Watched};
@@ -83,6 +85,66 @@ fn a_request_leaves_its_events() {
     let slept = |e: &Event| matches!(e.kind, Kind::Switch(s) if s.call == receives);
     assert!(found.iter().any(slept), "in a system call that the switch names");
     assert!(events.missed().is_none_or(|missed| missed.from_ns < missed.to_ns));
+}
+
+/// Goal: in a storm of switches that no reader keeps up with, each event is read or counted as
+/// lost, and what was lost lies between what was read before and after. Method: threads that hand
+/// a byte to each other on every CPU, rings of 64 KiB, and a reader that looks every 20 ms.
+#[test]
+fn a_storm_is_read_or_counted() {
+    const RING: u32 = 64 * 1024 / 32;
+    let Some(mut events) = attach(Detail::Sched, RING, 0) else { return };
+    let (ends, mut threads) = (Arc::new(AtomicBool::new(false)), Vec::new());
+    for cpu in core_affinity::get_core_ids().unwrap() {
+        let (mut from, mut to) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let until = Arc::clone(&ends);
+        threads.push(std::thread::spawn(move || {
+            assert!(core_affinity::set_for_current(cpu));
+            while !until.load(Relaxed) {
+                to.1.write_all(&[1]).unwrap();
+                from.0.read_exact(&mut [0]).unwrap();
+            }
+        }));
+        threads.push(std::thread::spawn(move || {
+            assert!(core_affinity::set_for_current(cpu));
+            // The other one ends first, and its pipe with it.
+            while to.0.read_exact(&mut [0]).and_then(|()| from.1.write_all(&[1])).is_ok() {}
+        }));
+    }
+    let cpus = events.cpus();
+    let mut last_ns = vec![monotonic_ns(); cpus as usize];
+    let (mut sums, began) = ((0, 0), Instant::now());
+    let mut look = |events: &mut Events, sums: &mut (u64, u64)| {
+        for cpu in 0..cpus {
+            let (mut words, last_ns): (Vec<Words>, _) = (Vec::new(), &mut last_ns[cpu as usize]);
+            if let Some(lost) = events.read(cpu, &mut words) {
+                sums.1 += lost.count;
+                // A nested writer has the earlier place and the later time.
+                assert!(lost.from_ns <= lost.to_ns && lost.from_ns <= *last_ns, "{lost:?}");
+                assert!(words.iter().all(|words| lost.to_ns <= words[0]), "{lost:?}");
+            }
+            sums.0 += words.len() as u64;
+            *last_ns = words.last().map_or(*last_ns, |words| words[0].max(*last_ns));
+        }
+    };
+    // With a CPU to itself a storm has such an amount in two seconds.
+    let patience = Instant::now() + Duration::from_secs(60);
+    while sums.0 + sums.1 < 1_000_000 && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(20));
+        look(&mut events, &mut sums);
+    }
+    let a_second = (sums.0 + sums.1) as f64 / began.elapsed().as_secs_f64();
+    writeln!(io::stderr(), "a storm of {a_second:.0} events a second: {sums:?} read and lost")
+        .unwrap();
+    ends.store(true, Relaxed);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    events.watch(&Watched::default()).unwrap();
+    let written = |events: &Events| (0..cpus).map(|cpu| events.written(cpu)).sum::<u64>();
+    while sums.0 + sums.1 != written(&events) {
+        assert!(Instant::now() < patience, "{sums:?} of {}", written(&events));
+        look(&mut events, &mut sums);
+    }
+    assert!(sums.0 >= u64::from(RING) && sums.1 > sums.0 / 100, "{sums:?}: no storm");
 }
 
 /// Every event is read, or counted as lost: with a ring of 16, while this thread switches all the

@@ -18,6 +18,9 @@ pub(super) struct Refusal(pub u16, pub &'static str);
 pub(super) const BAD: Refusal = Refusal(400, "Bad Request");
 pub(super) const TOO_LONG: Refusal = Refusal(431, "Request Header Fields Too Large");
 pub(super) const TOO_LARGE: Refusal = Refusal(413, "Content Too Large");
+const OTHER_VERSION: Refusal = Refusal(505, "HTTP/2 Not Supported: Use HTTP/1.1");
+/// How every connection of HTTP/2 begins whose client has not asked first.
+const SECOND_VERSION: &[u8] = b"PRI * HTTP/2.0\r\n";
 const NOT_IMPLEMENTED: Refusal = Refusal(501, "Not Implemented");
 pub(super) const NO_SERVER: Refusal = Refusal(502, "Bad Gateway");
 pub(super) const TOO_LATE: Refusal = Refusal(504, "Gateway Timeout");
@@ -106,6 +109,9 @@ fn write(out: &mut Vec<u8>, headers: &[Header<'_>]) {
 
 /// Reads a whole head.
 pub(super) fn request(bytes: &[u8]) -> Result<RequestHead, Refusal> {
+    if bytes.starts_with(SECOND_VERSION) {
+        return Err(OTHER_VERSION);
+    }
     let mut fields = [EMPTY_HEADER; MOST_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(bytes) {
@@ -204,7 +210,7 @@ mod tests {
         assert_eq!(refused("Upgrade: websocket"), Err(NOT_IMPLEMENTED));
         assert_eq!(refused("Content-Length: 1\r\nContent-Length: 1"), Ok(Body::Length(1)));
         assert_eq!(refused(&"a: b\r\n".repeat(200)), Err(TOO_LONG));
-        assert_eq!(request(b"PRI * HTTP/2.0\r\n\r\n"), Err(BAD));
+        assert_eq!(request(b"PRI * HTTP/2.0\r\n\r\n"), Err(OTHER_VERSION));
     }
 
     #[test]

@@ -40,7 +40,18 @@ pub enum Detail {
 }
 
 /// A program, its tracepoint, the Linux that it came with, and who wants it.
+#[derive(Clone, Copy)]
 struct Program(&'static str, &'static str, &'static str, Detail);
+
+impl Program {
+    fn needs(self) -> Needs {
+        match (self.3, self.1) {
+            (Detail::Full, _) => Needs::Full,
+            (Detail::Sched, name) if name.starts_with("sched_") => Needs::Sched,
+            (Detail::Sched, _) => Needs::Sockets,
+        }
+    }
+}
 
 const PROGRAMS: [Program; 18] = [
     Program("elfen_ev_switch", "sched_switch", "5.18", Detail::Sched),
@@ -74,14 +85,7 @@ pub enum Needs {
 
 /// All tracepoints that are attached to.
 pub fn tracepoints() -> impl Iterator<Item = (&'static str, Needs)> {
-    PROGRAMS.into_iter().map(|Program(_, tracepoint, _, detail)| {
-        let needs = match (detail, tracepoint) {
-            (Detail::Full, _) => Needs::Full,
-            (Detail::Sched, name) if name.starts_with("sched_") => Needs::Sched,
-            (Detail::Sched, _) => Needs::Sockets,
-        };
-        (tracepoint, needs)
-    })
+    PROGRAMS.into_iter().map(|program| (program.1, program.needs()))
 }
 
 /// Told of each page fault that was seen to; in the place of a tracepoint where it is lacking.
@@ -111,7 +115,7 @@ const LEAST_NS: u64 = 2_000;
 /// Whose events are written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Watched {
-    /// Connections to this port.
+    /// Connections to this port; 0 for none.
     pub port: u16,
     /// Wake-ups of these processes.
     pub processes: Vec<u32>,
@@ -175,9 +179,14 @@ pub struct Events {
 
 impl Events {
     /// Attaches what `detail` asks for, with `events` in the ring of each CPU, a power of two.
+    /// Sockets are listened to if there is a port now: of a service that marks its requests they
+    /// tell nothing, and every packet would pay for it.
     pub fn attach(detail: Detail, events: u32, watched: &Watched) -> Result<Self, Error> {
         let mut all = Self::load(events, watched)?;
-        all.attach_to(PROGRAMS.into_iter().filter(|program| program.3 <= detail))?;
+        let is_asked = |program: &Program| {
+            program.3 <= detail && (program.needs() != Needs::Sockets || watched.port != 0)
+        };
+        all.attach_to(PROGRAMS.into_iter().filter(is_asked))?;
         if detail == Detail::Full {
             let (name, lacking) = FAULTED;
             match all.object.faults(name) {

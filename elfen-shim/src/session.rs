@@ -25,6 +25,9 @@ const LANES_MAX: usize = 3;
 /// Threads that are looked at where nobody says who runs.
 pub const THREADS_MAX: usize = 3;
 
+/// As an observer names itself.
+pub const OBSERVER: &str = "elfen-observer";
+
 /// Why a signal cannot be added.
 #[derive(Debug, thiserror::Error)]
 #[error("at most {WORDS_MAX} words are read at a time, and these are more")]
@@ -323,7 +326,7 @@ fn start_one<const BOTH: bool>(
     orders: Arc<Orders>,
 ) -> std::io::Result<JoinHandle<Recorder<BOTH>>> {
     let pool = Pool::new(how.memory, words.feeds.len(), how.keeps_last);
-    let thread = thread::Builder::new().name("elfen-observer".to_owned());
+    let thread = thread::Builder::new().name(OBSERVER.to_owned());
     thread.spawn(move || {
         let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, orders);
         let pinned = affinity::pin(how.from);

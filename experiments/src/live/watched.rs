@@ -8,13 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use elfen_host::process::threads_of;
+use elfen_shim::session::OBSERVER;
+
 use super::os::{Place, Rank};
 use super::plan::Job;
-use super::process::{Process, TO_END};
+use super::process::{Process, TO_START, wait_for};
 use super::programs::Programs;
 use super::scratch::Scratch;
 use super::service::Helpers;
-use super::{LiveError, Machine};
+use super::{LiveError, Machine, usage};
 
 /// Pairs whose service's words fit beside who runs: an observer reads eight words.
 const PAIRS_WITH_WORDS: usize = 3;
@@ -83,7 +86,7 @@ impl Watched {
         self.start(programs, scratch, None, TRY, file)?.finish().map(drop)
     }
 
-    /// One run, which lasts so long from now on.
+    /// One run, which lasts so long from when somebody looks.
     pub(super) fn record(
         &self,
         programs: &Programs,
@@ -92,8 +95,14 @@ impl Watched {
         page: Option<&str>,
         lasting: Duration,
     ) -> Result<Watching, LiveError> {
-        let page = page.filter(|_| self.with_words);
-        self.start(programs, scratch, page, lasting, self.folder.join(name_of(job)))
+        let (page, file) = (page.filter(|_| self.with_words), self.folder.join(name_of(job)));
+        let mut watching = self.start(programs, scratch, page, lasting, file)?;
+        // It may have to attach first, and has memory to write.
+        wait_for(&mut watching.process, TO_START, |process| {
+            let mut threads = threads_of(process.id()).into_iter();
+            threads.find(|&thread| usage::name_of(thread).as_deref() == Some(OBSERVER))
+        })?;
+        Ok(watching)
     }
 
     fn start(
@@ -114,9 +123,10 @@ impl Watched {
     fn options(&self, page: Option<&str>, lasting: Duration) -> Vec<String> {
         let on = self.on.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let lasting = format!("{}us", lasting.as_micros());
-        let mut words = ["shim", "--on", &on, "--from", &self.from.to_string(), "--for", &lasting]
-            .map(str::to_owned)
-            .to_vec();
+        // Of a run that is too long for its memory the end is kept.
+        let times = ["--for", &lasting, "--last", &lasting];
+        let lanes = ["shim", "--on", &on, "--from", &self.from.to_string()].map(str::to_owned);
+        let mut words = [&lanes[..], &times.map(str::to_owned)].concat();
         let of_service = page.into_iter().flat_map(|name| {
             ["running_request", "queue_len"].map(|word| format!("service:{name}.{word}"))
         });
@@ -130,7 +140,7 @@ impl Watched {
 impl Watching {
     /// Waits for the recording.
     pub(super) fn finish(self) -> Result<PathBuf, LiveError> {
-        self.process.finish(None, TO_END)?;
+        self.process.finish(None, TO_START)?;
         Ok(self.file)
     }
 }
@@ -205,7 +215,7 @@ mod tests {
     fn what_is_asked_of_elfen_shim() {
         let watched = choose(&[4, 5, 6], false, true).unwrap();
         let words = |page| watched.options(page, Duration::from_millis(1500)).join(" ");
-        let plain = "shim --on 0,1 --from 6 --for 1500000us --watch task";
+        let plain = "shim --on 0,1 --from 6 --for 1500000us --last 1500000us --watch task";
         assert_eq!(words(None), plain);
         let watched = " --watch service:web.running_request --watch service:web.queue_len";
         assert_eq!(words(Some("web")), plain.to_owned() + watched);

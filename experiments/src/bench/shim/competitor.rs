@@ -11,6 +11,7 @@ use std::time::Duration;
 use elfen_host::affinity;
 use elfen_shim::clock;
 use elfen_shim::recording::{Recording, State};
+use elfen_shim::session::OBSERVER;
 use serde::Serialize;
 
 use super::stage::{Error, Lanes, percent};
@@ -20,8 +21,6 @@ const PERIOD: &str = "1us";
 /// Of the run, between its first and last looks at the kernel's account.
 const BEFORE: Duration = Duration::from_millis(500);
 const BETWEEN: Duration = Duration::from_millis(2_000);
-/// As the observer names itself, cut as the kernel cuts it.
-const OBSERVER: &str = "elfen-observer";
 const LOOKS: u32 = 400;
 
 /// A run beside a competitor.

@@ -11,6 +11,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use super::beat::Heard;
 use super::keeper::{self, Duties, Keeper};
 use super::log::{Level, say};
+use super::reflex::Reflex;
 use crate::fence::status::Frozen;
 
 /// A keeper that ends sooner than this after it started is started again only then.
@@ -19,6 +20,8 @@ const LEAST_LIFE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Guarding {
     keeper: Option<Keeper>,
+    /// What freezes every fence when the keeper ends, whatever the daemon waits for then.
+    reflex: Option<Reflex>,
     /// Whether its guards are known to stand.
     stands: bool,
     /// Whether it has been silent for too long.
@@ -32,7 +35,15 @@ pub(super) struct Guarding {
 impl Guarding {
     pub(super) fn nobody() -> Self {
         let now = Instant::now();
-        Self { keeper: None, stands: false, hangs: false, began: now, minded: now, lost: 0 }
+        Self {
+            keeper: None,
+            reflex: None,
+            stands: false,
+            hangs: false,
+            began: now,
+            minded: now,
+            lost: 0,
+        }
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
@@ -63,7 +74,14 @@ impl Guarding {
     pub(super) fn start(&mut self, duties: &Duties<'_>) {
         self.began = Instant::now();
         match keeper::start(duties) {
-            Ok(keeper) => self.keeper = Some(keeper),
+            Ok(keeper) => {
+                let reflex = Reflex::at_the_end_of(keeper.pid, duties.folder);
+                let late = "when guards end, fences are frozen at the next round";
+                self.reflex = reflex
+                    .inspect_err(|error| say(Level::Warning, format_args!("{late}: {error}")))
+                    .ok();
+                self.keeper = Some(keeper);
+            }
             Err(error) => say(Level::Error, format_args!("no process for guards: {error}")),
         }
     }
@@ -75,6 +93,7 @@ impl Guarding {
         let ended = waitpid(keeper.pid, Some(WaitPidFlag::WNOHANG));
         if !matches!(ended, Ok(WaitStatus::StillAlive)) {
             freeze(Frozen::Unguarded);
+            self.reflex.take().into_iter().for_each(Reflex::await_end);
             (self.keeper, self.stands, self.hangs) = (None, false, false);
             self.lost += 1;
             say(Level::Error, format_args!("the guards' process has ended: {ended:?}"));
@@ -104,5 +123,6 @@ impl Guarding {
         // Its child; both calls can fail only if it is gone already.
         let _ended = kill(keeper.pid, Signal::SIGKILL);
         let _reaped = waitpid(keeper.pid, None);
+        self.reflex.take().into_iter().for_each(Reflex::await_end);
     }
 }

@@ -55,7 +55,8 @@ pub(super) fn start(duties: &Duties<'_>) -> io::Result<Keeper> {
     let (ready, to_us) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
     let parent = nix::unistd::getpid();
     // SAFETY: the only other thread that the daemon can have is the task map's visitor, which
-    // makes system calls alone: the child may go on as if it had started itself.
+    // makes system calls alone: the child may go on as if it had started itself. The reflex of
+    // an earlier keeper has ended with it.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
             let (ready, silence) = (File::from(ready), Silence::default());

@@ -16,6 +16,7 @@ mod held;
 mod keeper;
 mod lent;
 mod log;
+mod reflex;
 pub mod release;
 mod reload;
 pub mod settings;
@@ -196,6 +197,8 @@ impl Daemon {
             self.serve();
             if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
                 self.look();
+                // What ended meanwhile speaks against running.
+                self.mind_keeper();
             }
             self.settle();
         }

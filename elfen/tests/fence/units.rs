@@ -12,7 +12,7 @@ use std::process::Command;
 
 use elfen_host::fence::status::FenceStatus;
 
-use super::stage::{Fenced, NOBODY, Own, or_skip, wait_until};
+use super::stage::{Fenced, NOBODY, Own, comm, kill, or_skip, wait_until};
 
 /// Made of what follows, with what it says about them.
 const SYSTEMCTL: &str = "\
@@ -20,7 +20,7 @@ PATH=/usr/bin:/bin
 cd FOLDER
 echo \"$*\" >>asked
 mode=$(cat mode)
-[ \"$mode\" != hang ] || exec sleep 600
+[ \"$mode\" != hang ] || { echo $$ >hangs; exec sleep 600; }
 case $1 in
 list-units) cat units ;;
 show) for unit; do :; done; cat \"cgroup.$unit\" 2>/dev/null || echo ;;
@@ -165,8 +165,9 @@ fn a_pattern_is_all_of_its_units() {
 }
 
 /// Goal: a fence is held whatever systemd does: refused, its files are written, and that is said;
-/// without an answer, what is held stays held, and the daemon answers; without the command, it says
-/// so. Method: a systemd that refuses, one that hangs, and none.
+/// without an answer, what is held stays held, and the daemon answers; guards that end while it is
+/// waited for leave nothing that runs; without the command, it says so. Method: a systemd that
+/// refuses, one that hangs, and none.
 #[test]
 fn a_systemd_that_does_not_help() {
     const NAME: &str = "a_systemd_that_does_not_help";
@@ -181,9 +182,16 @@ fn a_systemd_that_does_not_help() {
     let said = units.fenced.said();
     assert!(said.contains("refused by a test; its files are written"), "{said}");
 
+    let (keeper, freezer) = (units.fenced.status().keeper.unwrap(), units.fences[0].0.freezer());
+    let hangs = || fs::read_to_string(units.folder.join("hangs")).unwrap_or_default();
+    let asleep = || hangs().trim().parse().is_ok_and(|process| comm(process) == "sleep");
     units.does("hang");
+    wait_until("the daemon's question", asleep);
+    kill(keeper, libc::SIGKILL);
+    wait_until("being frozen", || freezer.is_told().unwrap());
+    assert!(asleep(), "while the daemon waits for its answer");
     units.waits_for("systemd has not answered within 5 s");
-    assert_eq!(units.running().len(), 1, "{}", units.fenced.said());
+    wait_until("other guards", || units.running().len() == 1);
     assert_eq!(units.fenced.daemon.try_wait().unwrap(), None);
 
     units.fenced.end_daemon();

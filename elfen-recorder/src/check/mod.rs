@@ -200,22 +200,28 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
         left_out: Vec::new(),
         holds: true,
     };
-    let (collects, hurts): (Vec<Kind>, Vec<Kind>) =
-        plan.kinds.iter().partition(|kind| **kind == Kind::Gc);
+    let of = |wanted: &dyn Fn(Kind) -> bool| -> Vec<Kind> {
+        plan.kinds.iter().copied().filter(|kind| wanted(*kind)).collect()
+    };
+    // Packets are seen in full detail alone, in which each request has some.
+    let hurts = [
+        (of(&|kind| !matches!(kind, Kind::Softirq | Kind::Gc)), Detail::Sched),
+        (of(&|kind| kind == Kind::Softirq), Detail::Full),
+    ];
     // Everything but the services and their hog stays off the services' CPU.
     affinity::pin(other)?;
-    if !hurts.is_empty() {
-        let (plan, served) = (Plan { kinds: hurts, ..plan.clone() }, Served::start(cpu)?);
+    for (kinds, detail) in hurts.into_iter().filter(|(kinds, _)| !kinds.is_empty()) {
+        let (plan, served) = (Plan { kinds, ..plan.clone() }, Served::start(cpu)?);
         let (port, rate) = (served.port, plan.requests_a_second);
         let hurt = move |served: &mut Served| hurt(&plan, served, port, cpu);
-        all.add(recorded((served, port), rate, hurt)?);
+        all.add(recorded((served, port), detail, rate, hurt)?);
     }
-    if !collects.is_empty() {
+    if plan.kinds.contains(&Kind::Gc) {
         match Java::start(cpu) {
             Ok(java) => {
                 let (port, times) = (java.port, plan.clone());
                 let hurt = move |_: &mut Java| collect(&times, port);
-                all.add(recorded((java, port), plan.requests_a_second, hurt)?);
+                all.add(recorded((java, port), Detail::Sched, plan.requests_a_second, hurt)?);
             }
             Err(error) => all.left_out.push(format!("gc: starting java: {error}")),
         }
@@ -226,13 +232,14 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
 /// Records a service under load while it is hurt, and scores its account.
 fn recorded<S: Send + 'static>(
     (mut served, port): (S, u16),
+    detail: Detail,
     rate: u32,
     hurt: impl FnOnce(&mut S) -> io::Result<Injuries> + Send + 'static,
 ) -> Result<Checked, Failed> {
     let service = Service::find(Which::Port(port))
         .map_err(|_| io::Error::other("the service that was started listens no more"))?;
-    let mut recorder = Recorder::attach(service, Detail::Full, 65_536).map_err(Failed::Events)?;
-    let mut kept = Kept(Tale::begin(recorder.head(Detail::Full)));
+    let mut recorder = Recorder::attach(service, detail, 65_536).map_err(Failed::Events)?;
+    let mut kept = Kept(Tale::begin(recorder.head(detail)));
     recorder.refresh(&mut kept)?;
     let ends = Arc::new(AtomicBool::new(false));
     let (load, over) = (load(port, rate, &ends)?, Arc::clone(&ends));

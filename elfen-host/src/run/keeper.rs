@@ -10,12 +10,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_rt::clock::monotonic_ns;
 use elfen_rt::inherit::Inherited;
 use elfen_rt::signal::account::Claim;
 use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{Pid, getppid};
 
 use super::Order;
 use super::care::Care;
@@ -136,6 +138,16 @@ impl Tending {
         }
     }
 
+    /// Told to end once the front is gone, which passes signals on: that is for all that is left of
+    /// the batch. Who had to kill the keeper instead would have a batch that nobody guards.
+    fn end_what_is_left(&self) {
+        self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
+        for process in below(std::process::id()) {
+            // SAFETY: the process is a descendant of ours, which only we reap.
+            unsafe { libc::kill(process.cast_signed(), libc::SIGTERM) };
+        }
+    }
+
     /// Brings back threads that left the batch lanes or their low priority. A dying process may
     /// hurry: it runs nothing of its program any more, and on a lane that is always busy it would
     /// keep its memory for long.
@@ -189,6 +201,7 @@ pub(super) fn keep(
 ) -> io::Result<()> {
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let children = SignalFd::with_flags(&SigSet::all(), flags)?;
+    let front_of_ours = Pid::from_raw(front_process.cast_signed());
     let claim = Claim::of_run(front_process, std::process::id());
     let mut tending = Tending::start(order, channels, inheritance, claim)?;
     match launch(order, channels, inheritance, signals) {
@@ -209,7 +222,12 @@ pub(super) fn keep(
         tending.tick().into_iter().for_each(|event| tell(&mut front, event));
         let mut wait = [PollFd::new(children.as_fd(), PollFlags::POLLIN)];
         poll(&mut wait, PollTimeout::from(TICK_MS))?;
-        while let Ok(Some(_)) = children.read_signal() {}
+        while let Ok(Some(signal)) = children.read_signal() {
+            let told_to_end = signal.ssi_signo.cast_signed() == libc::SIGTERM;
+            if told_to_end && getppid() != front_of_ours {
+                tending.end_what_is_left();
+            }
+        }
     }
     Ok(())
 }

@@ -51,6 +51,9 @@ The exit status is the program's own; 126 if it cannot be run, 127 if it is not 
 anything is started: 2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other \
 failures.
 
+Processes that it leaves behind stay lent and guarded until they end, by an `elfen` that has them \
+end at SIGTERM.
+
 The program finds its channels in ELFEN_RUN, in a fence behind ELFEN_SOCKET.";
 
 /// Run a program on the batch lanes while their request lanes idle

@@ -282,20 +282,25 @@ fn the_front_takes_over_when_the_keeper_is_killed() {
     fs::remove_file(go).unwrap();
 }
 
+/// Goal: what a program leaves behind is guarded until it ends, which who tells the keeper to end
+/// has it do. Method: a process in a session of its own; either is told.
 #[test]
 fn who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left() {
     if !two_cpus_or_skip("who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left") {
         return;
     }
     let serving = Serving::start();
-    let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
-    let mut running = Running::start(&serving, script);
-    let left: u32 = running.rest_of_output().trim().parse().unwrap();
-    assert!(running.end().success(), "the front ends with its program");
-    let keeper = parent_of(left);
-    assert_eq!(fs::read_to_string(format!("/proc/{keeper}/comm")).unwrap(), "elfen\n");
-    kill(left, libc::SIGKILL);
-    wait_until("the keeper's end", || !exists(keeper));
+    for (tells_keeper, signal) in [(false, libc::SIGKILL), (true, libc::SIGTERM)] {
+        let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
+        let mut running = Running::start(&serving, script);
+        let left: u32 = running.rest_of_output().trim().parse().unwrap();
+        assert!(running.end().success(), "the front ends with its program");
+        let keeper = parent_of(left);
+        assert_eq!(fs::read_to_string(format!("/proc/{keeper}/comm")).unwrap(), "elfen\n");
+        kill(if tells_keeper { keeper } else { left }, signal);
+        wait_until("the keeper's end", || !exists(keeper));
+        assert!(!exists(left));
+    }
 }
 
 /// Forks, threads, exec chains, closed descriptors: the same output as without.

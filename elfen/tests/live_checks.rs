@@ -22,6 +22,8 @@ mod java;
 /// The lanes are there once.
 static LANES: Mutex<()> = Mutex::new(());
 const ROUNDS: u32 = 10;
+/// The half of the work: rounds, and another program that is begun at their end.
+const WORK: &str = "3";
 
 /// A request lane on CPU 0, for as long as this lives.
 struct Turns {
@@ -147,6 +149,44 @@ fn a_program_that_meets_no_request_is_not_touched() {
     assert!(!touched || report["naps"].as_u64().unwrap() > 0, "{report}");
 }
 
+/// Goal: a program that somebody else traces is left to its guard, which says so, and does the same
+/// work. Method: strace and gdb, as batch programs that start it.
+#[test]
+fn traced_programs_are_left_to_their_guards() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path(), "traced", &[]).expect("a compiler");
+    let program = program.to_str().unwrap();
+    let (alone, _) = did(&Command::new(program).arg(WORK).output().unwrap());
+    let (report, calls) = (folder.path().join("report"), folder.path().join("calls"));
+    let options = ["--report", report.to_str().unwrap()];
+    let strace = ["-f", "-o", calls.to_str().unwrap(), program, WORK];
+    let quietly = "handle all nostop noprint pass";
+    let gdb = ["-batch", "-nx", "-ex", quietly, "-ex", "run", "--args", program, WORK];
+    for (tracer, words) in [("strace", &strace[..]), ("gdb", &gdb[..])] {
+        if Command::new(tracer).arg("--version").output().is_err() {
+            skipped(&format!("no {tracer} to trace a batch with"));
+            continue;
+        }
+        let turns = Turns::start();
+        let output = elfen(&options, Path::new(tracer)).args(words).output().unwrap();
+        drop(turns);
+        let (printed, status) = did(&output);
+        let lines: Vec<&str> = printed.lines().collect();
+        assert!(alone.lines().all(|line| lines.contains(&line)), "{tracer}: {output:?}");
+        // gdb's own status is another.
+        assert!(tracer == "gdb" || status == Some(3) && printed == alone, "{output:?}");
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        let why = report["live"]["refused"].as_str().unwrap_or_default();
+        assert!(why == "a debugger or tracer has it", "{tracer}: {}", report["live"]);
+        let told = format!("left alone: {why}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(&told), "{output:?}");
+    }
+}
+
 /// Goal: whenever the keeper is killed, while it learns above all, the batch's output is right or
 /// the batch is killed as well. Method: rounds; a seed says when. `LIVE_KILLED_ROUNDS=200` plays
 /// that many, `ELFEN_SEED` repeats one.
@@ -162,8 +202,6 @@ fn a_keeper_that_is_killed_leaves_no_wrong_output() {
     let first = number("ELFEN_SEED").unwrap_or(now.subsec_nanos());
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "killed", &[]).expect("a compiler");
-    // The half of the work: rounds, and another program that is begun at their end.
-    const WORK: &str = "3";
     let alone = did(&Command::new(&program).arg(WORK).output().unwrap());
     assert_eq!(alone.1, Some(3), "{alone:?}");
     let _turns = Turns::start();

@@ -71,6 +71,9 @@ fn ten_thousand_clients_are_served() {
             "4000",
             "--requests",
             "20000",
+            // However slow the machine is.
+            "--timeout",
+            "60s",
         ],
     );
     assert_eq!((&report["requests"], &report["errors"]), (&20_000.into(), &0.into()), "{report}");

@@ -32,8 +32,8 @@ pub(super) fn more(
     }
     if let Some(why) = no_map {
         more.push(format!(
-            "who runs, at every sample instead of each 100 us, and so when it waits for a CPU: as \
-             root, or in group elfen where elfend runs (now: {why})"
+            "who runs, at every sample instead of each 100 us: as root, or in group elfen where \
+             elfend runs (now: {why})"
         ));
     }
     let Some(program) = args.program.first() else {

@@ -229,6 +229,8 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
             Err(error) => all.left_out.push(format!("gc: starting java: {error}")),
         }
     }
+    // Nothing that was held is nothing that holds.
+    all.holds &= !all.scores.is_empty();
     Ok(all)
 }
 
@@ -428,7 +430,8 @@ fn score_of(
         let excess_ns = one.latency_ns().saturating_sub(median_ns);
         if truth_ns * 2 > excess_ns {
             score.dominant += 1;
-            score.named += usize::from(others.iter().all(|(_, ns)| *ns <= charged_ns));
+            let is_first = charged_ns > 0 && others.iter().all(|(_, ns)| *ns <= charged_ns);
+            score.named += usize::from(is_first);
         }
     }
     score

@@ -107,6 +107,13 @@ impl Service {
         }
     }
 
+    /// Without programs; a service that does nothing has no cost.
+    fn loaded(&self, time: Duration) -> Result<Window, Error> {
+        let window = self.window(time, None);
+        let idle = || Error::Io(io::Error::other("it finished no request: put it under load"));
+        (window.requests > 0).then_some(window).ok_or_else(idle)
+    }
+
     /// So many pairs for each detail, each window so long.
     pub(crate) fn measure(&self, pairs: usize, time: Duration) -> Result<Served, Error> {
         let watched = Watched {
@@ -116,23 +123,20 @@ impl Service {
         };
         let details = [Detail::Sched, Detail::Full];
         let mut all: [Vec<(f64, Window)>; 2] = [Vec::new(), Vec::new()];
-        let mut off = vec![self.window(time, None)];
+        let mut off = vec![self.loaded(time)?];
         for _ in 0..pairs {
             for (detail, seen) in details.into_iter().zip(&mut all) {
                 let mut events = Events::attach(detail, RING, &watched)?;
                 let on = self.window(time, Some(&mut events));
                 drop(events);
                 let before = off.last().copied().unwrap_or_default();
-                let after = self.window(time, None);
+                let after = self.loaded(time)?;
                 off.push(after);
                 let beside = f64::midpoint(before.ns_a_request(), after.ns_a_request());
                 seen.push((beside, on));
             }
         }
         let requests: u64 = off.iter().map(|window| window.requests).sum();
-        if off.iter().any(|window| window.requests == 0) {
-            return Err(Error::Io(io::Error::other("it finished no request: put it under load")));
-        }
         let [sched, full] = all.map(|seen| cost(&seen, time));
         let requests_a_second = number(requests) / (time.as_secs_f64() * number(off.len() as u64));
         Ok(Served { requests_a_second, sched, full })

@@ -65,9 +65,10 @@ fn listed(pattern: &str) -> Result<Vec<String>, Error> {
     Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
 }
 
-/// Keeps a unit on these lanes, below everything beside it.
-pub fn fence(unit: &str, lanes: &CpuSet) -> Result<(), Error> {
-    set(unit, &["CPUWeight=idle", &allowed(lanes)])
+/// Keeps a unit on these lanes and, where there are any, to memory of these nodes, below everything
+/// beside it.
+pub fn fence(unit: &str, lanes: &CpuSet, nodes: &CpuSet) -> Result<(), Error> {
+    set_all(unit, "CPUWeight=idle", lanes, nodes)
 }
 
 /// Keeps a unit on these lanes, and says nothing of its rank.
@@ -76,8 +77,15 @@ pub fn keep_to(unit: &str, lanes: &CpuSet) -> Result<(), Error> {
 }
 
 /// An ordinary unit again. An empty list of CPUs would not do: it leaves them as they are.
-pub fn release(unit: &str, all: &CpuSet) -> Result<(), Error> {
-    set(unit, &["CPUWeight=100", &allowed(all)])
+pub fn release(unit: &str, all: &CpuSet, nodes: &CpuSet) -> Result<(), Error> {
+    set_all(unit, "CPUWeight=100", all, nodes)
+}
+
+fn set_all(unit: &str, weight: &str, lanes: &CpuSet, nodes: &CpuSet) -> Result<(), Error> {
+    let memory = format!("AllowedMemoryNodes={nodes}");
+    let memory = (!nodes.is_empty()).then_some(memory.as_str());
+    let both = [weight, &allowed(lanes)];
+    set(unit, &both.into_iter().chain(memory).collect::<Vec<_>>())
 }
 
 fn allowed(lanes: &CpuSet) -> String {

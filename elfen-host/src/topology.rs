@@ -4,6 +4,9 @@
 //! sysfs and not through a library, so that a recording of any machine reads the same as the
 //! machine.
 
+use std::fs;
+use std::path::Path;
+
 use super::cpulist::CpuSet;
 use super::cpuset;
 use super::source::{Source, SourceError};
@@ -174,6 +177,14 @@ fn nodes(source: &Source, online: &CpuSet) -> Result<Vec<(u32, CpuSet)>, SourceE
         Ok((node, list.unwrap_or_default()))
     };
     nodes.iter().map(cpus).collect()
+}
+
+/// The nodes of these CPUs, also of those that are offline; none where sysfs tells none.
+pub(crate) fn nodes_of(cpus: &CpuSet) -> CpuSet {
+    let online = fs::read_to_string(format!("{NODE}/online")).unwrap_or_default();
+    let all: CpuSet = online.trim().parse().unwrap_or_default();
+    let has = |node: u32, cpu: u32| Path::new(&format!("{NODE}/node{node}/cpu{cpu}")).exists();
+    all.iter().filter(|&node| cpus.iter().any(|cpu| has(node, cpu))).collect()
 }
 
 fn kinds(source: &Source) -> Result<Vec<(CoreKind, CpuSet)>, SourceError> {

@@ -150,12 +150,30 @@ impl Group {
         }
     }
 
+    /// The numbers of the memory nodes that its tasks can have memory of, as the kernel has them.
+    pub fn effective_memory(&self) -> Result<CpuSet, Error> {
+        match self.hierarchies.cpuset.version {
+            Version::One => cpus(&self.cpuset("cpuset.effective_mems")),
+            Version::Two => cpus(&self.cpuset("cpuset.mems.effective")),
+        }
+    }
+
     /// Keeps it to CPUs, and on version 1 all that is in it: there a cgroup has no fewer CPUs than
     /// its children.
     pub fn keep_to(&self, lanes: &CpuSet) -> Result<(), Error> {
+        self.keep("cpuset.cpus", lanes)
+    }
+
+    /// Keeps it to memory of these nodes, in the same way.
+    pub fn keep_memory_to(&self, nodes: &CpuSet) -> Result<(), Error> {
+        self.keep("cpuset.mems", nodes)
+    }
+
+    fn keep(&self, file: &str, to: &CpuSet) -> Result<(), Error> {
+        let folder = self.hierarchies.cpuset.folder(&self.path);
         match self.hierarchies.cpuset.version {
-            Version::One => keep_all_to(&self.hierarchies.cpuset.folder(&self.path), lanes),
-            Version::Two => write(&self.cpuset("cpuset.cpus"), &lanes.to_string()),
+            Version::One => keep_all_to(&folder, file, to),
+            Version::Two => write(&folder.join(file), &to.to_string()),
         }
     }
 
@@ -286,12 +304,12 @@ fn inherit_cpus(hierarchy: &Hierarchy, path: &CgroupPath) -> Result<(), Error> {
     Ok(())
 }
 
-fn keep_all_to(folder: &Path, lanes: &CpuSet) -> Result<(), Error> {
-    let file = folder.join("cpuset.cpus");
-    let all: CpuSet = cpus(&file)?.iter().chain(lanes.iter()).collect();
+fn keep_all_to(folder: &Path, name: &str, to: &CpuSet) -> Result<(), Error> {
+    let file = folder.join(name);
+    let all: CpuSet = cpus(&file)?.iter().chain(to.iter()).collect();
     write(&file, &all.to_string())?;
-    children(folder)?.iter().try_for_each(|child| keep_all_to(child, lanes))?;
-    write(&file, &lanes.to_string())
+    children(folder)?.iter().try_for_each(|child| keep_all_to(child, name, to))?;
+    write(&file, &to.to_string())
 }
 
 fn number(file: &Path) -> Result<u64, Error> {

@@ -19,7 +19,9 @@ use crate::cpulist::CpuSet;
 use crate::fence::promises::{self, Broken, Promise, Terms};
 use crate::fence::state::{Folder, Noted};
 use crate::fence::status::{FenceStatus, Frozen, Repaired};
+use crate::run::channels::uncounted;
 use crate::systemd;
+use crate::topology::nodes_of;
 
 /// Longer than guards rest: see the keeper.
 const GUARDS_WAKE: Duration = Duration::from_millis(60);
@@ -32,6 +34,8 @@ pub(super) struct Held {
     pub(super) group: Group,
     /// All batch lanes that it was given.
     lanes: CpuSet,
+    /// Whose memory they are beside.
+    nodes: CpuSet,
     /// Its unit, where systemd owns it.
     unit: Option<String>,
     pub(super) freezer: Freezer,
@@ -62,6 +66,7 @@ impl Held {
             which: fence.which.clone(),
             group,
             lanes: fence.lanes.clone(),
+            nodes: nodes_of(&fence.lanes),
             unit,
             freezer,
             frozen: Some(Frozen::Unguarded),
@@ -89,6 +94,7 @@ impl Held {
     /// What is said of it now.
     pub(super) fn follow(&mut self, fence: &Fence, folder: &Folder) -> Result<(), Error> {
         self.lanes = fence.lanes.clone();
+        self.nodes = nodes_of(&fence.lanes);
         // Its next look sets other lanes, which is no repair.
         self.was_seen = false;
         let before = match &self.unit {
@@ -114,7 +120,9 @@ impl Held {
     pub(super) fn add_up(&mut self, opened: &[Lanes], known: &[Claim]) {
         let Ok(id) = self.group.id() else { return };
         self.tally.follow(id, opened);
-        self.tally.count(opened, &self.lanes, known);
+        for lane in self.tally.count(opened, &self.lanes, known) {
+            say(Level::Warning, format_args!("fence {:?}: {}", self.name, uncounted(lane)));
+        }
     }
 
     /// Holds every promise against what the kernel says, and puts right what can be.
@@ -125,7 +133,8 @@ impl Held {
         online: Option<&CpuSet>,
     ) {
         let lanes = self.lanes_online(online);
-        let terms = Terms { hierarchies, home, lanes: &lanes };
+        let nodes = self.nodes.clone();
+        let terms = Terms { hierarchies, home, lanes: &lanes, nodes: &nodes };
         let found = self.see_and_repair(&terms);
         let (broken, unreadable) = match found {
             Ok(broken) => (broken, None),
@@ -179,7 +188,8 @@ impl Held {
     fn repair(&self, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
         let by_unit = matches!(broken.promise, Promise::Rank | Promise::Place);
         let told = self.unit.as_ref().filter(|_| by_unit).map(|unit| {
-            systemd::fence(unit, terms.lanes).map_err(|why| format!("unit {unit}: {why}"))
+            systemd::fence(unit, terms.lanes, terms.nodes)
+                .map_err(|why| format!("unit {unit}: {why}"))
         });
         if let Some(Err(why)) = told {
             say(Level::Warning, format_args!("{why}; its files are written"));

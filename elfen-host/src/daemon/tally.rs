@@ -4,7 +4,7 @@
 //! whatever becomes of batches and of the guards' process. They begin with the daemon. To the
 //! kernel a thread that naps in a check of its own runs, and here it counts as that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::account::Claim;
@@ -19,6 +19,8 @@ pub(super) struct Tally {
     claim: Claim,
     /// By batch lane.
     lanes: BTreeMap<u32, Counted>,
+    /// Lanes whose accounts are all others'.
+    uncounted: BTreeSet<u32>,
 }
 
 #[derive(Debug)]
@@ -32,7 +34,7 @@ struct Counted {
 impl Tally {
     /// Of a cgroup by its id.
     pub(super) fn of(cgroup: u64) -> Self {
-        Self { claim: Claim::Cgroup(cgroup), lanes: BTreeMap::new() }
+        Self { claim: Claim::Cgroup(cgroup), lanes: BTreeMap::new(), uncounted: BTreeSet::new() }
     }
 
     pub(super) fn claim(&self) -> Claim {
@@ -49,8 +51,9 @@ impl Tally {
     }
 
     /// Takes over what the kernel has counted. `known` are the claims of all fences: what another
-    /// daemon left behind gives way.
-    pub(super) fn count(&mut self, opened: &[Lanes], own: &CpuSet, known: &[Claim]) {
+    /// daemon left behind gives way. Returns the lanes where there is no account for it any more.
+    pub(super) fn count(&mut self, opened: &[Lanes], own: &CpuSet, known: &[Claim]) -> Vec<u32> {
+        let before = self.uncounted.clone();
         for lanes in opened {
             let Some((map, _)) = &lanes.channels.tasks else { continue };
             for &(batch, request) in lanes.channels.assigned() {
@@ -59,11 +62,16 @@ impl Tally {
                 }
             }
         }
+        self.uncounted.difference(&before).copied().collect()
     }
 
     fn count_lane(&mut self, map: &TaskMap, (batch, request): (u32, u32), known: &[Claim]) {
         let is_dead = |held: Claim| matches!(held, Claim::Cgroup(_)) && !known.contains(&held);
-        let Some(index) = map.claim(batch, request, self.claim, is_dead) else { return };
+        let Some(index) = map.claim(batch, request, self.claim, is_dead) else {
+            self.uncounted.insert(batch);
+            return;
+        };
+        self.uncounted.remove(&batch);
         let now_ns = monotonic_ns();
         let busy = map.slot(request).and_then(|slot| slot.snapshot());
         let account = map.account(batch, index, self.claim.word());

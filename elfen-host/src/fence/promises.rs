@@ -12,7 +12,7 @@ use crate::process::threads_of;
 pub enum Promise {
     /// Guards outrank what is inside.
     Rank,
-    /// It runs on its batch lanes alone.
+    /// It runs on its batch lanes alone, in the memory beside them.
     Place,
     /// Nothing in it is of a class that ranks above guards whatever its cgroup says.
     Class,
@@ -47,6 +47,9 @@ pub struct Terms<'a> {
     pub home: &'a CgroupPath,
     /// The fence's batch lanes that are online.
     pub lanes: &'a CpuSet,
+    /// The memory nodes of all its lanes, also of those that are offline; none where the kernel
+    /// tells no nodes apart.
+    pub nodes: &'a CpuSet,
 }
 
 /// The promises that do not hold, at most one reason each. An error is a cgroup that cannot be
@@ -81,6 +84,12 @@ fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> 
         let lanes = terms.lanes;
         return Ok(Some(format!("it may run on CPUs {cpus}, and its batch lanes are {lanes}")));
     }
+    let memory = group.effective_memory()?;
+    if !memory.is_subset(&nodes(group, terms, &memory)?) {
+        let nodes = terms.nodes;
+        let why = format!("it may have memory of nodes {memory}, and its lanes are of {nodes}");
+        return Ok(Some(why));
+    }
     if !group.is_member()? {
         return Ok(Some("its cpuset is a partition of its own (cpuset.cpus.partition)".to_owned()));
     }
@@ -90,12 +99,21 @@ fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> 
     Ok(half.map(|process| format!("process {process} is in it in one hierarchy, not in another")))
 }
 
+/// The nodes that it ought to have memory of: those of its lanes, as far as its parent has them.
+/// Where neither says any, it is right as it is.
+fn nodes(group: &Group, terms: &Terms<'_>, now: &CpuSet) -> Result<CpuSet, Error> {
+    let wanted = terms.nodes.and(&group.parent().effective_memory()?);
+    Ok(if wanted.is_empty() { now.clone() } else { wanted })
+}
+
 /// Whether it has less than its lanes: one came back online after it had been kept to the others.
 /// It is no broken promise, and is put right as one.
 pub fn lacks_lanes(group: &Group, terms: &Terms<'_>) -> Result<bool, Error> {
     let wanted = terms.lanes.and(&group.parent().effective_cpus()?);
     let now = group.effective_cpus()?;
-    Ok(now != wanted && now.is_subset(&wanted))
+    let memory = group.effective_memory()?;
+    let lacks = |now: &CpuSet, wanted: &CpuSet| now != wanted && now.is_subset(wanted);
+    Ok(lacks(&now, &wanted) || lacks(&memory, &nodes(group, terms, &memory)?))
 }
 
 fn is_half(group: &Group, process: u32) -> bool {
@@ -139,7 +157,11 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
                     let _taken_in = group.take_in(process);
                 }
             }
-            let cpus = group.effective_cpus()?;
+            let (cpus, memory) = (group.effective_cpus()?, group.effective_memory()?);
+            let nodes = nodes(group, terms, &memory)?;
+            if memory != nodes {
+                group.keep_memory_to(&nodes)?;
+            }
             if !cpus.is_empty() && cpus.is_subset(terms.lanes) && !lacks_lanes(group, terms)? {
                 return Ok(());
             }

@@ -9,6 +9,7 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_console::output::warn;
 use elfen_instrument::live::{LaneAt, Pages};
 use elfen_kernel::counters::Counted;
 use elfen_kernel::device::{self, Missing};
@@ -20,7 +21,7 @@ use elfen_rt::lane::{Lane, Memory as LaneMemory};
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::process::{Liveness, pid_namespace};
 use elfen_rt::sealed::{self, Writers};
-use elfen_rt::signal::account::Claim;
+use elfen_rt::signal::account::{ACCOUNTS, Claim};
 use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::histogram::{BUCKETS, quantile_ns};
 use elfen_rt::signal::lane::LaneSlot;
@@ -163,6 +164,13 @@ pub struct Channels {
     assigned: Vec<(u32, u32)>,
     /// The lane page and the control page, for others to map.
     handed: Option<[Descriptor; 2]>,
+}
+
+/// Of a batch that came when all accounts of a lane were others'.
+pub(crate) fn uncounted(batch: u32) -> String {
+    format!(
+        "CPU {batch}: what this batch runs there is not counted, as {ACCOUNTS} others' there is"
+    )
 }
 
 impl Channels {
@@ -315,12 +323,18 @@ impl Channels {
     /// runs on its lanes. Where it can't (without the eBPF program, or in a pid namespace, where a
     /// run does not know the ids that the kernel does), nothing is counted.
     pub(crate) fn claim(&self, claim: Claim) {
-        let Some((map, _)) = self.tasks.as_ref().filter(|_| pid_namespace() == INITIAL_NAMESPACE)
+        let Some((map, writer)) =
+            self.tasks.as_ref().filter(|_| pid_namespace() == INITIAL_NAMESPACE)
         else {
             return;
         };
         for (slot, &(batch, request)) in self.lanes.slots().zip(&self.assigned) {
-            let Some(index) = map.claim(batch, request, claim, is_dead) else { continue };
+            let Some(index) = map.claim(batch, request, claim, is_dead) else {
+                if *writer != Writer::Module {
+                    warn(&uncounted(batch));
+                }
+                continue;
+            };
             if slot.account_claim.load(Relaxed) != claim.word() {
                 slot.counted_ran_ns.store(0, Relaxed);
                 slot.counted_shared_ns.store(0, Relaxed);

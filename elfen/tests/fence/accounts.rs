@@ -1,5 +1,6 @@
 //! What a fence borrowed and overlapped, by elfend's own account.
 
+use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -16,6 +17,9 @@ const LATE_NS: u64 = 20_000_000;
 /// Ends with the test, also with one that fails.
 pub(crate) struct Spinner(Child);
 
+/// A run with guards of its own; likewise.
+struct Run(Child);
+
 impl Spinner {
     pub(crate) fn on_cpu(cpu: &str) -> Self {
         let mut command = Command::new("taskset");
@@ -30,6 +34,29 @@ impl Spinner {
 impl Drop for Spinner {
     fn drop(&mut self) {
         self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+impl Run {
+    /// With what it says before its program runs.
+    fn start(fenced: &Fenced) -> (Self, String) {
+        let words = ["run", "--lanes", "0:1", "--signal", "tasks", "--inject"];
+        let mut command = fenced.command(env!("CARGO_BIN_EXE_elfen"), &words);
+        command.args(["guard", "--user", "root", "--", "sh", "-c", "echo begun >&2; exec cat"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut run = Self(command.spawn().unwrap());
+        let lines = BufReader::new(run.0.stderr.take().unwrap()).lines();
+        let said = lines.map(Result::unwrap).take_while(|line| line != "begun");
+        let said = said.collect::<Vec<_>>().join("\n");
+        (run, said)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Its program ends with its input.
+        drop(self.0.stdin.take());
         self.0.wait().ok();
     }
 }
@@ -117,4 +144,31 @@ fn what_a_fence_ran_is_counted() {
     wait_until("an account", || account(&fenced).is_some());
     let anew = account(&fenced).unwrap();
     assert_eq!((anew.borrowed_ns, anew.overlapped_ns), (0, 0), "{left:?}");
+}
+
+/// Goal: who comes when all accounts of a lane are others' is told that nothing is counted. Method:
+/// a fence and runs, as many as a lane has accounts for, and one more of either.
+#[test]
+fn who_is_not_counted_is_told() {
+    const TOLD: &str = "CPU 1: what this batch runs there is not counted, as 3 others' there is";
+    if !or_skip("who_is_not_counted_is_told") {
+        return;
+    }
+    let mut fenced = Fenced::start_by_tasks();
+    fenced.wait_until_it_runs();
+    wait_until("an account", || account(&fenced).is_some());
+    let runs = [0; 2].map(|_| Run::start(&fenced));
+    assert!(runs.iter().all(|(_, said)| !said.contains(TOLD)), "{}, {}", runs[0].1, runs[1].1);
+    let (last, said) = Run::start(&fenced);
+    assert!(said.contains(TOLD), "{said}");
+    drop(last);
+    assert!(!fenced.said().contains(TOLD), "{}", fenced.said());
+    fenced.end_daemon();
+    let (_last, said) = Run::start(&fenced);
+    assert!(!said.contains(TOLD), "{said}");
+    fenced.restart();
+    let told = format!("fence \"batch\": {TOLD}");
+    wait_until("saying so", || fenced.said().contains(&told));
+    assert_eq!(fenced.said().matches(TOLD).count(), 1, "{}", fenced.said());
+    assert_eq!(account(&fenced), None);
 }

@@ -145,7 +145,8 @@ fn a_pattern_is_all_of_its_units() {
     for (fence, unit) in units.fences.iter().zip(["x-a.slice", "x-b.slice"]) {
         assert!(fence.0.rank().unwrap().idle);
         assert_eq!(fence.0.effective_cpus().unwrap().to_string(), "1");
-        let told = format!("set-property --runtime -- {unit} CPUWeight=idle AllowedCPUs=1\n");
+        let memory = fence.0.effective_memory().unwrap();
+        let told = format!("-- {unit} CPUWeight=idle AllowedCPUs=1 AllowedMemoryNodes={memory}\n");
         assert!(units.asked().contains(&told), "{}", units.asked());
     }
     let by = ["run", "--fence", "batch:x-b.slice", "--user", NOBODY, "--", "cat"];

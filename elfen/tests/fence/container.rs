@@ -1,19 +1,20 @@
-//! A container that knows nothing of fences, in one by its parent cgroup.
+//! Containers that know nothing of fences, in one by their parent cgroup.
 
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use elfen_host::cgroup::CgroupPath;
+use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
 
 use super::SPIN;
-use super::stage::{Fenced, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until};
+use super::stage::{Fenced, Own, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until};
 
 /// Whether it takes a program that is not here; says which.
-pub(crate) fn lacking(test: &str) -> bool {
-    let lacks = ["podman", "runc", "busybox"].into_iter().find(|name| found(name).is_none());
+pub(crate) fn lacking(test: &str, programs: &[&str]) -> bool {
+    let lacks = programs.iter().find(|name| found(name).is_none());
     if let Some(lacks) = lacks {
         let mut terminal = std::io::stderr();
         writeln!(terminal, "skipped: {test}: there is no {lacks}").unwrap();
@@ -21,8 +22,11 @@ pub(crate) fn lacking(test: &str) -> bool {
     lacks.is_some()
 }
 
-/// What runs a container in the fence, up to its options; it keeps its files in the folder.
-pub(crate) fn podman(folder: &Path, fenced: &Fenced) -> Command {
+pub(crate) const PODMAN: [&str; 3] = ["podman", "runc", "busybox"];
+const CONTAINERD: [&str; 4] = ["containerd", "ctr", "runc", "busybox"];
+
+/// What runs a container in a cgroup, up to its options; it keeps its files in the folder.
+pub(crate) fn podman(folder: &Path, parent: &Own) -> Command {
     let mut podman = Command::new("podman");
     for (option, inside) in [("--root", "root"), ("--runroot", "runroot"), ("--tmpdir", "tmp")] {
         podman.arg(option).arg(folder.join(inside));
@@ -31,12 +35,55 @@ pub(crate) fn podman(folder: &Path, fenced: &Fenced) -> Command {
     podman.args(["--runtime", "runc", "run", "--rm", "--network", "none"]);
     // Where root has no CAP_SYS_RESOURCE, an engine's own limits are too high.
     podman.args(["--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000"]);
-    podman.args(["--cgroup-parent", fenced.fence.0.path.as_str()]);
+    podman.args(["--cgroup-parent", parent.0.path.as_str()]);
     podman
 }
 
+/// A daemon of containerd's with a folder and a socket of its own.
+struct Containerd {
+    daemon: Child,
+    folder: PathBuf,
+}
+
+impl Containerd {
+    fn start(folder: &Path) -> Self {
+        let at = folder.display();
+        let settings = format!(
+            "version = 2\nroot = \"{at}/root\"\nstate = \"{at}/state\"\n\
+             disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
+             [grpc]\naddress = \"{at}/socket\"\n"
+        );
+        fs::write(folder.join("config.toml"), settings).unwrap();
+        let mut command = Command::new("containerd");
+        command.arg("--config").arg(folder.join("config.toml")).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(fs::File::create(folder.join("daemon")).unwrap());
+        let started = Self { daemon: command.spawn().unwrap(), folder: folder.to_owned() };
+        wait_until("containerd's socket", || {
+            let log = || fs::read_to_string(folder.join("daemon")).unwrap();
+            log().contains("successfully booted") && folder.join("socket").exists()
+        });
+        started
+    }
+
+    /// What runs a container in a cgroup.
+    fn ctr(&self, image: &Path, parent: &Own) -> Command {
+        let mut ctr = Command::new("ctr");
+        ctr.arg("--address").arg(self.folder.join("socket"));
+        ctr.args(["run", "--rm", "--cgroup", parent.0.path.child("ctr").as_str(), "--rootfs"]);
+        ctr.arg(image).arg(parent.name().replace('/', "-"));
+        ctr
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        kill(self.daemon.id(), libc::SIGTERM);
+        self.daemon.wait().ok();
+    }
+}
+
 /// A container's files: one shell, and room for the host's programs.
-pub(crate) fn image(folder: &Path, busybox: &Path) -> PathBuf {
+pub(crate) fn image(folder: &Path) -> PathBuf {
     let image = folder.join("image");
     for inside in ["bin", "checked", "dev", "etc", "proc", "run/elfen", "sys", "tmp", "usr"] {
         fs::create_dir_all(image.join(inside)).unwrap();
@@ -44,75 +91,186 @@ pub(crate) fn image(folder: &Path, busybox: &Path) -> PathBuf {
     for name in ["lib", "lib64"] {
         symlink(format!("usr/{name}"), image.join(name)).unwrap();
     }
-    fs::copy(busybox, image.join("bin/busybox")).unwrap();
+    fs::copy(found("busybox").unwrap(), image.join("bin/busybox")).unwrap();
     symlink("busybox", image.join("bin/sh")).unwrap();
     image
 }
 
-/// An engine makes its cgroups in hierarchies that a fence does not take, too.
-pub(crate) struct Elsewhere(pub(crate) CgroupPath);
+/// A container that runs in a cgroup. It ends with this, and has its engine clean up after it.
+pub(crate) struct Contained {
+    engine: Child,
+    parent: Group,
+    /// Its process that was looked for.
+    pub(crate) process: u32,
+}
 
-impl Drop for Elsewhere {
+impl Contained {
+    /// Once it has a process of this name. `engine` runs it, and has its output go nowhere.
+    pub(crate) fn start(engine: &mut Command, parent: &Own, name: &str) -> Self {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        engine.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.reopen().unwrap());
+        let parent = Group::new(&Hierarchies::read().unwrap(), parent.0.path.clone());
+        let mut contained = Self { engine: engine.spawn().unwrap(), parent, process: 0 };
+        let mut inside = None;
+        wait_until("a container", || {
+            assert!(contained.goes_on(), "{}", fs::read_to_string(log.path()).unwrap());
+            let all = contained.parent.processes().unwrap();
+            inside = all.into_iter().find(|process| comm(*process) == name);
+            inside.is_some()
+        });
+        contained.process = inside.unwrap();
+        contained
+    }
+
+    pub(crate) fn goes_on(&mut self) -> bool {
+        self.engine.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Contained {
     fn drop(&mut self) {
-        for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
-            let left = hierarchy.path().join(self.0.as_str().trim_start_matches('/'));
-            let mut find = Command::new("find");
-            find.arg(left).args(["-depth", "-type", "d", "-exec", "rmdir", "{}", "+"]);
-            // Those of the fence itself still hold it.
-            find.stderr(Stdio::null()).status().ok();
+        let began = Instant::now();
+        while matches!(self.engine.try_wait(), Ok(None)) {
+            // Of a test that failed, with the fence frozen.
+            self.parent.freezer().thaw().ok();
+            let inside = self.parent.processes().unwrap_or_default();
+            // Podman's is in it as well, and unmounts what was the container's.
+            let own = inside.into_iter().filter(|process| comm(*process) != "conmon");
+            own.for_each(|process| kill(process, libc::SIGKILL));
+            if began.elapsed() > Duration::from_secs(30) {
+                eprintln!("the engine of a container in {} does not end", self.parent.path);
+                self.engine.kill().ok();
+                self.engine.wait().ok();
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-/// Goal: a container with root inside borrows while the request lane idles, gets next to nothing of
-/// a held lane, and stands still in a pause, by its parent cgroup alone. Method: podman with runc,
-/// and what the scheduler says of its process.
-#[test]
-fn a_container_is_fenced_by_its_parent() {
-    const NAME: &str = "a_container_is_fenced_by_its_parent";
-    if !or_skip(NAME) || lacking(NAME) {
-        return;
+/// An engine makes its cgroups in hierarchies that a fence does not take, too.
+pub(crate) struct Elsewhere(CgroupPath);
+
+impl Elsewhere {
+    /// To be dropped before the fence, whose own cgroups go with it.
+    pub(crate) fn of(fenced: &Fenced) -> Self {
+        Self(fenced.heavy.0.path.clone())
     }
-    let folder = tempfile::tempdir().unwrap();
-    let image = image(folder.path(), &found("busybox").unwrap());
-    let fenced = Fenced::start();
-    // Dropped before the fence, whose own cgroups go with it.
-    let _elsewhere = Elsewhere(fenced.heavy.0.path.clone());
-    fenced.wait_until_it_runs();
-    let log = fs::File::create(folder.path().join("log")).unwrap();
-    let mut podman = podman(folder.path(), &fenced);
-    podman.arg("--rootfs");
-    podman.arg(&image).args(["/bin/sh", "-c", SPIN]);
-    podman.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    let mut engine = podman.spawn().unwrap();
-    let mut inside = None;
-    wait_until("a container", || {
-        let log = fs::read_to_string(folder.path().join("log")).unwrap();
-        assert_eq!(engine.try_wait().unwrap(), None, "{log}");
-        let all = fenced.fence.0.processes().unwrap();
-        inside = all.into_iter().find(|process| comm(*process) == "sh");
-        inside.is_some()
-    });
-    let process = inside.unwrap();
-    borrows(process);
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    assert!(status.contains("Cpus_allowed_list:\t1\n"), "{status}");
-    let mut worker = fenced.service().claim(0, 0).unwrap();
-    worker.begin(1);
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        // Of an engine that ends a while after its container, or of a test that failed.
+        const PATIENCE: Duration = Duration::from_secs(3);
+        let own = Group::new(&Hierarchies::read().unwrap(), self.0.clone()).folders();
+        let began = Instant::now();
+        for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+            let left = hierarchy.path().join(self.0.as_str().trim_start_matches('/'));
+            while left.exists() && !own.contains(&left) {
+                let find = |words: &[&str]| {
+                    let mut find = Command::new("find");
+                    find.arg(&left).args(words).stdout(Stdio::piped()).stderr(Stdio::null());
+                    String::from_utf8(find.output().unwrap().stdout).unwrap()
+                };
+                find(&["-depth", "-type", "d", "-exec", "rmdir", "{}", "+"]);
+                if began.elapsed() > 2 * PATIENCE {
+                    eprintln!("cgroup {} is left behind", left.display());
+                    break;
+                }
+                if began.elapsed() > PATIENCE {
+                    let processes = find(&["-name", "cgroup.procs", "-exec", "cat", "{}", "+"]);
+                    processes.lines().for_each(|id| kill(id.parse().unwrap(), libc::SIGKILL));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+/// What a process gets of a lane that a guard holds, per mille: the median of three.
+fn of_a_held_lane(fenced: &Fenced, process: u32) -> u64 {
     wait_until("a guard", || fenced.guard().is_some());
     let mut busy = [0; 3].map(|_: u64| share(process, fenced.guard().unwrap()));
     busy.sort_unstable();
-    println!("a container in the fence: {} per mille of the held lane", busy[1]);
+    busy[1]
+}
+
+/// A container's process borrows while the request lane idles, is on the lane alone, whatever it
+/// asks for, gets next to nothing of a held lane, and stands still in a pause.
+fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
+    borrows(process);
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    assert!(status.contains("Cpus_allowed_list:\t1\n"), "{status}");
+    let mut taskset = Command::new("taskset");
+    let elsewhere = taskset.args(["-pc", "0", &process.to_string()]).output().unwrap();
+    assert!(!elsewhere.status.success(), "{elsewhere:?}");
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    let busy = of_a_held_lane(fenced, process);
+    println!("a container of {engine} in the fence: {busy} per mille of the held lane");
     worker.end();
     borrows(process);
     assert!(fenced.elfen(&["pause"]).status.success());
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     let stands = ran_ns(process);
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     assert_eq!(ran_ns(process), stands);
     assert!(fenced.elfen(&["resume"]).status.success());
     borrows(process);
-    kill(process, libc::SIGKILL);
-    engine.wait().unwrap();
-    assert!(busy[1] <= 30, "{busy:?}");
+    assert!(busy <= 30, "{busy}");
+}
+
+/// Goal: a container with root inside is fenced by its parent cgroup alone, and would not be
+/// without. Method: podman with runc, in the fence and then in a cgroup beside it, on the same
+/// lane; what the scheduler says of its process.
+#[test]
+fn a_container_is_fenced_by_its_parent() {
+    const NAME: &str = "a_container_is_fenced_by_its_parent";
+    if !or_skip(NAME) || lacking(NAME, &PODMAN) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path());
+    let fenced = Fenced::start();
+    let _elsewhere = Elsewhere::of(&fenced);
+    fenced.wait_until_it_runs();
+    let runs = |parent: &Own, options: &[&str]| {
+        let mut podman = podman(folder.path(), parent);
+        podman.args(options).arg("--rootfs").arg(&image).args(["/bin/sh", "-c", SPIN]);
+        Contained::start(&mut podman, parent, "sh")
+    };
+    let inside = runs(&fenced.fence, &[]);
+    is_fenced(&fenced, inside.process, "podman");
+
+    let beside = fenced.heavy.child("beside");
+    beside.0.make().unwrap();
+    let outside = runs(&beside, &["--cpuset-cpus", "1"]);
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    // A group that has just begun waits for its first turn for up to seconds.
+    let mut busy = 0;
+    wait_until("a share of its own", || {
+        busy = of_a_held_lane(&fenced, outside.process);
+        busy >= 100
+    });
+    println!("the same without the fence as its parent: {busy} per mille");
+    worker.end();
+}
+
+/// Goal: the same of another engine, by the cgroup that it is told. Method: containerd and its
+/// command.
+#[test]
+fn a_container_of_containerds_is_fenced() {
+    const NAME: &str = "a_container_of_containerds_is_fenced";
+    if !or_skip(NAME) || lacking(NAME, &CONTAINERD) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path());
+    let fenced = Fenced::start();
+    let _elsewhere = Elsewhere::of(&fenced);
+    fenced.wait_until_it_runs();
+    let containerd = Containerd::start(folder.path());
+    let mut ctr = containerd.ctr(&image, &fenced.fence);
+    let ctr = Contained::start(ctr.args(["/bin/sh", "-c", SPIN]), &fenced.fence, "sh");
+    is_fenced(&fenced, ctr.process, "containerd");
 }

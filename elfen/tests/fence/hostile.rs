@@ -21,7 +21,7 @@ const ATTEMPTS: [(&str, &str); 8] = [
 ];
 
 /// The CPU that a process ran on last.
-fn cpu_of(process: u32) -> Option<u32> {
+pub(crate) fn cpu_of(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
 }

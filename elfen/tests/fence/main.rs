@@ -4,7 +4,9 @@
 //! where. Beside each promise stands the same without it, so that the test can fail.
 
 mod accounts;
+mod contained;
 mod container;
+mod crowd;
 mod group;
 mod hostile;
 mod kubernetes;

@@ -14,33 +14,32 @@ use elfen_rt::memory::Access;
 use elfen_rt::pages::{self, Pages};
 use elfen_rt::signal::lane::LaneState;
 
-use super::accounts::Spinner;
-use super::container::{Elsewhere, image, lacking, podman};
 use super::preload;
-use super::stage::{Fenced, NOBODY, borrows, comm, found, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, wait_until};
 
-const PROGRAM: &str = "checked";
+pub(crate) const PROGRAM: &str = "checked";
 const LIBRARY: &str = "libelfen_preload.so";
 
-/// The program, the preload library, and the file in which the program counts: for every user.
-struct Checked {
-    folder: tempfile::TempDir,
+/// The program, the preload library, and the file in which the program writes down the time: for
+/// every user.
+pub(crate) struct Checked {
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Checked {
-    fn build() -> Self {
+    pub(crate) fn build() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut cc = Command::new("cc");
-        cc.args(["-O2", "-I"]).arg(here.join("../elfen-rt/include"));
-        cc.arg(here.join("tests/fence/checked.c")).arg("-o").arg(folder.path().join(PROGRAM));
+        cc.args(["-O2", "-DCHECKED", "-I"]).arg(here.join("../elfen-rt/include"));
+        cc.arg(here.join("tests/fence/stamps.c")).arg("-o").arg(folder.path().join(PROGRAM));
         assert!(cc.status().unwrap().success());
         fs::copy(preload::library().join(LIBRARY), folder.path().join(LIBRARY)).unwrap();
         let checked = Self { folder };
-        fs::write(checked.count_file(), [0; 4096]).unwrap();
+        fs::write(checked.last_file(), [0; 4096]).unwrap();
         let everybody = fs::Permissions::from_mode(0o666);
-        fs::set_permissions(checked.count_file(), everybody).unwrap();
+        fs::set_permissions(checked.last_file(), everybody).unwrap();
         checked
     }
 
@@ -48,25 +47,25 @@ impl Checked {
         self.folder.path().join(name)
     }
 
-    fn count_file(&self) -> PathBuf {
-        self.file("count")
+    fn last_file(&self) -> PathBuf {
+        self.file("last")
     }
 
-    fn count(&self) -> u64 {
+    pub(crate) fn last_ns(&self) -> u64 {
         let mut word = [0; 8];
-        fs::File::open(self.count_file()).unwrap().read_exact_at(&mut word, 0).unwrap();
+        fs::File::open(self.last_file()).unwrap().read_exact_at(&mut word, 0).unwrap();
         u64::from_ne_bytes(word)
     }
 
-    fn goes_on(&self) {
-        let before = self.count();
-        wait_until("the program gets on", || self.count() > before);
+    pub(crate) fn goes_on(&self) {
+        let before = self.last_ns();
+        wait_until("the program gets on", || self.last_ns() > before);
     }
 
     /// Started by these words.
     fn start(&self, fenced: &Fenced, words: &[&str]) -> Child {
         let mut command = fenced.command(words[0], &words[1..]);
-        command.arg(self.file(PROGRAM)).arg(self.count_file()).current_dir("/");
+        command.arg(self.file(PROGRAM)).arg(self.last_file()).current_dir("/");
         command.env("LD_PRELOAD", self.file(LIBRARY)).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         wait_until("the program", || comm(child.id()) == PROGRAM);
@@ -85,27 +84,27 @@ fn end(mut child: Child) {
 }
 
 /// What elfend hands out, as root gets it.
-fn handed(fenced: &Fenced) -> Pages {
+pub(crate) fn handed(fenced: &Fenced) -> Pages {
     let socket = fenced.run_dir().join("elfend.sock");
     let answer = pages::ask(socket.as_os_str().as_bytes(), Access::Read).unwrap();
     answer.pages.into_iter().flatten().next().unwrap()
 }
 
 /// Whether a process has come for its pages.
-fn is_checked(pages: &Pages) -> bool {
+pub(crate) fn is_checked(pages: &Pages) -> bool {
     pages.lanes.slot(0).unwrap().check_nap.load(Relaxed) != 0
 }
 
-fn naps(pages: &Pages) -> bool {
+pub(crate) fn naps(pages: &Pages) -> bool {
     let state = pages.lanes.slot(0).unwrap().state();
     state.is_some_and(|(state, _)| state == LaneState::Napping)
 }
 
 /// The program runs on its lane, and does nothing, though no guard holds the lane: they stand still
 /// meanwhile, for less than would be noticed.
-fn stands_by_itself(fenced: &Fenced, program: u32, checked: &Checked) {
+pub(crate) fn stands_by_itself(fenced: &Fenced, program: u32, checked: &Checked) {
     let keeper = fenced.status().keeper.unwrap();
-    let (before, ran) = (checked.count(), ran_ns(program));
+    let (before, ran) = (checked.last_ns(), ran_ns(program));
     wait_until("time on the lane", || {
         kill(keeper, libc::SIGSTOP);
         sleep(Duration::from_millis(300));
@@ -113,7 +112,7 @@ fn stands_by_itself(fenced: &Fenced, program: u32, checked: &Checked) {
         sleep(Duration::from_millis(100));
         ran_ns(program) > ran + 50_000_000
     });
-    assert_eq!(checked.count(), before, "a napping program makes no progress");
+    assert_eq!(checked.last_ns(), before, "a napping program makes no progress");
 }
 
 /// Goal: a program with checks naps in them, needs no guard for that, and is given pages after a
@@ -261,49 +260,4 @@ fn a_run_is_elfends_where_it_may_be() {
     let inside = said(&[elfen, "run", "--user", NOBODY, "--", "sh", "-c", &script]);
     assert_eq!(inside.matches(in_fence).count(), 2, "{inside}");
     assert!(inside.contains("it runs") && inside.contains(fenced.fence.name()), "{inside}");
-}
-
-/// Goal: the same in a container with namespaces of its own and no privilege: the task map comes
-/// over the socket as well. Method: podman with runc, a hog on the request lane, and guards that
-/// stand still.
-#[test]
-fn a_program_in_a_container_is_given_its_pages() {
-    const NAME: &str = "a_program_in_a_container_is_given_its_pages";
-    if !or_skip(NAME) || lacking(NAME) {
-        return;
-    }
-    let checked = Checked::build();
-    let folder = tempfile::tempdir().unwrap();
-    let image = image(folder.path(), &found("busybox").unwrap());
-    let fenced = Fenced::start_by_tasks();
-    let _elsewhere = Elsewhere(fenced.heavy.0.path.clone());
-    fenced.wait_until_it_runs();
-    let pages = handed(&fenced);
-    let log = fs::File::create(folder.path().join("log")).unwrap();
-    let mut command = podman(folder.path(), &fenced);
-    let volume = |from: &Path, to: &str| format!("{}:{to}", from.display());
-    command.args(["-v", "/usr:/usr:ro", "-v", &volume(&fenced.run_dir(), "/run/elfen:ro")]);
-    command.args(["-v", &volume(checked.folder.path(), "/checked:rw"), "--user", NOBODY]);
-    command.args(["-e", "LD_PRELOAD=/checked/libelfen_preload.so"]);
-    command.args(["-e", "ELFEN_SOCKET=/run/elfen/elfend.sock", "--rootfs"]).arg(&image);
-    command.args(["/checked/checked", "/checked/count"]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    let mut engine = command.spawn().unwrap();
-    let mut inside = None;
-    wait_until("a container", || {
-        let log = fs::read_to_string(folder.path().join("log")).unwrap();
-        assert_eq!(engine.try_wait().unwrap(), None, "{log}");
-        let all = fenced.fence.0.processes().unwrap();
-        inside = all.into_iter().find(|process| comm(*process) == PROGRAM);
-        inside.is_some()
-    });
-    let process = inside.unwrap();
-    borrows(process);
-    wait_until("its pages", || is_checked(&pages));
-    let hog = Spinner::on_cpu("0");
-    wait_until("a nap", || naps(&pages));
-    stands_by_itself(&fenced, process, &checked);
-    drop(hog);
-    kill(process, libc::SIGKILL);
-    engine.wait().unwrap();
 }

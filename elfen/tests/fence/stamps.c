@@ -1,7 +1,12 @@
-/* Writes down the time, again and again, in a file that the test maps. */
+/* Writes down the time, again and again, in a file that the test maps. CHECKED: with checks. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>
+#ifdef CHECKED
+#include "elfen_check.h"
+#else
+#define elfen_check() (void)0
+#endif
 
 int main(int argc, char **argv)
 {
@@ -13,6 +18,7 @@ int main(int argc, char **argv)
 	if (last == MAP_FAILED)
 		return 9;
 	for (;;) {
+		elfen_check();
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		*last = now.tv_sec * 1000000000LL + now.tv_nsec;
 	}

@@ -15,7 +15,7 @@ use super::stage::{Fenced, NOBODY, comm, kill, or_skip, wait_until};
 
 const PROGRAM: &str = "stamps";
 
-fn rounds(usual: usize) -> usize {
+pub(crate) fn rounds(usual: usize) -> usize {
     std::env::var("FENCE_ROUNDS").map_or(usual, |rounds| rounds.parse().unwrap())
 }
 
@@ -71,7 +71,7 @@ impl Drop for Stamps {
     }
 }
 
-fn say(what: &str, mut all: Vec<u64>) {
+pub(crate) fn say(what: &str, mut all: Vec<u64>) {
     all.sort_unstable();
     let at = |share: usize| all[(all.len() - 1) * share / 100] / 1_000;
     println!("{what}: p50 {} us, p99 {} us, n {}", at(50), at(99), all.len());

@@ -325,7 +325,10 @@ struct elfen_thread_slot {
 	elfen_u64 entries;
 	elfen_u64 ambiguous;
 	elfen_u64 returns;
-	elfen_u64 reserved[2];
+	/* of slot 0: entries that publish what their thread has executed, and threads that were
+	 * to count and have no counters */
+	elfen_u64 counting;
+	elfen_u64 uncounted;
 } ELFEN_ALIGNED;
 ELFEN_ASSERT(sizeof(struct elfen_thread_slot) == 128);
 ELFEN_AT(elfen_thread_slot, thread, 64);
@@ -334,5 +337,7 @@ ELFEN_AT(elfen_thread_slot, refused, 80);
 ELFEN_AT(elfen_thread_slot, entries, 88);
 ELFEN_AT(elfen_thread_slot, ambiguous, 96);
 ELFEN_AT(elfen_thread_slot, returns, 104);
+ELFEN_AT(elfen_thread_slot, counting, 112);
+ELFEN_AT(elfen_thread_slot, uncounted, 120);
 
 #endif /* ELFEN_ABI_H */

@@ -16,6 +16,7 @@ extern crate std;
 pub mod bpf;
 pub mod check;
 pub mod clock;
+pub mod count;
 pub mod inherit;
 pub mod lane;
 pub mod memory;

@@ -185,9 +185,24 @@ impl Order<'static> {
 
 impl<'a> Order<'a> {
     /// How functions are to say that they run: by `entries` that are written, by the `hooks` that
-    /// they call, or not at all. The rest behind it is of globals.
+    /// they call, or not at all.
     pub fn functions(&self) -> &'a [u8] {
-        self.rest.split(|&byte| byte == b' ').next().unwrap_or_default()
+        self.of_functions().next().unwrap_or_default()
+    }
+
+    /// Places of functions that are to publish what their thread has executed.
+    pub fn counted(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.of_functions().skip(1)
+    }
+
+    /// The descriptor of the globals' file and the places of its pages.
+    pub fn globals(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.rest.split(|&byte| byte == b' ').skip(1)
+    }
+
+    fn of_functions(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let first = self.rest.split(|&byte| byte == b' ').next().unwrap_or_default();
+        first.split(|&byte| byte == b',')
     }
 
     fn parse(text: &'a [u8]) -> Option<Self> {
@@ -311,7 +326,11 @@ mod tests {
     fn orders_are_numbers_and_a_rest() {
         let order = Order { segment: 12, front: 34, rest: &b"hooks 8 1:99:40"[..] };
         assert_eq!(Order::parse(b"1 12 34 hooks 8 1:99:40"), Some(order));
-        assert_eq!(order.functions(), b"hooks");
+        assert_eq!((order.functions(), order.counted().count()), (&b"hooks"[..], 0));
+        assert!(order.globals().eq([&b"8"[..], b"1:99:40"]));
+        let counts = Order { rest: b"entries,1:99:64,1:99:80 -", ..order };
+        assert!(counts.counted().eq([&b"1:99:64"[..], b"1:99:80"]));
+        assert_eq!(counts.functions(), b"entries");
         let none = Order { rest: b"", ..order };
         assert_eq!((Order::parse(b"1 12 34"), none.functions()), (Some(none), &b""[..]));
         for text in ["", "1", "1 12", "2 12 34", "1 -1 34", "1 12 99999999999", "1  12 34"] {

@@ -241,15 +241,15 @@ fn control_slots_are_the_same_on_both_sides() {
 
 #[test]
 fn thread_slots_are_the_same_on_both_sides() {
-    let page = page_from_c::<ThreadSlot>("thread", &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    let page = page_from_c::<ThreadSlot>("thread", &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
     let slot = page.slot(0).unwrap();
     let words = &slot.words;
     let words = [&words.value, &words.calls, &words.instructions, &words.cycles];
     assert_eq!(words.map(|word| word.load(Relaxed)), [1, 2, 3, 4]);
     let claim = [&slot.thread, &slot.claims, &slot.refused];
     assert_eq!(claim.map(|word| word.load(Relaxed)), [5, 6, 7]);
-    let patched = [&slot.entries, &slot.ambiguous, &slot.returns];
-    assert_eq!(patched.map(|word| word.load(Relaxed)), [8, 9, 10]);
+    let patched = [&slot.entries, &slot.ambiguous, &slot.returns, &slot.counting, &slot.uncounted];
+    assert_eq!(patched.map(|word| word.load(Relaxed)), [8, 9, 10, 11, 12]);
 }
 
 /// Goal: tags in C and in Rust are one thing. Method: a C program in a page that this test made,

@@ -13,13 +13,15 @@
 //! runs with more than one batch lane: with one, a thread has nowhere to go.
 //!
 //! For `elfen shim` a function says that it is entered, before any check, and in the place of the
-//! `ret` that all functions of a file share ([`RETURN`]) that it returns; where a function returns,
+//! `ret` that all functions of a file share ([`RETURN`]) that it returns; some call besides what
+//! publishes the thread's counters, which changes `%r11` and the flags alone. Where one returns,
 //! `%r10` and `%r11` hold nothing:
 //!
 //! ```text
 //!     mov   %fs:WORDS, %r11           the thread's words               64 4c 8b 1c 25 WORDS
 //!     movl  $FUNCTION, (%r11)         the lower half of its address    41 c7 03 FUNCTION
 //!     incq  16(%r11)                  its calls                        49 ff 43 10
+//!     call  *COUNT(%rip)              what the thread has executed     ff 15 rel32
 //!
 //!     mov   %fs:WORDS, %r11                                            64 4c 8b 1c 25 WORDS
 //!     mov   (%rsp), %r10d             an address in its caller         44 8b 14 24
@@ -33,8 +35,10 @@ pub const CHECK_BYTES: usize = 43;
 pub const JUMP_BYTES: usize = 5;
 /// Of saying that a function is entered.
 const SAY_BYTES: usize = 20;
-/// The longest that is written: both.
-const CODE_BYTES: usize = SAY_BYTES + CHECK_BYTES;
+/// Of a call through a pointer.
+const CALL_BYTES: usize = 6;
+/// The longest that is written: all of these.
+const CODE_BYTES: usize = SAY_BYTES + CALL_BYTES + CHECK_BYTES;
 
 /// What `libelfen_return.a` has where functions return: `ret`, and room that says whose it is.
 pub const RETURN: [u8; 32] = *b"\xc3elfen return thunk, version 1\xcc\xcc";
@@ -136,13 +140,17 @@ impl Say {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     pub say: Option<Say>,
+    /// Where the address of what publishes the thread's counters stands.
+    pub count: Option<u64>,
     pub check: Option<Check>,
 }
 
 impl Entry {
     /// How many bytes [`Entry::code`] takes.
     pub fn size(&self) -> usize {
-        self.say.map_or(0, |_| SAY_BYTES) + self.check.map_or(0, |check| check.size())
+        self.say.map_or(0, |_| SAY_BYTES)
+            + self.count.map_or(0, |_| CALL_BYTES)
+            + self.check.map_or(0, |check| check.size())
     }
 
     /// The code as it stands at `at` for the function at `function`; the check, which is last, goes
@@ -151,6 +159,9 @@ impl Entry {
         let mut code = Code::EMPTY;
         if let Some(say) = &self.say {
             say.push_entry(&mut code, function)?;
+        }
+        if let Some(pointer) = self.count {
+            code.push_relative(&CALL_THROUGH, at, pointer)?;
         }
         if let Some(check) = &self.check {
             check.push(&mut code, at, slow)?;
@@ -175,9 +186,11 @@ pub fn jump(at: u64, to: u64) -> Option<Code> {
 /// `call *pointer(%rip)`.
 pub fn call_through(at: u64, pointer: u64) -> Option<Code> {
     let mut code = Code::EMPTY;
-    code.push_relative(&[0xff, 0x15], at, pointer)?;
+    code.push_relative(&CALL_THROUGH, at, pointer)?;
     Some(code)
 }
+
+const CALL_THROUGH: [u8; 2] = [0xff, 0x15];
 
 fn distance(from: u64, to: u64) -> Option<i32> {
     i32::try_from(to.cast_signed().checked_sub(from.cast_signed())?).ok()
@@ -187,9 +200,10 @@ fn distance(from: u64, to: u64) -> Option<i32> {
 mod tests {
     use super::*;
 
-    const PAIR: Entry = Entry { say: None, check: Some(Check { word: -40, moved: None }) };
+    const NONE: Entry = Entry { say: None, count: None, check: None };
+    const PAIR: Entry = Entry { check: Some(Check { word: -40, moved: None }), ..NONE };
     const WHOLE: Entry =
-        Entry { say: None, check: Some(Check { word: -40, moved: Some([0x1234, -24]) }) };
+        Entry { check: Some(Check { word: -40, moved: Some([0x1234, -24]) }), ..NONE };
     const SAY: Say = Say { words: -72 };
 
     /// Against what GNU as makes of the listing above.
@@ -218,19 +232,35 @@ mod tests {
     fn functions_say_that_they_run_before_they_are_checked() {
         let words = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xb8, 0xff, 0xff, 0xff];
         let entry = [&words[..], &[0x41, 0xc7, 0x03, 0x34, 0x12, 0x55, 0x55, 0x49, 0xff, 0x43, 16]];
-        let only = Entry { say: Some(SAY), check: None };
+        let only = Entry { say: Some(SAY), ..NONE };
         let code = only.code(0x1000, 0x7777_5555_1234, 0).unwrap();
         assert_eq!((code.bytes(), only.size()), (&entry.concat()[..], SAY_BYTES));
-        let both = Entry { say: Some(SAY), check: PAIR.check };
+        let both = Entry { say: Some(SAY), ..PAIR };
         let code = both.code(0x1000, 0x7777_5555_1234, 0x2000).unwrap();
         let check = PAIR.code(0x1000 + SAY_BYTES as u64, 0, 0x2000).unwrap();
         assert_eq!(code.bytes(), [&entry.concat()[..], check.bytes()].concat());
         assert!(code.bytes().len() == both.size() && both.size() <= CHECK_BYTES);
-        let whole = Entry { say: Some(SAY), check: WHOLE.check };
+        let whole = Entry { say: Some(SAY), ..WHOLE };
         assert_eq!(whole.code(0x1000, 0, 0x2000).unwrap().bytes().len(), whole.size());
         let exit = [&words[..], &[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3]].concat();
         assert_eq!(SAY.exit().unwrap().bytes(), exit);
         assert!(exit.len() <= RETURN.len());
+    }
+
+    /// Goal: what publishes counters is called behind the stores and before the check.
+    #[test]
+    fn counters_are_published_between() {
+        let all = Entry { say: Some(SAY), count: Some(0x1000), ..WHOLE };
+        let code = all.code(0x1100, 0x7777, 0x2000).unwrap();
+        assert_eq!(code.bytes().len(), all.size());
+        let said = Entry { say: Some(SAY), ..NONE }.code(0x1100, 0x7777, 0).unwrap();
+        assert_eq!(code.bytes()[..SAY_BYTES], *said.bytes());
+        // From 0x111a, where the call ends.
+        let call = &code.bytes()[SAY_BYTES..][..CALL_BYTES];
+        assert_eq!(call, [0xff, 0x15, 0xe6, 0xfe, 0xff, 0xff]);
+        let check = WHOLE.code(0x1100 + (SAY_BYTES + CALL_BYTES) as u64, 0, 0x2000).unwrap();
+        assert_eq!(code.bytes()[SAY_BYTES + CALL_BYTES..], *check.bytes());
+        assert_eq!(all.code(1 << 33, 0, 0x2000), None, "its pointer is too far away");
     }
 
     #[test]

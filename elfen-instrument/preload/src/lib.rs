@@ -4,7 +4,8 @@
 //! they left room for it instead, [`patch`] writes checks into the program as it is loaded.
 //! A program with neither is none the wiser: the library then does nothing at all. For
 //! `elfen shim` it shares the globals that are looked at ([`shared`]), and functions say that they
-//! run, each thread in a slot that it claims as it begins ([`threads`]). What a check does is in
+//! run, each thread in a slot that it claims as it begins ([`threads`]), and some functions what
+//! their thread has executed (`elfen_rt::count`). What a check does is in
 //! `elfen_rt::check`; so is the slow path of the checks in `elfen_check.h`, which this library
 //! exports.
 //!
@@ -18,6 +19,7 @@
 
 mod hooks;
 mod patch;
+mod place;
 mod shared;
 mod threads;
 
@@ -31,11 +33,18 @@ extern "C" fn start() {
     let functions = order.map_or(&b""[..], |order| order.functions());
     let says = functions == b"entries";
     if says || functions == b"hooks" {
+        let counts = order.is_some_and(|order| order.counted().next().is_some());
+        if counts {
+            elfen_rt::count::begin();
+        }
         // The first thread's slot is claimed here, where system calls do no harm.
-        elfen_rt::tag::begin_thread();
-        threads::claim_slots();
+        threads::claim_slots(counts);
+        threads::begin_this();
     }
-    patch::patch_all(patch::Ways { says, checks: elfen_rt::inherit::is_named() });
+    patch::patch_all(patch::Ways {
+        says: order.filter(|_| says),
+        checks: elfen_rt::inherit::is_named(),
+    });
     if let Some(order) = order {
         shared::share(&order);
     }

@@ -14,6 +14,8 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 use elfen_rt::tag::Order;
 
+use crate::place::{File, Place, number};
+
 const PAGE: usize = 4096;
 /// As many as the front's file has.
 const PAGES: usize = 16;
@@ -26,23 +28,14 @@ static COPY: AtomicUsize = AtomicUsize::new(0);
 /// 1 while a thread forks.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
-/// A page of a file's data.
-#[derive(Clone, Copy)]
-struct Page {
-    device: u64,
-    inode: u64,
-    /// As the file has it.
-    address: u64,
-}
-
 /// Does what the front has ordered. Only while there is one thread, and before the program runs.
 pub(crate) fn share(order: &Order<'_>) {
-    let mut fields = order.rest.split(|&byte| byte == b' ').skip(1);
+    let mut fields = order.globals();
     let Some(fd) = fields.next().and_then(number).and_then(|fd| c_int::try_from(fd).ok()) else {
         return;
     };
     for (index, field) in fields.enumerate().take(PAGES) {
-        let Some(page) = Page::parse(field) else { continue };
+        let Some(page) = Place::parse(field) else { continue };
         let mut found = Find { page, address: None };
         // SAFETY: `look` has the type that is asked for, and `found` lives longer than the call.
         unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
@@ -65,26 +58,8 @@ pub(crate) fn share(order: &Order<'_>) {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 
-fn number(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
-    }
-    digits.iter().try_fold(0_u64, |value, &digit| {
-        let digit = digit.checked_sub(b'0').filter(|&digit| digit < 10)?;
-        value.checked_mul(10)?.checked_add(digit.into())
-    })
-}
-
-impl Page {
-    fn parse(text: &[u8]) -> Option<Self> {
-        let mut fields = text.split(|&byte| byte == b':').map(number);
-        let (device, inode, address) = (fields.next()??, fields.next()??, fields.next()??);
-        Some(Self { device, inode, address })
-    }
-}
-
 struct Find {
-    page: Page,
+    page: Place,
     address: Option<usize>,
 }
 
@@ -104,11 +79,7 @@ unsafe extern "C" fn look(
     // SAFETY: the loader's names are NUL-terminated.
     let name = unsafe { CStr::from_ptr(info.dlpi_name) };
     let path = if name.is_empty() { c"/proc/self/exe" } else { name };
-    // SAFETY: an all-zero stat is a valid value of that plain C structure.
-    let mut about: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: the path is NUL-terminated and `about` is ours.
-    let failed = unsafe { libc::stat(path.as_ptr(), &mut about) } != 0;
-    if failed || (about.st_dev, about.st_ino) != (found.page.device, found.page.inode) {
+    if File::at(path) != Some(found.page.file) {
         return 0;
     }
     // SAFETY: the loader says that there are so many headers at this address.

@@ -10,7 +10,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 
-use elfen_rt::tag;
+use elfen_rt::{count, tag};
 
 /// What pthread_create(3) is given.
 type Start = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
@@ -36,12 +36,22 @@ static PLACES: [Place; 256] = [const {
     }
 }; 256];
 
-/// Whether threads are to claim slots.
+/// Whether threads are to claim slots, and to open their counters.
 static CLAIMED: AtomicBool = AtomicBool::new(false);
+static COUNTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on each thread claims its slot as it begins.
-pub(crate) fn claim_slots() {
+/// From now on each thread claims its slot as it begins, and `counts` what it executes.
+pub(crate) fn claim_slots(counts: bool) {
     CLAIMED.store(true, Relaxed);
+    COUNTED.store(counts, Relaxed);
+}
+
+/// What the calling thread does of that.
+pub(crate) fn begin_this() {
+    tag::begin_thread();
+    if COUNTED.load(Relaxed) {
+        count::begin_thread();
+    }
 }
 
 /// What a thread is to do, as two registers.
@@ -57,7 +67,7 @@ extern "C" fn take(place: &Place) -> Order {
     let order = Order { start: place.start.load(Relaxed), argument: place.argument.load(Relaxed) };
     // Release: pairs with the next one that takes the place.
     place.taken.store(false, Release);
-    tag::begin_thread();
+    begin_this();
     order
 }
 

@@ -72,7 +72,10 @@ pub struct ThreadSlot {
     pub ambiguous: AtomicU64,
     /// Of slot 0: files of the program whose functions also say that they return.
     pub returns: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// Of slot 0: entries that publish what their thread has executed.
+    pub counting: AtomicU64,
+    /// Of slot 0: threads that were to count, and have no counters.
+    pub uncounted: AtomicU64,
 }
 
 const _: () = assert!(size_of::<ThreadSlot>() == 128);
@@ -82,6 +85,8 @@ const _: () = assert!(offset_of!(ThreadSlot, refused) == 80);
 const _: () = assert!(offset_of!(ThreadSlot, entries) == 88);
 const _: () = assert!(offset_of!(ThreadSlot, ambiguous) == 96);
 const _: () = assert!(offset_of!(ThreadSlot, returns) == 104);
+const _: () = assert!(offset_of!(ThreadSlot, counting) == 112);
+const _: () = assert!(offset_of!(ThreadSlot, uncounted) == 120);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNTHRD" is used nowhere else.
 unsafe impl Slot for ThreadSlot {

@@ -32,7 +32,8 @@ FIELDS(thread_words, AT(elfen_thread_slot, words.value), AT(elfen_thread_slot, w
        AT(elfen_thread_slot, words.instructions), AT(elfen_thread_slot, words.cycles),
        AT(elfen_thread_slot, thread), AT(elfen_thread_slot, claims),
        AT(elfen_thread_slot, refused), AT(elfen_thread_slot, entries),
-       AT(elfen_thread_slot, ambiguous), AT(elfen_thread_slot, returns));
+       AT(elfen_thread_slot, ambiguous), AT(elfen_thread_slot, returns),
+       AT(elfen_thread_slot, counting), AT(elfen_thread_slot, uncounted));
 
 struct channel {
 	const char *name;

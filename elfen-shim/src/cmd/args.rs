@@ -39,6 +39,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "WORD[/WORD]")]
     pub(super) rate: Vec<String>,
 
+    /// Functions that publish at their entries what their thread has executed, for --rate
+    /// instructions/cycles, which is then the default; may be repeated
+    #[arg(long, value_name = "FUNCTION", requires = "program")]
+    pub(super) count_at: Vec<String>,
+
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
     pub(super) duration: Option<Duration>,
@@ -99,9 +104,18 @@ pub(super) struct Args {
 }
 
 impl Args {
+    /// What rates are asked for.
+    pub(super) fn rates(&self) -> Vec<String> {
+        match (&self.rate[..], &self.count_at[..]) {
+            ([], [_, ..]) => vec!["instructions/cycles".to_owned()],
+            (rates, _) => rates.to_vec(),
+        }
+    }
+
     /// Whether anything that is asked for is told by functions.
     pub(super) fn wants_functions(&self) -> bool {
         self.watch.is_empty()
+            || !self.count_at.is_empty()
             || self.watch.contains(&Ask::Function)
             || self.rate.iter().any(|rate| rate.split('/').any(|word| word == "calls"))
     }

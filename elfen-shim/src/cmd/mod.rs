@@ -1,6 +1,7 @@
 //! `elfen shim` and its subcommands: arguments, one call, and what is printed. `elfen` mounts it.
 
 mod args;
+mod count;
 mod export;
 mod finish;
 mod gather;

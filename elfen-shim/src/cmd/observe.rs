@@ -16,6 +16,7 @@ use elfen_rt::signal::thread::ThreadSlot;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::args::{Args, Keep, Pace};
+use super::count;
 use super::finish;
 use super::gather::{Context, Gathered, gather};
 use super::lanes::{Chosen, choose};
@@ -144,7 +145,7 @@ impl Run<'_> {
             clock: self.clock,
             round_trip: self.round_trip,
         };
-        let gathered = gather(&self.args.watch, &self.args.rate, &context);
+        let gathered = gather(&self.args.watch, &self.args.rates(), &context);
         let gathered = gathered.and_then(|gathered| match gathered[0].words.is_empty() {
             false => Ok(gathered),
             true => {
@@ -259,6 +260,8 @@ impl Run<'_> {
         let of_first =
             |word: fn(&ThreadSlot) -> &AtomicU64| first.map_or(0, |slot| word(slot).load(Relaxed));
         let entries = of_first(|slot| &slot.entries);
+        let counting = (of_first(|slot| &slot.counting), of_first(|slot| &slot.uncounted));
+        count::warn_of(&self.args.count_at, counting);
         correct(&mut signals, started.saying, of_first(|slot| &slot.returns));
         let known = finish::Known {
             program: started.name.clone(),

@@ -10,6 +10,7 @@ use elfen_instrument::inspect;
 use elfen_kernel::task_map;
 use serde::Serialize;
 
+use super::count;
 use super::gather::globals_of;
 use crate::reach;
 use crate::symbols::{Global, GlobalKind, Layout, Saying, Symbols};
@@ -125,6 +126,12 @@ impl Report {
                 self.lack("returns of functions", RETURNS);
             }
             None => self.lack("function", FUNCTIONS),
+        }
+        if matches!(program.saying, Some(Saying::Entries | Saying::EntriesAndReturns)) {
+            match count::lacking() {
+                None => self.add("instructions, cycles", "entries", "of functions by --count-at"),
+                Some((why, _)) => self.lack("instructions, cycles", &why),
+            }
         }
         if program.has_tags {
             self.add("tag", "source-tags", "one store a tag");

@@ -11,6 +11,7 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 
 use super::args::Args;
+use super::count;
 use super::gather::{share, share_running};
 use super::lanes::Chosen;
 use super::more::globals;
@@ -87,13 +88,17 @@ pub(super) fn start(
         Some(file) => share(&args.watch, &args.rate, file)?,
         None => (Vec::new(), None),
     };
+    let counted = match &file {
+        Some(file) => count::order(&args.count_at, file, symbols.as_ref())?,
+        None => String::new(),
+    };
     let own_globals = globals(symbols.as_ref());
     let shares = shared.as_ref().filter(|shared| !shared.is_empty());
     let saying = symbols.and_then(|symbols| symbols.saying).filter(|_| args.wants_functions());
     let library = takes_a_library(&args.program[0]);
     // What nobody asked for by name is no reason to look at nothing.
     let saying = match (&library, saying) {
-        (Err(_), Some(_)) if !args.watch.contains(&Ask::Function) => None,
+        (Err(_), Some(_)) if !args.watch.contains(&Ask::Function) && counted.is_empty() => None,
         (_, saying) => saying,
     };
     if saying.is_some() || shares.is_some() {
@@ -106,7 +111,7 @@ pub(super) fn start(
     };
     let preload = (saying.is_some() || shares.is_some()).then(|| {
         let globals = shares.map(crate::reach::SharedGlobals::order);
-        format!("{functions} {}", globals.as_deref().unwrap_or("-"))
+        format!("{functions}{counted} {}", globals.as_deref().unwrap_or("-"))
     });
     let order = Start {
         words: &args.program,

@@ -13,6 +13,9 @@
 //!                                                           jmp back
 //! ```
 //!
+//! Functions that are to publish what their thread has executed call for that in their stubs,
+//! behind what they say, and have one also where there is room.
+//!
 //! And over the `ret` that functions share which are built with `-mfunction-return=thunk-extern`
 //! and linked with `libelfen_return.a`: that they return. Two functions whose addresses have one
 //! lower half cannot be told apart, so the second says nothing, and is counted.
@@ -31,7 +34,8 @@ use core::ptr;
 use elfen_entries::{
     Check, Entry, FunctionStarts, JUMP_BYTES, Say, call_through, filling, is_entry, jump,
 };
-use elfen_rt::{check, tag};
+use elfen_rt::check;
+use elfen_rt::tag::{self, Order};
 
 use object::Object;
 use said::Said;
@@ -40,8 +44,8 @@ use write::{Opened, Stubs};
 /// What is written, where functions leave room for it.
 #[derive(Clone, Copy)]
 pub(crate) struct Ways {
-    /// That they are entered and return.
-    pub(crate) says: bool,
+    /// That they are entered and return, and of those that the order names what was executed.
+    pub(crate) says: Option<Order<'static>>,
     pub(crate) checks: bool,
 }
 
@@ -53,13 +57,13 @@ struct Walk<'a> {
 
 /// Patches all that is loaded; gives what says now that it runs.
 pub(crate) fn patch_all(ways: Ways) {
-    if !(ways.says || ways.checks) || write::threads() != Some(1) {
+    if !(ways.says.is_some() || ways.checks) || write::threads() != Some(1) {
         return;
     }
     let mut walk = Walk { ways, said: Said::default() };
     // SAFETY: `patch_one` has the type that is asked for, and the walk lives longer than the call.
     unsafe { libc::dl_iterate_phdr(Some(patch_one), ptr::from_mut(&mut walk).cast()) };
-    if ways.says {
+    if ways.says.is_some() {
         walk.said.publish();
     }
 }
@@ -85,23 +89,32 @@ fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
     let sites = || listed.iter().filter_map(|&entry| Site::at(object, &starts, entry));
     // The least of all: NOPs behind the compiler's own may be a loop of the program's.
     let room = sites().map(|site| site.room).min().filter(|room| *room >= JUMP_BYTES)?;
-    let say = if walk.ways.says { say_of_this_process() } else { None };
+    let say = if walk.ways.says.is_some() { say_of_this_process() } else { None };
     let check = if walk.ways.checks { check_of_this_process() } else { None };
-    let form = Form { entry: Entry { say, check }, room };
+    let form = Form { entry: Entry { say, count: None, check }, room };
     if form.entry.size() == 0 {
         return None;
     }
     let text = object.text()?;
-    let stubs = Stubs::near(text, sites().count(), form.stub_bytes())?;
+    let counted = walk.ways.says.filter(|_| say.is_some()).and_then(|order| object.counted(order));
+    let counts = |site: Site| counted.is_some_and(|counted| counted.names(site.address));
+    let any = sites().any(counts);
+    let counting =
+        |pointer: u64| Form { entry: Entry { count: Some(pointer), ..form.entry }, room };
+    let stub_bytes = if any { counting(0).stub_bytes() } else { form.stub_bytes() };
+    let stubs = Stubs::near(text, sites().count(), stub_bytes)?;
+    let counting = counting(stubs.publish());
+    let form_of = |site: Site| if any && counts(site) { counting } else { form };
     for (index, site) in sites().enumerate() {
-        form.write_stub(&stubs, index, site.address)?;
+        form_of(site).write_stub(&stubs, index, site.address)?;
     }
     let stubs = stubs.finish()?;
     let shared_return = say.and_then(|say| Some((object.shared_return()?, say.exit()?)));
     let open = Opened::open(text)?;
     for (index, site) in sites().enumerate() {
+        let form = form_of(site);
         let mut entry = form.entry;
-        if say.is_some() && !walk.said.may(site.address) {
+        if say.is_some() && !walk.said.may(site.address, entry.count.is_some()) {
             entry.say = None;
             // A stub would say it as well.
             if entry.check.is_none() || !form.is_in_place() {
@@ -172,7 +185,7 @@ const ASK_BYTES: usize = 6 + JUMP_BYTES;
 
 impl Form {
     fn is_in_place(&self) -> bool {
-        self.room >= self.entry.size()
+        self.room >= self.entry.size() && self.entry.count.is_none()
     }
 
     fn stub_bytes(&self) -> usize {

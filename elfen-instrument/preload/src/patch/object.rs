@@ -5,14 +5,34 @@ use core::ffi::CStr;
 use core::slice;
 
 use elfen_entries::{FunctionStarts, RETURN};
+use elfen_rt::tag::Order;
 
 use super::section;
+use crate::place::{File, Place};
 
 /// One object, as the loader describes it. Addresses are those in memory.
 pub(super) struct Object<'a> {
     base: u64,
     headers: &'a [libc::Elf64_Phdr],
     path: &'a CStr,
+}
+
+/// Functions of an object that an order names.
+#[derive(Clone, Copy)]
+pub(super) struct Counted {
+    order: Order<'static>,
+    file: File,
+    base: u64,
+}
+
+impl Counted {
+    /// By the address of its entry, which is the function's own or behind its `endbr64`.
+    pub(super) fn names(&self, entry: u64) -> bool {
+        let offset = entry.wrapping_sub(self.base);
+        self.order.counted().filter_map(Place::parse).any(|place| {
+            place.file == self.file && matches!(offset.wrapping_sub(place.address), 0 | 4)
+        })
+    }
 }
 
 /// A stretch of an object in memory.
@@ -53,6 +73,13 @@ impl<'a> Object<'a> {
         // SAFETY: any eight bytes are a u64; what is not aligned or not whole is cut off.
         let (_, entries, _) = unsafe { bytes.align_to::<u64>() };
         Some(entries)
+    }
+
+    /// Those of its functions that an order has publish what their thread has executed.
+    pub(super) fn counted(&self, order: Order<'static>) -> Option<Counted> {
+        // A question to the kernel for each object, where there are any.
+        order.counted().next()?;
+        Some(Counted { order, file: File::at(self.path)?, base: self.base })
     }
 
     /// Where functions return, if the program was linked with our library for that.

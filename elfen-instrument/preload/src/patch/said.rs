@@ -22,23 +22,25 @@ pub(super) struct Said<'a> {
     speakers: [Option<Speaker<'a>>; OBJECTS],
     entries: u64,
     ambiguous: u64,
+    counting: u64,
     returns: u64,
 }
 
 impl Default for Said<'_> {
     fn default() -> Self {
-        Self { speakers: [None; OBJECTS], entries: 0, ambiguous: 0, returns: 0 }
+        Self { speakers: [None; OBJECTS], entries: 0, ambiguous: 0, counting: 0, returns: 0 }
     }
 }
 
 impl<'a> Said<'a> {
-    /// Whether a function may say that it runs; counts those that may not.
-    pub(super) fn may(&mut self, address: u64) -> bool {
+    /// Whether a function may say that it runs; counts those that may not, and those that count.
+    pub(super) fn may(&mut self, address: u64, counts: bool) -> bool {
         let is_full = self.speakers.iter().all(Option::is_some);
         let mut speakers = self.speakers.iter().flatten();
         let is_ambiguous = is_full || speakers.any(|speaker| speaker.says(address));
         let counted = if is_ambiguous { &mut self.ambiguous } else { &mut self.entries };
         *counted = counted.saturating_add(1);
+        self.counting = self.counting.saturating_add(u64::from(counts && !is_ambiguous));
         !is_ambiguous
     }
 
@@ -55,6 +57,7 @@ impl<'a> Said<'a> {
         // Relaxed: words that mean something one by one.
         first.entries.store(self.entries, Relaxed);
         first.ambiguous.store(self.ambiguous, Relaxed);
+        first.counting.store(self.counting, Relaxed);
         first.returns.store(self.returns, Relaxed);
     }
 }

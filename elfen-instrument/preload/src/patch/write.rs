@@ -8,10 +8,14 @@ use core::arch::asm;
 use core::mem::size_of;
 use core::ptr;
 
+use elfen_rt::count::publish;
+
 use super::object::Stretch;
 use crate::hooks::patched;
 
 const PAGE: u64 = 4096;
+/// Of the two addresses before the stubs.
+const HEAD_BYTES: usize = 2 * size_of::<u64>();
 /// Furthest that a 32-bit distance reaches, less what a text and its stubs may be long.
 const REACH: u64 = (1 << 31) - (1 << 28);
 /// Candidates for the stubs' place, and how far they are apart.
@@ -28,7 +32,8 @@ pub(super) fn threads() -> Option<u64> {
     if failed { None } else { stat.st_nlink.checked_sub(2) }
 }
 
-/// Room for code: the address of the hook, then one stub after the other.
+/// Room for code: the addresses of the hook and of what publishes counters, then one stub after the
+/// other.
 pub(super) struct Stubs {
     at: Stretch,
     stub_bytes: usize,
@@ -37,7 +42,7 @@ pub(super) struct Stubs {
 impl Stubs {
     /// Maps room for `count` stubs within reach of a text.
     pub(super) fn near(text: Stretch, count: usize, stub_bytes: usize) -> Option<Self> {
-        let bytes = stub_bytes.checked_mul(count)?.checked_add(size_of::<u64>())?;
+        let bytes = stub_bytes.checked_mul(count)?.checked_add(HEAD_BYTES)?;
         let len = u64::try_from(bytes).ok()?.checked_next_multiple_of(PAGE)?;
         let text_end = text.address.checked_add(text.len as u64)?;
         // Below first: above a program is its heap.
@@ -47,7 +52,8 @@ impl Stubs {
         let address =
             wanted.into_iter().find_map(|wanted| map_near(wanted & !(PAGE - 1), len, text))?;
         let stubs = Self { at: Stretch { address, len: usize::try_from(len).ok()? }, stub_bytes };
-        stubs.write(address, &hook_address().to_le_bytes());
+        stubs.write(stubs.hook(), &hook_address().to_le_bytes());
+        stubs.write(stubs.publish(), &publish_address().to_le_bytes());
         Some(stubs)
     }
 
@@ -56,8 +62,13 @@ impl Stubs {
         self.at.address
     }
 
+    /// Where the address of what publishes counters stands.
+    pub(super) fn publish(&self) -> u64 {
+        self.at.address + size_of::<u64>() as u64
+    }
+
     pub(super) fn address(&self, index: usize) -> u64 {
-        self.at.address + (size_of::<u64>() + self.stub_bytes * index) as u64
+        self.at.address + (HEAD_BYTES + self.stub_bytes * index) as u64
     }
 
     pub(super) fn write(&self, address: u64, bytes: &[u8]) {
@@ -70,9 +81,13 @@ impl Stubs {
     }
 }
 
-/// The address that stubs call.
+/// The addresses that stubs call.
 fn hook_address() -> u64 {
     (patched as *const ()).addr() as u64
+}
+
+fn publish_address() -> u64 {
+    (publish as *const ()).addr() as u64
 }
 
 /// Maps memory at `wanted`; `None` if it is taken, or out of the text's reach.

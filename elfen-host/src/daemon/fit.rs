@@ -7,6 +7,9 @@ use elfen_rt::signal::service::Writer;
 use super::lent;
 use super::settings::{Lent, Settings, Which};
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
+use crate::cpulist::CpuSet;
+use crate::pair::Pair;
+use crate::run::hotplug::online;
 use crate::systemd;
 
 /// What of the settings this machine can hold, before anything is changed: the hierarchies, and
@@ -55,6 +58,14 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
         }
     }
     Ok((hierarchies, home))
+}
+
+/// Says which lanes are not there now; they are no mistake.
+pub fn offline(settings: &Settings) -> Option<String> {
+    let lanes = settings.lent.iter().flat_map(|lent| &lent.pairs);
+    let gone = lanes.flat_map(Pair::lanes).collect::<CpuSet>().without(&online()?.0);
+    let line = format!("CPUs {gone} are offline; they are lent when they come");
+    (!gone.is_empty()).then_some(line)
 }
 
 fn holds_home<'a>(place: &'a Which, home: &CgroupPath) -> Option<&'a CgroupPath> {

@@ -41,7 +41,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use self::confined::Confining;
 use self::fit::fit;
-pub use self::fit::require;
+pub use self::fit::{offline, require};
 use self::guarding::Guarding;
 use self::held::Held;
 use self::keeper::Duties;
@@ -164,12 +164,8 @@ impl Daemon {
     }
 
     fn warn_of_lanes(&self) {
-        let lanes = self.settings.lent.iter().flat_map(|lent| &lent.pairs);
-        let lanes: CpuSet = lanes.flat_map(crate::pair::Pair::lanes).collect();
-        let gone = self.online.as_ref().map(|online| lanes.without(online));
-        if let Some(gone) = gone.filter(|gone| !gone.is_empty()) {
-            let line = format_args!("CPUs {gone} are offline; they are lent when they come");
-            say(Level::Warning, line);
+        if let Some(gone) = offline(&self.settings) {
+            say(Level::Warning, format_args!("{gone}"));
         }
     }
 

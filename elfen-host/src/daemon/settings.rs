@@ -299,8 +299,14 @@ impl FenceTable {
     }
 }
 
+/// Slices and scopes of systemd's that hold what a fence would keep from running.
+const NEEDED: [&str; 4] = ["system.slice", "user.slice", "-.slice", "init.scope"];
+
 fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
     match CgroupPath::parse(path) {
+        Some(path) if NEEDED.contains(&path.as_str().trim_start_matches('/')) => {
+            Err(format!("{what}: {path} holds what has to run at once"))
+        }
         Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
         Some(_) => Err(format!("{what}: the root holds everything")),
         None => Err(format!("{what}: {path:?} is no path of a cgroup")),
@@ -317,7 +323,7 @@ fn checked_unit(what: &str, unit: &str) -> Result<String, String> {
     if !kinds.iter().any(|kind| unit.ends_with(kind)) {
         return Err(format!("{what}: {unit:?} is no slice, scope or service"));
     }
-    if ["system.slice", "user.slice", "-.slice", "init.scope"].contains(&unit) {
+    if NEEDED.contains(&unit) {
         return Err(format!("{what}: {unit} holds what has to run at once"));
     }
     Ok(unit.to_owned())
@@ -459,6 +465,7 @@ cgroup = \"elfen.slice\"
             (fence("name = \"b\"\nunit = \"a\\nb.slice\""), "no name of a unit"),
             (fence("name = \"b\"\nunit = \"--now.slice\""), "no name of a unit"),
             (fence("name = \"b\"\nunit = \"system.slice\""), "has to run at once"),
+            (fence("name = \"b\"\ncgroup = \"/system.slice\""), "has to run at once"),
             (fence("name = \"b\"\nunit = \"elfen\""), "no slice, scope or service"),
             (
                 format!(

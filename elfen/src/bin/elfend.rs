@@ -120,6 +120,9 @@ fn require_root() -> Result<(), Failure> {
 /// What it would do, a line a lane and a fence.
 fn plan(settings: &Settings, home: &str) -> String {
     let mut text = format!("guards at home in {home}\n");
+    if let Some(gone) = daemon::offline(settings) {
+        text += &format!("{gone}\n");
+    }
     for lent in &settings.lent {
         let settings::Lent { service, pairs, policy, places, confine, .. } = lent;
         let whose = service.as_ref().map_or("nobody's".to_owned(), |name| format!("{name:?}'s"));

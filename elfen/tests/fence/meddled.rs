@@ -50,6 +50,9 @@ fn lanes_that_are_absent_are_said() {
     let usual = settings(fenced.heavy.name(), fenced.fence.name());
     let text = usual.replacen("lanes = \"0:1\"", "lanes = \"0:1,8000:8001\"", 1);
     fs::write(fenced.settings_file(), text).unwrap();
+    let mut check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &[]);
+    let checked = fenced.says_in(&fenced.home, check.arg("--check"));
+    assert!(checked.contains("CPUs 8000,8001 are offline"), "{checked}");
     fenced.restart();
     fenced.wait_until_it_runs();
     assert!(fenced.said().contains("CPUs 8000,8001 are offline"), "{}", fenced.said());

@@ -97,6 +97,34 @@ fn an_outsider_stays_on_its_lanes() {
     assert!(outside.success(), "the attempt can succeed");
 }
 
+/// Goal: a program in the fence does not reach its user's service manager, which would start
+/// another outside. Method: a manager's folder in a `/run` of the test's own, and who looks into it
+/// from inside and from outside.
+#[test]
+fn service_managers_of_users_are_out_of_reach() {
+    if !or_skip("service_managers_of_users_are_out_of_reach") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let manager = format!("/run/user/{NOBODY}/systemd/private");
+    let looks = |by: &str| {
+        let script = format!(
+            "mount -t tmpfs none /run && mkdir -p {manager} && {by} sh -c 'ls -d {manager} 2>&1'"
+        );
+        let mut own = fenced.command("unshare", &["--mount", "sh", "-c", &script]);
+        let output = own.current_dir("/").output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    let elfen = env!("CARGO_BIN_EXE_elfen");
+    let (seen, said) = looks(&format!("{elfen} run --fence batch --user {NOBODY} --"));
+    assert!(!seen && said.contains("Permission denied"), "{said}");
+    let user = format!("--reuid {NOBODY} --regid {NOBODY} --clear-groups");
+    let (seen, said) = looks(&format!("setpriv {user}"));
+    assert!(seen, "{said}");
+}
+
 /// Goal: a class that ranks above every cgroup is found, and the fence stands still until it is
 /// gone. Method: root, which is the only user that may.
 #[test]

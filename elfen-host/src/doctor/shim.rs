@@ -1,7 +1,7 @@
 //! What `elfen shim` may look at here, and as whom. A program that it starts can be looked at
 //! whatever this says, as far as it has a clock.
 
-use super::answers::{Attach, Handed, Looks};
+use super::answers::{Attach, Counting, Handed, Looks};
 use super::finding::{Enough, Finding, Machine, Mechanism};
 use crate::source::SourceError;
 
@@ -11,6 +11,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism { name: "shim-map-files", enough: Enough::No, examine: map_files },
     Mechanism { name: "shim-ptrace", enough: Enough::No, examine: ptrace },
     Mechanism { name: "shim-names", enough: Enough::No, examine: names },
+    Mechanism { name: "shim-counts", enough: Enough::No, examine: counts },
 ];
 
 const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
@@ -85,6 +86,24 @@ fn ptrace(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             "run it as root, or set it to 0 (as root: `sysctl kernel.yama.ptrace_scope=0`)",
         ),
     }))
+}
+
+/// What `--count-at` takes: hardware that counts for one's own threads.
+fn counts(machine: &Machine<'_>) -> Result<Finding, SourceError> {
+    Ok(match &machine.answers.cycles.of_this_thread {
+        Counting::Counts => Finding::yes(
+            "functions that `--count-at` names can publish the instructions and cycles of their \
+             thread",
+        ),
+        Counting::NoCounter(error) => Finding::warn(
+            format!("no hardware counts for threads (perf_event_open: {error}): no `--count-at`"),
+            "see to hardware-counters above; a program may publish its own counts",
+        ),
+        Counting::NotPermitted | Counting::NoCall => Finding::warn(
+            "threads may not count what they execute: no `--count-at`",
+            "see to hardware-counters above",
+        ),
+    })
 }
 
 fn names(machine: &Machine<'_>) -> Result<Finding, SourceError> {

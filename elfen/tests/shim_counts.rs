@@ -1,0 +1,244 @@
+//! Goal: functions that `--count-at` names publish what their thread has executed, each thread for
+//! itself, and no other function does. Method: a program that is its own kernel, as hardware may
+//! count nothing here: it answers perf_event_open(2) with pages that it made up, and the
+//! instruction that reads a counter, which faults, with numbers that it knows.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+
+use elfen_rt::memory::Memory;
+use elfen_rt::signal::page::Page;
+use elfen_rt::signal::thread::ThreadSlot;
+
+mod alone;
+mod preload;
+
+use alone::command_with_its_library;
+use preload::library;
+
+const SOURCE: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+/* What the made-up counters say: of cycles, and of instructions. */
+static _Thread_local uint64_t counters[2];
+static int opened;
+
+static long made_up_event(const uint64_t *attributes)
+{
+	uint64_t which = attributes[1];
+	unsigned char page[4096] = { 0 };
+	uint32_t index = which + 1;
+	uint64_t offset = 1000 * (which + 1), may_read = 1 << 2;
+	uint16_t width = 48;
+	int fd = memfd_create("event", 0);
+
+	memcpy(page + 12, &index, sizeof(index));
+	memcpy(page + 16, &offset, sizeof(offset));
+	memcpy(page + 40, &may_read, sizeof(may_read));
+	memcpy(page + 48, &width, sizeof(width));
+	opened++;
+	return write(fd, page, sizeof(page)) == sizeof(page) ? fd : -1;
+}
+
+/* Found by the library before the C library's. */
+long syscall(long number, ...)
+{
+	va_list rest;
+	long a, b, c, result;
+
+	va_start(rest, number);
+	a = va_arg(rest, long);
+	b = va_arg(rest, long);
+	c = va_arg(rest, long);
+	va_end(rest);
+	if (number == SYS_perf_event_open)
+		return made_up_event((const uint64_t *)a);
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "a"(number), "D"(a), "S"(b), "d"(c)
+			 : "rcx", "r11", "memory");
+	if (result < 0) {
+		errno = -result;
+		return -1;
+	}
+	return result;
+}
+
+static void in_place_of_a_counter(int signal, siginfo_t *info, void *context)
+{
+	greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
+
+	(void)signal;
+	(void)info;
+	if (memcmp((void *)registers[REG_RIP], "\x0f\x33", 2) != 0)
+		_exit(9);
+	registers[REG_RAX] = (uint32_t)counters[registers[REG_RCX]];
+	registers[REG_RDX] = counters[registers[REG_RCX]] >> 32;
+	registers[REG_RIP] += 2;
+}
+
+/* Arguments in all registers that hold some. */
+__attribute__((noinline)) long counted(long a, long b, long c, long d, long e, long f, double g)
+{
+	__asm__ volatile("");
+	return a + 10 * b + 100 * c + 1000 * d + 10000 * e + 100000 * f + (long)(g * 1000000);
+}
+
+__attribute__((noinline)) long other(long a)
+{
+	__asm__ volatile("");
+	return a;
+}
+
+static void *work(void *from)
+{
+	for (uint64_t n = 1; n <= 100; n++) {
+		counters[0] = (uint64_t)from + n;
+		counters[1] = 2 * ((uint64_t)from + n);
+		if (counted(1, 2, 3, 4, 5, 6, 7) != 7654321)
+			_exit(8);
+	}
+	counters[0] = counters[1] = 0;
+	other(1);
+	return NULL;
+}
+
+int main(void)
+{
+	struct sigaction action = { .sa_flags = SA_SIGINFO };
+	pthread_t thread;
+	int status;
+	long child;
+
+	action.sa_sigaction = in_place_of_a_counter;
+	sigaction(SIGSEGV, &action, NULL);
+	work((void *)10000);
+	pthread_create(&thread, NULL, work, (void *)20000);
+	pthread_join(thread, NULL);
+	/* Without the C library, so that no handler of a fork runs: the pages are not there. */
+	child = syscall(SYS_fork, 0, 0, 0);
+	if (child == 0) {
+		signal(SIGSEGV, SIG_DFL);
+		_exit(counted(1, 2, 3, 4, 5, 6, 7) == 7654321 ? 4 : 5);
+	}
+	waitpid(child, &status, 0);
+	return WEXITSTATUS(status) == 4 && opened == 4 ? 3 : 7;
+}
+"#;
+
+fn stage() -> Option<tempfile::TempDir> {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("counts.c"), SOURCE).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-fpatchable-function-entry=43", "-c", "-o", "/dev/null"]);
+    let possible = compiler.arg(folder.path().join("counts.c")).output().unwrap();
+    if !possible.status.success() {
+        eprintln!("skipped: counts of functions: this compiler leaves no room at entries");
+        return None;
+    }
+    Some(folder)
+}
+
+fn build(folder: &Path, options: &[&str]) -> std::path::PathBuf {
+    let program = folder.join("counts");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-pthread", "-rdynamic", "-o"]).arg(&program).args(options);
+    let done = compiler.arg(folder.join("counts.c")).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    program
+}
+
+fn address(program: &Path, function: &str) -> u64 {
+    let listed = Command::new("nm").arg(program).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let line = listed.lines().find(|line| line.ends_with(&format!(" T {function}"))).unwrap();
+    u64::from_str_radix(line.split_whitespace().next().unwrap(), 16).unwrap()
+}
+
+#[test]
+fn functions_publish_what_their_thread_has_executed() {
+    let rule = fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc");
+    if rule.is_ok_and(|rule| rule.trim() == "2") {
+        eprintln!("skipped: counts of functions: every process may read real counters here");
+        return;
+    }
+    let Some(folder) = stage() else { return };
+    for options in [
+        &["-fpatchable-function-entry=43"][..],
+        &["-fpatchable-function-entry=5"],
+        &["-fpatchable-function-entry=43", "-fcf-protection=full", "-no-pie"],
+    ] {
+        let program = build(folder.path(), options);
+        let bytes = Page::<ThreadSlot>::bytes(8);
+        let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+        let page = Page::<ThreadSlot>::format(memory, 8, 0, &[0; 32]).unwrap();
+        let segment = page.memory().segment_id().unwrap();
+        let about = fs::metadata(&program).unwrap();
+        // The second is of another file, and so of none.
+        let (device, inode, at) = (about.dev(), about.ino(), address(&program, "counted"));
+        let other = address(&program, "other");
+        let places = format!("{device}:{inode}:{at},{device}:{}:{other}", inode + 1);
+        let order = format!("1 {segment} {} entries,{places} -", std::process::id());
+        let mut run = Command::new(&program);
+        run.env("ELFEN_SHIM", order).env("LD_PRELOAD", library().join("libelfen_preload.so"));
+        let ended = run.stdin(Stdio::null()).output().unwrap();
+        page.memory().remove_name().unwrap();
+        assert_eq!(ended.status.code(), Some(3), "{options:?}: {ended:?}");
+        let first = page.slot(0).unwrap();
+        let of_all = [&first.counting, &first.uncounted, &first.refused];
+        assert_eq!(of_all.map(|word| word.load(Relaxed)), [1, 0, 0], "{options:?}");
+        let counts = |slot: u32| {
+            let words = &page.slot(slot).unwrap().words;
+            (words.instructions.load(Relaxed), words.cycles.load(Relaxed))
+        };
+        // The last of a thread's calls, with the offsets of its pages.
+        assert_eq!(counts(0), (2 * 10_100 + 2_000, 10_100 + 1_000), "{options:?}");
+        assert_eq!(counts(1), (2 * 20_100 + 2_000, 20_100 + 1_000), "{options:?}");
+    }
+}
+
+/// Goal: what cannot be counted is refused in one line, and where no hardware counts, that is said.
+#[test]
+fn what_cannot_be_counted_is_refused() {
+    let Some(folder) = stage() else { return };
+    let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
+    let shim = |words: &[&str], program: &Path| {
+        let mut command = command_with_its_library();
+        command.arg("shim").args(words).arg("--").arg(program).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said.trim_end().to_owned())
+    };
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        eprintln!("skipped: counts of functions under elfen shim: it takes two CPUs");
+        return;
+    }
+    let (status, said) = shim(&["--count-at", "nowhere"], &program);
+    assert!(status == Some(2) && said.contains("no such function"), "{status:?} {said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let plain = build(folder.path(), &[]);
+    let (status, said) = shim(&["--count-at", "counted"], &plain);
+    assert!(status == Some(2) && said.contains("leave no room"), "{status:?} {said}");
+    let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
+    let (status, said) = shim(&["--count-at", "counted"], &program);
+    if status == Some(3) {
+        let why = ["no hardware counts", "may not", "(rdpmc)"];
+        assert!(why.iter().any(|why| said.contains(why)), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}

@@ -3,8 +3,8 @@
 //! busy and idle in turns of 10 ms; output and status have to be the same. The service's page says
 //! when the lane is busy, so that nothing else on the machine slows the test down;
 //! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map, which
-//! live checks take, and prints what each overlapped. `ZOO_ALL=1` has more programs,
-//! `ZOO_ROUNDS=20` runs each so often.
+//! live checks take, and prints what each overlapped. `ZOO_ALL=1` has more programs, `ZOO_ONLY=lua`
+//! those of all that have this in their name, `ZOO_ROUNDS=20` runs each so often.
 
 use std::fs;
 use std::io::Write;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::service::Service;
 
-/// A program: its name, the commands it takes, and a script that uses it and prints what it did.
+/// A program: its name, the commands it takes (or what else has to succeed), and a script that uses it and prints what it did.
 type Animal = (&'static str, &'static [&'static str], &'static str);
 
 const ZOO: &[Animal] = &[
@@ -43,7 +43,15 @@ const MORE: &[Animal] = &[
     ("node", &["node"], "node work.js"),
     ("ffmpeg", &["ffmpeg"], FFMPEG),
     ("rust", &["elfen"], "elfen simulate --rps 100 --policy borrow-idle --requests 4000000 --json"),
+    ("CPython's own tests", &["python3", "python3 -c 'import test.test_re'"], CPYTHON),
 ];
+
+const CPYTHON: &str = "python3 -m test -q test_array test_bytes test_collections test_ctypes \
+                       test_dict test_exceptions test_float test_fork1 test_functools test_gc \
+                       test_generators test_hashlib test_itertools test_json test_list test_math \
+                       test_operator test_popen test_re test_set test_signal test_sqlite3 \
+                       test_struct test_zlib >tests 2>&1; status=$?; cat tests >&2; \
+                       grep '^Total tests\\|^Result' tests; exit $status";
 
 const FFMPEG: &str = "ffmpeg -v error -threads 2 -f lavfi -i testsrc=duration=2:size=320x240 \
                       -c:v mpeg4 -bitexact -f avi - | sha256sum";
@@ -59,12 +67,15 @@ fn programs_that_nobody_changed_do_the_same_work() {
     let own = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap().display();
     let path = format!("{}:{own}", std::env::var("PATH").unwrap_or_default());
     let asked = |name: &str| std::env::var(name).ok();
-    let more = asked("ZOO_ALL").map_or(&[][..], |_| MORE);
+    let only = asked("ZOO_ONLY");
+    let more = asked("ZOO_ALL").or(only.clone()).map_or(&[][..], |_| MORE);
+    let all = ZOO.iter().chain(more);
+    let chosen: Vec<_> = all.filter(|all| all.0.contains(only.as_deref().unwrap_or(""))).collect();
     let rounds: usize = asked("ZOO_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
     let name = format!("zoo-{}", std::process::id());
     let service = Arc::new(Service::open(&name, 1).unwrap());
     prepare(folder.path());
-    for (animal, needs, script) in (0..rounds).flat_map(|_| ZOO.iter().chain(more)) {
+    for (animal, needs, script) in (0..rounds).flat_map(|_| &chosen) {
         if let Some(missing) = needs.iter().find(|command| !is_there(command, &path)) {
             skipped(animal, &format!("there is no {missing}"));
             continue;
@@ -115,7 +126,8 @@ fn skipped(name: &str, why: &str) {
 
 fn is_there(command: &str, path: &str) -> bool {
     let look = format!("command -v {command}");
-    Command::new("sh").args(["-c", &look]).env("PATH", path).output().unwrap().status.success()
+    let look = if command.contains(' ') { command } else { &look };
+    Command::new("sh").args(["-c", look]).env("PATH", path).output().unwrap().status.success()
 }
 
 /// A request lane on CPU 0, busy and idle in turns: a thread that works, and says

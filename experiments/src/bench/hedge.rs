@@ -58,7 +58,7 @@ pub(crate) struct Fared {
     pub(crate) max_us: f64,
     pub(crate) duplicates: u64,
     pub(crate) won_by_backup: u64,
-    /// What the simulator foresees for the same requests and pauses.
+    /// What the simulator foresees for the same requests and pauses, and the machine's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) simulated_p99_us: Option<f64>,
     /// Of the first second in which a server serves that was started anew, if one was.
@@ -165,14 +165,14 @@ pub(crate) fn policies() -> &'static [&'static str] {
 /// All policies, by turns.
 pub(crate) fn measure(plan: &Plan) -> io::Result<Vec<Fared>> {
     let mut all = vec![Turns::default(); policies().len()];
-    for round in 0..plan.rounds {
+    for round in 0..plan.rounds as u64 {
+        let undisturbed = one(&Plan { pauses: 0, ..*plan }, "none", round)?;
+        let machine = simulated::pauses_of_machine(&undisturbed.asked);
         for (turns, policy) in all.iter_mut().zip(policies()) {
             // Requests and pauses of a round are the same for all.
-            let Turn { asked, pauses, done } = one(plan, policy, round as u64)?;
+            let Turn { asked, pauses, done } = one(plan, policy, round)?;
             turns.add(&asked, done)?;
-            let asked: Vec<(Duration, f64)> =
-                asked.iter().map(|asked| (asked.due, asked.took_us)).collect();
-            let simulated = simulated::latencies_us(policy, &asked, WORK_US, &pauses)?;
+            let simulated = simulated::latencies_us(policy, &asked, WORK_US, &pauses, &machine)?;
             turns.simulated_us.extend(simulated);
         }
     }

@@ -27,9 +27,10 @@ With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-j
 /// Two servers of our own behind the proxy, of which the first is stopped now and then; each policy
 /// by turns, under the same requests. Latencies are from when a request was to be sent, and every
 /// answer is held against its request. Beside it is the p99 that the simulator foresees for the
-/// same requests and pauses.
+/// same requests and pauses, and for those of the machine itself: each round begins with a turn in
+/// which nobody is stopped, whose late requests tell them.
 ///
-/// With --jvm the servers are those of `workloads/lucene`, each of which collects its whole heap as
+/// With --jvm nothing is foreseen, and the servers are those of `workloads/lucene`, each of which collects its whole heap as
 /// often as the first would be stopped. After these turns come others, in which the first is killed
 /// and started anew, and latencies are those of its first second.
 #[derive(clap::Args, Debug)]

@@ -19,7 +19,10 @@ const EXAMPLE: &str = "\
 Examples:
   sudo elfen bench tailor                    with and without its programs
   sudo elfen bench tailor --service search   CPU of a request of a service
-                                             that is under load";
+                                             that is under load
+  sudo elfen bench tailor --service search --pairs 150 --for 200ms
+                                             the same, by more and shorter
+                                             times: a narrower interval";
 
 /// Measure what recording for `elfen tailor` costs
 ///

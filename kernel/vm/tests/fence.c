@@ -6,7 +6,7 @@
  * Shares are printed on the guest's console. How long things take says nothing here.
  */
 #define _GNU_SOURCE
-#include "harness.h"
+#include "fenced.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,21 +21,25 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CGROUPS "/sys/fs/cgroup"
 #define FENCE CGROUPS "/fence"
 #define BATCHES 2
 
 /* A machine that is emulated, beside another one. */
 #define PATIENCE_NS (60000 * MS)
 
-static const char SETTINGS[] = "signal = \"tasks\"\n"
-			       "nap = \"spin\"\n"
-			       "[[lent]]\n"
-			       "lanes = \"0:1,2:3\"\n"
-			       "[[fence]]\n"
-			       "name = \"batch\"\n"
-			       "cgroup = \"fence\"\n";
+#define SETTINGS                                                                                   \
+	"signal = \"tasks\"\n"                                                                    \
+	"nap = \"spin\"\n"                                                                        \
+	"[[lent]]\n"                                                                               \
+	"lanes = \"0:1,2:3\"\n"                                                                   \
+	"[[fence]]\n"                                                                              \
+	"name = \"batch\"\n"                                                                      \
+	"cgroup = \"fence\"\n"
+/* On lane 3 alone, which has its memory on the other node. */
+#define FAR "lanes = \"3\"\n"
+
 static char said[262144];
+static pid_t daemon_pid;
 
 static void make_file(const char *path, const char *text)
 {
@@ -77,8 +81,7 @@ static bool becomes(const char *name, const char *value)
 	return false;
 }
 
-/* What `elfen status` says, once it says this of the fence. */
-static bool says(const char *what)
+bool says(const char *what)
 {
 	char *const words[] = { "/elfen", "status", "--json", NULL };
 	uint64_t end = now_ns() + PATIENCE_NS;
@@ -91,10 +94,7 @@ static bool says(const char *what)
 	return false;
 }
 
-#define RUNS "\"frozen\": null"
-
-/* The daemon in a cgroup beside the fence, until it holds that. */
-static verdict start(void)
+verdict start_with(const char *settings)
 {
 	mkdir(CGROUPS, 0755);
 	if (mount("cgroup2", CGROUPS, "cgroup2", 0, NULL) && errno != EBUSY)
@@ -103,10 +103,11 @@ static verdict start(void)
 	mkdir(CGROUPS "/home", 0755);
 	mkdir("/etc", 0755);
 	make_file("/etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n");
-	make_file("/tmp/elfend.toml", SETTINGS);
+	make_file("/tmp/elfend.toml", settings);
 	setenv("ELFEN_SETTINGS", "/tmp/elfend.toml", 1);
 	setenv("ELFEN_RUN_DIR", "/tmp/elfend", 1);
-	if (!fork()) {
+	daemon_pid = fork();
+	if (!daemon_pid) {
 		put_into("home");
 		execl("/elfend", "/elfend", NULL);
 		_exit(127);
@@ -114,7 +115,12 @@ static verdict start(void)
 	return says(RUNS) ? NULL : because("elfend does not hold the fence: %.400s", said);
 }
 
-static pid_t spin_in(const char *cgroup)
+static verdict start(void)
+{
+	return start_with(SETTINGS);
+}
+
+pid_t spin_in(const char *cgroup)
 {
 	pid_t child = fork();
 
@@ -135,7 +141,7 @@ static uint64_t ran_ns(pid_t process)
 	return read_text(path, text, sizeof(text)) > 0 ? strtoull(text, NULL, 10) : 0;
 }
 
-static bool runs_on(pid_t process)
+bool runs_on(pid_t process)
 {
 	uint64_t before = ran_ns(process), end = now_ns() + PATIENCE_NS;
 
@@ -147,8 +153,7 @@ static bool runs_on(pid_t process)
 	return false;
 }
 
-/* What processes get of as many lanes, per mille, for a while. */
-static long share_of(const pid_t *processes, int count, const char *when)
+long share_of(const pid_t *processes, int count, const char *when)
 {
 	uint64_t ran = 0, began;
 	long share;
@@ -166,7 +171,7 @@ static long share_of(const pid_t *processes, int count, const char *when)
 	return share;
 }
 
-static void end(pid_t process)
+void end(pid_t process)
 {
 	kill(process, SIGKILL);
 	waitpid(process, NULL, 0);
@@ -192,6 +197,7 @@ static verdict held(void)
 		return why;
 	CHECK(!strcmp(fence_file("cpuset.cpus.effective"), "1,3"));
 	CHECK(!strcmp(fence_file("cpu.idle"), "1"));
+	CHECK(!strcmp(fence_file("cpuset.mems.effective"), "0-1"));
 	if (output_of(inside, said, sizeof(said)) || !strstr(said, "0::/fence"))
 		return because("elfen run --fence: %.400s", said);
 	for (at = 0; at < BATCHES; at++)
@@ -286,6 +292,40 @@ static verdict set_online(int cpu, bool online)
 }
 
 /*
+ * Goal: what is on one node's lane has that node's memory, also while its lane is away, and all
+ * memory again once it is let go. Method: a fence on one of two nodes; a hand that gives it both.
+ */
+static verdict memory(void)
+{
+	char *const release[] = { "/elfend", "--release", NULL };
+	verdict why = start_with(SETTINGS FAR);
+	pid_t batch;
+
+	if (why)
+		return why;
+	CHECK(!strcmp(fence_file("cpuset.mems.effective"), "1"));
+	batch = spin_in("fence");
+	CHECK(runs_on(batch));
+	write_text(FENCE "/cpuset.mems", "0-1");
+	CHECK(becomes("cpuset.mems", "1") && says("\"promise\": \"place\"") && says(RUNS));
+	if ((why = set_online(3, false)))
+		return why;
+	CHECK(says("no-lane") && becomes("cgroup.freeze", "1"));
+	CHECK(!strcmp(fence_file("cpuset.mems.effective"), "1"));
+	if ((why = set_online(3, true)))
+		return why;
+	CHECK(says(RUNS) && runs_on(batch));
+	CHECK(!strcmp(fence_file("cpuset.mems.effective"), "1"));
+	kill(daemon_pid, SIGTERM);
+	waitpid(daemon_pid, NULL, 0);
+	if (output_of(release, said, sizeof(said)))
+		return because("elfend --release: %.400s", said);
+	CHECK(!strcmp(fence_file("cpuset.mems.effective"), "0-1"));
+	CHECK(!strcmp(fence_file("cpuset.cpus.effective"), "0-3"));
+	return NULL;
+}
+
+/*
  * Goal: a fence goes on with the lanes that are left, stands still without any, and runs again when
  * one is back; a request lane that is off is no busy one. Method: lanes taken away, one after the
  * other, then in random order.
@@ -329,7 +369,7 @@ static verdict hotplug(void)
 	if ((why = set_online(2, true)))
 		return why;
 
-	for (round = 0; round < 6; round++) {
+	for (round = 1; round <= hotplug_rounds(); round++) {
 		int cpu = 1 + random_below(3);
 
 		if ((why = set_online(cpu, false)))
@@ -337,8 +377,10 @@ static verdict hotplug(void)
 		usleep(random_below(300000));
 		if ((why = set_online(cpu, true)))
 			return why;
+		if (!becomes("cpuset.cpus.effective", "1,3") || !says(RUNS) || !runs_on(batch))
+			return because("CPU %d, round %d: %.400s", cpu, round, said);
 	}
-	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS) && runs_on(batch));
+	printf("fence: after each of %d rounds it ran, on all of its lanes\n", round - 1);
 	return NULL;
 }
 
@@ -404,6 +446,7 @@ static verdict crowd(void)
 const struct test fence_tests[] = {
 	{ "fence-held-lanes", NULL, "", held },
 	{ "fence-promises", NULL, "", promises },
+	{ "fence-memory", NULL, "", memory },
 	{ "fence-hotplug", NULL, "", hotplug },
 	{ "fence-crowd", NULL, "", crowd },
 	{ 0 },

@@ -158,6 +158,13 @@ uint64_t cpu_ns(pthread_t thread)
 }
 
 uint64_t test_seed;
+
+int hotplug_rounds(void)
+{
+	const char *rounds = getenv("HOTPLUG_ROUNDS");
+
+	return rounds ? atoi(rounds) : 0;
+}
 static __thread uint64_t random_state;
 
 void seed_random(uint64_t seed)

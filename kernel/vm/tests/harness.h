@@ -30,7 +30,7 @@ struct test {
 
 extern const struct test map_tests[], nap_tests[], lane_tests[], lifetime_tests[], argument_tests[];
 extern const struct test command_tests[], fuzz_tests[], bare_tests[], wide_tests[];
-extern const struct test fence_tests[];
+extern const struct test fence_tests[], service_tests[];
 
 verdict because(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #define CHECK(fact)                                                                                \
@@ -58,6 +58,7 @@ uint64_t cpu_ns(pthread_t thread);
 uint32_t random_below(uint32_t limit); /* per thread, from the seed */
 void seed_random(uint64_t seed);
 extern uint64_t test_seed;
+int hotplug_rounds(void); /* as `kernel/vm/run -r` says */
 
 /* What a program prints, errors too, that these words start; its status. There is no shell here. */
 int output_of(char *const words[], char *text, size_t bytes);

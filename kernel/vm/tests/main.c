@@ -92,7 +92,7 @@ static void run_here(const struct test *test, int pipe)
 static bool ended_in_time(pid_t child, int *status)
 {
 	struct pollfd end = { .fd = syscall(SYS_pidfd_open, child, 0), .events = POLLIN };
-	bool in_time = poll(&end, 1, TEST_SECONDS * 1000) == 1;
+	bool in_time = poll(&end, 1, (TEST_SECONDS + 5 * hotplug_rounds()) * 1000) == 1;
 
 	close(end.fd);
 	kill(-child, SIGKILL); /* and what it left behind */
@@ -122,7 +122,8 @@ static bool run_forked(const struct test *test, char *why)
 	why[count > 0 ? count : 0] = 0;
 	close(ends[0]);
 	if (!in_time)
-		snprintf(why, WHY_BYTES, "no end after %d s", TEST_SECONDS);
+		snprintf(why, WHY_BYTES, "no end after %d s",
+			 TEST_SECONDS + 5 * hotplug_rounds());
 	else if (WIFSIGNALED(status))
 		snprintf(why, WHY_BYTES, "killed by signal %d", WTERMSIG(status));
 	else if (WEXITSTATUS(status) && !*why)
@@ -194,7 +195,7 @@ struct boot {
 static const struct boot boots[] = {
 	{ "smt", (const struct test *const[]){ map_tests, nap_tests, lane_tests, lifetime_tests,
 					       argument_tests, command_tests, fuzz_tests, NULL } },
-	{ "wide", (const struct test *const[]){ wide_tests, fence_tests, NULL } },
+	{ "wide", (const struct test *const[]){ wide_tests, fence_tests, service_tests, NULL } },
 	{ "bare", (const struct test *const[]){ bare_tests, NULL } },
 };
 
@@ -206,7 +207,8 @@ static int each(const struct boot *boot, char **names, bool list)
 	int known = 0;
 
 	for (lists = boot->lists; *lists; lists++) {
-		if ((*lists == command_tests || *lists == wide_tests || *lists == fence_tests) &&
+		if ((*lists == command_tests || *lists == wide_tests || *lists == fence_tests ||
+		     *lists == service_tests) &&
 		    !list && access("/elfen", X_OK))
 			continue; /* kernel/vm/run was given no command */
 		for (test = *lists; test->name; test++) {

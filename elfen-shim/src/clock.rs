@@ -49,7 +49,15 @@ pub struct Clock {
     pub ticks_per_second: u64,
     /// Differences of two readings are multiples of this.
     pub step_ticks: u64,
+    /// What times of a recording are multiples of, if that is more than a step; earlier recordings
+    /// have steps.
+    #[serde(default)]
+    pub unit_ticks: u64,
 }
+
+/// Finer than any two samples are apart, and than a line is from CPU to CPU, whatever the clock can
+/// tell apart: what is written finer takes a byte a run, and says nothing.
+const UNIT_NS: u64 = 8;
 
 impl Clock {
     /// Takes 4 ms.
@@ -60,7 +68,18 @@ impl Clock {
         while monotonic_ns() - rate.at_ns < CALIBRATION_NS {
             std::hint::spin_loop();
         }
-        Ok(Self { ticks_per_second: rate.ticks_per_second(), step_ticks })
+        Ok(Self { ticks_per_second: rate.ticks_per_second(), step_ticks, unit_ticks: 0 }.in_units())
+    }
+
+    /// With times of recordings as coarse as they may be.
+    pub fn in_units(self) -> Self {
+        let step = self.step_ticks.max(1);
+        Self { unit_ticks: (self.ticks(UNIT_NS) / step * step).max(step), ..self }
+    }
+
+    /// Of times in a recording.
+    pub fn unit(&self) -> u64 {
+        self.unit_ticks.max(self.step_ticks)
     }
 
     pub fn ns(&self, ticks: u64) -> u64 {
@@ -162,7 +181,10 @@ mod tests {
 
     #[test]
     fn times_go_both_ways() {
-        let clock = Clock { ticks_per_second: 2_600_000_000, step_ticks: 26 };
+        let of = |step_ticks| Clock { ticks_per_second: 2_600_000_000, step_ticks, unit_ticks: 0 };
+        let units = [1, 2, 3, 26].map(|step| of(step).in_units().unit());
+        assert_eq!((units, of(26).unit()), ([20, 20, 18, 26], 26));
+        let clock = of(26);
         assert_eq!((clock.ticks(1_000), clock.ns(2_600)), (2_600, 1_000));
         assert_eq!((clock.ticks(0), clock.ns(0), clock.step_ns()), (0, 0, 10.0));
         assert_eq!(clock.ns(u64::MAX) / 1_000_000_000, u64::MAX / 2_600_000_000, "no overflow");

@@ -43,7 +43,8 @@ mod tests {
 
     #[test]
     fn the_floor_is_two_steps_or_a_reading_or_a_line() {
-        let clock = |step_ticks| Clock { ticks_per_second: 2_600_000_000, step_ticks };
+        let clock =
+            |step_ticks| Clock { ticks_per_second: 2_600_000_000, step_ticks, unit_ticks: 0 };
         let floor = |step_ticks| floor_ticks(&clock(step_ticks), None);
         assert_eq!([1, 2, 26, 40].map(floor), [52, 52, 52, 80]);
         assert_eq!([0, 50, 300].map(|line| floor_ticks(&clock(26), Some(line))), [52, 52, 300]);

@@ -60,7 +60,7 @@ mod tests {
             kind,
             names: (0..9).map(|value| (value, format!("name {}", value / 2))).collect(),
         };
-        let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1 };
+        let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
         let mut folded = Fold::of(&SIGNALS.map(signal), clock, (0, String::new()));
         let mut pool = Pool::new(1 << 20, SIGNALS.len(), false);
         let mut series = [(0, Kind::Tags), (1, Kind::Values)]

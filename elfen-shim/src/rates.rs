@@ -201,7 +201,8 @@ mod tests {
         assert!((figure.median - 1.6).abs() < 0.05, "{figure:?}");
         assert!((figure.p90 / figure.p10 - 1.0).abs() < 0.05, "{figure:?}");
         assert_eq!(figure.tag, "tag 5");
-        let dte = ipc.dte(&Clock { ticks_per_second: 2_600_000_000, step_ticks: 26 });
+        let dte =
+            ipc.dte(&Clock { ticks_per_second: 2_600_000_000, step_ticks: 26, unit_ticks: 0 });
         assert_eq!((dte.kept, dte.discarded, dte.shrunk, dte.floor_ns), (4, 2, 1, 20.0));
     }
 

@@ -331,7 +331,7 @@ fn start_one<const BOTH: bool>(
         let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, orders);
         let pinned = affinity::pin(how.from);
         let start = crate::clock::before();
-        let step = how.clock.step_ticks;
+        let step = how.clock.unit();
         let series = words.feeds.iter().enumerate().map(|(index, feed)| {
             let index = u8::try_from(index).unwrap_or(u8::MAX);
             let series = Series::new(index, feed.kind, step, start);

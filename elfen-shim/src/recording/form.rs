@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 
 /// Of the file's form.
-pub const VERSION: u32 = 2;
-/// Whose runs have the distance from the one before them, and samples as they are.
+pub const VERSION: u32 = 3;
+/// The second has times in steps of the clock; the first's runs have the distance from the one
+/// before them, and samples as they are.
 pub(super) const VERSION_OF_DISTANCES: u32 = 1;
 /// How a file begins.
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";

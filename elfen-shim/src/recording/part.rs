@@ -10,7 +10,7 @@ pub fn again(recording: &Recording) -> Pool {
     let signals = recording.head.signals.iter().zip(&recording.runs).zip(0..);
     for ((signal, runs), index) in signals {
         let start_ticks = runs.first().map_or(0, |run| run.start_ticks);
-        let series = Series::new(index, signal.kind, recording.head.clock.step_ticks, start_ticks);
+        let series = Series::new(index, signal.kind, recording.head.clock.unit(), start_ticks);
         series.write_all(runs, &mut pool).expect("a pool that grows is never full");
     }
     pool

@@ -163,7 +163,7 @@ impl Recording {
     ) -> Result<(), &'static str> {
         let index = usize::from(chunk.series);
         let signal = self.head.signals.get(index).ok_or("there is no such signal")?;
-        let (runs, kind, step) = (&mut self.runs[index], signal.kind, self.head.clock.step_ticks);
+        let (runs, kind, step) = (&mut self.runs[index], signal.kind, self.head.clock.unit());
         let mut ticks = chunk.first_ticks;
         if runs.last().is_some_and(|last| last.start_ticks > ticks) {
             return Err("it is from before the one before it");
@@ -226,8 +226,8 @@ impl Recording {
     pub fn between(&mut self, from_ns: u64, to_ns: u64) {
         let Some((first, _)) = self.span() else { return };
         let clock = self.head.clock;
-        // On the clock's steps, as what is written again is.
-        let at = |ns| clock.ticks(ns) / clock.step_ticks * clock.step_ticks;
+        // In whole units, as what is written again is.
+        let at = |ns| clock.ticks(ns) / clock.unit() * clock.unit();
         let [from, to] = [from_ns, to_ns].map(|ns| first.saturating_add(at(ns)));
         for runs in &mut self.runs {
             let ends: Vec<u64> = runs.iter().skip(1).map(|run| run.start_ticks).collect();

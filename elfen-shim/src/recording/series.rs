@@ -11,7 +11,7 @@ const RUN_BYTES: usize = 4 * MOST;
 #[derive(Debug)]
 pub struct Series {
     index: u8,
-    step_ticks: u64,
+    unit_ticks: u64,
     now: Run,
     chunk: Option<usize>,
     /// What the next run is written as a difference to.
@@ -30,10 +30,10 @@ pub struct Series {
 
 impl Series {
     /// Begins with a gap.
-    pub fn new(index: u8, kind: Kind, step_ticks: u64, start_ticks: u64) -> Self {
+    pub fn new(index: u8, kind: Kind, unit_ticks: u64, start_ticks: u64) -> Self {
         Self {
             index,
-            step_ticks: step_ticks.max(1),
+            unit_ticks: unit_ticks.max(1),
             now: Run { start_ticks, state: State::Gap, samples: 0 },
             chunk: None,
             written_ticks: start_ticks,
@@ -116,9 +116,11 @@ impl Series {
         let chunk = match self.chunk {
             Some(chunk) if pool.rest(chunk).1.len() >= RUN_BYTES => chunk,
             _ => {
-                let chunk = pool.begin(self.index, start_ticks)?;
+                // In whole units of the clock: a moment is the same in all signals and chunks.
+                let first_ticks = start_ticks - start_ticks % self.unit_ticks;
+                let chunk = pool.begin(self.index, first_ticks)?;
                 self.chunk = Some(chunk);
-                (self.written_ticks, self.written_value) = (start_ticks, 0);
+                (self.written_ticks, self.written_value) = (first_ticks, 0);
                 self.tags.iter_mut().for_each(Tags::forget);
                 self.pace = Pace::of(self.samples, self.steps);
                 (self.samples, self.steps) = (0, 0);
@@ -127,9 +129,9 @@ impl Series {
                 chunk
             }
         };
-        let steps = end_ticks.saturating_sub(self.written_ticks) / self.step_ticks;
+        let steps = end_ticks.saturating_sub(self.written_ticks) / self.unit_ticks;
         // What the division left over is in the next length.
-        self.written_ticks += steps * self.step_ticks;
+        self.written_ticks += steps * self.unit_ticks;
         let state = match (state, &mut self.tags) {
             (State::Value(value), Some(tags)) => tags.find(value),
             (state, _) => Written::of(state),

@@ -24,7 +24,7 @@ fn head() -> Head {
         on: "0".to_owned(),
         from: 1,
         observers: Vec::new(),
-        clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP },
+        clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP, unit_ticks: 0 },
         asked_period_ns: 1000,
         line_round_trip_ns: Some(100),
         signals: vec![signal("tag", Kind::Tags), signal("value", Kind::Values)],
@@ -128,7 +128,7 @@ fn runs_of_tags_are_short() {
 
 /// Goal: a run takes less than four bytes of a file however many samples it has, and each is
 /// counted. Method: turns from 100 ns to 100 us, as many of either, looked at as observers do:
-/// about as often as it is asked to.
+/// about as often as it is asked to, by a clock of fine steps and by one of coarse ones.
 #[test]
 fn long_runs_are_short_as_well() {
     let mut random = 88_172_645_463_325_252_u64;
@@ -138,9 +138,10 @@ fn long_runs_are_short_as_well() {
         random ^= random << 17;
         random % below
     };
-    for period in [62, 300, 2_600] {
+    for (period, step_ticks) in [(62, 2), (300, 2), (2_600, 2), (62, 26), (2_600, 26)] {
+        let clock = Clock { step_ticks, ..head().clock }.in_units();
         let mut pool = Pool::new(16 << 20, 1, false);
-        let mut series = Series::new(0, Kind::Values, STEP, 0);
+        let mut series = Series::new(0, Kind::Values, clock.unit(), 0);
         let (mut at, mut turn, mut until, mut samples) = (0, 0, 0, 0);
         while turn < 50_000 {
             at += period / 2 + draw(period);
@@ -154,7 +155,7 @@ fn long_runs_are_short_as_well() {
         }
         series.end(at + STEP, &mut pool).unwrap();
         let mut file = Vec::new();
-        let mut head = head();
+        let mut head = Head { clock, ..head() };
         head.signals.truncate(1);
         head.signals[0].kind = Kind::Values;
         write(&head, &pool, &mut file).unwrap();
@@ -164,6 +165,52 @@ fn long_runs_are_short_as_well() {
         let runs = read.runs[0].len();
         assert!(file.len() <= runs * 4, "each {period} ticks: {} of {runs}", file.len());
     }
+}
+
+/// Goal: a time is less than a unit from what it was, and a moment is the same in all signals and
+/// chunks, so that a part can be written again as it is. Method: two signals that change at odd
+/// ticks, in many chunks, with other beginnings.
+#[test]
+fn times_are_in_whole_units() {
+    let clock = Clock { step_ticks: 3, ..head().clock }.in_units();
+    let head = Head { clock, ..head() };
+    let mut pool = Pool::new(8 << 20, 2, false);
+    let mut tags = Series::new(0, Kind::Tags, clock.unit(), 5);
+    let mut values = Series::new(1, Kind::Values, clock.unit(), 11);
+    let times: Vec<u64> = (1..30_000).map(|n| n * 1_013 + n % 7).collect();
+    for (&at, n) in times.iter().zip(0..) {
+        tags.see(at, State::Value(n % 5), &mut pool).unwrap();
+        values.see(at, State::Value(n), &mut pool).unwrap();
+    }
+    for series in [&mut tags, &mut values] {
+        series.end(times[times.len() - 1] + 1_000, &mut pool).unwrap();
+    }
+    assert!(pool.chunks().len() > 4);
+    let mut recording = Recording::of(head, &pool).unwrap();
+    for runs in &recording.runs {
+        let found = runs.iter().skip(1).map(|run| run.start_ticks);
+        for (found, at) in found.zip(&times) {
+            assert_eq!(found, at - at % clock.unit());
+        }
+    }
+    recording.between(2_000_000, 9_000_000);
+    let written = Recording::of(recording.head.clone(), &again(&recording)).unwrap();
+    assert_eq!(written.runs, recording.runs);
+}
+
+/// Goal: recordings of the second version are read as ever: in steps of the clock.
+#[test]
+fn the_second_version_is_read() {
+    let mut second = file(300);
+    second[8] = 2;
+    let text = second.windows(15).position(|part| part == b",\"unit_ticks\":0").unwrap();
+    second.drain(text..text + 15);
+    let length = u32::from_le_bytes(second[12..16].try_into().unwrap()) - 15;
+    second[12..16].copy_from_slice(&length.to_le_bytes());
+    let end = 20 + usize::try_from(length).unwrap();
+    let sum = file::checksum(&length.to_le_bytes(), &second[20..end]);
+    second[16..20].copy_from_slice(&sum.to_le_bytes());
+    assert_eq!(Recording::parse(&second).unwrap().runs, Recording::parse(&file(300)).unwrap().runs);
 }
 
 /// Goal: recordings of the first version are read as ever. Method: a chunk as it was written then:

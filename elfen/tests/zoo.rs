@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::service::Service;
 
-/// A program: its name, the commands it takes (or what else has to succeed), and a script that uses it and prints what it did.
+/// A program: its name, the commands it takes (or what else has to succeed), and a script that
+/// uses it and prints what it did.
 type Animal = (&'static str, &'static [&'static str], &'static str);
 
 const ZOO: &[Animal] = &[

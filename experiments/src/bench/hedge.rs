@@ -5,6 +5,7 @@
 //! Java are [`jvm`]'s business; what the proxy itself takes is [`alone`]'s.
 
 pub(crate) mod alone;
+mod asked;
 pub(crate) mod jvm;
 mod simulated;
 
@@ -20,6 +21,8 @@ use rand::SeedableRng;
 use rand_distr::{Distribution as _, Exp};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
+
+use self::asked::Asked;
 
 /// The p99.9 of these needs some thousand requests.
 const POLICIES: [&str; 4] = ["none", "after=p95", "look", "hazard"];
@@ -112,13 +115,6 @@ fn quantile(values: &mut [f64], thousandth: usize) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let rank = (values.len() * thousandth).div_ceil(1000);
     values.get(rank.checked_sub(1)?).map(|value| value.round())
-}
-
-/// A request, by when it was to be sent.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Asked {
-    due: Duration,
-    took_us: f64,
 }
 
 /// A program of ours that ends with this.

@@ -9,7 +9,8 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::{Asked, Fared, Load, PATIENCE, Plan, Proxy, Turns, due, load, policies};
+use super::asked::Asked;
+use super::{Fared, Load, PATIENCE, Plan, Proxy, Turns, due, load, policies};
 use crate::live::ladder::Rung;
 use crate::live::lucene::{Java, Lucene};
 use crate::live::scratch::Scratch;

@@ -13,7 +13,7 @@ use elfen_rt::clock::nanos;
 use elfen_tailor::hedge::Policy;
 use elfen_tailor::hedge::simulate::{Plan, Request, simulate};
 
-use super::Asked;
+use super::asked::Asked;
 
 /// As the proxy has them, unless it is told otherwise.
 const EXTRA_PER_MILLION: u64 = 50_000;
@@ -102,9 +102,9 @@ mod tests {
         (0..100).map(asked).collect()
     }
 
-    /// Goal: without a policy a pause is waited for, with one it is not, unless it is the machine's;
-    /// what lies around the work is added. Method: a request each 10 ms, of which one meets a pause
-    /// of 8 ms.
+    /// Goal: without a policy a pause is waited for, with one it is not, unless the machine itself
+    /// stood still; what lies around the work is added. Method: a request each 10 ms, of which one
+    /// meets a pause of 8 ms.
     #[test]
     fn a_pause_in_simulated_time() {
         let ms = Duration::from_millis;

@@ -446,8 +446,12 @@ static verdict crowd(void)
 const struct test fence_tests[] = {
 	{ "fence-held-lanes", NULL, "", held },
 	{ "fence-promises", NULL, "", promises },
-	{ "fence-memory", NULL, "", memory },
 	{ "fence-hotplug", NULL, "", hotplug },
 	{ "fence-crowd", NULL, "", crowd },
+	{ 0 },
+};
+
+const struct test node_tests[] = {
+	{ "fence-memory", NULL, "", memory },
 	{ 0 },
 };

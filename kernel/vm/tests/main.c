@@ -5,7 +5,8 @@
  * anything while it ran, if it did not end within its time, or if the module could not be removed
  * after it.
  *
- * nanonap-tests BOOT [NAME...]; BOOT is `smt`, `wide` or `bare`, or `list` for the names of all.
+ * nanonap-tests BOOT [NAME...]; BOOT is `smt`, `wide`, `nodes` or `bare`, or `list` for the names of
+ * all.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -196,6 +197,7 @@ static const struct boot boots[] = {
 	{ "smt", (const struct test *const[]){ map_tests, nap_tests, lane_tests, lifetime_tests,
 					       argument_tests, command_tests, fuzz_tests, NULL } },
 	{ "wide", (const struct test *const[]){ wide_tests, fence_tests, service_tests, NULL } },
+	{ "nodes", (const struct test *const[]){ node_tests, NULL } },
 	{ "bare", (const struct test *const[]){ bare_tests, NULL } },
 };
 
@@ -208,7 +210,7 @@ static int each(const struct boot *boot, char **names, bool list)
 
 	for (lists = boot->lists; *lists; lists++) {
 		if ((*lists == command_tests || *lists == wide_tests || *lists == fence_tests ||
-		     *lists == service_tests) &&
+		     *lists == service_tests || *lists == node_tests) &&
 		    !list && access("/elfen", X_OK))
 			continue; /* kernel/vm/run was given no command */
 		for (test = *lists; test->name; test++) {

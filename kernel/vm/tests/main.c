@@ -5,8 +5,8 @@
  * anything while it ran, if it did not end within its time, or if the module could not be removed
  * after it.
  *
- * nanonap-tests BOOT [NAME...]; BOOT is `smt`, `wide`, `nodes` or `bare`, or `list` for the names of
- * all.
+ * nanonap-tests BOOT [NAME...]; BOOT is `smt`, `wide`, `nodes` or `bare`, or `list` for the names
+ * of all.
  */
 #define _GNU_SOURCE
 #include "harness.h"

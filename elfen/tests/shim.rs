@@ -404,7 +404,7 @@ fn sums_need_little_memory_however_long_it_takes() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let options = ["-DTURNS=150000", "-DLENGTH=500"];
+    let options = ["-DTURNS=1000000", "-DLENGTH=500"];
     let program = build(folder.path(), "quick", TAGS, &options);
     let words = ["--json", "--watch", "tag", "--memory", "1KB"];
     let full = json(&shim(&words, &program));

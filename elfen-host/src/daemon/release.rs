@@ -65,14 +65,11 @@ pub fn freeze(folder: &Folder) -> Result<Vec<Noted>, Failure> {
 
 /// An ordinary cgroup out of a fence.
 pub(super) fn open(fence: &Noted, group: &Group, folder: &Folder) -> Result<(), Error> {
-    let release = |unit: &str, all: &CpuSet| {
-        // Where they cannot be read, its files say why below.
-        let nodes = group.parent().effective_memory().unwrap_or_default();
-        systemd::release(unit, all, &nodes)
-    };
-    let opened = tell(fence.unit.as_deref(), group, release).and_then(|()| {
+    let opened = group.parent().effective_memory().and_then(|nodes| {
+        let release = |unit: &str, all: &CpuSet| systemd::release(unit, all, &nodes);
+        tell(fence.unit.as_deref(), group, release)?;
         group.keep_to_parent()?;
-        group.keep_memory_to(&group.parent().effective_memory()?)?;
+        group.keep_memory_to(&nodes)?;
         group.set_idle(false)?;
         group.freezer().thaw()
     });

@@ -5,7 +5,6 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -14,19 +13,20 @@ use elfen_rt::memory::Access;
 use elfen_rt::pages;
 
 use super::accounts::Spinner;
-use super::container::{Contained, Elsewhere, PODMAN, image, lacking, podman};
+use super::container::{Contained, PODMAN, Stage, podman};
 use super::pages::{Checked, PROGRAM, handed, is_checked, naps, stands_by_itself};
-use super::stage::{Fenced, NOBODY, borrows, or_skip, wait_until};
+use super::stage::{Fenced, NOBODY, borrows, wait_until};
 use super::stops::rounds;
 
 /// What runs these words in a container that has the program with checks, and elfend's socket.
-fn contained(fenced: &Fenced, checked: &Checked, folder: &Path, words: &[&str]) -> Contained {
-    let mut command: Command = podman(folder, &fenced.fence);
+fn contained(stage: &Stage, checked: &Checked, words: &[&str]) -> Contained {
+    let fenced = &stage.fenced;
+    let mut command = podman(stage.folder.path(), &fenced.fence);
     let volume = |from: &Path, to: &str| format!("{}:{to}", from.display());
     command.args(["-v", "/usr:/usr:ro", "-v", &volume(&fenced.run_dir(), "/run/elfen:ro")]);
     command.args(["-v", &volume(checked.folder.path(), "/checked:rw"), "--user", NOBODY]);
     command.args(["-e", "LD_PRELOAD=/checked/libelfen_preload.so"]);
-    command.args(["-e", "ELFEN_SOCKET=/run/elfen/elfend.sock", "--rootfs"]).arg(image(folder));
+    command.args(["-e", "ELFEN_SOCKET=/run/elfen/elfend.sock", "--rootfs"]).arg(&stage.image);
     Contained::start(command.args(words), &fenced.fence, PROGRAM)
 }
 
@@ -37,23 +37,17 @@ const CHECKS: [&str; 2] = ["/checked/checked", "/checked/last"];
 #[test]
 fn contained_programs_are_given_their_pages() {
     const NAME: &str = "contained_programs_are_given_their_pages";
-    if !or_skip(NAME) || lacking(NAME, &PODMAN) {
-        return;
-    }
-    let checked = Checked::build();
-    let folder = tempfile::tempdir().unwrap();
-    let fenced = Fenced::start_by_tasks();
-    let _elsewhere = Elsewhere::of(&fenced);
-    fenced.wait_until_it_runs();
-    let pages = handed(&fenced);
-    let container = contained(&fenced, &checked, folder.path(), &CHECKS);
+    let Some(stage) = Stage::of(NAME, &PODMAN, Fenced::start_by_tasks) else { return };
+    let (checked, fenced) = (Checked::build(), &stage.fenced);
+    let pages = handed(fenced);
+    let container = contained(&stage, &checked, &CHECKS);
     borrows(container.process);
     wait_until("its pages", || is_checked(&pages));
-    let reactions = reactions(&fenced, &checked);
+    let reactions = reactions(fenced, &checked);
     println!("from the switch to a request to the last turn of a contained batch: {reactions}");
     let hog = Spinner::on_cpu("0");
     wait_until("a nap", || naps(&pages));
-    stands_by_itself(&fenced, container.process, &checked);
+    stands_by_itself(fenced, container.process, &checked);
     drop(hog);
 }
 
@@ -95,17 +89,12 @@ fn reactions(fenced: &Fenced, checked: &Checked) -> String {
 #[test]
 fn contained_programs_are_given_pages_by_each_daemon() {
     const NAME: &str = "contained_programs_are_given_pages_by_each_daemon";
-    if !or_skip(NAME) || lacking(NAME, &PODMAN) {
-        return;
-    }
+    let Some(mut stage) = Stage::of(NAME, &PODMAN, Fenced::start_by_tasks) else { return };
     let checked = Checked::build();
-    let folder = tempfile::tempdir().unwrap();
-    let mut fenced = Fenced::start_by_tasks();
-    let _elsewhere = Elsewhere::of(&fenced);
-    fenced.wait_until_it_runs();
     let again = format!("while :; do busybox timeout 1 {} {}; done", CHECKS[0], CHECKS[1]);
     let words = ["/bin/sh", "-c", &again];
-    let mut container = contained(&fenced, &checked, folder.path(), &words);
+    let mut container = contained(&stage, &checked, &words);
+    let fenced = &mut stage.fenced;
     for _ in 0..rounds(3) {
         checked.goes_on();
         fenced.end_daemon();
@@ -113,7 +102,7 @@ fn contained_programs_are_given_pages_by_each_daemon() {
         wait_until("standing still", || freezer.is_frozen().unwrap());
         let stands = checked.last_ns();
         fenced.restart();
-        let pages = handed(&fenced);
+        let pages = handed(fenced);
         fenced.wait_until_it_runs();
         wait_until("pages of the new daemon", || is_checked(&pages));
         assert!(checked.last_ns() >= stands);

@@ -8,12 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
+use tempfile::TempDir;
 
 use super::SPIN;
 use super::stage::{Fenced, Own, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until};
 
 /// Whether it takes a program that is not here; says which.
-pub(crate) fn lacking(test: &str, programs: &[&str]) -> bool {
+fn lacking(test: &str, programs: &[&str]) -> bool {
     let lacks = programs.iter().find(|name| found(name).is_none());
     if let Some(lacks) = lacks {
         let mut terminal = std::io::stderr();
@@ -83,7 +84,7 @@ impl Drop for Containerd {
 }
 
 /// A container's files: one shell, and room for the host's programs.
-pub(crate) fn image(folder: &Path) -> PathBuf {
+fn image(folder: &Path) -> PathBuf {
     let image = folder.join("image");
     for inside in ["bin", "checked", "dev", "etc", "proc", "run/elfen", "sys", "tmp", "usr"] {
         fs::create_dir_all(image.join(inside)).unwrap();
@@ -147,15 +148,31 @@ impl Drop for Contained {
     }
 }
 
-/// An engine makes its cgroups in hierarchies that a fence does not take, too.
-pub(crate) struct Elsewhere(CgroupPath);
+/// A fence that runs, and what an engine has beside it.
+pub(crate) struct Stage {
+    /// Before the fence, whose own cgroups go with it.
+    _elsewhere: Elsewhere,
+    pub(crate) fenced: Fenced,
+    pub(crate) folder: TempDir,
+    pub(crate) image: PathBuf,
+}
 
-impl Elsewhere {
-    /// To be dropped before the fence, whose own cgroups go with it.
-    pub(crate) fn of(fenced: &Fenced) -> Self {
-        Self(fenced.heavy.0.path.clone())
+impl Stage {
+    /// `None` where the test can't be, which is said.
+    pub(crate) fn of(test: &str, programs: &[&str], start: fn() -> Fenced) -> Option<Self> {
+        if !or_skip(test) || lacking(test, programs) {
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let image = image(folder.path());
+        let fenced = start();
+        fenced.wait_until_it_runs();
+        Some(Self { _elsewhere: Elsewhere(fenced.heavy.0.path.clone()), fenced, folder, image })
     }
 }
+
+/// An engine makes its cgroups in hierarchies that a fence does not take, too.
+struct Elsewhere(CgroupPath);
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
@@ -225,21 +242,15 @@ fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
 #[test]
 fn a_container_is_fenced_by_its_parent() {
     const NAME: &str = "a_container_is_fenced_by_its_parent";
-    if !or_skip(NAME) || lacking(NAME, &PODMAN) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let image = image(folder.path());
-    let fenced = Fenced::start();
-    let _elsewhere = Elsewhere::of(&fenced);
-    fenced.wait_until_it_runs();
+    let Some(stage) = Stage::of(NAME, &PODMAN, Fenced::start) else { return };
+    let Stage { fenced, folder, image, .. } = &stage;
     let runs = |parent: &Own, options: &[&str]| {
         let mut podman = podman(folder.path(), parent);
-        podman.args(options).arg("--rootfs").arg(&image).args(["/bin/sh", "-c", SPIN]);
+        podman.args(options).arg("--rootfs").arg(image).args(["/bin/sh", "-c", SPIN]);
         Contained::start(&mut podman, parent, "sh")
     };
     let inside = runs(&fenced.fence, &[]);
-    is_fenced(&fenced, inside.process, "podman");
+    is_fenced(fenced, inside.process, "podman");
 
     let beside = fenced.heavy.child("beside");
     beside.0.make().unwrap();
@@ -249,7 +260,7 @@ fn a_container_is_fenced_by_its_parent() {
     // A group that has just begun waits for its first turn for up to seconds.
     let mut busy = 0;
     wait_until("a share of its own", || {
-        busy = of_a_held_lane(&fenced, outside.process);
+        busy = of_a_held_lane(fenced, outside.process);
         busy >= 100
     });
     println!("the same without the fence as its parent: {busy} per mille");
@@ -261,16 +272,10 @@ fn a_container_is_fenced_by_its_parent() {
 #[test]
 fn a_container_of_containerds_is_fenced() {
     const NAME: &str = "a_container_of_containerds_is_fenced";
-    if !or_skip(NAME) || lacking(NAME, &CONTAINERD) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let image = image(folder.path());
-    let fenced = Fenced::start();
-    let _elsewhere = Elsewhere::of(&fenced);
-    fenced.wait_until_it_runs();
+    let Some(stage) = Stage::of(NAME, &CONTAINERD, Fenced::start) else { return };
+    let Stage { fenced, folder, image, .. } = &stage;
     let containerd = Containerd::start(folder.path());
-    let mut ctr = containerd.ctr(&image, &fenced.fence);
+    let mut ctr = containerd.ctr(image, &fenced.fence);
     let ctr = Contained::start(ctr.args(["/bin/sh", "-c", SPIN]), &fenced.fence, "sh");
-    is_fenced(&fenced, ctr.process, "containerd");
+    is_fenced(fenced, ctr.process, "containerd");
 }

@@ -17,10 +17,9 @@ use elfen_host::run::User;
 use elfen_host::run::launch::PRELOAD;
 use elfen_instrument::preload;
 use elfen_rt::{inherit, pages};
-use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{setgid, setgroups, setuid};
 
+use super::cut_off::cut_off;
 use super::inject_args::InjectName;
 use super::user::user_of;
 
@@ -132,9 +131,7 @@ impl Fenced<'_> {
         if let Some(user) = &self.user {
             // Root leaves its fence without one.
             if !user.uid.is_root() {
-                hide_managers().map_err(|error| {
-                    Failure::new(Status::Failed, MANAGERS, error, "look whether it is a folder")
-                })?;
+                cut_off(user)?;
             }
             become_user(user).map_err(|error| {
                 let what = format!("becoming user {:?}", user.name);
@@ -182,27 +179,6 @@ pub(super) fn named(run_dir: &Path, fence: &str) -> Result<FenceStatus, Failure>
 
 fn name_of(variable: &'static CStr) -> &'static str {
     variable.to_str().unwrap_or_else(|_| unreachable!("ASCII"))
-}
-
-/// Where the service managers of users listen who are logged in, or linger. One of them starts what
-/// its user asks for, outside of every fence.
-const MANAGERS: &str = "/run/user";
-
-/// From here on this process and its children have an empty folder there.
-fn hide_managers() -> nix::Result<()> {
-    if !Path::new(MANAGERS).is_dir() {
-        return Ok(());
-    }
-    unshare(CloneFlags::CLONE_NEWNS)?;
-    // What is mounted elsewhere later is seen here, and not the other way around.
-    mount(c"/", c"", libc::MS_REC | libc::MS_SLAVE, c"")?;
-    mount(c"/run/user", c"tmpfs", libc::MS_RDONLY, c"mode=0,size=4k")
-}
-
-fn mount(on: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> nix::Result<()> {
-    let (on, kind, options) = (on.as_ptr(), kind.as_ptr(), options.as_ptr().cast());
-    // SAFETY: the kernel reads four strings, which the caller's literals are for as long.
-    Errno::result(unsafe { libc::mount(kind, on, kind, flags, options) }).map(drop)
 }
 
 /// The groups first, as only root may set them; with its last id root's capabilities go.

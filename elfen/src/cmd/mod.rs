@@ -1,6 +1,7 @@
 //! The operators' subcommands: one file each, with its arguments, one call, and what it prints.
 //! Those of performance engineers and researchers are in `experiments` and `elfen-shim`.
 
+mod cut_off;
 mod doctor;
 mod fenced;
 mod generate;

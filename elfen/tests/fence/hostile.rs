@@ -1,12 +1,12 @@
 //! What a program in a fence can do to get out.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 
 use elfen_host::fence::status::Frozen;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, wait_until};
 
 /// A name, what to type, and what the shell says of it. `$ROOT` is the root of the cgroups.
 const ATTEMPTS: [(&str, &str); 8] = [
@@ -98,8 +98,8 @@ fn an_outsider_stays_on_its_lanes() {
 }
 
 /// Goal: a program in the fence does not reach its user's service manager, which would start
-/// another outside. Method: a manager's folder in a `/run` of the test's own, and who looks into it
-/// from inside and from outside.
+/// another outside, nor the system's, which would take it out. Method: what they listen at, in a
+/// `/run` of the test's own, and who looks there from inside and from outside.
 #[test]
 fn service_managers_of_users_are_out_of_reach() {
     if !or_skip("service_managers_of_users_are_out_of_reach") {
@@ -107,8 +107,7 @@ fn service_managers_of_users_are_out_of_reach() {
     }
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
-    let manager = format!("/run/user/{NOBODY}/systemd/private");
-    let looks = |by: &str| {
+    let looks = |manager: &str, by: &str| {
         let script = format!(
             "mount -t tmpfs none /run && mkdir -p {manager} && {by} sh -c 'ls -d {manager} 2>&1'"
         );
@@ -118,11 +117,52 @@ fn service_managers_of_users_are_out_of_reach() {
         (output.status.success(), String::from_utf8(said).unwrap())
     };
     let elfen = env!("CARGO_BIN_EXE_elfen");
-    let (seen, said) = looks(&format!("{elfen} run --fence batch --user {NOBODY} --"));
-    assert!(!seen && said.contains("Permission denied"), "{said}");
     let user = format!("--reuid {NOBODY} --regid {NOBODY} --clear-groups");
-    let (seen, said) = looks(&format!("setpriv {user}"));
-    assert!(seen, "{said}");
+    let of_user = format!("/run/user/{NOBODY}/systemd/private");
+    for manager in [&*of_user, "/run/dbus/system_bus_socket"] {
+        let inside = format!("{elfen} run --fence batch --user {NOBODY} --");
+        let (seen, said) = looks(manager, &inside);
+        assert!(!seen && said.contains("Permission denied"), "{said}");
+        let (seen, said) = looks(manager, &format!("setpriv {user}"));
+        assert!(seen, "{said}");
+    }
+}
+
+/// Goal: another process of its user's, outside, lends a fenced program no view of its files, which
+/// has the service managers that are hidden. Method: the files of such a process as `/proc` has
+/// them, from inside and from outside.
+#[test]
+fn other_processes_of_its_user_are_out_of_reach() {
+    const NAME: &str = "other_processes_of_its_user_are_out_of_reach";
+    if !or_skip(NAME) {
+        return;
+    }
+    // SAFETY: asks for the version, and hands nothing over.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
+    if version < 6 {
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: {NAME}: Landlock has no scopes here").unwrap();
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let user = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
+    let mut outside = fenced.command("setpriv", &user).args(["sleep", "600"]).spawn().unwrap();
+    wait_until("a process of the user's", || comm(outside.id()) == "sleep");
+    let script = format!("ls -dL /proc/{}/root && echo seen", outside.id());
+    let looks = |program: &str, words: &[&str]| {
+        let mut command = fenced.command(program, words);
+        let output = command.args(["sh", "-c", &script]).current_dir("/").output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8(said).unwrap()
+    };
+    let by_user = looks("setpriv", &user);
+    let inside = ["run", "--fence", "batch", "--user", NOBODY, "--"];
+    let said = looks(env!("CARGO_BIN_EXE_elfen"), &inside);
+    kill(outside.id(), libc::SIGKILL);
+    outside.wait().unwrap();
+    assert!(by_user.contains("seen"), "{by_user}");
+    assert!(said.contains("Permission denied") && !said.contains("seen"), "{said}");
 }
 
 /// Goal: a class that ranks above every cgroup is found, and the fence stands still until it is

@@ -60,6 +60,14 @@ impl Group {
         self.hierarchies.cpuset.folder(&self.path).join(file)
     }
 
+    /// Those by which others take it off its lanes, or make it heavy. Not every version has all.
+    pub fn promised_files(&self) -> Vec<PathBuf> {
+        let place = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition"];
+        let mut files = vec![self.cpu("cpu.idle")];
+        files.extend(place.map(|file| self.cpuset(file)));
+        files
+    }
+
     pub fn freezer(&self) -> Freezer {
         let Hierarchy { version, .. } = self.hierarchies.freezer;
         Freezer { folder: self.hierarchies.freezer.folder(&self.path), version }

@@ -1,11 +1,11 @@
 //! `elfend`: fences, and the guards of their lanes.
 //!
-//! Two processes. The *daemon* sees to the fences: once a second it holds their promises against
-//! what the kernel says, and what cannot be held is frozen. The *keeper*, its child, holds the
-//! lanes' guards. Each survives the other's death by one rule: a fence that nobody guards, or
-//! whose promises nobody sees to, stands still. So the daemon freezes every fence before anything
-//! else when its keeper ends or hangs, and the keeper does when the daemon ends. On a stop fences
-//! stay frozen; `--release` lets them go for good.
+//! Two processes. The *daemon* sees to the fences: once a second, and when somebody writes into
+//! one, it holds their promises against what the kernel says, and what cannot be held is frozen.
+//! The *keeper*, its child, holds the lanes' guards. Each survives the other's death by one rule: a
+//! fence that nobody guards, or whose promises nobody sees to, stands still. So the daemon freezes
+//! every fence before anything else when its keeper ends or hangs, and the keeper does when the
+//! daemon ends. On a stop fences stay frozen; `--release` lets them go for good.
 
 mod asked;
 mod beat;
@@ -24,6 +24,7 @@ mod socket;
 mod tally;
 mod uevents;
 mod waiting;
+mod written;
 
 use std::fs::File;
 use std::io;
@@ -51,6 +52,7 @@ use self::settings::{Settings, Which};
 use self::socket::Listener;
 use self::uevents::Uevents;
 use self::waiting::Waiting;
+use self::written::Written;
 use crate::affinity;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::cpulist::CpuSet;
@@ -91,6 +93,7 @@ struct Daemon {
     signals: SignalFd,
     looked: Option<Instant>,
     waiting: Waiting,
+    written: Written,
 }
 
 impl Daemon {
@@ -139,6 +142,7 @@ impl Daemon {
             signals,
             looked: None,
             waiting: Waiting::default(),
+            written: Written::default(),
             file: file.to_owned(),
             began_on,
             settings,
@@ -195,6 +199,8 @@ impl Daemon {
                 self.look();
                 // What ended meanwhile speaks against running.
                 self.mind_keeper();
+            } else if self.written.heard() {
+                self.look_at_fences();
             }
             self.settle();
         }
@@ -234,9 +240,14 @@ impl Daemon {
         self.waiting.begin();
         self.take_fences();
         self.confine();
+        self.written.follow(self.held.iter().map(|held| &held.group));
+        self.look_at_fences();
+        self.add_up();
+    }
+
+    fn look_at_fences(&mut self) {
         let (hierarchies, home, online) = (&self.hierarchies, &self.home, self.online.as_ref());
         self.held.iter_mut().for_each(|held| held.look(hierarchies, home, online));
-        self.add_up();
     }
 
     /// Takes over what the kernel has counted of all fences.

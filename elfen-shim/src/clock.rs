@@ -14,14 +14,26 @@ use elfen_rt::clock::monotonic_ns;
 /// How long the rate is measured before a run; over a run it is measured again.
 const CALIBRATION_NS: u64 = 4_000_000;
 
+/// The time; what is read next may be read earlier.
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: every x86-64 has a time stamp counter, and Linux lets programs read it.
+    unsafe { _rdtsc() }
+}
+
 /// The time, before what is read next.
 #[inline(always)]
 pub fn before() -> u64 {
-    // SAFETY: every x86-64 has a time stamp counter, and Linux lets programs read it.
-    let ticks = unsafe { _rdtsc() };
-    // SAFETY: every x86-64 has SSE2. Without it the loads behind it would start early.
-    unsafe { _mm_lfence() };
+    let ticks = now();
+    fence();
     ticks
+}
+
+/// What is behind it does not begin before all before it has ended, not even on a guess.
+#[inline(always)]
+pub fn fence() {
+    // SAFETY: every x86-64 has SSE2.
+    unsafe { _mm_lfence() };
 }
 
 /// The time, after what was read before.
@@ -58,6 +70,8 @@ pub struct Clock {
 /// Finer than any two samples are apart, and than a line is from CPU to CPU, whatever the clock can
 /// tell apart: what is written finer takes a byte a run, and says nothing.
 const UNIT_NS: u64 = 8;
+/// In a period at least. A run that is shorter takes one byte for its length.
+const UNITS_A_PERIOD: u64 = 128;
 
 impl Clock {
     /// Takes 4 ms.
@@ -68,13 +82,15 @@ impl Clock {
         while monotonic_ns() - rate.at_ns < CALIBRATION_NS {
             std::hint::spin_loop();
         }
-        Ok(Self { ticks_per_second: rate.ticks_per_second(), step_ticks, unit_ticks: 0 }.in_units())
+        let ticks_per_second = rate.ticks_per_second();
+        Ok(Self { ticks_per_second, step_ticks, unit_ticks: 0 }.in_units(0))
     }
 
-    /// With times of recordings as coarse as they may be.
-    pub fn in_units(self) -> Self {
+    /// With times of recordings as coarse as they may be where samples are so far apart.
+    pub fn in_units(self, period_ticks: u64) -> Self {
         let step = self.step_ticks.max(1);
-        Self { unit_ticks: (self.ticks(UNIT_NS) / step * step).max(step), ..self }
+        let unit = self.ticks(UNIT_NS).max(period_ticks / UNITS_A_PERIOD);
+        Self { unit_ticks: (unit / step * step).max(step), ..self }
     }
 
     /// Of times in a recording.
@@ -182,8 +198,9 @@ mod tests {
     #[test]
     fn times_go_both_ways() {
         let of = |step_ticks| Clock { ticks_per_second: 2_600_000_000, step_ticks, unit_ticks: 0 };
-        let units = [1, 2, 3, 26].map(|step| of(step).in_units().unit());
-        assert_eq!((units, of(26).unit()), ([20, 20, 18, 26], 26));
+        let units = |period| [1, 2, 3, 26].map(|step| of(step).in_units(period).unit());
+        assert_eq!((units(2_600), of(26).unit()), ([20, 20, 18, 26], 26));
+        assert_eq!(units(26_000), [203, 202, 201, 182]);
         let clock = of(26);
         assert_eq!((clock.ticks(1_000), clock.ns(2_600)), (2_600, 1_000));
         assert_eq!((clock.ticks(0), clock.ns(0), clock.step_ns()), (0, 0, 10.0));

@@ -2,10 +2,12 @@
 //!
 //! It makes no system call, takes no lock and allocates nothing; what is done with a sample is the
 //! sink's. Waits between samples vary by half their length to either side, so that no rhythm of the
-//! observed is met again and again at the same beat.
+//! observed is met again and again at the same beat. Behind a wait stands a fence: a CPU that takes
+//! the wait to be over too early would fetch the words' line for nothing, which the observed pays.
 
+use std::arch::asm;
 use std::hint::spin_loop;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
 use crate::clock;
 
@@ -55,13 +57,17 @@ pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
 ) {
     let mut random = clock::before() | 1;
     let mut next = clock::before();
+    let mut now = next;
     loop {
-        let mut now = next;
         for _ in 0..STRETCH {
-            now = clock::before();
-            while now < next {
-                spin_loop();
-                now = clock::before();
+            // Two readings without a fence between them may be had in any order.
+            now = clock::now().max(now);
+            if period.0 > 0 {
+                while now < next {
+                    spin_loop();
+                    now = clock::now();
+                }
+                clock::fence();
             }
             let sample = one::<N, S>(now, &words, sink);
             sink.take(&sample, &mut words);
@@ -80,11 +86,40 @@ fn one<'a, const N: usize, S: Sink<'a, N>>(
     sink: &mut S,
 ) -> Sample<N> {
     sink.fetch(start);
-    // Relaxed: each word means something by itself; the fence in `clock::before` keeps the loads
-    // behind the reading.
-    let words = words.map(|word| word.load(Relaxed));
+    let zero = none_of(start);
+    let words = words.map(|word| load(word, zero));
     let end = if S::BOTH_ENDS { clock::after() } else { start };
     Sample { start, end, words }
+}
+
+/// 0, which is not known before the time is.
+#[inline(always)]
+fn none_of(time: u64) -> u64 {
+    let zero;
+    // SAFETY: changes this register and the flags alone.
+    unsafe { asm!("and {0}, 0", inlateout(reg) time => zero, options(pure, nomem, nostack)) };
+    zero
+}
+
+/// What a word holds. Its address takes `zero`, so the load waits for the reading of the clock that
+/// this was made of, and not for the loads of samples before, as a fence would have it: a quiet
+/// word is read in half the time. A sample that finds a change has what the CPU began behind it
+/// thrown away and read anew, as that went by the old value.
+#[inline(always)]
+fn load(word: &AtomicU64, zero: u64) -> u64 {
+    let value;
+    // SAFETY: loads the eight bytes that `word` borrows, which are aligned, so that they are read
+    // at once; each word means something by itself, so no order but that of x86-64 is needed.
+    unsafe {
+        asm!(
+            "mov {value}, qword ptr [{word} + {zero}]",
+            value = lateout(reg) value,
+            word = in(reg) word.as_ptr(),
+            zero = in(reg) zero,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+    value
 }
 
 /// Between a half and one and a half periods.
@@ -101,6 +136,8 @@ fn wait(period: Period, random: &mut u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
 
     #[test]

@@ -207,6 +207,7 @@ impl Run<'_> {
         out: &mut dyn Write,
     ) -> Result<(finish::Known, Seen, End), Failure> {
         let (period_ticks, _) = self.period();
+        self.clock = self.clock.in_units(period_ticks);
         let until = self.args.until.as_deref().map(|text| until(text, &gathered)).transpose()?;
         let (mut costing, cost_unknown) = self.costing(started);
         let parts = self.chosen.parts();

@@ -138,8 +138,9 @@ fn long_runs_are_short_as_well() {
         random ^= random << 17;
         random % below
     };
-    for (period, step_ticks) in [(62, 2), (300, 2), (2_600, 2), (62, 26), (2_600, 26)] {
-        let clock = Clock { step_ticks, ..head().clock }.in_units();
+    for (period, step_ticks) in [(62, 2), (300, 2), (2_600, 2), (62, 26), (2_600, 26), (26_000, 2)]
+    {
+        let clock = Clock { step_ticks, ..head().clock }.in_units(period);
         let mut pool = Pool::new(16 << 20, 1, false);
         let mut series = Series::new(0, Kind::Values, clock.unit(), 0);
         let (mut at, mut turn, mut until, mut samples) = (0, 0, 0, 0);
@@ -172,7 +173,7 @@ fn long_runs_are_short_as_well() {
 /// ticks, in many chunks, with other beginnings.
 #[test]
 fn times_are_in_whole_units() {
-    let clock = Clock { step_ticks: 3, ..head().clock }.in_units();
+    let clock = Clock { step_ticks: 3, ..head().clock }.in_units(0);
     let head = Head { clock, ..head() };
     let mut pool = Pool::new(8 << 20, 2, false);
     let mut tags = Series::new(0, Kind::Tags, clock.unit(), 5);

@@ -24,7 +24,7 @@ use super::stage::{Error, Lanes, line, percent};
 const PERIODS_TICKS: [u64; 4] = [0, 1_200, 2_600, 26_000];
 /// Enough wrong rates to judge the filter by, or so long.
 const ENOUGH: u64 = 1_000;
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 const ROUND_SAMPLES: usize = 1 << 20;
 const ROUND_NS: u64 = 300_000_000;
 const SIGNAL_EVERY_NS: i64 = 100_000;

@@ -73,7 +73,7 @@ pub(crate) struct Measured {
     pub(crate) clock_step_ticks: u64,
     pub(crate) ticks_per_us: f64,
     /// The longest that anything was measured at.
-    pub(crate) line_round_trip_ticks: u64,
+    pub(crate) line_round_trip_ticks: Option<u64>,
     pub(crate) rates: Vec<Rate>,
     pub(crate) costs: Vec<Cost>,
     /// Costs that `elfen shim --measure-cost` says as well.
@@ -122,6 +122,11 @@ pub(crate) fn measure(order: &Order) -> Result<Measured, Error> {
         let costs = |_| on_lane(lanes.on, || cost::measure(lanes, order.pairs));
         measured.costs = measured.near(lanes, Part::Costs, costs)?;
     }
+    if order.lua.is_empty() && (asked(Part::Programs) || asked(Part::Spread)) {
+        let why = "programs and spread: there is no lua5.4, and --lua names none";
+        measured.left_out.push(why.to_owned());
+        return Ok(measured);
+    }
     if asked(Part::Programs) {
         measured.programs(order)?;
     }
@@ -134,10 +139,6 @@ pub(crate) fn measure(order: &Order) -> Result<Measured, Error> {
 impl Measured {
     fn programs(&mut self, order: &Order) -> Result<(), Error> {
         let Order { lanes, pairs, .. } = *order;
-        if order.lua.is_empty() {
-            self.left_out.push("programs: there is no lua5.4, and --lua names none".to_owned());
-            return Ok(());
-        }
         if !programs::has_perf() {
             self.left_out.push("perf record beside the same programs: no perf here".to_owned());
         }
@@ -183,7 +184,7 @@ impl Measured {
                 continue;
             }
             self.disturbed.extend((longest > NEAR_TICKS).then_some(part));
-            self.line_round_trip_ticks = self.line_round_trip_ticks.max(after.unwrap_or(before));
+            self.line_round_trip_ticks = self.line_round_trip_ticks.max(after.or(Some(before)));
             return Ok(found);
         }
     }

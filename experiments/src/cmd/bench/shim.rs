@@ -113,10 +113,11 @@ fn lanes(args: &Args) -> Result<Lanes, Failure> {
 
 fn text(measured: &Measured) -> String {
     let Measured { clock_step_ticks, ticks_per_us, line_round_trip_ticks, .. } = measured;
-    let mut text = format!(
-        "{ticks_per_us:.0} ticks a microsecond, in steps of {clock_step_ticks}; a line goes there \
-         and back in {line_round_trip_ticks}\n"
-    );
+    let mut text = format!("{ticks_per_us:.0} ticks a microsecond, in steps of {clock_step_ticks}");
+    if let Some(ticks) = line_round_trip_ticks {
+        text += &format!("; a line goes there and back in {ticks}");
+    }
+    text.push('\n');
     for part in &measured.disturbed {
         let name = part.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
         text += &format!("disturbed: {name}: the lanes were far apart, so this is not usual\n");

@@ -5,6 +5,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ use super::pages::{Checked, PROGRAM, handed, is_checked, naps, stands_by_itself}
 use super::stage::{Fenced, NOBODY, borrows, wait_until};
 use super::stops::rounds;
 
-/// What runs these words in a container that has the program with checks, and elfend's socket.
-fn contained(stage: &Stage, checked: &Checked, words: &[&str]) -> Contained {
+/// What runs a container that has the program with checks, and elfend's socket.
+fn engine(stage: &Stage, checked: &Checked) -> Command {
     let fenced = &stage.fenced;
     let mut command = podman(stage.folder.path(), &fenced.fence);
     let volume = |from: &Path, to: &str| format!("{}:{to}", from.display());
@@ -27,7 +28,13 @@ fn contained(stage: &Stage, checked: &Checked, words: &[&str]) -> Contained {
     command.args(["-v", &volume(checked.folder.path(), "/checked:rw"), "--user", NOBODY]);
     command.args(["-e", "LD_PRELOAD=/checked/libelfen_preload.so"]);
     command.args(["-e", "ELFEN_SOCKET=/run/elfen/elfend.sock", "--rootfs"]).arg(&stage.image);
-    Contained::start(command.args(words), &fenced.fence, PROGRAM)
+    command
+}
+
+/// Such a container, once it runs the program by these words.
+fn contained(stage: &Stage, checked: &Checked, words: &[&str]) -> Contained {
+    let mut command = engine(stage, checked);
+    Contained::start(command.args(words), &stage.fenced.fence, PROGRAM)
 }
 
 const CHECKS: [&str; 2] = ["/checked/checked", "/checked/last"];
@@ -81,6 +88,28 @@ fn reactions(fenced: &Fenced, checked: &Checked) -> String {
     all.sort_unstable();
     let at = |share: usize| all[(all.len() - 1) * share / 100];
     format!("p50 {} ns, p99 {} ns, n {}", at(50), at(99), all.len())
+}
+
+/// Goal: what a container is handed it cannot spoil: neither cut nor lengthen a page, nor write its
+/// own budget. Method: a program that asks as the library does, and tries.
+#[test]
+fn contained_programs_do_not_spoil_their_pages() {
+    const NAME: &str = "contained_programs_do_not_spoil_their_pages";
+    let Some(stage) = Stage::of(NAME, &PODMAN, Fenced::start_by_tasks) else { return };
+    let checked = Checked::build();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fence/cuts.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-Wall", "-Werror"]).arg(source);
+    assert!(cc.arg("-o").arg(checked.folder.path().join("cuts")).status().unwrap().success());
+    let mut command = engine(&stage, &checked);
+    let output = command.args(["/checked/cuts", "/run/elfen/elfend.sock"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let why = String::from_utf8_lossy(&output.stderr);
+    let refused = libc::EPERM;
+    let tried = format!("cut {refused}, lengthen {refused}, seal {refused}");
+    // The lanes' page, in which a check counts, and that of settings.
+    let pages = [format!("write 0, {tried}"), format!("write {refused}, {tried}")];
+    assert_eq!(said.lines().collect::<Vec<_>>(), pages, "{why}");
 }
 
 /// Goal: a container outlives as many daemons as there are upgrades; each freezes it, and hands

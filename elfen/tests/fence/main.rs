@@ -189,6 +189,16 @@ fn the_kill_switch_works_with_the_daemon_stopped() {
         assert!(file.exists());
         fs::remove_file(&file).unwrap();
     }
+    // A program that is to go into the fence then waits in it.
+    assert!(fenced.elfen(&["pause"]).status.success());
+    let words = ["run", "--fence", "batch", "--user", NOBODY, "--", "true"];
+    let mut late = fenced.command(env!("CARGO_BIN_EXE_elfen"), &words);
+    let mut late = late.stderr(Stdio::null()).spawn().unwrap();
+    wait_until("its entering", || fenced.fence.0.processes().unwrap().contains(&late.id()));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(late.try_wait().unwrap(), None, "it does not run");
+    assert!(fenced.elfen(&["resume"]).status.success());
+    assert!(late.wait().unwrap().success());
     // Both before the daemon has seen either.
     assert!(fenced.elfen(&["pause"]).status.success());
     assert!(fenced.elfen(&["resume"]).status.success());

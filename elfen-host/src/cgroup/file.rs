@@ -49,3 +49,27 @@ pub(super) fn write(file: &Path, text: &str) -> Result<(), Error> {
     let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| Error::File { file: file.to_owned(), error })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a link in the place of a cgroup's file is no way to another file. Method: one of each
+    /// kind of access, and what it leads to.
+    #[test]
+    fn links_are_not_followed() {
+        let folder = std::env::temp_dir().join(format!("elfen-links-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let [file, link] = ["other", "cgroup.procs"].map(|name| folder.join(name));
+        fs::write(&file, "mine").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let refused = |error: Error| {
+            let Error::File { error, .. } = error else { return false };
+            error.raw_os_error() == Some(libc::ELOOP)
+        };
+        assert!(read(&link).is_err_and(refused));
+        assert!(write(&link, "1").is_err_and(refused));
+        assert_eq!(read(&file).unwrap(), "mine");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -3,6 +3,8 @@
 
 use std::fs;
 
+use elfen_host::fence::status::{Answer, Request};
+
 use super::SPIN;
 use super::stage::{Fenced, NOBODY, borrows, kill, or_skip, settings, wait_until};
 
@@ -78,6 +80,39 @@ fn who_has_another_id_enters() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let why = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains(fenced.fence.name()), "{said} {why}");
+}
+
+/// Goal: a process that has no id where elfend is, gets nothing, and is told why. Method: a daemon
+/// in a pid namespace of its own, which is asked from outside.
+#[test]
+fn who_has_no_id_gets_nothing() {
+    if !or_skip("who_has_no_id_gets_nothing") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.end_daemon();
+    let daemon = fenced.daemon_command();
+    let mut inside =
+        fenced.command("unshare", &["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    inside.arg(daemon.get_program()).args(daemon.get_args());
+    let log = fs::File::options().append(true).open(fenced.log_file()).unwrap();
+    fenced.daemon = inside.stderr(log).spawn().unwrap();
+    fenced.wait_for_socket();
+    let requests = [Request::Status, Request::Resume, Request::Pages, Request::Tasks];
+    let enter = Request::Enter { fence: "batch".to_owned() };
+    let answers: Vec<Option<Answer>> =
+        requests.iter().chain([&enter]).map(|request| fenced.ask(request)).collect();
+    let output = fenced.elfen(&["run", "--fence", "batch", "--user", NOBODY, "--", "true"]);
+    let inside = fenced.fence.0.processes().unwrap();
+    // `unshare` takes no other signal, and has its child killed.
+    fenced.daemon.kill().unwrap();
+    for answer in answers {
+        let Some(Answer::Refused { why, .. }) = &answer else { panic!("{answer:?}") };
+        assert!(why.contains("it has no process id here"), "{why}");
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("no process id"), "{said}");
+    assert!(inside.is_empty(), "{inside:?}");
 }
 
 /// Goal: who asks for a fence after the daemon's end is told so. Method: a daemon that was stopped.

@@ -15,7 +15,7 @@ use elfen_rt::pages::{self, Pages};
 use elfen_rt::signal::lane::LaneState;
 
 use super::preload;
-use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, share, wait_until};
 
 pub(crate) const PROGRAM: &str = "checked";
 const LIBRARY: &str = "libelfen_preload.so";
@@ -73,8 +73,14 @@ impl Checked {
     }
 
     fn in_fence(&self, fenced: &Fenced) -> Child {
+        self.in_fence_by(fenced, &[])
+    }
+
+    /// Started in the fence by these words.
+    fn in_fence_by(&self, fenced: &Fenced, words: &[&str]) -> Child {
         let elfen = env!("CARGO_BIN_EXE_elfen");
-        self.start(fenced, &[elfen, "run", "--fence", "batch", "--user", NOBODY, "--"])
+        let run = [elfen, "run", "--fence", "batch", "--user", NOBODY, "--"];
+        self.start(fenced, &[&run, words].concat())
     }
 }
 
@@ -158,6 +164,40 @@ fn a_program_with_checks_is_given_its_pages() {
     checked.goes_on();
     assert!(is_checked(&pages));
     end(again);
+}
+
+/// Goal: a program whose library finds no elfend runs as without it, and its guard holds the lane
+/// all the same. Method: a socket that is not there, beside a request; and no daemon any more.
+#[test]
+fn a_program_that_finds_no_elfend_runs_unchecked() {
+    if !or_skip("a_program_that_finds_no_elfend_runs_unchecked") {
+        return;
+    }
+    let checked = Checked::build();
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let pages = handed(&fenced);
+    let nowhere = "ELFEN_SOCKET=/nonexistent/elfend.sock";
+    let program = checked.in_fence_by(&fenced, &["env", nowhere]);
+    checked.goes_on();
+    assert!(!is_checked(&pages));
+    let mut worker = fenced.service().claim(0, 0).unwrap();
+    worker.begin(1);
+    wait_until("a guard", || fenced.guard().is_some());
+    let mut busy = [0; 3].map(|_: u64| share(program.id(), fenced.guard().unwrap()));
+    busy.sort_unstable();
+    worker.end();
+    drop(worker);
+    end(program);
+    assert!(busy[1] <= 30, "{busy:?}");
+
+    fenced.end_daemon();
+    let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
+    assert!(released.status.success(), "{released:?}");
+    let socket = format!("ELFEN_SOCKET={}", fenced.run_dir().join("elfend.sock").display());
+    let program = checked.start(&fenced, &["env", &socket]);
+    checked.goes_on();
+    end(program);
 }
 
 /// Goal: settings of elfend's lanes can be changed while it runs, by root alone. Method: `elfen

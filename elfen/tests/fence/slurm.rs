@@ -10,11 +10,14 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use elfen_host::fence::status::Frozen;
 
 use super::stage::{
     Fenced, NOBODY, Own, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until,
 };
+use super::stops::rounds;
 
 /// A cluster whose only node is this machine.
 struct Cluster {
@@ -27,6 +30,14 @@ struct Cluster {
 
 fn packaged(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging/slurm").join(file)
+}
+
+/// What the guide has after these words of it, up to the end of the block.
+fn of_the_guide(after: &str) -> String {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs/guide.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let (_, rest) = guide.split_once(after).unwrap();
+    rest.split_once("```").unwrap().0.to_owned()
 }
 
 fn script(file: &Path, text: &str) {
@@ -79,9 +90,11 @@ impl Cluster {
             folder.display(),
             elfen.parent().unwrap().display()
         );
-        let health = format!("{ours}exec {}\n", packaged("slurm-health").display());
+        let count = format!("echo >>{}/checks\n", folder.display());
+        let health = format!("{ours}{count}exec {}\n", packaged("slurm-health").display());
         script(&folder.join("health"), &health);
-        let steps = "exec elfen run --fence batch --user root -- /usr/sbin/slurmstepd \"$@\"\n";
+        let steps = of_the_guide("$ cat /usr/local/lib/elfen-steps\n#!/bin/sh\n");
+        let steps = steps.replacen("--fence slurm", "--fence batch", 1);
         script(&folder.join("steps"), &format!("{ours}{steps}"));
         let key: Vec<u8> = (0..=255).collect();
         fs::write(folder.join("key"), key).unwrap();
@@ -125,13 +138,25 @@ impl Cluster {
 
     /// A job of an ordinary user's; its number.
     fn submit(&self, text: &str) -> String {
-        let out = self.folder.join("out/%j").display().to_string();
-        let user = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
-        let words =
-            ["sbatch", "--parsable", "-p", "borrow", "-C", "elfen", "-o", &out, "--wrap", text];
-        let job = self.says(&[&user[..], &words].concat());
+        let words = ["--parsable", "-p", "borrow", "-C", "elfen", "-o", "%j", "--wrap", text];
+        self.asked_by_nobody(&["sbatch"], &words)
+    }
+
+    /// From the folder of what jobs write.
+    fn asked_by_nobody(&self, sbatch: &[&str], words: &[&str]) -> String {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
+        command.args(sbatch).args(words).env("SLURM_CONF", self.folder.join("slurm.conf"));
+        command.stdin(Stdio::null()).current_dir(self.folder.join("out"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        let job = said.trim().trim_start_matches("Submitted batch job ").to_owned();
         assert!(job.parse::<u32>().is_ok(), "{job}");
         job
+    }
+
+    fn checks(&self) -> usize {
+        fs::read_to_string(self.folder.join("checks")).map_or(0, |text| text.lines().count())
     }
 
     fn state(&self, job: &str) -> String {
@@ -179,17 +204,93 @@ impl Drop for Cluster {
     }
 }
 
+/// A job that spins until it is told to end, on its lane.
+struct Spinning {
+    job: String,
+    process: u32,
+}
+
+impl Spinning {
+    fn start(cluster: &Cluster, fenced: &Fenced) -> Self {
+        fs::remove_file(cluster.folder.join("out/end")).ok();
+        let spin = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done";
+        let job = cluster.submit(&format!(
+            "grep Cpus_allowed_list /proc/self/status; while [ ! -e end ]; do {spin}; done"
+        ));
+        cluster.wait_for("a job", |cluster| {
+            let state = cluster.state(&job);
+            assert!(["PENDING", "RUNNING"].contains(&&*state), "{state}");
+            state == "RUNNING"
+        });
+        let mut inside = None;
+        wait_until("its process", || {
+            let all = fenced.fence.0.processes().unwrap();
+            inside = all.into_iter().find(|process| comm(*process) == "slurm_script");
+            inside.is_some()
+        });
+        Self { job, process: inside.unwrap() }
+    }
+
+    /// What it gets of the lane that idles, per mille.
+    fn borrows(&self) -> u64 {
+        borrows(self.process);
+        let before = ran_ns(self.process);
+        std::thread::sleep(Duration::from_secs(1));
+        (ran_ns(self.process) - before) / 1_000_000
+    }
+
+    /// Idle, held and idle again; this happens while the lane is held.
+    fn is_fenced(&self, fenced: &Fenced, meanwhile: impl FnOnce()) {
+        let first = self.borrows();
+        let mut worker = fenced.service().claim(0, 0).unwrap();
+        worker.begin(1);
+        wait_until("a guard", || fenced.guard().is_some());
+        let mut busy = [0; 3].map(|_: u64| share(self.process, fenced.guard().unwrap()));
+        busy.sort_unstable();
+        meanwhile();
+        worker.end();
+        let (job, again) = (&self.job, self.borrows());
+        println!(
+            "job {job} of Slurm: {first} per mille idle, {} busy, {again} idle again",
+            busy[1]
+        );
+        assert!(busy[1] <= 30, "{busy:?}");
+    }
+
+    fn end(self, cluster: &Cluster) {
+        fs::write(cluster.folder.join("out/end"), "").unwrap();
+        cluster.wait_for("its end", |cluster| cluster.state(&self.job) == "COMPLETED");
+        let out = fs::read_to_string(cluster.folder.join("out").join(&self.job)).unwrap();
+        assert_eq!(out, "Cpus_allowed_list:\t1\n");
+    }
+}
+
+/// What slurmd says to who asks each second, and how long it took at the most.
+fn answers(cluster: &Cluster, seconds: usize) {
+    let mut longest = Duration::ZERO;
+    for _ in 0..seconds {
+        let began = Instant::now();
+        let said = cluster.says(&["scontrol", "show", "slurmd"]);
+        longest = longest.max(began.elapsed());
+        assert!(said.contains("Slurmd PID"), "{said}");
+        std::thread::sleep(Duration::from_secs(1).saturating_sub(began.elapsed()));
+    }
+    assert!(cluster.condition().starts_with("allocated"), "{}", cluster.condition());
+    println!("with the lane held for {seconds} s, slurmd answered within {longest:?}");
+}
+
 /// Goal: an unmodified Slurm's job borrows while the request lane idles, gets next to nothing of a
-/// held lane, ends as it should, also when its slurmd was started anew; and a node whose fence does
-/// not hold takes no more. Method: slurmctld, slurmd and munge, a job of an ordinary user's, and
-/// what the scheduler says of it.
+/// held lane, ends as it should, also when its slurmd was started anew, and so does the next one;
+/// slurmd itself answers all the while, and a node whose fence does not hold takes no more. Method:
+/// slurmctld, slurmd and munge, jobs of an ordinary user's, one of them as the guide has it, and
+/// what the scheduler says of them.
 #[test]
 fn jobs_of_slurms_are_fenced() {
     const NAME: &str = "jobs_of_slurms_are_fenced";
     if !or_skip(NAME) {
         return;
     }
-    let needed = ["munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "scontrol"];
+    let needed = ["munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "scontrol", "make"];
     if let Some(lacks) = needed.into_iter().find(|name| found(name).is_none()) {
         writeln!(std::io::stderr(), "skipped: {NAME}: there is no {lacks}").unwrap();
         return;
@@ -198,56 +299,27 @@ fn jobs_of_slurms_are_fenced() {
     fenced.wait_until_it_runs();
     let mut cluster = Cluster::start(&fenced);
     cluster.wait_for("a node", |cluster| cluster.condition().starts_with("idle"));
-    let end = cluster.folder.join("out/end");
-    let spin = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done";
-    let text = format!(
-        "grep Cpus_allowed_list /proc/self/status; while [ ! -e {} ]; do {spin}; done",
-        end.display()
-    );
-    let job = cluster.submit(&text);
-    let mut inside = None;
-    cluster.wait_for("a job", |cluster| {
-        let state = cluster.state(&job);
-        assert!(["PENDING", "RUNNING"].contains(&&*state), "{state}");
-        state == "RUNNING"
-    });
-    wait_until("its process", || {
-        let all = fenced.fence.0.processes().unwrap();
-        inside = all.into_iter().find(|process| comm(*process) == "slurm_script");
-        inside.is_some()
-    });
-    let process = inside.unwrap();
-    let idle = || {
-        borrows(process);
-        let before = ran_ns(process);
-        std::thread::sleep(Duration::from_secs(1));
-        (ran_ns(process) - before) / 1_000_000
-    };
-    let first = idle();
-    let mut worker = fenced.service().claim(0, 0).unwrap();
-    worker.begin(1);
-    wait_until("a guard", || fenced.guard().is_some());
-    let mut busy = [0; 3].map(|_: u64| share(process, fenced.guard().unwrap()));
-    busy.sort_unstable();
-    cluster.restart_node();
-    worker.end();
-    let again = idle();
-    println!("a job of Slurm: {first} per mille idle, {} busy, {again} idle again", busy[1]);
-    fs::write(&end, "").unwrap();
-    cluster.wait_for("its end", |cluster| cluster.state(&job) == "COMPLETED");
-    let out = fs::read_to_string(cluster.folder.join("out").join(&job)).unwrap();
-    assert_eq!(out, "Cpus_allowed_list:\t1\n");
-    assert!(busy[1] <= 30, "{busy:?}");
-    let second = cluster.submit("true");
-    cluster.wait_for("a second job", |cluster| cluster.state(&second) == "COMPLETED");
+    let first = Spinning::start(&cluster, &fenced);
+    first.is_fenced(&fenced, || cluster.restart_node());
+    first.end(&cluster);
+    let second = Spinning::start(&cluster, &fenced);
+    second.is_fenced(&fenced, || answers(&cluster, rounds(3)));
+    second.end(&cluster);
 
     fenced.home.set_weight(1);
+    wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));
+    let before = cluster.checks();
     cluster.wait_for("a drained node", |cluster| cluster.condition().starts_with("drained"));
+    println!("a node was drained within {} health checks", cluster.checks() - before);
     let why = cluster.condition();
     assert!(why.contains("elfen: fence batch") && why.contains("has weight"), "{why}");
-    let third = cluster.submit("true");
+    fs::write(cluster.folder.join("out/Makefile"), "all:\n\t@echo made\n").unwrap();
+    let sbatch = of_the_guide("submit to the partition:\n\n   ```console\n   $ ");
+    let third = cluster.asked_by_nobody(&["sh", "-c", sbatch.lines().next().unwrap()], &[]);
     fenced.home.set_weight(100);
     cluster.wait_for("a node that is back", |cluster| cluster.state(&third) == "COMPLETED");
+    let out = cluster.folder.join(format!("out/slurm-{third}.out"));
+    assert_eq!(fs::read_to_string(out).unwrap(), "Cpus_allowed_list:\t1\nmade\n");
     // What an operator drained stays so.
     let name = cluster.says(&["sinfo", "--noheader", "-o", "%n"]);
     let node = format!("NodeName={name}");

@@ -327,8 +327,20 @@ impl Daemon {
     }
 
     fn take(&mut self, fence: &settings::Fence, name: String, unit: Option<String>, group: Group) {
-        if self.held.iter().any(|held| held.group.path == group.path) {
-            return;
+        let shares = |held: &&Held| {
+            held.group.path.is_within(&group.path) || group.path.is_within(&held.group.path)
+        };
+        if let Some(held) = self.held.iter().find(shares) {
+            let (path, other) = (&group.path, &held.name);
+            let why = match *path == held.group.path {
+                true if held.which == fence.which => return,
+                true => format!("{path} is fence {other:?} already"),
+                false => {
+                    let its = &held.group.path;
+                    format!("{path} and {its}, fence {other:?}: one is inside of the other")
+                }
+            };
+            return self.wait_for(&fence.name, &why);
         }
         let made = match unit {
             None => group.make().map_err(|error| error.to_string()),

@@ -358,6 +358,10 @@ fn require_apart(fences: &[Fence]) -> Result<(), String> {
     if let Some(twice) = fences.iter().find(|fence| !names.insert(&fence.name)) {
         return Err(format!("fence {:?} is there twice", twice.name));
     }
+    let is_again = |at: usize| fences[..at].iter().any(|fence| fence.which == fences[at].which);
+    if let Some(again) = (0..fences.len()).find(|&at| is_again(at)) {
+        return Err(format!("{} is two fences", fences[again].which));
+    }
     let paths: Vec<CgroupPath> = fences
         .iter()
         .filter_map(|fence| match &fence.which {
@@ -451,6 +455,7 @@ cgroup = \"elfen.slice\"
             (USUAL.replace("2:18", "0:18"), "CPU 0 is named twice"),
             (USUAL.replace("2:18", "16:18"), "CPU 16 is named twice"),
             (USUAL.replace("2:18", ""), "the list of pairs is empty"),
+            (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"\""), "lanes \"\""),
             (USUAL.replace("slo-budget", "slow"), "is none"),
             (USUAL.replace("slo-budget", "borrow-idle"), "borrow-idle neither"),
             (USUAL.replace("slo-budget", "dynamic-budget"), "`elfen run` alone"),
@@ -459,6 +464,7 @@ cgroup = \"elfen.slice\"
             (USUAL.replace("elfen.slice", "a\\nb"), "no path of a cgroup"),
             (fence("name = \"b\"\ncgroup = \"elfen.slice/x\""), "one is inside of the other"),
             (fence("name = \"batch\"\ncgroup = \"x\""), "there twice"),
+            (fence("name = \"b\"\ncgroup = \"/elfen.slice/\""), "is two fences"),
             (fence("name = \"b\""), "either a cgroup or a unit"),
             (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"3\""), "nobody's batch lanes"),
             (fence("name = \"../b\"\ncgroup = \"x\""), "a name is letters"),

@@ -2,6 +2,7 @@
 //! not.
 
 use std::fs;
+use std::io::Write;
 
 use elfen_host::fence::status::{Answer, Request};
 
@@ -35,6 +36,40 @@ fn a_fence_that_was_deleted_is_made_anew() {
     wait_until("its lanes", holds);
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    borrows(batch.id());
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
+/// Goal: a batch that the kernel has moved out of the fence, which has no CPUs any more, is back
+/// there once it has. Method: a daemon that stands still while a hand does what the kernel does on
+/// version 1 when a lane goes offline.
+#[test]
+fn a_batch_that_hotplug_moves_comes_back() {
+    const NAME: &str = "a_batch_that_hotplug_moves_comes_back";
+    if !or_skip(NAME) {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let group = &fenced.fence.0;
+    let mut folders = group.folders().into_iter();
+    let Some(cpuset) = folders.find(|folder| folder.join("cpuset.effective_cpus").exists()) else {
+        let mut terminal = std::io::stderr();
+        let why = "version 2 leaves the batch where it is";
+        return writeln!(terminal, "skipped: {NAME}: {why}").unwrap();
+    };
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    borrows(batch.id());
+    kill(fenced.daemon.id(), libc::SIGSTOP);
+    fs::write(cpuset.parent().unwrap().join("cgroup.procs"), batch.id().to_string()).unwrap();
+    fs::write(cpuset.join("cpuset.cpus"), "\n").unwrap();
+    assert!(group.effective_cpus().unwrap().is_empty());
+    assert!(group.half_inside().unwrap().contains(&batch.id()));
+    kill(fenced.daemon.id(), libc::SIGCONT);
+    wait_until("its lanes", || group.effective_cpus().unwrap().to_string() == "1");
+    wait_until("being put back", || group.half_inside().unwrap().is_empty());
+    fenced.wait_until_it_runs();
     borrows(batch.id());
     kill(batch.id(), libc::SIGKILL);
     batch.wait().unwrap();
@@ -115,7 +150,8 @@ fn who_has_no_id_gets_nothing() {
     assert!(inside.is_empty(), "{inside:?}");
 }
 
-/// Goal: who asks for a fence after the daemon's end is told so. Method: a daemon that was stopped.
+/// Goal: who asks for a fence after the daemon's end is told so. Method: a daemon that was
+/// stopped, and a file in the place of its socket.
 #[test]
 fn without_a_daemon_nothing_hangs() {
     if !or_skip("without_a_daemon_nothing_hangs") {
@@ -124,9 +160,14 @@ fn without_a_daemon_nothing_hangs() {
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     fenced.end_daemon();
-    let output = fenced.elfen(&["run", "--fence", "batch", "--user", NOBODY, "--", "true"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && said.contains("does not answer"), "{said}");
-    assert_eq!(fenced.elfen(&["status", "--healthy"]).status.code(), Some(1));
-    assert!(fenced.elfen(&["status"]).status.success());
+    for is_file in [false, true] {
+        if is_file {
+            fs::write(fenced.run_dir().join("elfend.sock"), "no socket").unwrap();
+        }
+        let output = fenced.elfen(&["run", "--fence", "batch", "--user", NOBODY, "--", "true"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains("does not answer"), "{said}");
+        assert_eq!(fenced.elfen(&["status", "--healthy"]).status.code(), Some(1));
+        assert!(fenced.elfen(&["status"]).status.success());
+    }
 }

@@ -165,6 +165,28 @@ fn a_pattern_is_all_of_its_units() {
     assert!(metrics.contains("elfen_fences_waiting 1"), "{metrics}");
 }
 
+/// Goal: units that lie in one another are one fence, and the other waits, aloud. Method: a unit
+/// that a pattern of another fence has already, and one that systemd has inside of it.
+#[test]
+fn units_in_one_another_are_one_fence() {
+    const NAME: &str = "units_in_one_another_are_one_fence";
+    if !or_skip(NAME) {
+        return;
+    }
+    let Some(mut units) = Units::start(NAME) else { return };
+    let inner = units.fences[0].child("inner");
+    inner.0.make().unwrap();
+    fs::write(units.folder.join("cgroup.x-c.slice"), format!("{}\n", inner.0.path)).unwrap();
+    let others =
+        ["a", "c"].map(|name| format!("\"\n[[fence]]\nname = \"{name}\"\nunit = \"x-{name}.slice"));
+    units.hold(&format!("x-*.slice{}", others.concat()), "bin");
+    units.waits_for("is fence \"batch:x-a.slice\" already");
+    units.waits_for("one is inside of the other");
+    wait_until("both", || units.running().len() == 2);
+    assert_eq!(units.fenced.status().fences.len(), 2);
+    assert!(!inner.0.rank().unwrap().idle, "its files are as they were");
+}
+
 /// Goal: a fence is held whatever systemd does: refused, its files are written, and that is said;
 /// without an answer, what is held stays held, and the daemon answers; guards that end while it is
 /// waited for leave nothing that runs; without the command, it says so. Method: a systemd that

@@ -21,20 +21,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FENCE CGROUPS "/fence"
 #define BATCHES 2
 
 /* A machine that is emulated, beside another one. */
 #define PATIENCE_NS (60000 * MS)
 
-#define SETTINGS                                                                                   \
-	"signal = \"tasks\"\n"                                                                    \
-	"nap = \"spin\"\n"                                                                        \
-	"[[lent]]\n"                                                                               \
-	"lanes = \"0:1,2:3\"\n"                                                                   \
-	"[[fence]]\n"                                                                              \
-	"name = \"batch\"\n"                                                                      \
-	"cgroup = \"fence\"\n"
 /* On lane 3 alone, which has its memory on the other node. */
 #define FAR "lanes = \"3\"\n"
 
@@ -55,8 +46,7 @@ static void put_into(const char *cgroup)
 	write_text(path, "0");
 }
 
-/* What a file of the fence's holds, without the end of its line. */
-static const char *fence_file(const char *name)
+const char *fence_file(const char *name)
 {
 	static char text[256];
 	char path[128];
@@ -69,7 +59,7 @@ static const char *fence_file(const char *name)
 	return text;
 }
 
-static bool becomes(const char *name, const char *value)
+bool becomes(const char *name, const char *value)
 {
 	uint64_t end = now_ns() + PATIENCE_NS;
 
@@ -94,18 +84,22 @@ bool says(const char *what)
 	return false;
 }
 
-verdict start_with(const char *settings)
+void set_up(const char *settings)
 {
 	mkdir(CGROUPS, 0755);
-	if (mount("cgroup2", CGROUPS, "cgroup2", 0, NULL) && errno != EBUSY)
-		return because("mounting cgroups: %s", strerror(errno));
-	write_text(CGROUPS "/cgroup.subtree_control", "+cpu +cpuset +pids");
+	mount("cgroup2", CGROUPS, "cgroup2", 0, NULL);
 	mkdir(CGROUPS "/home", 0755);
 	mkdir("/etc", 0755);
 	make_file("/etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n");
 	make_file("/tmp/elfend.toml", settings);
 	setenv("ELFEN_SETTINGS", "/tmp/elfend.toml", 1);
 	setenv("ELFEN_RUN_DIR", "/tmp/elfend", 1);
+}
+
+verdict start_with(const char *settings)
+{
+	set_up(settings);
+	write_text(CGROUPS "/cgroup.subtree_control", "+cpu +cpuset +pids");
 	daemon_pid = fork();
 	if (!daemon_pid) {
 		put_into("home");
@@ -117,7 +111,7 @@ verdict start_with(const char *settings)
 
 static verdict start(void)
 {
-	return start_with(SETTINGS);
+	return start_with(USUAL);
 }
 
 pid_t spin_in(const char *cgroup)
@@ -297,7 +291,7 @@ static verdict set_online(int cpu, bool online)
 static verdict memory(void)
 {
 	char *const release[] = { "/elfend", "--release", NULL };
-	verdict why = start_with(SETTINGS FAR);
+	verdict why = start_with(USUAL FAR);
 	pid_t batch;
 
 	if (why)

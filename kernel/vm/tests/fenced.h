@@ -8,10 +8,23 @@
 #include "harness.h"
 
 #define CGROUPS "/sys/fs/cgroup"
+#define FENCE CGROUPS "/fence"
 #define RUNS "\"frozen\": null"
 
+#define USUAL                                                                                      \
+	"signal = \"tasks\"\n"                                                                    \
+	"nap = \"spin\"\n"                                                                        \
+	"[[lent]]\n"                                                                               \
+	"lanes = \"0:1,2:3\"\n"                                                                   \
+	"[[fence]]\n"                                                                              \
+	"name = \"batch\"\n"                                                                      \
+	"cgroup = \"fence\"\n"
+
+void set_up(const char *settings);        /* cgroups of version 2, and what a daemon reads */
 verdict start_with(const char *settings); /* the daemon beside its fences, until one runs */
 bool says(const char *what);              /* once `elfen status` says this of a fence */
+bool becomes(const char *name, const char *value); /* a file of the fence's, in time */
+const char *fence_file(const char *name); /* what it holds, without the end of its line */
 pid_t spin_in(const char *cgroup);        /* at nice -20 */
 bool runs_on(pid_t process);
 void end(pid_t process);

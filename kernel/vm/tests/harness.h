@@ -30,7 +30,8 @@ struct test {
 
 extern const struct test map_tests[], nap_tests[], lane_tests[], lifetime_tests[], argument_tests[];
 extern const struct test command_tests[], fuzz_tests[], bare_tests[], wide_tests[];
-extern const struct test fence_tests[], service_tests[], node_tests[];
+extern const struct test fence_tests[], meddled_tests[], cpusetless_tests[];
+extern const struct test service_tests[], node_tests[];
 
 verdict because(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #define CHECK(fact)                                                                                \

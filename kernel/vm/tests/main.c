@@ -196,10 +196,24 @@ struct boot {
 static const struct boot boots[] = {
 	{ "smt", (const struct test *const[]){ map_tests, nap_tests, lane_tests, lifetime_tests,
 					       argument_tests, command_tests, fuzz_tests, NULL } },
-	{ "wide", (const struct test *const[]){ wide_tests, fence_tests, service_tests, NULL } },
+	{ "wide", (const struct test *const[]){ wide_tests, fence_tests, meddled_tests,
+						service_tests, NULL } },
 	{ "nodes", (const struct test *const[]){ node_tests, NULL } },
-	{ "bare", (const struct test *const[]){ bare_tests, NULL } },
+	{ "bare", (const struct test *const[]){ bare_tests, cpusetless_tests, NULL } },
 };
+
+static bool takes_command(const struct test *list)
+{
+	static const struct test *const lists[] = { command_tests, wide_tests,	 fence_tests,
+						    meddled_tests, service_tests, node_tests,
+						    cpusetless_tests };
+	size_t at;
+
+	for (at = 0; at < sizeof(lists) / sizeof(*lists); at++)
+		if (lists[at] == list)
+			return true;
+	return false;
+}
 
 /* The tests of a boot that are wanted: run or, for the host, listed. Returns how many. */
 static int each(const struct boot *boot, char **names, bool list)
@@ -209,10 +223,8 @@ static int each(const struct boot *boot, char **names, bool list)
 	int known = 0;
 
 	for (lists = boot->lists; *lists; lists++) {
-		if ((*lists == command_tests || *lists == wide_tests || *lists == fence_tests ||
-		     *lists == service_tests || *lists == node_tests) &&
-		    !list && access("/elfen", X_OK))
-			continue; /* kernel/vm/run was given no command */
+		if (takes_command(*lists) && !list && access("/elfen", X_OK))
+			continue; /* kernel/vm/run was given none */
 		for (test = *lists; test->name; test++) {
 			if (!chosen(test->name, names))
 				continue;

@@ -24,16 +24,29 @@ fn lacking(test: &str, programs: &[&str]) -> bool {
 }
 
 pub(crate) const PODMAN: [&str; 3] = ["podman", "runc", "busybox"];
+const BY_CRUN: [&str; 3] = ["podman", "crun", "busybox"];
 const CONTAINERD: [&str; 4] = ["containerd", "ctr", "runc", "busybox"];
 
 /// What runs a container in a cgroup, up to its options; it keeps its files in the folder.
 pub(crate) fn podman(folder: &Path, parent: &Own) -> Command {
-    let mut podman = Command::new("podman");
+    with_options(Command::new("podman"), "runc", folder, parent)
+}
+
+/// The same by crun, which takes hierarchies of one version: where a machine has both, it sees
+/// those of version 1 alone.
+fn podman_by_crun(folder: &Path, parent: &Own) -> Command {
+    let mut podman = Command::new("unshare");
+    let script = "umount /sys/fs/cgroup/unified 2>&-; exec podman \"$@\"";
+    podman.args(["--mount", "sh", "-c", script, "sh"]);
+    with_options(podman, "crun", folder, parent)
+}
+
+fn with_options(mut podman: Command, runtime: &str, folder: &Path, parent: &Own) -> Command {
     for (option, inside) in [("--root", "root"), ("--runroot", "runroot"), ("--tmpdir", "tmp")] {
         podman.arg(option).arg(folder.join(inside));
     }
     podman.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
-    podman.args(["--runtime", "runc", "run", "--rm", "--network", "none"]);
+    podman.args(["--runtime", runtime, "run", "--rm", "--network", "none"]);
     // Where root has no CAP_SYS_RESOURCE, an engine's own limits are too high.
     podman.args(["--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000"]);
     podman.args(["--cgroup-parent", parent.0.path.as_str()]);
@@ -265,6 +278,22 @@ fn a_container_is_fenced_by_its_parent() {
     });
     println!("the same without the fence as its parent: {busy} per mille");
     worker.end();
+}
+
+/// Goal: the same by another runtime. Method: podman with crun.
+#[test]
+fn a_container_by_crun_is_fenced() {
+    const NAME: &str = "a_container_by_crun_is_fenced";
+    let Some(stage) = Stage::of(NAME, &BY_CRUN, Fenced::start) else { return };
+    let Stage { fenced, folder, image, .. } = &stage;
+    let mut podman = podman_by_crun(folder.path(), &fenced.fence);
+    // Where crun's first process is killed, podman waits 20 s for word of its end.
+    let spin = format!("trap exit TERM; {SPIN}");
+    podman.arg("--rootfs").arg(image).args(["/bin/sh", "-c", &spin]);
+    let mut inside = Contained::start(&mut podman, &fenced.fence, "sh");
+    is_fenced(fenced, inside.process, "podman by crun");
+    kill(inside.process, libc::SIGTERM);
+    wait_until("its end", || !inside.goes_on());
 }
 
 /// Goal: the same of another engine, by the cgroup that it is told. Method: containerd and its

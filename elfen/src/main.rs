@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use elfen_console::failure::Failure;
 use elfen_console::usage;
 
@@ -30,8 +30,15 @@ fn main() -> ExitCode {
 
 fn run(out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let words: Vec<OsString> = env::args_os().collect();
-    match Cli::try_parse_from(&words) {
-        Ok(cli) => cli.command.run(out),
+    let parsed = Cli::command().try_get_matches_from(&words).and_then(|typed| {
+        let cli = Cli::from_arg_matches(&typed)?;
+        Ok((cli, typed))
+    });
+    match parsed {
+        Ok((cli, typed)) => {
+            cmd::check(&typed)?;
+            cli.command.run(out)
+        }
         Err(error) => usage::report(&error, &Cli::command(), &words, out),
     }
 }

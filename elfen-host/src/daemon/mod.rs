@@ -100,7 +100,7 @@ impl Daemon {
     fn start(settings: Settings, file: &Path, folder: &Folder) -> Result<Self, Failure> {
         let (hierarchies, home) = require(&settings)?;
         let failed = |what: &str, error: &dyn std::fmt::Display| {
-            Failure::new(Exit::Failed, what, error, "start it as root")
+            Failure::new(Exit::Failed, what, error, "name another folder with --run-dir")
         };
         let what = format!("folder {:?}", folder.path().display().to_string());
         folder.make().map_err(|error| failed(&what, &error))?;
@@ -114,7 +114,8 @@ impl Daemon {
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let signals = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None)
             .and_then(|()| SignalFd::with_flags(&ours, flags));
-        let signals = signals.map_err(|error| failed("signals", &error))?;
+        let signals = signals
+            .map_err(|error| Failure::new(Exit::Failed, "signals", error, "start it again"))?;
         let began_on = affinity::allowed().unwrap_or_default();
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
         let _left = place::leave_from(&began_on, &settings.requests());

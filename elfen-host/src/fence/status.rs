@@ -260,16 +260,27 @@ pub fn ask(socket: &Path, request: &Request) -> io::Result<Answer> {
         libc::send(connection.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL)
     };
     if sent < 0 {
-        return Err(io::Error::last_os_error());
+        return Err(unanswered(io::Error::last_os_error()));
     }
     let mut answer = vec![0; LONGEST_ANSWER];
     // SAFETY: the kernel writes at most `answer.len()` bytes into `answer`.
     let got =
         unsafe { libc::recv(connection.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
     match usize::try_from(got) {
-        Err(_) => Err(io::Error::last_os_error()),
+        Err(_) => Err(unanswered(io::Error::last_os_error())),
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(length) => Ok(serde_json::from_slice(&answer[..length])?),
+    }
+}
+
+/// The kernel's word for a patience that is over is that one try again.
+fn unanswered(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            let why = format!("it has not answered within {} s", PATIENCE.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, why)
+        }
+        _ => error,
     }
 }
 
@@ -296,7 +307,7 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
     }
     // SAFETY: the kernel reads `length` bytes of `address`.
     let done = unsafe { libc::connect(fd, (&raw const address).cast(), length) };
-    if done == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
+    if done == 0 { Ok(socket) } else { Err(unanswered(io::Error::last_os_error())) }
 }
 
 /// A path as the kernel takes it.

@@ -77,6 +77,9 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         require_root()?;
         let mut text = String::new();
         let released = release(&folder)?;
+        if released.fences.is_empty() && released.services.is_empty() {
+            text = none_left(&folder);
+        }
         for fence in released.fences {
             text += &format!("fence {:?}: {} is an ordinary cgroup\n", fence.name, fence.path);
         }
@@ -89,13 +92,19 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.freeze {
         require_root()?;
         let frozen = freeze(&folder)?.into_iter();
-        let text: String =
+        let mut text: String =
             frozen.map(|fence| format!("fence {:?}: frozen\n", fence.name)).collect();
+        if text.is_empty() {
+            text = none_left(&folder);
+        }
         io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     let settings = Settings::open(&args.settings).map_err(|error| {
-        let fix = "correct the file; `elfend --check` reads it and changes nothing";
+        let fix = match args.settings.exists() {
+            true => "correct the file; `elfend --check` reads it and changes nothing",
+            false => "write it, or name another with --settings",
+        };
         Failure::new(Status::Usage, "elfend", error, fix)
     })?;
     if args.check {
@@ -107,6 +116,10 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     require_root()?;
     daemon::run(settings, &args.settings, &folder).map(|()| ExitCode::SUCCESS)
+}
+
+fn none_left(folder: &Folder) -> String {
+    format!("no fence of {:?} is there\n", folder.path().display().to_string())
 }
 
 fn require_root() -> Result<(), Failure> {

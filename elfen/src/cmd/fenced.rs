@@ -9,6 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use clap::ArgMatches;
+use clap::parser::ValueSource;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
 use elfen_host::fence::state::Folder;
@@ -25,8 +27,11 @@ use super::user::user_of;
 
 const WHAT: &str = "run --fence";
 
+/// No fence's name: a run with guards of its own.
+pub(super) const NONE: &str = "none";
+
 /// What elfend's settings decide for all that is in a fence.
-pub(super) const NOT_FENCED: [&str; 12] = [
+const NOT_FENCED: [&str; 12] = [
     "policy",
     "budget",
     "slo",
@@ -40,6 +45,18 @@ pub(super) const NOT_FENCED: [&str; 12] = [
     "look_slack",
     "report",
 ];
+
+/// Refuses what was typed beside a fence that decides it. A variable says how other runs are.
+pub(super) fn check(run: &ArgMatches) -> Result<(), Failure> {
+    let named = run.get_one::<String>("fence").filter(|fence| *fence != NONE);
+    let is_typed = |name: &&str| run.value_source(name) == Some(ValueSource::CommandLine);
+    let Some(name) = NOT_FENCED.into_iter().find(is_typed).filter(|_| named.is_some()) else {
+        return Ok(());
+    };
+    let option = name.replace('_', "-");
+    let why = format!("the argument '--fence' cannot be used with '--{option}'");
+    Err(Failure::new(Status::Usage, "arguments", why, "see `elfen run --help`"))
+}
 
 /// Root takes itself out of a fence by writing one file: so a program that root starts is another
 /// user's, the one who asked `sudo`, unless root insists.

@@ -53,6 +53,14 @@ pub(crate) enum Command {
     Experiments(Box<experiments::cmd::Command>),
 }
 
+/// What clap cannot know of the words that were typed.
+pub(crate) fn check(typed: &clap::ArgMatches) -> Result<(), Failure> {
+    match typed.subcommand() {
+        Some(("run", run)) => fenced::check(run),
+        _ => Ok(()),
+    }
+}
+
 impl Command {
     pub(crate) fn run(self, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         match self {

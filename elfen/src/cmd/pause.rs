@@ -73,6 +73,14 @@ pub(crate) struct ResumeArgs {
     run_dir: RunDir,
 }
 
+/// What helps against an error of the folder's.
+fn mend(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "run it as root",
+        _ => "name the folder that elfend has, with --run-dir",
+    }
+}
+
 fn failed(what: &str, why: &dyn std::fmt::Display, fix: &str) -> Failure {
     Failure::new(Status::Failed, what, why, fix)
 }
@@ -80,13 +88,13 @@ fn failed(what: &str, why: &dyn std::fmt::Display, fix: &str) -> Failure {
 pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     const WHAT: &str = "pausing";
     let folder = args.run_dir.folder();
-    let fails = |error: &dyn std::fmt::Display| failed(WHAT, error, "run it as root");
-    let before = folder.paused().map_err(|error| fails(&error))?;
+    let fails = |error: io::Error| failed(WHAT, &error, mend(&error));
+    let before = folder.paused().map_err(fails)?;
     match before {
         Some(_) if args.keep_why => {}
-        _ => folder.pause(&args.why).map_err(|error| fails(&error))?,
+        _ => folder.pause(&args.why).map_err(fails)?,
     }
-    let fences = folder.noted().map_err(|error| fails(&error))?;
+    let fences = folder.noted().map_err(fails)?;
     let mut moving = Vec::new();
     let mut refused = Vec::new();
     for fence in &fences {
@@ -133,8 +141,9 @@ fn names_of(fences: &[Noted]) -> String {
 pub(crate) fn resume(args: &ResumeArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     const WHAT: &str = "resuming";
     let folder = args.run_dir.folder();
-    let was_paused = folder.resume().map_err(|error| failed(WHAT, &error, "run it as root"))?;
-    let fences = folder.noted().map_err(|error| failed(WHAT, &error, "run it as root"))?;
+    let fails = |error: io::Error| failed(WHAT, &error, mend(&error));
+    let was_paused = folder.resume().map_err(fails)?;
+    let fences = folder.noted().map_err(fails)?;
     if fences.is_empty() {
         let line = if was_paused { "resumed; no fence is there" } else { "nothing was paused" };
         writeln!(out, "{line}").map_err(Failure::output)?;
@@ -145,8 +154,13 @@ pub(crate) fn resume(args: &ResumeArgs, out: &mut dyn Write) -> Result<ExitCode,
     let still = loop {
         let asked = std::mem::replace(&mut request, Request::Status);
         let still = still_frozen(&folder, &asked).map_err(|error| {
-            let why =
-                format!("the pause is over, and nobody guards {}: {error}", names_of(&fences));
+            let why = match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    "no elfend answers".to_owned()
+                }
+                _ => error.to_string(),
+            };
+            let why = format!("the pause is over, and nobody guards {}: {why}", names_of(&fences));
             failed(WHAT, &why, "start elfend, or let them go with `elfend --release`")
         })?;
         if still.is_empty() || began.elapsed() >= PATIENCE {

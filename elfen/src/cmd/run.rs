@@ -32,7 +32,7 @@ use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::Kind;
 use elfen_rt::signal::control::PolicyKind;
 
-use super::fenced::{self, Fenced, NOT_FENCED, Usual};
+use super::fenced::{self, Fenced, NONE, Usual};
 use super::inject_args::{self, Chosen, InjectName};
 use super::lacking;
 use super::pause::RunDir;
@@ -97,8 +97,9 @@ pub(crate) struct Args {
     /// of the run's own
     ///
     /// By default the fence of an elfend that holds one, for who may use it and asks for no lanes,
-    /// policy, or other option of guards; or the fence that this command is in.
-    #[arg(long, value_name = "NAME", conflicts_with_all = NOT_FENCED)]
+    /// policy, or other option of guards; or the fence that this command is in. Where one is named
+    /// here, those options are refused, and their variables are for other runs.
+    #[arg(long, value_name = "NAME")]
     fence: Option<String>,
 
     #[command(flatten)]
@@ -200,7 +201,7 @@ fn in_fence(args: &Args) -> Result<Option<String>, Failure> {
         Fenced { fence, inside, run_dir, user, program, dry_run }.run().map(Some)
     };
     match args.fence.as_deref() {
-        Some("none") => Ok(None),
+        Some(NONE) => Ok(None),
         Some(fence) => {
             let user = fenced::user(args.user.as_deref())?;
             run(fenced::named(run_dir, fence)?, false, user)

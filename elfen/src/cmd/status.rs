@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, table};
+use elfen_host::cgroup::CgroupPath;
+use elfen_host::fence::state::Noted;
 use elfen_host::fence::status::{Answer, FenceStatus, Request, Status as Fences, ask};
 use elfen_host::run::figures::Figures;
 use elfen_host::run::find::{self, Batch};
@@ -41,6 +43,15 @@ struct Report {
     batches: Vec<BatchReport>,
     /// Nothing where no elfend answers.
     elfend: Option<Fences>,
+    /// The fences that one has left then.
+    left: Vec<Left>,
+}
+
+#[derive(Serialize)]
+struct Left {
+    name: String,
+    path: CgroupPath,
+    frozen: bool,
 }
 
 #[derive(Serialize)]
@@ -65,8 +76,12 @@ struct LaneReport {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let batches = batches(&args.run_dir)?.iter().map(report).collect();
-    let report = Report { batches, elfend: elfend(&args.run_dir)? };
-    elfen_console::output::print(out, args.json, &report, || report.text())?;
+    let elfend = elfend(&args.run_dir)?;
+    let left = if elfend.is_some() { Vec::new() } else { left(&args.run_dir)? };
+    let report = Report { batches, elfend, left };
+    let silent = args.healthy && report.elfend.is_none();
+    let silent = if silent { "no elfend answers\n" } else { "" };
+    elfen_console::output::print(out, args.json, &report, || report.text() + silent)?;
     let healthy = report.elfend.as_ref().is_some_and(Fences::is_healthy);
     Ok(if args.healthy && !healthy {
         ExitCode::from(Status::Failed as u8)
@@ -76,11 +91,13 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 /// What elfend says; `None` where there is none.
-pub(super) fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
+fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
+    let socket = run_dir.folder().socket();
     let failed = |why: &dyn std::fmt::Display| {
-        Failure::new(Status::Failed, "asking elfend", why, "see what it has written")
+        let what = format!("asking elfend at {:?}", socket.display().to_string());
+        Failure::new(Status::Failed, what, why, "see what it has written")
     };
-    match ask(&run_dir.folder().socket(), &Request::Status) {
+    match ask(&socket, &Request::Status) {
         Ok(Answer::Status(status)) => Ok(Some(status)),
         Ok(other) => Err(failed(&format!("it answers {other:?}"))),
         Err(error) => match error.kind() {
@@ -88,6 +105,18 @@ pub(super) fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
             _ => Err(failed(&error)),
         },
     }
+}
+
+/// What is noted of fences whose cgroup is still there.
+fn left(run_dir: &RunDir) -> Result<Vec<Left>, Failure> {
+    let noted = run_dir.folder().noted().map_err(|error| {
+        Failure::new(Status::Failed, "looking for fences", error, "see what is in that folder")
+    })?;
+    let still = noted.into_iter().filter_map(|Noted { name, path, freezer, .. }| {
+        let frozen = freezer.is_told().ok()?;
+        Some(Left { name, path, frozen })
+    });
+    Ok(still.collect())
 }
 
 pub(super) fn batches(run_dir: &RunDir) -> Result<Vec<Batch>, Failure> {
@@ -123,8 +152,19 @@ fn lane(slot: &LaneSlot) -> LaneReport {
 
 impl Report {
     fn text(&self) -> String {
-        let fences = self.elfend.as_ref().map(fences_text);
-        self.batches_text() + &fences.unwrap_or_default()
+        let fences = self.elfend.as_ref().map_or_else(|| self.left_text(), fences_text);
+        self.batches_text() + &fences
+    }
+
+    fn left_text(&self) -> String {
+        let line = |left: &Left| {
+            let state = match left.frozen {
+                true => "frozen, as no elfend answers; start it, or `elfend --release`",
+                false => "runs, and no elfend guards it; start it, or `elfend --freeze`",
+            };
+            format!("fence {}: {state}\n", left.name)
+        };
+        self.left.iter().map(line).collect()
     }
 
     fn batches_text(&self) -> String {

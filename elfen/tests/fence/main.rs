@@ -20,6 +20,7 @@ mod slurm;
 mod stage;
 mod stops;
 mod survives;
+mod told;
 mod unit;
 mod units;
 

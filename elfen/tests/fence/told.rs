@@ -1,0 +1,137 @@
+//! What an operator is told who has the wrong folder, no daemon any more, one that hangs, or
+//! variables for other runs.
+
+use std::fs;
+
+use super::SPIN;
+use super::stage::{Fenced, NOBODY, borrows, kill, or_skip, wait_until};
+
+/// What a command ends with, and all that it says.
+fn told(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
+    let output = fenced.command(words[0], &words[1..]).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+}
+
+const ELFEN: &str = env!("CARGO_BIN_EXE_elfen");
+const ELFEND: &str = env!("CARGO_BIN_EXE_elfend");
+
+/// Goal: a folder or file that is none is named, with the option that names another. Method: root,
+/// of whom nothing is kept, and each command.
+#[test]
+fn a_wrong_folder_is_named() {
+    if !or_skip("a_wrong_folder_is_named") {
+        return;
+    }
+    let fenced = Fenced::start();
+    let file = fenced.run_dir().join("file");
+    fs::write(&file, "").unwrap();
+    let file = file.to_str().unwrap();
+    let none = fenced.run_dir().join("none");
+    let none = none.to_str().unwrap();
+    let at_home = format!("{} exec {ELFEND} --run-dir {file}", fenced.home.enter_script());
+    let cases = [
+        (&[ELFEND, "--settings", none][..], 2, "write it, or name another with --settings"),
+        (&["sh", "-c", &at_home], 1, "name another folder with --run-dir"),
+        (&[ELFEN, "pause", "--run-dir", file], 1, "with --run-dir"),
+        (&[ELFEN, "resume", "--run-dir", file], 1, "with --run-dir"),
+        (&[ELFEN, "status", "--run-dir", file], 1, file),
+        (&[ELFEND, "--freeze", "--run-dir", none], 0, "no fence of"),
+        (&[ELFEND, "--release", "--run-dir", none], 0, "no fence of"),
+        (&[ELFEN, "status", "--healthy", "--run-dir", none], 1, "no elfend answers"),
+    ];
+    for (words, status, why) in cases {
+        let (found, said) = told(&fenced, words);
+        assert!(found == Some(status) && said.contains(why), "{words:?}: {found:?} {said}");
+    }
+}
+
+/// Goal: a fence that elfend has left is no secret: whether it stands still, and what lets it go.
+/// Method: a daemon that was stopped, and a hand that thaws.
+#[test]
+fn a_fence_that_is_left_is_listed() {
+    if !or_skip("a_fence_that_is_left_is_listed") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    fenced.end_daemon();
+    let (status, said) = told(&fenced, &[ELFEN, "status"]);
+    assert!(status == Some(0) && said.contains("fence batch: frozen"), "{said}");
+    let (status, said) = told(&fenced, &[ELFEN, "resume"]);
+    assert!(status == Some(1) && said.contains("guards batch: no elfend answers"), "{said}");
+    fenced.fence.0.freezer().thaw().unwrap();
+    let (_, said) = told(&fenced, &[ELFEN, "status"]);
+    assert!(said.contains("runs, and no elfend guards it"), "{said}");
+    let (_, said) = told(&fenced, &[ELFEN, "status", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(json["left"][0]["frozen"], false, "{said}");
+    let (status, _) = told(&fenced, &[ELFEND, "--freeze"]);
+    assert_eq!(status, Some(0));
+    assert!(fenced.fence.0.freezer().is_told().unwrap());
+    let (status, said) = told(&fenced, &[ELFEND, "--release"]);
+    assert!(status == Some(0) && said.contains("ordinary cgroup"), "{said}");
+    let (_, said) = told(&fenced, &[ELFEN, "status"]);
+    assert!(!said.contains("fence"), "{said}");
+}
+
+/// Goal: a daemon that does not answer is given up, in words. Method: one that is stopped.
+#[test]
+fn a_daemon_that_hangs_is_given_up() {
+    if !or_skip("a_daemon_that_hangs_is_given_up") {
+        return;
+    }
+    let fenced = Fenced::start();
+    kill(fenced.daemon.id(), libc::SIGSTOP);
+    let run = [ELFEN, "run", "--fence", "batch", "--user", NOBODY, "--", "true"];
+    for words in [&[ELFEN, "status"][..], &run] {
+        let (status, said) = told(&fenced, words);
+        let why = "it has not answered within 5 s";
+        assert!(status == Some(1) && said.contains(why), "{words:?}: {said}");
+    }
+}
+
+/// Goal: a fence that is named decides, whatever variables say of other runs; what is typed beside
+/// it is refused, and fits a run that is to have guards of its own. Method: the variable of lanes,
+/// and the option.
+#[test]
+fn variables_are_for_other_runs() {
+    if !or_skip("variables_are_for_other_runs") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let by_variable = ["env", "ELFEN_LANES=0:1", "ELFEN_LOOK_EVERY=1ms", ELFEN];
+    let dry = ["run", "--dry-run", "--user", NOBODY];
+    let said =
+        |by: &[&str], more: &[&str]| told(&fenced, &[by, &dry, more, &["--", "true"]].concat());
+    let (status, by) = said(&by_variable, &["--fence", "batch"]);
+    assert!(status == Some(0) && by.contains("level fence"), "{by}");
+    let (status, by) = said(&by_variable, &["--fence", "none"]);
+    assert!(status == Some(0) && by.contains("level affinity"), "{by}");
+    let (status, by) = said(&[ELFEN], &["--fence", "none", "--lanes", "0:1"]);
+    assert!(status == Some(0) && by.contains("level affinity"), "{by}");
+    for option in ["--look-every", "--look-slack"] {
+        let (status, by) = said(&by_variable, &["--fence", "batch", option, "1ms"]);
+        let why = format!("'--fence' cannot be used with '{option}'");
+        assert!(status == Some(2) && by.contains(&why), "{by}");
+    }
+}
+
+/// Goal: Ctrl-C is the program's own, and leaves its fence as it was. Method: a program that ends
+/// by it.
+#[test]
+fn ctrl_c_is_the_programs() {
+    use std::os::unix::process::ExitStatusExt;
+    if !or_skip("ctrl_c_is_the_programs") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    borrows(batch.id());
+    kill(batch.id(), libc::SIGINT);
+    assert_eq!(batch.wait().unwrap().signal(), Some(libc::SIGINT));
+    wait_until("an empty fence", || fenced.fence().processes == 0);
+    assert_eq!(fenced.fence().frozen, None);
+}

@@ -277,11 +277,11 @@ impl ServiceTable {
 impl FenceTable {
     fn read(&self, all: &CpuSet) -> Result<Fence, String> {
         let Self { name, cgroup, unit, lanes } = self;
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || !name.chars().all(plain) || name.starts_with('.') {
-            return Err(format!("fence {name:?}: a name is letters, digits, '-', '_' and '.'"));
-        }
         let what = format!("fence {name:?}");
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if ["", "none"].contains(&&**name) || !name.chars().all(plain) || name.starts_with('.') {
+            return Err(format!("{what}: a name is letters, digits, - _ and ., and not none"));
+        }
         let which = match (cgroup, unit) {
             (Some(path), None) => checked_cgroup(&what, path)?,
             (None, Some(unit)) => Which::Unit(checked_unit(&what, unit)?),
@@ -467,6 +467,7 @@ cgroup = \"elfen.slice\"
             (fence("name = \"b\"\ncgroup = \"/elfen.slice/\""), "is two fences"),
             (fence("name = \"b\""), "either a cgroup or a unit"),
             (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"3\""), "nobody's batch lanes"),
+            (fence("name = \"none\"\ncgroup = \"x\""), "and not none"),
             (fence("name = \"../b\"\ncgroup = \"x\""), "a name is letters"),
             (fence("name = \"b\"\nunit = \"a\\nb.slice\""), "no name of a unit"),
             (fence("name = \"b\"\nunit = \"--now.slice\""), "no name of a unit"),

@@ -7,7 +7,8 @@
 //! kernel still looks at whether to begin a call again.
 //!
 //! The process is not ended when its tracer is killed. If that happens within a call of ours, a
-//! thread has registers of ours: it is the one moment that cannot be made safe.
+//! thread has registers of ours: it is the one moment that cannot be made safe. A child that it has
+//! just made, and that is not let go yet, is ended then.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -214,7 +215,8 @@ impl Group {
     }
 
     /// Waits for what one of ours has made; whether it is a thread of the same process. Another
-    /// process is held until it is dismissed.
+    /// process is held until it is dismissed, and ends with its tracer until then: it could only go
+    /// on with registers of ours, or in its maker's memory.
     pub fn adopt(&mut self, made: i32) -> bool {
         let own = std::fs::metadata(format!("/proc/{}/task/{made}", self.process)).is_ok();
         let deadline = Instant::now() + WAIT;
@@ -225,6 +227,10 @@ impl Group {
         }
         if own {
             self.threads.insert(made, State::Stopped(0));
+        } else {
+            let options = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL).unsigned_abs();
+            // One that was killed needs it no more.
+            let _gone = ask(libc::PTRACE_SETOPTIONS, made, 0, options as usize);
         }
         own
     }
@@ -342,5 +348,47 @@ fn begin_again(thread: libc::pid_t) {
         registers.rax = (-ERESTARTNOHAND).cast_unsigned();
         // One that was killed meanwhile needs it no more.
         let _gone = set(thread, &registers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+
+    /// Goal: a child that is held when its tracer is killed ends, and its parent goes on.
+    /// Method: a shell waits for one, whose tracer is a thread that ends then.
+    #[test]
+    fn a_child_that_is_held_ends_with_its_tracer() {
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", "echo up; read line; (exit 3); echo $?"]);
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "up");
+        let (process, mut input) = (shell.id(), shell.stdin.take().unwrap());
+        let tracer = std::thread::spawn(move || {
+            let mut group = Group::seize(process)?;
+            input.write_all(b"\n").unwrap();
+            loop {
+                match group.hear() {
+                    Some(Event::Made(child)) => return Ok(group.adopt(child)),
+                    Some(_) => group.go_on(),
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+        match tracer.join().unwrap() {
+            Ok(own) => assert!(!own, "it is a process of its own"),
+            Err(TouchError::Refused(error)) => {
+                writeln!(io::stderr(), "skipped: a child that is held: {error}").unwrap();
+                shell.kill().unwrap();
+                shell.wait().unwrap();
+                return;
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+        assert_eq!(lines.next().unwrap().unwrap(), "137", "ended by SIGKILL");
+        assert!(shell.wait().unwrap().success(), "the shell itself goes on");
     }
 }

@@ -8,11 +8,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use elfen_host::process::below;
 use serde::de::DeserializeOwned;
 
 use super::os::{self, Place};
 use super::scratch::Scratch;
+use super::usage::Members;
 use super::{LiveError, go_on};
 
 /// For a child that is asked to end because we end.
@@ -192,19 +192,21 @@ impl Process {
 }
 
 /// Asked first; then killed, with all that it started: `elfen run` alone would leave its batch
-/// behind.
+/// behind, and a shell that heeds SIGTERM what it started.
 impl Drop for Process {
     fn drop(&mut self) {
         if !matches!(self.ended(), Ok(None)) {
             return;
         }
+        let family = Members::of(self.id());
         os::send(self.id(), libc::SIGTERM);
-        if self.wait(LAST_PATIENCE) {
-            return;
+        if !self.wait(LAST_PATIENCE) {
+            let late = Members::of(self.id());
+            os::send(self.id(), libc::SIGKILL);
+            let _killed = self.child.wait();
+            late.kill();
         }
-        let family = below(self.id());
-        family.into_iter().chain([self.id()]).for_each(|pid| os::send(pid, libc::SIGKILL));
-        let _killed = self.child.wait();
+        family.kill();
     }
 }
 
@@ -238,6 +240,7 @@ mod tests {
     use super::super::os::Rank;
     use super::*;
     use crate::live::usage;
+    use elfen_host::process::below;
     use serde_json::Value;
 
     fn start(script: &str, scratch: &Scratch) -> Process {
@@ -266,26 +269,30 @@ mod tests {
         assert!(matches!(asked, Err(LiveError::Failed { .. })), "{asked:?}");
     }
 
-    /// Goal: a child that ignores SIGTERM ends with us all the same, and so does its family.
-    /// Method: a shell with a child, dropped.
+    /// Goal: a child that ignores SIGTERM ends with us all the same, and so does the family of one
+    /// that heeds it. Method: shells with a child, dropped.
     #[test]
     fn nobody_outlives_us() {
+        outlived_by_nobody("trap '' TERM; sh -c 'sleep 600; :' & echo ready; wait; wait");
+        outlived_by_nobody("sh -c 'sleep 600; :' & echo ready; wait; wait");
+    }
+
+    fn outlived_by_nobody(script: &str) {
         let scratch = Scratch::new(1).unwrap();
-        let mut stubborn =
-            start("trap '' TERM; sh -c 'sleep 600; :' & echo ready; wait; wait", &scratch);
-        wait_for(&mut stubborn, Duration::from_secs(60), |p| {
+        let mut parent = start(script, &scratch);
+        wait_for(&mut parent, Duration::from_secs(60), |p| {
             p.printed().contains("ready").then_some(())
         })
         .unwrap();
-        let family = below(stubborn.id());
+        let family = below(parent.id());
         assert!(!family.is_empty());
-        let parent = stubborn.id();
-        drop(stubborn);
+        let id = parent.id();
+        drop(parent);
         let lives =
             |pid: u32| usage::name_of(pid).is_some_and(|name| name == "sh" || name == "sleep");
         // The process that adopts the orphans collects them when it comes to it.
         let begin = Instant::now();
-        while family.iter().chain([&parent]).any(|&pid| lives(pid) && !is_over(pid)) {
+        while family.iter().chain([&id]).any(|&pid| lives(pid) && !is_over(pid)) {
             assert!(begin.elapsed() < Duration::from_secs(60), "{family:?} live on");
             std::thread::sleep(LOOK_EVERY);
         }

@@ -153,11 +153,11 @@ impl Running {
         let pid = self.process.id();
         let family = Members::of(pid);
         os::send(pid, libc::SIGTERM);
-        if !self.process.wait(TO_END) {
-            // A batch that heeds no SIGTERM; its front has a report to write.
-            family.kill();
-            self.process.wait(TO_REPORT);
-        }
+        self.process.wait(TO_END);
+        // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run beside
+        // the next measurement. A front that waits still has its report to write.
+        family.kill();
+        self.process.wait(TO_REPORT);
     }
 
     /// What `elfen run` says of a run that has ended. One that says nothing did not run the
@@ -194,6 +194,8 @@ fn as_shell(status: ExitStatus) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use elfen_host::process::below;
+    use std::time::Instant;
 
     fn started<'a>(starts: &Starts<'a>, script: &str) -> Running {
         let mut command = Command::new("sh");
@@ -201,6 +203,29 @@ mod tests {
         let place = Place::anywhere(Rank::Normal);
         let report = starts.folder.join("report.json");
         starts.start(ELFEN_RUN, command, &place, "output", Some(report)).unwrap()
+    }
+
+    /// Goal: what a program has started ends with it, so that it runs beside no other measurement.
+    /// Method: a shell whose child lives on when the shell ends.
+    #[test]
+    fn what_a_stopped_program_leaves_behind_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let (words, options, folder) = (&[], &[], folder.path());
+        let starts = Starts { lanes: (0, 1), words, options, folder, keeps_output: false };
+        let mut shell = started(&starts, "sleep 600 & wait");
+        let pid = shell.process.id();
+        shell.wait_until(|| !below(pid).is_empty()).unwrap();
+        let left = below(pid);
+        shell.stop();
+        let lives = |pid: &u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.is_ok_and(|stat| stat.contains("(sleep)") && !stat.contains(") Z"))
+        };
+        let begin = Instant::now();
+        while left.iter().any(lives) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{left:?} live on");
+            thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// Goal: a run that is told to end before it has begun reports nothing, and no failure; one

@@ -133,11 +133,19 @@ impl Group {
         }
     }
 
+    /// On version 2 one whose parent gives its children no shares of their own ranks nowhere: its
+    /// tasks are beside its parent's.
     pub fn rank(&self) -> Result<Rank, Error> {
+        const ORDINARY: Rank = Rank { idle: false, weight: WEIGHT };
         if self.path.is_root() {
-            return Ok(Rank { idle: false, weight: WEIGHT });
+            return Ok(ORDINARY);
         }
-        let idle = number(&self.cpu("cpu.idle"))? != 0;
+        let idle = match number(&self.cpu("cpu.idle")) {
+            Err(error) if error.is_gone() && self.shares(&self.hierarchies.cpu) => {
+                return Ok(ORDINARY);
+            }
+            found => found? != 0,
+        };
         let weight = match self.hierarchies.cpu.version {
             Version::One => number(&self.cpu("cpu.shares"))?.saturating_mul(WEIGHT) / SHARES,
             Version::Two => number(&self.cpu("cpu.weight"))?,
@@ -150,11 +158,31 @@ impl Group {
         write(&self.cpu("cpu.idle"), if idle { "1" } else { "0" })
     }
 
+    /// Whether it is there, and may have less of a controller than its folder shows: on version 2
+    /// a cgroup has what its parent gives to its children, and shares its parent's otherwise.
+    fn shares(&self, hierarchy: &Hierarchy) -> bool {
+        hierarchy.version == Version::Two && hierarchy.folder(&self.path).is_dir()
+    }
+
+    /// What the kernel keeps it to, or the next one above it that is kept to anything.
+    fn effective(&self, file: &str) -> Result<CpuSet, Error> {
+        match cpus(&self.cpuset(file)) {
+            Err(error)
+                if error.is_gone()
+                    && !self.path.is_root()
+                    && self.shares(&self.hierarchies.cpuset) =>
+            {
+                self.parent().effective(file)
+            }
+            found => found,
+        }
+    }
+
     /// The CPUs that its tasks can run on, as the kernel has them.
     pub fn effective_cpus(&self) -> Result<CpuSet, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => cpus(&self.cpuset("cpuset.effective_cpus")),
-            Version::Two => cpus(&self.cpuset("cpuset.cpus.effective")),
+            Version::Two => self.effective("cpuset.cpus.effective"),
         }
     }
 
@@ -162,7 +190,7 @@ impl Group {
     pub fn effective_memory(&self) -> Result<CpuSet, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => cpus(&self.cpuset("cpuset.effective_mems")),
-            Version::Two => cpus(&self.cpuset("cpuset.mems.effective")),
+            Version::Two => self.effective("cpuset.mems.effective"),
         }
     }
 
@@ -189,7 +217,10 @@ impl Group {
     pub fn is_member(&self) -> Result<bool, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => Ok(true),
-            Version::Two => Ok(read(&self.cpuset("cpuset.cpus.partition"))? == "member"),
+            Version::Two => match read(&self.cpuset("cpuset.cpus.partition")) {
+                Err(error) if error.is_gone() && self.shares(&self.hierarchies.cpuset) => Ok(true),
+                found => Ok(found? == "member"),
+            },
         }
     }
 

@@ -12,15 +12,20 @@ use crate::cgroup::Group;
 #[derive(Debug, Default)]
 pub(super) struct Written {
     watches: Option<Inotify>,
-    /// As the kernel knows the cgroups.
-    of: Vec<Option<u64>>,
+    /// The cgroups as the kernel knows them, and how many of these files each has: on version 2
+    /// they come with a controller.
+    of: Vec<(Option<u64>, usize)>,
 }
 
 impl Written {
     /// Watches these from now on. All anew when one is another, as a watch keeps the kernel's part
     /// of a cgroup that was removed.
     pub(super) fn follow<'a>(&mut self, groups: impl Iterator<Item = &'a Group> + Clone) {
-        let of: Vec<Option<u64>> = groups.clone().map(|group| group.id().ok()).collect();
+        let there = |group: &Group| {
+            let files = group.promised_files().into_iter().filter(|file| file.exists());
+            (group.id().ok(), files.count())
+        };
+        let of: Vec<_> = groups.clone().map(there).collect();
         if of == self.of {
             return;
         }

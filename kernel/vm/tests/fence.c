@@ -89,6 +89,8 @@ void set_up(const char *settings)
 	mkdir(CGROUPS, 0755);
 	mount("cgroup2", CGROUPS, "cgroup2", 0, NULL);
 	mkdir(CGROUPS "/home", 0755);
+	/* It has no controllers of its own, as a service has none unless somebody asks for them. */
+	mkdir(CGROUPS "/home/elfend", 0755);
 	mkdir("/etc", 0755);
 	make_file("/etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n");
 	make_file("/tmp/elfend.toml", settings);
@@ -102,7 +104,7 @@ verdict start_with(const char *settings)
 	write_text(CGROUPS "/cgroup.subtree_control", "+cpu +cpuset +pids");
 	daemon_pid = fork();
 	if (!daemon_pid) {
-		put_into("home");
+		put_into("home/elfend");
 		execl("/elfend", "/elfend", NULL);
 		_exit(127);
 	}

@@ -1,5 +1,6 @@
-//! Whether the process of the guards still runs: a counter that it counts up at each of its rounds,
-//! in memory that the daemon has too.
+//! Whether the process of the guards still runs, and each of them stands: a counter that it counts
+//! up at each of its rounds, and a word for a guard that it misses, in memory that the daemon has
+//! too.
 //!
 //! A process that is stopped, or waits for ever, is alive to whoever asks the kernel, and its
 //! guards hold nothing. How long it has been silent is counted in time in which the listener ran
@@ -18,9 +19,16 @@ const GIVEN_UP: Duration = Duration::from_secs(10);
 /// The listener's own rounds are a tenth of a second apart; what is more, it has missed itself.
 const LONGEST_STEP: Duration = Duration::from_millis(200);
 
-/// The counter. A process that is forked off has it as well.
+/// Both words. A process that is forked off has them as well.
 #[derive(Debug)]
-pub(super) struct Beat(NonNull<AtomicU64>);
+pub(super) struct Beat(NonNull<Words>);
+
+#[derive(Debug)]
+struct Words {
+    beats: AtomicU64,
+    /// The batch lane of a guard that does not stand, and 1; 0 while all do.
+    missed: AtomicU64,
+}
 
 impl Beat {
     pub(super) fn new() -> io::Result<Self> {
@@ -28,32 +36,41 @@ impl Beat {
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         let anywhere = std::ptr::null_mut();
         // SAFETY: new memory, where the kernel likes, of no file.
-        let page = unsafe { libc::mmap(anywhere, size_of::<AtomicU64>(), rights, kind, -1, 0) };
+        let page = unsafe { libc::mmap(anywhere, size_of::<Words>(), rights, kind, -1, 0) };
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         NonNull::new(page.cast()).map(Self).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    fn word(&self) -> &AtomicU64 {
+    fn words(&self) -> &Words {
         // SAFETY: `new` mapped a page of zeros there, which stays until this drops.
         unsafe { self.0.as_ref() }
     }
 
     pub(super) fn beat(&self) {
         // Relaxed: that it changes is all that is read of it.
-        self.word().fetch_add(1, Relaxed);
+        self.words().beats.fetch_add(1, Relaxed);
     }
 
     pub(super) fn beats(&self) -> u64 {
-        self.word().load(Relaxed)
+        self.words().beats.load(Relaxed)
+    }
+
+    /// The keeper misses the guard of this lane, or none.
+    pub(super) fn miss(&self, lane: Option<u32>) {
+        self.words().missed.store(lane.map_or(0, |lane| u64::from(lane) + 1), Relaxed);
+    }
+
+    pub(super) fn misses(&self) -> bool {
+        self.words().missed.load(Relaxed) != 0
     }
 }
 
 impl Drop for Beat {
     fn drop(&mut self) {
         // SAFETY: `new` mapped it, and nobody else here has it.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<AtomicU64>()) };
+        unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<Words>()) };
     }
 }
 
@@ -123,5 +140,10 @@ mod tests {
         assert_eq!(beat.beats(), 0);
         beat.beat();
         assert_eq!(beat.beats(), 1);
+        assert!(!beat.misses());
+        beat.miss(Some(0));
+        assert!(beat.misses());
+        beat.miss(None);
+        assert!(!beat.misses());
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Guarding {
     reflex: Option<Reflex>,
     /// Whether its guards are known to stand.
     stands: bool,
+    /// Whether it misses one of them since.
+    misses: bool,
     /// Whether it has been silent for too long.
     hangs: bool,
     began: Instant,
@@ -39,6 +41,7 @@ impl Guarding {
             keeper: None,
             reflex: None,
             stands: false,
+            misses: false,
             hangs: false,
             began: now,
             minded: now,
@@ -60,7 +63,7 @@ impl Guarding {
     pub(super) fn against(&self) -> Option<Frozen> {
         match self {
             Self { hangs: true, .. } => Some(Frozen::Hung),
-            Self { stands: false, .. } => Some(Frozen::Unguarded),
+            Self { stands: false, .. } | Self { misses: true, .. } => Some(Frozen::Unguarded),
             _ => None,
         }
     }
@@ -94,7 +97,7 @@ impl Guarding {
         if !matches!(ended, Ok(WaitStatus::StillAlive)) {
             freeze(Frozen::Unguarded);
             self.reflex.take().into_iter().for_each(Reflex::await_end);
-            (self.keeper, self.stands, self.hangs) = (None, false, false);
+            (self.keeper, self.stands, self.misses, self.hangs) = (None, false, false, false);
             self.lost += 1;
             say(Level::Error, format_args!("the guards' process has ended: {ended:?}"));
             return;
@@ -108,6 +111,10 @@ impl Guarding {
             let _ended = kill(keeper.pid, Signal::SIGKILL);
         }
         self.hangs = heard != Heard::Lately;
+        if keeper.beat.misses() && !self.misses {
+            freeze(Frozen::Unguarded);
+        }
+        self.misses = keeper.beat.misses();
         if !self.stands {
             let mut waits = [PollFd::new(keeper.ready.as_fd(), PollFlags::POLLIN)];
             let readable = poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
@@ -118,7 +125,7 @@ impl Guarding {
 
     /// For good: what it kept is somebody else's. The caller has frozen every fence.
     pub(super) fn end(&mut self) {
-        (self.stands, self.hangs) = (false, false);
+        (self.stands, self.misses, self.hangs) = (false, false, false);
         let Some(keeper) = self.keeper.take() else { return };
         // Its child; both calls can fail only if it is gone already.
         let _ended = kill(keeper.pid, Signal::SIGKILL);

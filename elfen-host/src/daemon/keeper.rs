@@ -9,13 +9,13 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use elfen_rt::nap::Nap;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, getppid, pipe2};
 
-use super::beat::{Beat, Silence};
+use super::beat::{Beat, Heard, Silence};
 use super::lent::Lanes;
 use super::log::{Level, say};
 use crate::cgroup::{Group, Hierarchies};
@@ -92,6 +92,7 @@ fn keep(duties: &Duties<'_>, beat: &Beat, mut ready: File, daemon: Pid) -> io::R
             return Err(freeze_all(duties));
         }
         guards.set(duties, is_needed(duties)?)?;
+        beat.miss(guards.missed());
         if tick % TICKS_OF_CARE == 0 {
             cares.iter_mut().for_each(|care| {
                 care.tick(false);
@@ -111,18 +112,46 @@ fn keep(duties: &Duties<'_>, beat: &Beat, mut ready: File, daemon: Pid) -> io::R
 
 /// Guards on all lanes, or on none.
 #[derive(Default)]
-struct Standing(Vec<Guards>);
+struct Standing {
+    guards: Vec<Guards>,
+    /// Of each guard its batch lane, and how long it has not got on.
+    silences: Vec<(u32, Silence)>,
+    listened: Option<Instant>,
+    missed: Option<u32>,
+}
 
 impl Standing {
     fn set(&mut self, duties: &Duties<'_>, needed: bool) -> io::Result<()> {
         if !needed {
-            self.0.clear();
-        } else if self.0.is_empty() {
+            *self = Self { listened: self.listened, ..Self::default() };
+        } else if self.guards.is_empty() {
             for lanes in duties.lanes {
-                self.0.push(Guards::start(&lanes.channels, duties.nap, duties.looks)?);
+                self.guards.push(Guards::start(&lanes.channels, duties.nap, duties.looks)?);
+                let batches = lanes.channels.assigned().iter().map(|&(batch, _)| batch);
+                self.silences.extend(batches.map(|batch| (batch, Silence::default())));
             }
         }
         Ok(())
+    }
+
+    /// The lane of a guard that does not stand there: something keeps it off its CPU, or holds its
+    /// thread. Said once.
+    fn missed(&mut self) -> Option<u32> {
+        let since = self.listened.replace(Instant::now()).map_or(REST, |at| at.elapsed());
+        let turns = self.guards.iter().flat_map(Guards::turns);
+        let mut missed = None;
+        for ((lane, silence), turns) in self.silences.iter_mut().zip(turns) {
+            if silence.listen(turns, since) != Heard::Lately {
+                missed = Some(*lane);
+            }
+        }
+        if let Some(lane) = missed.filter(|_| self.missed.is_none()) {
+            let why =
+                "its guard does not stand there: is that CPU in the cpuset of elfend's cgroup?";
+            say(Level::Error, format_args!("CPU {lane}: {why}"));
+        }
+        self.missed = missed;
+        missed
     }
 }
 

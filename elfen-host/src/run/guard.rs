@@ -8,7 +8,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -37,6 +37,7 @@ const OFFLINE: Duration = Duration::from_millis(50);
 pub struct Guards {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    turns: Vec<Arc<AtomicU64>>,
 }
 
 impl Guards {
@@ -56,14 +57,23 @@ impl Guards {
         // not come to raise its own.
         let _ranked = place::rank_first();
         let stop = Arc::new(AtomicBool::new(false));
-        let mut guards = Self { stop: stop.clone(), threads: Vec::new() };
+        let mut guards = Self { stop: stop.clone(), threads: Vec::new(), turns: Vec::new() };
         for index in 0..channels.assigned().len() {
             let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
             let rehearsal = rehearsal(index);
-            let guard = move || guard(&channels, index, &nap, looks, rehearsal, &stop);
+            let turns = Arc::new(AtomicU64::new(0));
+            guards.turns.push(turns.clone());
+            let guard = move || guard(&channels, index, &nap, looks, rehearsal, &stop, &turns);
             guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
         }
         Ok(guards)
+    }
+
+    /// How often each guard has looked at its lane, in the order of the lane page: one that stands
+    /// elsewhere, or not at all, does not get on. One whose lane is offline does.
+    pub(crate) fn turns(&self) -> impl Iterator<Item = u64> {
+        // Relaxed: that it changes is all that is read of it.
+        self.turns.iter().map(|turns| turns.load(Relaxed))
     }
 }
 
@@ -85,6 +95,7 @@ fn guard(
     looks: Looks,
     rehearsal: Option<Rehearsal>,
     stop: &AtomicBool,
+    turns: &AtomicU64,
 ) {
     let memory = Memory::default();
     let Some(lane) = channels.lane(index, &memory) else { return };
@@ -92,7 +103,16 @@ fn guard(
     let _ranked = place::rank_first();
     let mut guard = Guard { rehearsal, ..Guard::of(channels, &lane, how, looks, stop) };
     while !stop.load(Relaxed) {
-        guard.turn();
+        match guard.is_offline() {
+            true => thread::sleep(OFFLINE),
+            // Where it may not stand on its lane, it must not act as if it did.
+            false if !guard.has_its_lane() => {
+                thread::sleep(OFFLINE);
+                continue;
+            }
+            false => guard.turn(),
+        }
+        turns.fetch_add(1, Relaxed);
     }
     lane.leave(monotonic_ns());
 }
@@ -151,9 +171,6 @@ impl<'g> Guard<'g> {
 
     /// One look at the lane, and what follows from it.
     fn turn(&mut self) {
-        if !self.has_its_lane() {
-            return thread::sleep(OFFLINE);
-        }
         if let (Some(rehearsal), Some(words)) = (&mut self.rehearsal, self.channels.live()) {
             rehearsal.attend(self.channels, words);
         }
@@ -195,13 +212,15 @@ impl<'g> Guard<'g> {
 
     /// The lane can go offline while a guard runs: then the kernel moves its thread elsewhere,
     /// maybe onto a request lane.
+    fn is_offline(&self) -> bool {
+        self.lane.slot.hotplug.load(Relaxed) & BATCH_OFFLINE != 0
+    }
+
+    /// Whether this thread is on its lane, also after it was moved; a cpuset may keep it off.
     fn has_its_lane(&self) -> bool {
-        let offline = self.lane.slot.hotplug.load(Relaxed) & BATCH_OFFLINE != 0;
         // SAFETY: takes nothing and cannot fail.
         let here = unsafe { libc::sched_getcpu() };
-        !offline
-            && (u32::try_from(here) == Ok(self.lane.batch_cpu)
-                || affinity::pin(self.lane.batch_cpu).is_ok())
+        u32::try_from(here) == Ok(self.lane.batch_cpu) || affinity::pin(self.lane.batch_cpu).is_ok()
     }
 
     /// How much longer the lane is left to a thread that holds a lock.

@@ -75,6 +75,50 @@ fn guards_that_hang_are_noticed() {
     batch.wait().unwrap();
 }
 
+/// Goal: a guard that may not stand on its lane, or whose thread does not get on, guards nothing:
+/// its fence stands still until it does. Method: a cpuset that takes the lane from elfend's cgroup,
+/// and a tracer that holds the thread alone.
+#[test]
+fn guards_that_do_not_stand_are_missed() {
+    if !or_skip("guards_that_do_not_stand_are_missed") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    borrows(batch.id());
+    let is_missed = || {
+        wait_until("missing it", || fenced.fence().frozen == Some(Frozen::Unguarded));
+        assert!(fenced.fence.0.freezer().is_told().unwrap());
+    };
+    fenced.home.0.keep_to(&"0".parse().unwrap()).unwrap();
+    is_missed();
+    let said = fenced.said();
+    assert!(said.contains("CPU 1: its guard does not stand there"), "{said}");
+    fenced.home.0.keep_to_parent().unwrap();
+    fenced.wait_until_it_runs();
+    borrows(batch.id());
+
+    let guard = fenced.guard().unwrap().cast_signed();
+    let trace = |request| {
+        let nothing = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: these requests take no memory.
+        assert_eq!(unsafe { libc::ptrace(request, guard, nothing, nothing) }, 0);
+    };
+    trace(libc::PTRACE_SEIZE);
+    trace(libc::PTRACE_INTERRUPT);
+    // SAFETY: waits for a thread that this one traces, and writes nothing.
+    let stopped = unsafe { libc::waitpid(guard, std::ptr::null_mut(), libc::__WALL) };
+    assert_eq!(stopped, guard);
+    is_missed();
+    trace(libc::PTRACE_DETACH);
+    fenced.wait_until_it_runs();
+    borrows(batch.id());
+    assert_eq!(fenced.status().keepers_lost, 0, "{}", fenced.said());
+    kill(batch.id(), libc::SIGKILL);
+    batch.wait().unwrap();
+}
+
 /// Goal: a daemon that was stopped itself blames nobody. Method: stopped for longer than its
 /// patience.
 #[test]

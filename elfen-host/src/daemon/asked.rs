@@ -83,13 +83,13 @@ impl Daemon {
             let fix = format!("name one of: {}", known.join(", "));
             return refused(format!("there is no fence {name:?}"), &fix);
         };
+        if asked.is_gone() {
+            return refused("the process that asked is gone", "ask again");
+        }
         let inside = |held: &&Held| held.group.holds(peer.pid).unwrap_or(true);
         if let Some(already) = self.held.iter().find(inside) {
             let why = format!("this process is in fence {:?} already", already.name);
             return refused(why, "run the program without --fence");
-        }
-        if asked.is_alone() {
-            return refused("the process that asked is gone", "ask again");
         }
         match held.enter(peer.pid) {
             Ok(()) => Answer::Entered(held.status(held.count())),

@@ -5,11 +5,12 @@
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use elfen_rt::pages;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::Group as UserGroup;
 
 use crate::fence::status::{Answer, LONGEST_REQUEST, Request, address};
@@ -145,12 +146,14 @@ impl Asked {
         let _gone = pages::answer(self.socket.as_raw_fd(), &text, handed);
     }
 
-    /// Whether nobody is at the other end any more: then its process id may be another's by now.
-    pub(super) fn is_alone(&self) -> bool {
+    /// Whether the process that asked is gone: then its id may be another's by now. It has hung up,
+    /// or has ended with its end of the connection in somebody else's hands.
+    pub(super) fn is_gone(&self) -> bool {
         let mut byte = 0_u8;
         let (fd, flags) = (self.socket.as_raw_fd(), libc::MSG_PEEK | libc::MSG_DONTWAIT);
         // SAFETY: the kernel writes at most one byte.
-        unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, flags) == 0 }
+        let hung_up = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, flags) == 0 };
+        hung_up || process_of(fd).is_some_and(|process| has_ended(&process))
     }
 }
 
@@ -179,6 +182,25 @@ fn peer(fd: RawFd) -> io::Result<Peer> {
     let in_group = group.is_some_and(|group| who.gid == group || groups(fd).contains(&group));
     let is_root = who.uid == 0;
     Ok(Peer { pid, is_root, may_enter: is_root || in_group })
+}
+
+/// The process at the other end itself, whoever has its id; `None` on a kernel before 6.5.
+fn process_of(fd: RawFd) -> Option<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut process: RawFd = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<RawFd>()).unwrap_or(0);
+    // SAFETY: the kernel writes at most `length` bytes into a descriptor's number.
+    let got = unsafe {
+        let level = libc::SOL_SOCKET;
+        libc::getsockopt(fd, level, SO_PEERPIDFD, (&raw mut process).cast(), &raw mut length)
+    };
+    // SAFETY: the kernel has just given us this descriptor.
+    (got == 0).then(|| unsafe { OwnedFd::from_raw_fd(process) })
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut waits = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// The further groups of the process at the other end; none where the kernel does not say.

@@ -280,8 +280,47 @@ fn crowds_leave_nothing_behind() {
     assert_eq!(fenced.fence().frozen, None);
 }
 
+/// A connection by a process that asks for a fence and ends, but for whose end of it this has now.
+fn left_open(fenced: &Fenced) -> OwnedFd {
+    let (address, length) = address(&fenced.run_dir().join("elfend.sock")).unwrap();
+    // SAFETY: socket takes numbers.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0);
+    // SAFETY: the kernel has just given us this descriptor.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let request = b"{\"do\":\"enter\",\"fence\":\"batch\"}";
+    // SAFETY: the child makes system calls alone, on memory that it has a copy of.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: the kernel reads `length` bytes of `address`.
+        unsafe { libc::connect(fd, (&raw const address).cast(), length) };
+        let (at, bytes) = (request.as_ptr().cast(), request.len());
+        // SAFETY: the kernel reads `request`.
+        unsafe { libc::send(fd, at, bytes, libc::MSG_NOSIGNAL) };
+        // SAFETY: takes a number. The child ends without a word.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: waits for the child, and writes nothing.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    socket
+}
+
+/// Whether the kernel hands out the process at the other end of a socket.
+fn has_peers() -> bool {
+    let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (mut process, mut length) = (-1_i32, 4);
+    // SAFETY: the kernel writes four bytes at most.
+    let got = unsafe {
+        let value = (&raw mut process).cast();
+        libc::getsockopt(one.as_raw_fd(), libc::SOL_SOCKET, 77, value, &raw mut length)
+    };
+    // SAFETY: the kernel has given us this descriptor.
+    (got == 0).then(|| drop(unsafe { OwnedFd::from_raw_fd(process) })).is_some()
+}
+
 /// Goal: a process that asks to be put into a fence and is gone before it is, is not: its id may be
-/// another's by then. Method: this process asks and hangs up, while the daemon stands still.
+/// another's by then. Method: this process asks and hangs up, while the daemon stands still;
+/// another one asks and ends, and leaves the connection open.
 #[test]
 fn who_is_gone_is_put_nowhere() {
     if !or_skip("who_is_gone_is_put_nowhere") {
@@ -300,6 +339,14 @@ fn who_is_gone_is_put_nowhere() {
         Group::new(&Hierarchies::read().unwrap(), CgroupPath::root()).take_in(own).unwrap();
     }
     assert!(!inside && processes == 0, "{processes}");
+
+    if has_peers() {
+        kill(fenced.daemon.id(), libc::SIGSTOP);
+        let open = left_open(&fenced);
+        kill(fenced.daemon.id(), libc::SIGCONT);
+        let said = answer(&open);
+        assert!(said.contains("the process that asked is gone"), "{said}");
+    }
 }
 
 /// Goal: without root, elfend says what it takes. Method: nobody, and Ctrl-C to one that runs.

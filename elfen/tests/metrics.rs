@@ -355,6 +355,7 @@ fn the_dashboard_and_alerts_ask_for_what_there_is() {
     let forgotten: Vec<&String> = families.keys().filter(|name| !shown(name)).collect();
     let left_out = [
         "elfen_build_info",
+        "elfen_confinement",
         "elfen_fence_processes",
         "elfen_lane_state",
         "elfen_service_up",

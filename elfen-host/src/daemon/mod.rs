@@ -19,6 +19,7 @@ mod log;
 mod reflex;
 pub mod release;
 mod reload;
+mod serving;
 pub mod settings;
 mod socket;
 mod tally;
@@ -48,6 +49,7 @@ use self::held::Held;
 use self::keeper::Duties;
 use self::lent::Opened;
 use self::log::{Level, notify, say};
+use self::serving::Serving;
 use self::settings::{Settings, Which};
 use self::socket::Listener;
 use self::uevents::Uevents;
@@ -87,6 +89,7 @@ struct Daemon {
     held: Vec<Held>,
     confining: Confining,
     guarding: Guarding,
+    serving: Serving,
     online: Option<CpuSet>,
     listener: Listener,
     uevents: Option<Uevents>,
@@ -124,6 +127,7 @@ impl Daemon {
         let listener = Listener::bind(&socket);
         let what = format!("socket {:?}", socket.display().to_string());
         let listener = listener.map_err(|error| failed(&what, &error))?;
+        let serving = Serving::bind(settings.metrics)?;
         let uevents = Uevents::open().inspect_err(|error| {
             say(Level::Warning, format_args!("CPUs that go are seen at the next look: {error}"));
         });
@@ -137,6 +141,7 @@ impl Daemon {
             held: Vec::new(),
             confining: Confining::default(),
             guarding: Guarding::nobody(),
+            serving,
             online: online().map(|online| online.0),
             listener,
             uevents: uevents.ok(),
@@ -192,6 +197,7 @@ impl Daemon {
                 }
             }
             self.mind_keeper();
+            self.serving.mind(&self.folder.socket());
             if self.uevents.as_mut().is_some_and(Uevents::heard) || self.looked.is_none() {
                 self.online = online().map(|online| online.0);
             }

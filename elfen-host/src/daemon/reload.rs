@@ -27,11 +27,15 @@ impl Daemon {
         require(&settings)?;
         let nap = Arc::new(settings.open_nap()?);
         let opened = lent::open_all(&settings, &nap)?;
+        let serving = self.serving.rebind(settings.metrics)?;
         self.freeze_all(&Frozen::Unguarded);
         self.guarding.end();
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
         let _left = place::leave_from(&self.began_on, &settings.requests());
         (self.settings, self.nap, self.opened) = (settings, nap, opened);
+        if let Some(serving) = serving {
+            self.serving = serving;
+        }
         self.warn_of_lanes();
         self.keep_what_is_named();
         self.look();

@@ -3,6 +3,21 @@
 use super::exposition::{Family, Kind};
 use crate::fence::promises::Promise;
 use crate::fence::status::{Frozen, Status};
+use crate::run::find::Batch;
+use crate::run::level::Level;
+
+/// How many are kept in their place by what.
+pub(super) fn of_levels(batches: &[Batch], status: Option<&Status>) -> Family {
+    let help = "Fences that elfend holds, and runs that their affinity alone keeps in place.";
+    let mut levels = Family::new("elfen_confinement", Kind::Gauge, help);
+    let runs = batches.iter().filter(|batch| batch.level() == Level::Affinity).count();
+    for (level, count) in
+        [(Level::Fence, status.map_or(0, |status| status.fences.len())), (Level::Affinity, runs)]
+    {
+        levels.number(&[("level", level.name())], u64::try_from(count).unwrap_or(u64::MAX));
+    }
+    levels
+}
 
 /// `None` where no elfend answers.
 pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {

@@ -6,6 +6,7 @@
 
 pub(crate) mod exposition;
 mod fences;
+pub mod machine;
 pub mod server;
 mod tails;
 
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::histogram::{Histogram, bucket_top_ns};
-use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot, LaneState, REQUEST_OFFLINE};
 use elfen_rt::signal::task::TaskMap;
 
 use super::fence::status::Status;
@@ -42,8 +43,10 @@ pub fn scrape(seen: &Seen<'_>) -> String {
     let mut families = vec![build()];
     families.extend(of_batches(seen));
     families.extend(of_lanes(seen.batches));
+    families.push(of_hotplug(seen.batches));
     families.push(of_request_lanes(seen));
     families.extend(of_services(seen.services));
+    families.push(fences::of_levels(seen.batches, seen.fences));
     families.extend(fences::of_fences(seen.fences));
     families.extend(tails::of_tails(seen.watches));
     exposition::text(&families)
@@ -143,6 +146,24 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
         }
     }
     vec![borrowed, overlapped, napped, naps, state, reaction, wake]
+}
+
+/// Of every lane that is lent, by its number.
+fn of_hotplug(batches: &[Batch]) -> Family {
+    let help = "1 while a lane that is lent is offline.";
+    let mut offline = Family::new("elfen_lane_offline", Kind::Gauge, help);
+    let mut lanes: BTreeMap<u64, bool> = BTreeMap::new();
+    for slot in batches.iter().flat_map(|batch| batch.lanes.slots()) {
+        let gone = slot.hotplug.load(Relaxed);
+        let of = [(&slot.batch_cpu, BATCH_OFFLINE), (&slot.request_cpu, REQUEST_OFFLINE)];
+        for (cpu, bit) in of {
+            *lanes.entry(cpu.load(Relaxed)).or_default() |= gone & bit != 0;
+        }
+    }
+    for (cpu, is_gone) in lanes {
+        offline.number(&[("cpu", &cpu.to_string())], u64::from(is_gone));
+    }
+    offline
 }
 
 fn states(family: &mut Family, labels: &[(&'static str, &str); 4], slot: &LaneSlot) {

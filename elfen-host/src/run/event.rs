@@ -22,6 +22,10 @@ pub(super) enum Event {
     /// The last of its lanes went offline, and it was stopped; one is back, and it goes on.
     LostLanes,
     HasLanes,
+    /// A process of it is in a cgroup that does not rank below its guard's.
+    Beside {
+        pid: i32,
+    },
 }
 
 impl Event {
@@ -33,6 +37,7 @@ impl Event {
             Self::Ended { status } => (4, status),
             Self::LostLanes => (5, 0),
             Self::HasLanes => (6, 0),
+            Self::Beside { pid } => (7, pid),
         };
         let [kind, value] = [kind, value].map(i32::to_ne_bytes);
         to.write_all(&[kind, value].concat())
@@ -50,6 +55,7 @@ impl Event {
             4 => Ok(Self::Ended { status: value }),
             5 => Ok(Self::LostLanes),
             6 => Ok(Self::HasLanes),
+            7 => Ok(Self::Beside { pid: value }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }

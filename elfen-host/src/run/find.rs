@@ -18,6 +18,7 @@ use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::{NAME_BYTES, Page};
 
 use super::channels::Service;
+use super::level::Level;
 use crate::fence::status::{Answer, Request, Wanted, ask};
 use crate::segment::{segments, text_of};
 
@@ -78,6 +79,14 @@ impl Batch {
         let is_elfends = matches!(self.way, Way::Daemon(_));
         page.is_some_and(|page| page.name == service)
             || is_elfends && self.program == lent_beside(service)
+    }
+
+    /// What is on lanes of elfend's is in a fence.
+    pub fn level(&self) -> Level {
+        match self.way {
+            Way::Daemon(_) => Level::Fence,
+            Way::Segment(_) => Level::Affinity,
+        }
     }
 
     /// Every request lane once: several batch lanes can have the same.

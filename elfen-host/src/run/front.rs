@@ -58,8 +58,16 @@ const NOT_OURS: [Signal; 8] = [
 /// Signals that end a batch, unless it decides otherwise.
 const ENDS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
+/// The end of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    pub ending: Ending,
+    /// Processes of the batch that did not rank below their guards.
+    pub beside_guards: u64,
+}
+
 /// Runs the batch to its end.
-pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> io::Result<Ending> {
+pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> io::Result<Ended> {
     let mut ours = SigSet::all();
     NOT_OURS.into_iter().for_each(|signal| ours.remove(signal));
     let mut found = SigSet::empty();
@@ -93,8 +101,10 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
                 napped_by: Vec::new(),
                 tending: None,
                 spins: Spins::default(),
+                beside_guards: 0,
             };
-            front.until_the_end()
+            let ending = front.until_the_end()?;
+            Ok(Ended { ending, beside_guards: front.beside_guards })
         }
     }
 }
@@ -159,6 +169,7 @@ struct Front<'a> {
     tending: Option<Tending>,
     /// The keeper looks at the batch's threads, and the front at the keeper's, which reap, too.
     spins: Spins,
+    beside_guards: u64,
 }
 
 impl Front<'_> {
@@ -175,10 +186,10 @@ impl Front<'_> {
             }
             let events = match &mut self.tending {
                 Some(tending) => {
-                    let event = tending.tick();
+                    let events: Vec<Event> = tending.tick().collect();
                     let ended =
                         tending.reap().ok_or_else(|| io::Error::other("the batch is gone"))?;
-                    event.into_iter().chain(ended).collect()
+                    events.into_iter().chain(ended).collect()
                 }
                 None => self.heard()?,
             };
@@ -270,6 +281,16 @@ impl Front<'_> {
             }
             Event::HasLanes => {
                 warn("a batch lane is back: the batch goes on");
+                None
+            }
+            Event::Beside { pid } => {
+                self.beside_guards += 1;
+                if self.beside_guards == 1 {
+                    warn(&format!(
+                        "process {pid} has a cgroup of its own, and shares a lane with its \
+                         guard; a fence ranks it below (`elfend --help`). The report counts them"
+                    ));
+                }
                 None
             }
             Event::Refused { errno } => Some(Ending::Refused { errno }),

@@ -20,6 +20,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Pid, getppid};
 
 use super::Order;
+use super::beside::Beside;
 use super::care::Care;
 use super::channels::Channels;
 use super::event::Event;
@@ -41,6 +42,7 @@ pub(super) struct Tending {
     place: Place,
     hotplug: Hotplug,
     spins: Spins,
+    beside: Beside,
     root: Option<i32>,
     care: Care,
     guards: Option<Guards>,
@@ -69,6 +71,7 @@ impl Tending {
             place: Place::new(&order.lanes().map(|(batch, _)| batch).collect()),
             hotplug: Hotplug::after(channels.lanes().slots().all(has_no_lane)),
             spins: Spins::default(),
+            beside: Beside::guards_of_this_process(),
             root: None,
             care,
             _wakers: order.alarm.as_ref().map(|a| Wakers::start(channels, a)).transpose()?,
@@ -81,14 +84,14 @@ impl Tending {
         self.root = Some(root);
     }
 
-    /// What has to be done ten times a second. Says if the batch lost its
-    /// last lane, or has one again.
-    pub(super) fn tick(&mut self) -> Option<Event> {
+    /// What has to be done ten times a second. Says if the batch lost its last lane, or has one
+    /// again, and of a process that left the rank below its guard.
+    pub(super) fn tick(&mut self) -> impl Iterator<Item = Event> {
         let event = self.follow_hotplug();
-        if self.care.tick(event.is_some()) {
-            self.put_back();
-        }
-        event
+        let due = self.care.tick(event.is_some());
+        let beside = if due { self.put_back() } else { Vec::new() };
+        let beside = beside.into_iter().map(|pid| Event::Beside { pid: pid.cast_signed() });
+        event.into_iter().chain(beside)
     }
 
     /// The kernel moves a thread whose CPU goes offline to any other, also to a request lane. So
@@ -150,10 +153,11 @@ impl Tending {
 
     /// Brings back threads that left the batch lanes or their low priority. A dying process may
     /// hurry: it runs nothing of its program any more, and on a lane that is always busy it would
-    /// keep its memory for long.
-    fn put_back(&mut self) {
+    /// keep its memory for long. Returns processes that cannot be brought back below their guard.
+    fn put_back(&mut self) -> Vec<u32> {
         let mut threads = Vec::new();
-        for process in below(std::process::id()) {
+        let processes = below(std::process::id());
+        for &process in &processes {
             lighten_session(process);
             let dying = stat(process).is_some_and(|stat| stat.dying);
             for thread in threads_of(process) {
@@ -168,6 +172,7 @@ impl Tending {
             }
         }
         self.spins.end(|| threads, || self.channels.requests());
+        self.beside.new_ones(&processes)
     }
 }
 
@@ -219,7 +224,7 @@ pub(super) fn keep(
     let_go_of_the_terminal();
     while let Some(events) = tending.reap() {
         events.into_iter().for_each(|event| tell(&mut front, event));
-        tending.tick().into_iter().for_each(|event| tell(&mut front, event));
+        tending.tick().for_each(|event| tell(&mut front, event));
         let mut wait = [PollFd::new(children.as_fd(), PollFlags::POLLIN)];
         poll(&mut wait, PollTimeout::from(TICK_MS))?;
         while let Ok(Some(signal)) = children.read_signal() {

@@ -11,6 +11,7 @@
 //! and naps there itself. That reaches any program, needs nothing of it, and costs the request
 //! nothing: see ARCHITECTURE.md for why it is not a signal.
 
+mod beside;
 pub(crate) mod care;
 pub mod channels;
 mod event;
@@ -23,6 +24,7 @@ pub mod ipc;
 mod keeper;
 pub mod latency;
 pub mod launch;
+pub mod level;
 pub mod live;
 pub mod looks;
 pub mod place;

@@ -29,6 +29,8 @@ pub struct Report {
     pub inject: String,
     /// What keeps the batch in its place: `affinity`. In a fence it is no `run` that reports.
     pub level: String,
+    /// Processes of it that were found in cgroups which do not rank below their guard's.
+    pub beside_guards: u64,
     #[serde(flatten)]
     pub looked: Looked,
     pub wall_ns: u64,

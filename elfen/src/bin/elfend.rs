@@ -149,6 +149,9 @@ fn plan(settings: &Settings, home: &str) -> String {
             };
         }
     }
+    if let Some(address) = settings.metrics {
+        text += &format!("metrics at http://{address}/metrics\n");
+    }
     for fence in &settings.fences {
         text += &format!("fence {:?}: {} on CPUs {}\n", fence.name, fence.which, fence.lanes);
     }

@@ -17,6 +17,7 @@ use elfen_host::fence::state::Folder;
 use elfen_host::fence::status::{self, Answer, FenceStatus, Request, Status as Known};
 use elfen_host::run::User;
 use elfen_host::run::launch::PRELOAD;
+use elfen_host::run::level::Level;
 use elfen_instrument::preload;
 use elfen_rt::{inherit, pages};
 use nix::unistd::{setgid, setgroups, setuid};
@@ -124,8 +125,10 @@ impl Fenced<'_> {
     pub(super) fn run(self) -> Result<String, Failure> {
         let known = &self.fence;
         let line = format!(
-            "fence {} on CPUs {}, level fence: elfend's guards hold them",
-            known.name, known.lanes
+            "fence {} on CPUs {}, level {}: elfend's guards hold them",
+            known.name,
+            known.lanes,
+            Level::Fence.name()
         );
         if self.dry_run {
             return Ok(line);

@@ -1,22 +1,14 @@
 //! `elfen metrics`: lanes, batches, services and fences for Prometheus.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
-use elfen_host::fence::status::{Answer, Request, ask};
+use elfen_host::metrics::machine::Machine;
 use elfen_host::metrics::server::{self, Scraped};
-use elfen_host::metrics::{Seen, scrape};
-use elfen_host::run::find;
-use elfen_host::services::{Tails, services};
-use elfen_host::watches::watches;
-use elfen_rt::clock::monotonic_ns;
-use elfen_rt::pages;
 
 use super::pause::RunDir;
 use super::status;
@@ -27,7 +19,8 @@ Examples:
   elfen metrics --once | grep _seconds_total   to look at it
   curl http://127.0.0.1:9752/metrics
 
-It shows what its user may see: own batches and services; as root, all of the machine's. \
+It shows what its user may see: own batches and services; as root, all of the machine's. elfend \
+serves the same where its settings name an address (`metrics`). \
 While `elfen tailor watch` runs, the causes of its service's tail as well.";
 
 /// Serve what lanes, batches and services do to Prometheus
@@ -49,7 +42,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     // Whether this machine can have batches at all is said now, not to each scraper.
     status::batches(&args.run_dir)?;
-    let machine = Machine { tails: Mutex::default(), socket: args.run_dir.folder().socket() };
+    let machine = Machine::new(args.run_dir.folder().socket());
     if args.once {
         let text = machine.scrape().map_err(|error| {
             Failure::new(Status::Failed, "looking for batches", error, "try again")
@@ -69,40 +62,4 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     to_stderr(&format!("metrics at http://{address}/metrics"));
     let error = server::serve(&listener, &Arc::new(machine));
     Err(Failure::new(Status::Failed, what, error, "start it again"))
-}
-
-/// What is seen of this machine, with the memory that tails need.
-#[derive(Debug)]
-struct Machine {
-    tails: Mutex<Tails>,
-    /// elfend's.
-    socket: PathBuf,
-}
-
-impl Scraped for Machine {
-    fn scrape(&self) -> io::Result<String> {
-        let (batches, services) = (find::batches(&self.socket)?, services()?);
-        let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
-        let fences = match ask(&self.socket, &Request::Status) {
-            Ok(Answer::Status(status)) => Some(status),
-            // What it says else is not for a scrape: `elfen status` has it.
-            Ok(_) | Err(_) => None,
-        };
-        let tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(scrape(&Seen {
-            batches: &batches,
-            services: &services,
-            tails: &tails,
-            tasks: tasks.as_ref(),
-            fences: fences.as_ref(),
-            watches: &watches()?,
-        }))
-    }
-
-    fn observe(&self) {
-        // Without the list, the scrape says what is wrong with it.
-        let Ok(services) = services() else { return };
-        let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
-        tails.observe(&services, monotonic_ns());
-    }
 }

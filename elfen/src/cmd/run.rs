@@ -20,9 +20,10 @@ use elfen_host::pair::Pair;
 use elfen_host::run::Order;
 use elfen_host::run::channels::{Channels, Error, Service, Signals, Wanted, Writer};
 use elfen_host::run::figures::{self, Figures};
-use elfen_host::run::front::{self, Ending};
+use elfen_host::run::front::{self, Ended, Ending};
 use elfen_host::run::guard;
 use elfen_host::run::ipc::Counts;
+use elfen_host::run::level::Level;
 use elfen_host::run::live::words::LiveWords;
 use elfen_host::run::report::Report;
 use elfen_instrument::Inject;
@@ -165,7 +166,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let (start_ns, busy_ns) = (monotonic_ns(), figures::request_busy_ns(&channels));
     let failed = |error| Failure::new(Status::Failed, "running the batch", error, "try again");
     let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
-    let ending = front::run(&order, &channels, &inheritance).map_err(failed)?;
+    let Ended { ending, beside_guards } =
+        front::run(&order, &channels, &inheritance).map_err(failed)?;
     let busy = figures::request_busy_ns(&channels).zip(busy_ns);
     let holds = channels.settings().unwrap_or(order.settings);
     let measured = Report {
@@ -178,6 +180,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         request_busy_ns: busy.map(|(after, before)| after.saturating_sub(before)),
         nap_of_checks: figures::nap_of_checks(channels.lanes()).map(str::to_owned),
         live: channels.live().map(LiveWords::live),
+        beside_guards,
         exit_status: exit_status(ending),
         ..chosen.report(&order)
     };
@@ -373,9 +376,6 @@ fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>,
     Ok(kept)
 }
 
-/// What keeps the batch in its place: its affinity and its class, which are put back once a second.
-const LEVEL: &str = "affinity";
-
 /// The choices of a run, as the first line and the report say them.
 struct Announced {
     lanes: String,
@@ -412,11 +412,12 @@ impl Announced {
             if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
         format!(
             "{}{budget} on lanes {lanes}; signal {signal}{ipc}, nap {}{costs}, \
-             inject {}{not_live}, guards look every {}, level {LEVEL}",
+             inject {}{not_live}, guards look every {}, level {}",
             policy.name(),
             nap.name(),
             order.inject.name(),
-            duration::show(nanos(order.looks.every))
+            duration::show(nanos(order.looks.every)),
+            Level::Affinity.name()
         )
     }
 
@@ -427,7 +428,7 @@ impl Announced {
             nap: order.nap.kind().name().to_owned(),
             ipc: self.ipc.map(str::to_owned),
             inject: order.inject.name().to_owned(),
-            level: LEVEL.to_owned(),
+            level: Level::Affinity.name().to_owned(),
             looked: order.looks.into(),
             ..Report::default()
         }

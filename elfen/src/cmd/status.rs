@@ -59,6 +59,8 @@ struct BatchReport {
     pid: u32,
     program: String,
     keeper: u32,
+    /// What keeps it in its place.
+    level: &'static str,
     policy: Option<&'static str>,
     budget_ns: u64,
     lanes: Vec<LaneReport>,
@@ -132,6 +134,7 @@ fn report(batch: &Batch) -> BatchReport {
         pid: batch.pid,
         program: batch.program.clone(),
         keeper: batch.keeper.pid().unsigned_abs(),
+        level: batch.level().name(),
         policy: settings.map(|settings| settings.policy.name()),
         budget_ns: settings.map_or(0, |settings| settings.budget_ns),
         lanes: batch.lanes.slots().map(lane).collect(),
@@ -175,6 +178,7 @@ impl Report {
             vec![
                 batch.pid.to_string(),
                 batch.program.clone(),
+                batch.level.to_owned(),
                 batch.policy.unwrap_or("unknown").to_owned(),
                 batch.lanes.len().to_string(),
                 time_or_dash(batch.figures.borrowed_ns),
@@ -183,7 +187,8 @@ impl Report {
             ]
         };
         let rows: Vec<Vec<String>> = self.batches.iter().map(row).collect();
-        let heading = ["pid", "program", "policy", "lanes", "borrowed", "overlapped", "naps"];
+        let heading =
+            ["pid", "program", "level", "policy", "lanes", "borrowed", "overlapped", "naps"];
         table::lines(&heading, &rows)
     }
 }

@@ -2,6 +2,8 @@
 //! both.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use elfen_rt::service::Service;
@@ -146,6 +148,58 @@ fn settings_are_read_anew() {
     borrows(batch.id());
     kill(batch.id(), libc::SIGKILL);
     batch.wait().unwrap();
+}
+
+/// What is served at an address; nothing where nobody serves.
+fn scraped(address: SocketAddr) -> Option<String> {
+    let mut client = TcpStream::connect(address).ok()?;
+    client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").ok()?;
+    let mut text = String::new();
+    client.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// Goal: elfend serves metrics where its settings say, by a process that may end without harm, and
+/// nowhere else; an address that is taken changes nothing. Method: settings with and without, a
+/// client, and a hand that kills who serves.
+#[test]
+fn metrics_are_served_where_the_settings_say() {
+    if !or_skip("metrics_are_served_where_the_settings_say") {
+        return;
+    }
+    let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
+    let usual = settings(fenced.heavy.name(), fenced.fence.name());
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let served = format!("metrics = \"{address}\"\n{usual}");
+    fenced.reload(&served);
+    let stays = || fenced.said().contains("the settings stay as they were: metrics at");
+    wait_until("refusing it", stays);
+    drop(taken);
+    fenced.reload(&served);
+    let says = |line: &str| scraped(address).is_some_and(|text| text.contains(line));
+    wait_until("a scrape", || says("elfen_elfend_up 1\n"));
+    wait_until("its fence", || says("elfen_fence_holds{fence=\"batch\",promise=\"place\"} 1\n"));
+    assert!(says("elfen_confinement{level=\"fence\"} 1\n"), "{:?}", scraped(address));
+    assert!(says("elfen_lane_offline{cpu=\"1\"} 0\n"), "{:?}", scraped(address));
+    let children = || {
+        let children = format!("/proc/{0}/task/{0}/children", fenced.daemon.id());
+        let children = fs::read_to_string(children).unwrap();
+        let all = children.split_whitespace().map(|child| child.parse().unwrap());
+        all.collect::<Vec<u32>>()
+    };
+    let keeper = fenced.status().keeper.unwrap();
+    let [server] = *children().into_iter().filter(|child| *child != keeper).collect::<Vec<_>>()
+    else {
+        panic!("{:?}", children())
+    };
+    kill(server, libc::SIGKILL);
+    wait_until("another", || children().iter().all(|child| *child != server));
+    wait_until("a scrape", || says("elfen_elfend_up 1\n"));
+    assert_eq!(fenced.fence().frozen, None);
+    fenced.reload(&usual);
+    wait_until("its end", || scraped(address).is_none());
 }
 
 /// Before the test runner begins: a process that was started to publish is no test.

@@ -14,10 +14,13 @@ use std::time::{Duration, Instant};
 
 use elfen_host::fence::status::Frozen;
 
+use super::preload;
 use super::stage::{
     Fenced, NOBODY, Own, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until,
 };
 use super::stops::rounds;
+
+const PACKAGED_LIBRARY: &str = "/usr/lib/elfen/libelfen_preload.so";
 
 /// A cluster whose only node is this machine.
 struct Cluster {
@@ -48,11 +51,12 @@ fn script(file: &Path, text: &str) {
 /// The packaged lines, but for what takes systemd, with what a cluster needs besides.
 fn configuration(folder: &Path, node: &str) -> String {
     let lines = fs::read_to_string(packaged("slurm.conf")).unwrap();
-    let health = folder.join("health");
+    let [health, prolog] = ["health", "prolog"].map(|name| folder.join(name));
     let other = [
         ("proctrack/cgroup", "proctrack/linuxproc"),
         ("task/cgroup", "task/none"),
         ("/usr/lib/elfen/slurm-health", health.to_str().unwrap()),
+        ("/usr/lib/elfen/slurm-task-prolog", prolog.to_str().unwrap()),
         ("HealthCheckInterval=30", "HealthCheckInterval=1"),
     ];
     let lines = other.into_iter().fold(lines, |text, (from, to)| {
@@ -93,6 +97,16 @@ impl Cluster {
         let count = format!("echo >>{}/checks\n", folder.display());
         let health = format!("{ours}{count}exec {}\n", packaged("slurm-health").display());
         script(&folder.join("health"), &health);
+        // Where this machine has what the package would install.
+        let prolog = fs::read_to_string(packaged("slurm-task-prolog")).unwrap();
+        let socket = fenced.run_dir().join("elfend.sock").display().to_string();
+        let library = preload::library().join("libelfen_preload.so").display().to_string();
+        let here = [("/run/elfen/elfend.sock", &socket), (PACKAGED_LIBRARY, &library)];
+        let prolog = here.into_iter().fold(prolog, |text, (from, to)| {
+            assert!(text.contains(from), "{from}");
+            text.replace(from, to)
+        });
+        script(&folder.join("prolog"), &prolog);
         let steps = of_the_guide("$ cat /usr/local/lib/elfen-steps\n#!/bin/sh\n");
         let steps = steps.replacen("--fence slurm", "--fence batch", 1);
         script(&folder.join("steps"), &format!("{ours}{steps}"));
@@ -215,7 +229,8 @@ impl Spinning {
         fs::remove_file(cluster.folder.join("out/end")).ok();
         let spin = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done";
         let job = cluster.submit(&format!(
-            "grep Cpus_allowed_list /proc/self/status; while [ ! -e end ]; do {spin}; done"
+            "grep Cpus_allowed_list /proc/self/status; echo $ELFEN_SOCKET; \
+             grep -c -m 1 libelfen_preload /proc/self/maps; while [ ! -e end ]; do {spin}; done"
         ));
         cluster.wait_for("a job", |cluster| {
             let state = cluster.state(&job);
@@ -257,11 +272,12 @@ impl Spinning {
         assert!(busy[1] <= 30, "{busy:?}");
     }
 
-    fn end(self, cluster: &Cluster) {
+    fn end(self, cluster: &Cluster, fenced: &Fenced) {
         fs::write(cluster.folder.join("out/end"), "").unwrap();
         cluster.wait_for("its end", |cluster| cluster.state(&self.job) == "COMPLETED");
         let out = fs::read_to_string(cluster.folder.join("out").join(&self.job)).unwrap();
-        assert_eq!(out, "Cpus_allowed_list:\t1\n");
+        let socket = fenced.run_dir().join("elfend.sock").display().to_string();
+        assert_eq!(out, format!("Cpus_allowed_list:\t1\n{socket}\n1\n"));
     }
 }
 
@@ -301,10 +317,10 @@ fn jobs_of_slurms_are_fenced() {
     cluster.wait_for("a node", |cluster| cluster.condition().starts_with("idle"));
     let first = Spinning::start(&cluster, &fenced);
     first.is_fenced(&fenced, || cluster.restart_node());
-    first.end(&cluster);
+    first.end(&cluster, &fenced);
     let second = Spinning::start(&cluster, &fenced);
     second.is_fenced(&fenced, || answers(&cluster, rounds(3)));
-    second.end(&cluster);
+    second.end(&cluster, &fenced);
 
     fenced.home.set_weight(1);
     wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));

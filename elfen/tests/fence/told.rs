@@ -135,3 +135,31 @@ fn ctrl_c_is_the_programs() {
     wait_until("an empty fence", || fenced.fence().processes == 0);
     assert_eq!(fenced.fence().frozen, None);
 }
+
+/// Goal: a run at level `affinity` says, once, that its program took itself out from below its
+/// guard, and counts who did. Method: a program that puts two of its processes into a cgroup beside
+/// its own, and one that stays.
+#[test]
+fn who_leaves_the_rank_below_its_guard_is_named() {
+    if !or_skip("who_leaves_the_rank_below_its_guard_is_named") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    fenced.end_daemon();
+    let beside = fenced.heavy.child("beside");
+    beside.0.make().unwrap();
+    let report = fenced.run_dir().join("report");
+    let report = report.to_str().unwrap();
+    let run = [ELFEN, "run", "--lanes", "0:1", "--signal", "service", "--service"];
+    let by = [fenced.heavy.name(), "--report", report, "--", "sh", "-c"];
+    let runs = |program: &str| {
+        let (status, said) = told(&fenced, &[&run[..], &by, &[program]].concat());
+        assert_eq!(status, Some(0), "{said}");
+        let report: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
+        (said.matches("has a cgroup of its own").count(), report["beside_guards"].clone())
+    };
+    assert_eq!(runs("sleep 3"), (0, 0.into()));
+    let leaves = format!("sh -c '{} exec sleep 5' & ", beside.enter_script());
+    assert_eq!(runs(&format!("{leaves}{leaves}sleep 5; wait")), (1, 2.into()));
+}

@@ -1,0 +1,127 @@
+//! elfend's one file: whose lanes are lent, and to which cgroups.
+//!
+//! Nothing is lent that no `[[service]]` or `[[lent]]` names. What a key means that is not known
+//! here is not guessed: the file is refused, with the line. [`tables`] has the file as it is
+//! written, [`roles`] what its parts may not be to one another.
+
+mod parts;
+mod roles;
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+pub use parts::{Fence, Lent, Settings, Which};
+
+/// Where it is, unless it is named.
+pub const FILE: &str = "/etc/elfen/elfend.toml";
+
+/// What is wrong with the file, and with which.
+#[derive(Debug, thiserror::Error)]
+#[error("settings {file:?}: {why}")]
+pub struct Wrong {
+    pub file: PathBuf,
+    pub why: String,
+}
+
+impl Settings {
+    pub fn open(file: &Path) -> Result<Self, Wrong> {
+        let wrong = |why: String| Wrong { file: file.to_owned(), why };
+        let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        tables::parse(&text).map_err(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tables::parse;
+    use super::*;
+
+    const USUAL: &str = "\
+[[service]]
+name = \"search\"
+lanes = \"0:16,1:17\"
+policy = \"slo-budget\"
+slo = \"p99=5ms\"
+[[lent]]
+lanes = \"2:18\"
+[[fence]]
+name = \"batch\"
+cgroup = \"elfen.slice\"
+";
+
+    #[test]
+    fn the_usual_file_is_read() {
+        let settings = parse(USUAL).unwrap();
+        assert_eq!(settings.lent.len(), 2);
+        assert_eq!(settings.fences[0].lanes, "16-18".parse().unwrap());
+        assert_eq!(settings.requests(), "0-2".parse().unwrap());
+        assert_eq!(settings.lent[0].policy.slo_latency_ns, 5_000_000);
+        let places =
+            "unit = [\"a.service\", \"b.service\"]\ncgroup = \"c\"\nconfine = true\n[[lent]]";
+        let settings = parse(&USUAL.replace("[[lent]]", places)).unwrap();
+        let places: Vec<String> = settings.lent[0].places.iter().map(Which::to_string).collect();
+        assert_eq!(places, ["unit a.service", "unit b.service", "cgroup /c"]);
+    }
+
+    #[test]
+    fn the_example_is_read() {
+        let settings = parse(include_str!("../../../../packaging/elfend.toml")).unwrap();
+        assert!(settings.lent[0].confine && settings.lent.len() == 2);
+        assert_eq!(settings.fences[0].which.to_string(), "unit elfen.slice");
+    }
+
+    /// Goal: what is wrong is refused with the word that is wrong. Method: one mistake at a time.
+    #[test]
+    fn mistakes_are_named() {
+        let fence = |more: &str| format!("{USUAL}[[fence]]\n{more}");
+        let service = |more: &str| USUAL.replace("[[lent]]", &format!("{more}\n[[lent]]"));
+        let cases = [
+            (USUAL.replace("policy", "polcy"), "unknown field `polcy`"),
+            (format!("looks = 1\n{USUAL}"), "unknown field `looks`"),
+            (USUAL.replace("2:18", "0:18"), "CPU 0 is named twice"),
+            (USUAL.replace("2:18", "16:18"), "CPU 16 is named twice"),
+            (USUAL.replace("2:18", ""), "the list of pairs is empty"),
+            (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"\""), "lanes \"\""),
+            (USUAL.replace("slo-budget", "slow"), "is none"),
+            (USUAL.replace("slo-budget", "borrow-idle"), "borrow-idle neither"),
+            (USUAL.replace("slo-budget", "dynamic-budget"), "`elfen run` alone"),
+            (USUAL.replace("elfen.slice", "/"), "the root holds everything"),
+            (USUAL.replace("elfen.slice", "a/../b"), "no path of a cgroup"),
+            (USUAL.replace("elfen.slice", "a\\nb"), "no path of a cgroup"),
+            (fence("name = \"b\"\ncgroup = \"elfen.slice/x\""), "one is inside of the other"),
+            (fence("name = \"batch\"\ncgroup = \"x\""), "there twice"),
+            (fence("name = \"b\"\ncgroup = \"/elfen.slice/\""), "is two fences"),
+            (fence("name = \"b\""), "either a cgroup or a unit"),
+            (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"3\""), "nobody's batch lanes"),
+            (fence("name = \"none\"\ncgroup = \"x\""), "and not none"),
+            (fence("name = \"../b\"\ncgroup = \"x\""), "a name is letters"),
+            (fence("name = \"b\"\nunit = \"a\\nb.slice\""), "no name of a unit"),
+            (fence("name = \"b\"\nunit = \"--now.slice\""), "no name of a unit"),
+            (fence("name = \"b\"\nunit = \"system.slice\""), "has to run at once"),
+            (fence("name = \"b\"\ncgroup = \"/system.slice\""), "has to run at once"),
+            (fence("name = \"b\"\nunit = \"elfen\""), "no slice, scope or service"),
+            (
+                format!(
+                    "{USUAL}[[fence]]\nname = \"s\"\ncgroup = \"a/s\"\n[[fence]]\nname = \"k\"\n\
+                     cgroup = \"b/k\"\n"
+                ),
+                "not in one chain",
+            ),
+            (service("confine = true"), "takes its unit or its cgroup"),
+            (service("cgroup = [\"search\", \"/\"]"), "the root holds everything"),
+            (service("unit = \"search\""), "no slice, scope or service"),
+            (service("cgroup = \"elfen.slice/x\""), "it would hold service \"search\""),
+            (service("cgroup = [\"a\", \"elfen.slice\"]"), "it would hold service"),
+            (format!("signal = \"service\"\n{USUAL}"), "goes by the task map"),
+            (format!("signal = \"smoke\"\n{USUAL}"), "is none of auto, tasks"),
+            (format!("look-every = \"0us\"\n{USUAL}"), "never sleep"),
+            (format!("metrics = \"9752\"\n{USUAL}"), "no address with a port"),
+            (format!("nap = \"block\"\n{USUAL}"), "nothing of it blocks"),
+            (String::new(), "names lanes to lend"),
+        ];
+        for (text, why) in cases {
+            let found = parse(&text).expect_err(why);
+            assert!(found.contains(why) && !found.contains('\n'), "{why}: {found}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What the file says, once it is read: lanes that are lent, and fences.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use elfen_console::failure::Failure;
+use elfen_rt::nap::Nap;
+use elfen_rt::policy::slo::Slo;
+use elfen_rt::signal::control::Settings as Policy;
+
+use crate::args::nap::NapName;
+use crate::cgroup::CgroupPath;
+use crate::cpulist::CpuSet;
+use crate::pair::Pair;
+use crate::run::channels::Wanted;
+use crate::run::looks::Looks;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub looks: Looks,
+    pub nap: NapName,
+    pub signal: Wanted,
+    /// Where to serve what `elfen metrics` serves.
+    pub metrics: Option<SocketAddr>,
+    pub lent: Vec<Lent>,
+    pub fences: Vec<Fence>,
+}
+
+/// Lanes with one policy: a service's, or some without a service.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lent {
+    pub service: Option<String>,
+    /// The user whose page is heeded besides root's.
+    pub user: Option<String>,
+    pub pairs: Vec<Pair>,
+    pub policy: Policy,
+    pub slo: Option<Slo>,
+    /// The cgroups of the service, as far as they are named.
+    pub places: Vec<Which>,
+    /// Whether those are kept to the request lanes.
+    pub confine: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fence {
+    pub name: String,
+    pub which: Which,
+    pub lanes: CpuSet,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Which {
+    Cgroup(CgroupPath),
+    /// A unit of systemd's, or a pattern of several.
+    Unit(String),
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cgroup(path) => write!(f, "cgroup {path}"),
+            Self::Unit(unit) => write!(f, "unit {unit}"),
+        }
+    }
+}
+
+impl Settings {
+    /// What naps on these lanes.
+    pub fn open_nap(&self) -> Result<Nap, Failure> {
+        let pairs: Vec<_> = self.lent.iter().flat_map(|lent| lent.pairs.clone()).collect();
+        Ok(self.nap.open_for(&pairs)?.0)
+    }
+
+    /// Every request lane.
+    pub fn requests(&self) -> CpuSet {
+        self.lent.iter().flat_map(|lent| &lent.pairs).map(|pair| pair.request).collect()
+    }
+}

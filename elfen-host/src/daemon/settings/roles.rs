@@ -1,0 +1,70 @@
+//! What the parts of the file may not be to one another: a lane has one role, fences lie apart from
+//! each other and from services, and one place outranks them all.
+
+use std::collections::BTreeSet;
+
+use super::parts::{Fence, Lent, Which};
+use crate::cgroup::CgroupPath;
+use crate::fence::rank;
+use crate::pair::Pair;
+
+/// Each CPU is one lane of one service.
+pub(super) fn require_one_role(lent: &[Lent]) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    let lanes = lent.iter().flat_map(|lent| &lent.pairs).flat_map(Pair::lanes);
+    match lanes.into_iter().find(|cpu| !seen.insert(*cpu)) {
+        Some(cpu) => Err(format!("CPU {cpu} is named twice, and a lane has one role")),
+        None => Ok(()),
+    }
+}
+
+/// No two fences of a name or of a cgroup, none inside of another, and one place to guard them
+/// from.
+pub(super) fn require_apart(fences: &[Fence]) -> Result<(), String> {
+    let mut names = BTreeSet::new();
+    if let Some(twice) = fences.iter().find(|fence| !names.insert(&fence.name)) {
+        return Err(format!("fence {:?} is there twice", twice.name));
+    }
+    let is_again = |at: usize| fences[..at].iter().any(|fence| fence.which == fences[at].which);
+    if let Some(again) = (0..fences.len()).find(|&at| is_again(at)) {
+        return Err(format!("{} is two fences", fences[again].which));
+    }
+    let paths: Vec<CgroupPath> = fences
+        .iter()
+        .filter_map(|fence| match &fence.which {
+            Which::Cgroup(path) => Some(path.clone()),
+            Which::Unit(_) => None,
+        })
+        .collect();
+    for (at, one) in paths.iter().enumerate() {
+        if let Some(other) = paths[..at].iter().find(|o| one.is_within(o) || o.is_within(one)) {
+            return Err(format!("cgroups {other} and {one}: one is inside of the other"));
+        }
+    }
+    rank::home_of(&paths).map(drop).map_err(|(one, other)| {
+        format!("no place outranks both {one} and {other}: their parents are not in one chain")
+    })
+}
+
+/// A fence is lent, and a service lends: neither lies in the other.
+pub(super) fn require_beside(fences: &[Fence], lent: &[Lent]) -> Result<(), String> {
+    for fence in fences {
+        for (lent, place) in lent.iter().flat_map(|lent| lent.places.iter().map(move |p| (lent, p)))
+        {
+            let both = match (&fence.which, place) {
+                (Which::Cgroup(one), Which::Cgroup(other)) => {
+                    one.is_within(other) || other.is_within(one)
+                }
+                (one, other) => one == other,
+            };
+            if both {
+                let service = lent.service.as_deref().unwrap_or_default();
+                return Err(format!(
+                    "fence {:?}, {}: it would hold service {service:?}, {place}",
+                    fence.name, fence.which
+                ));
+            }
+        }
+    }
+    Ok(())
+}

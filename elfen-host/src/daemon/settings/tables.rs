@@ -1,0 +1,268 @@
+//! The file as it is written: its tables, and what each says by itself.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use elfen_console::duration;
+use elfen_rt::clock::nanos;
+use elfen_rt::policy::slo::Slo;
+use elfen_rt::signal::control::{PolicyKind, Settings as Policy};
+use serde::Deserialize;
+
+use super::parts::{Fence, Lent, Settings, Which};
+use super::roles::{require_apart, require_beside, require_one_role};
+use crate::args::nap::NapName;
+use crate::cgroup::CgroupPath;
+use crate::cpulist::CpuSet;
+use crate::pair::{self, Pair};
+use crate::run::channels::Wanted;
+use crate::run::looks::Looks;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    look_every: Option<String>,
+    look_slack: Option<String>,
+    nap: Option<String>,
+    signal: Option<String>,
+    metrics: Option<String>,
+    #[serde(default)]
+    service: Vec<ServiceTable>,
+    #[serde(default)]
+    lent: Vec<LentTable>,
+    #[serde(default)]
+    fence: Vec<FenceTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServiceTable {
+    name: String,
+    user: Option<String>,
+    lanes: String,
+    policy: Option<String>,
+    budget: Option<String>,
+    slo: Option<String>,
+    #[serde(default)]
+    unit: Names,
+    #[serde(default)]
+    cgroup: Names,
+    #[serde(default)]
+    confine: bool,
+}
+
+/// One, or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Names {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+impl Names {
+    fn all(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LentTable {
+    lanes: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FenceTable {
+    name: String,
+    cgroup: Option<String>,
+    unit: Option<String>,
+    lanes: Option<String>,
+}
+
+pub(super) fn parse(text: &str) -> Result<Settings, String> {
+    let file: File = toml::from_str(text).map_err(|error| one_line(&error))?;
+    let signal = word("signal", file.signal.as_deref().unwrap_or("auto"))?;
+    let mut lent = Vec::new();
+    for service in &file.service {
+        lent.push(service.read()?);
+    }
+    for table in &file.lent {
+        if signal == Wanted::Service {
+            return Err("[[lent]] goes by the task map, and signal is \"service\"".to_owned());
+        }
+        lent.push(Lent {
+            service: None,
+            user: None,
+            pairs: pairs("[[lent]]", &table.lanes)?,
+            policy: Policy::BORROW_IDLE,
+            slo: None,
+            places: Vec::new(),
+            confine: false,
+        });
+    }
+    require_one_role(&lent)?;
+    let all: CpuSet =
+        lent.iter().flat_map(|lent| &lent.pairs).flat_map(|pair| pair.batch.iter()).collect();
+    if all.is_empty() {
+        return Err("no [[service]] and no [[lent]] names lanes to lend".to_owned());
+    }
+    let fences: Result<Vec<Fence>, String> =
+        file.fence.iter().map(|fence| fence.read(&all)).collect();
+    let fences = fences?;
+    require_apart(&fences)?;
+    require_beside(&fences, &lent)?;
+    let time = |key: &str, text: &Option<String>, usual| match text {
+        None => Ok(usual),
+        Some(text) => duration::parse(text).map_err(|why| format!("{key}: {why}")),
+    };
+    let every = time("look-every", &file.look_every, Duration::from_micros(500))?;
+    if every.is_zero() {
+        return Err("look-every: the guards would never sleep".to_owned());
+    }
+    let slack = time("look-slack", &file.look_slack, Duration::from_millis(4))?;
+    let nap = word("nap", file.nap.as_deref().unwrap_or("auto"))?;
+    if nap == NapName::Block {
+        return Err("nap: what is fenced has no checks, so nothing of it blocks".to_owned());
+    }
+    let metrics = file.metrics.as_deref().map(str::parse).transpose();
+    let metrics = metrics.map_err(|_| {
+        let found = file.metrics.as_deref().unwrap_or_default();
+        format!("metrics: {found:?} is no address with a port, as \"127.0.0.1:9752\"")
+    })?;
+    Ok(Settings { looks: Looks { every, slack }, nap, signal, metrics, lent, fences })
+}
+
+impl ServiceTable {
+    fn read(&self) -> Result<Lent, String> {
+        let Self { name, user, lanes, policy, budget, slo, .. } = self;
+        let what = format!("service {name:?}");
+        let places = self.places(&what)?;
+        let kind = policy.as_deref().unwrap_or(PolicyKind::BorrowIdle.name());
+        let kind = PolicyKind::ALL.into_iter().find(|known| known.name() == kind);
+        let kind = kind.ok_or_else(|| format!("{what}: policy {:?} is none", policy.as_deref()))?;
+        let budget = budget.as_deref().map(duration::parse).transpose();
+        let budget = budget.map_err(|why| format!("{what}: budget: {why}"))?;
+        let slo = slo.as_deref().map(str::parse::<Slo>).transpose();
+        let slo = slo.map_err(|why| format!("{what}: slo: {why}"))?;
+        let mut policy = Policy { policy: kind, ..Policy::BORROW_IDLE };
+        match (kind, budget, slo) {
+            (PolicyKind::BorrowIdle, None, None) => {}
+            (PolicyKind::FixedBudget | PolicyKind::RefreshBudget, Some(budget), None) => {
+                policy.budget_ns = nanos(budget);
+            }
+            (PolicyKind::SloBudget, None, Some(slo)) => {
+                policy.slo_latency_ns = slo.latency_ns;
+                policy.slo_per_million = slo.per_million.into();
+            }
+            (PolicyKind::DynamicBudget, ..) => {
+                return Err(format!("{what}: dynamic-budget is for `elfen run` alone"));
+            }
+            _ => {
+                return Err(format!(
+                    "{what}: fixed-budget and refresh-budget take a budget, slo-budget an slo, \
+                     borrow-idle neither"
+                ));
+            }
+        }
+        Ok(Lent {
+            service: Some(name.clone()),
+            user: user.clone(),
+            pairs: pairs(&what, lanes)?,
+            policy,
+            slo,
+            places,
+            confine: self.confine,
+        })
+    }
+
+    fn places(&self, what: &str) -> Result<Vec<Which>, String> {
+        let units = self.unit.all().iter().map(|unit| checked_unit(what, unit).map(Which::Unit));
+        let cgroups = self.cgroup.all().iter().map(|path| checked_cgroup(what, path));
+        let places = units.chain(cgroups).collect::<Result<Vec<Which>, String>>()?;
+        if self.confine && places.is_empty() {
+            return Err(format!("{what}: confine takes its unit or its cgroup"));
+        }
+        Ok(places)
+    }
+}
+
+impl FenceTable {
+    fn read(&self, all: &CpuSet) -> Result<Fence, String> {
+        let Self { name, cgroup, unit, lanes } = self;
+        let what = format!("fence {name:?}");
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if ["", "none"].contains(&&**name) || !name.chars().all(plain) || name.starts_with('.') {
+            return Err(format!("{what}: a name is letters, digits, - _ and ., and not none"));
+        }
+        let which = match (cgroup, unit) {
+            (Some(path), None) => checked_cgroup(&what, path)?,
+            (None, Some(unit)) => Which::Unit(checked_unit(&what, unit)?),
+            _ => return Err(format!("{what}: it takes either a cgroup or a unit")),
+        };
+        let lanes = match lanes.as_deref() {
+            None | Some("all") => all.clone(),
+            Some(list) => list.parse().map_err(|why| format!("{what}: lanes {list:?}: {why}"))?,
+        };
+        if !lanes.is_subset(all) {
+            let others = lanes.without(all);
+            return Err(format!("{what}: CPUs {others} are nobody's batch lanes"));
+        }
+        Ok(Fence { name: name.clone(), which, lanes })
+    }
+}
+
+/// Slices and scopes of systemd's that hold what a fence would keep from running.
+const NEEDED: [&str; 4] = ["system.slice", "user.slice", "-.slice", "init.scope"];
+
+fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
+    match CgroupPath::parse(path) {
+        Some(path) if NEEDED.contains(&path.as_str().trim_start_matches('/')) => {
+            Err(format!("{what}: {path} holds what has to run at once"))
+        }
+        Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
+        Some(_) => Err(format!("{what}: the root holds everything")),
+        None => Err(format!("{what}: {path:?} is no path of a cgroup")),
+    }
+}
+
+/// Goes to systemctl as one argument; a unit's name has no other characters.
+fn checked_unit(what: &str, unit: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:\\*?[]".contains(c);
+    let kinds = [".slice", ".scope", ".service"];
+    if unit.starts_with('-') || !unit.chars().all(plain) {
+        return Err(format!("{what}: {unit:?} is no name of a unit"));
+    }
+    if !kinds.iter().any(|kind| unit.ends_with(kind)) {
+        return Err(format!("{what}: {unit:?} is no slice, scope or service"));
+    }
+    if NEEDED.contains(&unit) {
+        return Err(format!("{what}: {unit} holds what has to run at once"));
+    }
+    Ok(unit.to_owned())
+}
+
+fn word<W: ValueEnum>(key: &str, text: &str) -> Result<W, String> {
+    let names = || {
+        let known = W::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        known.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
+    };
+    W::from_str(text, false).map_err(|_| format!("{key}: {text:?} is none of {}", names()))
+}
+
+fn pairs(what: &str, lanes: &str) -> Result<Vec<Pair>, String> {
+    pair::parse(lanes).map_err(|why| format!("{what}: lanes {lanes:?}: {why}"))
+}
+
+fn one_line(error: &toml::de::Error) -> String {
+    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -45,6 +45,8 @@ struct Report {
     elfend: Option<Fences>,
     /// The fences that one has left then.
     left: Vec<Left>,
+    /// Whether one is there, and does not answer.
+    hangs: bool,
 }
 
 #[derive(Serialize)]
@@ -78,12 +80,19 @@ struct LaneReport {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let batches = batches(&args.run_dir)?.iter().map(report).collect();
-    let elfend = elfend(&args.run_dir)?;
+    // Of an elfend that hangs there is what it has noted, and then why that is all.
+    let (elfend, hangs) = match elfend(&args.run_dir) {
+        Ok(answered) => (answered, None),
+        Err(failure) => (None, Some(failure)),
+    };
     let left = if elfend.is_some() { Vec::new() } else { left(&args.run_dir)? };
-    let report = Report { batches, elfend, left };
-    let silent = args.healthy && report.elfend.is_none();
+    let report = Report { batches, elfend, left, hangs: hangs.is_some() };
+    let silent = args.healthy && report.elfend.is_none() && !report.hangs;
     let silent = if silent { "no elfend answers\n" } else { "" };
     elfen_console::output::print(out, args.json, &report, || report.text() + silent)?;
+    if let Some(failure) = hangs {
+        return Err(failure);
+    }
     let healthy = report.elfend.as_ref().is_some_and(Fences::is_healthy);
     Ok(if args.healthy && !healthy {
         ExitCode::from(Status::Failed as u8)
@@ -161,9 +170,11 @@ impl Report {
 
     fn left_text(&self) -> String {
         let line = |left: &Left| {
-            let state = match left.frozen {
-                true => "frozen, as no elfend answers; start it, or `elfend --release`",
-                false => "runs, and no elfend guards it; start it, or `elfend --freeze`",
+            let state = match (self.hangs, left.frozen) {
+                (true, true) => "frozen; elfend does not say why",
+                (true, false) => "runs; elfend does not say whether it holds",
+                (false, true) => "frozen, as no elfend answers; start it, or `elfend --release`",
+                (false, false) => "runs, and no elfend guards it; start it, or `elfend --freeze`",
             };
             format!("fence {}: {state}\n", left.name)
         };

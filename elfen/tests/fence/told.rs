@@ -82,6 +82,7 @@ fn a_daemon_that_hangs_is_given_up() {
         return;
     }
     let fenced = Fenced::start();
+    fenced.wait_until_it_runs();
     kill(fenced.daemon.id(), libc::SIGSTOP);
     let run = [ELFEN, "run", "--fence", "batch", "--user", NOBODY, "--", "true"];
     for words in [&[ELFEN, "status"][..], &run] {
@@ -89,6 +90,12 @@ fn a_daemon_that_hangs_is_given_up() {
         let why = "it has not answered within 5 s";
         assert!(status == Some(1) && said.contains(why), "{words:?}: {said}");
     }
+    let (_, said) = told(&fenced, &[ELFEN, "status"]);
+    assert!(said.contains("fence batch: runs; elfend does not say"), "{said}");
+    let (status, said) = told(&fenced, &[ELFEN, "pause"]);
+    assert_eq!(status, Some(0), "{said}");
+    let (_, said) = told(&fenced, &[ELFEN, "status"]);
+    assert!(said.contains("fence batch: frozen; elfend does not say why"), "{said}");
 }
 
 /// Goal: a fence that is named decides, whatever variables say of other runs; what is typed beside

@@ -45,6 +45,9 @@ pub struct Setup {
     /// Where coordinator and generator ran, and at which priority.
     #[serde(default)]
     pub helpers: String,
+    /// Whether that was the batch lane's CPU, for want of another.
+    #[serde(default)]
+    pub helpers_share_a_lane: bool,
     /// Every batch program without a request beside it, on one lane.
     #[serde(default)]
     pub alone: Vec<Alone>,
@@ -178,10 +181,10 @@ pub struct Run {
     /// batch cannot have had this part of it.
     #[serde(default)]
     pub helper_utilisation: f64,
-    /// How long requests ran, in microseconds from the shortest to the longest, of a run without
-    /// company on an emulated core: what a simulation of the others takes.
+    /// When requests were due and how long they ran, of a run without company on an emulated core: a
+    /// simulation of the others takes these very requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub service_us: Vec<f64>,
+    pub served: Vec<Served>,
     /// Who ran on a pair's lanes, as `elfen shim` recorded it, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shim: Option<PathBuf>,
@@ -192,6 +195,18 @@ pub struct Run {
     #[serde(default)]
     pub ended_s: u64,
 }
+
+impl Run {
+    pub fn met_the_requests_of(&self, other: &Self) -> bool {
+        (self.invocation, self.seed) == (other.invocation, other.seed)
+            && (self.rps - other.rps).abs() <= self.rps * 1e-9
+    }
+}
+
+/// A request of a run, in microseconds: when it was due, from the beginning of the run, and how long
+/// it ran.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Served(pub f64, pub f64);
 
 /// The lines of a file, in their order.
 #[derive(Clone, Debug, PartialEq)]

@@ -42,8 +42,13 @@ pub(crate) fn text(rows: &[Row]) -> String {
 
 /// What the model makes of the row, and how far the row is from that.
 fn foreseen(row: &Row) -> [String; 3] {
-    let beside = |of: fn(&Foreseen) -> (f64, f64)| match row.expected.as_ref().map(of) {
-        Some((foreseen, off)) => format!("{foreseen:.3} ({:+.1} %)", off * 100.0),
+    let percent = |off: f64| format!("{:+.1}", off * 100.0);
+    let beside = |of: fn(&Foreseen) -> (Figure, Figure)| match row.expected.as_ref().map(of) {
+        Some((Figure { median: foreseen, .. }, Figure { median: off, ci95 })) => {
+            let interval = ci95.map(|ends| ends.map(percent).join(", "));
+            let interval = interval.map_or_else(String::new, |ends| format!(" [{ends}]"));
+            format!("{foreseen:.3}: {} %{interval}", percent(off))
+        }
         None => "-".to_owned(),
     };
     [
@@ -116,8 +121,9 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     }
     if rows.iter().any(|row| row.expected.is_some()) {
         remarks.push(
-            "foreseen: by the model of `elfen simulate`, for the service times of the runs without \
-             company; in brackets, what was measured beyond it"
+            "foreseen: by the model of `elfen simulate`, for the requests of the runs without company, \
+             each when it was due and with the time that it took; behind the colon, how much more \
+             was measured, invocation by invocation"
                 .to_owned(),
         );
     }

@@ -224,6 +224,7 @@ impl Experiment {
             documents: testbed.documents(),
             limits: [testbed.limits(), self.limits.clone()].concat(),
             helpers: testbed.helpers(),
+            helpers_share_a_lane: testbed.helpers_share_a_lane(),
             alone,
             ..setup(&self.order, &self.plan, self.command.clone())
         })

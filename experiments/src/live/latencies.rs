@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::LiveError;
+use crate::record::Served;
 
 /// After that a request has failed, and counts as having taken so long.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,37 +63,34 @@ impl Latencies {
     }
 }
 
-/// How long the requests of a generator's CSV ran, in microseconds as it wrote them.
-pub(super) fn service_times(csv: &Path) -> Result<Vec<String>, LiveError> {
+/// The requests of a generator's CSV that were answered and said how long they ran, in the order in
+/// which they were due.
+pub(super) fn served(csv: &Path) -> Result<Vec<Served>, LiveError> {
     let text =
         fs::read_to_string(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
-    Ok(parse_service_times(&text).unwrap_or_default())
+    Ok(parse_served(&text).unwrap_or_default())
 }
 
-/// So many of them at most, from the shortest to the longest.
-pub(super) fn spread(times: &[String], most: usize) -> Vec<f64> {
-    let mut times: Vec<f64> = times.iter().filter_map(|time| time.parse().ok()).collect();
-    times.sort_unstable_by(f64::total_cmp);
-    let kept = times.len().min(most);
-    // The middle of each of so many equal parts.
-    (0..kept).map(|part| times[(2 * part + 1) * times.len() / (2 * kept)]).collect()
-}
-
-/// Adds times to a file, a line each.
-pub(super) fn append(times: &[String], file: &Path) -> Result<(), LiveError> {
-    let times: String = times.iter().map(|time| format!("{time}\n")).collect();
+/// Adds how long they ran to a file, a line each.
+pub(super) fn append(served: &[Served], file: &Path) -> Result<(), LiveError> {
+    let times: String = served.iter().map(|Served(_, ran_us)| format!("{ran_us:.3}\n")).collect();
     let opened = OpenOptions::new().create(true).append(true).open(file);
     opened
         .and_then(|mut file| file.write_all(times.as_bytes()))
         .map_err(LiveError::io(format!("writing {}", file.display())))
 }
 
-/// Of those that the service said; a failed request has none.
-fn parse_service_times(csv: &str) -> Option<Vec<String>> {
+fn parse_served(csv: &str) -> Option<Vec<Served>> {
     let mut lines = csv.lines();
-    let at = lines.next()?.split(',').position(|column| column == "service_us")?;
-    let times = lines.filter_map(|line| line.split(',').nth(at).filter(|time| !time.is_empty()));
-    Some(times.map(str::to_owned).collect())
+    let heading: Vec<&str> = lines.next()?.split(',').collect();
+    let column = |name: &str| heading.iter().position(|column| *column == name);
+    let (due, ran) = column("intended_us").zip(column("service_us"))?;
+    let request = |line: &str| {
+        let cells: Vec<&str> = line.split(',').collect();
+        let us = |at: usize| cells.get(at)?.parse().ok();
+        Some(Served(us(due)?, us(ran)?))
+    };
+    Some(lines.filter_map(request).collect())
 }
 
 pub(super) fn number_of(count: usize) -> f64 {
@@ -105,14 +103,14 @@ mod tests {
 
     #[test]
     fn service_times_are_those_of_requests_that_have_one() {
-        let csv = "at,service_us,outcome\n1,250.5,ok\n2,,timeout\n3,7,ok\n";
-        let times = parse_service_times(csv).unwrap();
-        assert_eq!(times, ["250.5", "7"]);
-        assert_eq!(parse_service_times("at,outcome\n1,ok\n"), None);
-        assert_eq!((spread(&times, 5), spread(&times, 1)), (vec![7.0, 250.5], vec![250.5]));
-        let many: Vec<String> = (0..1000).rev().map(|time| time.to_string()).collect();
-        assert_eq!(spread(&many, 4), [125.0, 375.0, 625.0, 875.0]);
-        assert_eq!(spread(&[], 4), [0.0; 0]);
+        let csv = "intended_us,at,service_us,outcome\n1.5,1,250.5,ok\n2,2,,timeout\n7,3,7,ok\n";
+        assert_eq!(parse_served(csv).unwrap(), [Served(1.5, 250.5), Served(7.0, 7.0)]);
+        assert_eq!(parse_served("intended_us,outcome\n1,ok\n"), None);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("times");
+        append(&[Served(1.5, 250.5)], &file).unwrap();
+        append(&[Served(7.0, 7.0)], &file).unwrap();
+        assert_eq!(fs::read_to_string(file).unwrap(), "250.500\n7.000\n");
     }
 
     /// Goal: percentiles are those of all requests, failed ones included. Method: a CSV of four

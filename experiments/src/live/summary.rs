@@ -70,24 +70,20 @@ pub struct Row {
     pub expected: Option<Foreseen>,
 }
 
-/// What a row should show, and how far what it shows is from that: 0.1 for a tenth more.
+/// What the model makes of the requests that a row's runs met, and how far the runs are from that,
+/// invocation by invocation: 0.1 for a tenth more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Foreseen {
-    pub p99_ratio: f64,
-    pub p99_ratio_off: f64,
-    pub utilisation: f64,
-    pub utilisation_off: f64,
+    pub p99_ratio: Figure,
+    pub p99_ratio_off: Figure,
+    pub utilisation: Figure,
+    pub utilisation_off: Figure,
 }
 
-impl Foreseen {
-    pub fn new(p99_ratio: f64, utilisation: f64, row: &Row) -> Option<Self> {
-        let off = |found: f64, foreseen: f64| found / foreseen - 1.0;
-        Some(Self {
-            p99_ratio,
-            p99_ratio_off: off(row.p99_ratio?.median, p99_ratio),
-            utilisation,
-            utilisation_off: off(row.utilisation.median, utilisation),
-        })
+impl Row {
+    pub fn is_of(&self, run: &Run) -> bool {
+        (self.company, &self.asked, &self.batch) == (run.company, &run.asked, &run.batch)
+            && (self.rps - run.rps).abs() <= run.rps * 1e-9
     }
 }
 
@@ -139,11 +135,8 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
         (!values.is_empty()).then(|| figure(&values))
     };
     let partner = |run: &Run| {
-        let same = |other: &&&Run| {
-            (other.invocation, other.seed) == (run.invocation, run.seed)
-                && (other.rps - run.rps).abs() <= run.rps * 1e-9
-        };
-        without.iter().find(same).map(|other| run.p99_ms / other.p99_ms)
+        let alone = without.iter().find(|other| run.met_the_requests_of(other))?;
+        Some(run.p99_ms / alone.p99_ms)
     };
     let known = alone.iter().find(|alone| Some(&alone.batch) == first.batch.as_ref());
     let relative = |run: &Run| Some(run.batch_per_second? / known?.per_second);

@@ -11,7 +11,7 @@ use elfen_host::run::report::Report;
 use serde::Deserialize;
 
 use super::company::{Batches, Done, Start};
-use super::latencies::{self, Latencies, TIMEOUT, append, number_of, spread};
+use super::latencies::{self, Latencies, TIMEOUT, append, number_of};
 use super::own;
 use super::plan::{Job, Spec};
 use super::process::Process;
@@ -31,8 +31,6 @@ const CONNECTIONS: &str = "64";
 const LEAD: Duration = Duration::from_millis(30);
 /// For the last answers, at a load beyond the capacity.
 const TO_ANSWER: Duration = Duration::from_secs(30);
-/// Of a run's service times; the results stay small, and p99 has ten of them above.
-const TIMES_KEPT: usize = 1000;
 /// How long a batch program runs alone.
 const ALONE: Duration = Duration::from_millis(1000);
 
@@ -83,6 +81,10 @@ impl Testbed {
             Tested::Search { .. } => self.helpers.words(),
             Tested::Standing(_) => service::words_of_generator(&self.helpers),
         }
+    }
+
+    pub fn helpers_share_a_lane(&self) -> bool {
+        self.helpers.share_a_lane
     }
 
     /// What cannot be shown with these lanes, a sentence each.
@@ -191,10 +193,10 @@ impl Testbed {
         let mut run = self.run(job, &answered, done.as_ref(), &used, alone, &latencies);
         run.shim = recording;
         if job.batch.is_none() {
-            let times = latencies::service_times(&requests)?;
-            self.order.service_times.as_ref().map_or(Ok(()), |file| append(&times, file))?;
+            let served = latencies::served(&requests)?;
+            self.order.service_times.as_ref().map_or(Ok(()), |file| append(&served, file))?;
             if self.order.machine.emulated.is_some() {
-                run.service_us = spread(&times, TIMES_KEPT);
+                run.served = served;
             }
         }
         Ok(run)
@@ -273,7 +275,7 @@ impl Testbed {
             report: reports.first().cloned().map(Box::new),
             more_reports: reports.into_iter().skip(1).collect(),
             helper_utilisation: used.helpers,
-            service_us: Vec::new(),
+            served: Vec::new(),
             shim: None,
             warnings: answered.warnings.clone(),
             ended_s: now_s(),

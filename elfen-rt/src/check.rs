@@ -25,11 +25,7 @@ use crate::nap::{Kind, Nap, Woken};
 use crate::process::{errno, set_errno};
 use once::Made;
 use process::{Process, word_of};
-pub use thread::{Thread, Words};
-
-/// How long a thread in a critical section is left alone: others may wait for the lock that it
-/// holds. After that its nap is the lesser evil.
-pub const CRITICAL_BOUND_NS: u64 = 1_000_000;
+pub use thread::{CRITICAL_BOUND_NS, Thread, Words};
 
 /// After a look that let the thread run though the word that it tests is not 0 (it shares by a
 /// budget, it is in a critical section, the word is of a service that died), the next ones say the

@@ -85,6 +85,7 @@ mod tests {
     use crate::signal::Width;
     use crate::tally::Tally;
     use elfen_host::affinity;
+    use std::io::Write;
     use std::sync::atomic::AtomicU64;
     use std::thread;
     use std::time::{Duration, Instant};
@@ -101,9 +102,13 @@ mod tests {
     /// other from it: together they cannot have looked for longer than it took.
     #[test]
     fn observers_have_gaps_of_their_own_and_end_together() {
-        let (Ok(clock), Ok(lanes)) = (Clock::of_this_machine(), affinity::allowed()) else {
-            return;
+        let clock = match Clock::of_this_machine() {
+            Ok(clock) => clock,
+            Err(why) => {
+                return writeln!(std::io::stderr(), "skipped: several observers: {why}").unwrap();
+            }
         };
+        let lanes = affinity::allowed().unwrap();
         let from = lanes.iter().next().unwrap();
         let all: [&'static AtomicU64; 2] = [(); 2].map(|()| &*Box::leak(Box::default()));
         let names = ["first", "second"];

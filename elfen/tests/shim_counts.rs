@@ -4,6 +4,7 @@
 //! instruction that reads a counter, which faults, with numbers that it knows.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -140,6 +141,11 @@ int main(void)
 }
 "#;
 
+/// Past the capture of output: a test that was skipped must be seen.
+fn skipped(why: &str) {
+    writeln!(std::io::stderr(), "skipped: counts of functions: {why}").unwrap();
+}
+
 fn stage() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("counts.c"), SOURCE).unwrap();
@@ -147,7 +153,7 @@ fn stage() -> Option<tempfile::TempDir> {
     compiler.args(["-fpatchable-function-entry=43", "-c", "-o", "/dev/null"]);
     let possible = compiler.arg(folder.path().join("counts.c")).output().unwrap();
     if !possible.status.success() {
-        eprintln!("skipped: counts of functions: this compiler leaves no room at entries");
+        skipped("this compiler leaves no room at entries");
         return None;
     }
     Some(folder)
@@ -173,8 +179,7 @@ fn address(program: &Path, function: &str) -> u64 {
 fn functions_publish_what_their_thread_has_executed() {
     let rule = fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc");
     if rule.is_ok_and(|rule| rule.trim() == "2") {
-        eprintln!("skipped: counts of functions: every process may read real counters here");
-        return;
+        return skipped("every process may read real counters here");
     }
     let Some(folder) = stage() else { return };
     for options in [
@@ -225,8 +230,7 @@ fn what_cannot_be_counted_is_refused() {
     };
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     if online.trim() == "0" {
-        eprintln!("skipped: counts of functions under elfen shim: it takes two CPUs");
-        return;
+        return skipped("observer and observed take two CPUs");
     }
     let (status, said) = shim(&["--count-at", "nowhere"], &program);
     assert!(status == Some(2) && said.contains("no such function"), "{status:?} {said}");

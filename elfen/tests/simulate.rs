@@ -203,8 +203,8 @@ fn a_trace_that_cannot_be_written() {
 
 /// Where every row of the table stands, whatever the thesis has there: a change of the model that
 /// moves one has to say so here and in `experiments/README.md`. Ten of them are no evidence for the
-/// model, being fitted or built in; of the others, those behind the comment miss the thesis.
-const BANDS: [(&str, &str, f64, f64); 23] = [
+/// model, being fitted or built in.
+const BANDS: [(&str, &str, f64, f64); 17] = [
     ("p99 at 100 RPS", "fitted", 75.5, 77.5),
     ("rate at p99 = 60 ms", "fitted", 72.0, 74.0),
     ("wall: rate at p99 = 100 ms", "fitted", 117.0, 119.0),
@@ -222,7 +222,10 @@ const BANDS: [(&str, &str, f64, f64); 23] = [
     ("refresh-budget: p99", "follows", 75.0, 77.5),
     ("dynamic-budget: p99", "follows", 98.5, 100.0),
     ("7 cores, dynamic: utilisation", "fitted", 1.73, 1.75),
-    // 22, 25, 8, 12, 17 and 30 % off.
+];
+
+/// The same of those that miss the thesis: by 22, 25, 8, 11, 17 and 31 %.
+const MISSES: [(&str, &str, f64, f64); 6] = [
     ("borrow-idle: won at 120 RPS", "follows", 0.30, 0.31),
     ("borrow-idle: batch time, 80 RPS", "follows", 1.85, 1.88),
     ("fixed-budget: utilisation", "follows", 1.28, 1.295),
@@ -237,14 +240,16 @@ const BANDS: [(&str, &str, f64, f64); 23] = [
 fn the_thesis() {
     let report = json("simulate --check-thesis --requests 200000 --json");
     let rows = report["rows"].as_array().expect("rows");
-    assert_eq!(rows.len(), BANDS.len());
+    assert_eq!(rows.len(), BANDS.len() + MISSES.len());
     for row in rows {
-        let band = BANDS.iter().find(|band| row["what"] == band.0);
+        let band = BANDS.iter().chain(&MISSES).find(|band| row["what"] == band.0);
         let &(_, basis, low, high) = band.unwrap_or_else(|| panic!("no band for {row}"));
         let simulated = number(row, "simulated");
         assert!((low..=high).contains(&simulated), "{row} is outside {low} to {high}");
         assert_eq!(row["basis"], basis, "{row}");
-        assert!(number(row, "error").abs() < 0.05 || row["remark"] != "", "{row}");
+        let misses = MISSES.iter().any(|miss| row["what"] == miss.0);
+        assert_eq!(number(row, "error").abs() >= 0.05, misses, "{row}");
+        assert!(!misses || row["remark"] != "", "{row}");
     }
 }
 

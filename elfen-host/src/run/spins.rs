@@ -114,6 +114,7 @@ fn move_away(thread: u32, requests: &CpuSet) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::process::Command;
 
     const fn took(sleeps: bool, user_ticks: u64, system_ticks: u64) -> Spent {
@@ -145,7 +146,8 @@ mod tests {
     #[test]
     fn a_thread_is_moved_and_comes_back() {
         if online().unwrap().cpus().iter().count() < 2 {
-            return println!("skipped: a thread is moved: it takes two CPUs");
+            let mut terminal = std::io::stderr();
+            return writeln!(terminal, "skipped: a thread is moved: it takes two CPUs").unwrap();
         }
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let home: CpuSet = affinity::allowed().unwrap().iter().take(1).collect();

@@ -15,7 +15,9 @@ use core::mem::{offset_of, size_of};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::CRITICAL_BOUND_NS;
+/// How long a thread in a critical section is left alone: others may wait for the lock that it
+/// holds. After that its nap is the lesser evil.
+pub const CRITICAL_BOUND_NS: u64 = 1_000_000;
 
 /// A thread's block. Its own thread writes it, and that thread's signal handlers;
 /// hence atomics, all relaxed.

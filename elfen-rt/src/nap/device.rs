@@ -5,7 +5,7 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::Woken;
+use super::woken::Woken;
 use crate::nanonap::{DeviceError, Ended, Nanonap, WaitKind};
 use crate::signal::page::Page;
 use crate::signal::task::TaskSlot;

@@ -16,6 +16,7 @@ pub mod block;
 pub mod device;
 pub mod line;
 pub mod protocol;
+mod woken;
 
 use core::fmt;
 use core::sync::atomic::AtomicU64;
@@ -26,6 +27,7 @@ use crate::signal::task::TaskSlot;
 use block::Block;
 use device::Device;
 use line::{Monitorx, Pause, Waitpkg};
+pub use woken::Woken;
 
 /// The ways to nap, in the order in which [`Nap::auto`] tries them. The discriminants are the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,19 +85,6 @@ impl fmt::Display for Missing {
 }
 
 impl core::error::Error for Missing {}
-
-/// Why a nap ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Woken {
-    /// The request lane idles, or has since the nap was asked for.
-    Idle,
-    /// The kernel wants the thread: its time slice has ended, or a signal waits.
-    Wanted,
-    /// The bound has passed.
-    Bound,
-    /// There was no nap: the thread is not on a lane that the request lane can wake.
-    Elsewhere,
-}
 
 /// A way to nap that works here.
 #[derive(Debug)]

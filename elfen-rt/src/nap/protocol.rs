@@ -9,7 +9,7 @@
 //! The kernel module does the same in C (`kernel/nanonap/nap.c`). The tests below run this loop,
 //! and a twin of the module's probe, through every interleaving.
 
-use super::Woken;
+use super::woken::Woken;
 
 /// A way to wait for a write to one line of memory.
 pub trait Wait {

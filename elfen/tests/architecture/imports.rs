@@ -36,17 +36,6 @@ impl Imports {
         self.0.iter().flat_map(|(from, taken)| taken.iter().map(move |to| (from, to)))
     }
 
-    pub(crate) fn has(&self, from: &str, to: &str) -> bool {
-        self.arrows()
-            .any(|arrow| (name(arrow.0), name(arrow.1)) == (from.to_owned(), to.to_owned()))
-    }
-
-    pub(crate) fn remove(&mut self, from: &str, to: &str) {
-        for (module, taken) in &mut self.0 {
-            taken.retain(|other| name(module) != from || name(other) != to);
-        }
-    }
-
     /// The files from which one can come back to where one began.
     pub(crate) fn circles(&self) -> BTreeSet<String> {
         let comes_back = |module: &&Module| self.reachable(module).contains(*module);

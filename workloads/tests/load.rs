@@ -113,7 +113,6 @@ fn runs_can_be_repeated() {
     let first = run(&path("first"), &poisson);
     assert_eq!(first.len(), 300);
     assert!(first.iter().all(|row| row[2] == "10.000" && row[3] == "ok"));
-    assert_eq!(run(&path("threads"), &[&poisson[..], &["--threads", "2"]].concat()), first);
     let trace = format!("trace:{}", path("first"));
     assert_eq!(run(&path("replay"), &["--arrivals", &trace]), first);
     let other = run(&path("other"), &["--rps", "3000", "--requests", "300", "--seed", "6"]);
@@ -188,7 +187,6 @@ fn errors_are_one_line() {
         (&[][..], 2, "<URL>"),
         (&["--rps", "0", &nobody], 2, "rate"),
         (&["--requests", "5", "--duration", "1s", &nobody], 2, "cannot be used with"),
-        (&["--threads", "9", "--connections", "2", &nobody], 2, "connections"),
         (&["--queries", "/nonexistent", &nobody], 1, "reading queries"),
         (&["--csv", "/nonexistent/x", &nobody], 1, "writing"),
         (&["--cpu", "100000", &nobody], 1, "pinning"),

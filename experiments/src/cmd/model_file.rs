@@ -162,65 +162,14 @@ impl ModelFile {
 
     /// As it is read.
     pub(crate) fn text(&self) -> String {
-        let Measured { elfen, kernel, cpu, lanes, siblings, command } = &self.machine;
         let mut text = "# What programs that share a core do to each other, for `elfen simulate \
                         --model` and `elfen plan --model`.\n"
             .to_owned();
-        if !siblings {
+        if !self.machine.siblings {
             text += "# NOT MEASURED ON SMT: nothing says that these lanes share a core.\n";
         }
-        text += "[machine]\n";
-        for (key, value) in [
-            ("elfen", elfen),
-            ("kernel", kernel),
-            ("cpu", cpu),
-            ("lanes", lanes),
-            ("command", command),
-        ] {
-            text += &format!("{key} = {}\n", quoted(value));
-        }
-        text += &format!("siblings = {siblings}\n");
-        for nap in &self.nap {
-            text += &format!("\n[[nap]]\nname = {}\n", quoted(&nap.name));
-            let times = [("sleep_ns", nap.sleep_ns), ("wake_ns", nap.wake_ns)];
-            for (key, ns) in times.into_iter().filter_map(|(key, ns)| Some((key, ns?))) {
-                text += &format!("{key} = {ns:.1}\n");
-            }
-            if let Some(slowdown) = nap.nap_slowdown {
-                text += &factor("nap_slowdown", slowdown, nap.nap_slowdown_ci95);
-            }
-        }
-        for one in &self.batch {
-            text += &format!("\n[[batch]]\nname = {}\n", quoted(&one.name));
-            let slowdowns = [
-                ("request_slowdown", one.request_slowdown, one.request_slowdown_ci95),
-                ("batch_slowdown", one.batch_slowdown, one.batch_slowdown_ci95),
-            ];
-            for (key, slowdown, ci95) in slowdowns {
-                text += &factor(key, slowdown, ci95);
-            }
-        }
-        text
+        text + &toml::to_string(self).expect("texts, numbers and tables of them are TOML")
     }
-}
-
-/// A factor, and its interval if it has one.
-fn factor(key: &str, value: f64, ci95: Option<[f64; 2]>) -> String {
-    let ci95 = ci95.map(|[low, high]| format!("{key}_ci95 = [{low:.4}, {high:.4}]\n"));
-    format!("{key} = {value:.4}\n") + &ci95.unwrap_or_default()
-}
-
-/// A string of TOML.
-fn quoted(text: &str) -> String {
-    let mut quoted = "\"".to_owned();
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => quoted.extend(['\\', c]),
-            c if c.is_control() => quoted += &format!("\\u{:04X}", u32::from(c)),
-            c => quoted.push(c),
-        }
-    }
-    quoted + "\""
 }
 
 #[cfg(test)]

@@ -113,13 +113,9 @@ pub(crate) struct Args {
     #[arg(long, default_value = "0.02", requires = "search", value_parser = share)]
     pub(crate) search_precision: f64,
 
-    /// Threads that send; each has its share of plan and connections
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
-    threads: u32,
-
-    /// CPUs to pin the threads to, as in 0 or 2,3
-    #[arg(long, value_delimiter = ',')]
-    cpu: Vec<usize>,
+    /// The CPU to run on
+    #[arg(long)]
+    cpu: Option<usize>,
 
     /// How long before a send to stop sleeping and look at the clock instead [default: 100us]
     #[arg(long, value_parser = parse_nanos)]
@@ -199,8 +195,6 @@ pub(crate) enum SettingsError {
     Resolve { host: String, error: io::Error },
     #[error("--template is for HTTP; write Redis commands as they are")]
     Template,
-    #[error("{threads} threads need at least as many connections, and there are {connections}")]
-    Threads { threads: u32, connections: u32 },
     #[error("--csv is of one rate; leave it out with --search")]
     SearchLog,
 }
@@ -208,10 +202,6 @@ pub(crate) enum SettingsError {
 impl Args {
     /// What the arguments mean; reads the files they name.
     pub(crate) fn settings(&self, target: &Target) -> Result<Settings, SettingsError> {
-        if self.connections < self.threads {
-            let (threads, connections) = (self.threads, self.connections);
-            return Err(SettingsError::Threads { threads, connections });
-        }
         if self.search.is_some() && self.csv.is_some() {
             return Err(SettingsError::SearchLog);
         }
@@ -256,8 +246,7 @@ impl Args {
                 most_late_ns: (!self.allow_late).then_some(self.max_late),
                 starving_fails: self.search.is_none(),
             },
-            threads: self.threads as usize,
-            cpus: self.cpu.clone(),
+            cpu: self.cpu,
             every_request: self.csv.is_some(),
         })
     }

@@ -22,8 +22,8 @@ use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -59,26 +59,16 @@ pub(crate) struct Line {
     pub(crate) spin_ns: Option<Nanos>,
 }
 
-/// What other threads may see and say while an invocation runs.
+/// What other threads may see while an invocation runs.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
     answered: AtomicU64,
-    abandoned: AtomicBool,
 }
 
-// Relaxed throughout: a number on a progress bar, and a flag that publishes nothing but itself.
+// Relaxed throughout: a number on a progress bar.
 impl Pulse {
     pub(crate) fn answered(&self) -> u64 {
         self.answered.load(Relaxed)
-    }
-
-    /// Another thread failed: this invocation is worth nothing any more.
-    pub(crate) fn abandon(&self) {
-        self.abandoned.store(true, Relaxed);
-    }
-
-    fn is_over(&self) -> bool {
-        self.abandoned.load(Relaxed) || interrupt::asked()
     }
 
     fn count(&self) {
@@ -160,7 +150,7 @@ impl Driver {
                 begun += 1;
             }
             let left = self.line.patience.saturating_sub(progress_at.elapsed());
-            if left.is_zero() || self.pulse.is_over() {
+            if left.is_zero() || interrupt::asked() {
                 let problem = format!("{standing} of {} connections stand", self.links.len());
                 return Err(io::Error::new(ErrorKind::TimedOut, problem));
             }
@@ -176,13 +166,12 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs the engine's plan to its end; its time counts from `origin`.
-    pub(crate) fn run(mut self, origin: Instant) -> Result<Driven, DriveError> {
-        self.origin = origin;
-        std::thread::sleep(origin.saturating_duration_since(Instant::now()));
+    /// Runs the engine's plan to its end; its time counts from now.
+    pub(crate) fn run(mut self) -> Result<Driven, DriveError> {
+        self.origin = Instant::now();
         (0..self.links.len()).for_each(|at| self.engine.opened(at));
         loop {
-            if self.pulse.is_over() {
+            if interrupt::asked() {
                 self.engine.stop();
             }
             self.send_due()?;

@@ -10,7 +10,7 @@
 //! whether the generator or the service is the cause.
 
 use super::arrivals::Arrival;
-use super::outcome::{Failure, Reply};
+use super::outcome::{Failure, Reply, Timing};
 use super::record::{Recorder, Sample};
 use crate::units::{Nanos, show_nanos};
 use std::collections::VecDeque;
@@ -50,8 +50,7 @@ impl fmt::Display for Overrun {
             )
         } else {
             f.write_str(
-                "the generator fell behind: give it a CPU of its own (--cpu), more --threads, or \
-                 --allow-late",
+                "the generator fell behind: give it a CPU of its own (--cpu), or --allow-late",
             )
         }
     }
@@ -201,8 +200,7 @@ impl Engine {
             sent_ns: Some(request.sent_ns),
             done_ns: now,
             result: reply.result,
-            queue_ns: reply.queue_ns,
-            service_ns: reply.service_ns,
+            timing: reply.timing,
         });
         true
     }
@@ -282,8 +280,7 @@ impl Engine {
             sent_ns: sent.map(|(_, sent_ns)| sent_ns),
             done_ns: now,
             result: Err(failure),
-            queue_ns: None,
-            service_ns: None,
+            timing: Timing::default(),
         });
     }
 

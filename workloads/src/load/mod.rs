@@ -17,7 +17,7 @@ mod protocol;
 mod queries;
 pub(crate) mod record;
 mod reference;
-mod report;
+pub(crate) mod report;
 mod run;
 mod slo;
 pub(crate) mod stats;

@@ -29,20 +29,27 @@ impl fmt::Display for Failure {
     }
 }
 
+/// What the service says of a request, as far as it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Timing {
+    pub(crate) queue_ns: Option<u64>,
+    pub(crate) service_ns: Option<u64>,
+    /// Of the latter, what an emulated core made it longer.
+    pub(crate) added_ns: Option<u64>,
+}
+
 /// A complete answer, whatever it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) result: Result<(), Failure>,
-    /// What the service says the request waited and took, where it says so.
-    pub(crate) queue_ns: Option<u64>,
-    pub(crate) service_ns: Option<u64>,
+    pub(crate) timing: Timing,
     /// The service will close the connection after this answer.
     pub(crate) closes: bool,
 }
 
 impl Reply {
     pub(crate) fn bare(result: Result<(), Failure>) -> Self {
-        Self { result, queue_ns: None, service_ns: None, closes: false }
+        Self { result, timing: Timing::default(), closes: false }
     }
 }
 

@@ -4,7 +4,7 @@
 //! Recording a request is a few array increments, because it happens between two sends. Everything
 //! else is kept only when asked for.
 
-use super::outcome::Failure;
+use super::outcome::{Failure, Timing};
 use crate::units::Nanos;
 use hdrhistogram::Histogram;
 use std::collections::BTreeMap;
@@ -29,8 +29,7 @@ pub(crate) struct Sample {
     pub(crate) sent_ns: Option<Nanos>,
     pub(crate) done_ns: Nanos,
     pub(crate) result: Result<(), Failure>,
-    pub(crate) queue_ns: Option<u64>,
-    pub(crate) service_ns: Option<u64>,
+    pub(crate) timing: Timing,
 }
 
 impl Sample {
@@ -64,12 +63,6 @@ impl Distribution {
         self.histogram.saturating_record(ns);
         self.sum_ns += u128::from(ns);
         self.max_ns = self.max_ns.max(ns);
-    }
-
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.histogram.add(&other.histogram).expect("both have the same bounds");
-        self.sum_ns += other.sum_ns;
-        self.max_ns = self.max_ns.max(other.max_ns);
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -174,10 +167,10 @@ impl Recorder {
         }
         let latency = sample.latency_ns();
         self.latency.record(latency);
-        if let Some(queue) = sample.queue_ns {
+        if let Some(queue) = sample.timing.queue_ns {
             self.queue.record(queue);
         }
-        if let Some(service) = sample.service_ns {
+        if let Some(service) = sample.timing.service_ns {
             self.service.record(service);
         }
         self.record_window(sample.intended_ns - self.keep.warmup_ns, latency);
@@ -199,26 +192,6 @@ impl Recorder {
     pub(crate) fn requests(&self) -> u64 {
         self.latency.count() + self.errors()
     }
-
-    /// Joins what another thread recorded of the same invocation.
-    pub(crate) fn add(&mut self, other: Self) {
-        self.latency.add(&other.latency);
-        self.late.add(&other.late);
-        self.queue.add(&other.queue);
-        self.service.add(&other.service);
-        for (failure, count) in other.errors {
-            *self.errors.entry(failure).or_default() += count;
-        }
-        self.waited += other.waited;
-        self.last_intended_ns = self.last_intended_ns.max(other.last_intended_ns);
-        self.last_done_ns = self.last_done_ns.max(other.last_done_ns);
-        for (mine, theirs) in self.windows.iter_mut().zip(other.windows) {
-            mine.answers += theirs.answers;
-            mine.sum_ns += theirs.sum_ns;
-        }
-        self.samples.extend(other.samples);
-        self.samples.sort_by_key(|sample| sample.index);
-    }
 }
 
 #[cfg(test)]
@@ -237,8 +210,7 @@ mod tests {
             sent_ns: Some(intended_ns + 5),
             done_ns: intended_ns + latency,
             result,
-            queue_ns: Some(latency / 4),
-            service_ns: None,
+            timing: Timing { queue_ns: Some(latency / 4), ..Timing::default() },
         }
     }
 
@@ -290,27 +262,6 @@ mod tests {
             prop_assert!((got / *exact as f64 - 1.0).abs() < 0.001, "{got} instead of {exact}");
             let mean = values.iter().sum::<u64>() as f64 / values.len() as f64;
             prop_assert!((distribution.mean_ns() / mean - 1.0).abs() < 1e-9);
-        }
-
-        /// Goal: two threads' records joined are one thread's. Method: any samples, dealt out by
-        /// turns.
-        #[test]
-        fn joining_loses_nothing(values in proptest::collection::vec(1u64..1_000_000, 0..60)) {
-            let mut whole = Recorder::new(KEEP);
-            let mut parts = [Recorder::new(KEEP), Recorder::new(KEEP)];
-            for (value, n) in values.iter().zip(0u32..) {
-                let result = if value % 7 == 0 { Err(Failure::Closed) } else { Ok(()) };
-                let one = sample(1_000 + Nanos::from(n) * 3_000, *value, result);
-                whole.record(&one);
-                parts[(n % 2) as usize].record(&one);
-            }
-            let [mut joined, other] = parts;
-            joined.add(other);
-            prop_assert_eq!(&joined.samples, &whole.samples);
-            prop_assert_eq!(&joined.errors, &whole.errors);
-            prop_assert_eq!(joined.windows, whole.windows);
-            prop_assert_eq!(&joined.latency.histogram, &whole.latency.histogram);
-            prop_assert_eq!(joined.latency.mean_ns(), whole.latency.mean_ns());
         }
     }
 }

@@ -16,15 +16,20 @@ const TOLERABLE_TAIL: f64 = 0.05;
 const WORTH_US: f64 = 20.0;
 const WORTH_SHARE: f64 = 0.02;
 
+/// What is said of latencies, each in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Latency {
-    pub(crate) p50: f64,
-    pub(crate) p90: f64,
-    pub(crate) p99: f64,
-    pub(crate) p999: f64,
-    pub(crate) max: f64,
-    pub(crate) mean: f64,
+pub(crate) struct Said<T> {
+    pub(crate) p50: T,
+    pub(crate) p90: T,
+    pub(crate) p99: T,
+    pub(crate) p999: T,
+    pub(crate) max: T,
+    pub(crate) mean: T,
 }
+
+pub(crate) type Latency = Said<f64>;
+/// 95 % confidence intervals of the medians over invocations.
+pub(crate) type LatencyCi = Said<[f64; 2]>;
 
 impl Latency {
     pub(crate) fn of(distribution: &Distribution) -> Self {
@@ -38,8 +43,11 @@ impl Latency {
             mean: distribution.mean_ns().round() / 1e3,
         }
     }
+}
 
-    fn map(of: impl Fn(fn(&Self) -> f64) -> Option<f64>) -> Option<Self> {
+impl<T> Said<T> {
+    /// What `of` makes of each figure of many latencies.
+    fn each(of: impl Fn(fn(&Latency) -> f64) -> Option<T>) -> Option<Self> {
         Some(Self {
             p50: of(|l| l.p50)?,
             p90: of(|l| l.p90)?,
@@ -49,17 +57,10 @@ impl Latency {
             mean: of(|l| l.mean)?,
         })
     }
-}
 
-/// 95 % confidence intervals of the medians over invocations.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct LatencyCi {
-    pub(crate) p50: [f64; 2],
-    pub(crate) p90: [f64; 2],
-    pub(crate) p99: [f64; 2],
-    pub(crate) p999: [f64; 2],
-    pub(crate) max: [f64; 2],
-    pub(crate) mean: [f64; 2],
+    pub(crate) fn figures(self) -> [T; 6] {
+        [self.p50, self.p90, self.p99, self.p999, self.max, self.mean]
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -109,7 +110,6 @@ pub(crate) struct Report {
     pub(crate) arrivals: String,
     pub(crate) connections: usize,
     pub(crate) pipeline: usize,
-    pub(crate) threads: usize,
     pub(crate) queries: u32,
     pub(crate) intended_rps: f64,
     pub(crate) achieved_rps: f64,
@@ -180,21 +180,20 @@ impl Report {
             invocations.iter().map(|one| of(&one.latency_us)).collect()
         };
         let latency_us =
-            Latency::map(|of| median(&latencies(of))).expect("there is an invocation to report");
+            Latency::each(|of| median(&latencies(of))).expect("there is an invocation to report");
         Self {
             target,
             protocol: settings.line.protocol.name(),
             arrivals: settings.arrivals.to_string(),
             connections: settings.line.connections,
             pipeline: settings.limits.pipeline,
-            threads: settings.threads,
             queries: settings.queries.len(),
             intended_rps: rps,
             achieved_rps: median(&over(|one| one.achieved_rps)).unwrap_or(0.0),
             requests: invocations.iter().map(|one| one.requests).sum(),
             errors: invocations.iter().map(|one| one.errors).sum(),
             latency_us,
-            latency_us_ci95: confidence(|of| median_ci95(&latencies(of), seed)),
+            latency_us_ci95: LatencyCi::each(|of| median_ci95(&latencies(of), seed)),
             late_us: Late {
                 p50: worst(|one| one.late_us.p50),
                 p99: worst(|one| one.late_us.p99),
@@ -206,17 +205,6 @@ impl Report {
             search: None,
         }
     }
-}
-
-fn confidence(of: impl Fn(fn(&Latency) -> f64) -> Option<[f64; 2]>) -> Option<LatencyCi> {
-    Some(LatencyCi {
-        p50: of(|l| l.p50)?,
-        p90: of(|l| l.p90)?,
-        p99: of(|l| l.p99)?,
-        p999: of(|l| l.p999)?,
-        max: of(|l| l.max)?,
-        mean: of(|l| l.mean)?,
-    })
 }
 
 /// What a reader of the figures must know, each kind once, from the first invocation that shows it.

@@ -1,5 +1,4 @@
-//! One invocation: a plan from a seed, dealt to one or more driver threads, and what they recorded
-//! together.
+//! One invocation: a plan from a seed, what drives it, and what that recorded.
 
 use super::arrivals::{Arrival, Arrivals, End, Plan};
 use super::driver::{DriveError, Driven, Driver, Line, Pulse};
@@ -10,13 +9,9 @@ use crate::process::affinity::{PinError, pin};
 use crate::process::descriptors::{self, TooMany};
 use crate::process::interrupt;
 use crate::units::{Nanos, nanos_from_f64, seconds};
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
 use thiserror::Error;
-
-/// Threads start together this long after the last of them is connected.
-const LEAD: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -27,9 +22,8 @@ pub(crate) struct Settings {
     pub(crate) end: End,
     pub(crate) warmup_ns: Nanos,
     pub(crate) limits: Limits,
-    pub(crate) threads: usize,
-    /// Where the threads run, by turns; empty leaves it to the kernel.
-    pub(crate) cpus: Vec<usize>,
+    /// Where the generator runs; without one the kernel chooses.
+    pub(crate) cpu: Option<usize>,
     pub(crate) every_request: bool,
 }
 
@@ -105,26 +99,15 @@ impl Settings {
         }
     }
 
-    /// Runs the plan of `seed` against the service.
+    /// Runs the plan of `seed` against the service, on a thread of its own.
     pub(crate) fn run(&self, seed: u64, pulse: &Arc<Pulse>) -> Result<Invocation, RunError> {
         descriptors::allow(self.line.connections)?;
-        let start = Start { barrier: Barrier::new(self.threads), origin: OnceLock::new() };
-        let parts: Vec<Result<Driven, RunError>> = thread::scope(|scope| {
-            let start = &start;
-            let spawn = |part| scope.spawn(move || self.run_part(part, seed, pulse, start));
-            let threads: Vec<_> = (0..self.threads).map(spawn).collect();
-            let joined = threads.into_iter().map(|thread| thread.join());
-            joined.map(|part| part.expect("a driver thread panicked")).collect()
-        });
-        let mut recorder = Recorder::new(self.keep(seed));
-        let mut overslept = Distribution::default();
-        let mut lost = 0;
-        for part in parts {
-            let part = part?;
-            recorder.add(part.recorder);
-            overslept.add(&part.overslept);
-            lost += part.lost;
-        }
+        let driven = thread::scope(|scope| {
+            let driving = scope.spawn(|| self.drive(seed, pulse));
+            driving.join().expect("the driver's thread panicked")
+        })?;
+        let Driven { mut recorder, overslept, lost } = driven;
+        recorder.samples.sort_by_key(|sample| sample.index);
         let planned = match self.end {
             End::At(_) if !interrupt::asked() => self.planned_end_ns(seed),
             _ => 0,
@@ -133,43 +116,12 @@ impl Settings {
         Ok(Invocation { seed, recorder, overslept, lost, span_ns })
     }
 
-    /// Every `threads`th request of the plan, on this thread's share of the connections.
-    fn run_part(
-        &self,
-        part: usize,
-        seed: u64,
-        pulse: &Arc<Pulse>,
-        start: &Start,
-    ) -> Result<Driven, RunError> {
-        let prepared = self.prepare(part, seed, pulse);
-        if prepared.is_err() {
-            pulse.abandon();
-        }
-        // Threads that failed to connect come here too: the others wait for them.
-        start.barrier.wait();
-        let origin = *start.origin.get_or_init(|| Instant::now() + LEAD);
-        let driven = prepared?.run(origin);
-        if driven.is_err() {
-            pulse.abandon();
-        }
-        Ok(driven?)
+    fn drive(&self, seed: u64, pulse: &Arc<Pulse>) -> Result<Driven, RunError> {
+        self.cpu.map_or(Ok(()), pin)?;
+        let plan = Box::new(self.whole_plan(seed));
+        let engine = Engine::new(plan, self.limits, Recorder::new(self.keep(seed)));
+        let (line, queries) = (self.line.clone(), self.queries.clone());
+        let driver = Driver::connect(line, engine, queries, pulse.clone())?;
+        Ok(driver.run()?)
     }
-
-    fn prepare(&self, part: usize, seed: u64, pulse: &Arc<Pulse>) -> Result<Driver, RunError> {
-        if !self.cpus.is_empty() {
-            pin(self.cpus[part % self.cpus.len()])?;
-        }
-        let connections = (part..self.line.connections).step_by(self.threads).count();
-        let plan = self.whole_plan(seed).skip(part).step_by(self.threads);
-        let limits = Limits { connections, ..self.limits };
-        let engine = Engine::new(Box::new(plan), limits, Recorder::new(self.keep(seed)));
-        let line = Line { connections, ..self.line.clone() };
-        Ok(Driver::connect(line, engine, self.queries.clone(), pulse.clone())?)
-    }
-}
-
-/// Where the threads of one invocation meet.
-struct Start {
-    barrier: Barrier,
-    origin: OnceLock<Instant>,
 }

@@ -103,7 +103,7 @@ impl RateSearch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::outcome::Failure;
+    use crate::load::outcome::{Failure, Timing};
     use crate::load::record::{Keep, Sample};
     use proptest::prelude::*;
 
@@ -134,8 +134,7 @@ mod tests {
                     sent_ns: Some(0),
                     done_ns,
                     result: if failed { Err(Failure::Status(503)) } else { Ok(()) },
-                    queue_ns: None,
-                    service_ns: None,
+                    timing: Timing::default(),
                 });
             }
             slo.missed_share(&recorder)

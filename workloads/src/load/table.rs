@@ -86,12 +86,10 @@ fn table(header: &[&str]) -> Table {
 }
 
 fn row(name: String, of: &Latency) -> Vec<String> {
-    let figures = [of.p50, of.p90, of.p99, of.p999, of.max, of.mean];
-    [name].into_iter().chain(figures.map(show_us)).collect()
+    [name].into_iter().chain(of.figures().map(show_us)).collect()
 }
 
 fn ci_row(of: &LatencyCi) -> Vec<String> {
-    let figures = [of.p50, of.p90, of.p99, of.p999, of.max, of.mean];
-    let shown = figures.map(|[low, high]| format!("{} .. {}", show_us(low), show_us(high)));
+    let shown = of.figures().map(|[low, high]| format!("{} .. {}", show_us(low), show_us(high)));
     ["  95 % confidence".to_owned()].into_iter().chain(shown).collect()
 }

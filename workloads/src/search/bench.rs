@@ -3,8 +3,8 @@
 
 use super::index::SearchIndex;
 use crate::load::record::Distribution;
-use crate::load::stats::median;
-use crate::units::{micros, seconds, show_us};
+use crate::load::report::Latency;
+use crate::units::{seconds, show_us};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::{Service, Worker};
 use rand::SeedableRng;
@@ -24,12 +24,10 @@ pub(super) struct Report {
     passes: u32,
     searches: u64,
     /// The time of one search, in microseconds.
-    demand_us: Demand,
+    demand_us: Latency,
     /// Searches by the millisecond that they took: `[0]` took less than one.
     histogram_ms: Vec<u64>,
     queries_per_second: f64,
-    /// The same while publishing; the median over pairs of passes of one to the other.
-    publishing_ratio: f64,
     /// What publishing one request costs in a loop that does nothing else, and its share of a mean
     /// search.
     publish_ns: f64,
@@ -39,17 +37,7 @@ pub(super) struct Report {
     anonymous_kib_last: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Demand {
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    p999: f64,
-    max: f64,
-    mean: f64,
-}
-
-/// Asks all queries once a pass, in an order shuffled from `seed`; `passes` pairs of passes.
+/// Asks all queries once a pass, in an order shuffled from `seed`.
 pub(super) fn run(
     index: &SearchIndex,
     queries: &[String],
@@ -78,21 +66,11 @@ pub(super) fn run(
     // The index is read into memory, and the allocator finds its size.
     order.iter().for_each(|query| search(query));
     let anonymous_kib_first = anonymous_kib()?;
-    let (mut plain_ns, mut ratios) = (0, Vec::new());
-    for _ in 0..passes {
-        let begin = monotonic_ns();
-        order.iter().for_each(|query| search(query));
-        let plain = monotonic_ns() - begin;
-        let begin = monotonic_ns();
-        for (query, id) in order.iter().zip(1..) {
-            publish(service, worker, id, || search(query));
-        }
-        let published = monotonic_ns() - begin;
-        plain_ns += plain;
-        ratios.push(published as f64 / plain as f64);
-    }
     let begin = monotonic_ns();
-    (1..=PUBLISHES).for_each(|id| publish(service, worker, id, || {}));
+    (0..passes).for_each(|_| order.iter().for_each(|query| search(query)));
+    let passes_ns = monotonic_ns() - begin;
+    let begin = monotonic_ns();
+    (1..=PUBLISHES).for_each(|id| publish(service, worker, id));
     let publish_ns = (monotonic_ns() - begin) as f64 / PUBLISHES as f64;
     let searches = u64::from(passes) * order.len() as u64;
     Ok(Report {
@@ -100,10 +78,9 @@ pub(super) fn run(
         queries: queries.len(),
         passes,
         searches: demand.count(),
-        demand_us: demand_of(&demand),
+        demand_us: Latency::of(&demand),
         histogram_ms,
-        queries_per_second: searches as f64 / seconds(plain_ns),
-        publishing_ratio: median(&ratios).unwrap_or(1.0),
+        queries_per_second: searches as f64 / seconds(passes_ns),
         publish_ns,
         publish_share: publish_ns / demand.mean_ns(),
         anonymous_kib_first,
@@ -113,25 +90,12 @@ pub(super) fn run(
 
 /// All that the server publishes for one request: the queue before and after it, its begin and its
 /// end.
-fn publish(service: &Service, worker: &mut Worker<'_>, id: u64, request: impl FnOnce()) {
+fn publish(service: &Service, worker: &mut Worker<'_>, id: u64) {
     let arrived_ns = monotonic_ns();
     service.set_queue_len(0, 1);
     service.set_queue_len(0, 0);
     worker.begin_arrived(id, arrived_ns);
-    request();
     worker.end();
-}
-
-fn demand_of(demand: &Distribution) -> Demand {
-    let at = |quantile| micros(demand.quantile_ns(quantile));
-    Demand {
-        p50: at(0.5),
-        p90: at(0.9),
-        p99: at(0.99),
-        p999: at(0.999),
-        max: micros(demand.max_ns()),
-        mean: demand.mean_ns().round() / 1e3,
-    }
 }
 
 /// Resident memory of this process that is backed by no file.
@@ -155,9 +119,7 @@ impl Report {
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
-        let Demand { p50, p90, p99, p999, max, mean } = &self.demand_us;
-        let shown = [p50, p90, p99, p999, max, mean].map(|us| show_us(*us));
-        let [p50, p90, p99, p999, max, mean] = shown;
+        let [p50, p90, p99, p999, max, mean] = self.demand_us.figures().map(show_us);
         writeln!(
             out,
             "{} documents, {} queries, {} searches\n\
@@ -176,11 +138,10 @@ impl Report {
         writeln!(out, "  more  {:7.3} %", beyond * 100.0)?;
         writeln!(
             out,
-            "one worker: {:.0} queries/s; while publishing, a pass takes {:.4} of the time\n\
+            "one worker: {:.0} queries/s\n\
              publishing one request: {:.0} ns, {:.3} % of a mean search\n\
              memory without the index: {} KiB after the first pass, {} KiB after the last",
             self.queries_per_second,
-            self.publishing_ratio,
             self.publish_ns,
             self.publish_share * 100.0,
             self.anonymous_kib_first,

@@ -153,7 +153,7 @@ struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     tasks: Option<PathBuf>,
 
-    /// Ask the whole set this many times without publishing, and as often with it
+    /// Ask the whole set this many times
     #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     passes: u32,
 

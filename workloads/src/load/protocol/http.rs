@@ -193,8 +193,9 @@ fn read_timing(value: &[u8], reply: &mut Reply) {
         let ms = parts.find_map(|part| part.strip_prefix("dur=")?.parse::<f64>().ok());
         let ns = ms.and_then(|ms| nanos_from_f64(ms * 1e6));
         match name {
-            Some("queue") => reply.queue_ns = ns,
-            Some("service") => reply.service_ns = ns,
+            Some("queue") => reply.timing.queue_ns = ns,
+            Some("service") => reply.timing.service_ns = ns,
+            Some("added") => reply.timing.added_ns = ns,
             _ => {}
         }
     }
@@ -278,13 +279,13 @@ mod tests {
         let timing = |value: &str| {
             let mut reply = Reply::bare(Ok(()));
             read_timing(value.as_bytes(), &mut reply);
-            (reply.queue_ns, reply.service_ns)
+            (reply.timing.queue_ns, reply.timing.service_ns, reply.timing.added_ns)
         };
         assert_eq!(
-            timing("db;dur=9, service;desc=x;dur=2.5 , queue;dur=0"),
-            (Some(0), Some(2_500_000))
+            timing("db;dur=9, service;desc=x;dur=2.5 , queue;dur=0, added;dur=1"),
+            (Some(0), Some(2_500_000), Some(1_000_000))
         );
-        assert_eq!(timing("queue;dur=-1, service"), (None, None));
-        assert_eq!(timing("queue;dur=NaN, service;dur=1e300"), (None, None));
+        assert_eq!(timing("queue;dur=-1, service"), (None, None, None));
+        assert_eq!(timing("queue;dur=NaN, service;dur=1e300"), (None, None, None));
     }
 }

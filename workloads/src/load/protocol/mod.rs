@@ -121,7 +121,8 @@ mod tests {
                     )
                     .into_bytes();
                     bytes.extend(&body);
-                    (reply.queue_ns, reply.service_ns) = (Some(250_000), Some(1_500_000));
+                    reply.timing.queue_ns = Some(250_000);
+                    reply.timing.service_ns = Some(1_500_000);
                 }
                 1 => {
                     bytes = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();

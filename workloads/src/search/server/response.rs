@@ -9,6 +9,8 @@ use serde_json::json;
 pub(super) struct Timing {
     pub(super) queue_ns: Nanos,
     pub(super) service_ns: Nanos,
+    /// Of that, what an emulated core made it longer.
+    pub(super) added_ns: Option<Nanos>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +26,12 @@ pub(super) fn write(out: &mut Vec<u8>, shape: Shape, kind: &str, body: &[u8]) {
     let (code, reason, length) = (status.code(), status.reason(), body.len());
     let mut head =
         format!("HTTP/1.1 {code} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n");
-    if let Some(Timing { queue_ns, service_ns }) = timing {
+    if let Some(Timing { queue_ns, service_ns, added_ns }) = timing {
         // Milliseconds, as the standard has it.
-        let [queue, service] = [queue_ns, service_ns].map(|ns| micros(ns) / 1e3);
-        head += &format!("Server-Timing: queue;dur={queue:.6}, service;dur={service:.6}\r\n");
+        let dur = |ns| format!("dur={:.6}", micros(ns) / 1e3);
+        let (queue, service) = (dur(queue_ns), dur(service_ns));
+        let added = added_ns.map_or_else(String::new, |ns| format!(", added;{}", dur(ns)));
+        head += &format!("Server-Timing: queue;{queue}, service;{service}{added}\r\n");
     }
     match status {
         Status::Unavailable => head += "Retry-After: 1\r\n",

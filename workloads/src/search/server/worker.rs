@@ -166,9 +166,11 @@ pub(super) fn work(
         });
         lane.lock().beat();
         lane.lock().found();
-        let answer = answer(&job, begun_ns, status, &body, metrics);
+        let after = lane.lock().tally();
+        let added_ns = is_slowed.then(|| after.added_ns - before.added_ns);
+        let answer = answer(&job, begun_ns, added_ns, (status, &body), metrics);
         lane.lock().end();
-        metrics.slowed(before, lane.lock().tally());
+        metrics.slowed(before, after);
         outbox.put(answer);
         lane.lock().refresh();
     }
@@ -191,7 +193,13 @@ fn outcome(found: Result<Found, SearchError>) -> (Status, Vec<u8>) {
     (status, body)
 }
 
-fn answer(job: &Job, begun_ns: u64, status: Status, body: &[u8], metrics: &Metrics) -> Answer {
+fn answer(
+    job: &Job,
+    begun_ns: u64,
+    added_ns: Option<u64>,
+    (status, body): (Status, &[u8]),
+    metrics: &Metrics,
+) -> Answer {
     let ended_ns = monotonic_ns();
     let service_ns = ended_ns.saturating_sub(begun_ns);
     let queue_ns = begun_ns.saturating_sub(job.arrived_ns);
@@ -201,7 +209,7 @@ fn answer(job: &Job, begun_ns: u64, status: Status, body: &[u8], metrics: &Metri
         status,
         head_only: job.head_only,
         keep_alive: job.keep_alive,
-        timing: Some(Timing { queue_ns, service_ns }),
+        timing: Some(Timing { queue_ns, service_ns, added_ns }),
     };
     let mut bytes = Vec::new();
     response::write(&mut bytes, shape, response::JSON, body);
@@ -262,7 +270,15 @@ mod tests {
             let slot = page.claim(0, 0).expect("it is new");
             let lane = Lane { slot: Some(slot), core: Some(emulated.core(0)) };
             work(&queue, &outbox, &metrics, &mut index.seeker(), lane);
-            assert_eq!(outbox.take().len(), 20);
+            let answers = outbox.take();
+            assert_eq!(answers.len(), 20);
+            let says = |answer: &Answer| {
+                let text = String::from_utf8_lossy(&answer.bytes).into_owned();
+                let (_, ms) = text.split_once("added;dur=").expect("a core is emulated");
+                let (ms, _) = ms.split_once('\r').expect("it is the last");
+                ms.parse::<f64>().expect("a number") / 1e3
+            };
+            let said: f64 = answers.iter().map(says).sum();
             let slot = page.page().slot(0).expect("one lane");
             let [instructions, cycles] =
                 [&slot.instructions, &slot.cycles].map(|word| word.load(Relaxed));
@@ -273,8 +289,9 @@ mod tests {
             if runs {
                 assert!(added >= beside / 3.0 - 1e-8, "{added} s for {beside} s");
                 assert!((beside - cycles as f64 / 1e9).abs() < 1e-6, "all the time");
+                assert!((said - added).abs() < 1e-6, "each answer says its part: {said}, {added}");
             } else {
-                assert_eq!((beside, added), (0.0, 0.0));
+                assert_eq!((beside, added, said), (0.0, 0.0, 0.0));
             }
         }
     }

@@ -181,8 +181,7 @@ pub struct Run {
     /// batch cannot have had this part of it.
     #[serde(default)]
     pub helper_utilisation: f64,
-    /// When requests were due and how long they ran, of a run without company on an emulated core: a
-    /// simulation of the others takes these very requests.
+    /// Of a run on an emulated core, what a simulation of it takes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
     /// Who ran on a pair's lanes, as `elfen shim` recorded it, if that was asked for.
@@ -203,10 +202,26 @@ impl Run {
     }
 }
 
-/// A request of a run, in microseconds: when it was due, from the beginning of the run, and how long
-/// it ran.
+/// A request that was answered: when it was due, from the beginning of the run on, and how long it
+/// worked, without what an emulated core made of that.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Served(pub f64, pub f64);
+#[serde(from = "(f64, f64)", into = "(f64, f64)")]
+pub struct Served {
+    pub due_us: f64,
+    pub work_us: f64,
+}
+
+impl From<(f64, f64)> for Served {
+    fn from((due_us, work_us): (f64, f64)) -> Self {
+        Self { due_us, work_us }
+    }
+}
+
+impl From<Served> for (f64, f64) {
+    fn from(served: Served) -> Self {
+        (served.due_us, served.work_us)
+    }
+}
 
 /// The lines of a file, in their order.
 #[derive(Clone, Debug, PartialEq)]

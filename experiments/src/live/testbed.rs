@@ -192,12 +192,11 @@ impl Testbed {
         let used = before.until(&after);
         let mut run = self.run(job, &answered, done.as_ref(), &used, alone, &latencies);
         run.shim = recording;
-        if job.batch.is_none() {
-            let served = latencies::served(&requests)?;
-            self.order.service_times.as_ref().map_or(Ok(()), |file| append(&served, file))?;
-            if self.order.machine.emulated.is_some() {
-                run.served = served;
-            }
+        let served = latencies::served(&requests)?;
+        let times = self.order.service_times.as_ref().filter(|_| job.batch.is_none());
+        times.map_or(Ok(()), |file| append(&served, file))?;
+        if self.order.machine.emulated.is_some() {
+            run.served = served;
         }
         Ok(run)
     }

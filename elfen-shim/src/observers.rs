@@ -105,7 +105,8 @@ mod tests {
         let clock = match Clock::of_this_machine() {
             Ok(clock) => clock,
             Err(why) => {
-                return writeln!(std::io::stderr(), "skipped: several observers: {why}").unwrap();
+                let mut terminal = std::io::stderr();
+                return writeln!(terminal, "skipped: several observers: {why}").unwrap();
             }
         };
         let lanes = affinity::allowed().unwrap();

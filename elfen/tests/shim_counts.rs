@@ -143,7 +143,8 @@ int main(void)
 
 /// Past the capture of output: a test that was skipped must be seen.
 fn skipped(why: &str) {
-    writeln!(std::io::stderr(), "skipped: counts of functions: {why}").unwrap();
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: counts of functions: {why}").unwrap();
 }
 
 fn stage() -> Option<tempfile::TempDir> {

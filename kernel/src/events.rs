@@ -399,7 +399,8 @@ mod tests {
         let Some(mut events) = load() else { return };
         match events.attach_to(PROGRAMS.into_iter()) {
             Err(why @ Error::Lacks { .. }) => {
-                return writeln!(io::stderr(), "skipped: waits of the kernel: {why}").unwrap();
+                let mut terminal = io::stderr();
+                return writeln!(terminal, "skipped: waits of the kernel: {why}").unwrap();
             }
             attached => attached.unwrap(),
         }

@@ -127,7 +127,8 @@ fn what_cannot_be_emulated_is_said() {
         Ok(output) => output,
         Err(error) => {
             let why = format_args!("a user without rights can't run {BATCH}: {error}");
-            return writeln!(std::io::stderr(), "skipped: what cannot be emulated: {why}").unwrap();
+            let mut terminal = std::io::stderr();
+            return writeln!(terminal, "skipped: what cannot be emulated: {why}").unwrap();
         }
     };
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -120,7 +120,8 @@ mod tests {
         let topology = topology(&Source::live()).unwrap();
         if topology.usable.len() < 2 || topology.smt() {
             let why = "it takes two CPUs that share no core";
-            return writeln!(std::io::stderr(), "skipped: lanes of an observer: {why}").unwrap();
+            let mut terminal = std::io::stderr();
+            return writeln!(terminal, "skipped: lanes of an observer: {why}").unwrap();
         }
         let mut usable = topology.usable.iter();
         let (first, second) = (usable.next().unwrap(), usable.next().unwrap());

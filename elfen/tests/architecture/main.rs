@@ -357,7 +357,7 @@ fn no_line_of_source_is_too_long() {
 /// so goes through a macro whose output the test runner keeps to itself.
 #[test]
 fn no_test_is_skipped_in_silence() {
-    assert_none("`writeln!(std::io::stderr(), ..)` says what is skipped", |path| {
+    assert_none("what is skipped is written to `std::io::stderr()`", |path| {
         let source = has_extension(path, &["rs"]);
         let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
         let kept = concat!("println!", "(\"skipped");

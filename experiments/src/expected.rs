@@ -18,9 +18,9 @@ use elfen_rt::policy::slo::Slo;
 use crate::live::plan::Spec;
 use crate::live::summary::{Foreseen, Row, figure};
 use crate::record::{Company, Line, Plan, Run, Setup};
-use simulator::batches::CHECKS;
+use simulator::batches::{CHECKS, GUARD};
 use simulator::outcome::Outcome;
-use simulator::pair::{Batch, Control, Signal};
+use simulator::pair::{Batch, Control, REF_IPC_MILLI, Signal};
 use simulator::plan::{self, Budgeted};
 use simulator::source::{Requests, Until};
 use simulator::time::{MS, S, nanoseconds, real};
@@ -56,7 +56,7 @@ pub fn expected(service: &Model, companies: &[Spec]) -> Option<Vec<Expected>> {
     let p99 = |outcome: &Outcome| real(outcome.quantile_ns(0.99));
     let alone = plan::run(service, Control::NoBatch);
     let beside = |company: &Spec| {
-        let outcome = beside(service, company)?;
+        let outcome = beside(service, company, REF_IPC_MILLI)?;
         let p99_to_none = p99(&outcome) / p99(&alone);
         Some(Expected { company: company.clone(), outcome, p99_to_none })
     };
@@ -94,7 +94,9 @@ pub fn foresee(rows: &mut [Row], lines: &[Line]) {
     }
 }
 
-/// What programs on an emulated core do to each other: naps cost nothing there.
+/// What programs on an emulated core do to each other: naps cost nothing there. The first look of a
+/// guard within a request begins a window of counts, half a period after its start on average, and
+/// the next look ends it.
 fn emulated(factor: f64, plan: &Plan) -> Batch {
     let milli = nanoseconds(factor * 1e3);
     Batch {
@@ -105,6 +107,7 @@ fn emulated(factor: f64, plan: &Plan) -> Batch {
         signal: if plan.signal == "tasks" { Signal::Tasks } else { Signal::Service },
         sleep_ns: 0,
         wake_ns: 0,
+        ipc_after_ns: GUARD.every_ns() * 3 / 2,
     }
 }
 
@@ -133,7 +136,10 @@ impl Core {
     /// alone and in the company that `run` had: p99 to none, and the utilisation of both lanes.
     fn again(&self, run: &Run, alone: &Run) -> Option<[Pairing; 2]> {
         let tail_ns = |outcome: &Outcome| real(outcome.quantile_ns(0.99));
-        let in_company = beside(&self.service(run)?, &run.asked.parse().ok()?)?;
+        let company: Spec = run.asked.parse().ok()?;
+        // The service publishes an IPC of 1 alone; what the user calls its IPC need not be that.
+        let ref_ipc_milli = company.ref_ipc().unwrap_or(1.0) * real(REF_IPC_MILLI);
+        let in_company = beside(&self.service(run)?, &company, nanoseconds(ref_ipc_milli))?;
         let without = plan::run(&self.service(alone)?, Control::NoBatch);
         let helpers = if self.lent_to_helpers { run.helper_utilisation } else { 0.0 };
         let batch_lane = in_company.borrowed_fraction() + in_company.overlapped_fraction();
@@ -182,7 +188,8 @@ fn foreseen(runs: impl Iterator<Item = [Pairing; 2]>) -> Option<Foreseen> {
     })
 }
 
-fn beside(service: &Model, company: &Spec) -> Option<Outcome> {
+/// `ref_ipc_milli` is what dynamic-budget takes for the IPC of the service alone.
+fn beside(service: &Model, company: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
     let budgeted = |policy: Budgeted| {
         let budget_ns = company.budget_ns()?;
         Some(plan::run(service, Control::Policy(policy.with(budget_ns))))
@@ -197,7 +204,11 @@ fn beside(service: &Model, company: &Spec) -> Option<Outcome> {
         Company::BorrowIdle => Some(plan::run(service, Control::Policy(Policy::BorrowIdle))),
         Company::FixedBudget => budgeted(Budgeted::Fixed),
         Company::RefreshBudget => budgeted(Budgeted::Refresh),
-        Company::DynamicBudget => budgeted(Budgeted::Dynamic),
+        Company::DynamicBudget => {
+            let budget_ns = company.budget_ns()?;
+            let policy = Policy::DynamicBudget { budget_ns, ref_ipc_milli };
+            Some(plan::run(service, Control::Policy(policy)))
+        }
         Company::SloBudget => {
             let slo: Slo = company.slo()?.parse().ok()?;
             // The keeper of a run sets the budget once a second.

@@ -79,6 +79,7 @@ impl Kind {
             signal: Signal::Service,
             sleep_ns: nap.sleep_ns,
             wake_ns: nap.wake_ns,
+            ipc_after_ns: 0,
         }
     }
 }

@@ -29,6 +29,8 @@ pub struct Batch {
     pub sleep_ns: u64,
     /// From the request lane going idle until the batch runs.
     pub wake_ns: u64,
+    /// From a request's start until its IPC is known, for dynamic-budget.
+    pub ipc_after_ns: u64,
 }
 
 /// When the batch thread, or a guard for it, looks at the request lane while the batch runs.
@@ -280,9 +282,21 @@ impl Pair {
         }
     }
 
+    /// The first look to which the running request's IPC is known, if it is not yet.
+    fn look_that_knows_the_ipc(&self, now_ns: u64) -> u64 {
+        let known_ns = self.running.map_or(0, |one| one.started_ns + self.batch.ipc_after_ns);
+        match self.batch.looks {
+            _ if known_ns <= now_ns => u64::MAX,
+            Looks::Checks { every_ns } => known_ns.div_ceil(every_ns).saturating_mul(every_ns),
+            Looks::Guard { every_ns } => {
+                now_ns + (known_ns - now_ns).div_ceil(every_ns).saturating_mul(every_ns)
+            }
+        }
+    }
+
     /// One look: a check of the batch thread, or a guard's.
     fn decide(&mut self, busy: bool, waiting: bool, now_ns: u64) {
-        let lane = self.lane(busy, waiting);
+        let lane = self.lane(busy, waiting, now_ns);
         let (verdict, deadline_ns) = match self.control {
             Control::NoBatch => return,
             Control::Unrestrained => (Verdict::Run, None),
@@ -301,9 +315,9 @@ impl Pair {
         self.budget_ends_ns = u64::MAX;
         self.batching = match verdict {
             Verdict::Run => {
-                let look_ns = deadline_ns.map_or(u64::MAX, |due_ns| self.look_from(due_ns));
-                self.budget_ends_ns = look_ns;
-                Batching::Runs { look_ns }
+                let ends_ns = deadline_ns.map_or(u64::MAX, |due_ns| self.look_from(due_ns));
+                self.budget_ends_ns = ends_ns;
+                Batching::Runs { look_ns: ends_ns.min(self.look_that_knows_the_ipc(now_ns)) }
             }
             Verdict::Nap => {
                 self.tally.naps += 1;
@@ -313,7 +327,7 @@ impl Pair {
     }
 
     /// What a look sees. Policies ask only whether the queue is empty, so 1 stands for any number.
-    fn lane(&self, busy: bool, waiting: bool) -> Sample {
+    fn lane(&self, busy: bool, waiting: bool, now_ns: u64) -> Sample {
         let (running_request, request_started_ns) =
             self.running.map_or((0, 0), |running| (running.id, running.started_ns));
         let service = Service {
@@ -322,7 +336,9 @@ impl Pair {
             request_started_ns,
             finished: self.tally.finished,
         };
-        let ipc_milli = busy.then(|| REF_IPC_MILLI * 1000 / self.batch.request_slowdown_milli);
+        let measured = now_ns.saturating_sub(request_started_ns) >= self.batch.ipc_after_ns;
+        let ipc_milli =
+            (busy && measured).then(|| REF_IPC_MILLI * 1000 / self.batch.request_slowdown_milli);
         let service = (self.batch.signal == Signal::Service).then_some(service);
         Sample { busy, busy_since_ns: self.busy_since_ns, service, ipc_milli }
     }

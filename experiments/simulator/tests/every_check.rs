@@ -117,7 +117,9 @@ impl Core {
             finished: self.finished,
         };
         let busy = self.running.is_some();
-        let ipc_milli = busy.then(|| REF_IPC_MILLI * 1000 / self.batch.request_slowdown_milli);
+        let measured = now_ns - service.request_started_ns >= self.batch.ipc_after_ns;
+        let ipc_milli =
+            (busy && measured).then(|| REF_IPC_MILLI * 1000 / self.batch.request_slowdown_milli);
         let service = (self.batch.signal == Signal::Service).then_some(service);
         let busy_since_ns = self.busy_since_ns;
         let lane = Sample { busy, busy_since_ns, service, ipc_milli };
@@ -293,8 +295,9 @@ fn batches(scale_ns: u64) -> impl Strategy<Value = Batch> {
     let slowdowns = (1000u64..3000, prop_oneof![Just(1000u64), 1000u64..2000]);
     let signal = prop_oneof![3 => Just(Signal::Service), 1 => Just(Signal::Tasks)];
     let looks = (any::<bool>(), 1..scale_ns + scale_ns / 4);
-    (slowdowns, looks, signal, short.clone(), short).prop_map(
-        |(slowdowns, (guard, every_ns), signal, sleep_ns, wake_ns)| Batch {
+    let ipc_after_ns = prop_oneof![Just(0), short.clone()];
+    (slowdowns, looks, signal, short.clone(), short, ipc_after_ns).prop_map(
+        |(slowdowns, (guard, every_ns), signal, sleep_ns, wake_ns, ipc_after_ns)| Batch {
             request_slowdown_milli: slowdowns.0,
             batch_slowdown_milli: 1000,
             nap_slowdown_milli: slowdowns.1,
@@ -302,6 +305,7 @@ fn batches(scale_ns: u64) -> impl Strategy<Value = Batch> {
             signal,
             sleep_ns,
             wake_ns,
+            ipc_after_ns,
         },
     )
 }
@@ -361,6 +365,7 @@ fn a_nap_of_no_time_and_a_budget_that_ends_between_two_checks() {
         signal: Signal::Service,
         sleep_ns: 0,
         wake_ns: 0,
+        ipc_after_ns: 0,
     };
     agree(1, batch(1000, 1), Policy::BorrowIdle, &[(1, 2)]).unwrap();
     let requests = [(169, 1), (131, 1), (126, 1), (4, 1), (104, 1), (102, 1), (105, 127), (1, 1)];

@@ -18,6 +18,7 @@ const BATCH: Batch = Batch {
     signal: Signal::Service,
     sleep_ns: 0,
     wake_ns: 0,
+    ipc_after_ns: 0,
 };
 
 fn serve(trace: &[(u64, u64)], policy: Policy) -> Vec<Served> {

@@ -28,6 +28,7 @@ const BATCH: Batch = Batch {
     signal: Signal::Service,
     sleep_ns: 1600,
     wake_ns: 700,
+    ipc_after_ns: 0,
 };
 
 fn model(demand: Demand, utilisation: f64, requests: u64) -> Model {

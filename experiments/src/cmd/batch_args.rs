@@ -265,6 +265,7 @@ impl Parameters {
             signal: if self.signal == "tasks" { Signal::Tasks } else { Signal::Service },
             sleep_ns: self.sleep_ns,
             wake_ns: self.wake_ns,
+            ipc_after_ns: 0,
         }
     }
 

@@ -121,9 +121,9 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     }
     if rows.iter().any(|row| row.expected.is_some()) {
         remarks.push(
-            "foreseen: by the model of `elfen simulate`, for the very requests of each run, as long \
-             as they worked there without what was emulated; behind the colon, how much more was \
-             measured, invocation by invocation"
+            "foreseen: by the model of `elfen simulate`, for the very requests of each run, as \
+             long as they worked there without what was emulated; behind the colon, how much more \
+             was measured, invocation by invocation"
                 .to_owned(),
         );
     }

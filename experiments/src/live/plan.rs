@@ -135,6 +135,14 @@ impl Spec {
         }
     }
 
+    /// Of the service alone, as the user takes it to be.
+    pub(crate) fn ref_ipc(&self) -> Option<f64> {
+        match &self.detail {
+            Detail::BudgetAndIpc(_, ipc) => ipc.parse().ok(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn slo(&self) -> Option<String> {
         match &self.detail {
             Detail::Slo(slo) => Some(slo.clone()),

@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_thread_is_moved_and_comes_back() {
         if online().unwrap().cpus().iter().count() < 2 {
-            let mut terminal = std::io::stderr();
+            let mut terminal = io::stderr();
             return writeln!(terminal, "skipped: a thread is moved: it takes two CPUs").unwrap();
         }
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();

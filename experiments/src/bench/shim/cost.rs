@@ -1,4 +1,7 @@
 //! What being observed costs: the same work with and without an observer, by turns.
+//!
+//! Beside Shim's price stands that of one bare load at the same times, from the same pair of runs:
+//! below it nobody can look.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,10 +14,13 @@ use elfen_shim::clock;
 use elfen_shim::record::Orders;
 use serde::Serialize;
 
+use super::bare::Bare;
 use super::stage::{Error, Lanes, at, line, observe};
 
 /// What a batch of work takes, unobserved.
 const BATCH_NS: u64 = 4_000_000;
+/// So small a part of a batch goes before it.
+const WARM_UP: u64 = 8;
 /// As fast as it goes, and what the paper has its figures for.
 const PERIODS_TICKS: [u64; 3] = [0, 1_200, 2_600];
 
@@ -41,13 +47,23 @@ struct Program {
     work: fn(&AtomicU64, u64),
 }
 
-const PROGRAMS: [Program; 5] = [
+const PROGRAMS: [Program; 7] = [
     Program { name: "arithmetic", stores: "each 16 steps", work: arithmetic },
-    Program { name: "dense stores", stores: "each 16 stores", work: stores },
-    Program { name: "locked instructions", stores: "behind each", work: locked },
+    Program { name: "dense stores", stores: "each 64 stores", work: stores::<64> },
+    Program { name: "dense stores", stores: "each 16 stores", work: stores::<16> },
+    Program { name: "locked instructions", stores: "behind each 4", work: locked::<4> },
+    Program { name: "locked instructions", stores: "behind each", work: locked::<1> },
     Program { name: "calls", stores: "entries and returns", work: calls },
     Program { name: "nothing but writes", stores: "each", work: writes },
 ];
+
+/// Who looks, while a batch of work is done.
+#[derive(Clone, Copy)]
+enum By {
+    Nobody,
+    Load,
+    Shim,
+}
 
 /// On the observed lane.
 pub(super) fn measure(lanes: Lanes, pairs: usize) -> Result<Vec<Cost>, Error> {
@@ -56,43 +72,72 @@ pub(super) fn measure(lanes: Lanes, pairs: usize) -> Result<Vec<Cost>, Error> {
         let word = line();
         let rounds = rounds_of(lanes, program, word);
         for period_ticks in PERIODS_TICKS {
-            let mut ratios = Vec::with_capacity(pairs);
+            let mut ratios = [Vec::with_capacity(pairs), Vec::with_capacity(pairs)];
             for pair in 0..pairs {
-                let alone = || ticks_of(program, word, rounds);
-                let observed = || -> Result<u64, Error> {
-                    let orders = Arc::new(Orders::default());
-                    let observer = observe(lanes, word, period_ticks, None, orders.clone())?;
-                    // It has memory to write first.
-                    thread::sleep(Duration::from_millis(2));
-                    let ticks = ticks_of(program, word, rounds);
-                    orders.stop.store(true, Relaxed);
-                    observer.join();
-                    Ok(ticks)
-                };
+                let ticks = |by| beside(by, lanes, period_ticks, word, program, rounds);
                 // Whatever changes with time is on either side as often.
-                let (alone, observed) = match pair % 2 {
-                    0 => (alone(), observed()?),
-                    _ => {
-                        let observed = observed()?;
-                        (alone(), observed)
-                    }
-                };
-                ratios.push((number(observed) / number(alone.max(1)) - 1.0) * 100.0);
+                let mut turns = [(By::Nobody, 0), (By::Load, 0), (By::Shim, 0)];
+                let first = pair % turns.len();
+                for turn in 0..turns.len() {
+                    let (by, took) = &mut turns[(first + turn) % 3];
+                    *took = ticks(*by)?;
+                }
+                let [alone, observed @ ..] = turns.map(|(_, ticks)| number(ticks));
+                for (ratios, observed) in ratios.iter_mut().zip(observed) {
+                    ratios.push((observed / alone.max(1.0) - 1.0) * 100.0);
+                }
             }
-            ratios.sort_by(f64::total_cmp);
-            costs.push(Cost {
-                program: program.name.to_owned(),
-                stores: program.stores.to_owned(),
-                by: "elfen shim",
-                period_ticks: Some(period_ticks),
-                slowdown_percent: at(&ratios, 50),
-                low: at(&ratios, 25),
-                high: at(&ratios, 75),
-                pairs: ratios.len(),
-            });
+            for (by, mut ratios) in ["one bare load", "elfen shim"].into_iter().zip(ratios) {
+                ratios.sort_by(f64::total_cmp);
+                costs.push(Cost {
+                    program: program.name.to_owned(),
+                    stores: program.stores.to_owned(),
+                    by,
+                    period_ticks: Some(period_ticks),
+                    slowdown_percent: at(&ratios, 50),
+                    low: at(&ratios, 25),
+                    high: at(&ratios, 75),
+                    pairs: ratios.len(),
+                });
+            }
         }
     }
     Ok(costs)
+}
+
+/// Ticks of a batch of work, once the observer is at it.
+fn beside(
+    by: By,
+    lanes: Lanes,
+    period_ticks: u64,
+    word: &'static AtomicU64,
+    program: &Program,
+    rounds: u64,
+) -> Result<u64, Error> {
+    let work = || {
+        // An observer has memory to write first. Who waited for nobody has slept as long.
+        thread::sleep(Duration::from_millis(2));
+        // A CPU that slept is slow at first.
+        (program.work)(word, rounds / WARM_UP);
+        ticks_of(program, word, rounds)
+    };
+    Ok(match by {
+        By::Nobody => work(),
+        By::Load => {
+            let load = Bare::start(lanes, word, period_ticks);
+            let ticks = work();
+            load.join()?;
+            ticks
+        }
+        By::Shim => {
+            let orders = Arc::new(Orders::default());
+            let observer = observe(lanes, word, period_ticks, None, orders.clone())?;
+            let ticks = work();
+            orders.stop.store(true, Relaxed);
+            observer.join();
+            ticks
+        }
+    })
 }
 
 /// Rounds that take about as long as a batch should.
@@ -118,11 +163,11 @@ fn arithmetic(word: &AtomicU64, rounds: u64) {
     }
 }
 
-fn stores(word: &AtomicU64, rounds: u64) {
-    let mut buffer = [0_u64; 512];
+fn stores<const STORES: usize>(word: &AtomicU64, rounds: u64) {
+    let mut buffer = [[0_u64; STORES]; 8];
     for round in 0..rounds {
-        let at = usize::try_from(round % 32).unwrap_or(0) * 16;
-        for cell in &mut buffer[at..at + 16] {
+        let at = usize::try_from(round % 8).unwrap_or(0);
+        for cell in &mut buffer[at] {
             *cell = black_box(round);
         }
         word.store(round, Relaxed);
@@ -130,10 +175,12 @@ fn stores(word: &AtomicU64, rounds: u64) {
     black_box(buffer);
 }
 
-fn locked(word: &AtomicU64, rounds: u64) {
+fn locked<const LOCKS: usize>(word: &AtomicU64, rounds: u64) {
     let own = AtomicU64::new(0);
     for round in 0..rounds {
-        black_box(&own).fetch_add(1, Relaxed);
+        for _ in 0..LOCKS {
+            black_box(&own).fetch_add(1, Relaxed);
+        }
         word.store(round, Relaxed);
     }
 }

@@ -5,6 +5,7 @@
 //! All of it depends on how far apart the two lanes are, which in a virtual machine changes under
 //! us: it is measured before and after each part, and a far machine is waited for.
 
+mod bare;
 mod competitor;
 mod cost;
 mod dte;

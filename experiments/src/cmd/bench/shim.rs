@@ -27,11 +27,12 @@ Examples:
 /// Measure what `elfen shim` sees, and what being observed costs
 ///
 /// How often a word is read and seen to change; how much slower programs are that write it, in
-/// pairs of runs, beside what one bare load at the same times costs them, and Lua's with perf
-/// record beside it; whether double-time error finds the rates that are wrong; how far recordings of elfen-truth are from its own stamps, alone and beside a
-/// competitor of the observer's; and whether all switches of a lane are accounted for. All depends
-/// on how far apart the lanes are: far ones are waited for, and what was measured on them is
-/// measured again; if they stay so, that is said.
+/// pairs of runs, beside what one bare load at the same times costs them; Lua's as well, with perf
+/// record beside it; whether double-time error finds the rates that are wrong; how far recordings
+/// of elfen-truth are from its own stamps, alone and beside a competitor of the observer's; and
+/// whether all switches of a lane are accounted for. All depends on how far apart the lanes are:
+/// far ones are waited for, and what was measured on them is measured again; if they stay so, that
+/// is said.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

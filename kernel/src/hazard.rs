@@ -31,29 +31,62 @@ pub enum Step {
     Released,
 }
 
-/// The programs, attached as long as this lives.
+/// What is told, as long as this lives.
 pub struct Hazards {
-    object: Object,
-    config: OwnedFd,
     ring: RingBuf<MapData>,
     _link: OwnedFd,
 }
 
+/// Of whom it is told. Probes of a JVM are gone with this; attaching them takes the kernel some
+/// tens of milliseconds, so this may be another thread's.
+pub struct Subjects {
+    object: Object,
+    config: OwnedFd,
+}
+
 impl fmt::Debug for Hazards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hazards").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Hazards").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Subjects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subjects").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
 impl Hazards {
-    pub fn attach() -> Result<Self, Error> {
+    pub fn attach() -> Result<(Self, Subjects), Error> {
         let mut object = Object::load(OBJECT, &[])?;
         let program = object.program("elfen_hz_signal", "signal_generate")?;
         let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
         let (config, ring) = (object.map(CONFIG)?, object.ring(RING)?);
-        Ok(Self { object, config, ring, _link: link })
+        Ok((Self { ring, _link: link }, Subjects { object, config }))
     }
 
+    /// What has happened since the last call, in its order: to which server, and what.
+    pub fn take(&mut self) -> Vec<(usize, Step)> {
+        let mut told = Vec::new();
+        while let Some(item) = self.ring.next() {
+            let (words, _) = item.as_chunks::<8>();
+            let [server, step] = words else { continue };
+            let step = match u64::from_le_bytes(*step) {
+                1 => Step::Stopped,
+                2 => Step::Continued,
+                3 => Step::Halted,
+                _ => Step::Released,
+            };
+            let server = usize::try_from(u64::from_le_bytes(*server)).unwrap_or(SERVERS);
+            if server < SERVERS {
+                told.push((server, step));
+            }
+        }
+        told
+    }
+}
+
+impl Subjects {
     /// Says anew which processes each server has.
     pub fn watch(&self, servers: [&[u32]; SERVERS]) -> Result<(), Error> {
         let mut words = [0; SERVERS * PROCESSES];
@@ -77,26 +110,6 @@ impl Hazards {
             self.object.probe("elfen_hz_runtime", (file, place.offset, cookie), process)?;
         }
         Ok(())
-    }
-
-    /// What has happened since the last call, in its order: to which server, and what.
-    pub fn take(&mut self) -> Vec<(usize, Step)> {
-        let mut told = Vec::new();
-        while let Some(item) = self.ring.next() {
-            let (words, _) = item.as_chunks::<8>();
-            let [server, step] = words else { continue };
-            let step = match u64::from_le_bytes(*step) {
-                1 => Step::Stopped,
-                2 => Step::Continued,
-                3 => Step::Halted,
-                _ => Step::Released,
-            };
-            let server = usize::try_from(u64::from_le_bytes(*server)).unwrap_or(SERVERS);
-            if server < SERVERS {
-                told.push((server, step));
-            }
-        }
-        told
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -30,6 +30,9 @@ const ADDRESS_BYTES: libc::socklen_t = 16;
 const _: () = assert!(FAMILY as i32 == libc::AF_INET);
 const _: () = assert!(size_of::<libc::sockaddr_in>() == ADDRESS_BYTES as usize);
 
+/// Loopback's: nobody else is spoken to, and nobody but this machine can speak to those sockets.
+const EVERYBODY: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 255);
+
 /// A socket that shares its port with others, all of which are given what goes to everybody.
 fn shared(port: u16) -> io::Result<UdpSocket> {
     let (family, sort) = (libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
@@ -49,7 +52,7 @@ fn shared(port: u16) -> io::Result<UdpSocket> {
     let address = libc::sockaddr_in {
         sin_family: FAMILY,
         sin_port: port.to_be(),
-        sin_addr: libc::in_addr { s_addr: libc::INADDR_ANY },
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(EVERYBODY.octets()) },
         sin_zero: [0; 8],
     };
     // SAFETY: `address` is a live one of ours, of the length that is given.
@@ -90,7 +93,7 @@ impl Flood {
         // Relaxed: a flag that is polled; nothing is published through it.
         while !ends.load(Relaxed) {
             for _ in 0..AT_ONCE {
-                sender.send_to(&[0; 64], ("127.255.255.255", port))?;
+                sender.send_to(&[0; 64], (EVERYBODY, port))?;
             }
             for _ in 0..AT_ONCE {
                 // One that was dropped is waited for in vain, and no more.

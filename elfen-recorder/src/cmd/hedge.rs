@@ -14,7 +14,7 @@ use super::failure;
 use crate::hedge::hazard::{Hazards, Missing};
 use crate::hedge::proxy::{Done, Plan, Proxy};
 use crate::hedge::served;
-use crate::hedge::watch::Watched;
+use crate::hedge::watch::Looks;
 use crate::signals::Ending;
 
 const EXAMPLES: &str = "\
@@ -168,14 +168,12 @@ impl Args {
         Ok(())
     }
 
-    fn watched(&self) -> Result<Option<[Watched; 2]>, Failure> {
+    fn watched(&self) -> Result<Option<Looks>, Failure> {
         if self.policy != Policy::Look {
             return Ok(None);
         }
-        let of = |server: SocketAddr| {
-            Watched::find(server.port()).map_err(|missing| failure::not_found(&missing))
-        };
-        Ok(Some([of(self.to)?, of(self.backup)?]))
+        let found = Looks::find([self.to.port(), self.backup.port()]);
+        found.map(Some).map_err(|missing| failure::not_found(&missing))
     }
 
     fn hazards(&self) -> Result<Option<Hazards>, Failure> {
@@ -192,12 +190,13 @@ impl Args {
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     args.check()?;
-    let (watched, hazards) = (args.watched()?, args.hazards()?);
     let failed = |error: std::io::Error| {
         let what = format!("serving on {}", args.listen);
         Failure::new(Status::Failed, what, error, "choose another --listen, or see `ulimit -n`")
     };
+    // Before any thread is started: it has the signals blocked that we do.
     let ending = Ending::new().map_err(failed)?;
+    let (watched, hazards) = (args.watched()?, args.hazards()?);
     let plan = Plan {
         listen: args.listen,
         servers: [args.to, args.backup],

@@ -1,6 +1,8 @@
 //! Requests on their way to servers, answers on their way to clients, and what becomes of those
 //! that fail.
 
+mod failing;
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -13,8 +15,8 @@ use serde::Serialize;
 
 use super::body::Body;
 use super::client::{Client, Exchange, Inbox, Outbox, Request};
-use super::head::{NO_SERVER, Refusal, TOO_LATE, refused};
-use super::link::{For, Link, Next, Piece};
+use super::head::{Refusal, refused};
+use super::link::{Failure, For, Link, Next, Piece};
 use super::places::Places;
 use super::warm::Warming;
 
@@ -38,15 +40,6 @@ pub struct Counts {
     pub unanswered: u64,
     /// Answers that came second, and went nowhere.
     pub late: u64,
-}
-
-/// How a connection to a server ended without an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Failure {
-    server: Server,
-    fresh: bool,
-    unsent: bool,
-    heard: bool,
 }
 
 /// What happens between clients and servers.
@@ -255,15 +248,16 @@ impl Exchanges {
     /// The policy has a request sent to the other server too.
     pub(super) fn double(&mut self, doubles: Vec<Double>) {
         for Double { id, to } in doubles {
-            let Some(&at) = self.by_id.get(&id) else { continue };
-            let exchange = self.clients.get(at).and_then(|client| client.exchange.as_ref());
+            let at = self.by_id.get(&id).copied();
+            let exchange = at.and_then(|at| self.clients.get(at)?.exchange.as_ref());
             let is_free = exchange.is_some_and(|exchange| {
                 exchange.winner.is_none()
                     && exchange.links[to.index()].is_none()
                     && !exchange.failed[to.index()]
             });
-            if is_free {
-                self.send(at, to, false);
+            match at.filter(|_| is_free) {
+                Some(at) => self.send(at, to, false),
+                None => self.hedge.not_doubled(id),
             }
         }
     }
@@ -374,7 +368,7 @@ impl Exchanges {
                 self.late -= 1;
                 self.counts.late += 1;
             }
-            Some(For::Warming) => self.warming.answered(server),
+            Some(For::Warming) => self.warming.answered(server, monotonic_ns()),
             None => {}
         }
     }
@@ -398,7 +392,7 @@ impl Exchanges {
         self.close(at);
         match works_for {
             None => {}
-            Some(For::Warming) => self.warming.failed(server),
+            Some(For::Warming) => self.warming.failed(server, monotonic_ns()),
             Some(For::Nobody) => self.late -= 1,
             Some(For::Client(client)) => {
                 let of = self.clients.get(client).and_then(|client| client.exchange.as_ref());
@@ -409,70 +403,6 @@ impl Exchanges {
                 self.failed(client, Failure { server, fresh, unsent, heard });
             }
         }
-    }
-
-    /// A server has not answered a request: another connection or the other server may, if that
-    /// does no harm.
-    fn failed(&mut self, at: usize, failure: Failure) {
-        let Failure { server, fresh, unsent, heard } = failure;
-        let Some(exchange) = self.clients.get(at).and_then(|client| client.exchange.as_mut())
-        else {
-            return;
-        };
-        let (id, other) = (exchange.id, server.other());
-        exchange.links[server.index()] = None;
-        let may_repeat = exchange.repeats || unsent;
-        // A server may close what has waited for long.
-        if !fresh && !heard && may_repeat {
-            return self.send(at, server, true);
-        }
-        exchange.failed[server.index()] = true;
-        let works = exchange.links[other.index()].is_some();
-        let may_move = may_repeat && !exchange.failed[other.index()];
-        if fresh && !heard {
-            self.down[server.index()] = true;
-            if !self.down[other.index()] {
-                self.hedge.died(server);
-            }
-        }
-        if works {
-            return;
-        }
-        if may_move {
-            self.hedge.moved(id, other);
-            self.counts.moved += 1;
-            return self.send(at, other, false);
-        }
-        self.unanswered(at, NO_SERVER);
-    }
-
-    fn unanswered(&mut self, at: usize, refusal: Refusal) {
-        let Some(client) = self.clients.get(at) else { return };
-        let Some(exchange) = client.exchange.take() else { return };
-        self.hedge.gone(exchange.id);
-        self.by_id.remove(&exchange.id);
-        self.counts.unanswered += 1;
-        for link in exchange.links.into_iter().flatten() {
-            self.close(link);
-        }
-        self.refuse(at, refusal);
-    }
-
-    /// Gives up requests that have waited for too long; when there is the next to give up.
-    pub(super) fn expire(&mut self, now_ns: u64) -> Option<u64> {
-        while let Some(&(deadline_ns, id)) = self.deadlines.front() {
-            let at = self.by_id.get(&id).copied();
-            if deadline_ns > now_ns && at.is_some() {
-                return Some(deadline_ns);
-            }
-            self.deadlines.pop_front();
-            let Some(at) = at else { continue };
-            let of = self.clients.get(at).and_then(|client| client.exchange.as_ref());
-            if of.is_some_and(|exchange| exchange.winner.is_none()) {
-                self.unanswered(at, TOO_LATE);
-            }
-        }
-        None
     }
 
     /// Nobody waits any more for what this connection brings.

@@ -4,23 +4,20 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use elfen_host::process::stat;
-use elfen_kernel::hazard::{self, Error, Step};
+use elfen_kernel::hazard::{self, Error, Step, Subjects};
 use elfen_rt::clock::monotonic_ns;
 use elfen_tailor::hedge::{Halt, Server};
 
+use super::lookout::Lookout;
+use super::serving::{Change, LOOK_NS, Serving};
 use crate::jvm::probes_of;
-use crate::service::{NotFound, Service, Which};
-
-/// Between two looks at whether the processes are still there.
-const REFRESH_NS: u64 = 200_000_000;
+use crate::service::NotFound;
 
 #[derive(Debug)]
 pub struct Hazards {
     hazards: hazard::Hazards,
-    services: [Service; 2],
-    /// Processes whose JVM tells of its halts.
-    probed: Vec<u32>,
-    refreshed_ns: u64,
+    lookout: Lookout,
+    asked_ns: u64,
 }
 
 /// Something that the policy is to know.
@@ -36,30 +33,43 @@ pub enum Missing {
     Events(Error),
 }
 
-impl Hazards {
-    pub fn find(ports: [u16; 2]) -> Result<Self, Missing> {
-        let [first, second] = ports.map(|port| Service::find(Which::Port(port)));
-        let services = [first.map_err(Missing::Server)?, second.map_err(Missing::Server)?];
-        let hazards = hazard::Hazards::attach().map_err(Missing::Events)?;
-        let mut all = Self { hazards, services, probed: Vec::new(), refreshed_ns: 0 };
-        all.watch().map_err(Missing::Events)?;
-        Ok(all)
-    }
+/// Whose halts are told.
+#[derive(Debug)]
+struct Listening {
+    subjects: Subjects,
+    /// Processes whose JVM tells of its halts.
+    probed: Vec<u32>,
+}
 
-    fn watch(&mut self) -> Result<(), Error> {
-        let [first, second] = &self.services;
-        self.hazards.watch([&first.processes, &second.processes])?;
+impl Listening {
+    fn to(&mut self, [first, second]: [&[u32]; 2]) -> Result<(), Error> {
+        self.subjects.watch([first, second])?;
         self.probed.retain(|process| stat(*process).is_some());
-        for &process in first.processes.iter().chain(&second.processes) {
+        for &process in first.iter().chain(second) {
             if self.probed.contains(&process) {
                 continue;
             }
             if let Some((library, places)) = probes_of(process) {
-                self.hazards.probe(process, &library, &places)?;
+                self.subjects.probe(process, &library, &places)?;
                 self.probed.push(process);
             }
         }
         Ok(())
+    }
+}
+
+impl Hazards {
+    pub fn find(ports: [u16; 2]) -> Result<Self, Missing> {
+        let [first, second] = ports.map(Serving::find);
+        let serving = [first.map_err(Missing::Server)?, second.map_err(Missing::Server)?];
+        let (hazards, subjects) = hazard::Hazards::attach().map_err(Missing::Events)?;
+        let mut listening = Listening { subjects, probed: Vec::new() };
+        listening.to(serving.each_ref().map(Serving::processes)).map_err(Missing::Events)?;
+        let lookout = Lookout::begin(serving, move |processes| {
+            // One that can't be listened to is served as any other.
+            let _without = listening.to(processes);
+        });
+        Ok(Self { hazards, lookout, asked_ns: 0 })
     }
 
     /// What has happened since the last call.
@@ -73,39 +83,15 @@ impl Hazards {
             };
             (Server::BOTH[server], Told::Halts { why, is_so })
         };
-        let mut told: Vec<(Server, Told)> = self.hazards.take().into_iter().map(halt).collect();
-        if monotonic_ns().saturating_sub(self.refreshed_ns) >= REFRESH_NS {
-            self.refreshed_ns = monotonic_ns();
-            told.extend(self.restarted());
-        }
-        told
+        self.asked_ns = monotonic_ns();
+        let halts = self.hazards.take().into_iter().map(halt);
+        let anew = self.lookout.take().filter(|changed| changed.change == Change::All);
+        halts.chain(anew.map(|changed| (changed.server, Told::Restarts))).collect()
     }
 
-    /// Servers whose processes are gone and others in their place. Looking for those takes long,
-    /// so it is done only while one is missing.
-    fn restarted(&mut self) -> Vec<(Server, Told)> {
-        let mut anew = Vec::new();
-        for (server, service) in Server::BOTH.into_iter().zip(&mut self.services) {
-            let is_there = |process: &u32| stat(*process).is_some_and(|stat| stat.state != 'Z');
-            if service.processes.iter().any(is_there) {
-                continue;
-            }
-            let before = service.processes.clone();
-            service.refresh();
-            if service.processes != before {
-                anew.push((server, Told::Restarts));
-            }
-        }
-        if !anew.is_empty() {
-            // One that can't be listened to is served as any other.
-            let _without = self.watch();
-        }
-        anew
-    }
-
-    /// When it is time to look at the processes again.
-    pub fn due_ns(&self) -> u64 {
-        self.refreshed_ns.saturating_add(REFRESH_NS)
+    /// When it is time to ask again who serves.
+    pub(super) fn due_ns(&self) -> u64 {
+        self.asked_ns.saturating_add(LOOK_NS)
     }
 }
 

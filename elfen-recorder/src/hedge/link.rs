@@ -65,6 +65,15 @@ pub(super) enum Next {
     Broken,
 }
 
+/// How a connection to a server ended without an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Failure {
+    pub(super) server: Server,
+    pub(super) fresh: bool,
+    pub(super) unsent: bool,
+    pub(super) heard: bool,
+}
+
 impl Link {
     pub(super) fn connect(server: Server, to: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(to)?;

@@ -10,6 +10,8 @@
 //! | `head`, `body` | HTTP/1.1, as much of it as a proxy has to understand |
 //! | [`watch`] | whether a server runs |
 //! | [`hazard`] | what brings a server to a halt, told as it happens |
+//! | `serving` | which processes a server is, as they come and go |
+//! | `lookout` | that, in a thread of its own |
 //! | `warm` | requests for a server that was started anew |
 //! | [`served`] | a server to try it on |
 //!
@@ -23,9 +25,11 @@ mod exchange;
 pub mod hazard;
 mod head;
 mod link;
+mod lookout;
 mod places;
 pub mod proxy;
 pub mod served;
+mod serving;
 mod warm;
 pub mod watch;
 

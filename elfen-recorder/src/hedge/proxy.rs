@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::exchange::{Counts, Exchanges, FIRST_TOKEN};
 use super::hazard::{Hazards, Told};
 use super::link::For;
-use super::watch::Watched;
+use super::watch::{Looks, Watched};
 use crate::signals::Ending;
 
 const LISTENER: Token = Token(0);
@@ -54,7 +54,7 @@ pub struct Proxy {
     listener: TcpListener,
     exchanges: Exchanges,
     /// Both servers, if their running decides.
-    watched: Option<[Watched; 2]>,
+    watched: Option<Looks>,
     /// What is told as it happens, if that decides.
     hazards: Option<Hazards>,
     look_every_ns: u64,
@@ -68,11 +68,7 @@ fn ns(time: Duration) -> u64 {
 }
 
 impl Proxy {
-    pub fn open(
-        plan: Plan,
-        watched: Option<[Watched; 2]>,
-        hazards: Option<Hazards>,
-    ) -> io::Result<Self> {
+    pub fn open(plan: Plan, watched: Option<Looks>, hazards: Option<Hazards>) -> io::Result<Self> {
         let poll = Poll::new()?;
         let mut listener = TcpListener::bind(plan.listen)?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
@@ -188,12 +184,14 @@ impl Proxy {
             let next_ns = self.next_look_ns.get_or_insert(now_ns);
             if *next_ns <= now_ns {
                 *next_ns = now_ns.saturating_add(self.look_every_ns);
-                let [primary, backup] = &mut *watched;
-                let ran = [primary.ran(), backup.ran()];
-                doubles.extend(hedge.look(now_ns, ran, |server| match server {
-                    Server::Primary => watched[0].is_free(),
-                    Server::Backup => watched[1].is_free(),
-                }));
+                for server in watched.anew() {
+                    hedge.restarts(server);
+                    self.exchanges.warming.begin(server);
+                }
+                let servers = &mut watched.servers;
+                let ran = servers.each_mut().map(Watched::ran);
+                let is_free = |server: Server| servers[server.index()].is_free();
+                doubles.extend(hedge.look(now_ns, ran, is_free));
             }
         }
         let hazards_ns = self.hazards.as_mut().map(|hazards| {
@@ -227,7 +225,7 @@ impl Proxy {
             let waiting = exchanges.waiting(server).map_or_else(|| exchanges.connect(server), Ok);
             let taken = waiting.ok().and_then(|at| exchanges.links.get(at));
             let Some(link) = taken else {
-                exchanges.warming.failed(server);
+                exchanges.warming.failed(server, now_ns);
                 continue;
             };
             link.begin(request, For::Warming);

@@ -1,5 +1,8 @@
 //! A server that was started anew works for recorded requests first, one after the other, and gets
 //! none of a client until it is warm: a JVM has to load its classes and compile.
+//!
+//! It rests after each as long as it has worked for it: where it shares CPUs with the other server,
+//! whose clients wait, half of one is left to that.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -18,8 +21,8 @@ const AGAIN_NS: u64 = 50_000_000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Cold {
     left: usize,
-    /// A request is under way.
-    asked: bool,
+    /// Since when a request is under way.
+    asked_ns: Option<u64>,
     try_ns: u64,
 }
 
@@ -42,31 +45,38 @@ impl Warming {
     }
 
     pub(super) fn begin(&mut self, server: Server) {
-        self.cold[server.index()] = Some(Cold { left: FIRST, asked: false, try_ns: 0 });
+        self.cold[server.index()] = Some(Cold { left: FIRST, asked_ns: None, try_ns: 0 });
     }
 
-    pub(super) fn answered(&mut self, server: Server) {
-        if let Some(cold) = &mut self.cold[server.index()] {
-            (cold.left, cold.asked) = (cold.left.saturating_sub(1), false);
+    /// It serves no more, if that is news.
+    pub(super) fn died(&mut self, server: Server) {
+        if self.cold[server.index()].is_none() {
+            self.begin(server);
         }
     }
 
+    pub(super) fn answered(&mut self, server: Server, now_ns: u64) {
+        let Some(cold) = &mut self.cold[server.index()] else { return };
+        cold.left = cold.left.saturating_sub(1);
+        let took_ns = cold.asked_ns.take().map_or(0, |asked_ns| now_ns.saturating_sub(asked_ns));
+        cold.try_ns = now_ns.saturating_add(took_ns);
+    }
+
     /// It does not serve yet, or no more.
-    pub(super) fn failed(&mut self, server: Server) {
+    pub(super) fn failed(&mut self, server: Server, now_ns: u64) {
         if let Some(cold) = &mut self.cold[server.index()] {
-            cold.asked = false;
-            cold.try_ns = elfen_rt::clock::monotonic_ns().saturating_add(AGAIN_NS);
+            (cold.asked_ns, cold.try_ns) = (None, now_ns.saturating_add(AGAIN_NS));
         }
     }
 
     /// The next request for a server, if it is time for one.
     pub(super) fn next(&mut self, server: Server, now_ns: u64) -> Option<Rc<Request>> {
         let cold = self.cold[server.index()].as_mut()?;
-        if cold.asked || cold.left == 0 || cold.try_ns > now_ns {
+        if cold.asked_ns.is_some() || cold.left == 0 || cold.try_ns > now_ns {
             return None;
         }
         let request = self.recorded.get(cold.left % self.recorded.len().max(1))?;
-        cold.asked = true;
+        cold.asked_ns = Some(now_ns);
         Some(Rc::clone(request))
     }
 
@@ -80,7 +90,8 @@ impl Warming {
 
     /// When a server is asked again that did not serve.
     pub(super) fn due_ns(&self, now_ns: u64) -> Option<u64> {
-        let waits = self.cold.iter().flatten().filter(|cold| !cold.asked && cold.left > 0);
+        let waits =
+            self.cold.iter().flatten().filter(|cold| cold.asked_ns.is_none() && cold.left > 0);
         waits.map(|cold| cold.try_ns.max(now_ns)).min()
     }
 }
@@ -102,15 +113,19 @@ mod tests {
             warming.record(&request(false));
         }
         warming.begin(Backup);
-        for _ in 0..FIRST {
-            assert!(warming.next(Primary, 1).is_none() && !warming.is_done(Backup));
-            assert!(warming.next(Backup, 1).is_some() && warming.next(Backup, 1).is_none());
-            warming.answered(Backup);
+        for at in 0..FIRST as u64 {
+            let now_ns = at * 10;
+            assert!(warming.next(Primary, now_ns).is_none() && !warming.is_done(Backup));
+            let next = |warming: &mut Warming, at| warming.next(Backup, at).is_some();
+            assert!(next(&mut warming, now_ns) && !next(&mut warming, now_ns));
+            warming.answered(Backup, now_ns + 5);
+            assert!(!next(&mut warming, now_ns + 9), "it rests as long as it has worked");
         }
         assert!(warming.is_done(Backup) && warming.due_ns(1).is_none());
-        warming.begin(Primary);
+        warming.died(Primary);
         warming.next(Primary, 1).unwrap();
-        warming.failed(Primary);
-        assert!(warming.next(Primary, 1).is_none() && warming.due_ns(1) > Some(AGAIN_NS));
+        warming.failed(Primary, 1);
+        warming.died(Primary);
+        assert!(warming.next(Primary, 1).is_none() && warming.due_ns(1) == Some(1 + AGAIN_NS));
     }
 }

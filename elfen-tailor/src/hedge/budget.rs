@@ -31,6 +31,11 @@ impl Budget {
             None => false,
         }
     }
+
+    /// One that was spent for nothing.
+    pub(super) fn give_back(&mut self) {
+        self.saved = (self.saved + WHOLE).min(MOST_SAVED * WHOLE);
+    }
 }
 
 #[cfg(test)]

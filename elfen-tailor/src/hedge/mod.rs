@@ -170,10 +170,22 @@ impl Hedge {
     }
 
     /// A server takes no connections, or has ended one without an answer: new requests go to the
-    /// other.
-    pub fn died(&mut self, server: Server) {
+    /// other. Whether it is to be warm before it gets any again, which policies ask for that see
+    /// servers: for others it is one that took long.
+    pub fn died(&mut self, server: Server) -> bool {
         if self.active == server {
             self.swap();
+        }
+        let sees = matches!(self.policy, Policy::Look | Policy::Hazard);
+        self.cold[server.index()] |= sees;
+        sees
+    }
+
+    /// A duplicate that was decided could not be sent: it costs nothing, and is not tried again.
+    pub fn not_doubled(&mut self, id: Id) {
+        if self.flying.get(&id).is_some_and(|flight| flight.doubled) {
+            self.counts.duplicates -= 1;
+            self.budget.give_back();
         }
     }
 
@@ -413,12 +425,31 @@ mod tests {
     fn a_dead_server_is_left_and_costs_no_budget() {
         let mut hedge = Hedge::new(Policy::Look, 0);
         assert_eq!(hedge.comes(1, 0, false), Primary);
-        hedge.died(Primary);
-        hedge.died(Primary);
+        assert!(hedge.died(Primary) && hedge.died(Primary));
         hedge.moved(1, Backup);
         assert_eq!(hedge.comes(2, 0, true), Backup);
         hedge.answered(1, MS, Backup);
         let counts = hedge.counts();
         assert_eq!((counts.swaps, counts.duplicates, counts.won_by_backup), (1, 0, 0));
+        assert!(!Hedge::new(Policy::AfterP95, 0).died(Primary), "it sees nothing");
+    }
+
+    /// Goal: what was decided and not done is in no count and can be spent again. Method: a budget
+    /// for one duplicate, decided for a server that has just failed.
+    #[test]
+    fn a_duplicate_that_is_not_sent_costs_nothing() {
+        let mut hedge = Hedge::new(Policy::After(MS), 500_000);
+        for id in 0..2 {
+            hedge.comes(id, 0, true);
+        }
+        assert_eq!(hedge.due(MS), [Double { id: 0, to: Backup }]);
+        assert_eq!((hedge.counts().duplicates, hedge.counts().refused_by_budget), (1, 1));
+        hedge.not_doubled(0);
+        hedge.not_doubled(1);
+        assert_eq!(hedge.counts().duplicates, 0);
+        hedge.answered(1, MS, Primary);
+        assert_eq!(hedge.due(2 * MS), [], "it is not tried again");
+        hedge.comes(2, 2 * MS, true);
+        assert_eq!(hedge.due(3 * MS), [Double { id: 2, to: Backup }]);
     }
 }

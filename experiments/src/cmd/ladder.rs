@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use super::live_args;
 use super::meter::Meter;
-use crate::live::ladder::{self, Climbed, Iteration, Plan, Rung};
+use crate::live::ladder::{self, Climbed, Iteration, Plan};
+use crate::live::rungs::{CauseRow, Phase, ROWS, Rung};
 use crate::live::{LiveError, heed_signals};
 
 const EXAMPLES: &str = "\
@@ -25,13 +26,15 @@ being told of collections. Ctrl-C ends it, and nothing stays.";
 
 const WHAT: &str = "the ladder";
 /// More are of no weight.
-const CAUSES: usize = 4;
+const CAUSES: usize = 3;
 
 /// Take the causes of slow requests away from a search service in Java, one after the other
 ///
 /// The thesis's service and cures (section 4.4): as is; with TCP_NODELAY; with its heap touched at
 /// the start; behind `elfen hedge` with a backup. Each rung has a new virtual machine in its first
-/// iteration, rungs take turns, and `elfen tailor` says of each why its slowest requests were slow.
+/// iteration, of whose memory nobody has touched much in the next ones, and which collects each
+/// second in the rest; rungs take turns, and `elfen tailor` says of each why its slowest requests
+/// were slow.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -46,7 +49,7 @@ pub(crate) struct Args {
     queries: u32,
 
     /// Queries a second, at random times
-    #[arg(long, value_name = "N", default_value_t = 200,
+    #[arg(long, value_name = "N", default_value_t = 300,
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rps: u32,
 
@@ -75,6 +78,10 @@ struct Report<'a> {
     /// Of the proxy.
     policy: &'static str,
     rungs: Vec<Stood>,
+    /// Why the slowest were slow, of each rung in each phase.
+    charged: Vec<Charged>,
+    /// The thesis's causes.
+    rows: Vec<Looked>,
     /// How many times less the last rung's p99.9 is than the first's.
     fold_p999: f64,
     /// Why no causes are named; null if they are.
@@ -94,7 +101,6 @@ struct Stood {
     max_ms: Option<Spread>,
     page_faults: Option<Spread>,
     thesis_max_ms: (f64, f64),
-    causes: Vec<Cause>,
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -105,10 +111,34 @@ struct Spread {
 }
 
 #[derive(Serialize)]
+struct Charged {
+    rung: Rung,
+    phase: Phase,
+    /// What its slowest requests were charged for, the most first.
+    causes: Vec<Cause>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
 struct Cause {
     cause: String,
+    ms: f64,
     share: f64,
-    cured_by: Option<Rung>,
+}
+
+/// A cause of the thesis, where it is looked for.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+struct Looked {
+    name: &'static str,
+    cause: &'static str,
+    rung: Rung,
+    phase: Phase,
+    /// Among causes, from 1; null if nothing was charged for it.
+    place: Option<usize>,
+    share: f64,
+    ms: f64,
+    next_rung: Rung,
+    /// Of this cause; of a proxy, whose recording names none of its servers' causes, of all.
+    next_ms: f64,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -136,11 +166,17 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 fn report<'a>(plan: &'a Plan, climbed: &'a Climbed) -> Report<'a> {
     let rungs = Rung::ALL.map(|rung| stood(rung, climbed)).into();
+    let each = Phase::ALL.into_iter().flat_map(|phase| Rung::ALL.map(|rung| (rung, phase)));
+    let charged = each.map(|(rung, phase)| charged(rung, phase, &climbed.iterations));
+    let charged: Vec<Charged> = charged.filter(|charged| !charged.causes.is_empty()).collect();
+    let rows = ROWS.iter().map(|row| looked(row, &charged)).collect();
     let p999_ms = |rung| climbed.p999_ms.get(&rung).copied().unwrap_or(0.0);
     Report {
         plan,
         policy: climbed.policy,
         rungs,
+        charged,
+        rows,
         fold_p999: p999_ms(Rung::AsIs) / p999_ms(Rung::Hedge),
         not_recorded: climbed.not_recorded.as_deref(),
         iterations: &climbed.iterations,
@@ -161,7 +197,6 @@ fn stood(rung: Rung, climbed: &Climbed) -> Stood {
         max_ms: spread(later().map(|iteration| iteration.max_ms).collect()),
         page_faults: spread(faults),
         thesis_max_ms: rung.thesis_max_ms(),
-        causes: causes(rung, own()),
     }
 }
 
@@ -171,21 +206,45 @@ fn spread(mut values: Vec<f64>) -> Option<Spread> {
     Some(Spread { median: values[values.len() / 2], lowest, highest })
 }
 
-/// What the slowest requests of all iterations were charged for, the most first.
-fn causes<'a>(rung: Rung, iterations: impl Iterator<Item = &'a Iteration>) -> Vec<Cause> {
+fn charged(rung: Rung, phase: Phase, iterations: &[Iteration]) -> Charged {
+    let own = iterations.iter().filter(|of| (of.rung, of.phase) == (rung, phase));
     let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
-    for (cause, ms) in iterations.flat_map(|iteration| &iteration.causes_ms) {
+    for (cause, ms) in own.flat_map(|iteration| &iteration.causes_ms) {
         *sums.entry(cause).or_default() += ms;
     }
     let all: f64 = sums.values().sum();
-    let mut sums: Vec<(&str, f64)> = sums.into_iter().collect();
-    sums.sort_by(|one, other| other.1.total_cmp(&one.1));
-    let cause = |(cause, ms): (&str, f64)| Cause {
-        cause: cause.to_owned(),
-        share: ms / all,
-        cured_by: Rung::that_cures(cause).filter(|cured| *cured > rung),
+    let cause = |(cause, ms): (&str, f64)| Cause { cause: cause.to_owned(), ms, share: ms / all };
+    let mut causes: Vec<Cause> = sums.into_iter().filter(|(_, ms)| *ms > 0.0).map(cause).collect();
+    causes.sort_by(|one, other| other.ms.total_cmp(&one.ms));
+    Charged { rung, phase, causes }
+}
+
+fn looked(row: &CauseRow, all: &[Charged]) -> Looked {
+    let CauseRow { name, cause, rung, next, phase } = *row;
+    let causes = |rung: Rung| {
+        let of = all.iter().find(|charged| (charged.rung, charged.phase) == (rung, phase));
+        of.map_or(&[][..], |charged| &charged.causes)
     };
-    sums.into_iter().filter(|(_, ms)| *ms > 0.0).map(cause).collect()
+    let of = |rung: Rung| {
+        let at = causes(rung).iter().position(|own| own.cause == cause);
+        at.map(|at| (at + 1, &causes(rung)[at]))
+    };
+    let next_ms = match next {
+        Rung::Hedge => causes(next).iter().map(|cause| cause.ms).sum(),
+        _ => of(next).map_or(0.0, |(_, cause)| cause.ms),
+    };
+    let found = of(rung);
+    Looked {
+        name,
+        cause,
+        rung,
+        phase,
+        place: found.map(|(place, _)| place),
+        share: found.map_or(0.0, |(_, cause)| cause.share),
+        ms: found.map_or(0.0, |(_, cause)| cause.ms),
+        next_rung: next,
+        next_ms,
+    }
 }
 
 fn ms(value: f64) -> String {
@@ -202,6 +261,9 @@ impl Report<'_> {
             let percent = self.plan.slow_percent();
             text += &format!("\nwhy the slowest {percent} % of each iteration were slow\n");
             text += &self.by_cause();
+            text += "\nthe thesis's causes, and what is left of each in the next rung (behind the \
+                     proxy, of all),\nin ms of all slow requests\n";
+            text += &self.by_row();
         }
         let [first, last] = [Rung::AsIs, Rung::Hedge].map(|rung| self.rungs[rung as usize].p999_ms);
         text += &format!(
@@ -248,19 +310,31 @@ impl Report<'_> {
     }
 
     fn by_cause(&self) -> String {
-        let rows = self.rungs.iter().flat_map(|stood| {
-            let row = |(at, cause): (usize, &Cause)| {
-                vec![
-                    if at == 0 { stood.rung.name().to_owned() } else { String::new() },
-                    cause.cause.clone(),
-                    format!("{:.1} %", cause.share * 100.0),
-                    cause.cured_by.map_or("-", Rung::name).to_owned(),
-                ]
+        let row = |Charged { rung, phase, causes }: &Charged| {
+            let cause = |at: usize| {
+                let text = |of: &Cause| format!("{} {:.0} %", of.cause, of.share * 100.0);
+                causes.get(at).map_or_else(String::new, text)
             };
-            stood.causes.iter().take(CAUSES).enumerate().map(row)
-        });
-        let rows: Vec<Vec<String>> = rows.collect();
-        table::lines(&["rung", "cause", "share", "cured by"], &rows)
+            let names = [phase.name().to_owned(), rung.name().to_owned()];
+            names.into_iter().chain((0..CAUSES).map(cause)).collect()
+        };
+        let rows: Vec<Vec<String>> = self.charged.iter().map(row).collect();
+        table::lines(&["phase", "rung", "first", "second", "third"], &rows)
+    }
+
+    fn by_row(&self) -> String {
+        let row = |looked: &Looked| {
+            vec![
+                looked.name.to_owned(),
+                format!("{}, {}", looked.rung.name(), looked.phase.name()),
+                looked.place.map_or("-".to_owned(), |place| place.to_string()),
+                format!("{:.0} %", looked.share * 100.0),
+                ms(looked.ms),
+                format!("{} {}", looked.next_rung.name(), ms(looked.next_ms)),
+            ]
+        };
+        let rows: Vec<Vec<String>> = self.rows.iter().map(row).collect();
+        table::lines(&["cause", "looked for in", "place", "share", "ms", "next rung: ms"], &rows)
     }
 }
 
@@ -268,13 +342,14 @@ impl Report<'_> {
 mod tests {
     use super::*;
 
-    /// Goal: the iteration with the new virtual machine is told apart, causes are added up over
-    /// iterations, and a cure below a rung is none above it. Method: two iterations by hand.
+    /// Goal: the iteration with the new virtual machine is told apart, and causes are looked for in
+    /// their phases. Method: two iterations by hand.
     #[test]
     fn a_ladder_is_summed_up() {
         let iteration = |rung, number, max_ms, causes: &[(&str, f64)]| Iteration {
             rung,
             number,
+            phase: Phase::of(number, 3),
             p50_ms: 1.0,
             p99_ms: 1.0,
             p999_ms: max_ms,
@@ -282,26 +357,32 @@ mod tests {
             page_faults: Some(u64::from(number)),
             causes_ms: causes.iter().map(|(cause, ms)| ((*cause).to_owned(), *ms)).collect(),
         };
-        let both = |rung| {
+        let all = |rung| {
             [
                 iteration(rung, 1, 90.0, &[("gc", 4.0), ("tcp-out", 1.0)]),
-                iteration(rung, 2, 45.0, &[("tcp-out", 5.0), ("burst", 0.0)]),
+                iteration(rung, 2, 45.0, &[("tcp-out", 5.0), ("burst", 0.0), ("gc", 15.0)]),
             ]
         };
         let climbed = Climbed {
-            iterations: Rung::ALL.into_iter().flat_map(both).collect(),
+            iterations: Rung::ALL.into_iter().flat_map(all).collect(),
             p999_ms: BTreeMap::from([(Rung::AsIs, 90.0), (Rung::Hedge, 10.0)]),
             policy: "look",
             not_recorded: None,
         };
-        let [as_is, nodelay, ..] = Rung::ALL.map(|rung| stood(rung, &climbed));
+        let as_is = stood(Rung::AsIs, &climbed);
         assert_eq!((as_is.first_max_ms, as_is.max_ms.unwrap().highest), (90.0, 45.0));
         assert_eq!(as_is.page_faults.unwrap().median, 2.0);
-        let named: Vec<_> =
-            as_is.causes.iter().map(|c| (&c.cause[..], c.share, c.cured_by)).collect();
-        assert_eq!(named, [("tcp-out", 0.6, Some(Rung::Nodelay)), ("gc", 0.4, Some(Rung::Hedge))]);
-        assert_eq!(nodelay.causes[0].cured_by, None);
-        let plan = Plan { iterations: 2, queries: 1, rps: 1, connections: 1, articles: 1, seed: 1 };
-        assert_eq!(report(&plan, &climbed).fold_p999, 9.0);
+        let plan = Plan { iterations: 3, queries: 1, rps: 1, connections: 1, articles: 1, seed: 1 };
+        let report = report(&plan, &climbed);
+        assert_eq!(report.fold_p999, 9.0);
+        assert_eq!(report.charged.len(), 8, "two phases of four rungs");
+        let causes = &report.charged[0].causes;
+        let named: Vec<_> = causes.iter().map(|c| (&c.cause[..], c.share)).collect();
+        assert_eq!(named, [("gc", 0.8), ("tcp-out", 0.2)]);
+        let nagle = &report.rows[0];
+        assert_eq!((nagle.place, nagle.share, nagle.next_ms), (Some(2), 0.25, 5.0));
+        assert_eq!((report.rows[1].place, report.rows[1].ms), (None, 0.0));
+        let loading = &report.rows[2];
+        assert_eq!((loading.place, loading.next_ms), (None, 5.0), "all that the proxy's had");
     }
 }

@@ -1,12 +1,14 @@
 //! The thesis's ladder (section 4.4): a search service in Java whose causes of slow requests are
 //! taken away one after the other, each rung with the cures of those before it.
 //!
-//! Every rung has a virtual machine of its own, which is new in its first iteration, and rungs
-//! take turns iteration by iteration: what the machine does meanwhile befalls all of them. `elfen
-//! tailor` records each iteration, where it may, and says why its slowest requests were slow.
+//! Every rung has a virtual machine of its own, which is new in its first iteration and is told to
+//! collect in the last ones, and rungs take turns iteration by iteration: what the machine does
+//! meanwhile befalls all of them. `elfen tailor` records each iteration, where it may, and says why
+//! its slowest requests were slow.
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use elfen_console::duration::number;
@@ -18,76 +20,16 @@ use super::os::Place;
 use super::os::Rank::Normal;
 use super::process::{Process, TO_END, TO_START, wait_for};
 use super::programs::{find_program, running};
+use super::rungs::{Phase, Rung};
 use super::scratch::Scratch;
 use super::{LiveError, go_on};
 
-/// As in the thesis, one compiler: what a second one does in the background befalls any iteration.
-/// Its collector is the one of small machines, whose heap is small enough to be collected now and
-/// then.
-const OPTIONS: [&str; 4] = ["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+/// In the last phase, a server collects so often.
+const COLLECT_EVERY: Duration = Duration::from_secs(1);
 /// A report of an iteration takes its time where there are many events.
 const TO_REPORT: Duration = Duration::from_secs(60);
 /// The proxy records so many requests to warm a server with, and more make the backup warm.
 const WARM_UP: u32 = 1_000;
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Rung {
-    AsIs,
-    Nodelay,
-    PreTouch,
-    Hedge,
-}
-
-impl Rung {
-    pub(crate) const ALL: [Self; 4] = [Self::AsIs, Self::Nodelay, Self::PreTouch, Self::Hedge];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::AsIs => "as is",
-            Self::Nodelay => "nodelay",
-            Self::PreTouch => "pre-touch",
-            Self::Hedge => "hedge",
-        }
-    }
-
-    /// What it has besides those below it.
-    pub(crate) fn cure(self) -> &'static str {
-        match self {
-            Self::AsIs => "nothing",
-            Self::Nodelay => "answers do not wait for acknowledgements",
-            Self::PreTouch => "the heap is touched before it serves",
-            Self::Hedge => "a backup answers while the first restarts or collects",
-        }
-    }
-
-    /// Where a cause that `elfen tailor` names is taken away.
-    pub(crate) fn that_cures(cause: &str) -> Option<Self> {
-        match cause.split_once(':').map_or(cause, |(kind, _)| kind) {
-            "tcp-out" => Some(Self::Nodelay),
-            "io" if cause.ends_with("page-fault") => Some(Self::PreTouch),
-            "gc" | "safepoint" | "jit" | "classload" => Some(Self::Hedge),
-            _ => None,
-        }
-    }
-
-    /// The thesis's maximum of an iteration as its client saw it, lowest and highest of 20, in
-    /// milliseconds (section 4.4, Figures 4.11 to 4.14).
-    pub(crate) fn thesis_max_ms(self) -> (f64, f64) {
-        match self {
-            Self::AsIs => (40.0, 46.0),
-            Self::Nodelay => (3.0, 40.0),
-            Self::PreTouch => (2.5, 41.0),
-            Self::Hedge => (3.0, 5.0),
-        }
-    }
-
-    pub(crate) fn options(self) -> Vec<String> {
-        let nodelay = (self >= Self::Nodelay).then_some("-Dsun.net.httpserver.nodelay=true");
-        let touched = (self >= Self::PreTouch).then_some("-XX:+AlwaysPreTouch");
-        OPTIONS.into_iter().chain(nodelay).chain(touched).map(str::to_owned).collect()
-    }
-}
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Plan {
@@ -110,8 +52,9 @@ impl Plan {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Iteration {
     pub(crate) rung: Rung,
-    /// From 1; in the first, the virtual machine is new.
+    /// From 1.
     pub(crate) number: u32,
+    pub(crate) phase: Phase,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
     pub(crate) p999_ms: f64,
@@ -219,9 +162,13 @@ impl Ladder<'_> {
         served: &mut Served,
     ) -> Result<(Iteration, Latencies), LiveError> {
         let faults_before = served.first.page_faults();
-        let recorder = self.record(served.port)?;
+        let phase = Phase::of(number, self.plan.iterations);
+        let recorder = self.record(served.port, phase)?;
         let seed = self.plan.seed + u64::from(number);
-        let latencies = self.load(served.port, self.plan.queries, seed);
+        let latencies = match phase {
+            Phase::Collecting => self.load_beside_collections(served, seed)?,
+            _ => self.load(served.port, self.plan.queries, seed),
+        };
         let causes_ms = recorder.map_or(Ok(BTreeMap::new()), |recorder| self.causes(recorder))?;
         // Who has died is the reason for what requests met.
         served.lives()?;
@@ -231,6 +178,7 @@ impl Ladder<'_> {
         let iteration = Iteration {
             rung,
             number,
+            phase,
             p50_ms,
             p99_ms,
             p999_ms,
@@ -239,6 +187,38 @@ impl Ladder<'_> {
             causes_ms,
         };
         Ok((iteration, latencies))
+    }
+
+    /// Collections come by the clock, the backup's between those of the first: two servers that
+    /// collect in step are no help to each other.
+    fn load_beside_collections(
+        &self,
+        served: &Served,
+        seed: u64,
+    ) -> Result<Result<Latencies, LiveError>, LiveError> {
+        let Served { first, backup, port, .. } = served;
+        // Its end is the end of collections; nothing is sent.
+        let (over, ends) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let collects = scope.spawn(move || -> Result<(), LiveError> {
+                let next = || ends.recv_timeout(COLLECT_EVERY / 2);
+                while next() == Err(RecvTimeoutError::Timeout) {
+                    first.collect()?;
+                    if next() != Err(RecvTimeoutError::Timeout) {
+                        break;
+                    }
+                    backup.as_ref().map_or(Ok(()), Java::collect)?;
+                }
+                Ok(())
+            });
+            let latencies = self.load(*port, self.plan.queries, seed);
+            drop(over);
+            collects.join().map_err(|_| LiveError::Io {
+                what: "having servers collect".to_owned(),
+                error: std::io::Error::other("a thread failed"),
+            })??;
+            Ok(latencies)
+        })
     }
 
     fn load(&self, port: u16, requests: u32, seed: u64) -> Result<Latencies, LiveError> {
@@ -265,13 +245,15 @@ impl Ladder<'_> {
         Latencies::read(&csv)
     }
 
-    /// Where it may not, once is enough to try.
-    fn record(&mut self, port: u16) -> Result<Option<Process>, LiveError> {
+    /// Where it may not, once is enough to try. Page faults are seen in full detail alone, which
+    /// would slow a new virtual machine for nothing.
+    fn record(&mut self, port: u16, phase: Phase) -> Result<Option<Process>, LiveError> {
         if self.not_recorded.is_some() {
             return Ok(None);
         }
         let mut command = Command::new(running()?);
-        command.args(["tailor", "record", "--port", &port.to_string()]);
+        let detail = if phase == Phase::Filling { "full" } else { "sched" };
+        command.args(["tailor", "record", "--port", &port.to_string(), "--detail", detail]);
         command.arg("-o").arg(self.scratch.path("tale"));
         let place = Place::anywhere(Normal);
         let mut recorder = Process::start("elfen tailor", command, &place, &self.scratch)?;
@@ -337,20 +319,5 @@ mod tests {
         assert!(is_recording(begins, 80) && !is_recording(begins, 8));
         let fails = "elfen: recording events of the kernel: not permitted; run it as root\n";
         assert!(!is_recording(fails, 80) && !is_recording("", 80));
-    }
-
-    /// Goal: a rung has the cures of all below it, and what Tailor names is cured above where it
-    /// hurts. Method: options of each, and causes of each kind.
-    #[test]
-    fn each_rung_stands_on_those_below() {
-        for pair in Rung::ALL.windows(2) {
-            let [below, above] = [pair[0], pair[1]].map(Rung::options);
-            assert!(above.starts_with(&below), "{below:?}, {above:?}");
-        }
-        assert_eq!(Rung::Hedge.options().len(), OPTIONS.len() + 2);
-        let cured = ["tcp-out", "io:page-fault", "gc", "safepoint:G1", "queue", "io:read"];
-        let rungs = [Some(Rung::Nodelay), Some(Rung::PreTouch), Some(Rung::Hedge)];
-        let rungs = [rungs[0], rungs[1], rungs[2], rungs[2], None, None];
-        assert_eq!(cured.map(Rung::that_cures), rungs);
     }
 }

@@ -88,7 +88,7 @@ impl Lucene {
         let options: Vec<String> = options.iter().cloned().chain(chosen).collect();
         let mut command = self.java(&options);
         command.args(["serve", &articles.to_string(), WORKERS]);
-        let mut process = Process::start("java", command, &Place::anywhere(Normal), scratch)?;
+        let mut process = Process::start_told("java", command, &Place::anywhere(Normal), scratch)?;
         let port = wait_for(&mut process, TO_SERVE, |process| {
             process.printed().strip_suffix('\n')?.parse().ok()
         })?;
@@ -99,6 +99,11 @@ impl Lucene {
 impl Java {
     pub(crate) fn lives(&mut self) -> Result<(), LiveError> {
         self.process.lives()
+    }
+
+    /// Has it collect its whole heap, which it does soon.
+    pub(crate) fn collect(&self) -> Result<(), LiveError> {
+        self.process.tell("collect")
     }
 
     /// Pages that the kernel has given it when it first touched them.

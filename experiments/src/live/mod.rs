@@ -37,6 +37,7 @@ pub mod plan;
 pub(crate) mod process;
 pub mod programs;
 pub(crate) mod reported;
+pub(crate) mod rungs;
 pub(crate) mod scratch;
 mod service;
 pub mod standing;

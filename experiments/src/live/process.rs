@@ -3,6 +3,7 @@
 //! Files and not pipes, because no thread empties a pipe while a measurement runs.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -43,10 +44,30 @@ impl Process {
         place: &Place,
         scratch: &Scratch,
     ) -> Result<Self, LiveError> {
+        Self::spawn(name, command, place, Self::files(scratch))
+    }
+
+    fn files(scratch: &Scratch) -> [PathBuf; 2] {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
-        let files = ["out", "err"].map(|kind| scratch.path(&format!("{number}.{kind}")));
-        Self::spawn(name, command, place, files)
+        ["out", "err"].map(|kind| scratch.path(&format!("{number}.{kind}")))
+    }
+
+    /// As `start`, and it can be told something by its standard input.
+    pub(super) fn start_told(
+        name: &str,
+        command: Command,
+        place: &Place,
+        scratch: &Scratch,
+    ) -> Result<Self, LiveError> {
+        Self::spawn_with(Stdio::piped(), name, command, place, Self::files(scratch))
+    }
+
+    /// Tells it a line.
+    pub(super) fn tell(&self, line: &str) -> Result<(), LiveError> {
+        let input = self.child.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe);
+        let told = input.map_err(io::Error::from).and_then(|mut input| writeln!(input, "{line}"));
+        told.map_err(LiveError::io(format!("telling {} something", self.name)))
     }
 
     /// A program of the user's own: its stdout goes nowhere, and its stderr to this file.
@@ -62,6 +83,16 @@ impl Process {
     /// Its stdout and its stderr go to these files.
     pub(crate) fn spawn(
         name: &str,
+        command: Command,
+        place: &Place,
+        files: [PathBuf; 2],
+    ) -> Result<Self, LiveError> {
+        Self::spawn_with(Stdio::null(), name, command, place, files)
+    }
+
+    fn spawn_with(
+        stdin: Stdio,
+        name: &str,
         mut command: Command,
         place: &Place,
         [out, err]: [PathBuf; 2],
@@ -74,7 +105,7 @@ impl Process {
                 .and_then(|_| OpenOptions::new().append(true).open(path))
                 .map_err(LiveError::io(format!("writing {}", path.display())))
         };
-        command.stdin(Stdio::null()).stdout(file(&out)?).stderr(file(&err)?);
+        command.stdin(stdin).stdout(file(&out)?).stderr(file(&err)?);
         os::prepare(&mut command, place);
         let child = command.spawn().map_err(failed)?;
         Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })

@@ -9,7 +9,9 @@ package elfen;
 
 import com.sun.net.httpserver.HttpExchange;
 import com.sun.net.httpserver.HttpServer;
+import java.io.BufferedReader;
 import java.io.IOException;
+import java.io.InputStreamReader;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
@@ -37,8 +39,8 @@ public final class Search {
     /** -Delfen.port=N; a free port, if none is named. */
     private static final int PORT = Integer.getInteger("elfen.port", 0);
     private static final int HITS = 10;
-    /** -Delfen.collect=MS: a whole collection each so often; without it, as the heap fills. */
-    private static final int COLLECT_MS = Integer.getInteger("elfen.collect", 0);
+    /** A line of standard input that has the whole heap collected. */
+    private static final String COLLECT = "collect";
     /** Stages, as the marks number them; 0 is the reading of the question. */
     private static final int SEARCHES = 1;
     private static final int ANSWERS = 2;
@@ -105,20 +107,22 @@ public final class Search {
             new Thread(() -> work(own), "worker-" + lane).start();
         }
         server.start();
-        if (COLLECT_MS > 0) {
-            new Thread(Search::collect, "collector").start();
-        }
+        Thread told = new Thread(Search::listen, "told");
+        told.setDaemon(true);
+        told.start();
         System.out.println(server.getAddress().getPort());
         System.out.flush();
     }
 
-    private static void collect() {
-        try {
-            while (true) {
-                Thread.sleep(COLLECT_MS);
-                System.gc();
+    /** Whoever started it may say when it collects, besides when its heap is full. */
+    private static void listen() {
+        try (BufferedReader lines = new BufferedReader(new InputStreamReader(System.in))) {
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                if (line.equals(COLLECT)) {
+                    System.gc();
+                }
             }
-        } catch (InterruptedException end) {
+        } catch (IOException end) {
             return;
         }
     }

@@ -2,6 +2,8 @@
 //! now and then, and of which the first is started anew under load.
 //!
 //! Virtual machines take long to start and longer to get warm, so the same two serve all turns.
+//! They are told when to collect, the same in all turns and never both at once: two that collect in
+//! step are no help to each other, whatever the policy. Beside a new start nobody collects.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -11,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::asked::Asked;
 use super::{Fared, Load, PATIENCE, Plan, Proxy, Turns, due, load, policies};
-use crate::live::ladder::Rung;
 use crate::live::lucene::{Java, Lucene};
+use crate::live::rungs::Rung;
 use crate::live::scratch::Scratch;
 use crate::live::{LiveError, go_on};
 
@@ -62,10 +64,7 @@ impl Servers {
         let scratch = Scratch::new(1).map_err(LiveError::io("making a folder"))?;
         let lucene = Lucene::build(&scratch, QUESTIONS)?;
         // What can be cured in them is.
-        let mut options = Rung::PreTouch.options();
-        if let Some(every) = plan.time.checked_div(plan.pauses) {
-            options.push(format!("-Delfen.collect={}", every.as_millis().max(1)));
-        }
+        let options = Rung::PreTouch.options();
         let questions = fs::read_to_string(&lucene.questions)
             .map_err(LiveError::io(format!("reading {}", lucene.questions.display())))?;
         let questions = questions.lines().map(|line| line.replace(' ', "+")).collect();
@@ -99,7 +98,7 @@ impl Servers {
     }
 
     fn collecting(
-        &mut self,
+        &self,
         plan: &Plan,
         policy: &str,
         seed: u64,
@@ -108,8 +107,28 @@ impl Servers {
         let failed = || LiveError::io("starting the proxy");
         let proxy = Proxy::start(policy, &to, &backup).map_err(failed())?;
         let due = due(plan, seed).map_err(failed())?;
-        let asked = self.load(&due, &proxy.at, &|| true)?;
+        let (asked, collected) = std::thread::scope(|scope| {
+            let collects = scope.spawn(|| self.collect(plan, Instant::now()));
+            (self.load(&due, &proxy.at, &|| true), collects.join())
+        });
+        collected.map_err(|_| LiveError::Io {
+            what: "having servers collect".to_owned(),
+            error: io::Error::other("a thread failed"),
+        })??;
+        let asked = asked?;
         Ok((asked, proxy.end().map_err(LiveError::io("ending the proxy"))?))
+    }
+
+    /// Has both collect as often as the plan has pauses, the backup between two of the first's.
+    fn collect(&self, plan: &Plan, began: Instant) -> Result<(), LiveError> {
+        let half = plan.time / (plan.pauses + 1) / 2;
+        for turn in 2..2 * (plan.pauses + 1) {
+            std::thread::sleep((half * turn).saturating_sub(began.elapsed()));
+            go_on()?;
+            let server = if turn % 2 == 0 { self.first.as_ref() } else { Some(&self.backup) };
+            server.map_or(Ok(()), Java::collect)?;
+        }
+        Ok(())
     }
 
     /// How long requests took that came in the first second of a server that was started anew.

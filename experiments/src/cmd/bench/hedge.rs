@@ -31,8 +31,9 @@ With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-j
 /// which nobody is stopped, whose late requests tell them.
 ///
 /// With --jvm nothing is foreseen, and the servers are those of `workloads/lucene`, each of which
-/// collects its whole heap as often as the first would be stopped. After these turns come others,
-/// in which the first is killed and started anew, and latencies are those of its first second.
+/// collects its whole heap as often as the first would be stopped, and never both at once. After
+/// these turns come others, in which nobody collects, the first is killed and started anew, and
+/// latencies are those of its first second.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::log::{Level, say};
+use super::log::{Level, gets_on, say};
 use super::release;
 use super::settings::{Lent, Which};
 use super::waiting::Waiting;
@@ -42,6 +42,7 @@ impl Confining {
         for lent in lent.iter().filter(|lent| lent.confine) {
             let service = lent.service.as_deref().unwrap_or_default();
             for which in &lent.places {
+                gets_on();
                 if let Err(why) = self.keep(lent, which, terms) {
                     waiting.add(&format!("service {service:?}"), &why);
                 }

@@ -20,6 +20,12 @@ pub(super) fn say(level: Level, line: impl fmt::Display) {
     writeln!(io::stderr(), "{prefix}{line}").ok();
 }
 
+/// For systemd's watchdog. A look at many units may take longer than it waits, where systemd itself
+/// is slow to answer: so each step of it says this.
+pub(super) fn gets_on() {
+    notify("WATCHDOG=1");
+}
+
 /// What systemd is told of a service of type notify; nothing where it did not ask.
 pub(super) fn notify(words: &str) {
     use std::os::unix::ffi::OsStrExt;

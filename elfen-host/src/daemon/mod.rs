@@ -48,7 +48,7 @@ use self::guarding::Guarding;
 use self::held::Held;
 use self::keeper::Duties;
 use self::lent::Opened;
-use self::log::{Level, notify, say};
+use self::log::{Level, gets_on, notify, say};
 use self::serving::Serving;
 use self::settings::{Settings, Which};
 use self::socket::Listener;
@@ -233,7 +233,7 @@ impl Daemon {
     /// What is slow, once a second.
     fn look(&mut self) {
         self.looked = Some(Instant::now());
-        notify("WATCHDOG=1");
+        gets_on();
         self.online = online().map(|online| online.0);
         if self.opened.awaited && self.someone_publishes() {
             self.freeze_all(&Frozen::Unguarded);
@@ -254,7 +254,10 @@ impl Daemon {
 
     fn look_at_fences(&mut self) {
         let (hierarchies, home, online) = (&self.hierarchies, &self.home, self.online.as_ref());
-        self.held.iter_mut().for_each(|held| held.look(hierarchies, home, online));
+        for held in &mut self.held {
+            gets_on();
+            held.look(hierarchies, home, online);
+        }
     }
 
     /// Takes over what the kernel has counted of all fences.
@@ -309,6 +312,7 @@ impl Daemon {
             stays
         });
         for fence in self.settings.fences.clone() {
+            gets_on();
             match confined::found(&fence.which) {
                 Ok(found) => {
                     let one = found.len() == 1;

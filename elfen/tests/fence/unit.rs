@@ -35,7 +35,7 @@ fn the_service_manager_is_told() {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         fenced.end_daemon();
         fenced.daemon = fenced.daemon_command().env("NOTIFY_SOCKET", address).spawn().unwrap();
-        assert_eq!(said(&socket), "READY=1");
+        while said(&socket) != "READY=1" {}
         assert_eq!([said(&socket), said(&socket)], ["WATCHDOG=1", "WATCHDOG=1"]);
         fenced.wait_for_socket();
         kill(fenced.daemon.id(), libc::SIGTERM);

@@ -5,10 +5,11 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 
 /// Of the file's form.
-pub const VERSION: u32 = 3;
-/// The second has times in steps of the clock; the first's runs have the distance from the one
-/// before them, and samples as they are.
+pub const VERSION: u32 = 4;
+/// The third has no short form of runs; the second has times in steps of the clock; the first's
+/// runs have the distance from the one before them, and samples as they are.
 pub(super) const VERSION_OF_DISTANCES: u32 = 1;
+pub(super) const VERSION_OF_SHORT_RUNS: u32 = 4;
 /// How a file begins.
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 /// Bytes of a chunk of runs, at most.
@@ -215,6 +216,13 @@ impl Pace {
         steps.saturating_mul(self.0) >> Self::SHIFT
     }
 }
+
+/// Nearly all runs of tags are of one that is known, and have as many samples as is foretold, or
+/// one more or less: tag and difference are one number, and so a byte for the first tags of a
+/// chunk. Its lowest bit tells it from the code of a state.
+pub(super) const SHORT: u64 = 1;
+/// Differences that have a short form, as [`super::varint::zigzag`] has them: from 0 on.
+pub(super) const SHORT_DIFFERENCES: u64 = 3;
 
 /// Codes of states, in the two lowest bits beside the samples.
 pub(super) const GAP: u64 = 0;

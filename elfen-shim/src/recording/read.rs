@@ -9,7 +9,8 @@ use std::path::Path;
 use super::file::{checksum, fields};
 use super::form::{
     CHUNK_BYTES, CHUNK_HEAD_BYTES, CHUNK_MARK, ChunkHead, GAP, Head, JSON_BYTES, Kind, MAGIC,
-    NOT_RUNNING, OTHER, Pace, Run, State, TAGS_MAX, TAIL_MARK, Tail, VERSION, VERSION_OF_DISTANCES,
+    NOT_RUNNING, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State, TAGS_MAX, TAIL_MARK, Tail,
+    VERSION, VERSION_OF_DISTANCES, VERSION_OF_SHORT_RUNS,
 };
 use super::pool::Pool;
 use super::varint::{take, unzigzag};
@@ -170,6 +171,7 @@ impl Recording {
         }
         let (mut value, mut tags) = (0_u64, Vec::new());
         let has_lengths = version != VERSION_OF_DISTANCES;
+        let has_short = version >= VERSION_OF_SHORT_RUNS && kind == Kind::Tags;
         let mut pace = Pace::default();
         if has_lengths {
             pace.0 = take(&mut bytes).ok_or("it ends before its runs")?;
@@ -181,11 +183,21 @@ impl Recording {
             let end = end.ok_or("its time overflows")?;
             let start_ticks = if has_lengths { ticks } else { end };
             ticks = end;
-            let coded = number()?;
-            let samples = match coded & 3 {
-                code if has_lengths && code != GAP => {
-                    pace.samples(steps).wrapping_add(unzigzag(coded >> 2)).min(u64::MAX >> 2)
+            let mut coded = number()?;
+            let foretold = |off| pace.samples(steps).wrapping_add(unzigzag(off)).min(u64::MAX >> 2);
+            if has_short {
+                let is_short = coded & SHORT != 0;
+                coded >>= 1;
+                if is_short {
+                    let tag = usize::try_from(coded / SHORT_DIFFERENCES).unwrap_or(usize::MAX);
+                    let tag = *tags.get(tag).ok_or("it has a tag that it never had")?;
+                    let samples = foretold(coded % SHORT_DIFFERENCES);
+                    runs.push(Run { start_ticks, state: State::Value(tag), samples });
+                    continue;
                 }
+            }
+            let samples = match coded & 3 {
+                code if has_lengths && code != GAP => foretold(coded >> 2),
                 _ => coded >> 2,
             };
             let state = match coded & 3 {

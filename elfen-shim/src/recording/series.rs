@@ -1,6 +1,8 @@
 //! One signal while it is recorded: the run that goes on, and how those before it are written.
 
-use super::form::{GAP, Kind, NOT_RUNNING, OTHER, Pace, Run, State, TAGS_MAX, VALUE};
+use super::form::{
+    GAP, Kind, NOT_RUNNING, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State, TAGS_MAX, VALUE,
+};
 use super::pool::{Full, Pool};
 use super::varint::{MOST, put, zigzag};
 
@@ -144,13 +146,22 @@ impl Series {
         };
         self.samples += samples;
         self.steps += if samples > 0 { steps } else { 0 };
-        at += put(off.min(u64::MAX >> 2) << 2 | state.code(), &mut rest[at..]);
+        let tags = self.tags.is_some();
+        let coded = match state {
+            Written::Known(tag) if off < SHORT_DIFFERENCES => {
+                (tag * SHORT_DIFFERENCES + off) << 1 | SHORT
+            }
+            state => (off.min(u64::MAX >> 3) << 2 | state.code()) << u64::from(tags),
+        };
+        at += put(coded, &mut rest[at..]);
         match state {
             Written::Value(value) => {
                 let difference = value.wrapping_sub(self.written_value);
                 at += put(zigzag(difference), &mut rest[at..]);
                 self.written_value = value;
             }
+            // A short form says the tag itself.
+            Written::Known(_) if off < SHORT_DIFFERENCES => {}
             Written::Known(tag) => at += put(tag, &mut rest[at..]),
             Written::New(tag, value) => {
                 at += put(tag, &mut rest[at..]);

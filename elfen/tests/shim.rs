@@ -404,9 +404,10 @@ fn sums_need_little_memory_however_long_it_takes() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let options = ["-DTURNS=1000000", "-DLENGTH=500"];
+    // Many changes a millisecond: beside other work it may run, and be looked at, for few of them.
+    let options = ["-DTURNS=5000000", "-DLENGTH=100"];
     let program = build(folder.path(), "quick", TAGS, &options);
-    let words = ["--json", "--watch", "tag", "--memory", "1KB"];
+    let words = ["--json", "--watch", "tag", "--period", "300ns", "--memory", "1KB"];
     let full = json(&shim(&words, &program));
     let ended = full["ended"].as_str().unwrap();
     assert!(ended.starts_with("the memory for it is full"), "{full:#}");

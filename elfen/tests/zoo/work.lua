@@ -1,5 +1,5 @@
 local count, n = {}, 1
-for _ = 1, 3000000 do
+for _ = 1, 3000000 * (arg[1] or 1) do
 	n = (n * 1103515245 + 12345) % 2147483648
 	count[n % 997] = (count[n % 997] or 0) + 1
 end

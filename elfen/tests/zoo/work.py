@@ -1,7 +1,9 @@
-import hashlib, json
+import hashlib, json, sys
 
 def row(n):
     return {"n": n, "hash": hashlib.sha256(str(n).encode()).hexdigest()}
 
-rows = [row(n) for n in range(60000)]
-print(hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest())
+for _ in range(int((sys.argv + ["1"])[1])):
+    rows = [row(n) for n in range(60000)]
+    text = json.dumps(rows, sort_keys=True)
+print(hashlib.sha256(text.encode()).hexdigest())

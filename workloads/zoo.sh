@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Programs that nobody changed, one after the other through `elfen bench batch`, as one table
+# against what is promised of them: overlap in % at turns of 200 us, 1 ms and 10 ms, by the
+# scheduler's trace, and what their guards alone leave; reaction in us at the shortest turns; how
+# long a run on an idle lane takes, with its guard's as 1; whether they did as alone. ! marks what
+# is above its bar.
+#
+# usage: zoo.sh [--lanes R:B] [--turns 200us,1ms,10ms] [--seconds N] [--rounds N] [NAME...]
+#
+# Needs root, cargo build --release, python3, and of the programs those that are to be measured.
+# Takes some minutes for each of them with 10 rounds.
+set -euo pipefail
+
+lanes=0:1 turns=200us,1ms,10ms seconds=5 rounds=10 names=()
+usage() {
+	sed -n '/^# usage/s/^# //p' "$0" >&2
+	exit 2
+}
+while (($#)); do
+	case $1 in
+	--lanes | --turns | --seconds | --rounds)
+		(($# > 1)) || usage
+		declare "${1#--}=$2"
+		shift
+		;;
+	-*) usage ;;
+	*) names+=("$1") ;;
+	esac
+	shift
+done
+root=$(cd "$(dirname "$0")/.." && pwd)
+elfen=${CARGO_TARGET_DIR:-$root/target}/release/elfen
+[ -x "$elfen" ] || { echo "$0: no $elfen: cargo build --release" >&2; exit 1; }
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cp "$root"/elfen/tests/zoo/* "$folder"
+cd "$folder"
+
+# Text of 35 MB, the same everywhere, and what is made of it; programs that have to be compiled.
+python3 - <<'PYTHON'
+seed, words = 1, []
+for _ in range(4_000_000):
+    seed = (seed * 6364136223846793005 + 1442695040888963407) % 2**64
+    words.append("word%d" % ((seed >> 33) % 5000))
+open("text", "w").write(" ".join(words))
+open("lines", "w").write("\n".join(words * 4) + "\n")
+of = "int f%d(int a, int b) { for (int i = 0; i < b; i++) a = a * %d + i %% 7; return a ^ %d; }\n"
+open("big.c", "w").write("".join(of % (n, n, n) for n in range(1500)))
+open("big.sql", "w").write(open("work.sql").read().replace("150000", "3000000"))
+PYTHON
+for _ in $(seq 40); do cat text; done >long
+if command -v go >/dev/null; then GOCACHE=$PWD/cache GO111MODULE=off go build -o go-work work.go; fi
+if command -v javac >/dev/null; then javac Work.java; fi
+
+clip='-f lavfi -i testsrc=duration=60:size=320x240'
+# Name, class (`reads` the kernel takes part in; `jit`), the program.
+zoo="\
+xz|native|xz -6 -T1 -c text
+zstd|native|zstd -q -T2 -15 -c text
+gzip|native|gzip -9 -c text
+python3|reads|python3 work.py 40
+perl|native|perl work.pl 60
+lua|native|lua5.4 work.lua 40
+sqlite3|native|sqlite3 :memory: '.read big.sql'
+gcc|native|gcc -O2 -S -o - big.c
+sort|native|env LC_ALL=C sort --parallel=2 lines
+openssl|native|openssl enc -aes-256-cbc -K 00 -iv 00 -in long
+sha256sum|reads|sha256sum long
+ffmpeg|native|ffmpeg -v error -threads 2 $clip -c:v mpeg4 -bitexact -f avi -
+go|native|./go-work 60
+busybox|native|busybox sh work.sh 12
+rust|reads|$elfen simulate --rps 100 --policy borrow-idle --requests 30000000 --json
+java|jit|java -cp . Work 60
+node|jit|node work.js 30"
+
+printf '%-10s %-24s %-21s %-15s %-9s %s\n' \
+	program 'overlap %' "guard's" 'us p50/p90/p99' slowdown output
+while IFS='|' read -r name class program; do
+	if ((${#names[@]})) && [[ " ${names[*]} " != *" $name "* ]]; then continue; fi
+	command -v "${program%% *}" >/dev/null || { echo "$name: not there"; continue; }
+	eval "words=($program)"
+	"$elfen" bench batch --lanes "$lanes" --inject live --turns "$turns" --seconds "$seconds" \
+		--rounds "$rounds" --json -- "${words[@]}" </dev/null >report.json 2>errors ||
+		[ -s report.json ] || { echo "$name: $(tail -n 1 errors)"; continue; }
+	python3 - "$name" "$class" <<'PYTHON'
+import json, sys
+name, kind = sys.argv[1:]
+report = json.load(open("report.json"))
+bars = {"native": (6, 2, 0.4), "reads": (10, 4, 1)}.get(kind)
+bar_of = dict(zip((200_000, 1_000_000, 10_000_000), bars)) if bars else {}
+rows = {how: [row for row in report["rows"] if (row["inject"] == "guard") == (how == "guard")]
+        for how in ("guard", "live")}
+guards = {row["turn_ns"]: row["percent"] for row in rows["guard"]}
+def mark(value, bar, form):
+    return form % value + ("!" if bar is not None and value > bar else "")
+def percent(row):
+    if row["percent"] is None:
+        return "-"
+    return mark(row["percent"], bar_of.get(row["turn_ns"], guards.get(row["turn_ns"])), "%.2f")
+stop = rows["live"][0]["reaction_ns"] or {}
+stop = "/".join("%.0f" % (stop[key] / 1000) for key in ("p50", "p90", "p99")) if stop else "-"
+slow = report["slowdown"]
+slow = mark(slow["median"], 1.05, "%.3f") if slow else "-"
+compared = report["compared"]
+if report["alone"] is None or report["alone"]["differed"]:
+    output = "not compared"
+else:
+    runs, wrong = (sum(one[key] for one in compared) for key in ("runs", "different"))
+    output = f"as alone, {runs} runs" if not wrong else f"DIFFERENT in {wrong} of {runs} runs"
+lives, alone = (", ".join(texts) for texts in (
+    [percent(row) for row in rows["live"]],
+    ["-" if row["percent"] is None else "%.1f" % row["percent"] for row in rows["guard"]]))
+print(f"{name:10} {lives:24} {alone:21} {stop:15} {slow:9} {output}", flush=True)
+PYTHON
+done <<<"$zoo"

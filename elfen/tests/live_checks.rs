@@ -89,7 +89,11 @@ fn skipped(why: &str) {
 
 /// The program, stripped, linked as asked; `None` where the compiler can't link like that.
 fn build(folder: &Path, name: &str, options: &[&str]) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks/work.c");
+    build_of("work.c", folder, name, options)
+}
+
+fn build_of(source: &str, folder: &Path, name: &str, options: &[&str]) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks").join(source);
     let program = folder.join(name);
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-pthread", "-s"]).args(options).arg("-o").arg(&program).arg(source);
@@ -127,6 +131,38 @@ fn programs_do_the_same_work_with_checks_written_into_them() {
             assert!(word.as_u64().unwrap() > 0, "{name}: {live}");
         }
         assert!(live["refused"].is_null(), "{live}");
+    }
+}
+
+/// Goal: loops without a call, which take a nanosecond a round and have no instruction that is as
+/// long as a jump, are given checks all the same, and do what they did. Method: such a program,
+/// stripped, dynamic and static, for as long as it takes: several instructions are moved together,
+/// rounds stand behind the check, and it rings.
+#[test]
+fn loops_without_a_call_are_given_checks_and_rounds() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (name, options) in [("loops", &[][..]), ("static loops", &["-static"][..])] {
+        let Some(program) = build_of("rounds.c", folder.path(), name, options) else { continue };
+        let mut last = Value::Null;
+        let has_rounds = ["500000000", "2000000000", "8000000000"].iter().any(|rounds| {
+            let alone = did(&Command::new(&program).arg(rounds).output().unwrap());
+            assert_eq!(alone.1, Some(3), "{alone:?}");
+            let report = folder.path().join("report");
+            let turns = Turns::start();
+            let mut command = elfen(&["--report", report.to_str().unwrap()], &program);
+            let output = command.arg(rounds).output().unwrap();
+            drop(turns);
+            assert_eq!(did(&output), alone, "{name}: {output:?}");
+            last = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+            let places = &last["live"]["places"];
+            let words = [&places["several"], &places["rounds"], &last["live"]["bells"]];
+            words.iter().all(|word| word.as_u64().unwrap() > 0)
+        });
+        assert!(has_rounds, "{name}: {last}");
     }
 }
 

@@ -10,6 +10,8 @@ pub struct Frame {
     pub bytes: u64,
     /// The kernel calls it, and not another function (`S`): it may start a byte before its code.
     pub is_signal: bool,
+    /// Exceptions come back into the middle of it (`L`).
+    pub has_landing_pads: bool,
 }
 
 /// Reads the entry at `address` of a `.eh_frame` that lies at `section_address`. `None` if it is
@@ -30,7 +32,8 @@ pub fn frame(section: &[u8], section_address: u64, address: u64) -> Option<Frame
     };
     let bytes = entry.pointer(common.pointers)?;
     start.checked_add(bytes)?;
-    Some(Frame { start, bytes, is_signal: common.is_signal })
+    let Common { is_signal, has_landing_pads, .. } = common;
+    Some(Frame { start, bytes, is_signal, has_landing_pads })
 }
 
 /// Every function of a `.eh_frame`, in the order of the section, up to the first entry that no
@@ -66,6 +69,7 @@ const PC_RELATIVE: u8 = 0x10;
 struct Common {
     pointers: u8,
     is_signal: bool,
+    has_landing_pads: bool,
 }
 
 impl Common {
@@ -81,13 +85,16 @@ impl Common {
         bytes.leb128()?;
         // The return address's register.
         if version == 1 { bytes.u8().map(u64::from) } else { bytes.leb128() }?;
-        let mut common = Self { pointers: 0, is_signal: false };
+        let mut common = Self { pointers: 0, is_signal: false, has_landing_pads: false };
         loop {
             match augmentation.u8()? {
                 0 => return Some(common),
                 b'z' => _ = bytes.leb128()?,
                 b'R' => common.pointers = bytes.u8()?,
-                b'L' => _ = bytes.u8()?,
+                b'L' => {
+                    bytes.u8()?;
+                    common.has_landing_pads = true;
+                }
                 b'P' => {
                     let form = bytes.u8()?;
                     bytes.pointer(form)?;
@@ -193,7 +200,8 @@ mod tests {
             let (bytes, entry) = section(augmentation, data, (-0x1000i32).to_le_bytes(), 0x40);
             let found = frame(&bytes, ADDRESS, entry).unwrap();
             let start = entry + 8 - 0x1000;
-            assert_eq!(found, Frame { start, bytes: 0x40, is_signal });
+            let has_landing_pads = augmentation.contains(&b'L');
+            assert_eq!(found, Frame { start, bytes: 0x40, is_signal, has_landing_pads });
         }
     }
 

@@ -32,6 +32,8 @@ pub struct Function {
     pub(crate) targets: Vec<u64>,
     /// It goes to an address that it computes: anywhere in it, for all that is known.
     pub(crate) jumps_anywhere: bool,
+    /// It jumps out of itself: where that is another part of it, that comes back anywhere.
+    pub(crate) jumps_out: bool,
 }
 
 impl Function {
@@ -50,6 +52,7 @@ impl Function {
             reached: Vec::new(),
             targets: flow::targets(&code),
             jumps_anywhere: next.iter().any(|next| next.is_unknown),
+            jumps_out: flow::jumps_out(&code, &(start..end)),
             code,
             next,
         };
@@ -64,6 +67,12 @@ impl Function {
     /// Its first address, and the one behind its last.
     pub fn range(&self) -> core::ops::Range<u64> {
         self.start..self.end
+    }
+
+    /// Whether it names an address in a range: by a jump, a call, or by computing it.
+    pub fn names(&self, range: &core::ops::Range<u64>) -> bool {
+        let first = self.targets.partition_point(|&target| target < range.start);
+        self.targets.get(first).is_some_and(|target| range.contains(target))
     }
 
     /// Which instruction begins at an address.

@@ -77,6 +77,17 @@ fn one(
     }
 }
 
+/// Whether a direct jump goes elsewhere than into the function.
+pub(crate) fn jumps_out(code: &[Instruction], inside: &Range<u64>) -> bool {
+    let is_jump = |one: &&Instruction| {
+        matches!(
+            one.flow_control(),
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
+        )
+    };
+    code.iter().filter(is_jump).filter_map(target).any(|to| !inside.contains(&to))
+}
+
 /// The addresses that direct branches, calls and address computations name, in order.
 pub(crate) fn targets(code: &[Instruction]) -> Vec<u64> {
     let named = code.iter().flat_map(|instruction| {

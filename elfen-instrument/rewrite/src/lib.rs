@@ -32,6 +32,7 @@ mod loops;
 mod place;
 mod refused;
 mod ring;
+mod rounds;
 mod trampoline;
 
 pub use code::{Function, JUMP_BYTES, MAX_BYTES};

@@ -33,7 +33,8 @@ pub enum Tactic {
 /// What is known of a program, and so which tactics it permits. [`Tactic::One`] is always there.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permitted<'a> {
-    /// No thread of it is inside of the function, and it has no signal handler.
+    /// It has no signal handler, nothing else goes into the middle of the function, and who writes
+    /// sees to it that no thread stands inside of what is replaced.
     pub several: bool,
     /// It catches none of SIGSEGV, SIGBUS and SIGFPE.
     pub memory: bool,
@@ -54,6 +55,13 @@ pub struct Place {
     pub tactic: Tactic,
     pub(crate) moved: Range<usize>,
     pub(crate) saves_flags: bool,
+}
+
+impl Place {
+    /// Whether a thread can stand inside of what is replaced.
+    pub fn is_several(&self) -> bool {
+        self.moved.len() > 1
+    }
 }
 
 impl Function {
@@ -105,11 +113,12 @@ impl Function {
             (_, _, 1) => Tactic::One,
             _ => Tactic::Several,
         };
-        let is_permitted = (code.len() == 1 || permitted.several && !self.jumps_anywhere)
+        let is_permitted = (code.len() == 1
+            || permitted.several && !self.jumps_anywhere && !self.jumps_out)
             && (!faults || permitted.memory)
             && (!saves_flags || permitted.flags);
         let inside = at + 1..end;
-        let is_named = names(&self.targets, &inside) || names(permitted.named, &inside);
+        let is_named = self.names(&inside) || names(permitted.named, &inside);
         let bytes = usize::try_from(end - at).ok()?;
         // A jump to itself goes round in its trampoline, for which no check is needed.
         let is_still = code.len() == 1 && target(&code[0]) == Some(at);
@@ -149,7 +158,7 @@ fn names(addresses: &[u64], inside: &Range<u64>) -> bool {
 
 /// Whether an instruction does the same elsewhere. A call would leave another return address for
 /// unwinders, system calls and repeated strings are resumed where they stand.
-fn can_move(instruction: &Instruction) -> bool {
+pub(crate) fn can_move(instruction: &Instruction) -> bool {
     use FlowControl::{ConditionalBranch, IndirectBranch, Next, UnconditionalBranch};
     let flow = instruction.flow_control();
     let goes_on = matches!(flow, Next | UnconditionalBranch | ConditionalBranch | IndirectBranch);
@@ -161,7 +170,7 @@ fn can_move(instruction: &Instruction) -> bool {
 
 /// Whether an instruction may raise a fault: it divides, or goes to memory other than the stack,
 /// its object's own, or its thread's.
-fn may_fault(instruction: &Instruction, or_sure: impl Fn(&UsedMemory) -> bool) -> bool {
+pub(crate) fn may_fault(instruction: &Instruction, or_sure: impl Fn(&UsedMemory) -> bool) -> bool {
     let divides = matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv);
     let mut factory = InstructionInfoFactory::new();
     let memory = factory.info(instruction).used_memory();
@@ -269,6 +278,21 @@ mod tests {
         let found: Vec<Tactic> =
             function(&anywhere).places(&ALL).map(|place| place.tactic).collect();
         assert_eq!(found, [Tactic::Flags], "flags may be live there, for all that is known");
+    }
+
+    #[test]
+    fn several_of_a_function_with_other_parts_stay() {
+        // mov %edi,%eax; lea (%rsi,%rdi),%edx; ret, or a jump, or a conditional one, out of it
+        let ends: [(&[u8], bool); 3] = [
+            (&[0xc3], true),
+            (&[0xe9, 0, 1, 0, 0], false),
+            (&[0x0f, 0x84, 0, 1, 0, 0, 0xc3], false),
+        ];
+        for (end, is_place) in ends {
+            let bytes = [&[0x89, 0xf8, 0x8d, 0x14, 0x3e], end].concat();
+            let found = first(&bytes, &ALL).is_some_and(|(at, ..)| at == 0x1000);
+            assert_eq!(found, is_place, "{end:x?}");
+        }
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Code {
         self.bytes.extend_from_slice(bytes);
     }
 
-    fn here(&self) -> Option<u64> {
+    pub(crate) fn here(&self) -> Option<u64> {
         self.at.checked_add(u64::try_from(self.bytes.len()).ok()?)
     }
 
@@ -177,6 +177,27 @@ impl Function {
     /// The trampoline of a place of this function, as it stands at `at`. `None` if something that
     /// it names is more than 2 GiB away.
     pub fn trampoline(&self, place: &Place, at: u64, hooks: &Hooks) -> Option<Patch> {
+        self.behind_a_check(place, at, hooks, |code| {
+            for instruction in self.code.get(place.moved.clone())?.chunks(1) {
+                // One at a time: of a block, a branch to its beginning would stay inside of it, and
+                // a loop that small would never come by its check again.
+                let block = InstructionBlock::new(instruction, code.here()?);
+                let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
+                code.push(&encoded.code_buffer);
+            }
+            let end = place.at.checked_add(u64::try_from(place.bytes).ok()?)?;
+            code.push_relative(&[0xe9], end, &[])
+        })
+    }
+
+    /// The check of a place, and what runs behind it until it is back in the program.
+    pub(crate) fn behind_a_check(
+        &self,
+        place: &Place,
+        at: u64,
+        hooks: &Hooks,
+        push_moved: impl FnOnce(&mut Code) -> Option<()>,
+    ) -> Option<Patch> {
         let mut code = Code::at(at);
         // Registers that the check itself takes. Its stack is that of the whole check then.
         let has_registers = matches!(hooks.words, Words::OfCpu(_));
@@ -203,15 +224,7 @@ impl Function {
         if has_stack {
             code.push_above_red_zone();
         }
-        for instruction in self.code.get(place.moved.clone())?.chunks(1) {
-            // One at a time: of a block, a branch to its beginning would stay inside of it, and a
-            // loop that small would never come by its check again.
-            let block = InstructionBlock::new(instruction, code.here()?);
-            let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
-            code.push(&encoded.code_buffer);
-        }
-        let end = place.at.checked_add(u64::try_from(place.bytes).ok()?)?;
-        code.push_relative(&[0xe9], end, &[])?;
+        push_moved(&mut code)?;
         open.into_iter().try_for_each(|open| code.close(open))?;
         if !has_stack {
             code.push_below_red_zone();

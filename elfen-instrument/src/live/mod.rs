@@ -15,15 +15,19 @@
 //! held against the bytes that were decoded, and a function that can't be read whole is left alone.
 
 mod arena;
+mod change;
 mod hotspot;
 mod missed;
 mod object;
 mod patched;
 mod places;
+mod several;
 mod status;
 mod symbols;
+mod thinned;
 
 pub use arena::{LaneAt, Pages};
+pub use change::Change;
 pub use missed::Missed;
-pub use patched::{Change, Patched, Stood};
+pub use patched::{Patched, Stood};
 pub use places::Places;

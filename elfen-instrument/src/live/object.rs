@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 
-use elfen_entries::{FunctionStarts, GoFunctions, frame, frames};
+use elfen_entries::{Frame, FunctionStarts, GoFunctions, frame, frames};
 use object::{Object as _, ObjectSection, ReadCache};
 
 use super::missed::Missed;
@@ -40,8 +40,23 @@ struct Object {
     starts: Table,
     frames: Table,
     /// Of programs without the first: every function, in order.
-    listed: Vec<(u64, u64)>,
+    listed: Vec<Bounds>,
     go: Table,
+}
+
+/// A function.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Bounds {
+    pub(super) range: Range<u64>,
+    /// Something comes into the middle of it that its code does not show.
+    pub(super) has_landing_pads: bool,
+}
+
+impl Bounds {
+    fn of(frame: &Frame) -> Option<Self> {
+        let range = frame.start..frame.start.checked_add(frame.bytes)?;
+        (!frame.is_signal).then_some(Self { range, has_landing_pads: frame.has_landing_pads })
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -51,7 +66,7 @@ struct Table {
 }
 
 impl Objects {
-    /// First and last address of the function around `ip`, which lies in the code mapping `code`.
+    /// The function around `ip`, which lies in the code mapping `code`.
     pub(super) fn function(
         &mut self,
         process: u32,
@@ -59,7 +74,7 @@ impl Objects {
         mapped: &[Mapping],
         code: &Mapping,
         ip: u64,
-    ) -> Result<Range<u64>, Missed> {
+    ) -> Result<Bounds, Missed> {
         let base = base(mapped, code).ok_or(Missed::NoFunction)?;
         let object = match self.known.entry((base, code.file.clone())) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
@@ -69,8 +84,8 @@ impl Objects {
         };
         let found = object.function(ip).ok_or(Missed::NoFunction)?;
         // What tables say is input.
-        let lies_there = found.start <= ip && code.range.start <= found.start;
-        if lies_there && ip < found.end && found.end <= code.range.end {
+        let Range { start, end } = found.range;
+        if start <= ip && code.range.start <= start && ip < end && end <= code.range.end {
             return Ok(found);
         }
         Err(Missed::NoFunction)
@@ -165,37 +180,38 @@ impl Object {
         Some(())
     }
 
-    fn function(&self, ip: u64) -> Option<Range<u64>> {
+    fn function(&self, ip: u64) -> Option<Bounds> {
         let by_frame = || {
             let starts = FunctionStarts::parse(&self.starts.bytes, self.starts.address)?;
             let entry = starts.frame_of(ip)?;
-            let found = frame(&self.frames.bytes, self.frames.address, entry)?;
-            let end = found.start.checked_add(found.bytes)?;
-            (!found.is_signal && (found.start..end).contains(&ip)).then_some(found.start..end)
+            let found = Bounds::of(&frame(&self.frames.bytes, self.frames.address, entry)?)?;
+            found.range.contains(&ip).then_some(found)
         };
         let by_list = || {
-            let after = self.listed.partition_point(|&(start, _)| start <= ip);
-            let &(start, end) = self.listed.get(after.checked_sub(1)?)?;
-            (ip < end).then_some(start..end)
+            let after = self.listed.partition_point(|one| one.range.start <= ip);
+            let found = self.listed.get(after.checked_sub(1)?)?;
+            found.range.contains(&ip).then(|| found.clone())
         };
-        let by_go = || GoFunctions::parse(&self.go.bytes)?.of(ip).map(|(start, end)| start..end);
+        let by_go = || {
+            let (start, end) = GoFunctions::parse(&self.go.bytes)?.of(ip)?;
+            // Its runtime goes where its own tables say.
+            Some(Bounds { range: start..end, has_landing_pads: true })
+        };
         by_frame().or_else(by_list).or_else(by_go)
     }
 }
 
 /// The functions of a static program that has no search table. Where its frames are, its file tells
 /// alone; what they say is read from memory.
-fn listed(process: u32, memory: &Memory, base: u64, bias: u64) -> Option<Vec<(u64, u64)>> {
+fn listed(process: u32, memory: &Memory, base: u64, bias: u64) -> Option<Vec<Bounds>> {
     let file = ReadCache::new(File::open(format!("/proc/{process}/exe")).ok()?);
     let file = object::read::elf::ElfFile64::<object::Endianness, _>::parse(&file).ok()?;
     let section = file.section_by_name(".eh_frame")?;
     let address = bias.checked_add(section.address())?;
     let table = Table::read(memory, address.max(base), section.size())?;
-    let mut found: Vec<(u64, u64)> = frames(&table.bytes, table.address)
-        .filter(|one| !one.is_signal)
-        .filter_map(|one| Some((one.start, one.start.checked_add(one.bytes)?)))
-        .collect();
-    found.sort_unstable();
+    let frames = frames(&table.bytes, table.address);
+    let mut found: Vec<Bounds> = frames.filter_map(|one| Bounds::of(&one)).collect();
+    found.sort_by_key(|one| one.range.start);
     Some(found)
 }
 
@@ -252,7 +268,7 @@ mod tests {
         let memory = Memory::open(own).unwrap();
         let mapped = mappings(own).unwrap();
         let code = mapped.iter().find(|one| one.range.contains(&ip)).unwrap();
-        Objects::default().function(own, &memory, &mapped, code, ip)
+        Objects::default().function(own, &memory, &mapped, code, ip).map(|found| found.range)
     }
 
     #[test]

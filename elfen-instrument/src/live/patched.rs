@@ -1,12 +1,13 @@
 //! One process and its checks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use elfen_rewrite::{self as rewrite, Function, Permitted, Place, Tactic};
 
 use super::arena::{Arena, Pages, Room};
+use super::change::{Change, Write};
 use super::hotspot::{Compiled, HotSpot};
 use super::missed::Missed;
 use super::object::Objects;
@@ -38,14 +39,17 @@ const ARENAS_MAX: usize = 16;
 /// A process that has been touched, or is about to be.
 #[derive(Debug)]
 pub struct Patched {
-    process: u32,
-    memory: Arc<Memory>,
+    pub(super) process: u32,
+    pub(super) memory: Arc<Memory>,
     /// An address that is mapped as long as this memory is anybody's.
     probe: u64,
-    arenas: Vec<Used>,
-    places: BTreeMap<u64, OnePlace>,
-    objects: Objects,
+    pub(super) arenas: Vec<Used>,
+    pub(super) places: BTreeMap<u64, OnePlace>,
+    pub(super) objects: Objects,
     machine: Machine,
+    pub(super) thinned: Option<Thinned>,
+    /// Functions, by their first addresses, of which only single instructions may be moved.
+    pub(super) entered: HashSet<u64>,
 }
 
 /// Whether the process is a Java virtual machine that tells of its compiled methods.
@@ -59,60 +63,39 @@ enum Machine {
 
 /// An arena, and the places of its checks in the order of their counts.
 #[derive(Clone, Debug)]
-struct Used {
-    arena: Arena,
-    checks: Vec<u64>,
+pub(super) struct Used {
+    pub(super) arena: Arena,
+    pub(super) checks: Vec<u64>,
 }
 
 #[derive(Clone, Debug)]
-struct OnePlace {
+pub(super) struct OnePlace {
     original: Vec<u8>,
-    jump: Vec<u8>,
+    pub(super) jump: Vec<u8>,
     tactic: Tactic,
-    state: State,
+    pub(super) state: State,
+    is_several: bool,
+    /// Behind its check are rounds of its loop.
+    pub(super) has_rounds: bool,
     /// The compiled method that it is in, by its number.
-    compiled: Option<u32>,
+    pub(super) compiled: Option<u32>,
+}
+
+/// A check that is to have rounds behind it, until that is written or not.
+#[derive(Debug)]
+pub(super) struct Thinned {
+    pub(super) at: u64,
+    pub(super) place: OnePlace,
+    /// Where it counts: of which arena, and which of its counts.
+    pub(super) count: (usize, usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+pub(super) enum State {
     On,
     TooDense,
     /// Other bytes were there when it was to be written.
     Refused,
-}
-
-/// Bytes to be written while no thread of the process runs: all of them, or none from the first on
-/// that is not as expected.
-#[derive(Debug)]
-pub struct Change {
-    pub process: u32,
-    /// The place that this is about.
-    pub place: u64,
-    /// The Java method that gets a check.
-    pub method: Option<String>,
-    memory: Arc<Memory>,
-    writes: Vec<Write>,
-}
-
-#[derive(Debug)]
-struct Write {
-    at: u64,
-    /// Nothing for memory that is ours.
-    expected: Option<Vec<u8>>,
-    bytes: Vec<u8>,
-}
-
-impl Change {
-    /// Says whether all was written.
-    pub fn apply(&self) -> bool {
-        self.writes.iter().all(|write| match &write.expected {
-            Some(expected) => {
-                self.memory.replace(write.at, expected, &write.bytes).is_ok_and(|done| done)
-            }
-            None => self.memory.write(write.at, &write.bytes).is_ok(),
-        })
-    }
 }
 
 impl Patched {
@@ -137,6 +120,8 @@ impl Patched {
             places: BTreeMap::new(),
             objects: Objects::default(),
             machine: Machine::Unknown,
+            thinned: None,
+            entered: HashSet::new(),
         })
     }
 
@@ -157,7 +142,8 @@ impl Patched {
         let places = places.map(|(&at, place)| (at, place.clone())).collect();
         let (probe, objects) = (self.probe, self.objects.clone());
         let machine = self.machine.clone();
-        Some(Self { process, memory, probe, arenas, places, objects, machine })
+        let (thinned, entered) = (None, self.entered.clone());
+        Some(Self { process, memory, probe, arenas, places, objects, machine, thinned, entered })
     }
 
     /// Whether it is still the program that it was: an exec leaves its memory behind.
@@ -198,21 +184,21 @@ impl Patched {
         pages: &Pages,
     ) -> Result<Change, Missed> {
         let (range, compiled) = self.function_around(mapped, ip)?;
-        let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
-        let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
         self.forget_other_methods(&range, compiled.as_ref());
-        self.take_out_jumps(range.start, &mut bytes);
+        let bytes = self.as_it_was(&range)?;
         let function = Function::decode(&bytes, range.start, is_sampled.then_some(ip))?;
-        let place = self.choose(&function, ip, compiled.as_ref())?;
+        let permitted = self.permitted(compiled.as_ref())?;
+        let several = self.several(&function, ip, &permitted, mapped, pages);
+        let place = self.choose(&function, ip, &permitted, several.as_ref())?;
         let at = usize::try_from(place.at - range.start).map_err(|_| Missed::NoPlace)?;
         let original = bytes.get(at..at + place.bytes).ok_or(Missed::NoPlace)?.to_vec();
-        let (index, room) = self.room(thread, place.at, pages)?;
+        let (index, room) = self.room(thread, place.at, TRAMPOLINE_BYTES, pages)?;
         self.change(&function, &place, original, index, &room, compiled.as_ref())
     }
 
     /// First and last address of the function around `ip`: of an object's, or of a Java method's
     /// compiled code.
-    fn function_around(
+    pub(super) fn function_around(
         &mut self,
         mapped: &[Mapping],
         ip: u64,
@@ -220,7 +206,7 @@ impl Patched {
         match code_at(mapped, ip) {
             Ok(code) => {
                 let found = self.objects.function(self.process, &self.memory, mapped, code, ip);
-                Ok((found?, None))
+                Ok((found?.range, None))
             }
             Err(Missed::Jit) => {
                 let memory = self.memory.clone();
@@ -277,7 +263,14 @@ impl Patched {
         words.filter(is_return).collect()
     }
 
-    /// The code as it was before us.
+    /// The code of a function as it was before us.
+    pub(super) fn as_it_was(&self, range: &Range<u64>) -> Result<Vec<u8>, Missed> {
+        let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
+        let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
+        self.take_out_jumps(range.start, &mut bytes);
+        Ok(bytes)
+    }
+
     fn take_out_jumps(&self, start: u64, bytes: &mut [u8]) {
         for (at, place) in self.places.range(start..start + bytes.len() as u64) {
             let Ok(at) = usize::try_from(at - start) else { continue };
@@ -296,18 +289,14 @@ impl Patched {
         &self,
         function: &Function,
         ip: u64,
-        compiled: Option<&Compiled>,
+        permitted: &Permitted<'_>,
+        several: Option<&Permitted<'_>>,
     ) -> Result<Place, Missed> {
-        let status = Status::of(self.process).ok_or(Missed::Gone)?;
-        let permitted = Permitted {
-            memory: !status.catches_faults,
-            flags: true,
-            hotspot: compiled.map(|method| rewrite::HotSpot { entry: method.entry }),
-            ..Permitted::default()
-        };
         let mut is_dense = false;
         for one in function.loops_around(ip) {
-            let Some(place) = function.place_in(&one, &permitted) else { continue };
+            let place = function.place_in(&one, permitted);
+            let place = place.or_else(|| function.place_in(&one, several?));
+            let Some(place) = place else { continue };
             match self.places.get(&place.at).map(|known| known.state) {
                 None => return Ok(place),
                 Some(State::TooDense) => {
@@ -317,7 +306,7 @@ impl Patched {
                 Some(State::On | State::Refused) => {}
             }
         }
-        let entry = function.place_at_entry(&permitted);
+        let entry = function.place_at_entry(permitted);
         let is_new = |place: &Place| !self.places.contains_key(&place.at);
         if let Some(entry) = entry.filter(is_new) {
             return Ok(entry);
@@ -328,15 +317,34 @@ impl Patched {
         // Of code that computes where it goes, as interpreters do, no place is on every way round:
         // one beside where threads are met is on many.
         let beside = |place: &Place| place.at.abs_diff(ip) <= BESIDE_BYTES;
-        let near = function.places(&permitted).filter(|place| beside(place) && is_new(place));
+        let near = function.places(permitted).filter(|place| beside(place) && is_new(place));
         near.min_by_key(|place| place.at.abs_diff(ip)).ok_or(Missed::NoPlace)
     }
 
+    pub(super) fn permitted(
+        &self,
+        compiled: Option<&Compiled>,
+    ) -> Result<Permitted<'static>, Missed> {
+        let status = Status::of(self.process).ok_or(Missed::Gone)?;
+        Ok(Permitted {
+            memory: !status.catches_faults,
+            flags: true,
+            hotspot: compiled.map(|method| rewrite::HotSpot { entry: method.entry }),
+            ..Permitted::default()
+        })
+    }
+
     /// Room for a check within reach of a place: in an arena that is there, or in another.
-    fn room(&mut self, thread: u32, place: u64, pages: &Pages) -> Result<(usize, Room), Missed> {
+    pub(super) fn room(
+        &mut self,
+        thread: u32,
+        place: u64,
+        bytes: u64,
+        pages: &Pages,
+    ) -> Result<(usize, Room), Missed> {
         let room = |used: &Used| {
             let near = used.arena.reaches(place);
-            near.then(|| used.arena.room(&self.memory, TRAMPOLINE_BYTES, used.checks.len()))?
+            near.then(|| used.arena.room(&self.memory, bytes, used.checks.len()))?
         };
         let found = self.arenas.iter().enumerate().find_map(|(at, used)| Some((at, room(used)?)));
         if let Some(found) = found {
@@ -346,7 +354,7 @@ impl Patched {
             return Err(Missed::Process("it has as many checks as there is room for".to_owned()));
         }
         let arena = Arena::map(self.process, thread, &self.memory, place, pages)?;
-        let room = arena.room(&self.memory, TRAMPOLINE_BYTES, 0).ok_or(Missed::Gone)?;
+        let room = arena.room(&self.memory, bytes, 0).ok_or(Missed::Gone)?;
         self.arenas.push(Used { arena, checks: Vec::new() });
         Ok((self.arenas.len() - 1, room))
     }
@@ -371,6 +379,8 @@ impl Patched {
             jump: jump.bytes.clone(),
             tactic: place.tactic,
             state: State::On,
+            is_several: place.is_several(),
+            has_rounds: false,
             compiled: compiled.map(|method| method.number),
         };
         self.places.insert(place.at, known);
@@ -390,12 +400,14 @@ impl Patched {
             Machine::HotSpot(hotspot) => hotspot.name(&self.memory, method),
             Machine::Unknown | Machine::None => None,
         });
-        Ok(Change { method, ..self.change_of(place.at, writes) })
+        let last = place.at + place.bytes as u64;
+        let inside = place.is_several().then_some(place.at + 1..last);
+        Ok(Change { method, inside, ..self.change_of(place.at, writes) })
     }
 
-    fn change_of(&self, place: u64, writes: Vec<Write>) -> Change {
+    pub(super) fn change_of(&self, place: u64, writes: Vec<Write>) -> Change {
         let (process, memory) = (self.process, self.memory.clone());
-        Change { process, place, method: None, memory, writes }
+        Change { process, place, method: None, memory, writes, inside: None }
     }
 
     /// A change was refused by what the memory held: the place is left alone from now on.
@@ -450,10 +462,12 @@ impl Patched {
                 State::On => {
                     places.on += 1;
                     places.compiled += u64::from(known.compiled.is_some());
+                    places.rounds += u64::from(known.has_rounds);
                     places.by_tactic[match known.tactic {
+                        _ if known.is_several => 1,
                         Tactic::One | Tactic::Several => 0,
-                        Tactic::Memory => 1,
-                        Tactic::Flags => 2,
+                        Tactic::Memory => 2,
+                        Tactic::Flags => 3,
                     }] += 1;
                 }
                 State::TooDense => places.too_dense += 1,
@@ -472,7 +486,7 @@ fn holds_code(mapped: &[Mapping], code: &Range<u64>) -> bool {
 }
 
 /// The mapping that holds an address of a program's code.
-fn code_at(mapped: &[Mapping], ip: u64) -> Result<&Mapping, Missed> {
+pub(super) fn code_at(mapped: &[Mapping], ip: u64) -> Result<&Mapping, Missed> {
     let code = mapped.iter().find(|one| one.range.contains(&ip)).ok_or(Missed::Gone)?;
     let file = code.name.rsplit('/').next().unwrap_or_default();
     if code.name.starts_with('[') || file.starts_with("ld-") || file.starts_with("ld.so") {

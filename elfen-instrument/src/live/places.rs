@@ -10,8 +10,10 @@ pub struct Places {
     pub on: u64,
     pub too_dense: u64,
     pub refused: u64,
-    /// Of those that are on, by tactic: T1, T3, T4.
-    pub by_tactic: [u64; 3],
+    /// Of those that are on, by tactic: T1, T2, T3, T4.
+    pub by_tactic: [u64; 4],
+    /// Of those that are on, behind which are rounds of their loop.
+    pub rounds: u64,
     /// Of those that are on, in compiled Java methods.
     pub compiled: u64,
     pub arenas: u64,
@@ -25,6 +27,7 @@ impl AddAssign for Places {
         self.refused += other.refused;
         self.arenas += other.arenas;
         self.compiled += other.compiled;
+        self.rounds += other.rounds;
         self.by_tactic.iter_mut().zip(other.by_tactic).for_each(|(sum, one)| *sum += one);
     }
 }

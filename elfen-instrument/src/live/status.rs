@@ -9,6 +9,9 @@ pub(super) struct Status {
     pub(super) filtered: bool,
     /// It has a handler for faults, which may look at where they happened.
     pub(super) catches_faults: bool,
+    /// It has a handler for any signal.
+    pub(super) catches: bool,
+    pub(super) threads: u32,
 }
 
 impl Status {
@@ -30,6 +33,8 @@ fn parse(text: &str) -> Option<Status> {
         // Absent where the kernel has no such filters.
         filtered: !matches!(field("Seccomp"), None | Some("0")),
         catches_faults: caught & faults != 0,
+        catches: caught != 0,
+        threads: field("Threads")?.parse().ok()?,
     })
 }
 
@@ -39,9 +44,11 @@ mod tests {
 
     #[test]
     fn fields_are_read_by_their_names() {
-        let plain = "Name:\tSeccomp\nTracerPid:\t0\nSigCgt:\t0000000000000002\nSeccomp:\t0\n\
-                     Seccomp_filters:\t0\n";
-        assert_eq!(parse(plain), Some(Status::default()));
+        let plain = "Name:\tSeccomp\nTracerPid:\t0\nThreads:\t3\nSigCgt:\t0000000000000002\n\
+                     Seccomp:\t0\nSeccomp_filters:\t0\n";
+        let expected = Status { catches: true, threads: 3, ..Status::default() };
+        assert_eq!(parse(plain), Some(expected));
+        assert!(!parse(&plain.replace("0002", "0000")).unwrap().catches);
         let of = |from: &str, to: &str| parse(&plain.replace(from, to)).unwrap();
         assert!(of("Pid:\t0", "Pid:\t7").traced);
         assert!(of("Seccomp:\t0", "Seccomp:\t2").filtered);

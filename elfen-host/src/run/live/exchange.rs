@@ -18,6 +18,8 @@ pub(super) struct Miss {
 pub(super) const WAITING: u32 = 0;
 pub(super) const APPLIED: u32 = 1;
 pub(super) const REFUSED: u32 = 2;
+/// There was no moment for it.
+pub(super) const PUT_OFF: u32 = 3;
 
 /// What a guard and the planner leave for each other. A guard waits for no lock that the
 /// planner holds: where they share a CPU, that would be for as long as the guard lets it run.
@@ -27,6 +29,8 @@ pub(super) struct Exchange {
     pub(super) change: Mutex<Option<Change>>,
     /// What became of the change.
     pub(super) outcome: AtomicU32,
+    /// How often a guard found a thread where the change is to be.
+    pub(super) unclear: AtomicU32,
     /// How many changes were taken up.
     pub(super) written: AtomicU32,
     /// Where there are several lanes.
@@ -39,6 +43,7 @@ impl Exchange {
             miss: Mutex::default(),
             change: Mutex::default(),
             outcome: AtomicU32::new(WAITING),
+            unclear: AtomicU32::new(0),
             written: AtomicU32::new(0),
             meetings: (lanes > 1).then(|| Meetings::of(lanes)),
         }

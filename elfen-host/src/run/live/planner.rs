@@ -9,7 +9,7 @@ use elfen_instrument::live::{Change, Missed, Pages, Patched, Places};
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
-use super::exchange::{APPLIED, Exchange, Miss, WAITING};
+use super::exchange::{APPLIED, Exchange, Miss, PUT_OFF, WAITING};
 use super::words::LiveWords;
 use crate::process;
 use crate::run::channels::Channels;
@@ -18,6 +18,11 @@ use crate::run::channels::Channels;
 /// nanosecond, and one that looks up its lane two, so this is two percent.
 const ALL_PER_MS: u64 = 20_000;
 const ALL_PER_MS_BY_CPU: u64 = 10_000;
+/// How often the check of a loop of nanoseconds is to run, once there are rounds behind it, and how
+/// many of these there are at most: while a thread is in them, nobody who looks at it finds it in
+/// its program.
+const THIN_PER_MS: u64 = 4_000;
+const ROUNDS_MAX: usize = 64;
 /// How often rates are looked at, and over how much time of the lane at least.
 const RATES_EVERY: Duration = Duration::from_millis(20);
 const RATES_OVER_NS: u64 = 2_000_000;
@@ -211,6 +216,7 @@ impl Planner<'_> {
     /// Gives a change to the guards, and waits for what becomes of it.
     fn hand_over(&self, change: Change) -> Outcome {
         self.exchange.outcome.store(WAITING, Relaxed);
+        self.exchange.unclear.store(0, Relaxed);
         *self.exchange.change.lock() = Some(change);
         for _ in 0..self.exchange.meetings.as_ref().map_or(u32::MAX, |_| MEETINGS_MAX) {
             if let Some(meetings) = &self.exchange.meetings {
@@ -224,6 +230,7 @@ impl Planner<'_> {
                 // A guard did not come, or this run has one, which sees to it when it can.
                 WAITING => thread::park_timeout(RATES_EVERY),
                 APPLIED => return Outcome::Applied,
+                PUT_OFF => return Outcome::Late,
                 _ => return Outcome::Refused,
             }
         }
@@ -231,7 +238,7 @@ impl Planner<'_> {
         Outcome::Late
     }
 
-    /// Takes out what runs too often.
+    /// Sees to what runs too often.
     fn look_at_rates(&mut self) {
         if self.looked.elapsed() < RATES_EVERY {
             return;
@@ -265,16 +272,42 @@ impl Planner<'_> {
                 break;
             }
             all -= rate;
-            let known = self.processes.get_mut(&who);
-            let Some(Known::Patched { patched, .. }) = known else { continue };
-            let Some(change) = patched.drop_dense(place) else { continue };
-            if self.hand_over(change) == Outcome::Late
-                && let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who)
-            {
-                patched.was_not_dropped(place);
+            if !self.thin_out(who, place, rate) {
+                self.take_out(who, place);
             }
         }
         self.publish();
+    }
+
+    /// Says whether there is nothing else to be done about a place that runs too often.
+    fn thin_out(&mut self, who: Identity, place: u64, rate: u64) -> bool {
+        let rounds = usize::try_from(rate.div_ceil(THIN_PER_MS)).unwrap_or(usize::MAX);
+        let rounds = rounds.clamp(2, ROUNDS_MAX);
+        let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who) else {
+            return true;
+        };
+        let Some(change) = patched.thin_out(place, rounds, &self.pages) else { return false };
+        let outcome = self.hand_over(change);
+        if let Some(Known::Patched { patched, counts }) = self.processes.get_mut(&who) {
+            patched.was_thinned(outcome == Outcome::Applied);
+            match outcome {
+                // It counts anew.
+                Outcome::Applied => drop(counts.remove(&place)),
+                Outcome::Refused => patched.was_refused(place),
+                Outcome::Late => {}
+            }
+        }
+        true
+    }
+
+    fn take_out(&mut self, who: Identity, place: u64) {
+        let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who) else { return };
+        let Some(change) = patched.drop_dense(place) else { return };
+        if self.hand_over(change) == Outcome::Late
+            && let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who)
+        {
+            patched.was_not_dropped(place);
+        }
     }
 
     fn publish(&self) {

@@ -14,16 +14,20 @@ use elfen_rt::nap::block;
 use elfen_rt::signal::lane::LaneSlot;
 
 use super::drills::{DRILL, Drills};
-use super::exchange::{APPLIED, Exchange, Miss, REFUSED};
+use super::exchange::{APPLIED, Exchange, Miss, PUT_OFF, REFUSED};
 use super::words::LiveWords;
 use crate::affinity::Mask;
 use crate::cpulist::CpuSet;
 use crate::process::threads_of;
 use crate::run::channels::Channels;
+use crate::run::place::{rank_above_all, rank_first};
 
 /// A batch thread that came onto its lane later than this after the question, or after the request,
 /// was not asked for long enough.
 const LATE_NS: u64 = 20_000;
+
+/// How often a thread may stand in the way of a change, or sleep, until that is put off.
+const UNCLEAR_MAX: u32 = 100;
 
 /// Of a guard whose nap can't be interrupted: a part of what the others wait for it.
 const CALLED_WITHIN_NS: u64 = 1_000_000;
@@ -174,13 +178,39 @@ impl Rehearsal {
     /// Nothing of the batch runs on its lanes now. A process of which a thread may be elsewhere is
     /// left for the keeper to put back.
     fn write_change(&self, lanes: &CpuSet) {
-        let Some(change) = self.exchange.change.try_lock().and_then(|mut one| one.take()) else {
+        let Some(mut waiting) = self.exchange.change.try_lock() else { return };
+        let Some(change) = waiting.take() else { return };
+        let outcome = match change.takes_several() {
+            false => Some(write(&change, lanes)),
+            true => self.write_several(&change, lanes),
+        };
+        let Some(outcome) = outcome else {
+            *waiting = Some(change);
             return;
         };
-        let applied = is_at_home(&change, lanes) && change.apply();
+        drop(waiting);
         self.exchange.written.fetch_add(1, Relaxed);
-        self.exchange.outcome.store(if applied { APPLIED } else { REFUSED }, Release);
+        self.exchange.outcome.store(outcome, Release);
         self.planner.unpark();
+    }
+
+    /// Where it matters where the thread stands, that must not change between the look and the last
+    /// write: the scheduler leaves a batch a little of a lane that others have. Nothing: the thread
+    /// stands there now.
+    fn write_several(&self, change: &Change, lanes: &CpuSet) -> Option<u32> {
+        if rank_above_all().is_err() {
+            return Some(REFUSED);
+        }
+        let stood = lanes.iter().next().and_then(|cpu| self.notes.before(cpu, self.own));
+        let stood = stood.filter(|noted| noted.process == change.process && !noted.in_kernel);
+        let is_clear = change.is_clear(stood.map(|noted| (noted.thread, noted.ip)));
+        let outcome = is_clear.then(|| write(change, lanes));
+        // It could have this rank before.
+        let _as_before = rank_first();
+        outcome.or_else(|| {
+            let unclear = self.exchange.unclear.fetch_add(1, Relaxed);
+            (unclear >= UNCLEAR_MAX).then_some(PUT_OFF)
+        })
     }
 
     /// Says whether a check rang.
@@ -197,6 +227,11 @@ impl Rehearsal {
         }
         bell.swap(0, Acquire) == 0 && !self.is_called()
     }
+}
+
+fn write(change: &Change, lanes: &CpuSet) -> u32 {
+    let applied = is_at_home(change, lanes) && change.apply();
+    if applied { APPLIED } else { REFUSED }
 }
 
 fn is_at_home(change: &Change, lanes: &CpuSet) -> bool {

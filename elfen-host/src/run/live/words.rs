@@ -49,7 +49,7 @@ pub struct LiveWords {
     reasons: [AtomicU64; REASONS.len()],
     processes: AtomicU64,
     pub(super) first_touch_ns: AtomicU64,
-    places: [AtomicU64; 8],
+    places: [AtomicU64; 10],
     pub(super) checks_per_ms: AtomicU64,
     /// The last reason to leave a process alone, as text.
     why: Text<WHY_WORDS>,
@@ -59,7 +59,7 @@ pub struct LiveWords {
     /// How many methods were named, and the last of them in turn.
     named: AtomicU64,
     names: [Text<NAME_WORDS>; NAMES],
-    reserved: [AtomicU64; 6],
+    reserved: [AtomicU64; 4],
     /// From the question to the answer.
     pub(super) gap: Histogram,
 }
@@ -101,9 +101,10 @@ impl LiveWords {
     }
 
     pub(super) fn publish(&self, all: Places) {
-        let [one, memory, flags] = all.by_tactic;
-        let words =
-            [all.on, all.too_dense, all.refused, one, memory, flags, all.arenas, all.compiled];
+        let Places { on, too_dense, refused, arenas, compiled, rounds, .. } = all;
+        let [one, several, memory, flags] = all.by_tactic;
+        let counts = [on, too_dense, refused, one, several, memory, flags];
+        let words = counts.into_iter().chain([arenas, compiled, rounds]);
         self.processes.store(all.processes, Relaxed);
         self.places.iter().zip(words).for_each(|(word, value)| word.store(value, Relaxed));
     }
@@ -111,14 +112,25 @@ impl LiveWords {
     /// As reports have it.
     pub fn live(&self) -> Live {
         let load = |word: &AtomicU64| word.load(Relaxed);
-        let [on, too_dense, refused, one, memory, flags, arenas, compiled] =
+        let [on, too_dense, refused, one, several, memory, flags, arenas, compiled, rounds] =
             self.places.each_ref().map(load);
         let counts: [u64; REASONS.len()] = array::from_fn(|at| load(&self.reasons[at]));
         let reasons = REASONS.iter().zip(counts).filter(|(_, count)| *count > 0);
         Live {
             processes: load(&self.processes),
             first_touch_ns: load(&self.first_touch_ns),
-            places: LivePlaces { on, too_dense, refused, one, memory, flags, arenas, compiled },
+            places: LivePlaces {
+                on,
+                too_dense,
+                refused,
+                one,
+                several,
+                memory,
+                flags,
+                arenas,
+                compiled,
+                rounds,
+            },
             checks_per_ms: load(&self.checks_per_ms),
             drills: load(&self.drills),
             missed: load(&self.missed),
@@ -170,10 +182,15 @@ pub struct LivePlaces {
     pub too_dense: u64,
     pub refused: u64,
     pub one: u64,
+    #[serde(default)]
+    pub several: u64,
     pub memory: u64,
     pub flags: u64,
     pub arenas: u64,
     /// Of those that are on, in Java methods that the virtual machine has compiled.
     #[serde(default)]
     pub compiled: u64,
+    /// Of those that are on, behind which are rounds of their loop, as that takes nanoseconds.
+    #[serde(default)]
+    pub rounds: u64,
 }

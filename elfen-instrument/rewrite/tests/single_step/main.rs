@@ -152,14 +152,59 @@ fn agrees(puppet: &mut Puppet, function: &Function, place: &Place, draw: &mut Dr
     assert_eq!(compared(&before), compared(&after), "{}", what());
 }
 
+const ROUNDS: usize = 3;
+
+/// A loop as it was, and with rounds behind a check, from the same state: it ends, or faults, or
+/// comes by the place again as the loop did after one of so many rounds. Says whether it did.
+fn agrees_on_rounds(
+    puppet: &mut Puppet,
+    function: &Function,
+    place: &Place,
+    draw: &mut Draw,
+) -> bool {
+    let Some(around) = function.loops_around(place.at).pop() else { return false };
+    let hooks = Hooks { words: words(puppet, draw.next()), ring: puppet.near.ring };
+    let (arena, most) = (puppet.near.arena, 4000);
+    let found = function.trampoline_of_rounds(place, ROUNDS, most, &EVERYTHING, arena, &hooks);
+    let Some(trampoline) = found else { return false };
+    let registers = std::array::from_fn(|_| draw.word());
+    let flags = draw.next();
+    let range = around.start..around.back + 1;
+    let body = puppet.code(range.start, usize::try_from(around.back - around.start).unwrap());
+    let Some(named) = named(&body, range.start, puppet.thread_pointer()) else { return false };
+    let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
+    let run = |puppet: &mut Puppet, times, arena: Option<&std::ops::Range<u64>>| {
+        puppet.prepare(&registers, flags, place.at);
+        let outcome = puppet.run_loop(&range, (place.at, times), arena, &named);
+        named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+        outcome
+    };
+    let before: Option<Vec<Outcome>> =
+        (1..=ROUNDS + 1).map(|times| run(puppet, times, None)).collect();
+    let Some(before) = before else { return false };
+    let code = puppet.code(place.at, place.bytes);
+    puppet.write(trampoline.at, &trampoline.bytes);
+    puppet.write(place.at, &place.jump(arena).unwrap().bytes);
+    let arena = arena..arena + trampoline.bytes.len() as u64;
+    let after = run(puppet, 1, Some(&arena));
+    puppet.write(place.at, &code);
+    let Some(after) = after else { return false };
+    let compared = if place.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
+    let is_one = before.iter().any(|before| compared(before) == compared(&after));
+    assert!(is_one, "{place:x?} in {around:x?}: {before:x?}, {after:x?}, flags {flags:x}");
+    true
+}
+
+const EVERYTHING: Permitted<'static> =
+    Permitted { several: true, memory: true, flags: true, named: &[], hotspot: None };
+
 fn play(path: &Path, seed: u64) {
     let object = Object::read(path).unwrap_or_else(|| panic!("{}", path.display()));
     let mut puppet = Puppet::start(&object);
     let functions = &object.functions;
     assert!(functions.len() > 10, "{} has functions", path.display());
     let (mut draw, mut played) = (Draw(seed), [0; 4]);
-    let everything = Permitted { several: true, memory: true, flags: true, ..Permitted::default() };
-    let (mut refused, wanted) = (0, places());
+    let (mut refused, mut rounds, wanted) = (0, 0, places());
     while played.iter().sum::<usize>() < wanted {
         let frame = functions[draw.below(functions.len())];
         let Some(function) = function(&object, &frame) else {
@@ -167,16 +212,18 @@ fn play(path: &Path, seed: u64) {
             assert!(refused < 10 * wanted, "{}: nothing decodes", path.display());
             continue;
         };
-        let places: Vec<Place> = function.places(&everything).collect();
+        let places: Vec<Place> = function.places(&EVERYTHING).collect();
         // A few of each function: most are alike.
         for _ in 0..places.len().min(4) {
             let place = &places[draw.below(places.len())];
             agrees(&mut puppet, &function, place, &mut draw);
             played[place.tactic as usize] += 1;
+            rounds += usize::from(agrees_on_rounds(&mut puppet, &function, place, &mut draw));
         }
     }
-    println!("{}: seed {seed}, {played:?} places by tactic", path.display());
+    println!("{}: seed {seed}, {played:?} places by tactic, {rounds} loops", path.display());
     assert!(played.iter().all(|&count| count > 20), "{played:?}");
+    assert!(rounds > 20, "{rounds} loops");
 }
 
 /// The object of this process whose name has `part`.
@@ -234,11 +281,10 @@ fn skipped(why: &str) {
 fn words_that_are_not_0_ring() {
     let object = Object::read(&mapped("libc.so")).unwrap();
     let mut puppet = Puppet::start(&object);
-    let everything = Permitted { several: true, memory: true, flags: true, ..Permitted::default() };
     let mut rung = [0; 4];
     for frame in object.functions.iter().step_by(20) {
         let Some(function) = function(&object, frame) else { continue };
-        for place in function.places(&everything).take(2) {
+        for place in function.places(&EVERYTHING).take(2) {
             let (kind, which) = (frame.start >> 5 & 3, frame.start >> 4 & 1);
             let words = words(&puppet, kind);
             let hooks = Hooks { words, ring: puppet.near.ring };

@@ -66,7 +66,7 @@ fn of_go(table: &[u8]) -> Option<Vec<Frame>> {
     let functions = GoFunctions::parse(table)?;
     let of = |start| {
         let (start, end) = functions.of(start)?;
-        Some(Frame { start, bytes: end - start, is_signal: false })
+        Some(Frame { start, bytes: end - start, is_signal: false, has_landing_pads: false })
     };
     Some(functions.all().filter_map(of).collect())
 }

@@ -45,6 +45,8 @@ pub(super) fn cpus() -> u64 {
 
 /// More than a place, its check and what it moved take.
 const MOST_STEPS: usize = 60;
+/// More than most loops take that end soon, or come round a few times.
+const LOOP_STEPS: usize = 300;
 /// linux/elf.h
 const NT_X86_XSTATE: i32 = 0x202;
 /// Room for every state that a CPU saves.
@@ -237,10 +239,35 @@ impl Puppet {
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> Outcome {
+        self.run_until(place, place.start, 1, MOST_STEPS, arena, named).0
+    }
+
+    /// The same for a loop, and a place in it that is come to so often. `None`: it takes too long.
+    pub(super) fn run_loop(
+        &mut self,
+        around: &Range<u64>,
+        (place, times): (u64, usize),
+        arena: Option<&Range<u64>>,
+        named: &[(u64, usize)],
+    ) -> Option<Outcome> {
+        let (outcome, is_over) = self.run_until(around, place, times, LOOP_STEPS, arena, named);
+        is_over.then_some(outcome)
+    }
+
+    /// And whether it came to that.
+    fn run_until(
+        &mut self,
+        place: &Range<u64>,
+        round: u64,
+        times: usize,
+        steps: usize,
+        arena: Option<&Range<u64>>,
+        named: &[(u64, usize)],
+    ) -> (Outcome, bool) {
         let inside =
             |rip: u64| place.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
-        let mut fault = None;
-        for _ in 0..MOST_STEPS {
+        let (mut fault, mut rounds, mut is_over) = (None, 0, false);
+        for _ in 0..steps {
             // SAFETY: the child is stopped; takes numbers.
             let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.child, 0, 0) };
             check(stepped, "SINGLESTEP");
@@ -249,8 +276,10 @@ impl Puppet {
             let signal = libc::WSTOPSIG(status);
             let rip = self.registers().rip;
             // The place itself is its first address: a jump back there is the end of a round.
-            if signal != libc::SIGTRAP || !inside(rip) || rip == place.start {
+            rounds += usize::from(rip == round);
+            if signal != libc::SIGTRAP || !inside(rip) || rounds == times {
                 fault = (signal != libc::SIGTRAP).then_some(signal);
+                is_over = true;
                 break;
             }
         }
@@ -273,13 +302,9 @@ impl Puppet {
             all.rax, all.rcx, all.rdx, all.rbx, all.rsp, all.rbp, all.rsi, all.rdi, all.r8, all.r9,
             all.r10, all.r11, all.r12, all.r13, all.r14, all.r15,
         ];
-        Outcome {
-            fault,
-            registers,
-            rip: all.rip,
-            flags: all.eflags & ARITHMETIC,
-            memory: hasher.finish(),
-        }
+        let (rip, flags) = (all.rip, all.eflags & ARITHMETIC);
+        let memory = hasher.finish();
+        (Outcome { fault, registers, rip, flags, memory }, is_over)
     }
 }
 

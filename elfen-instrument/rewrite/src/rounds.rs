@@ -1,0 +1,304 @@
+//! Many rounds of a loop behind one check.
+//!
+//! A loop that takes a nanosecond a round would run its check a thousand times a microsecond. So
+//! the trampoline of its place holds the loop itself, many times, and the check once:
+//!
+//! ```text
+//! check;  round 1;  round 2;  ...  round N;  back into the program, behind the place
+//! ```
+//!
+//! Each instruction does there what it did, and goes on where it went: to the next copy of that
+//! instruction further on, or, where no more is to come, to the instruction itself in the program.
+//! So a thread goes forward alone, and is out after N rounds; then it takes a round in the program,
+//! where those find it who look at where a thread stands, and comes by the check again. What can't
+//! be copied is gone to where it stands. If every round has such a thing, no place has rounds.
+
+use iced_x86::{BlockEncoder, BlockEncoderOptions, Code, FlowControl, Instruction};
+use iced_x86::{InstructionBlock, OpKind};
+
+use crate::code::Function;
+use crate::flow::target;
+use crate::loops::{self, Loop};
+use crate::place::{Permitted, Place, can_move, may_fault};
+use crate::trampoline::{Hooks, Patch};
+
+/// Copies are told from each other by addresses that no program has.
+const COPIES: u64 = 1 << 62;
+/// Longer loops take long enough by themselves.
+const ROUND_BYTES: u64 = 512;
+
+impl Function {
+    /// As [`Function::trampoline`], with as many rounds of the innermost loop around the place
+    /// behind the check as `most_bytes` have room for, and `rounds` at most. `None` if that is
+    /// no more than one, or the loop is not one to be copied.
+    pub fn trampoline_of_rounds(
+        &self,
+        place: &Place,
+        rounds: usize,
+        most_bytes: usize,
+        permitted: &Permitted<'_>,
+        at: u64,
+        hooks: &Hooks,
+    ) -> Option<Patch> {
+        let mut rounds = rounds;
+        while rounds > 1 {
+            let code = self.rounds(place, rounds, permitted)?;
+            let patch = self.behind_a_check(place, at, hooks, |out| {
+                let block = InstructionBlock::new(&code, out.here()?);
+                let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
+                out.push(&encoded.code_buffer);
+                Some(())
+            })?;
+            if patch.bytes.len() <= most_bytes {
+                return Some(patch);
+            }
+            rounds = (rounds * most_bytes / patch.bytes.len()).min(rounds - 1);
+        }
+        None
+    }
+
+    /// Instructions of so many rounds, and of the jump behind them.
+    fn rounds(
+        &self,
+        place: &Place,
+        count: usize,
+        permitted: &Permitted<'_>,
+    ) -> Option<Vec<Instruction>> {
+        let one = self.loops_around(place.at).pop()?;
+        let inside = one.indices(self)?;
+        let first = place.moved.start;
+        let is_short = one.back - one.start <= ROUND_BYTES;
+        let is_compiled = permitted.hotspot.is_some();
+        let every = |index: usize| loops::is_on_every_round(self, &one, index);
+        if !is_short || is_compiled || !every(first) {
+            return None;
+        }
+        let copies: Vec<bool> =
+            inside.clone().map(|index| self.can_be_copied(index, permitted)).collect();
+        let stays = |&index: &usize| !copies[index - inside.start];
+        if inside.clone().filter(stays).any(every) {
+            return None;
+        }
+        let round = || (first..inside.end).chain(inside.start..first);
+        let order: Vec<usize> =
+            (0..count).flat_map(|_| round()).chain(place.moved.clone()).collect();
+        let copied = Copied { function: self, one: &one, order: &order };
+        let mut code: Vec<Instruction> = (0..order.len())
+            .filter_map(|at| {
+                let stays = stays(&order[at]);
+                let mut instruction = if stays { copied.left(at) } else { copied.copy(at) }?;
+                instruction.set_ip(copy_at(at));
+                Some(instruction)
+            })
+            .collect();
+        let mut back = jump(place.at.checked_add(u64::try_from(place.bytes).ok()?)?)?;
+        back.set_ip(copy_at(order.len()));
+        code.push(back);
+        Some(code)
+    }
+
+    fn can_be_copied(&self, index: usize, permitted: &Permitted<'_>) -> bool {
+        let instruction = &self.code[index];
+        let is_computed = instruction.flow_control() == FlowControl::IndirectBranch;
+        let is_sure = permitted.memory || !may_fault(instruction, |_| false);
+        self.reached[index] && can_move(instruction) && !is_computed && is_sure
+    }
+}
+
+/// The instructions of all rounds, in the order in which they lie.
+struct Copied<'a> {
+    function: &'a Function,
+    one: &'a Loop,
+    order: &'a [usize],
+}
+
+impl Copied<'_> {
+    fn instruction(&self, at: usize) -> Instruction {
+        self.function.code[self.order[at]]
+    }
+
+    /// In place of what stays.
+    fn left(&self, at: usize) -> Option<Instruction> {
+        jump(self.instruction(at).ip())
+    }
+
+    /// `None`: it lies before what it would go to.
+    fn copy(&self, at: usize) -> Option<Instruction> {
+        let mut instruction = self.instruction(at);
+        let Some(to) = target(&instruction) else { return Some(instruction) };
+        let begins_next = instruction.ip() == self.one.back && at + 1 < self.order.len();
+        if begins_next {
+            if instruction.flow_control() != FlowControl::ConditionalBranch {
+                return None;
+            }
+            // The next round lies behind it: it leaves the loop instead.
+            instruction.negate_condition_code();
+            instruction.set_near_branch64(self.ahead(at, instruction.next_ip()));
+        } else {
+            instruction.set_near_branch64(self.ahead(at, to));
+        }
+        debug_assert_eq!(instruction.op0_kind(), OpKind::NearBranch64);
+        Some(instruction)
+    }
+
+    /// Where an address of the program is further on.
+    fn ahead(&self, at: usize, address: u64) -> u64 {
+        let is_back = address == self.one.back;
+        let passes = is_back && self.goes_back_always();
+        // What is left out leads to the beginning.
+        let address = if passes { self.one.start } else { address };
+        let ip = |index: usize| self.function.code[index].ip();
+        let next = (at + 1..self.order.len()).find(|&next| ip(self.order[next]) == address);
+        next.map_or(address, copy_at)
+    }
+
+    fn goes_back_always(&self) -> bool {
+        let back = self.function.index(self.one.back).map(|index| self.function.code[index]);
+        back.is_some_and(|back| back.flow_control() == FlowControl::UnconditionalBranch)
+    }
+}
+
+fn copy_at(at: usize) -> u64 {
+    COPIES + at as u64
+}
+
+fn jump(to: u64) -> Option<Instruction> {
+    Instruction::with_branch(Code::Jmp_rel32_64, to).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hotspot::HotSpot;
+    use crate::trampoline::Words;
+    use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+
+    const AT: u64 = 0x2000;
+    const HOOKS: Hooks =
+        Hooks { words: Words::Fixed { words: [0x3000, 0x3008], count: None }, ring: 0x2800 };
+    const ALL: Permitted<'static> =
+        Permitted { several: true, memory: true, flags: true, named: &[], hotspot: None };
+
+    fn patch(bytes: &[u8], at: u64, rounds: usize, permitted: &Permitted<'_>) -> Option<Patch> {
+        let function = Function::decode(bytes, 0x1000, None).unwrap();
+        let place = function.places(permitted).find(|place| place.at == at).unwrap();
+        function.trampoline_of_rounds(&place, rounds, 4096, permitted, AT, &HOOKS)
+    }
+
+    /// What lies behind the check, which takes 28 bytes, up to the first jump back into the program
+    /// that is not conditional and lies last.
+    fn rounds(patch: &Patch) -> Vec<Instruction> {
+        let all = Decoder::with_ip(64, &patch.bytes, patch.at, DecoderOptions::NONE);
+        let behind = all.into_iter().skip_while(|one| one.ip() < AT + 28);
+        behind.take_while(|one| one.mnemonic() != Mnemonic::Lea).collect()
+    }
+
+    fn said(patch: &Patch) -> Vec<(Mnemonic, u64)> {
+        rounds(patch).iter().map(|one| (one.mnemonic(), target(one).unwrap_or(0))).collect()
+    }
+
+    /// A: mov $1,%eax; dec %ecx; jnz A; ret
+    const PLAIN: [u8; 10] = [0xb8, 1, 0, 0, 0, 0xff, 0xc9, 0x75, 0xf7, 0xc3];
+
+    #[test]
+    fn rounds_follow_each_other_and_leave_where_the_loop_is_left() {
+        use Mnemonic::{Dec, Je, Jmp, Mov};
+        let found = said(&patch(&PLAIN, 0x1000, 2, &ALL).unwrap());
+        let round = [(Mov, 0), (Dec, 0), (Je, 0x1009)];
+        // And one in the program.
+        assert_eq!(found, [&round[..], &round, &[(Mov, 0), (Jmp, 0x1005)]].concat());
+    }
+
+    /// Goal: whatever a loop looks like, a thread in its rounds goes forward. Method: one with two
+    /// ways back and a way past something, from each of its places.
+    #[test]
+    fn a_thread_goes_forward_alone() {
+        // A: mov $1,%eax; test %edi,%edi; jz A; dec %edi; jp B; mov $2,%edx; B: dec %ecx; jmp A
+        let bytes = [
+            &[0xb8, 1, 0, 0, 0, 0x85, 0xff, 0x74, 0xf7, 0xff, 0xcf, 0x7a, 5][..],
+            &[0xba, 2, 0, 0, 0, 0xff, 0xc9, 0xeb, 0xea, 0xc3],
+        ];
+        let patch = patch(&bytes.concat(), 0x1000, 5, &ALL).unwrap();
+        let rounds = rounds(&patch);
+        let inside = AT..AT + patch.bytes.len() as u64;
+        let mut forward = 0;
+        for one in &rounds {
+            let Some(to) = target(one) else { continue };
+            if inside.contains(&to) {
+                assert!(to > one.ip(), "{one:x?}");
+                assert!(rounds.iter().any(|other| other.ip() == to), "{one:x?}");
+                forward += 1;
+            } else {
+                assert!((0x1000..0x1017).contains(&to), "{one:x?}");
+            }
+        }
+        // Two of each round; the way back of the last comes to what is moved, which is once more.
+        assert_eq!(forward, 10);
+        let of = |mnemonic| rounds.iter().filter(|one| one.mnemonic() == mnemonic).count();
+        assert_eq!((of(Mnemonic::Test), of(Mnemonic::Jmp)), (5, 1), "no jump back is left");
+    }
+
+    #[test]
+    fn what_stays_is_gone_to() {
+        // A: mov $1,%eax; dec %ecx; jp B; call; B: jnz A; ret: a call that not every round makes
+        let bytes = [0xb8, 1, 0, 0, 0, 0xff, 0xc9, 0x7a, 5, 0xe8, 0, 1, 0, 0, 0x75, 0xf0, 0xc3];
+        let found = said(&patch(&bytes, 0x1000, 2, &ALL).unwrap());
+        let calls = found.iter().filter(|one| **one == (Mnemonic::Jmp, 0x1009)).count();
+        assert_eq!(calls, 2, "{found:x?}");
+        assert!(found.iter().all(|(mnemonic, _)| *mnemonic != Mnemonic::Call));
+        // One that every round makes.
+        let always = [0xb8, 1, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xff, 0xc9, 0x75, 0xf2, 0xc3];
+        assert_eq!(patch(&always, 0x1000, 2, &ALL), None);
+    }
+
+    #[test]
+    fn what_may_fault_is_copied_where_nobody_looks() {
+        // A: mov $1,%eax; add (%rdi),%ecx; jnz A; ret
+        let bytes = [0xb8, 1, 0, 0, 0, 0x03, 0x0f, 0x75, 0xf7, 0xc3];
+        assert!(patch(&bytes, 0x1000, 2, &ALL).is_some());
+        assert_eq!(patch(&bytes, 0x1000, 2, &Permitted { memory: false, ..ALL }), None);
+    }
+
+    #[test]
+    fn code_that_a_virtual_machine_made_has_no_rounds() {
+        let function = Function::decode(&PLAIN, 0x1000, None).unwrap();
+        let place = function.places(&ALL).next().unwrap();
+        let hotspot = Permitted { hotspot: Some(HotSpot { entry: 0 }), ..ALL };
+        let of = |permitted| {
+            function.trampoline_of_rounds(&place, 2, 4096, permitted, AT, &HOOKS).is_some()
+        };
+        assert!(of(&ALL) && !of(&hotspot));
+    }
+
+    /// Goal: as many rounds as there is room for. Method: less and less of it.
+    #[test]
+    fn there_are_as_many_rounds_as_there_is_room() {
+        let function = Function::decode(&PLAIN, 0x1000, None).unwrap();
+        let place = function.places(&ALL).next().unwrap();
+        let length = |most| {
+            let patch = function.trampoline_of_rounds(&place, 64, most, &ALL, AT, &HOOKS);
+            patch.map(|patch| patch.bytes.len())
+        };
+        let all = length(4096).unwrap();
+        let fewer = length(all - 1).unwrap();
+        assert!(fewer < all && fewer > all / 2, "{fewer} of {all}");
+        assert_eq!(length(80), None, "not even two");
+        assert!(patch(&PLAIN, 0x1000, 1, &ALL).is_none(), "one is what there was");
+    }
+
+    /// A place of several instructions is a part of each round, and ends in the program.
+    #[test]
+    fn several_are_moved_together() {
+        use Mnemonic::{Add, Dec, Je, Jmp, Jne};
+        // A: add %esi,%edi; add %esi,%edx; dec %ecx; jnz A; ret
+        let bytes = [0x01, 0xf7, 0x01, 0xf2, 0xff, 0xc9, 0x75, 0xf8, 0xc3];
+        let found = said(&patch(&bytes, 0x1000, 2, &ALL).unwrap());
+        let round = [(Add, 0), (Add, 0), (Dec, 0), (Je, 0x1008)];
+        let last = [(Add, 0), (Add, 0), (Dec, 0), (Jmp, 0x1006)];
+        assert_eq!(found, [&round[..], &round, &last].concat());
+        // And from the end of the loop: the jump back is the last that is moved, and stays.
+        let found = said(&patch(&bytes, 0x1002, 2, &ALL).unwrap());
+        assert_eq!(found.last(), Some(&(Jmp, 0x1008)), "{found:x?}");
+        assert_eq!(found[found.len() - 2], (Jne, 0x1000), "{found:x?}");
+    }
+}

@@ -1,0 +1,176 @@
+//! Whether several instructions of a function may be replaced together: if nothing goes to the
+//! middle of it but its own code.
+//!
+//! Its own jumps are known when it is decoded, and what computes where it goes is left alone there,
+//! as is what jumps to other parts of itself. Here is asked who else in its object names an address
+//! inside: by the distance from where that stands, or by the address itself.
+
+use std::ops::Range;
+
+use elfen_rewrite::{Function, Loop, Permitted};
+
+use super::arena::Pages;
+use super::patched::{Patched, code_at};
+use super::status::Status;
+use crate::remote::Mapping;
+
+/// An object with more code is not looked through.
+const CODE_MAX: u64 = 1 << 25;
+/// How far a short jump goes, and a little more.
+const NEAR: u64 = 144;
+
+impl Patched {
+    /// What `permitted` becomes where several instructions may be moved, if that is of use to a
+    /// loop around an address.
+    pub(super) fn several<'a>(
+        &mut self,
+        function: &Function,
+        ip: u64,
+        permitted: &Permitted<'a>,
+        mapped: &[Mapping],
+        pages: &Pages,
+    ) -> Option<Permitted<'a>> {
+        let all = Permitted { several: true, ..*permitted };
+        let range = function.range();
+        let status = Status::of(self.process)?;
+        // With several lanes, nobody knows where a thread stood on another.
+        let may = pages.lanes.len() == 1 && permitted.hotspot.is_none();
+        if !may || status.threads != 1 || status.catches || self.entered.contains(&range.start) {
+            return None;
+        }
+        let is_of_use = |one: &Loop| {
+            let found = || function.place_in(one, &all);
+            function.place_in(one, permitted).is_none()
+                && found().is_some_and(|place| !self.places.contains_key(&place.at))
+        };
+        if !function.loops_around(ip).iter().any(is_of_use) {
+            return None;
+        }
+        let code = code_at(mapped, range.start).ok()?;
+        let own = mapped.iter().filter(|one| one.file == code.file);
+        let is_entered = self.has_landing_pads(mapped, code, &range)
+            || self.is_reached_from_beside(mapped, code, &range)
+            || own.clone().any(|one| self.names(one, &range).unwrap_or(true));
+        if is_entered {
+            // Looking is not for nothing.
+            self.entered.insert(range.start);
+        }
+        (!is_entered).then_some(all)
+    }
+
+    fn has_landing_pads(&mut self, mapped: &[Mapping], code: &Mapping, range: &Range<u64>) -> bool {
+        let found = self.objects.function(self.process, &self.memory, mapped, code, range.start);
+        !found.is_ok_and(|found| found.range == *range && !found.has_landing_pads)
+    }
+
+    /// Functions that are near enough for a short jump are decoded: their bytes alone would say
+    /// too little.
+    fn is_reached_from_beside(
+        &mut self,
+        mapped: &[Mapping],
+        code: &Mapping,
+        range: &Range<u64>,
+    ) -> bool {
+        let inside = range.start + 1..range.end;
+        let before = range.start.saturating_sub(NEAR).max(code.range.start)..range.start;
+        let behind = range.end..range.end.saturating_add(NEAR).min(code.range.end);
+        let mut looked = None;
+        before.chain(behind).any(|beside| {
+            let found = self.objects.function(self.process, &self.memory, mapped, code, beside);
+            // Between functions nothing runs.
+            let Ok(found) = found else { return false };
+            if looked.replace(found.range.start) == Some(found.range.start) {
+                return false;
+            }
+            let Ok(bytes) = self.as_it_was(&found.range) else { return true };
+            Function::decode(&bytes, found.range.start, None)
+                .map_or(true, |other| other.names(&inside))
+        })
+    }
+
+    /// Whether something in a mapping may stand for an address inside of a function. `None`: it
+    /// can't be read.
+    fn names(&self, mapping: &Mapping, range: &Range<u64>) -> Option<bool> {
+        let bytes = mapping.range.end - mapping.range.start;
+        if bytes > CODE_MAX {
+            return None;
+        }
+        let bytes = self.memory.read_vec(mapping.range.start, usize::try_from(bytes).ok()?).ok()?;
+        let start = mapping.range.start;
+        let by_distance = mapping.executable && names_by_distance(&bytes, start, range);
+        Some(by_distance || names_itself(&bytes, range))
+    }
+}
+
+/// Whether a word is an address in the middle of the function, or, of a program that is linked to
+/// where four bytes are enough, such four.
+fn names_itself(bytes: &[u8], range: &Range<u64>) -> bool {
+    let inside = range.start + 1..range.end;
+    let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+    let short = |four: &[u8]| four.first_chunk().map_or(0, |four| u32::from_le_bytes(*four));
+    words.any(|at| inside.contains(&at))
+        || u32::try_from(range.end).is_ok()
+            && bytes.windows(4).any(|four| inside.contains(&short(four).into()))
+}
+
+/// Whether four bytes, anywhere outside of the function, are the distance from behind them to the
+/// middle of it, and stand where jumps, calls and computed addresses have theirs: wherever
+/// instructions may begin.
+fn names_by_distance(bytes: &[u8], start: u64, range: &Range<u64>) -> bool {
+    let inside = range.start + 1..range.end;
+    (start..).zip(bytes.windows(6)).any(|(at, six)| {
+        let Some((&[first, second], distance)) = six.split_first_chunk() else { return false };
+        let distance = distance.first_chunk().map_or(0, |four| i32::from_le_bytes(*four));
+        let to = (at + 6).wrapping_add_signed(distance.into());
+        let is_long = first == 0x0f && second & 0xf0 == 0x80;
+        let is_short = matches!(second, 0xe8 | 0xe9);
+        // Of memory, by the instruction pointer.
+        let computes = second & 0xc7 == 0x05;
+        inside.contains(&to) && !range.contains(&at) && (is_long || is_short || computes)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    /// Goal: an address of the middle of a function is found, as a table has it. Method: words at
+    /// the edges, and half a word of a program that lies low.
+    #[test]
+    fn addresses_of_the_middle_are_found() {
+        let names = |at: u64, range: &Range<u64>| {
+            let words = [[0; 8], at.to_le_bytes(), [0; 8]].concat();
+            names_itself(&words, range)
+        };
+        let high = 0x5555_0000_1100..0x5555_0000_1140;
+        assert!(names(high.start + 1, &high) && names(high.end - 1, &high));
+        assert!(!names(high.start, &high) && !names(high.end, &high));
+        let half = [&[0; 3][..], &0x40_1101_u32.to_le_bytes(), &[7]].concat();
+        assert!(names_itself(&half, &(0x40_1100..0x40_1140)));
+        assert!(!names_itself(&half, &high));
+    }
+
+    /// Goal: who jumps into the middle of a function is found, and who calls it, or is a part of
+    /// it, is not. Method: each kind of instruction, with a distance that is made for it.
+    #[test]
+    fn distances_to_the_middle_are_found() {
+        let range = 0x1100..0x1140;
+        let names = |opcode: [u8; 2], at: u64, to: u64| {
+            let mut bytes = vec![0xcc; 0x400];
+            let place = usize::try_from(at - 0x1000).unwrap();
+            let distance = i32::try_from(to.cast_signed() - (at + 6).cast_signed()).unwrap();
+            let written = [&opcode[..], &distance.to_le_bytes()].concat();
+            bytes[place..place + 6].copy_from_slice(&written);
+            names_by_distance(&bytes, 0x1000, &range)
+        };
+        // jmp, call, jne, lea (%rip),%rdi
+        let kinds = [[0x90, 0xe9], [0x90, 0xe8], [0x0f, 0x85], [0x8d, 0x3d]];
+        for kind in kinds {
+            assert!(names(kind, 0x1003, 0x1101) && names(kind, 0x1301, 0x113f), "{kind:x?}");
+            assert!(!names(kind, 0x1003, 0x1100), "{kind:x?}: its beginning");
+            assert!(!names(kind, 0x1003, 0x1140), "{kind:x?}: what follows it");
+            assert!(!names(kind, 0x1110, 0x1120), "{kind:x?}: its own");
+        }
+        // mov $..,%eax: a number.
+        assert!(!names([0x90, 0xb8], 0x1003, 0x1101));
+    }
+}

@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use elfen_host::affinity;
 use elfen_host::cpulist::CpuSet;
+use elfen_host::run::place::be_ordinary;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
@@ -329,7 +330,7 @@ fn start_one<const BOTH: bool>(
     let thread = thread::Builder::new().name(OBSERVER.to_owned());
     thread.spawn(move || {
         let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, orders);
-        let pinned = affinity::pin(how.from);
+        let placed = be_ordinary().and_then(|()| affinity::pin(how.from));
         let start = crate::clock::before();
         let step = how.clock.unit();
         let series = words.feeds.iter().enumerate().map(|(index, feed)| {
@@ -346,7 +347,7 @@ fn start_one<const BOTH: bool>(
         (recorder.state, recorder.reader) = (words.state, reader);
         (recorder.until, recorder.costing, recorder.live) = (how.until, how.costing, how.live);
         (recorder.fetch_ticks, recorder.fold) = (how.fetch_ticks, how.fold);
-        if pinned.is_err() {
+        if placed.is_err() {
             recorder.ended = Ended::Moved;
             recorder.orders.stop.store(true, Relaxed);
             return recorder;

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -342,6 +343,56 @@ fn a_first_try_is_one_screen() {
     assert!(text.contains("More would be possible:"), "{text}");
     assert!(text.lines().count() <= 24, "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+/// Goal: an observer lets others run on its lane, whatever class its command was given: a real-time
+/// one would be told its end by nobody. Method: a real-time command; the kernel says which class
+/// its observer is of. Takes root.
+#[test]
+fn an_observer_is_an_ordinary_thread() {
+    if !possible() {
+        return;
+    }
+    // SAFETY: takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        return skipped("a real-time command takes root");
+    }
+    let mut command = command_with_its_library();
+    command.args(["shim", "--", "sleep", "600"]).stdout(Stdio::null());
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: one system call, on a live sched_param.
+    unsafe {
+        command.pre_exec(move || {
+            match libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const lowest) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        })
+    };
+    let mut shim = command.spawn().unwrap();
+    let observer = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", shim.id())).unwrap();
+        tasks.flatten().find_map(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+            let (name, rest) = stat.rsplit_once(')')?;
+            // The 41st field, of which two are before.
+            let class = rest.split_whitespace().nth(38)?.parse::<i32>().ok()?;
+            (name.ends_with("(elfen-observer") && class != libc::SCHED_FIFO).then_some(class)
+        })
+    };
+    let begin = Instant::now();
+    let class = loop {
+        match observer() {
+            None if begin.elapsed() < Duration::from_secs(60) => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            class => break class,
+        }
+    };
+    // SAFETY: takes numbers; the child is not reaped yet.
+    unsafe { libc::kill(shim.id().cast_signed(), libc::SIGINT) };
+    shim.wait().unwrap();
+    assert_eq!(class, Some(libc::SCHED_OTHER));
 }
 
 /// Goal: who looks on sees each second what was done in it, and the summary at the end is there as

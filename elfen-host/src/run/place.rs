@@ -24,13 +24,19 @@ pub(crate) fn lighten_session(process: u32) {
     }
 }
 
+/// Makes the calling thread an ordinary one, of whatever class it was: a real-time one that spins
+/// lets nobody else run on its CPU, not even who would tell it to end.
+pub fn be_ordinary() -> io::Result<()> {
+    set_policy(0, libc::SCHED_OTHER)
+}
+
 /// Gives the calling thread the rank of a guard: above every thread at SCHED_IDLE, and beside
 /// ordinary ones. It is inherited like everything else: `nice -n 19 elfen run` would leave the
 /// batch a sixth of a lane that its guard holds, and SCHED_IDLE a half.
 pub(super) fn rank_first() -> io::Result<()> {
+    be_ordinary()?;
     // SAFETY: takes nothing and cannot fail.
     let thread = unsafe { libc::gettid() }.unsigned_abs();
-    set_policy(thread, libc::SCHED_OTHER)?;
     // SAFETY: takes numbers.
     match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, 0) } {
         0 => Ok(()),

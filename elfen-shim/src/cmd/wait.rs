@@ -69,25 +69,19 @@ pub(super) fn wait(
                 return Err(failure);
             }
         }
-        let from_terminal = signal.is_some();
-        let signal = signal.unwrap_or_else(|| next_signal(within));
+        let signal = signal.map_or_else(|| next_signal(within), |signal| signal.map(Told::by_key));
         if let Some(child) = child
             && let Ok(Some(status)) = child.try_wait()
         {
             orders.stop.store(true, Relaxed);
             return Ok(End::Program(status_of(status)));
         }
-        if let Some(signal) = signal.filter(|&signal| signal != libc::SIGCHLD) {
-            // The terminal has told the program as well; how it ends is its own affair.
+        if let Some(told) = signal.filter(|told| told.signal != libc::SIGCHLD) {
             match child {
-                Some(child) if signal != libc::SIGINT || from_terminal => {
-                    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-                    let _gone = nix::sys::signal::kill(pid, Signal::try_from(signal).ok());
-                }
-                Some(_) => {}
+                Some(child) => told.pass_on(child),
                 None => {
                     orders.stop.store(true, Relaxed);
-                    return Ok(End::Signal(signal));
+                    return Ok(End::Signal(told.signal));
                 }
             }
         }
@@ -107,10 +101,8 @@ pub(super) fn outlast(child: &mut Child) -> i32 {
         if let Ok(Some(status)) = child.try_wait() {
             return status_of(status);
         }
-        let signal = next_signal(LAST_LOOK);
-        if let Some(signal @ (libc::SIGTERM | libc::SIGHUP)) = signal {
-            let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-            let _gone = nix::sys::signal::kill(pid, Signal::try_from(signal).ok());
+        if let Some(told) = next_signal(LAST_LOOK).filter(|told| told.signal != libc::SIGCHLD) {
+            told.pass_on(child);
         }
     }
 }
@@ -119,13 +111,38 @@ fn is_gone(process: u32) -> bool {
     elfen_host::process::stat(process).is_none()
 }
 
-fn next_signal(within: Duration) -> Option<i32> {
+/// A signal that we were told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Told {
+    signal: i32,
+    /// By the terminal, which has told the program as well: how it ends is its own affair.
+    as_is_the_program: bool,
+}
+
+impl Told {
+    /// A key that a terminal gave as it is, so that nobody else heard of it.
+    fn by_key(signal: i32) -> Self {
+        Self { signal, as_is_the_program: false }
+    }
+
+    fn pass_on(self, child: &Child) {
+        if !self.as_is_the_program {
+            let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+            let _gone = nix::sys::signal::kill(pid, Signal::try_from(self.signal).ok());
+        }
+    }
+}
+
+fn next_signal(within: Duration) -> Option<Told> {
     let within = libc::timespec {
         tv_sec: i64::try_from(within.as_secs()).unwrap_or(0),
         tv_nsec: within.subsec_nanos().into(),
     };
     let set = ours();
-    // SAFETY: both structures are ours; nothing is asked about the signal but its number.
-    let signal = unsafe { libc::sigtimedwait(set.as_ref(), std::ptr::null_mut(), &within) };
-    (signal > 0).then_some(signal)
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: all three structures are ours.
+    let signal = unsafe { libc::sigtimedwait(set.as_ref(), info.as_mut_ptr(), &within) };
+    // SAFETY: all bytes of it were 0, which is a siginfo_t, and the kernel has written others.
+    let code = unsafe { info.assume_init() }.si_code;
+    (signal > 0).then_some(Told { signal, as_is_the_program: code == libc::SI_KERNEL })
 }

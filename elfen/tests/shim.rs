@@ -345,6 +345,15 @@ fn a_first_try_is_one_screen() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
+fn become_real_time() -> std::io::Result<()> {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: `lowest` is a live sched_param.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const lowest) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// Goal: an observer lets others run on its lane, whatever class its command was given: a real-time
 /// one would be told its end by nobody. Method: a real-time command; the kernel says which class
 /// its observer is of. Takes root.
@@ -359,16 +368,8 @@ fn an_observer_is_an_ordinary_thread() {
     }
     let mut command = command_with_its_library();
     command.args(["shim", "--", "sleep", "600"]).stdout(Stdio::null());
-    let lowest = libc::sched_param { sched_priority: 1 };
-    // SAFETY: one system call, on a live sched_param.
-    unsafe {
-        command.pre_exec(move || {
-            match libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const lowest) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
-        })
-    };
+    // SAFETY: makes a system call alone.
+    unsafe { command.pre_exec(become_real_time) };
     let mut shim = command.spawn().unwrap();
     let observer = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", shim.id())).unwrap();

@@ -70,7 +70,7 @@ impl Function {
         let is_short = one.back - one.start <= ROUND_BYTES;
         let is_compiled = permitted.hotspot.is_some();
         let every = |index: usize| loops::is_on_every_round(self, &one, index);
-        if !is_short || is_compiled || !every(first) {
+        if !is_short || is_compiled || !every(first) || !self.goes_back_plainly(&one) {
             return None;
         }
         let copies: Vec<bool> =
@@ -95,6 +95,13 @@ impl Function {
         back.set_ip(copy_at(order.len()));
         code.push(back);
         Some(code)
+    }
+
+    /// By a jump whose condition, if it has one, can be turned round: one that counts as well, as
+    /// `loop` does, has no opposite.
+    fn goes_back_plainly(&self, one: &Loop) -> bool {
+        let back = self.index(one.back).map(|index| self.code[index]);
+        back.is_some_and(|back| back.is_jcc_short_or_near() || back.is_jmp_short_or_near())
     }
 
     fn can_be_copied(&self, index: usize, permitted: &Permitted<'_>) -> bool {
@@ -249,6 +256,15 @@ mod tests {
         // One that every round makes.
         let always = [0xb8, 1, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xff, 0xc9, 0x75, 0xf2, 0xc3];
         assert_eq!(patch(&always, 0x1000, 2, &ALL), None);
+    }
+
+    #[test]
+    fn a_way_back_without_an_opposite_has_no_rounds() {
+        // A: mov $1,%eax; loop A, or loope, or loopne, or jrcxz; ret
+        for back in [0xe2, 0xe1, 0xe0, 0xe3] {
+            let bytes = [0xb8, 1, 0, 0, 0, back, 0xf9, 0xc3];
+            assert_eq!(patch(&bytes, 0x1000, 2, &ALL), None, "{back:x}");
+        }
     }
 
     #[test]

@@ -120,8 +120,10 @@ fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
 
 /// What is noted of fences whose cgroup is still there.
 fn left(run_dir: &RunDir) -> Result<Vec<Left>, Failure> {
-    let noted = run_dir.folder().noted().map_err(|error| {
-        Failure::new(Status::Failed, "looking for fences", error, "see what is in that folder")
+    let folder = run_dir.folder();
+    let noted = folder.noted().map_err(|error| {
+        let what = format!("looking for fences in {:?}", folder.path().display().to_string());
+        Failure::new(Status::Failed, what, error, "name another folder with --run-dir")
     })?;
     let still = noted.into_iter().filter_map(|Noted { name, path, freezer, .. }| {
         let frozen = freezer.is_told().ok()?;

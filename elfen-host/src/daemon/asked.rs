@@ -135,7 +135,8 @@ impl Daemon {
         if !self.opened.want(page, &settings) {
             return refused(format!("no lanes have page {page:?}"), "see `elfen status`");
         }
-        say(Level::Notice, format_args!("{page}: other settings, until elfend reads its own anew"));
+        let line = format_args!("lanes of page {page:?} are lent by other settings until a reload");
+        say(Level::Notice, line);
         Answer::Set
     }
 }

@@ -23,9 +23,13 @@ pub(super) struct Terms<'a> {
     pub(super) online: Option<&'a CpuSet>,
 }
 
-/// All that are kept, each with the CPUs that it was given last.
 #[derive(Debug, Default)]
-pub(super) struct Confining(BTreeMap<CgroupPath, (ConfinedStatus, CpuSet)>);
+pub(super) struct Confining {
+    /// All that are kept, each with the CPUs that it was given last.
+    kept: BTreeMap<CgroupPath, (ConfinedStatus, CpuSet)>,
+    /// Where units were found, so that systemd is not asked again while their cgroups are there.
+    units: BTreeMap<String, CgroupPath>,
+}
 
 /// One cgroup of a service.
 struct Place<'a> {
@@ -52,7 +56,7 @@ impl Confining {
     }
 
     fn keep(&mut self, lent: &Lent, which: &Which, terms: &Terms<'_>) -> Result<(), String> {
-        let found = found(which).map_err(|error| error.to_string())?;
+        let found = self.found(which, terms).map_err(|error| error.to_string())?;
         if found.is_empty() {
             return Err(format!("{which} does not run"));
         }
@@ -73,6 +77,26 @@ impl Confining {
         Ok(())
     }
 
+    fn found(
+        &mut self,
+        which: &Which,
+        terms: &Terms<'_>,
+    ) -> Result<Vec<(Option<String>, CgroupPath)>, systemd::Error> {
+        let Which::Unit(named) = which else { return found(which) };
+        if let Some(path) = self.units.get(named)
+            && Group::new(terms.hierarchies, path.clone()).exists()
+        {
+            return Ok(vec![(Some(named.clone()), path.clone())]);
+        }
+        let found = found(which)?;
+        for (unit, path) in &found {
+            if unit.as_ref() == Some(named) {
+                self.units.insert(named.clone(), path.clone());
+            }
+        }
+        Ok(found)
+    }
+
     fn hold(&mut self, place: &Place<'_>, terms: &Terms<'_>) -> Result<(), Error> {
         let Place { service, which, unit, group, requests } = place;
         group.want_cpus()?;
@@ -80,7 +104,7 @@ impl Confining {
         let lanes = terms.online.map_or_else(|| requests.clone(), |now| requests.and(now));
         let lanes = lanes.and(&above);
         let wanted = if lanes.is_empty() { above } else { lanes.clone() };
-        let before = self.0.get(&group.path);
+        let before = self.kept.get(&group.path);
         if group.effective_cpus()? == wanted && before.is_some_and(|(_, last)| *last == wanted) {
             return Ok(());
         }
@@ -126,7 +150,7 @@ impl Confining {
             cpus: wanted.to_string(),
             repaired,
         };
-        self.0.insert(group.path.clone(), (status, wanted));
+        self.kept.insert(group.path.clone(), (status, wanted));
         Ok(())
     }
 
@@ -146,7 +170,7 @@ impl Confining {
         for one in noted.iter().filter(|one| !is_named(one)) {
             match release::set_free(one, terms.hierarchies, terms.folder) {
                 Ok(()) => {
-                    self.0.remove(&one.path);
+                    self.kept.remove(&one.path);
                     say(Level::Notice, format_args!("cgroup {} may run anywhere again", one.path));
                 }
                 Err(error) => say(Level::Error, format_args!("cgroup {}: {error}", one.path)),
@@ -155,7 +179,7 @@ impl Confining {
     }
 
     pub(super) fn status(&self) -> Vec<ConfinedStatus> {
-        self.0.values().map(|(status, _)| status.clone()).collect()
+        self.kept.values().map(|(status, _)| status.clone()).collect()
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Held {
     /// Whose memory they are beside.
     nodes: CpuSet,
     /// Its unit, where systemd owns it.
-    unit: Option<String>,
+    pub(super) unit: Option<String>,
     pub(super) freezer: Freezer,
     frozen: Option<Frozen>,
     /// Since when nothing speaks against running.

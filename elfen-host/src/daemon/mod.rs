@@ -312,6 +312,15 @@ impl Daemon {
             stays
         });
         for fence in self.settings.fences.clone() {
+            // A unit whose cgroup is there has that one; systemd is asked for others, and what else
+            // a pattern means.
+            let its_own = |held: &Held| match &fence.which {
+                Which::Unit(unit) => held.which == fence.which && held.unit.as_ref() == Some(unit),
+                Which::Cgroup(_) => false,
+            };
+            if self.held.iter().any(its_own) {
+                continue;
+            }
             gets_on();
             match confined::found(&fence.which) {
                 Ok(found) => {

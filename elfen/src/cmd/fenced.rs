@@ -24,7 +24,7 @@ use nix::unistd::{setgid, setgroups, setuid};
 
 use super::cut_off::cut_off;
 use super::inject_args::InjectName;
-use super::user::user_of;
+use super::user;
 
 const WHAT: &str = "run --fence";
 
@@ -62,28 +62,20 @@ pub(super) fn check(run: &ArgMatches) -> Result<(), Failure> {
 /// Root takes itself out of a fence by writing one file: so a program that root starts is another
 /// user's, the one who asked `sudo`, unless root insists.
 pub(super) fn user(named: Option<&str>) -> Result<Option<User>, Failure> {
-    if !nix::unistd::geteuid().is_root() {
-        let (why, fix) = ("only root can become another", "use sudo, or leave --user out");
-        return match named {
-            Some(_) => Err(Failure::new(Status::Usage, "--user", why, fix)),
-            None => Ok(None),
-        };
-    }
-    let by_sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
-    let Some(name) = named.map(str::to_owned).or(by_sudo) else {
+    let user = user::chosen(named)?;
+    if user.is_none() && nix::unistd::geteuid().is_root() {
         let why = "a program that runs as root can leave its fence";
         let fix = "name another user with --user; or --user root, and trust the program";
         return Err(Failure::new(Status::Usage, WHAT, why, fix));
-    };
-    let user = user_of(&name)?;
-    if user.uid.is_root() {
+    }
+    if user.as_ref().is_some_and(|user| user.uid.is_root()) {
         warn("this program runs as root, and can leave its fence");
     }
-    Ok(Some(user))
+    Ok(user)
 }
 
-/// The fence of a run that asks for nothing of its own: that of an elfend which holds one, for who
-/// may put a program there. Otherwise the run has guards of its own.
+/// The fence of a run that names no lanes: that of an elfend which holds one, for who may put a
+/// program there.
 pub(super) struct Usual {
     pub(super) fence: FenceStatus,
     pub(super) inside: bool,
@@ -91,22 +83,48 @@ pub(super) struct Usual {
 }
 
 impl Usual {
-    pub(super) fn find(run_dir: &Path, named: Option<&str>) -> Option<Self> {
+    /// `None` where no elfend holds fences: the run has guards of its own. Where one does, a run
+    /// that can be in none of them is refused, as it would take the lanes that are lent there with
+    /// all others.
+    pub(super) fn find(
+        run_dir: &Path,
+        named: Option<&str>,
+        asks_guards: bool,
+    ) -> Result<Option<Self>, Failure> {
         let asked = status::ask(&Folder::new(run_dir).socket(), &Request::Status);
-        let Ok(Answer::Status(Known { asker, mut fences, .. })) = asked else { return None };
+        let Ok(Answer::Status(Known { asker, mut fences, .. })) = asked else { return Ok(None) };
+        let inside = asker.inside.is_some();
         let at = match &asker.inside {
-            Some(around) => fences.iter().position(|fence| fence.name == *around)?,
-            None => (asker.may_enter && fences.len() == 1).then_some(0)?,
-        };
-        let fence = fences.swap_remove(at);
-        match user(named) {
-            Ok(user) => Some(Self { fence, inside: asker.inside.is_some(), user }),
-            Err(refused) => {
-                let name = &fence.name;
-                warn(&format!("not in elfend's fence {name:?}, and guarded alone: {refused}"));
-                None
+            Some(_) if asks_guards => None,
+            Some(around) => fences.iter().position(|fence| fence.name == *around),
+            None if fences.is_empty() => None,
+            None => {
+                Self::may_be(asks_guards, asker.may_enter, &fences)?;
+                Some(0)
             }
-        }
+        };
+        let Some(at) = at else { return Ok(None) };
+        let fence = fences.swap_remove(at);
+        Ok(Some(Self { fence, inside, user: user(named)? }))
+    }
+
+    fn may_be(asks_guards: bool, may_enter: bool, fences: &[FenceStatus]) -> Result<(), Failure> {
+        let names: Vec<&str> = fences.iter().map(|fence| fence.name.as_str()).collect();
+        let names = names.join(", ");
+        let (why, way_in) = if asks_guards {
+            ("what this run asks for is of guards of its own".to_owned(), None)
+        } else if !may_enter {
+            let way_in = Some("join that group".to_owned());
+            ("its fences are for root and group elfen".to_owned(), way_in)
+        } else if fences.len() > 1 {
+            (format!("it holds several fences: {names}"), Some("name one with --fence".to_owned()))
+        } else {
+            return Ok(());
+        };
+        let own = "name lanes for it with --lanes REQUEST:BATCH, or `--fence none` for all pairs";
+        let fix = way_in.map_or_else(|| own.to_owned(), |way_in| format!("{way_in}; or {own}"));
+        let why = format!("elfend lends lanes of this machine, and {why}");
+        Err(Failure::new(Status::Usage, "lanes", why, fix))
     }
 }
 
@@ -212,7 +230,7 @@ fn ask(run_dir: &Path, request: &Request) -> Result<Answer, Failure> {
     let socket = Folder::new(run_dir).socket();
     status::ask(&socket, request).map_err(|error| {
         let why = format!("elfend does not answer at {:?}: {error}", socket.display().to_string());
-        let fix = "start elfend, or leave --fence out";
+        let fix = "start elfend, or restart it if it runs; or leave --fence out";
         Failure::new(Status::Failed, WHAT, why, fix)
     })
 }

@@ -154,14 +154,15 @@ pub(crate) fn resume(args: &ResumeArgs, out: &mut dyn Write) -> Result<ExitCode,
     let still = loop {
         let asked = std::mem::replace(&mut request, Request::Status);
         let still = still_frozen(&folder, &asked).map_err(|error| {
-            let why = match error.kind() {
+            let names = names_of(&fences);
+            let (why, fix) = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    "no elfend answers".to_owned()
+                    (format!("nobody guards {names}: no elfend answers"), "start elfend")
                 }
-                _ => error.to_string(),
+                _ => (format!("elfend does not let {names} run: {error}"), "restart elfend"),
             };
-            let why = format!("the pause is over, and nobody guards {}: {why}", names_of(&fences));
-            failed(WHAT, &why, "start elfend, or let them go with `elfend --release`")
+            let why = format!("the pause is over, and {why}");
+            failed(WHAT, &why, &format!("{fix}, or let them go with `elfend --release`"))
         })?;
         if still.is_empty() || began.elapsed() >= PATIENCE {
             break still;

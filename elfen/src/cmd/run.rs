@@ -39,14 +39,14 @@ use super::lacking;
 use super::pause::RunDir;
 use super::policy_args::PolicyArgs;
 use super::summary::{live_summary, summary};
-use super::user::user_of;
+use super::user::{self, user_of};
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen run --lanes 0:1 -- xz -9 backup.tar          only while CPU 0 idles
   elfen run --signal service --service shop -- make -j8   without privileges
   elfen run --policy refresh-budget -- ./batch   beside the only service here
-  sudo elfen run --user build -- make -j8        as another user than root
+  sudo elfen run --user build -- make -j8        as another user than who asks
 
 The exit status is the program's own; 126 if it cannot be run, 127 if it is not found. Before \
 anything is started: 2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other \
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "USER", env = "ELFEN_SERVICE_USER")]
     service_user: Option<String>,
 
-    /// Run the program as this user; for root
+    /// Run the program as this user; for root. By default who asked `sudo`, if that was it
     #[arg(long, value_name = "USER", env = "ELFEN_USER")]
     user: Option<String>,
 
@@ -97,9 +97,10 @@ pub(crate) struct Args {
     /// Put the program into this fence of elfend's, whose guards hold its lanes; `none` for guards
     /// of the run's own
     ///
-    /// By default the fence of an elfend that holds one, for who may use it and asks for no lanes,
-    /// policy, or other option of guards; or the fence that this command is in. Where one is named
-    /// here, those options are refused, and their variables are for other runs.
+    /// By default the fence that this command is in, or that of an elfend which holds one, where no
+    /// lanes are named. Where elfend holds fences and this run can be in none, it takes `--lanes`
+    /// or `none`. Where one is named here, options of guards are refused, and their variables are
+    /// for other runs.
     #[arg(long, value_name = "NAME")]
     fence: Option<String>,
 
@@ -209,11 +210,11 @@ fn in_fence(args: &Args) -> Result<Option<String>, Failure> {
             let user = fenced::user(args.user.as_deref())?;
             run(fenced::named(run_dir, fence)?, false, user)
         }
-        None if !args.asks_guards() => match Usual::find(run_dir, args.user.as_deref()) {
+        None if args.lanes.by_hand() => Ok(None),
+        None => match Usual::find(run_dir, args.user.as_deref(), args.asks_guards())? {
             Some(Usual { fence, inside, user }) => run(fence, inside, user),
             None => Ok(None),
         },
-        None => Ok(None),
     }
 }
 
@@ -298,11 +299,7 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
              instead",
         );
     }
-    let user = args.user.as_deref().map(user_of).transpose()?;
-    if user.is_some() && !nix::unistd::geteuid().is_root() {
-        let fix = "use sudo, or leave --user out";
-        return Err(Failure::new(Status::Usage, "--user", "only root can become another", fix));
-    }
+    let user = user::chosen(args.user.as_deref())?;
     let order = Order {
         inject,
         library,

@@ -1,4 +1,4 @@
-//! A user that an option names.
+//! The user that an option names, or who asked `sudo`.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_host::run::User;
@@ -12,4 +12,17 @@ pub(super) fn user_of(name: &str) -> Result<User, Failure> {
         }
         Err(error) => Err(Failure::new(Status::Failed, format!("user {name:?}"), error, fix)),
     }
+}
+
+/// Whom a program is started as, if not as who asks: whoever root names, or who asked `sudo`.
+pub(super) fn chosen(named: Option<&str>) -> Result<Option<User>, Failure> {
+    if !nix::unistd::geteuid().is_root() {
+        let (why, fix) = ("only root can become another", "use sudo, or leave --user out");
+        return match named {
+            Some(_) => Err(Failure::new(Status::Usage, "--user", why, fix)),
+            None => Ok(None),
+        };
+    }
+    let by_sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
+    named.map(str::to_owned).or(by_sudo).as_deref().map(user_of).transpose()
 }

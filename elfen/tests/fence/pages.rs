@@ -256,9 +256,10 @@ fn settings_are_each_services_own() {
     assert_eq!(budgets(), [3_000_000, 3_000_000]);
 }
 
-/// Goal: a run that asks for nothing of its own is elfend's, for who may use its fence; from inside
-/// of a fence it stays there, and `none` or an option of guards is today's way. Method: the first
-/// line of runs that are dry, of users, of root, and of a program in the fence.
+/// Goal: a run that names no lanes is elfend's, for who may use its fence, and refused to others;
+/// from inside of a fence it stays there; with `none` or lanes it has guards of its own, and a
+/// program of who asked `sudo`. Method: the first line of runs that are dry, of users, of root, and
+/// of a program in the fence; who the program is.
 #[test]
 fn a_run_is_elfends_where_it_may_be() {
     if !or_skip("a_run_is_elfends_where_it_may_be") {
@@ -280,18 +281,29 @@ fn a_run_is_elfends_where_it_may_be() {
     let by_sudo = sudo.env("SUDO_UID", NOBODY).output().unwrap();
     assert!(String::from_utf8_lossy(&by_sudo.stdout).contains(in_fence), "{by_sudo:?}");
 
-    let own = [&["--fence", "none"][..], &["--lanes", "0:1"], &["--look-every", "1ms"]];
+    let own = [&["--fence", "none"][..], &["--lanes", "0:1"]];
     for options in own {
         let words = [&[elfen, "run", "--dry-run", "--user", NOBODY], options, &["--", "true"]];
         let said = said(&words.concat());
         assert!(!said.contains("level fence"), "{options:?}: {said}");
     }
-    let bare = said(&[elfen, "run", "--dry-run", "--", "true"]);
-    assert!(!bare.contains("level fence"), "root that names no user: {bare}");
-    assert!(bare.contains("not in elfend's fence \"batch\", and guarded alone"), "{bare}");
+    let mut sudo = fenced.command(elfen, &["run", "--lanes", "0:1", "--", "id", "-u"]);
+    let by_sudo = sudo.env("SUDO_UID", NOBODY).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&by_sudo.stdout), format!("{NOBODY}\n"), "{by_sudo:?}");
+
+    // Who is in no fence and names no lanes would take all of them.
     let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", elfen, "run"];
-    let stranger = said(&[&nobody[..], &["--dry-run", "--", "true"]].concat());
-    assert!(!stranger.contains("level fence"), "{stranger}");
+    let refused: [(&[&str], &[&str], &str); 3] = [
+        (&[elfen, "run"], &[], "a program that runs as root can leave its fence"),
+        (&[elfen, "run", "--user", NOBODY], &["--look-every", "1ms"], "guards of its own"),
+        (&nobody, &[], "its fences are for root and group elfen; join that group; or name lanes"),
+    ];
+    for (by, options, why) in refused {
+        let words = [by, options, &["--", "true"]].concat();
+        let output = fenced.command(words[0], &words[1..]).current_dir("/").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(why), "{words:?}: {output:?}");
+    }
 
     let script = format!(
         "{elfen} run -- sh -c 'echo it runs; grep {} /proc/self/cgroup'",

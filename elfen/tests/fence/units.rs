@@ -187,6 +187,33 @@ fn units_in_one_another_are_one_fence() {
     assert!(!inner.0.rank().unwrap().idle, "its files are as they were");
 }
 
+/// Goal: systemd is asked nothing where nothing changed, and again when a unit's cgroup was gone.
+/// Method: what it is asked over three looks, which see that somebody froze the fence and let it
+/// go, and after its cgroup was made anew.
+#[test]
+fn what_is_known_is_not_asked() {
+    const NAME: &str = "what_is_known_is_not_asked";
+    if !or_skip(NAME) {
+        return;
+    }
+    let Some(mut units) = Units::start(NAME) else { return };
+    units.hold("x-a.slice", "bin");
+    wait_until("holding it", || units.running().len() == 1);
+    let asked = units.asked();
+    for _ in 0..3 {
+        units.fences[0].0.freezer().freeze().unwrap();
+        wait_until("a look", || units.running().is_empty());
+        units.fences[0].0.freezer().thaw().unwrap();
+        wait_until("the next", || units.running().len() == 1);
+    }
+    assert_eq!(units.asked(), asked);
+    units.fences[0].0.remove().unwrap();
+    wait_until("losing it", || units.fenced.status().fences.is_empty());
+    units.fences[0].0.make().unwrap();
+    wait_until("holding it again", || units.running().len() == 1);
+    assert_ne!(units.asked(), asked);
+}
+
 /// Goal: a fence is held whatever systemd does: refused, its files are written, and that is said;
 /// without an answer, what is held stays held, and the daemon answers; guards that end while it is
 /// waited for leave nothing that runs; without the command, it says so. Method: a systemd that
@@ -209,12 +236,15 @@ fn a_systemd_that_does_not_help() {
     let hangs = || fs::read_to_string(units.folder.join("hangs")).unwrap_or_default();
     let asleep = || hangs().trim().parse().is_ok_and(|process| comm(process) == "sleep");
     units.does("hang");
+    units.fences[0].0.set_idle(false).unwrap();
     wait_until("the daemon's question", asleep);
     kill(keeper, libc::SIGKILL);
     wait_until("being frozen", || freezer.is_told().unwrap());
     assert!(asleep(), "while the daemon waits for its answer");
-    units.waits_for("systemd has not answered within 5 s");
+    let given_up = || units.fenced.said().contains("systemd has not answered within 5 s");
+    wait_until("giving up", given_up);
     wait_until("other guards", || units.running().len() == 1);
+    assert!(units.fences[0].0.rank().unwrap().idle);
     assert_eq!(units.fenced.daemon.try_wait().unwrap(), None);
 
     units.fenced.end_daemon();

@@ -106,6 +106,8 @@ impl Process {
                 .map_err(LiveError::io(format!("writing {}", path.display())))
         };
         command.stdin(stdin).stdout(file(&out)?).stderr(file(&err)?);
+        // All that a run compares is one user's, also what it starts by `elfen run`.
+        command.env_remove("SUDO_UID");
         os::prepare(&mut command, place);
         let child = command.spawn().map_err(failed)?;
         Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })

@@ -86,6 +86,8 @@ impl Starts<'_> {
     fn elfen_run(&self, inject: &str) -> Command {
         let (request, batch) = self.lanes;
         let mut command = Command::new("/proc/self/exe");
+        // The same user's as where it runs alone.
+        command.env_remove("SUDO_UID");
         command.args(["run", "--policy", "borrow-idle", "--signal", "tasks", "--inject", inject]);
         command.args(["--lanes", &format!("{request}:{batch}")]).args(self.options);
         command

@@ -196,6 +196,8 @@ impl Run {
         notes: &Path,
     ) -> Result<Self, Error> {
         let mut command = Command::new("/proc/self/exe");
+        // Its files are of who runs the benchmark.
+        command.env_remove("SUDO_UID");
         let inject = if case.inject == Inject::Inline { "inline" } else { "guard" };
         command.args(["run", "--lanes", &format!("{request}:{batch}"), "--signal", "tasks"]);
         command.args(["--inject", inject]).args(case.options).arg("--");

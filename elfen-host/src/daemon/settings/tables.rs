@@ -147,9 +147,12 @@ impl ServiceTable {
         let Self { name, user, lanes, policy, budget, slo, .. } = self;
         let what = format!("service {name:?}");
         let places = self.places(&what)?;
-        let kind = policy.as_deref().unwrap_or(PolicyKind::BorrowIdle.name());
-        let kind = PolicyKind::ALL.into_iter().find(|known| known.name() == kind);
-        let kind = kind.ok_or_else(|| format!("{what}: policy {:?} is none", policy.as_deref()))?;
+        let named = policy.as_deref().unwrap_or(PolicyKind::BorrowIdle.name());
+        let kind = PolicyKind::ALL.into_iter().find(|known| known.name() == named);
+        let kind = kind.ok_or_else(|| {
+            let known = PolicyKind::ALL.map(PolicyKind::name).join(", ");
+            format!("{what}: policy {named:?} is none of {known}")
+        })?;
         let budget = budget.as_deref().map(duration::parse).transpose();
         let budget = budget.map_err(|why| format!("{what}: budget: {why}"))?;
         let slo = slo.as_deref().map(str::parse::<Slo>).transpose();
@@ -228,6 +231,12 @@ fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
     match CgroupPath::parse(path) {
         Some(path) if NEEDED.contains(&path.as_str().trim_start_matches('/')) => {
             Err(format!("{what}: {path} holds what has to run at once"))
+        }
+        Some(path) if path.as_str().starts_with("/sys/fs/cgroup") => {
+            Err(format!("{what}: {path} is a folder; name the cgroup as /proc/PID/cgroup does"))
+        }
+        Some(path) if path.as_str().split('/').any(|name| name.trim() != name) => {
+            Err(format!("{what}: \"{path}\" begins or ends a name with a space"))
         }
         Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
         Some(_) => Err(format!("{what}: the root holds everything")),

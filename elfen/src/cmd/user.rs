@@ -23,6 +23,14 @@ pub(super) fn chosen(named: Option<&str>) -> Result<Option<User>, Failure> {
             None => Ok(None),
         };
     }
-    let by_sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
-    named.map(str::to_owned).or(by_sudo).as_deref().map(user_of).transpose()
+    if named.is_some() {
+        return named.map(user_of).transpose();
+    }
+    let Some(uid) = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0") else {
+        return Ok(None);
+    };
+    user_of(&uid).map(Some).map_err(|_| {
+        let (why, fix) = ("there is no such user", "name one with --user; or --user root");
+        Failure::new(Status::Usage, format!("who asked sudo, {uid:?}"), why, fix)
+    })
 }

@@ -291,6 +291,10 @@ fn a_run_is_elfends_where_it_may_be() {
     let by_sudo = sudo.env("SUDO_UID", NOBODY).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&by_sudo.stdout), format!("{NOBODY}\n"), "{by_sudo:?}");
 
+    let gone = sudo.env("SUDO_UID", "987654321").output().unwrap();
+    let refused = String::from_utf8_lossy(&gone.stderr);
+    assert!(gone.status.code() == Some(2) && refused.contains("or --user root"), "{gone:?}");
+
     // Who is in no fence and names no lanes would take all of them.
     let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", elfen, "run"];
     let refused: [(&[&str], &[&str], &str); 3] = [

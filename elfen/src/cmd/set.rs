@@ -149,3 +149,43 @@ fn chosen(args: &Args) -> Result<Batch, Failure> {
         _ => refuse("several batches run"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: `set` is done when what it asked for holds, and not when the policy's name does.
+    /// Method: settings that differ in one word each.
+    #[test]
+    fn the_same_policy_with_another_budget_has_not_been_taken_over() {
+        let wanted = Settings {
+            policy: PolicyKind::FixedBudget,
+            budget_ns: 3_000_000,
+            ref_ipc_milli: 900,
+            ..Settings::BORROW_IDLE
+        };
+        assert!(is_taken_over(&wanted, &wanted));
+        for found in [
+            Settings { budget_ns: 2_000_000, ..wanted },
+            Settings { ref_ipc_milli: 800, ..wanted },
+            Settings { policy: PolicyKind::RefreshBudget, ..wanted },
+        ] {
+            assert!(!is_taken_over(&found, &wanted), "{found:?}");
+        }
+    }
+
+    /// Goal: an SLO is taken over although its keeper sets the budget itself from then on.
+    #[test]
+    fn a_budget_that_follows_the_tail_is_its_keepers() {
+        let wanted = Settings {
+            policy: PolicyKind::SloBudget,
+            slo_latency_ns: 5_000_000,
+            slo_per_million: 10_000,
+            ..Settings::BORROW_IDLE
+        };
+        let steered = Settings { budget_ns: 40_000, budget_until_ns: 7, ..wanted };
+        assert!(is_taken_over(&steered, &wanted));
+        let other = Settings { slo_latency_ns: 6_000_000, ..steered };
+        assert!(!is_taken_over(&other, &wanted));
+    }
+}

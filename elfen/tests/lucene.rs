@@ -4,7 +4,8 @@
 
 mod served;
 
-use std::io::{BufRead, BufReader};
+use std::fs;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -48,7 +49,8 @@ fn built(folder: &Path) -> Option<Vec<String>> {
 fn serve(words: &[String], library: &Path, name: &str) -> (Ends, u16) {
     let mut command = Command::new("java");
     command.args(["-Xmx256m", "-XX:+UseSerialGC"]).args(words).args(["serve", "300", "1"]);
-    command.arg(library).arg(name).stdin(Stdio::null()).stdout(Stdio::piped());
+    // An input that says nothing and does not end, as a terminal's.
+    command.arg(library).arg(name).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut java = Ends(command.spawn().unwrap());
     let mut line = String::new();
     BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -62,6 +64,15 @@ fn is_whole(answer: &[u8]) -> bool {
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
     let length = head.lines().find_map(|line| line.strip_prefix("Content-length: "));
     body.len() == length.unwrap().parse::<usize>().unwrap()
+}
+
+/// Whether it waits for lines of its input, by the name of the thread that does.
+fn listens(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let name = |thread: io::Result<fs::DirEntry>| {
+        fs::read_to_string(thread.ok()?.path().join("comm")).ok()
+    };
+    threads.filter_map(name).any(|name| name.trim() == "told")
 }
 
 fn elfen(words: &[&str]) -> Output {
@@ -99,6 +110,8 @@ fn a_lucene_service_and_its_first_cause() {
     assert!(by_name.status.success(), "{}", String::from_utf8_lossy(&by_name.stderr));
     let told = report(tale);
     load.end();
+    // In the background of a shell, the kernel would stop it for that.
+    assert!(!listens(java.0.id()), "nobody said that it will be told anything");
     drop(java);
     assert!(told["requests"].as_u64() > Some(20) && told["port"] == 0, "{told:#}");
     let stages = told["stages"].as_array().unwrap_or_else(|| panic!("{told:#}"));

@@ -85,7 +85,8 @@ impl Lucene {
         scratch: &Scratch,
     ) -> Result<Java, LiveError> {
         let chosen = port.map(|port| format!("-Delfen.port={port}"));
-        let options: Vec<String> = options.iter().cloned().chain(chosen).collect();
+        let told = "-Delfen.told=true".to_owned();
+        let options: Vec<String> = options.iter().cloned().chain([told]).chain(chosen).collect();
         let mut command = self.java(&options);
         command.args(["serve", &articles.to_string(), WORKERS]);
         let mut process = Process::start_told("java", command, &Place::anywhere(Normal), scratch)?;

@@ -39,6 +39,11 @@ public final class Search {
     /** -Delfen.port=N; a free port, if none is named. */
     private static final int PORT = Integer.getInteger("elfen.port", 0);
     private static final int HITS = 10;
+    /**
+     * -Delfen.told=true: standard input is listened to. A terminal's is not: who reads from it in
+     * the background of a shell is stopped by the kernel.
+     */
+    private static final boolean TOLD = Boolean.getBoolean("elfen.told");
     /** A line of standard input that has the whole heap collected. */
     private static final String COLLECT = "collect";
     /** Stages, as the marks number them; 0 is the reading of the question. */
@@ -107,9 +112,11 @@ public final class Search {
             new Thread(() -> work(own), "worker-" + lane).start();
         }
         server.start();
-        Thread told = new Thread(Search::listen, "told");
-        told.setDaemon(true);
-        told.start();
+        if (TOLD) {
+            Thread told = new Thread(Search::listen, "told");
+            told.setDaemon(true);
+            told.start();
+        }
         System.out.println(server.getAddress().getPort());
         System.out.flush();
     }

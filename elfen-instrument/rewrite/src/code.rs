@@ -6,6 +6,7 @@
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
+use crate::faults;
 use crate::flags;
 use crate::flow::{self, Next};
 use crate::refused::Refused;
@@ -25,6 +26,8 @@ pub struct Function {
     pub(crate) next: Vec<Next>,
     /// Whether somebody reads the flags as they are before each instruction.
     pub(crate) flags_live: Vec<bool>,
+    /// Whether each instruction may raise a fault, for all that the function alone tells.
+    pub(crate) faults: Vec<bool>,
     /// Reached from the function's start, or from where it was interrupted, by what is known to
     /// follow: these are instructions beyond doubt.
     pub(crate) reached: Vec<bool>,
@@ -49,6 +52,7 @@ impl Function {
             start,
             end,
             flags_live: flags::live(&code, &next),
+            faults: faults::faults(&code),
             reached: Vec::new(),
             targets: flow::targets(&code),
             jumps_anywhere: next.iter().any(|next| next.is_unknown),
@@ -56,12 +60,18 @@ impl Function {
             code,
             next,
         };
+        function.meet(sample)?;
+        Ok(function)
+    }
+
+    /// A thread was interrupted at an address, or none was: what is reached is found anew.
+    pub fn meet(&mut self, sample: Option<u64>) -> Result<(), Refused> {
         let sampled = match sample {
-            Some(ip) => Some(function.index(ip).ok_or(Refused::SampleInside(ip))?),
+            Some(ip) => Some(self.index(ip).ok_or(Refused::SampleInside(ip))?),
             None => None,
         };
-        function.reached = flow::reached(&function.next, sampled);
-        Ok(function)
+        self.reached = flow::reached(&self.next, sampled);
+        Ok(())
     }
 
     /// Its first address, and the one behind its last.

@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod code;
+mod faults;
 mod flags;
 mod flow;
 mod hotspot;

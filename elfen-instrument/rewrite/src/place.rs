@@ -6,11 +6,10 @@
 
 use core::ops::Range;
 
-use iced_x86::{
-    FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, Register, UsedMemory,
-};
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic};
 
 use crate::code::{Function, JUMP_BYTES};
+use crate::faults::may_fault;
 use crate::flow::{Next, target};
 use crate::hotspot::HotSpot;
 use crate::loops::{self, Loop};
@@ -105,8 +104,7 @@ impl Function {
         let (at, end) = (code.first()?.ip(), code.last()?.next_ip());
         let is_certain = moved.clone().all(|index| self.reached[index]);
         let saves_flags = self.flags_live[index];
-        let is_sure = |memory: &UsedMemory| permitted.hotspot.is_some_and(|by| by.is_sure(memory));
-        let faults = code.iter().any(|one| may_fault(one, is_sure));
+        let faults = moved.clone().any(|index| self.may_fault(index, permitted));
         let tactic = match (saves_flags, faults, code.len()) {
             (true, ..) => Tactic::Flags,
             (_, true, _) => Tactic::Memory,
@@ -128,6 +126,16 @@ impl Function {
         let is_safe =
             is_certain && is_permitted && !is_named && !is_still && !code.iter().any(stays);
         is_safe.then_some(Place { at, bytes, tactic, moved, saves_flags })
+    }
+
+    /// Whether instruction `index` may raise a fault.
+    fn may_fault(&self, index: usize, permitted: &Permitted<'_>) -> bool {
+        let is_sure = |hotspot: HotSpot| {
+            !may_fault(&mut InstructionInfoFactory::new(), &self.code[index], |memory| {
+                hotspot.is_sure(memory)
+            })
+        };
+        self.faults[index] && !permitted.hotspot.is_some_and(is_sure)
     }
 
     /// As few instructions from `index` on as the jump takes room; only the last may go elsewhere.
@@ -166,28 +174,6 @@ pub(crate) fn can_move(instruction: &Instruction) -> bool {
     let is_string = instruction.is_string_instruction() || instruction.has_rep_prefix();
     let lands = instruction.mnemonic() == Mnemonic::Endbr64;
     goes_on && !counts && !is_string && !lands && !instruction.is_privileged()
-}
-
-/// Whether an instruction may raise a fault: it divides, or goes to memory other than the stack,
-/// its object's own, or its thread's.
-pub(crate) fn may_fault(instruction: &Instruction, or_sure: impl Fn(&UsedMemory) -> bool) -> bool {
-    let divides = matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv);
-    let mut factory = InstructionInfoFactory::new();
-    let memory = factory.info(instruction).used_memory();
-    divides || memory.iter().any(|memory| !is_sure(instruction, memory) && !or_sure(memory))
-}
-
-fn is_sure(instruction: &Instruction, memory: &UsedMemory) -> bool {
-    let alone = memory.index() == Register::None;
-    let is_thread = matches!(memory.segment(), Register::FS | Register::GS);
-    match memory.base() {
-        _ if memory.access() == OpAccess::NoMemAccess => true,
-        Register::RSP => alone && !is_thread,
-        // An address of the object's own: it has no base, and the displacement is the address.
-        _ if instruction.is_ip_rel_memory_operand() => alone && !is_thread,
-        Register::None => alone && is_thread,
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use iced_x86::{InstructionBlock, OpKind};
 use crate::code::Function;
 use crate::flow::target;
 use crate::loops::{self, Loop};
-use crate::place::{Permitted, Place, can_move, may_fault};
+use crate::place::{Permitted, Place, can_move};
 use crate::trampoline::{Hooks, Patch};
 
 /// Copies are told from each other by addresses that no program has.
@@ -107,7 +107,7 @@ impl Function {
     fn can_be_copied(&self, index: usize, permitted: &Permitted<'_>) -> bool {
         let instruction = &self.code[index];
         let is_computed = instruction.flow_control() == FlowControl::IndirectBranch;
-        let is_sure = permitted.memory || !may_fault(instruction, |_| false);
+        let is_sure = permitted.memory || !self.faults[index];
         self.reached[index] && can_move(instruction) && !is_computed && is_sure
     }
 }

@@ -16,6 +16,7 @@
 
 mod arena;
 mod change;
+mod functions;
 mod hotspot;
 mod missed;
 mod object;

@@ -1,6 +1,6 @@
 //! One process and its checks.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use elfen_rewrite::{self as rewrite, Function, Permitted, Place, Tactic};
 
 use super::arena::{Arena, Pages, Room};
 use super::change::{Change, Write};
+use super::functions::Functions;
 use super::hotspot::{Compiled, HotSpot};
 use super::missed::Missed;
 use super::object::Objects;
@@ -48,8 +49,7 @@ pub struct Patched {
     pub(super) objects: Objects,
     machine: Machine,
     pub(super) thinned: Option<Thinned>,
-    /// Functions, by their first addresses, of which only single instructions may be moved.
-    pub(super) entered: HashSet<u64>,
+    pub(super) functions: Functions,
 }
 
 /// Whether the process is a Java virtual machine that tells of its compiled methods.
@@ -121,7 +121,7 @@ impl Patched {
             objects: Objects::default(),
             machine: Machine::Unknown,
             thinned: None,
-            entered: HashSet::new(),
+            functions: Functions::default(),
         })
     }
 
@@ -142,8 +142,8 @@ impl Patched {
         let places = places.map(|(&at, place)| (at, place.clone())).collect();
         let (probe, objects) = (self.probe, self.objects.clone());
         let machine = self.machine.clone();
-        let (thinned, entered) = (None, self.entered.clone());
-        Some(Self { process, memory, probe, arenas, places, objects, machine, thinned, entered })
+        let (thinned, functions) = (None, self.functions.clone());
+        Some(Self { process, memory, probe, arenas, places, objects, machine, thinned, functions })
     }
 
     /// Whether it is still the program that it was: an exec leaves its memory behind.
@@ -186,7 +186,8 @@ impl Patched {
         let (range, compiled) = self.function_around(mapped, ip)?;
         self.forget_other_methods(&range, compiled.as_ref());
         let bytes = self.as_it_was(&range)?;
-        let function = Function::decode(&bytes, range.start, is_sampled.then_some(ip))?;
+        let sample = is_sampled.then_some(ip);
+        let function = self.functions.decoded(&bytes, range.start, sample)?;
         let permitted = self.permitted(compiled.as_ref())?;
         let several = self.several(&function, ip, &permitted, mapped, pages);
         let place = self.choose(&function, ip, &permitted, several.as_ref())?;

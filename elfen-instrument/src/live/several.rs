@@ -35,7 +35,11 @@ impl Patched {
         let status = Status::of(self.process)?;
         // With several lanes, nobody knows where a thread stood on another.
         let may = pages.lanes.len() == 1 && permitted.hotspot.is_none();
-        if !may || status.threads != 1 || status.catches || self.entered.contains(&range.start) {
+        if !may
+            || status.threads != 1
+            || status.catches
+            || self.functions.entered.get(&range.start) == Some(&true)
+        {
             return None;
         }
         let is_of_use = |one: &Loop| {
@@ -46,15 +50,18 @@ impl Patched {
         if !function.loops_around(ip).iter().any(is_of_use) {
             return None;
         }
-        let code = code_at(mapped, range.start).ok()?;
-        let own = mapped.iter().filter(|one| one.file == code.file);
-        let is_entered = self.has_landing_pads(mapped, code, &range)
-            || self.is_reached_from_beside(mapped, code, &range)
-            || own.clone().any(|one| self.names(one, &range).unwrap_or(true));
-        if is_entered {
-            // Looking is not for nothing.
-            self.entered.insert(range.start);
-        }
+        let is_entered = match self.functions.entered.get(&range.start) {
+            Some(&known) => known,
+            None => {
+                let code = code_at(mapped, range.start).ok()?;
+                let mut own = mapped.iter().filter(|one| one.file == code.file);
+                let is_entered = self.has_landing_pads(mapped, code, &range)
+                    || self.is_reached_from_beside(mapped, code, &range)
+                    || own.any(|one| self.names(one, &range).unwrap_or(true));
+                self.functions.entered.insert(range.start, is_entered);
+                is_entered
+            }
+        };
         (!is_entered).then_some(all)
     }
 

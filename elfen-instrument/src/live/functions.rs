@@ -51,10 +51,10 @@ impl Functions {
 mod tests {
     use super::*;
 
-    /// jmp +1; ud2's first byte, as data would be; nop; ret: what only a thread tells is code.
+    /// jmp over a nop; nop; ret: that the first nop is code, only a thread there tells.
     const BYTES: [u8; 5] = [0xeb, 0x01, 0x90, 0x90, 0xc3];
 
-    fn places(functions: &mut Functions, bytes: &[u8], sample: Option<u64>) -> String {
+    fn remembered(functions: &mut Functions, bytes: &[u8], sample: Option<u64>) -> String {
         format!("{:?}", functions.decoded(bytes, 0x1000, sample).unwrap())
     }
 
@@ -74,7 +74,11 @@ mod tests {
             (&other, None),
             (&BYTES, Some(0x1002)),
         ] {
-            assert_eq!(places(&mut functions, bytes, sample), anew(bytes, sample), "{sample:?}");
+            assert_eq!(
+                remembered(&mut functions, bytes, sample),
+                anew(bytes, sample),
+                "{sample:?}"
+            );
         }
         assert_ne!(anew(&BYTES, None), anew(&BYTES, Some(0x1002)), "a thread says something");
         let inside = functions.decoded(&BYTES, 0x1000, Some(0x1001));

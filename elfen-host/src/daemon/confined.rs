@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::log::{Level, gets_on, say};
 use super::release;
 use super::settings::{Lent, Which};
+use super::units::Units;
 use super::waiting::Waiting;
 use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
@@ -27,8 +28,6 @@ pub(super) struct Terms<'a> {
 pub(super) struct Confining {
     /// All that are kept, each with the CPUs that it was given last.
     kept: BTreeMap<CgroupPath, (ConfinedStatus, CpuSet)>,
-    /// Where units were found, so that systemd is not asked again while their cgroups are there.
-    units: BTreeMap<String, CgroupPath>,
 }
 
 /// One cgroup of a service.
@@ -42,12 +41,18 @@ struct Place<'a> {
 
 impl Confining {
     /// Keeps what is to be kept, and lets go what the settings do not name any more.
-    pub(super) fn look(&mut self, lent: &[Lent], terms: &Terms<'_>, waiting: &mut Waiting) {
+    pub(super) fn look(
+        &mut self,
+        lent: &[Lent],
+        terms: &Terms<'_>,
+        units: &mut Units,
+        waiting: &mut Waiting,
+    ) {
         for lent in lent.iter().filter(|lent| lent.confine) {
             let service = lent.service.as_deref().unwrap_or_default();
             for which in &lent.places {
                 gets_on();
-                if let Err(why) = self.keep(lent, which, terms) {
+                if let Err(why) = self.keep(lent, which, terms, units) {
                     waiting.add(&format!("service {service:?}"), &why);
                 }
             }
@@ -55,8 +60,14 @@ impl Confining {
         self.let_go_of_others(lent, terms);
     }
 
-    fn keep(&mut self, lent: &Lent, which: &Which, terms: &Terms<'_>) -> Result<(), String> {
-        let found = self.found(which, terms).map_err(|error| error.to_string())?;
+    fn keep(
+        &mut self,
+        lent: &Lent,
+        which: &Which,
+        terms: &Terms<'_>,
+        units: &mut Units,
+    ) -> Result<(), String> {
+        let found = units.find(which, terms.hierarchies).map_err(|error| error.to_string())?;
         if found.is_empty() {
             return Err(format!("{which} does not run"));
         }
@@ -75,26 +86,6 @@ impl Confining {
             self.hold(&place, terms).map_err(|error| error.to_string())?;
         }
         Ok(())
-    }
-
-    fn found(
-        &mut self,
-        which: &Which,
-        terms: &Terms<'_>,
-    ) -> Result<Vec<(Option<String>, CgroupPath)>, systemd::Error> {
-        let Which::Unit(named) = which else { return found(which) };
-        if let Some(path) = self.units.get(named)
-            && Group::new(terms.hierarchies, path.clone()).exists()
-        {
-            return Ok(vec![(Some(named.clone()), path.clone())]);
-        }
-        let found = found(which)?;
-        for (unit, path) in &found {
-            if unit.as_ref() == Some(named) {
-                self.units.insert(named.clone(), path.clone());
-            }
-        }
-        Ok(found)
     }
 
     fn hold(&mut self, place: &Place<'_>, terms: &Terms<'_>) -> Result<(), Error> {
@@ -180,16 +171,5 @@ impl Confining {
 
     pub(super) fn status(&self) -> Vec<ConfinedStatus> {
         self.kept.values().map(|(status, _)| status.clone()).collect()
-    }
-}
-
-/// The cgroups that are meant, each with its unit.
-pub(super) fn found(which: &Which) -> Result<Vec<(Option<String>, CgroupPath)>, systemd::Error> {
-    match which {
-        Which::Cgroup(path) => Ok(vec![(None, path.clone())]),
-        Which::Unit(pattern) => {
-            let found = systemd::cgroups_of(pattern)?;
-            Ok(found.into_iter().map(|(unit, path)| (Some(unit), path)).collect())
-        }
     }
 }

@@ -24,6 +24,7 @@ pub mod settings;
 mod socket;
 mod tally;
 mod uevents;
+mod units;
 mod waiting;
 mod written;
 
@@ -53,6 +54,7 @@ use self::serving::Serving;
 use self::settings::{Settings, Which};
 use self::socket::Listener;
 use self::uevents::Uevents;
+use self::units::Units;
 use self::waiting::Waiting;
 use self::written::Written;
 use crate::affinity;
@@ -87,6 +89,7 @@ struct Daemon {
     nap: Arc<Nap>,
     opened: Opened,
     held: Vec<Held>,
+    units: Units,
     confining: Confining,
     guarding: Guarding,
     serving: Serving,
@@ -139,6 +142,7 @@ impl Daemon {
             opened: lent::open_all(&settings, &nap)?,
             nap,
             held: Vec::new(),
+            units: Units::default(),
             confining: Confining::default(),
             guarding: Guarding::nobody(),
             serving,
@@ -280,7 +284,7 @@ impl Daemon {
     fn confine(&mut self) {
         let (folder, online) = (&self.folder, self.online.as_ref());
         let terms = confined::Terms { hierarchies: &self.hierarchies, folder, online };
-        self.confining.look(&self.settings.lent, &terms, &mut self.waiting);
+        self.confining.look(&self.settings.lent, &terms, &mut self.units, &mut self.waiting);
     }
 
     fn settle(&mut self) {
@@ -312,17 +316,8 @@ impl Daemon {
             stays
         });
         for fence in self.settings.fences.clone() {
-            // A unit whose cgroup is there has that one; systemd is asked for others, and what else
-            // a pattern means.
-            let its_own = |held: &Held| match &fence.which {
-                Which::Unit(unit) => held.which == fence.which && held.unit.as_ref() == Some(unit),
-                Which::Cgroup(_) => false,
-            };
-            if self.held.iter().any(its_own) {
-                continue;
-            }
             gets_on();
-            match confined::found(&fence.which) {
+            match self.units.find(&fence.which, &self.hierarchies) {
                 Ok(found) => {
                     let one = found.len() == 1;
                     if found.is_empty() {

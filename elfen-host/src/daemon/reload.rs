@@ -9,6 +9,7 @@ use elfen_console::failure::{Failure, Status as Exit};
 
 use super::log::{Level, say};
 use super::settings::Settings;
+use super::units::Units;
 use super::{Daemon, lent, release, require};
 use crate::fence::status::Frozen;
 use crate::run::place;
@@ -33,6 +34,7 @@ impl Daemon {
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
         let _left = place::leave_from(&self.began_on, &settings.requests());
         (self.settings, self.nap, self.opened) = (settings, nap, opened);
+        self.units = Units::default();
         if let Some(serving) = serving {
             self.serving = serving;
         }

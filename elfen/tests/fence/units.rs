@@ -104,9 +104,17 @@ impl Units {
 
     /// A daemon that holds this unit, or pattern, and finds systemd's commands in this folder.
     fn hold(&mut self, unit: &str, commands: &str) {
+        self.hold_by(&self.settings_of(unit), commands);
+    }
+
+    fn settings_of(&self, unit: &str) -> String {
         let usual = self.fenced.settings_by_tasks();
         let cgroup = format!("cgroup = \"{}\"", self.fenced.fence.name());
-        let text = usual.replacen(&cgroup, &format!("unit = \"{unit}\""), 1);
+        usual.replacen(&cgroup, &format!("unit = \"{unit}\""), 1)
+    }
+
+    /// The same by these settings.
+    fn hold_by(&mut self, text: &str, commands: &str) {
         fs::write(self.fenced.settings_file(), text).unwrap();
         let script = self.fenced.daemon_command();
         let script = script.get_args().nth(1).unwrap().to_owned();
@@ -187,9 +195,9 @@ fn units_in_one_another_are_one_fence() {
     assert!(!inner.0.rank().unwrap().idle, "its files are as they were");
 }
 
-/// Goal: systemd is asked nothing where nothing changed, and again when a unit's cgroup was gone.
-/// Method: what it is asked over three looks, which see that somebody froze the fence and let it
-/// go, and after its cgroup was made anew.
+/// Goal: systemd is asked nothing where nothing changed, of a fence as of a service that is kept to
+/// its lanes, and again when a unit's cgroup was gone. Method: what it is asked over three looks,
+/// which see that somebody froze the fence and let it go, and after its cgroup was made anew.
 #[test]
 fn what_is_known_is_not_asked() {
     const NAME: &str = "what_is_known_is_not_asked";
@@ -197,8 +205,10 @@ fn what_is_known_is_not_asked() {
         return;
     }
     let Some(mut units) = Units::start(NAME) else { return };
-    units.hold("x-a.slice", "bin");
+    let kept = "lanes = \"0:1\"\nunit = \"x-b.slice\"\nconfine = true";
+    units.hold_by(&units.settings_of("x-a.slice").replacen("lanes = \"0:1\"", kept, 1), "bin");
     wait_until("holding it", || units.running().len() == 1);
+    wait_until("keeping the other", || !units.fenced.status().confined.is_empty());
     let asked = units.asked();
     for _ in 0..3 {
         units.fences[0].0.freezer().freeze().unwrap();

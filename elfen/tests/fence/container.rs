@@ -11,7 +11,9 @@ use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
 use tempfile::TempDir;
 
 use super::SPIN;
-use super::stage::{Fenced, Own, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until};
+use super::stage::{
+    Fenced, Own, borrows, comm, found, idle_share, kill, or_skip, ran_ns, share, wait_until,
+};
 
 /// Whether it takes a program that is not here; says which.
 fn lacking(test: &str, programs: &[&str]) -> bool {
@@ -227,7 +229,7 @@ fn of_a_held_lane(fenced: &Fenced, process: u32) -> u64 {
 /// A container's process borrows while the request lane idles, is on the lane alone, whatever it
 /// asks for, gets next to nothing of a held lane, and stands still in a pause.
 fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
-    borrows(process);
+    let first = idle_share(process);
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     assert!(status.contains("Cpus_allowed_list:\t1\n"), "{status}");
     let mut taskset = Command::new("taskset");
@@ -236,9 +238,12 @@ fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
     let busy = of_a_held_lane(fenced, process);
-    println!("a container of {engine} in the fence: {busy} per mille of the held lane");
     worker.end();
-    borrows(process);
+    let again = idle_share(process);
+    println!(
+        "a container of {engine} in the fence: {first} per mille of its lane while the request \
+         lane idles, {busy} while its guard holds it, {again} again"
+    );
     assert!(fenced.elfen(&["pause"]).status.success());
     std::thread::sleep(Duration::from_millis(100));
     let stands = ran_ns(process);

@@ -190,7 +190,10 @@ fn a_class_above_guards_freezes_the_fence() {
     }
     let mut batch = fenced.batch(&[], "root", "echo ready; exec chrt -f 1 sleep 600");
     batch.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    wait_until("its class", || comm(batch.id()) == "sleep");
+    let since = Instant::now();
     wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));
+    println!("a batch of class SCHED_FIFO stood still {:?} after it had it", since.elapsed());
     let why = fenced.fence().why().unwrap();
     assert!(why.contains("SCHED_FIFO") && why.contains(&batch.id().to_string()), "{why}");
     assert!(fenced.fence.0.freezer().is_frozen().unwrap());

@@ -16,7 +16,7 @@ use elfen_host::fence::status::Frozen;
 
 use super::preload;
 use super::stage::{
-    Fenced, NOBODY, Own, borrows, comm, found, kill, or_skip, ran_ns, share, wait_until,
+    Fenced, NOBODY, Own, comm, found, idle_share, kill, or_skip, share, wait_until,
 };
 use super::stops::rounds;
 
@@ -246,17 +246,9 @@ impl Spinning {
         Self { job, process: inside.unwrap() }
     }
 
-    /// What it gets of the lane that idles, per mille.
-    fn borrows(&self) -> u64 {
-        borrows(self.process);
-        let before = ran_ns(self.process);
-        std::thread::sleep(Duration::from_secs(1));
-        (ran_ns(self.process) - before) / 1_000_000
-    }
-
     /// Idle, held and idle again; this happens while the lane is held.
     fn is_fenced(&self, fenced: &Fenced, meanwhile: impl FnOnce()) {
-        let first = self.borrows();
+        let first = idle_share(self.process);
         let mut worker = fenced.service().claim(0, 0).unwrap();
         worker.begin(1);
         wait_until("a guard", || fenced.guard().is_some());
@@ -264,7 +256,7 @@ impl Spinning {
         busy.sort_unstable();
         meanwhile();
         worker.end();
-        let (job, again) = (&self.job, self.borrows());
+        let (job, again) = (&self.job, idle_share(self.process));
         println!(
             "job {job} of Slurm: {first} per mille idle, {} busy, {again} idle again",
             busy[1]

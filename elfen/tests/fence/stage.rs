@@ -116,6 +116,16 @@ pub(crate) fn borrows(process: u32) {
     wait_until("borrowing", || ran_ns(process) > before + 2_000_000);
 }
 
+/// What a batch gets of a lane that idles, per mille: of a second in which others may have had
+/// theirs.
+pub(crate) fn idle_share(process: u32) -> u64 {
+    borrows(process);
+    let (before, began) = (ran_ns(process), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let passed = began.elapsed().as_nanos();
+    u64::try_from(u128::from(ran_ns(process) - before) * 1000 / passed).unwrap()
+}
+
 /// An elfend that holds one fence, on lanes 0:1, beside a service of the test's own.
 ///
 /// Both are in a cgroup that outweighs what else runs here: an idle one gets nothing for minutes

@@ -36,10 +36,10 @@ shift 12
 for folder in $(cat \"folders.$4\"); do echo \"$1\" >\"$folder/cgroup.procs\"; done
 ";
 
-/// Two units in the place of a fence, and the folder of what their systemd does.
+/// Units in the place of a fence, of which two run, and the folder of what their systemd does.
 struct Units {
     fenced: Fenced,
-    fences: [Own; 2],
+    fences: [Own; 3],
     folder: PathBuf,
 }
 
@@ -50,18 +50,15 @@ impl Units {
         fenced.end_daemon();
         let folder = fenced.run_dir().join("systemd");
         fs::create_dir(&folder).unwrap();
-        let fences = ["a", "b"].map(|name| fenced.heavy.child(name));
-        let mut listed = String::new();
-        for (fence, unit) in fences.iter().zip(["x-a.slice", "x-b.slice"]) {
+        let fences = ["a", "b", "later"].map(|name| fenced.heavy.child(name));
+        for (fence, unit) in fences.iter().zip(["x-a.slice", "x-b.slice", "x-later.slice"]) {
             fence.0.make().unwrap();
-            listed += &format!("{unit} loaded active active of a test\n");
             let path = format!("{}\n", fence.0.path);
             fs::write(folder.join(format!("cgroup.{unit}")), path).unwrap();
             let folders = fence.0.folders().into_iter();
             let folders: Vec<_> = folders.map(|folder| folder.display().to_string()).collect();
             fs::write(folder.join(format!("folders.{unit}")), folders.join("\n")).unwrap();
         }
-        fs::write(folder.join("units"), listed).unwrap();
         fs::write(folder.join("comm"), "systemd\n").unwrap();
         for (name, text) in [("systemctl", SYSTEMCTL), ("busctl", BUSCTL)] {
             let text = text.replace("FOLDER", &folder.display().to_string());
@@ -71,6 +68,7 @@ impl Units {
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         }
         let units = Self { fenced, fences, folder };
+        units.lists(&["x-a.slice", "x-b.slice"]);
         units.does("answer");
         let tried = units.booted("true").status().unwrap();
         if !tried.success() {
@@ -92,6 +90,11 @@ impl Units {
         let mut command = self.fenced.command("unshare", &["--mount", "sh", "-c"]);
         command.arg(script);
         command
+    }
+
+    fn lists(&self, units: &[&str]) {
+        let line = |unit: &&str| format!("{unit} loaded active active of a test\n");
+        fs::write(self.folder.join("units"), units.iter().map(line).collect::<String>()).unwrap();
     }
 
     fn does(&self, mode: &str) {
@@ -136,8 +139,9 @@ impl Units {
     }
 }
 
-/// Goal: a pattern is all units that it matches; each is kept by systemd, and takes processes by
-/// it; one that does not run is waited for, aloud. Method: two units, and one that is not there.
+/// Goal: a pattern is all units that it matches, also one that comes later; each is kept by systemd,
+/// and takes processes by it; one that does not run is waited for, aloud. Method: two units, a
+/// third, and one that is not there.
 #[test]
 fn a_pattern_is_all_of_its_units() {
     const NAME: &str = "a_pattern_is_all_of_its_units";
@@ -162,6 +166,8 @@ fn a_pattern_is_all_of_its_units() {
     let said = String::from_utf8_lossy(&inside.stdout).into_owned();
     assert!(said.contains(units.fences[1].name()), "{inside:?}: {}", units.asked());
     assert!(units.asked().contains("StartTransientUnit"), "{}", units.asked());
+    units.lists(&["x-a.slice", "x-b.slice", "x-later.slice"]);
+    wait_until("the third", || units.running().len() == 3);
 
     units.fenced.end_daemon();
     units.hold("missing.slice", "bin");

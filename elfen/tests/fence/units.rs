@@ -139,9 +139,9 @@ impl Units {
     }
 }
 
-/// Goal: a pattern is all units that it matches, also one that comes later; each is kept by systemd,
-/// and takes processes by it; one that does not run is waited for, aloud. Method: two units, a
-/// third, and one that is not there.
+/// Goal: a pattern is all units that it matches, also one that comes later; each is kept by
+/// systemd, and takes processes by it; one that does not run is waited for, aloud. Method: two
+/// units, a third, and one that is not there.
 #[test]
 fn a_pattern_is_all_of_its_units() {
     const NAME: &str = "a_pattern_is_all_of_its_units";

@@ -65,10 +65,22 @@ impl Intervals {
                 _ => all.pause(open.entry(event.thread).or_default(), event, step),
             }
         }
-        all.pauses.sort_by_key(|pause| pause.to_ns);
-        all.longest_ns =
-            all.pauses.iter().map(|pause| pause.to_ns - pause.from_ns).max().unwrap_or(0);
+        all.sort();
         all
+    }
+
+    fn sort(&mut self) {
+        self.pauses.sort_by_key(|pause| pause.to_ns);
+        let lengths = self.pauses.iter().map(|pause| pause.to_ns - pause.from_ns);
+        self.longest_ns = lengths.max().unwrap_or(0);
+    }
+
+    /// Has pauses end sooner, where it is known that they did.
+    pub(crate) fn end_at(&mut self, ended_ns: impl Fn(&Interval) -> u64) {
+        for pause in &mut self.pauses {
+            pause.to_ns = ended_ns(pause).clamp(pause.from_ns, pause.to_ns);
+        }
+        self.sort();
     }
 
     fn pause(&mut self, open: &mut Open, event: &Event, step: Runtime) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use elfen_rt::signal::event::{Event, Kind, STATE_STOPPED, STATE_TRACED, Switch};
 
-use crate::runtime::Intervals;
+use crate::runtime::{Interval, Intervals};
 use crate::stalls::Stalls;
 use crate::tale::Tale;
 
@@ -59,6 +59,9 @@ pub struct Interrupt {
     pub number: u32,
 }
 
+/// Who halts others runs for less than that from when it wakes them until it has said so.
+const LETTING_GO_NS: u64 = 200_000;
+
 #[derive(Debug, Default)]
 pub struct Timeline {
     threads: HashMap<u32, Vec<Stretch>>,
@@ -67,6 +70,8 @@ pub struct Timeline {
     pub runtime: Intervals,
     pub stalls: Stalls,
     began_ns: u64,
+    /// Until then something is missing: what threads were in before, they may not be any more.
+    unseen_ns: u64,
 }
 
 impl Timeline {
@@ -77,9 +82,15 @@ impl Timeline {
             began_ns: tale.head.began_ns,
             ..Self::default()
         };
+        let mut gaps: Vec<u64> = tale.gaps.iter().map(|gap| gap.to_ns).collect();
+        gaps.sort_unstable();
+        let mut gaps = gaps.into_iter().peekable();
         let events = in_order(tale);
         line.runtime = Intervals::of(events.iter().map(|(_, event)| event));
         for (cpu, event) in events {
+            while let Some(gap_ns) = gaps.next_if(|gap_ns| *gap_ns <= event.at_ns) {
+                line.unseen_ns = gap_ns;
+            }
             match event.kind {
                 Kind::Switch(switch) => line.switch(cpu, &event, switch),
                 Kind::Waking { waker, waker_process, .. } => {
@@ -95,12 +106,60 @@ impl Timeline {
                 _ => line.stalls.add(&event),
             }
         }
+        let mut runtime = std::mem::take(&mut line.runtime);
+        runtime.end_at(|pause| line.released_ns(pause));
+        line.runtime = runtime;
         line
     }
 
+    /// When those whom a runtime had halted could go on. It wakes them, and says so when it has:
+    /// where one of them takes its CPU meanwhile, that is later than they went on.
+    fn released_ns(&self, pause: &Interval) -> u64 {
+        let all = self.threads.get(&pause.thread).map_or(&[][..], Vec::as_slice);
+        let until = all.partition_point(|stretch| stretch.from_ns < pause.to_ns);
+        let (mut released_ns, mut at_ns, mut ran_ns) = (pause.to_ns, pause.to_ns, 0);
+        for stretches in all[..until].windows(2).rev() {
+            let [before, stretch] = [stretches[0], stretches[1]];
+            if stretch.from_ns <= pause.from_ns {
+                break;
+            }
+            match (before.state, stretch.state) {
+                (_, State::Running { .. }) => ran_ns += at_ns - stretch.from_ns,
+                (State::Running { cpu }, State::Runnable { preempted: true })
+                    if self.goes_on(cpu, stretch.from_ns, pause.thread) =>
+                {
+                    released_ns = stretch.from_ns;
+                }
+                _ => {}
+            }
+            if ran_ns > LETTING_GO_NS {
+                break;
+            }
+            at_ns = stretch.from_ns;
+        }
+        released_ns
+    }
+
+    /// Whether somebody begins to run on a CPU whom this thread had woken.
+    fn goes_on(&self, cpu: u32, at_ns: u64, woken_by: u32) -> bool {
+        let Some((.., thread, _)) = self.runs(cpu, at_ns, at_ns + 1).last() else { return false };
+        let stretches = self.threads.get(&thread).map_or(&[][..], Vec::as_slice);
+        let after = stretches.partition_point(|stretch| stretch.from_ns <= at_ns);
+        let slept = stretches[..after].iter().rev().find_map(|stretch| match stretch.state {
+            State::Sleeping(sleep) => Some(sleep),
+            _ => None,
+        });
+        slept.and_then(|sleep| sleep.waker).is_some_and(|waker| waker.thread == woken_by)
+    }
+
     fn switch(&mut self, cpu: u32, event: &Event, switch: Switch) {
-        let stolen_ns = switch.stolen_ns;
-        self.cpus[cpu as usize].push(Run { from_ns: event.at_ns, thread: event.thread, stolen_ns });
+        let (stolen_ns, unseen_ns) = (switch.stolen_ns, self.unseen_ns);
+        let runs = &mut self.cpus[cpu as usize];
+        // Since something was missed another one may have it.
+        if runs.last().is_some_and(|run| run.from_ns < unseen_ns && unseen_ns < event.at_ns) {
+            runs.push(Run { from_ns: unseen_ns, thread: switch.previous, stolen_ns });
+        }
+        runs.push(Run { from_ns: event.at_ns, thread: event.thread, stolen_ns });
         if switch.previous != 0 {
             let state = if switch.preempted {
                 State::Runnable { preempted: true }
@@ -131,8 +190,9 @@ impl Timeline {
             unseen: true,
             within: 0,
         };
+        let unseen_ns = self.unseen_ns;
         let stretches = self.threads.entry(event.thread).or_default();
-        match stretches.last_mut() {
+        match stretches.last_mut().filter(|stretch| stretch.from_ns >= unseen_ns) {
             Some(Stretch { state: State::Sleeping(sleep), .. }) => sleep.waker = Some(waker),
             // It was on its way to sleep and stays, or is runnable already.
             Some(_) => return,
@@ -155,11 +215,13 @@ impl Timeline {
         }
     }
 
-    /// A thread changes its state; `before` is what it was in if this is the first that is seen.
+    /// A thread changes its state; `before` is what it was in if this is the first that is seen,
+    /// or the first since something was missed.
     fn enter(&mut self, thread: u32, at_ns: u64, state: State, before: State) {
-        let began_ns = self.began_ns;
+        let (began_ns, unseen_ns) = (self.began_ns.max(self.unseen_ns), self.unseen_ns);
         let stretches = self.threads.entry(thread).or_default();
-        if stretches.is_empty() && began_ns < at_ns {
+        let is_known = stretches.last().is_some_and(|stretch| stretch.from_ns >= unseen_ns);
+        if !is_known && began_ns < at_ns {
             stretches.push(Stretch { from_ns: began_ns, state: before });
         }
         stretches.push(Stretch { from_ns: at_ns, state });
@@ -194,7 +256,9 @@ impl Timeline {
         })
     }
 
-    /// Who had a CPU in a span: from, to, thread, and what was stolen of that whole run.
+    /// Who had a CPU in a span: from, to, thread, and what was stolen of that. Where in a run its
+    /// CPU was taken away is not told: it counts from the run's beginning, and once, however many
+    /// requests were served in it.
     pub fn runs(
         &self,
         cpu: u32,
@@ -209,7 +273,9 @@ impl Timeline {
             let until_ns = next.map_or(to_ns, |next| next.from_ns);
             let stolen_ns =
                 next.map_or(0, |next| next.stolen_ns.saturating_sub(runs[at].stolen_ns));
-            (runs[at].from_ns.max(from_ns), until_ns.min(to_ns), runs[at].thread, stolen_ns)
+            let (begin_ns, end_ns) = (runs[at].from_ns.max(from_ns), until_ns.min(to_ns));
+            let stolen_until_ns = runs[at].from_ns.saturating_add(stolen_ns).min(end_ns);
+            (begin_ns, end_ns, runs[at].thread, stolen_until_ns.saturating_sub(begin_ns))
         })
     }
 

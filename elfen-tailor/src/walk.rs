@@ -273,16 +273,18 @@ impl<'a> Walk<'a> {
         };
         let runs: Vec<_> = self.timeline.runs(cpu, from_ns, to_ns).collect();
         let mut at_ns = to_ns;
-        for (begin_ns, end_ns, runs_there, _) in runs.into_iter().rev() {
+        for (begin_ns, end_ns, runs_there, stolen_ns) in runs.into_iter().rev() {
             // Before the first switch that was seen nobody knows who ran.
             push(out, end_ns, at_ns, Kind::Unknown, thread, Some(cpu));
+            let stolen_ns = if runs_there == 0 { 0 } else { counted(stolen_ns) };
             let kind = match runs_there {
                 0 if preempted && end_ns - begin_ns >= THROTTLED_NS => Kind::Throttled,
                 0 => Kind::Wake,
                 other if other == thread => Kind::Wake,
                 other => Kind::Preempted(self.tale.who(other, begin_ns)),
             };
-            push(out, begin_ns, end_ns, kind, thread, Some(cpu));
+            push(out, begin_ns + stolen_ns, end_ns, kind, thread, Some(cpu));
+            push(out, begin_ns, begin_ns + stolen_ns, Kind::Steal, thread, Some(cpu));
             at_ns = begin_ns;
         }
         push(out, from_ns, at_ns, Kind::Unknown, thread, Some(cpu));
@@ -321,15 +323,15 @@ impl<'a> Walk<'a> {
             let kind = if one.soft { Kind::Softirq(one.number) } else { Kind::Irq(one.number) };
             cut(&mut pieces, one.from_ns, one.to_ns, kind, ran);
         }
-        for (begin_ns, end_ns, _, stolen_ns) in self.timeline.runs(cpu, from_ns, to_ns) {
-            // Where in its run a CPU was taken away is not told.
-            let stolen_ns = stolen_ns.min(end_ns - begin_ns);
-            if stolen_ns >= LEAST_STOLEN_NS {
-                cut(&mut pieces, begin_ns, begin_ns + stolen_ns, Kind::Steal, ran);
-            }
+        for (begin_ns, _, _, stolen_ns) in self.timeline.runs(cpu, from_ns, to_ns) {
+            cut(&mut pieces, begin_ns, begin_ns + counted(stolen_ns), Kind::Steal, ran);
         }
         out.append(&mut pieces);
     }
+}
+
+fn counted(stolen_ns: u64) -> u64 {
+    if stolen_ns >= LEAST_STOLEN_NS { stolen_ns } else { 0 }
 }
 
 /// A request of which nothing is known but what the service says of it.

@@ -20,7 +20,7 @@ const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
 const RECEIVERS: usize = 256;
 const AT_ONCE: u32 = 8;
 /// Between the last of some packets and the next ones.
-const PAUSE: Duration = Duration::from_micros(100);
+const PAUSE: Duration = Duration::from_micros(20);
 /// For a packet over loopback.
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -118,7 +118,7 @@ impl Flood {
             sender.send(&[0; 64])?;
         }
         let to_ns = monotonic_ns().max(from_ns + nanos(last));
-        Ok(Injured { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None })
+        Ok(Injured::all(from_ns, to_ns))
     }
 }
 

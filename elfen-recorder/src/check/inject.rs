@@ -14,11 +14,18 @@ use serde::{Deserialize, Serialize};
 pub struct Injured {
     pub from_ns: u64,
     pub to_ns: u64,
-    /// Of that time, what really took effect: a hog can be displaced itself.
+    /// Of that time, what took effect.
     pub effective_ns: u64,
     /// The only one that was hurt, where it was a request of the injector's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection: Option<u64>,
+}
+
+impl Injured {
+    /// Whatever came in that time, for as long as it was there.
+    pub fn all(from_ns: u64, to_ns: u64) -> Self {
+        Self { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None }
+    }
 }
 
 /// A process that can be stopped. It is named by a descriptor, so that no other process of the same
@@ -74,7 +81,7 @@ impl Stop {
         std::thread::sleep(last);
         let to_ns = monotonic_ns();
         self.send(libc::SIGCONT)?;
-        Ok(Injured { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None })
+        Ok(Injured::all(from_ns, to_ns))
     }
 }
 
@@ -85,33 +92,53 @@ impl Drop for Stop {
     }
 }
 
-/// A thread that takes a CPU from everybody at an ordinary priority.
+/// A thread that uses up a CPU: above everybody at an ordinary priority, or as one of them.
 #[derive(Debug)]
 pub struct Hog {
     cpu: u32,
+    name: &'static str,
+    priority: Option<i32>,
 }
 
 /// Its thread's name, by which it is found.
 pub const HOG: &str = "elfen-hog";
+pub const RIVAL: &str = "elfen-rival";
+
+/// A turn of its loop takes less: in the time between it was displaced.
+const DISPLACED_NS: u64 = 20_000;
 
 impl Hog {
+    /// One that takes the CPU from everybody but for real-time threads above it.
     pub fn new(cpu: u32) -> Self {
-        Self { cpu }
+        Self { cpu, name: HOG, priority: Some(50) }
     }
 
-    pub fn hurt(&self, last: Duration) -> io::Result<Injured> {
-        let cpu = self.cpu;
-        let hog = std::thread::Builder::new().name(HOG.to_owned());
+    /// One that shares it with others by the scheduler's rules.
+    pub fn rival(cpu: u32) -> Self {
+        Self { cpu, name: RIVAL, priority: None }
+    }
+
+    /// From when to when it ran, by its own clock: it can be displaced itself.
+    pub fn hurt(&self, last: Duration) -> io::Result<Vec<Injured>> {
+        let Self { cpu, name, priority } = *self;
+        let hog = std::thread::Builder::new().name(name.to_owned());
         let hog = hog.spawn(move || {
             affinity::pin(cpu)?;
-            take_precedence(50)?;
-            let (from_ns, cpu_ns) = (monotonic_ns(), own_cpu_ns());
-            let until_ns = from_ns + nanos(last);
-            while monotonic_ns() < until_ns {
-                std::hint::spin_loop();
+            if let Some(priority) = priority {
+                take_precedence(priority)?;
             }
-            let (to_ns, effective_ns) = (monotonic_ns(), own_cpu_ns() - cpu_ns);
-            Ok(Injured { from_ns, to_ns, effective_ns, connection: None })
+            let mut runs = Vec::new();
+            let mut from_ns = monotonic_ns();
+            let (mut now_ns, until_ns) = (from_ns, from_ns + nanos(last));
+            while now_ns < until_ns {
+                let last_ns = std::mem::replace(&mut now_ns, monotonic_ns());
+                if now_ns - last_ns >= DISPLACED_NS {
+                    runs.push(Injured::all(from_ns, last_ns));
+                    from_ns = now_ns;
+                }
+            }
+            runs.push(Injured::all(from_ns, now_ns));
+            Ok(runs)
         })?;
         hog.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     }

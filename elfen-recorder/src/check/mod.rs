@@ -5,10 +5,10 @@ mod ask;
 pub mod flood;
 pub mod inject;
 mod jvm;
+mod score;
 pub mod server;
 pub mod storage;
 
-use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -18,80 +18,19 @@ use std::time::{Duration, Instant};
 use elfen_host::affinity;
 use elfen_kernel::events::{Detail, Error};
 use elfen_rt::signal::event::Words;
-use elfen_tailor::account::{Account, charges};
-use elfen_tailor::explained::Explained;
-use elfen_tailor::replay::quantile;
-use elfen_tailor::segment::is_of;
 use elfen_tailor::tale::{Function, Gap, Lent, Named, Tale};
-use serde::Serialize;
 
 use crate::recorder::{LOOK_EVERY, Recorder, Sink};
 use crate::service::{Service, Which};
 use ask::Asker;
 use flood::Flood;
-use inject::{HOG, Hog, Injured, Stop};
+use inject::{Hog, Injured, Stop};
 use jvm::Java;
-use server::{HOLDER, Served};
+use score::{Injuries, score};
+use server::Served;
 use storage::PageOut;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    Stop,
-    Hog,
-    Lock,
-    Long,
-    Io,
-    Burst,
-    Nagle,
-    Softirq,
-    Gc,
-}
-
-impl Kind {
-    pub const ALL: [Self; 9] = [
-        Self::Stop,
-        Self::Hog,
-        Self::Lock,
-        Self::Long,
-        Self::Io,
-        Self::Burst,
-        Self::Nagle,
-        Self::Softirq,
-        Self::Gc,
-    ];
-}
-
-impl Kind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Hog => "hog",
-            Self::Lock => "lock",
-            Self::Long => "long",
-            Self::Io => "io",
-            Self::Burst => "burst",
-            Self::Nagle => "nagle",
-            Self::Softirq => "softirq",
-            Self::Gc => "gc",
-        }
-    }
-
-    /// What the account calls it.
-    fn cause(self) -> String {
-        match self {
-            Self::Stop => "stopped".to_owned(),
-            Self::Hog => format!("preempted:{HOG}"),
-            Self::Lock => format!("lock:{HOLDER}"),
-            Self::Long => "work".to_owned(),
-            Self::Io => "io:page-fault".to_owned(),
-            Self::Burst => "queue".to_owned(),
-            Self::Nagle => "tcp-out".to_owned(),
-            Self::Softirq => "softirq:NET_RX".to_owned(),
-            Self::Gc => "gc".to_owned(),
-        }
-    }
-}
+pub use score::{Checked, Kind, Missed, Score};
 
 /// How a check is made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,34 +41,6 @@ pub struct Plan {
     pub requests_a_second: u32,
     pub last: Duration,
     pub every: Duration,
-}
-
-/// How one cause fared.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Score {
-    pub cause: Kind,
-    pub injections: usize,
-    /// Requests that it overlapped for at least a millisecond.
-    pub touched: usize,
-    /// Of those, charged the overlap, within 10 % or 0.3 ms.
-    pub within: usize,
-    /// Of those where it was more than half of the excess, that had it named first.
-    pub dominant: usize,
-    pub named: usize,
-    pub injected_ns: u64,
-    pub charged_ns: u64,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Checked {
-    pub requests: usize,
-    pub complete: usize,
-    pub lost_events: u64,
-    pub scores: Vec<Score>,
-    /// Causes that could not be made here, and why.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub left_out: Vec<String>,
-    pub holds: bool,
 }
 
 #[derive(Debug)]
@@ -146,13 +57,15 @@ impl From<io::Error> for Failed {
     }
 }
 
-const LEAST_NS: u64 = 1_000_000;
-const TOLERANCE_NS: u64 = 300_000;
 const CLIENTS: usize = 8;
 /// Who ask at once.
 const CROWD: usize = 60;
 /// Work of a request, in microseconds.
 const WORK_US: u64 = 200;
+/// The load is what it will be, and the account has a middle.
+const SETTLED: Duration = Duration::from_millis(500);
+/// Whoever was hurt has his answer.
+const OVER: Duration = Duration::from_millis(200);
 
 struct Kept(Tale);
 
@@ -203,28 +116,28 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
     let of = |wanted: &dyn Fn(Kind) -> bool| -> Vec<Kind> {
         plan.kinds.iter().copied().filter(|kind| wanted(*kind)).collect()
     };
-    // Packets are seen in full detail alone, in which each request has some.
+    // Packets are seen in full detail alone, in which each request has some; and who is above all
+    // others shares its CPU with no rival.
+    let apart = [Kind::Softirq, Kind::Rival, Kind::Gc];
     let hurts = [
-        (of(&|kind| !matches!(kind, Kind::Softirq | Kind::Gc)), Detail::Sched),
-        (of(&|kind| kind == Kind::Softirq), Detail::Full),
+        (of(&|kind| !apart.contains(&kind)), Detail::Sched, false),
+        (of(&|kind| kind == Kind::Rival), Detail::Sched, true),
+        (of(&|kind| kind == Kind::Softirq), Detail::Full, false),
     ];
-    // Everything but the services and their hog stays off the services' CPU.
+    // Everything but the services and their hogs stays off the services' CPU.
     affinity::pin(other)?;
-    for (kinds, detail) in hurts.into_iter().filter(|(kinds, _)| !kinds.is_empty()) {
-        let (plan, served) = (Plan { kinds, ..plan.clone() }, Served::start(cpu)?);
-        let (port, rate) = (served.port, plan.requests_a_second);
-        let hurt = move |served: &mut Served| hurt(&plan, served, port, cpu);
-        all.add(recorded((served, port), detail, rate, hurt)?);
+    for (kinds, detail, ordinary) in hurts.into_iter().filter(|(kinds, ..)| !kinds.is_empty()) {
+        let (times, served) = (Plan { kinds, ..plan.clone() }, Served::start(cpu, ordinary)?);
+        let port = served.port;
+        let hurt = move |served: &mut Served| hurt(&times, served, port, cpu);
+        all.add(recorded((served, port), detail, plan, hurt)?);
     }
     if plan.kinds.contains(&Kind::Gc) {
         match Java::start(cpu) {
             Ok(java) => {
                 let (port, times) = (java.port, plan.clone());
-                let hurt = move |_: &mut Java| collect(&times, port);
-                // What comes while it collects is worked for right after, on the same CPU: with few
-                // of these, what a request is kept from is the collection.
-                let rate = plan.requests_a_second / 10;
-                all.add(recorded((java, port), Detail::Sched, rate, hurt)?);
+                let hurt = move |java: &mut Java| collect(&times, java, port);
+                all.add(recorded((java, port), Detail::Sched, plan, hurt)?);
             }
             Err(error) => all.left_out.push(format!("gc: starting java: {error}")),
         }
@@ -238,7 +151,7 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
 fn recorded<S: Send + 'static>(
     (mut served, port): (S, u16),
     detail: Detail,
-    rate: u32,
+    plan: &Plan,
     hurt: impl FnOnce(&mut S) -> io::Result<Injuries> + Send + 'static,
 ) -> Result<Checked, Failed> {
     let service = Service::find(Which::Port(port))
@@ -247,7 +160,7 @@ fn recorded<S: Send + 'static>(
     let mut kept = Kept(Tale::begin(recorder.head(detail)));
     recorder.refresh(&mut kept)?;
     let ends = Arc::new(AtomicBool::new(false));
-    let (load, over) = (load(port, rate, &ends)?, Arc::clone(&ends));
+    let (load, over) = (load(port, plan.requests_a_second, &ends)?, Arc::clone(&ends));
     let hurting = std::thread::spawn(move || {
         let injured = hurt(&mut served);
         over.store(true, Relaxed);
@@ -265,39 +178,25 @@ fn recorded<S: Send + 'static>(
     }
     recorder.look(&mut kept)?;
     recorder.refresh(&mut kept)?;
-    Ok(score(&kept.0, &injured))
+    Ok(score(&kept.0, &injured, plan.injections as usize))
 }
 
 /// Has a service in Java collect its heap while it works for a request.
-fn collect(plan: &Plan, port: u16) -> io::Result<Injuries> {
+fn collect(plan: &Plan, java: &mut Java, port: u16) -> io::Result<Injuries> {
     let (mut asker, mut other) = (Asker::connect(port)?, Asker::connect(port)?);
-    std::thread::sleep(Duration::from_millis(500));
-    let mut all = Vec::new();
+    std::thread::sleep(SETTLED);
     for _ in 0..plan.injections {
         std::thread::sleep(plan.every.saturating_sub(plan.last));
-        let held = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let spins = scope.spawn(|| asker.spin(plan.last));
             std::thread::sleep(plan.last / 5);
             other.collect()?;
             spins.join().map_err(|_| io::Error::other("a client failed"))?
-        });
-        all.push(held?);
+        })?;
     }
-    std::thread::sleep(Duration::from_millis(200));
-    Ok([(Kind::Gc, all)].into())
+    std::thread::sleep(OVER);
+    Ok([(Kind::Gc, java.collections())].into())
 }
-
-impl Checked {
-    fn add(&mut self, other: Self) {
-        self.requests += other.requests;
-        self.complete += other.complete;
-        self.lost_events += other.lost_events;
-        self.scores.extend(other.scores);
-        self.holds &= other.holds;
-    }
-}
-
-type Injuries = BTreeMap<Kind, Vec<Injured>>;
 
 fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Injuries> {
     let (stop, page_out) = (Stop::new(served.id())?, PageOut::new(served.id())?);
@@ -307,14 +206,14 @@ fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Inj
         crowd = (0..CROWD).map(|_| Asker::connect(port)).collect::<io::Result<_>>()?;
     }
     let mut all = Injuries::new();
-    // The load settles, and the account has a middle.
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(SETTLED);
     for _ in 0..plan.injections {
         for &kind in &plan.kinds {
             std::thread::sleep(plan.every.saturating_sub(plan.last));
             let injured = match kind {
                 Kind::Stop => vec![stop.hurt(plan.last)?],
-                Kind::Hog => vec![Hog::new(cpu).hurt(plan.last)?],
+                Kind::Hog => Hog::new(cpu).hurt(plan.last)?,
+                Kind::Rival => Hog::rival(cpu).hurt(plan.last)?,
                 Kind::Lock => vec![served.hold_lock(plan.last)?],
                 Kind::Long => vec![asker.long(plan.last)?],
                 Kind::Io => {
@@ -332,7 +231,7 @@ fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Inj
             all.entry(kind).or_default().extend(injured);
         }
     }
-    std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(OVER);
     Ok(all)
 }
 
@@ -372,89 +271,4 @@ fn load(port: u16, rate: u32, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>>
         }))
     };
     (0..CLIENTS).map(client).collect()
-}
-
-fn score(tale: &Tale, injured: &Injuries) -> Checked {
-    let account = Account::of(tale);
-    let mut latencies: Vec<u64> = account.explained.iter().map(Explained::latency_ns).collect();
-    latencies.sort_unstable();
-    let median_ns = quantile(&latencies, 500_000);
-    let scores: Vec<Score> =
-        injured.iter().map(|(&kind, of)| score_of((kind, of), tale, &account, median_ns)).collect();
-    let is_held = |score: &Score| {
-        let most = |part: usize, of: usize| part * 100 >= of * 95;
-        score.touched > 0 && most(score.within, score.touched) && most(score.named, score.dominant)
-    };
-    Checked {
-        requests: account.explained.len() + account.incomplete.len(),
-        complete: account.explained.len(),
-        lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
-        holds: scores.iter().all(is_held),
-        left_out: Vec::new(),
-        scores,
-    }
-}
-
-fn score_of(
-    (kind, injured): (Kind, &[Injured]),
-    tale: &Tale,
-    account: &Account,
-    median_ns: u64,
-) -> Score {
-    let wanted = kind.cause();
-    let mut score = Score {
-        cause: kind,
-        injections: injured.len(),
-        touched: 0,
-        within: 0,
-        dominant: 0,
-        named: 0,
-        injected_ns: 0,
-        charged_ns: 0,
-    };
-    for one in &account.explained {
-        let truth_ns: u64 = injured.iter().map(|hurt| truth(kind, hurt, one)).sum();
-        if truth_ns < LEAST_NS {
-            continue;
-        }
-        let charges = charges(one, tale);
-        // What has several names, as a file that is waited for in several functions, is one cause.
-        let (own, others): (Vec<_>, Vec<_>) =
-            charges.iter().partition(|(name, _)| is_of(name, &wanted));
-        let charged_ns: u64 = own.iter().map(|(_, ns)| *ns).sum();
-        score.touched += 1;
-        score.injected_ns += truth_ns;
-        score.charged_ns += charged_ns;
-        let tolerance_ns = TOLERANCE_NS.max(truth_ns / 10);
-        score.within += usize::from(charged_ns.abs_diff(truth_ns) <= tolerance_ns);
-        let excess_ns = one.latency_ns().saturating_sub(median_ns);
-        if truth_ns * 2 > excess_ns {
-            score.dominant += 1;
-            let is_first = charged_ns > 0 && others.iter().all(|(_, ns)| *ns <= charged_ns);
-            score.named += usize::from(is_first);
-        }
-    }
-    score
-}
-
-/// But for what the account may be off by as well: half of that.
-fn had_its_cpu(hog: &Injured) -> bool {
-    let all_ns = hog.to_ns - hog.from_ns;
-    hog.effective_ns + TOLERANCE_NS.max(all_ns / 20) >= all_ns
-}
-
-/// How much an injection had of a request.
-fn truth(kind: Kind, hurt: &Injured, one: &Explained) -> u64 {
-    if let Some(connection) = hurt.connection {
-        // The request itself, which its client saw come and go; those behind it only queue.
-        let is_it = one.connection == connection
-            && hurt.from_ns <= one.arrived_ns
-            && one.arrived_ns < hurt.to_ns;
-        return if is_it { hurt.effective_ns } else { 0 };
-    }
-    // A hog that was displaced had its CPU for a part of the time only.
-    if kind == Kind::Hog && !had_its_cpu(hurt) {
-        return 0;
-    }
-    one.ended_ns.min(hurt.to_ns).saturating_sub(one.arrived_ns.max(hurt.from_ns))
 }

@@ -1,7 +1,7 @@
 //! The service that is hurt: one thread that answers lines of text, each of which says how much
-//! work it is, or that its file is to be read, or that it is to spin and say what kept it from
-//! that, or that the answer goes out in two pieces; and a second thread that holds its lock when
-//! it is told to.
+//! work it is, and perhaps that it is to say when that began, or that its file is to be read, or
+//! that it is to spin and say what kept it from that, or that the answer goes out in two pieces;
+//! and a second thread that holds its lock when it is told to.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -22,11 +22,13 @@ pub const HOLDER: &str = "elfen-holder";
 
 /// Serves on a port of its own, which it prints, until its standard input ends. A line of a number
 /// there has the lock held for so many microseconds; when that was, is printed.
-pub fn serve(cpu: u32) -> io::Result<()> {
+pub fn serve(cpu: u32, ordinary: bool) -> io::Result<()> {
     affinity::pin(cpu)?;
-    // Below the hog and above everybody else: what is scored is what was injected, and while
-    // somebody waits for a CPU he waits for no lock.
-    take_precedence(10)?;
+    if !ordinary {
+        // Below the hog and above everybody else: what is scored is what was injected, and while
+        // somebody waits for a CPU he waits for no lock.
+        take_precedence(10)?;
+    }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     // The command holds the lock of `io::stdout`, which the holder would wait for.
     let mut told = File::from(io::stdout().as_fd().try_clone_to_owned()?);
@@ -50,7 +52,7 @@ fn hold(lock: &Mutex<()>, told: &mut File) -> io::Result<()> {
         std::thread::sleep(Duration::from_micros(us));
         let to_ns = monotonic_ns();
         drop(guard);
-        let held = Injured { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None };
+        let held = Injured::all(from_ns, to_ns);
         writeln!(told, "{}", serde_json::to_string(&held)?)?;
     }
     Ok(())
@@ -106,11 +108,17 @@ impl Client {
                         self.waited(spin(us(text)?))?;
                         continue;
                     }
-                    let us = us(text)?;
+                    let (turn_ns, us) = match text.strip_prefix(TURN) {
+                        Some(text) => (Some(monotonic_ns()), us(text)?),
+                        None => (None, us(text)?),
+                    };
                     let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
                     work(us);
                     drop(guard);
-                    self.stream.write_all(b"done\n")?;
+                    match turn_ns {
+                        Some(ns) => self.waited(ns)?,
+                        None => self.stream.write_all(b"done\n")?,
+                    }
                 }
             }
         }
@@ -126,6 +134,8 @@ impl Client {
 pub const READ: &[u8] = b"read\n";
 /// Asks for so many microseconds of spinning; the answer is what kept the service from it.
 pub const SPIN: &str = "spin ";
+/// Asks for so many microseconds of work; the answer is when its turn came.
+pub const TURN: &str = "turn ";
 /// So long is an answer to these.
 pub const WAITED: usize = 21;
 /// Asks for an answer in two pieces, of which Nagle's algorithm holds the second.
@@ -201,9 +211,11 @@ pub struct Served {
 }
 
 impl Served {
-    pub fn start(cpu: u32) -> io::Result<Self> {
+    /// At an ordinary priority, or before all others on its CPU.
+    pub fn start(cpu: u32, ordinary: bool) -> io::Result<Self> {
         let mut process = std::process::Command::new(std::env::current_exe()?)
             .args(["tailor", "serve", &cpu.to_string()])
+            .args(ordinary.then_some("--ordinary"))
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()?;

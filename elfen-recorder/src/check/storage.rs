@@ -35,7 +35,7 @@ impl PageOut {
         let from_ns = monotonic_ns();
         put_out(&ranges, |some| self.ask(some))?;
         let to_ns = monotonic_ns();
-        Ok(Injured { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None })
+        Ok(Injured::all(from_ns, to_ns))
     }
 
     /// How many bytes the kernel has put out, from the first on.

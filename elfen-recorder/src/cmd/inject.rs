@@ -102,16 +102,17 @@ pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure
             return Ok(ExitCode::from(code));
         }
         let injured = match args.kind {
-            Kind::Stop => Stop::new(args.pid).and_then(|stop| stop.hurt(args.last)),
+            Kind::Stop => Stop::new(args.pid).and_then(|stop| Ok(vec![stop.hurt(args.last)?])),
             Kind::Hog => Hog::new(args.cpu.unwrap_or(0)).hurt(args.last),
-            Kind::Io => PageOut::new(args.pid).and_then(|all| all.hurt()),
+            Kind::Io => PageOut::new(args.pid).and_then(|all| Ok(vec![all.hurt()?])),
             Kind::Softirq => {
-                Flood::new(args.cpu.unwrap_or(0)).and_then(|flood| flood.hurt(args.last))
+                Flood::new(args.cpu.unwrap_or(0)).and_then(|flood| Ok(vec![flood.hurt(args.last)?]))
             }
         };
-        let injured: Injured = injured.map_err(failed)?;
+        let injured: Vec<Injured> = injured.map_err(failed)?;
         count += 1;
-        if let Some(truth) = &mut truth {
+        let Some(truth) = &mut truth else { continue };
+        for injured in injured {
             let line = serde_json::to_string(&injured).map_err(|e| failed(e.into()))?;
             writeln!(truth, "{line}").map_err(|error| {
                 Failure::unwritable("truth", args.truth.as_deref().unwrap_or("".as_ref()), error)

@@ -6,8 +6,8 @@ mod drawn;
 mod marked;
 mod story;
 
-use elfen_rt::signal::event::{Event, Kind as What, STATE_STOPPED, Stall, Switch};
-use elfen_tailor::account::Account;
+use elfen_rt::signal::event::{Event, Kind as What, Runtime, STATE_STOPPED, Stall, Switch};
+use elfen_tailor::account::{Account, charges};
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::{Nothing, report};
 use elfen_tailor::segment::words;
@@ -136,8 +136,64 @@ fn interrupts_and_stolen_time_are_carved_out() {
     let What::Switch(last) = &mut story.tale.events[0].last_mut().unwrap().kind else { panic!() };
     last.stolen_ns = 15_000;
     let expected =
-        [("steal", 15_000), ("work", 34_000), ("softirq:NET_RX", 20_000), ("work", 30_000)];
+        [("steal", 14_002), ("work", 34_998), ("softirq:NET_RX", 20_000), ("work", 30_000)];
     assert_eq!(story.last(), named(&expected));
+}
+
+/// Goal: what was stolen of a CPU is charged once, to whoever waited for that CPU as well. Method:
+/// two requests served in one run, of whose beginning 30 us were stolen; and one that waited for
+/// a CPU on which another thread ran, with as much stolen of that.
+#[test]
+fn stolen_time_is_charged_once() {
+    const STOLEN_NS: u64 = 30_000;
+    let mut story = Story::new();
+    let switch = |previous, preempted, state, stolen_ns| {
+        let (process, iowait, call) = (previous, false, None);
+        What::Switch(Switch { previous, process, preempted, iowait, state, call, stolen_ns })
+    };
+    story.event(0, 1_000, SERVICE, switch(0, false, 0, 0));
+    story.ready(2_000, 1).read(2_000, 1).answer(50_000, 1);
+    story.ready(60_000, 1).read(60_000, 1).answer(100_000, 1);
+    story.event(0, 110_000, HOG, switch(SERVICE, true, 0, STOLEN_NS));
+    story.ready(110_000, 1);
+    story.event(0, 210_000, SERVICE, switch(HOG, false, 1, STOLEN_NS * 2));
+    story.read(210_000, 1).answer(220_000, 1);
+    let account = Account::of(&story.tale);
+    let stolen = |at: usize| {
+        let of = charges(&account.explained[at], &story.tale).into_iter();
+        of.filter(|(name, _)| name == "steal").map(|(_, ns)| ns).sum::<u64>()
+    };
+    assert_eq!([0, 1, 2].map(stolen), [STOLEN_NS - 1_000, 0, STOLEN_NS]);
+    let waited = charges(&account.explained[2], &story.tale);
+    assert_eq!(waited[0].1, 100_000 - STOLEN_NS, "{waited:?}");
+}
+
+/// Goal: a collection ends when threads may go on, not when the JVM comes to say so. Method: a
+/// thread that was woken takes the CPU of the one that wakes it, for a millisecond, and only then
+/// the other is woken and the halt said to be over; and one that had slept for something else takes
+/// it in the middle.
+#[test]
+fn a_halt_ends_when_threads_go_on() {
+    const VM: u32 = 12;
+    let step = |step| What::Runtime(step);
+    let mut story = Story::new();
+    story.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
+    story.event(0, 2_000, VM, step(Runtime::SafepointBegin));
+    story.event(0, 2_000, VM, step(Runtime::GcBegin));
+    story.switch(3_000, SERVICE, Some(FUTEX), VM);
+    // From its socket, for a moment.
+    story.wake(MS, WORKER, 0, 0).switch(MS, VM, None, WORKER);
+    story.switch(MS + 5_000, WORKER, Some(FUTEX), VM);
+    story.event(0, 5 * MS, VM, step(Runtime::GcEnd));
+    story.wake(5 * MS + 1_000, WORKER, VM, SERVICE).switch(5 * MS + 2_000, VM, None, WORKER);
+    story.switch(6 * MS, WORKER, Some(FUTEX), VM).wake(6 * MS + 1_000, SERVICE, VM, SERVICE);
+    story.event(0, 6 * MS + 1_500, VM, step(Runtime::SafepointEnd));
+    story.switch(6 * MS + 2_000, VM, Some(FUTEX), SERVICE).answer(6 * MS + 3_000, 1);
+    let account = Account::of(&story.tale);
+    let told = charges(&account.explained[0], &story.tale);
+    let of = |name: &str| told.iter().find(|(cause, _)| cause == name).map_or(0, |(_, ns)| *ns);
+    assert_eq!(of("gc"), 5 * MS + 2_000 - 3_000, "{told:?}");
+    assert_eq!(of("safepoint"), MS, "{told:?}");
 }
 
 /// Goal: what the kernel waited for itself is its own cause, whatever call that was in. Method: in

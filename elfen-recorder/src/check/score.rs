@@ -1,0 +1,222 @@
+//! What requests were charged, held against the clocks of those who hurt them.
+
+use std::collections::BTreeMap;
+
+use elfen_tailor::account::{Account, charges};
+use elfen_tailor::explained::Explained;
+use elfen_tailor::replay::quantile;
+use elfen_tailor::segment::is_of;
+use elfen_tailor::tale::Tale;
+use serde::Serialize;
+
+use super::inject::{HOG, Injured, RIVAL};
+use super::server::HOLDER;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Stop,
+    Hog,
+    Rival,
+    Lock,
+    Long,
+    Io,
+    Burst,
+    Nagle,
+    Softirq,
+    Gc,
+}
+
+impl Kind {
+    pub const ALL: [Self; 10] = [
+        Self::Stop,
+        Self::Hog,
+        Self::Rival,
+        Self::Lock,
+        Self::Long,
+        Self::Io,
+        Self::Burst,
+        Self::Nagle,
+        Self::Softirq,
+        Self::Gc,
+    ];
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Hog => "hog",
+            Self::Rival => "rival",
+            Self::Lock => "lock",
+            Self::Long => "long",
+            Self::Io => "io",
+            Self::Burst => "burst",
+            Self::Nagle => "nagle",
+            Self::Softirq => "softirq",
+            Self::Gc => "gc",
+        }
+    }
+
+    /// What the account calls it.
+    pub(super) fn cause(self) -> String {
+        match self {
+            Self::Stop => "stopped".to_owned(),
+            Self::Hog => format!("preempted:{HOG}"),
+            Self::Rival => format!("preempted:{RIVAL}"),
+            Self::Lock => format!("lock:{HOLDER}"),
+            Self::Long => "work".to_owned(),
+            Self::Io => "io:page-fault".to_owned(),
+            Self::Burst => "queue".to_owned(),
+            Self::Nagle => "tcp-out".to_owned(),
+            Self::Softirq => "softirq:NET_RX".to_owned(),
+            Self::Gc => "gc".to_owned(),
+        }
+    }
+}
+
+/// How one cause fared.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Score {
+    pub cause: Kind,
+    pub injections: usize,
+    /// Requests that it overlapped for at least a millisecond.
+    pub touched: usize,
+    /// Of those, charged the overlap, within 10 % or 0.3 ms.
+    pub within: usize,
+    /// Of those where it was more than half of the excess, that had it named first.
+    pub dominant: usize,
+    pub named: usize,
+    pub injected_ns: u64,
+    pub charged_ns: u64,
+    /// The first of those that were not charged it, or had another cause named first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missed: Vec<Missed>,
+}
+
+/// A request whose account is not what its injector says.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Missed {
+    pub arrived_ns: u64,
+    pub latency_ns: u64,
+    pub injected_ns: u64,
+    /// All of them, the most first.
+    pub charged: Vec<(String, u64)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Checked {
+    pub requests: usize,
+    pub complete: usize,
+    pub lost_events: u64,
+    pub scores: Vec<Score>,
+    /// Causes that could not be made here, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
+    pub holds: bool,
+}
+
+impl Checked {
+    pub(super) fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.complete += other.complete;
+        self.lost_events += other.lost_events;
+        self.scores.extend(other.scores);
+        self.holds &= other.holds;
+    }
+}
+
+const LEAST_NS: u64 = 1_000_000;
+const TOLERANCE_NS: u64 = 300_000;
+/// Of a cause, as many are shown as tell what is wrong.
+const MOST_MISSED: usize = 10;
+
+pub(super) type Injuries = BTreeMap<Kind, Vec<Injured>>;
+
+pub(super) fn score(tale: &Tale, injured: &Injuries, times: usize) -> Checked {
+    let account = Account::of(tale);
+    let mut latencies: Vec<u64> = account.explained.iter().map(Explained::latency_ns).collect();
+    latencies.sort_unstable();
+    let median_ns = quantile(&latencies, 500_000);
+    let scores: Vec<Score> = injured
+        .iter()
+        .map(|(&kind, of)| score_of((kind, of, times), tale, &account, median_ns))
+        .collect();
+    let is_held = |score: &Score| {
+        let most = |part: usize, of: usize| part * 100 >= of * 95;
+        score.touched > 0 && most(score.within, score.touched) && most(score.named, score.dominant)
+    };
+    Checked {
+        requests: account.explained.len() + account.incomplete.len(),
+        complete: account.explained.len(),
+        lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
+        holds: scores.iter().all(is_held),
+        left_out: Vec::new(),
+        scores,
+    }
+}
+
+fn score_of(
+    (kind, injured, times): (Kind, &[Injured], usize),
+    tale: &Tale,
+    account: &Account,
+    median_ns: u64,
+) -> Score {
+    let wanted = kind.cause();
+    let mut score = Score {
+        cause: kind,
+        injections: times,
+        touched: 0,
+        within: 0,
+        dominant: 0,
+        named: 0,
+        injected_ns: 0,
+        charged_ns: 0,
+        missed: Vec::new(),
+    };
+    for one in &account.explained {
+        let truth_ns: u64 = injured.iter().map(|hurt| truth(hurt, one)).sum();
+        if truth_ns < LEAST_NS {
+            continue;
+        }
+        let charges = charges(one, tale);
+        // What has several names, as a file that is waited for in several functions, is one cause.
+        let (own, others): (Vec<_>, Vec<_>) =
+            charges.iter().partition(|(name, _)| is_of(name, &wanted));
+        let charged_ns: u64 = own.iter().map(|(_, ns)| *ns).sum();
+        score.touched += 1;
+        score.injected_ns += truth_ns;
+        score.charged_ns += charged_ns;
+        let tolerance_ns = TOLERANCE_NS.max(truth_ns / 10);
+        let mut is_right = charged_ns.abs_diff(truth_ns) <= tolerance_ns;
+        score.within += usize::from(is_right);
+        let excess_ns = one.latency_ns().saturating_sub(median_ns);
+        if truth_ns * 2 > excess_ns {
+            score.dominant += 1;
+            let is_first = charged_ns > 0 && others.iter().all(|(_, ns)| *ns <= charged_ns);
+            score.named += usize::from(is_first);
+            is_right &= is_first;
+        }
+        if !is_right && score.missed.len() < MOST_MISSED {
+            score.missed.push(Missed {
+                arrived_ns: one.arrived_ns,
+                latency_ns: one.latency_ns(),
+                injected_ns: truth_ns,
+                charged: charges,
+            });
+        }
+    }
+    score
+}
+
+/// How much an injection had of a request.
+fn truth(hurt: &Injured, one: &Explained) -> u64 {
+    if let Some(connection) = hurt.connection {
+        // The request itself, which its client saw come and go; those behind it only queue.
+        let is_it = one.connection == connection
+            && hurt.from_ns <= one.arrived_ns
+            && one.arrived_ns < hurt.to_ns;
+        return if is_it { hurt.effective_ns } else { 0 };
+    }
+    one.ended_ns.min(hurt.to_ns).saturating_sub(one.arrived_ns.max(hurt.from_ns))
+}

@@ -2,7 +2,7 @@
 //! on purpose to see whether the account is right, and prints what `elfen-tailor` makes of it.
 //!
 //! [`service`] finds the processes behind a port, [`marks`] a service by its page, [`recorder`]
-//! keeps their events, [`jvm`] has what a JVM says of itself,
+//! keeps their events, all the time or by [`turns`], [`jvm`] has what a JVM says of itself,
 //! [`minute`] sums up what a watch sees, [`signals`] ends that in good order.
 //! [`check`] is a service of our own with injected causes, [`hedge`] a proxy that sends requests
 //! again whose server stands still. [`cmd`] are the commands.
@@ -17,3 +17,4 @@ pub mod minute;
 pub mod recorder;
 pub mod service;
 pub mod signals;
+pub mod turns;

@@ -11,12 +11,14 @@ use elfen_host::run::find::{self, Batch};
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
+use elfen_tailor::segment::RECORDER;
 use elfen_tailor::tale::{FULL, Function, Gap, Head, Lent, MARKS_ALONE, Named};
 
 use crate::functions::Functions;
 use crate::jvm::Jvms;
 use crate::marks::Marked;
 use crate::service::{Service, name_of};
+use crate::turns::{Turn, Turns};
 
 /// Between two looks at the rings.
 pub const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -27,8 +29,9 @@ const MOST_NAMES: usize = 4096;
 
 /// If the recorder itself is what requests wait for, its name says so.
 fn name_this_thread() {
-    // SAFETY: the kernel copies the text, which is shorter than a name can be.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"elfen-tailor".as_ptr()) };
+    let name = std::ffi::CString::new(RECORDER).expect("a name without a zero");
+    // SAFETY: the kernel copies the text, which lives here and is shorter than a name can be.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// What takes the events: a file, or memory.
@@ -58,6 +61,8 @@ pub struct Recorder {
     refreshed_ns: u64,
     buffer: Vec<Words>,
     marks_taken_ns: u64,
+    /// If it records a part of each second alone.
+    pub turns: Option<Turns>,
     pub taken: u64,
     pub lost: u64,
 }
@@ -100,6 +105,7 @@ impl Recorder {
             refreshed_ns: 0,
             buffer: Vec::new(),
             marks_taken_ns: monotonic_ns(),
+            turns: None,
             taken: 0,
             lost: 0,
         };
@@ -145,6 +151,7 @@ impl Recorder {
 
     /// Takes what has happened since the last look.
     pub fn look(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        self.turn(sink)?;
         self.look_at_marks(sink)?;
         for cpu in 0..self.cpus() {
             self.buffer.clear();
@@ -166,6 +173,28 @@ impl Recorder {
             self.refresh(sink)?;
         }
         Ok(())
+    }
+
+    /// Stops or goes on, if it records a part of each second alone.
+    fn turn(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        let turn = self.turns.as_mut().and_then(|turns| turns.at(monotonic_ns()));
+        let (Some(events), Some(turn)) = (&mut self.events, turn) else { return Ok(()) };
+        match turn {
+            Turn::Pause => events.pause(),
+            Turn::Resume(from_ns) => {
+                events.resume().map_err(io::Error::other)?;
+                sink.gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what was not recorded at the end.
+    pub fn end(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        match self.turns.and_then(|turns| turns.paused_ns()) {
+            Some(from_ns) => sink.gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() }),
+            None => Ok(()),
+        }
     }
 
     fn look_at_marks(&mut self, sink: &mut impl Sink) -> io::Result<()> {

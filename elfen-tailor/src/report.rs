@@ -12,7 +12,7 @@ use crate::beside::{self, BesideRow};
 use crate::explained::Explained;
 use crate::rank::{NoSuchCause, Ranking, ReplayError, Row, Slow, middle, rank};
 use crate::replay::quantile;
-use crate::segment::{Kind, LONG, Segment, cause, total, words};
+use crate::segment::{Kind, LONG, Segment, cause, is_recording, total, words};
 use crate::stages::{self, StageRow};
 use crate::tale::{FULL, MARKS_ALONE, Tale};
 
@@ -25,6 +25,8 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
     pub seconds: f64,
+    /// Of that time, the part in which anything was recorded.
+    pub recorded_share: f64,
     /// All that were answered while it was recorded.
     pub requests: usize,
     /// Of those, all of whose time is accounted for.
@@ -191,12 +193,17 @@ pub fn report(
     let ReplayError { p50, p99, p999 } = ranking.replay_error;
     let last_ns = tale.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
     let ended_ns = tale.ended_ns.or(last_ns.max()).unwrap_or(tale.head.began_ns);
+    let all_ns = ended_ns.saturating_sub(tale.head.began_ns);
+    // Nothing is missing from these: nobody looked.
+    let pauses = tale.gaps.iter().filter(|gap| gap.count == 0);
+    let paused_ns = total(pauses.map(|gap| gap.to_ns.saturating_sub(gap.from_ns)));
     Ok(Report {
         service: tale.head.service.clone(),
         port: tale.head.port,
         detail: tale.head.detail.clone(),
         lacks: tale.head.lacks.clone(),
-        seconds: number(ended_ns.saturating_sub(tale.head.began_ns)) / 1e9,
+        seconds: number(all_ns) / 1e9,
+        recorded_share: 1.0 - number(paused_ns.min(all_ns)) / number(all_ns.max(1)),
         requests,
         complete: explained.len(),
         unclear: *unclear,
@@ -334,6 +341,9 @@ impl Report {
             "\n{slow} requests took longer than {threshold}. {share} of that is because"
         )?;
         writeln!(out, "  {words}.\n")?;
+        if let Some(told) = self.recording() {
+            writeln!(out, "{}\n", wrap(&told, COLUMNS).join("\n"))?;
+        }
         if !self.replay_valid {
             writeln!(out, "{}\n", wrap(&self.no_replay(), COLUMNS).join("\n"))?;
         }
@@ -377,6 +387,7 @@ impl Report {
         };
         let mut all = vec![slow, self.measured().join("; ")];
         if self.first().is_some() {
+            all.extend(self.recording());
             all.extend((!self.replay_valid).then(|| self.no_replay()));
             all.extend(self.without.as_ref().map(Without::text));
             all.extend((self.slow_requests < FEW).then(|| self.few()));
@@ -387,6 +398,7 @@ impl Report {
     fn measured(&self) -> Vec<String> {
         let lost = match (self.lost_events, self.requests - self.complete) {
             (0, 0) => "nothing lost".to_owned(),
+            (0, requests) => format!("nothing lost, {requests} requests left out"),
             (events, requests) => {
                 format!("{events} events lost; {requests} requests left out for it")
             }
@@ -404,6 +416,10 @@ impl Report {
         if !self.lacks.is_empty() {
             lines.push(format!("the kernel could not tell of {}", self.lacks.join(", ")));
         }
+        if self.recorded_share < 1.0 {
+            let percent = self.recorded_share * 100.0;
+            lines.push(format!("recorded for {percent:.0} % of that time, as --duty asked for"));
+        }
         if !self.whole {
             lines.push("the recording was cut off: this is what it had by then".to_owned());
         }
@@ -418,6 +434,28 @@ impl Report {
     fn first(&self) -> Option<(String, &str)> {
         let first = self.causes.first().filter(|_| self.slow_requests > 0)?;
         Some((format!("{:.0} %", first.row.share * 100.0), &first.words))
+    }
+
+    /// If the recording has a part in the tail that it tells of: what to do, and what is left.
+    fn recording(&self) -> Option<String> {
+        const LEAST: f64 = 0.05;
+        let of_recording = |cause: &&CauseRow| is_recording(&cause.row.cause);
+        let own = self.causes.iter().find(of_recording)?.row.share;
+        if own < LEAST || self.slow_requests == 0 {
+            return None;
+        }
+        let share = |share: f64| format!("{:.0} %", share * 100.0);
+        let other = self.causes.iter().find(|cause| !of_recording(cause)).map(|other| {
+            let (of_rest, words) = (other.row.share / (1.0 - own).max(f64::EPSILON), &other.words);
+            format!(" Of the rest, {} is because {words}.", share(of_rest.min(1.0)))
+        });
+        Some(format!(
+            "The recorder had {} of it: the service and whoever asks it leave no CPU to spare, so \
+             recording takes theirs. Give the recorder another CPU (`taskset -c N elfen tailor \
+             record ..`), or record a part of each second (`--duty 10%`).{}",
+            share(own),
+            other.unwrap_or_default()
+        ))
     }
 
     fn no_replay(&self) -> String {

@@ -93,6 +93,13 @@ pub const QUEUE: &str = "queue";
 pub const BESIDE: &str = "beside";
 pub const BURST: &str = "burst";
 pub const TOGETHER: &str = "together";
+/// The thread that records, by its name: it can be what requests wait for.
+pub const RECORDER: &str = "elfen-tailor";
+
+/// Whether a cause is the recording itself.
+pub fn is_recording(cause: &str) -> bool {
+    cause.strip_prefix("preempted:") == Some(RECORDER)
+}
 
 /// A cause's name, as scripts read it: `preempted:cc1`, `io:pread64`.
 pub fn cause(kind: Kind, tale: &Tale) -> String {
@@ -146,6 +153,9 @@ pub fn is_of(cause: &str, named: &str) -> bool {
 pub fn words(cause: &str) -> String {
     let (kind, name) = cause.split_once(':').unwrap_or((cause, ""));
     match kind {
+        _ if is_recording(cause) => {
+            "this recording itself ran on the CPU that they needed".to_owned()
+        }
         "work" => "the service worked for them".to_owned(),
         LONG => "they were more work than others".to_owned(),
         QUEUE => "the service worked for other requests first".to_owned(),

@@ -136,6 +136,7 @@ fn a_stopped_redis_is_found_out() {
     interrupted(&port, tale);
     killed(&port, tale);
     overwhelmed(&port, tale);
+    partly(&port, tale);
     // Killed, it may leave a stop behind.
     drop(stopper);
     signal(&redis, Signal::SIGCONT);
@@ -245,6 +246,27 @@ fn overwhelmed(port: &str, tale: &str) {
     assert!(text(&full.stderr).contains("No space left on device"), "{}", text(&full.stderr));
 }
 
+/// A part of each second is recorded as a part of it: who was there meanwhile is left out, nothing
+/// counts as lost, and the rest is explained.
+fn partly(port: &str, tale: &str) {
+    let words = ["record", "--for", "3s", "--port", port, "--duty", "30%", "-o", tale];
+    let recorded = elfen(&words).output().unwrap();
+    assert!(recorded.status.success(), "{}", text(&recorded.stderr));
+    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    let share = told["recorded_share"].as_f64().unwrap();
+    assert!((0.05..0.8).contains(&share), "{told:#}");
+    assert!(told["complete"].as_u64().unwrap() > 50, "{told:#}");
+    assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
+    let screen = elfen(&["report", tale]).output().unwrap();
+    assert!(text(&screen.stdout).contains("as --duty asked for"), "{}", text(&screen.stdout));
+    for wrong in ["0%", "100%", "much", "-5%"] {
+        let duty = format!("--duty={wrong}");
+        let refused = elfen(&[&words[..5], &[duty.as_str()]].concat()).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{wrong}");
+    }
+}
+
 /// Workers that share a socket, of which the master serves none.
 #[test]
 fn an_nginx_that_nobody_changed() {
@@ -307,7 +329,7 @@ fn the_check_holds() {
         right.extend(right_ones(&checked));
         told.push(checked);
         let left_out = told[0]["left_out"].as_array().map_or(0, Vec::len);
-        if right.len() + left_out == 9 && told.iter().any(is_right_in_all) {
+        if right.len() + left_out == 10 && told.iter().any(is_right_in_all) {
             return;
         }
     }

@@ -172,7 +172,10 @@ pub struct Events {
     events: u64,
     cursors: Vec<Cursor>,
     programs: Vec<OwnedFd>,
-    _links: Vec<OwnedFd>,
+    /// Of the first of the programs, as long as they are attached.
+    links: Vec<OwnedFd>,
+    /// As many are attached to tracepoints.
+    traced: usize,
     missed: u64,
     missed_at_ns: u64,
 }
@@ -223,7 +226,8 @@ impl Events {
             events: u64::from(events),
             cursors: vec![Cursor { next: 0, last_ns: now_ns }; cpus as usize],
             programs: Vec::new(),
-            _links: Vec::new(),
+            links: Vec::new(),
+            traced: 0,
             missed: 0,
             missed_at_ns: now_ns,
         };
@@ -246,7 +250,24 @@ impl Events {
             };
             let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
             self.programs.push(program);
-            self._links.push(link);
+            self.links.push(link);
+            self.traced += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the programs off their tracepoints: from now on nobody pays for them.
+    pub fn pause(&mut self) {
+        self.links.clear();
+    }
+
+    /// Puts them back. What was waited for meanwhile may have ended unseen.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        self.epoch += 1;
+        self.watch(&self.watched.clone())?;
+        for program in &self.programs[self.links.len()..self.traced] {
+            let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
+            self.links.push(link);
         }
         Ok(())
     }

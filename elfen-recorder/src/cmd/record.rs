@@ -106,6 +106,7 @@ fn keep(
         recorder.look(writer)?;
         if signal.is_some() || left.is_some_and(|left| left.is_zero()) {
             recorder.refresh(writer)?;
+            recorder.end(writer)?;
             return Ok(signal);
         }
     }

@@ -13,6 +13,7 @@ use super::failure;
 use crate::marks::Marked;
 use crate::recorder::Recorder;
 use crate::service::{Service, Which};
+use crate::turns::{Duty, Turns};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Target {
@@ -35,10 +36,21 @@ pub(super) struct Target {
     #[arg(long, value_enum, default_value = "sched")]
     detail: Level,
 
+    /// Record only so much of each second: the rest of the time nobody pays for it
+    #[arg(long, value_name = "PERCENT", value_parser = duty)]
+    duty: Option<Duty>,
+
     /// Events of each CPU that wait to be read, 32 bytes each; rounded up to a power of two
     #[arg(long, value_name = "EVENTS", default_value = "16384",
         value_parser = clap::value_parser!(u32).range(16..=4_194_304))]
     ring: u32,
+}
+
+/// As in 10%: looks at the rings are a fiftieth of a second apart.
+fn duty(text: &str) -> Result<Duty, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse::<u32>().ok();
+    let percent = percent.filter(|percent| (2..=99).contains(percent));
+    percent.map(Duty::percent).ok_or_else(|| "it is 2% to 99%".to_owned())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -93,7 +105,8 @@ impl Target {
     }
 
     pub(super) fn attach(&self) -> Result<Recorder, Failure> {
-        let recorder = self.open()?;
+        let mut recorder = self.open()?;
+        recorder.turns = self.duty.map(Turns::of);
         if !recorder.lacks().is_empty() {
             let lacks = recorder.lacks().join(", ");
             to_stderr(&format!("not recorded, as the kernel has no such tracepoints: {lacks}"));

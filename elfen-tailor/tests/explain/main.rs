@@ -4,6 +4,7 @@
 mod beside;
 mod drawn;
 mod marked;
+mod recording;
 mod story;
 
 use elfen_rt::signal::event::{Event, Kind as What, Runtime, STATE_STOPPED, Stall, Switch};

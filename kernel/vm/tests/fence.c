@@ -366,11 +366,12 @@ static verdict hotplug(void)
 		return why;
 	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS) && runs_on(batch));
 
-	/* CPU 3 is lent by a request lane that is off, CPU 1 by one that is busy. */
+	/* On CPU 3, which is lent by a request lane that is off; CPU 1 is by one that is busy. */
 	if ((why = set_online(2, false)))
 		return why;
 	lane_thread_start(&lanes[0], 0);
 	lane_thread_busy(&lanes[0], 0);
+	CHECK(!sched_setaffinity(batch, sizeof(cpu_set_t), &(cpu_set_t){ { 1 << 3 } }));
 	if ((why = borrows(batch, "while its request lane is off")))
 		return why;
 	CHECK(says(RUNS));
@@ -383,6 +384,7 @@ static verdict hotplug(void)
 		return because("%ld per mille beside a request lane that is back", share);
 	lane_thread_stop(&lanes[1]);
 	lane_thread_stop(&lanes[0]);
+	CHECK(!sched_setaffinity(batch, sizeof(cpu_set_t), &(cpu_set_t){ { 1 << 1 | 1 << 3 } }));
 
 	for (round = 1; round <= hotplug_rounds(); round++) {
 		int cpu = 1 + random_below(3);

@@ -49,9 +49,9 @@ struct Args {
     #[arg(long, value_name = "FOLDER", default_value = FOLDER, env = "ELFEN_RUN_DIR")]
     run_dir: PathBuf,
 
-    /// Check the settings and say what follows from them; change nothing
-    #[arg(long, conflicts_with_all = ["release", "freeze"])]
-    check: bool,
+    /// Check the settings, or those of this file, and say what follows from them; change nothing
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["release", "freeze"])]
+    check: Option<Option<PathBuf>>,
 
     /// Freeze all fences that are noted, and end: for when elfend and its guards were killed
     #[arg(long, conflicts_with = "release")]
@@ -100,14 +100,16 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let settings = Settings::open(&args.settings).map_err(|error| {
-        let fix = match args.settings.exists() {
+    let checked = args.check.iter().flatten().next();
+    let file = checked.unwrap_or(&args.settings);
+    let settings = Settings::open(file).map_err(|error| {
+        let fix = match file.exists() {
             true => "correct the file; `elfend --check` reads it and changes nothing",
             false => "write it, or name another with --settings",
         };
         Failure::new(Status::Usage, "elfend", error, fix)
     })?;
-    if args.check {
+    if args.check.is_some() {
         let (_, home) = daemon::require(&settings)?;
         io::stdout()
             .write_all(plan(&settings, home.as_str()).as_bytes())
@@ -115,7 +117,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     require_root()?;
-    daemon::run(settings, &args.settings, &folder).map(|()| ExitCode::SUCCESS)
+    daemon::run(settings, file, &folder).map(|()| ExitCode::SUCCESS)
 }
 
 fn none_left(folder: &Folder) -> String {

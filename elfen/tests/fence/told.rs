@@ -32,6 +32,7 @@ fn a_wrong_folder_is_named() {
     let at_home = format!("{} exec {ELFEND} --run-dir {file}", fenced.home.enter_script());
     let cases = [
         (&[ELFEND, "--settings", none][..], 2, "write it, or name another with --settings"),
+        (&[ELFEND, "--check", none], 2, "write it, or name another with --settings"),
         (&["sh", "-c", &at_home], 1, "name another folder with --run-dir"),
         (&[ELFEN, "pause", "--run-dir", file], 1, "with --run-dir"),
         (&[ELFEN, "resume", "--run-dir", file], 1, "with --run-dir"),

@@ -70,6 +70,8 @@ pub struct Timeline {
     pub runtime: Intervals,
     pub stalls: Stalls,
     began_ns: u64,
+    /// Threads that were woken while they ran.
+    woken_early: HashMap<u32, Waker>,
     /// Until then something is missing: what threads were in before, they may not be any more.
     unseen_ns: u64,
 }
@@ -177,7 +179,20 @@ impl Timeline {
         }
         if event.thread != 0 {
             let before = State::Runnable { preempted: false };
+            self.wake_early(event.thread);
             self.enter(event.thread, event.at_ns, State::Running { cpu }, before);
+        }
+    }
+
+    /// A thread runs. If it has slept and nobody woke it since, who woke it on its way to sleep
+    /// did: that is written down first, and done when the thread has left its CPU.
+    fn wake_early(&mut self, thread: u32) {
+        let Some(waker) = self.woken_early.remove(&thread) else { return };
+        let Some(stretches) = self.threads.get_mut(&thread) else { return };
+        if let Some(Stretch { from_ns, state: State::Sleeping(sleep) }) = stretches.last_mut() {
+            sleep.waker = Some(waker);
+            let (from_ns, state) = (*from_ns, State::Runnable { preempted: false });
+            stretches.push(Stretch { from_ns, state });
         }
     }
 
@@ -194,7 +209,11 @@ impl Timeline {
         let stretches = self.threads.entry(event.thread).or_default();
         match stretches.last_mut().filter(|stretch| stretch.from_ns >= unseen_ns) {
             Some(Stretch { state: State::Sleeping(sleep), .. }) => sleep.waker = Some(waker),
-            // It was on its way to sleep and stays, or is runnable already.
+            // It was on its way to sleep, and stays or is woken as soon as it sleeps.
+            Some(Stretch { state: State::Running { .. }, .. }) => {
+                self.woken_early.insert(event.thread, waker);
+                return;
+            }
             Some(_) => return,
             None => {}
         }

@@ -7,6 +7,7 @@ pub mod inject;
 mod jvm;
 mod score;
 pub mod server;
+mod steal;
 pub mod storage;
 
 use std::io::{self, Read, Write};
@@ -31,6 +32,7 @@ use server::Served;
 use storage::PageOut;
 
 pub use score::{Checked, Kind, Missed, Score};
+pub use steal::Stolen;
 
 /// How a check is made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -111,6 +113,7 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
         lost_events: 0,
         scores: Vec::new(),
         left_out: Vec::new(),
+        stolen: Stolen::default(),
         holds: true,
     };
     let of = |wanted: &dyn Fn(Kind) -> bool| -> Vec<Kind> {
@@ -130,14 +133,14 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
         let (times, served) = (Plan { kinds, ..plan.clone() }, Served::start(cpu, ordinary)?);
         let port = served.port;
         let hurt = move |served: &mut Served| hurt(&times, served, port, cpu);
-        all.add(recorded((served, port), detail, plan, hurt)?);
+        all.add(recorded((served, port, cpu), detail, plan, hurt)?);
     }
     if plan.kinds.contains(&Kind::Gc) {
         match Java::start(cpu) {
             Ok(java) => {
                 let (port, times) = (java.port, plan.clone());
                 let hurt = move |java: &mut Java| collect(&times, java, port);
-                all.add(recorded((java, port), Detail::Sched, plan, hurt)?);
+                all.add(recorded((java, port, cpu), Detail::Sched, plan, hurt)?);
             }
             Err(error) => all.left_out.push(format!("gc: starting java: {error}")),
         }
@@ -149,7 +152,7 @@ pub fn check(plan: &Plan) -> Result<Checked, Failed> {
 
 /// Records a service under load while it is hurt, and scores its account.
 fn recorded<S: Send + 'static>(
-    (mut served, port): (S, u16),
+    (mut served, port, cpu): (S, u16, u32),
     detail: Detail,
     plan: &Plan,
     hurt: impl FnOnce(&mut S) -> io::Result<Injuries> + Send + 'static,
@@ -159,6 +162,7 @@ fn recorded<S: Send + 'static>(
     let mut recorder = Recorder::attach(service, detail, 65_536).map_err(Failed::Events)?;
     let mut kept = Kept(Tale::begin(recorder.head(detail)));
     recorder.refresh(&mut kept)?;
+    let stolen_ns = steal::by_kernel_ns(cpu);
     let ends = Arc::new(AtomicBool::new(false));
     let (load, over) = (load(port, plan.requests_a_second, &ends)?, Arc::clone(&ends));
     let hurting = std::thread::spawn(move || {
@@ -178,7 +182,8 @@ fn recorded<S: Send + 'static>(
     }
     recorder.look(&mut kept)?;
     recorder.refresh(&mut kept)?;
-    Ok(score(&kept.0, &injured, plan.injections as usize))
+    let stolen = Stolen::since(stolen_ns, cpu, &kept.0);
+    Ok(Checked { stolen, ..score(&kept.0, &injured, plan.injections as usize) })
 }
 
 /// Has a service in Java collect its heap while it works for a request.

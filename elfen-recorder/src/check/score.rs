@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::inject::{HOG, Injured, RIVAL};
 use super::server::HOLDER;
+use super::steal::Stolen;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -113,6 +114,8 @@ pub struct Checked {
     /// Causes that could not be made here, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
+    /// Of the services' CPU.
+    pub stolen: Stolen,
     pub holds: bool,
 }
 
@@ -122,6 +125,7 @@ impl Checked {
         self.complete += other.complete;
         self.lost_events += other.lost_events;
         self.scores.extend(other.scores);
+        self.stolen.add(other.stolen);
         self.holds &= other.holds;
     }
 }
@@ -152,6 +156,7 @@ pub(super) fn score(tale: &Tale, injured: &Injuries, times: usize) -> Checked {
         lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
         holds: scores.iter().all(is_held),
         left_out: Vec::new(),
+        stolen: Stolen::default(),
         scores,
     }
 }

@@ -9,7 +9,7 @@ use elfen_console::output::print;
 use elfen_console::{duration, table};
 
 use super::failure;
-use crate::check::{self, Checked, Failed, Kind, Missed, Plan, Score, server};
+use crate::check::{self, Checked, Failed, Kind, Missed, Plan, Score, Stolen, server};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -121,11 +121,17 @@ fn text(checked: &Checked) -> String {
         true => String::new(),
         false => format!("\nnot as injected:\n{}\n", missed.join("\n")),
     };
+    let Stolen { by_events_ns, by_kernel_ns } = checked.stolen;
+    let stolen = format!(
+        "the hypervisor took {} of the service's CPU by the events, {} by the kernel's ticks\n",
+        duration::show(by_events_ns),
+        duration::show(by_kernel_ns)
+    );
     let left_out: String = left_out.iter().map(|why| format!("left out: {why}\n")).collect();
     let verdict = if checked.holds { "holds" } else { "does not hold" };
     format!(
         "{requests} requests, {complete} complete, {lost_events} events lost\n{}{missed}\n\
-         {left_out}the account {verdict} on this machine\n",
+         {stolen}{left_out}the account {verdict} on this machine\n",
         table::lines(&heading, &rows)
     )
 }

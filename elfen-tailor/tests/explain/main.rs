@@ -197,6 +197,25 @@ fn a_halt_ends_when_threads_go_on() {
     assert_eq!(of("safepoint"), MS, "{told:?}");
 }
 
+/// Goal: who is woken on its way to sleep waits for its CPU, not for input. Method: a wake-up that
+/// is written down before the switch that it waits for; and one of a thread that stayed awake,
+/// which then sleeps until it is woken again.
+#[test]
+fn a_wake_up_on_the_way_to_sleep() {
+    let mut story = Story::new();
+    story.switch(2, 0, None, SERVICE);
+    story.ready(1_000, 1).wake(1_001, SERVICE, 0, 0);
+    story.switch(1_010, SERVICE, Some(EPOLL), HOG).switch(5_000, HOG, Some(EPOLL), SERVICE);
+    story.read(5_010, 1).answer(6_000, 1);
+    let expected = [("busy", 10), ("preempted:hog", 3_990), ("busy", 10), ("work", 990)];
+    assert_eq!(story.last(), named(&expected));
+    story.wake(7_000, SERVICE, 0, 0).switch(8_000, SERVICE, Some(EPOLL), 0);
+    story.ready(9_000, 1).wake(9_500, SERVICE, 0, 0).switch(9_600, 0, None, SERVICE);
+    story.read(9_700, 1).answer(9_800, 1);
+    let expected = [("wait:epoll_pwait", 500), ("wake", 100), ("busy", 100), ("work", 100)];
+    assert_eq!(story.last(), named(&expected));
+}
+
 /// Goal: what the kernel waited for itself is its own cause, whatever call that was in. Method: in
 /// a request's work a page fault that reclaims memory, and compacts it, behind a lock; in its fsync
 /// another lock; and a lock of another thread.

@@ -1,0 +1,70 @@
+//! What the hypervisor took of a CPU while it was recorded: by the events, and by the kernel's own
+//! account, in ticks of a hundredth of a second.
+
+use std::fs;
+
+use elfen_rt::signal::event::Kind;
+use elfen_tailor::tale::Tale;
+use serde::Serialize;
+
+const TICK_NS: u64 = 10_000_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Stolen {
+    pub by_events_ns: u64,
+    pub by_kernel_ns: u64,
+}
+
+impl Stolen {
+    /// Since the kernel said so much of this CPU.
+    pub(super) fn since(before_ns: u64, cpu: u32, tale: &Tale) -> Self {
+        let events = tale.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
+        let mut seen = events.iter().filter_map(|event| match event.kind {
+            Kind::Switch(switch) => Some(switch.stolen_ns),
+            _ => None,
+        });
+        let first_ns = seen.next().unwrap_or(0);
+        let by_events_ns = seen.last().unwrap_or(first_ns).saturating_sub(first_ns);
+        Self { by_events_ns, by_kernel_ns: by_kernel_ns(cpu).saturating_sub(before_ns) }
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.by_events_ns += other.by_events_ns;
+        self.by_kernel_ns += other.by_kernel_ns;
+    }
+}
+
+/// So far, of this CPU.
+pub(super) fn by_kernel_ns(cpu: u32) -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().find(|line| line.split(' ').next() == Some(&format!("cpu{cpu}")));
+    line.and_then(ticks).map_or(0, |ticks| ticks * TICK_NS)
+}
+
+/// `cpu0 user nice system idle iowait irq softirq steal ..`
+fn ticks(line: &str) -> Option<u64> {
+    line.split_whitespace().nth(8)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elfen_rt::signal::event::{Event, Switch};
+    use elfen_tailor::tale::Head;
+
+    #[test]
+    fn what_was_stolen_between_the_first_switch_and_the_last() {
+        let mut tale = Tale::begin(Head { cpus: 1, ..Head::default() });
+        for stolen_ns in [7_000, 7_000, 90_000] {
+            let (previous, process, preempted, iowait) = (1, 1, true, false);
+            let switch =
+                Switch { previous, process, preempted, iowait, state: 0, call: None, stolen_ns };
+            let (at_ns, thread) = (stolen_ns, 2);
+            tale.events[0].push(Event { at_ns, thread, kind: Kind::Switch(switch) });
+        }
+        assert_eq!(Stolen::since(0, 0, &tale).by_events_ns, 83_000);
+        assert_eq!(Stolen::since(u64::MAX, 9, &tale), Stolen::default());
+        assert_eq!(ticks("cpu0 1 2 3 4 5 6 7 88 9 10"), Some(88));
+        assert_eq!(ticks("cpu0 1 2"), None);
+    }
+}

@@ -36,7 +36,7 @@ fn stage(pauses: u64) -> Plan {
     while at_ns < 40 * SECOND {
         at_ns += random.exponential(3_333_333);
         let work_ns = 200 * US + random.exponential(200_000);
-        requests.push(Request { comes_ns: at_ns, work_ns, may_double: true });
+        requests.push(Request { comes_ns: at_ns, work_ns, around_ns: 0, may_double: true });
     }
     let pause = |number: u64| {
         let from_ns = 2 * SECOND + number * SECOND / pauses.max(1) + number % 7 * MS;
@@ -105,7 +105,7 @@ fn plan() -> impl Strategy<Value = Plan> {
         let mut at_ns = 0;
         let requests = gaps.into_iter().map(|(gap_ns, work_ns, may_double)| {
             at_ns += gap_ns;
-            Request { comes_ns: at_ns, work_ns, may_double }
+            Request { comes_ns: at_ns, work_ns, around_ns: 0, may_double }
         });
         let apart = |pauses: Vec<(u64, u64)>| {
             let mut end_ns = 0;

@@ -12,6 +12,8 @@ use super::{Counts, Double, Halt, Hedge, Policy, Server};
 pub struct Request {
     pub comes_ns: u64,
     pub work_ns: u64,
+    /// What its answer takes beside that, wherever it was worked for: it keeps no server.
+    pub around_ns: u64,
     pub may_double: bool,
 }
 
@@ -175,9 +177,9 @@ impl Simulation<'_> {
     }
 
     fn serve(&mut self, now_ns: u64, id: u64, by: Server) {
-        let work_ns = self.request(id).work_ns;
+        let Request { work_ns, around_ns, .. } = self.request(id);
         if let Some(end_ns) = self.queues[by.index()].takes(now_ns, work_ns) {
-            self.at(end_ns, Event::Answer { id, by });
+            self.at(end_ns.saturating_add(around_ns), Event::Answer { id, by });
         }
     }
 

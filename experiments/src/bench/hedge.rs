@@ -61,7 +61,7 @@ pub(crate) struct Fared {
     pub(crate) max_us: f64,
     pub(crate) duplicates: u64,
     pub(crate) won_by_backup: u64,
-    /// What the simulator foresees for the same requests and pauses, and the machine's own.
+    /// What the simulator foresees for the same requests and pauses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) simulated_p99_us: Option<f64>,
     /// Of the first second in which a server serves that was started anew, if one was.
@@ -163,12 +163,12 @@ pub(crate) fn measure(plan: &Plan) -> io::Result<Vec<Fared>> {
     let mut all = vec![Turns::default(); policies().len()];
     for round in 0..plan.rounds as u64 {
         let undisturbed = one(&Plan { pauses: 0, ..*plan }, "none", round)?;
-        let machine = simulated::pauses_of_machine(&undisturbed.asked);
         for (turns, policy) in all.iter_mut().zip(policies()) {
             // Requests and pauses of a round are the same for all.
             let Turn { asked, pauses, done } = one(plan, policy, round)?;
             turns.add(&asked, done)?;
-            let simulated = simulated::latencies_us(policy, &asked, WORK_US, &pauses, &machine)?;
+            let of = &undisturbed.asked;
+            let simulated = simulated::latencies_us(policy, of, WORK_US, &pauses)?;
             turns.simulated_us.extend(simulated);
         }
     }
@@ -278,9 +278,10 @@ fn load(
                 if !goes_on() {
                     return Ok(all);
                 }
+                let late_us = (began.elapsed() - due).as_secs_f64() * 1e6;
                 ask(&mut stream, number)?;
                 let took_us = (began.elapsed() - due).as_secs_f64() * 1e6;
-                all.push(Asked { due, took_us });
+                all.push(Asked { due, late_us, took_us });
             }
         };
         let clients: Vec<_> = (0..CONNECTIONS).map(|_| scope.spawn(client)).collect();

@@ -1,9 +1,10 @@
 //! The requests and pauses of a turn again, in simulated time: whether the simulator, by which
 //! policies are judged that nobody has run, says what the proxy does.
 //!
-//! It knows the policies, queues and pauses, and nothing of networks and processes: what a request
-//! takes that nothing disturbs is measured, and is the same for all. When the machine itself stood
-//! still, as a virtual one does, requests tell that nobody stopped: both servers stand still then.
+//! It knows the policies, queues and stops, and nothing of networks and processes. What each
+//! request takes beside its own work and those before it is measured where nobody is stopped: the
+//! very same requests were asked then, in a turn of their own, and what the machine does to some of
+//! them is in it.
 
 use std::io;
 use std::time::Duration;
@@ -18,11 +19,6 @@ use super::asked::Asked;
 /// As the proxy has them, unless it is told otherwise.
 const EXTRA_PER_MILLION: u64 = 50_000;
 const LOOK_EVERY: Duration = Duration::from_micros(500);
-/// The first of so many requests, by how long they took, met nothing.
-const UNDISTURBED: usize = 10;
-/// Requests that took so much longer met a pause of the machine's; queues are shorter.
-const LATE_US: f64 = 1_000.0;
-
 fn policy(name: &str) -> io::Result<Policy> {
     match name {
         "none" => Ok(Policy::None),
@@ -33,103 +29,92 @@ fn policy(name: &str) -> io::Result<Policy> {
     }
 }
 
-/// From when to when a server stands still.
-type Pauses = Vec<(Duration, Duration)>;
-
-/// Of a request that nothing disturbs.
-fn undisturbed_us(asked: &[Asked]) -> f64 {
-    let mut took: Vec<f64> = asked.iter().map(|asked| asked.took_us).collect();
-    took.sort_unstable_by(f64::total_cmp);
-    took.get(took.len() / UNDISTURBED).copied().unwrap_or(0.0)
+/// In the order in which they were sent.
+fn sent(asked: &[Asked]) -> Vec<(u64, Asked)> {
+    let ns = |us: f64| nanos(Duration::from_secs_f64(us.max(0.0) / 1e6));
+    let mut sent: Vec<(u64, Asked)> =
+        asked.iter().map(|asked| (nanos(asked.due) + ns(asked.late_us), *asked)).collect();
+    sent.sort_by_key(|(sent_ns, _)| *sent_ns);
+    sent
 }
 
-/// When the machine stood still, by requests to servers that nobody stopped.
-pub(super) fn pauses_of_machine(asked: &[Asked]) -> Pauses {
-    let usual_us = undisturbed_us(asked);
-    let late = asked.iter().filter(|asked| asked.took_us > usual_us + LATE_US);
-    let late = late.map(|asked| {
-        (asked.due, asked.due + Duration::from_secs_f64((asked.took_us - usual_us) / 1e6))
-    });
-    apart(late.collect())
+/// Requests that nobody was stopped for: each with what its answer took beside so much work, and
+/// that of those before it, for one server.
+fn undisturbed(sent: &[(u64, Asked)], work_ns: u64) -> Vec<Request> {
+    let mut free_ns = 0;
+    let request = |&(comes_ns, asked): &(u64, Asked)| {
+        free_ns = comes_ns.max(free_ns) + work_ns;
+        let took_us = (asked.took_us - asked.late_us).max(0.0);
+        let took_ns = nanos(Duration::from_secs_f64(took_us / 1e6));
+        let around_ns = took_ns.saturating_sub(free_ns - comes_ns);
+        Request { comes_ns, work_ns, around_ns, may_double: true }
+    };
+    sent.iter().map(request).collect()
 }
 
-/// Sorted, and those that meet as one.
-fn apart(mut pauses: Pauses) -> Pauses {
-    pauses.sort_unstable();
-    pauses.dedup_by(|later, earlier| {
-        let meet = later.0 <= earlier.1;
-        earlier.1 = if meet { earlier.1.max(later.1) } else { earlier.1 };
-        meet
-    });
-    pauses
-}
-
-/// How long each request would have taken, of those that were to be sent then, of which so many
-/// microseconds were work, if the first server was stopped then and the machine stood still then.
+/// How long each of these requests would have taken, of which so many microseconds were work, if
+/// the first server was stopped then; they were asked while nobody was.
 pub(super) fn latencies_us(
     name: &str,
     asked: &[Asked],
     work_us: u32,
     stopped: &[(Duration, Duration)],
-    machine: &[(Duration, Duration)],
 ) -> io::Result<Vec<f64>> {
-    // What it takes beside its work, before its server has it and after.
-    let around_us = (undisturbed_us(asked) - f64::from(work_us)).max(0.0);
-    let mut comes: Vec<Duration> = asked.iter().map(|asked| asked.due).collect();
-    comes.sort_unstable();
-    let work_ns = u64::from(work_us) * 1_000;
-    let request = |due: Duration| Request { comes_ns: nanos(due), work_ns, may_double: true };
-    let first = apart([stopped, machine].concat());
-    let of = |pauses: &[(Duration, Duration)]| {
-        pauses.iter().map(|(from, to)| (nanos(*from), nanos(*to))).collect()
-    };
+    let first = stopped.iter().map(|(from, to)| (nanos(*from), nanos(*to))).collect();
+    let sent = sent(asked);
     let plan = Plan {
-        requests: comes.into_iter().map(request).collect(),
-        pauses: [of(&first), of(machine)],
+        requests: undisturbed(&sent, u64::from(work_us) * 1_000),
+        pauses: [first, Vec::new()],
         look_every_ns: nanos(LOOK_EVERY),
     };
     let outcome = simulate(&plan, policy(name)?, EXTRA_PER_MILLION);
-    let answered = outcome.latencies_ns.into_iter().flatten();
-    Ok(answered.map(|ns| number(ns) / 1e3 + around_us).collect())
+    let told = sent.iter().zip(outcome.latencies_ns);
+    Ok(told.filter_map(|((_, asked), ns)| Some(number(ns?) / 1e3 + asked.late_us)).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const WORK_US: u32 = 500;
+
     fn each_10_ms() -> Vec<Asked> {
-        let asked = |at: u64| Asked { due: Duration::from_millis(at * 10), took_us: 700.0 };
+        let asked =
+            |at: u64| Asked { due: Duration::from_millis(at * 10), late_us: 100.0, took_us: 700.0 };
         (0..100).map(asked).collect()
     }
 
-    /// Goal: without a policy a pause is waited for, with one it is not, unless the machine itself
-    /// stood still; what lies around the work is added. Method: a request each 10 ms, of which one
-    /// meets a pause of 8 ms.
+    /// Goal: without a policy a stop is waited for, with one it is not; what lies around the work
+    /// is added, to each request its own. Method: a request each 10 ms, of which one meets a stop
+    /// of 8 ms, and another took 3 ms longer where nobody was stopped.
     #[test]
-    fn a_pause_in_simulated_time() {
+    fn a_stop_in_simulated_time() {
         let ms = Duration::from_millis;
-        let (asked, pauses) = (each_10_ms(), [(ms(499), ms(507))]);
-        let sorted = |name: &str, stopped: &[_], machine: &[_]| {
-            let mut all = latencies_us(name, &asked, 500, stopped, machine).unwrap();
+        let (mut asked, stopped) = (each_10_ms(), [(ms(499), ms(507))]);
+        asked[70].took_us = 3_700.0;
+        asked.reverse();
+        let sorted = |name: &str| {
+            let mut all = latencies_us(name, &asked, WORK_US, &stopped).unwrap();
             all.sort_unstable_by(f64::total_cmp);
             all
         };
-        let none = sorted("none", &pauses, &[]);
-        assert_eq!((none.len(), none[50], none[99]), (100, 700.0, 7_700.0));
-        let look = sorted("look", &pauses, &[]);
-        assert!((700.0..2_500.0).contains(&look[99]), "{}", look[99]);
-        assert!(sorted("look", &pauses, &pauses)[99] >= 7_700.0, "nobody runs");
-        assert!(latencies_us("no-policy", &asked, 500, &pauses, &[]).is_err());
+        let none = sorted("none");
+        assert_eq!((none.len(), none[50], none[98], none[99]), (100, 700.0, 3_700.0, 7_600.0));
+        let look = sorted("look");
+        assert!((700.0..2_500.0).contains(&look[98]) && look[99] == 3_700.0, "{look:?}");
+        assert!(latencies_us("no-policy", &asked, WORK_US, &stopped).is_err());
     }
 
+    /// Goal: who waited for another one has no more around its work for it. Method: two at once.
     #[test]
-    fn requests_tell_when_the_machine_stood_still() {
-        let ms = Duration::from_millis;
-        let mut asked = each_10_ms();
-        (asked[20].took_us, asked[21].took_us, asked[50].took_us) = (15_700.0, 4_700.0, 2_700.0);
-        // Others take as long as a queue does.
-        asked[70].took_us = 1_600.0;
-        assert_eq!(pauses_of_machine(&asked), [(ms(200), ms(215)), (ms(500), ms(502))]);
-        assert_eq!(pauses_of_machine(&[]), []);
+    fn queueing_is_not_around_a_request() {
+        let due = Duration::from_millis(5);
+        let late_us = 50.0;
+        let asked = [750.0, 1_250.0].map(|took_us| Asked { due, late_us, took_us });
+        let around =
+            undisturbed(&sent(&asked), 500_000).iter().map(|r| r.around_ns).collect::<Vec<_>>();
+        assert_eq!(around, [200_000; 2]);
+        let again = latencies_us("none", &asked, WORK_US, &[]).unwrap();
+        assert_eq!(again, [750.0, 1_250.0], "as they were");
     }
 }

@@ -166,6 +166,35 @@ fn loops_without_a_call_are_given_checks_and_rounds() {
     }
 }
 
+/// Goal: an interpreter, of which no loop is known and every place runs too often, keeps a check,
+/// and does what it did. Method: a small one, for as long as it takes.
+#[test]
+fn an_interpreter_keeps_a_check_that_runs_too_often() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = build_of("interpreter.c", folder.path(), "interpreter", &[]) else {
+        return;
+    };
+    let mut last = Value::Null;
+    let has_one = ["20000000", "100000000", "400000000"].iter().any(|rounds| {
+        let alone = did(&Command::new(&program).arg(rounds).output().unwrap());
+        assert_eq!(alone.1, Some(3), "{alone:?}");
+        let report = folder.path().join("report");
+        let turns = Turns::start();
+        let mut command = elfen(&["--report", report.to_str().unwrap()], &program);
+        let output = command.arg(rounds).output().unwrap();
+        drop(turns);
+        assert_eq!(did(&output), alone, "{output:?}");
+        last = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        let words = [&last["live"]["places"]["dense"], &last["live"]["bells"]];
+        words.iter().all(|word| word.as_u64().unwrap() > 0)
+    });
+    assert!(has_one, "{last}");
+}
+
 /// Goal: a program that meets no request is left as it is. Method: its mappings, while it runs.
 #[test]
 fn a_program_that_meets_no_request_is_not_touched() {

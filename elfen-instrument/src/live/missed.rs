@@ -7,7 +7,7 @@ use elfen_rewrite::Refused;
 use crate::remote::TouchError;
 
 /// One reason each; those of a process hold for all of it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Missed {
     #[error("it was in the kernel")]
     Kernel,
@@ -46,6 +46,11 @@ impl Missed {
     /// Whether code that called this may do instead.
     pub(super) fn may_be_for_a_caller(&self) -> bool {
         matches!(self, Self::NoFunction | Self::Function(_) | Self::NoPlace | Self::TooDense)
+    }
+
+    /// Whether it is so for whoever stands there, until checks come or go.
+    pub(super) fn is_of_code(&self) -> bool {
+        self.may_be_for_a_caller() || matches!(self, Self::Loader)
     }
 
     /// As reports name it.

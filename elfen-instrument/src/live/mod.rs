@@ -15,7 +15,10 @@
 //! held against the bytes that were decoded, and a function that can't be read whole is left alone.
 
 mod arena;
+mod callers;
 mod change;
+mod counts;
+mod dense;
 mod functions;
 mod hotspot;
 mod missed;

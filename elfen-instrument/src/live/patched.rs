@@ -12,7 +12,6 @@ use super::functions::Functions;
 use super::hotspot::{Compiled, HotSpot};
 use super::missed::Missed;
 use super::object::Objects;
-use super::places::Places;
 use super::status::Status;
 use crate::remote::{Mapping, Memory, mappings};
 
@@ -24,14 +23,8 @@ pub struct Stood {
     pub sp: u64,
 }
 
-/// How much of a stack is looked at for callers, and how many of these are tried.
-const STACK_BYTES: usize = 1024;
-const CALLERS_MAX: usize = 6;
-/// `call rel32`, and `call *%reg` where it is two bytes long.
-const CALL: u8 = 0xe8;
-const CALL_INDIRECT: u8 = 0xff;
 /// How far from where threads are met a check is still likely to be run by them.
-const BESIDE_BYTES: u64 = 256;
+pub(super) const BESIDE_BYTES: u64 = 256;
 /// As long as a trampoline can be.
 const TRAMPOLINE_BYTES: u64 = 192;
 /// More would be a mebibyte of code.
@@ -47,14 +40,15 @@ pub struct Patched {
     pub(super) arenas: Vec<Used>,
     pub(super) places: BTreeMap<u64, OnePlace>,
     pub(super) objects: Objects,
-    machine: Machine,
+    pub(super) machine: Machine,
     pub(super) thinned: Option<Thinned>,
     pub(super) functions: Functions,
+    pub(super) dense_per_ms: u64,
 }
 
 /// Whether the process is a Java virtual machine that tells of its compiled methods.
 #[derive(Clone, Debug)]
-enum Machine {
+pub(super) enum Machine {
     /// Nobody stood in code without a file yet.
     Unknown,
     None,
@@ -70,15 +64,19 @@ pub(super) struct Used {
 
 #[derive(Clone, Debug)]
 pub(super) struct OnePlace {
-    original: Vec<u8>,
+    pub(super) original: Vec<u8>,
     pub(super) jump: Vec<u8>,
-    tactic: Tactic,
+    pub(super) tactic: Tactic,
     pub(super) state: State,
-    is_several: bool,
+    pub(super) is_several: bool,
     /// Behind its check are rounds of its loop.
     pub(super) has_rounds: bool,
     /// The compiled method that it is in, by its number.
     pub(super) compiled: Option<u32>,
+    /// How often it ran in a millisecond of the lane, when it was last looked at.
+    pub(super) per_ms: u64,
+    /// How often it was put back.
+    pub(super) put_back: u8,
 }
 
 /// A check that is to have rounds behind it, until that is written or not.
@@ -93,14 +91,18 @@ pub(super) struct Thinned {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     On,
+    /// It ran so often that it was taken out.
     TooDense,
+    /// The same, and on again, as there is no other way.
+    PutBack,
     /// Other bytes were there when it was to be written.
     Refused,
 }
 
 impl Patched {
-    /// A process that has no check of ours yet.
-    pub fn meet(process: u32) -> Result<Self, Missed> {
+    /// A process that has no check of ours yet. A check that runs too often may do so where it is
+    /// the only way, but not above `dense_per_ms`.
+    pub fn meet(process: u32, dense_per_ms: u64) -> Result<Self, Missed> {
         let status = Status::of(process).ok_or(Missed::Gone)?;
         let refuse = |why: &str| Err(Missed::Process(why.to_owned()));
         if status.traced {
@@ -122,6 +124,7 @@ impl Patched {
             machine: Machine::Unknown,
             thinned: None,
             functions: Functions::default(),
+            dense_per_ms,
         })
     }
 
@@ -143,7 +146,19 @@ impl Patched {
         let (probe, objects) = (self.probe, self.objects.clone());
         let machine = self.machine.clone();
         let (thinned, functions) = (None, self.functions.clone());
-        Some(Self { process, memory, probe, arenas, places, objects, machine, thinned, functions })
+        let dense_per_ms = self.dense_per_ms;
+        Some(Self {
+            process,
+            memory,
+            probe,
+            arenas,
+            places,
+            objects,
+            machine,
+            thinned,
+            functions,
+            dense_per_ms,
+        })
     }
 
     /// Whether it is still the program that it was: an exec leaves its memory behind.
@@ -153,25 +168,47 @@ impl Patched {
     }
 
     /// A check for the code in which a thread was interrupted; or, where that has no room for one
-    /// or would run it too often, for the code that called it.
+    /// or would run it too often, for the code that called it; or else one there that ran too
+    /// often.
     pub fn propose(&mut self, stood: Stood, pages: &Pages) -> Result<Change, Missed> {
         if self.arenas.iter().any(|used| used.arena.contains(stood.ip)) {
             return Err(Missed::Ours);
         }
+        if let Some(settled) = self.functions.settled(stood.ip) {
+            return Err(settled);
+        }
         let mapped = mappings(self.process).map_err(|_| Missed::Gone)?;
-        let missed = match self.propose_at(stood.thread, stood.ip, true, &mapped, pages) {
+        let proposed = self.propose_anew(stood, &mapped, pages);
+        match &proposed {
+            Ok(_) => self.functions.unsettle(),
+            Err(missed) => self.functions.settle(stood.ip, missed),
+        }
+        proposed
+    }
+
+    fn propose_anew(
+        &mut self,
+        stood: Stood,
+        mapped: &[Mapping],
+        pages: &Pages,
+    ) -> Result<Change, Missed> {
+        let missed = match self.propose_at(stood.thread, stood.ip, true, mapped, pages) {
             // Stubs of a Java virtual machine copy and compare for compiled methods.
-            Err(Missed::Jit) if self.hotspot(&mapped).is_some() => Missed::Jit,
+            Err(Missed::Jit) if self.hotspot(mapped).is_some() => Missed::Jit,
             Err(missed) if missed.may_be_for_a_caller() => missed,
             settled => return settled,
         };
-        let callers = self.callers(&mapped, stood.sp);
-        let tried = callers
-            .into_iter()
-            .take(CALLERS_MAX)
-            .map(|caller| self.propose_at(stood.thread, caller, false, &mapped, pages));
-        let found = tried.into_iter().find_map(Result::ok);
-        found.ok_or(missed)
+        let sampled = self.function_around(mapped, stood.ip).map(|(range, _)| range).ok();
+        let asked = sampled.as_ref().map_or(stood.ip, |range| range.start);
+        if self.may_ask_callers(asked) {
+            for caller in self.callers(mapped, stood.sp) {
+                if let Ok(change) = self.propose_at(stood.thread, caller, false, mapped, pages) {
+                    self.functions.hinted(asked, change.place);
+                    return Ok(change);
+                }
+            }
+        }
+        sampled.and_then(|range| self.put_back(&range, stood.ip)).ok_or(missed)
     }
 
     /// `is_sampled`: a thread stood at `ip`. Else it is a hint.
@@ -244,26 +281,6 @@ impl Patched {
         }
     }
 
-    /// Where the functions go back to that a thread is in, by what lies on its stack: some of it
-    /// has been left there by others.
-    fn callers(&self, mapped: &[Mapping], sp: u64) -> Vec<u64> {
-        let stack = self.memory.read_vec(sp, STACK_BYTES).unwrap_or_default();
-        let words = stack.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-        let is_code = |address: u64| match (code_at(mapped, address), &self.machine) {
-            (Ok(_), _) => true,
-            (Err(Missed::Jit), Machine::HotSpot(hotspot)) => {
-                hotspot.compiled(&self.memory, address).is_some()
-            }
-            _ => false,
-        };
-        let is_return = |&address: &u64| {
-            let before = || self.memory.read_vec(address.checked_sub(5)?, 5).ok();
-            is_code(address)
-                && before().is_some_and(|bytes| bytes[0] == CALL || bytes[3] == CALL_INDIRECT)
-        };
-        words.filter(is_return).collect()
-    }
-
     /// The code of a function as it was before us.
     pub(super) fn as_it_was(&self, range: &Range<u64>) -> Result<Vec<u8>, Missed> {
         let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
@@ -304,7 +321,7 @@ impl Patched {
                     is_dense = true;
                     break;
                 }
-                Some(State::On | State::Refused) => {}
+                Some(State::On | State::PutBack | State::Refused) => {}
             }
         }
         let entry = function.place_at_entry(permitted);
@@ -312,11 +329,11 @@ impl Patched {
         if let Some(entry) = entry.filter(is_new) {
             return Ok(entry);
         }
-        if is_dense {
+        // Of code that computes where it goes, as interpreters do, no place is on every way round:
+        // one beside where threads are met is on many. All of one round run alike often.
+        if is_dense || self.is_dense_around(function, ip) {
             return Err(Missed::TooDense);
         }
-        // Of code that computes where it goes, as interpreters do, no place is on every way round:
-        // one beside where threads are met is on many.
         let beside = |place: &Place| place.at.abs_diff(ip) <= BESIDE_BYTES;
         let near = function.places(permitted).filter(|place| beside(place) && is_new(place));
         near.min_by_key(|place| place.at.abs_diff(ip)).ok_or(Missed::NoPlace)
@@ -383,6 +400,8 @@ impl Patched {
             is_several: place.is_several(),
             has_rounds: false,
             compiled: compiled.map(|method| method.number),
+            per_ms: 0,
+            put_back: 0,
         };
         self.places.insert(place.at, known);
         let ours = |at, bytes| Write { at, expected: None, bytes };
@@ -418,64 +437,18 @@ impl Patched {
         }
     }
 
-    /// A new place was not written, as there was no moment for it: it may be proposed again.
+    /// A place was not written, as there was no moment for it: it may be proposed again.
     pub fn was_late(&mut self, place: u64) {
+        self.functions.unsettle();
+        let known = self.places.get_mut(&place).filter(|known| known.state == State::PutBack);
+        if let Some(known) = known {
+            known.state = State::TooDense;
+            return;
+        }
         self.places.remove(&place);
         for used in &mut self.arenas {
             used.checks.pop_if(|last| *last == place);
         }
-    }
-
-    /// The same, of a place that was to be taken out.
-    pub fn was_not_dropped(&mut self, place: u64) {
-        if let Some(known) = self.places.get_mut(&place) {
-            known.state = State::On;
-        }
-    }
-
-    /// How often the checks of each place ran so far, where that can be read.
-    pub fn counts(&self) -> Vec<(u64, u64)> {
-        let of = |used: &Used| {
-            let counts = used.arena.counts(&self.memory, used.checks.len());
-            used.checks.iter().copied().zip(counts).collect::<Vec<_>>()
-        };
-        self.arenas.iter().flat_map(of).collect()
-    }
-
-    pub fn is_on(&self, place: u64) -> bool {
-        self.places.get(&place).is_some_and(|known| known.state == State::On)
-    }
-
-    /// Takes a place's check out again, as it runs too often.
-    pub fn drop_dense(&mut self, place: u64) -> Option<Change> {
-        let known = self.places.get_mut(&place).filter(|known| known.state == State::On)?;
-        known.state = State::TooDense;
-        let (expected, bytes) = (Some(known.jump.clone()), known.original.clone());
-        Some(self.change_of(place, vec![Write { at: place, expected, bytes }]))
-    }
-
-    pub fn places(&self) -> Places {
-        let arenas = self.arenas.len() as u64;
-        let processes = u64::from(arenas > 0);
-        let mut places = Places { processes, arenas, ..Places::default() };
-        for known in self.places.values() {
-            match known.state {
-                State::On => {
-                    places.on += 1;
-                    places.compiled += u64::from(known.compiled.is_some());
-                    places.rounds += u64::from(known.has_rounds);
-                    places.by_tactic[match known.tactic {
-                        _ if known.is_several => 1,
-                        Tactic::One | Tactic::Several => 0,
-                        Tactic::Memory => 2,
-                        Tactic::Flags => 3,
-                    }] += 1;
-                }
-                State::TooDense => places.too_dense += 1,
-                State::Refused => places.refused += 1,
-            }
-        }
-        places
     }
 }
 

@@ -8,6 +8,8 @@ pub struct Places {
     /// Processes that have any.
     pub processes: u64,
     pub on: u64,
+    /// Of those that are on, such that run too often, where there is no other way.
+    pub dense: u64,
     pub too_dense: u64,
     pub refused: u64,
     /// Of those that are on, by tactic: T1, T2, T3, T4.
@@ -23,6 +25,7 @@ impl AddAssign for Places {
     fn add_assign(&mut self, other: Self) {
         self.processes += other.processes;
         self.on += other.on;
+        self.dense += other.dense;
         self.too_dense += other.too_dense;
         self.refused += other.refused;
         self.arenas += other.arenas;

@@ -13,9 +13,11 @@ const LEARNED: u32 = 100;
 /// After more drills in a row that showed nothing, the batch sleeps.
 const VOID_MAX: u32 = 3;
 /// A timer takes a sixth of a drill from the batch in a virtual machine, so what can't be learned
-/// is not asked for all the time: so many drills at first, and so many more for each place.
-const AT_FIRST: u32 = 2000;
-const PER_PLACE: u32 = 200;
+/// is not asked for all the time: so many drills in all, and so many more for each place.
+const IN_ALL: u32 = 2000;
+const PER_PLACE: u32 = 40;
+/// Who meets few requests has little use for what is learned: so many for each.
+const PER_REQUEST: u32 = 20;
 
 /// The drills of one lane.
 #[derive(Debug)]
@@ -23,6 +25,8 @@ pub(super) struct Drills {
     next_ns: u64,
     /// How many may follow each other at each look.
     credit: u32,
+    /// How many more there may be, once there are requests for them.
+    reserve: u32,
     asked: u32,
     missed: u32,
     /// Drills in a row that showed nothing.
@@ -31,7 +35,17 @@ pub(super) struct Drills {
 
 impl Drills {
     pub(super) fn new() -> Self {
-        Self { next_ns: 0, credit: AT_FIRST, asked: 0, missed: 0, void: 0 }
+        Self { next_ns: 0, credit: 0, reserve: IN_ALL, asked: 0, missed: 0, void: 0 }
+    }
+
+    /// A request came by.
+    pub(super) fn met(&mut self) {
+        let more = self.reserve.min(PER_REQUEST);
+        if self.credit == 0 && more > 0 && !self.has_learned() {
+            self.next_ns = 0;
+        }
+        self.reserve -= more;
+        self.credit += more;
     }
 
     /// Whether to ask now.
@@ -61,7 +75,7 @@ impl Drills {
 
     /// A place was written, or a process met: there may be more to learn.
     pub(super) fn changed(&mut self) {
-        self.credit = (self.credit + PER_PLACE).min(AT_FIRST);
+        self.reserve = (self.reserve + PER_PLACE).min(IN_ALL);
     }
 
     fn has_learned(&self) -> bool {
@@ -76,10 +90,14 @@ mod tests {
     const LOOK_NS: u64 = 500_000;
     const LOOKS: u64 = 1_000_000_000 / LOOK_NS;
 
-    /// How many of the looks of a second are drills, if every `nth` is missed; from `drills` on.
+    /// How many of the looks of a second are drills, if every `nth` is missed and a request comes
+    /// after every tenth look; from `drills` on.
     fn in_a_second(drills: &mut Drills, from_ns: u64, nth: u64) -> u64 {
         let mut asked = 0;
-        for now_ns in (0..LOOKS).map(|look| from_ns + look * LOOK_NS) {
+        for (look, now_ns) in (0..LOOKS).map(|look| (look, from_ns + look * LOOK_NS)) {
+            if look % 10 == 0 {
+                drills.met();
+            }
             if drills.is_due(now_ns) {
                 asked += 1;
                 drills.judged(nth != 0 && asked % nth == 0, now_ns);
@@ -100,10 +118,32 @@ mod tests {
     fn misses_are_drilled_at_every_look_until_nothing_comes_of_it() {
         let mut drills = Drills::new();
         assert_eq!(in_a_second(&mut drills, 0, 2), 2000);
-        assert!(in_a_second(&mut drills, 1_000_000_000, 2) <= 21, "the credit is used up");
+        assert!(in_a_second(&mut drills, 1_000_000_000, 2) <= 21, "all are used up");
         drills.changed();
         let more = in_a_second(&mut drills, 2_000_000_000, 2);
-        assert!((200..=225).contains(&more), "{more}: what a place earns");
+        assert!((40..=65).contains(&more), "{more}: what a place earns");
+    }
+
+    #[test]
+    fn who_meets_few_requests_is_asked_seldom() {
+        let mut drills = Drills::new();
+        drills.met();
+        let missed = |drills: &mut Drills, from_ns| {
+            let looks = (0..LOOKS).map(|look| from_ns + look * LOOK_NS);
+            let due = looks.filter(|&now_ns| {
+                let is_due = drills.is_due(now_ns);
+                if is_due {
+                    drills.judged(true, now_ns);
+                }
+                is_due
+            });
+            due.count()
+        };
+        let first = missed(&mut drills, 0);
+        assert!((39..=41).contains(&first), "{first}: those of a request, then twenty a second");
+        drills.met();
+        let more = missed(&mut drills, 1_000_000_000);
+        assert!((39..=41).contains(&more), "{more}");
     }
 
     #[test]

@@ -18,6 +18,11 @@ use crate::run::channels::Channels;
 /// nanosecond, and one that looks up its lane two, so this is two percent.
 const ALL_PER_MS: u64 = 20_000;
 const ALL_PER_MS_BY_CPU: u64 = 10_000;
+/// The same of checks that are the only ones that their loops have, as a round of an interpreter's
+/// loop, or a comparison, takes as little as 10 ns. As rates go up and down, one of them may have
+/// run three quarters as often to be put back.
+const DENSE_PER_MS: u64 = 80_000;
+const DENSE_PER_MS_BY_CPU: u64 = 30_000;
 /// How often the check of a loop of nanoseconds is to run, once there are rounds behind it, and how
 /// many of these there are at most: while a thread is in them, nobody who looks at it finds it in
 /// its program.
@@ -80,6 +85,15 @@ struct Planner<'p> {
     looked: Instant,
     /// The places of processes that are gone.
     gone: Places,
+}
+
+/// How often a check ran.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    who: Identity,
+    place: u64,
+    per_ms: u64,
+    is_put_back: bool,
 }
 
 /// What became of a process.
@@ -198,7 +212,8 @@ impl Planner<'_> {
                 return Ok(Known::Patched { patched: Box::new(fork), counts: counts() });
             }
         }
-        let patched = Box::new(Patched::meet(who.pid().unsigned_abs())?);
+        let patched = Patched::meet(who.pid().unsigned_abs(), self.dense_per_ms() / 4 * 3)?;
+        let patched = Box::new(patched);
         Ok(Known::Patched { patched, counts: counts() })
     }
 
@@ -252,31 +267,46 @@ impl Planner<'_> {
         let per_ms = |ran: u64| {
             u64::try_from(u128::from(ran) * 1_000_000 / u128::from(over_ns)).unwrap_or(u64::MAX)
         };
-        let mut rates: Vec<(Identity, u64, u64)> = Vec::new();
+        let mut rates: Vec<Rate> = Vec::new();
         for (&who, known) in &mut self.processes {
             let Known::Patched { patched, counts } = known else { continue };
             for (place, count) in patched.counts() {
                 let before = counts.insert(place, count).unwrap_or(0);
                 if patched.is_on(place) {
-                    rates.push((who, place, per_ms(count.saturating_sub(before))));
+                    let per_ms = per_ms(count.saturating_sub(before));
+                    patched.runs(place, per_ms);
+                    let is_put_back = patched.is_put_back(place);
+                    rates.push(Rate { who, place, per_ms, is_put_back });
                 }
             }
         }
-        rates.sort_by_key(|&(_, _, rate)| std::cmp::Reverse(rate));
-        let mut all: u64 = rates.iter().map(|&(_, _, rate)| rate).sum();
-        self.words.checks_per_ms.store(all, Relaxed);
+        self.words.checks_per_ms.store(rates.iter().map(|one| one.per_ms).sum(), Relaxed);
+        self.take_down(rates);
+        self.publish();
+    }
+
+    /// The densest first, until what is left may run. What was put back has a limit of its own.
+    fn take_down(&mut self, mut rates: Vec<Rate>) {
+        rates.sort_by_key(|one| std::cmp::Reverse(one.per_ms));
         let by_cpu = self.exchange.meetings.is_some();
         let most = if by_cpu { ALL_PER_MS_BY_CPU } else { ALL_PER_MS };
-        for (who, place, rate) in rates {
-            if all <= most {
-                break;
-            }
-            all -= rate;
-            if !self.thin_out(who, place, rate) {
-                self.take_out(who, place);
+        for (put_back, most) in [(false, most), (true, self.dense_per_ms())] {
+            let of_these = || rates.iter().filter(|one| one.is_put_back == put_back);
+            let mut all: u64 = of_these().map(|one| one.per_ms).sum();
+            for &Rate { who, place, per_ms, .. } in of_these() {
+                if all <= most {
+                    break;
+                }
+                all -= per_ms;
+                if !self.thin_out(who, place, per_ms) {
+                    self.take_out(who, place);
+                }
             }
         }
-        self.publish();
+    }
+
+    fn dense_per_ms(&self) -> u64 {
+        if self.exchange.meetings.is_some() { DENSE_PER_MS_BY_CPU } else { DENSE_PER_MS }
     }
 
     /// Says whether there is nothing else to be done about a place that runs too often.

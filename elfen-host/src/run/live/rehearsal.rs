@@ -97,6 +97,7 @@ impl Rehearsal {
     /// The guard has seen the lane busy.
     pub(in crate::run) fn meet_request(&mut self) {
         self.met_request = true;
+        self.drills.met();
     }
 
     /// Sleeps for `at_most` on a lane that the batch may have, or until a check rings.

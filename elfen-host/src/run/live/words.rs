@@ -49,7 +49,7 @@ pub struct LiveWords {
     reasons: [AtomicU64; REASONS.len()],
     processes: AtomicU64,
     pub(super) first_touch_ns: AtomicU64,
-    places: [AtomicU64; 10],
+    places: [AtomicU64; 11],
     pub(super) checks_per_ms: AtomicU64,
     /// The last reason to leave a process alone, as text.
     why: Text<WHY_WORDS>,
@@ -59,7 +59,7 @@ pub struct LiveWords {
     /// How many methods were named, and the last of them in turn.
     named: AtomicU64,
     names: [Text<NAME_WORDS>; NAMES],
-    reserved: [AtomicU64; 4],
+    reserved: [AtomicU64; 3],
     /// From the question to the answer.
     pub(super) gap: Histogram,
 }
@@ -101,10 +101,10 @@ impl LiveWords {
     }
 
     pub(super) fn publish(&self, all: Places) {
-        let Places { on, too_dense, refused, arenas, compiled, rounds, .. } = all;
+        let Places { on, too_dense, refused, arenas, compiled, rounds, dense, .. } = all;
         let [one, several, memory, flags] = all.by_tactic;
         let counts = [on, too_dense, refused, one, several, memory, flags];
-        let words = counts.into_iter().chain([arenas, compiled, rounds]);
+        let words = counts.into_iter().chain([arenas, compiled, rounds, dense]);
         self.processes.store(all.processes, Relaxed);
         self.places.iter().zip(words).for_each(|(word, value)| word.store(value, Relaxed));
     }
@@ -112,7 +112,7 @@ impl LiveWords {
     /// As reports have it.
     pub fn live(&self) -> Live {
         let load = |word: &AtomicU64| word.load(Relaxed);
-        let [on, too_dense, refused, one, several, memory, flags, arenas, compiled, rounds] =
+        let [on, too_dense, refused, one, several, memory, flags, arenas, compiled, rounds, dense] =
             self.places.each_ref().map(load);
         let counts: [u64; REASONS.len()] = array::from_fn(|at| load(&self.reasons[at]));
         let reasons = REASONS.iter().zip(counts).filter(|(_, count)| *count > 0);
@@ -130,6 +130,7 @@ impl LiveWords {
                 arenas,
                 compiled,
                 rounds,
+                dense,
             },
             checks_per_ms: load(&self.checks_per_ms),
             drills: load(&self.drills),
@@ -193,4 +194,7 @@ pub struct LivePlaces {
     /// Of those that are on, behind which are rounds of their loop, as that takes nanoseconds.
     #[serde(default)]
     pub rounds: u64,
+    /// Of those that are on, such that run too often: nothing else there answers.
+    #[serde(default)]
+    pub dense: u64,
 }

@@ -41,7 +41,7 @@ const WHAT: &str = "measuring the batch";
 ///
 /// A thread plays requests: busy for a turn, then asleep for a time drawn at random. Meanwhile the
 /// program runs under `elfen run`, again and again. Then it runs on an idle lane, by turns with
-/// `--inject guard`. Needs root, and tracefs.
+/// `--inject guard`; naps beside others that come by there are left out. Needs root, and tracefs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -28,7 +28,6 @@ use self::asked::Asked;
 const POLICIES: [&str; 4] = ["none", "after=p95", "look", "hazard"];
 /// More are not in flight at once, even if a server stands still for half a second.
 const CONNECTIONS: usize = 128;
-const WORK_US: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -39,6 +38,8 @@ pub(crate) struct Plan {
     /// In a round, of so long.
     pub(crate) pauses: u32,
     pub(crate) pause: Duration,
+    /// Of a request, in microseconds.
+    pub(crate) work_us: u32,
 }
 
 /// What `elfen hedge --json` says, as far as it is needed.
@@ -168,7 +169,7 @@ pub(crate) fn measure(plan: &Plan) -> io::Result<Vec<Fared>> {
             let Turn { asked, pauses, done } = one(plan, policy, round)?;
             turns.add(&asked, done)?;
             let of = &undisturbed.asked;
-            let simulated = simulated::latencies_us(policy, of, WORK_US, &pauses)?;
+            let simulated = simulated::latencies_us(policy, of, plan.work_us, &pauses)?;
             turns.simulated_us.extend(simulated);
         }
     }
@@ -217,6 +218,7 @@ fn one(plan: &Plan, policy: &str, seed: u64) -> io::Result<Turn> {
     let (asked, pauses) = std::thread::scope(|scope| -> io::Result<_> {
         let began = Instant::now();
         let pauses = scope.spawn(move || pause(plan, &first, began));
+        let ask = |stream: &mut TcpStream, number| ask_for(stream, number, plan.work_us);
         let asked = load(&Load { due: &due, at: &proxy.at, began }, &|| true, &ask);
         let pauses = pauses.join().map_err(|_| io::Error::other("the pauses failed"))??;
         Ok((asked?, pauses))
@@ -291,10 +293,6 @@ fn load(
         }
         Ok(all)
     })
-}
-
-fn ask(stream: &mut TcpStream, number: usize) -> io::Result<()> {
-    ask_for(stream, number, WORK_US)
 }
 
 /// Asks for so much work, and takes the answer, which names the request.

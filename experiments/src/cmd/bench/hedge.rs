@@ -17,6 +17,8 @@ const EXAMPLES: &str = "\
 Examples:
   elfen bench hedge                           7 stops of 20 ms in 4 s, 5 times
   elfen bench hedge --pauses 20 --rounds 10   5 stops a second
+  elfen bench hedge --work 15ms --rps 20 --pauses 0
+                                              long requests: none sent twice
   sudo elfen bench hedge --jvm                servers in Java that collect
   elfen bench hedge --alone --for 2s          nobody stops: the proxy itself
 
@@ -27,8 +29,8 @@ With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-j
 /// Two servers of our own behind the proxy, of which the first is stopped now and then; each policy
 /// by turns, under the same requests. Latencies are from when a request was to be sent, and every
 /// answer is held against its request. Beside it is the p99 that the simulator foresees for the
-/// same requests and pauses, and for those of the machine itself: each round begins with a turn in
-/// which nobody is stopped, whose late requests tell them.
+/// same requests and pauses: each round begins with a turn in which nobody is stopped, which tells
+/// what each request takes beside its work.
 ///
 /// With --jvm nothing is foreseen, and the servers are those of `workloads/lucene`, each of which
 /// collects its whole heap as often as the first would be stopped, and never both at once. After
@@ -52,6 +54,11 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rps: u32,
 
+    /// How much work a request is
+    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
+        conflicts_with = "jvm")]
+    work: Duration,
+
     /// How often the first server is stopped in a turn
     #[arg(long, value_name = "N", default_value_t = 7)]
     pauses: u32,
@@ -66,7 +73,7 @@ pub(crate) struct Args {
     jvm: bool,
 
     /// No pauses: what the proxy adds to a request, and how many a second it takes on
-    #[arg(long, conflicts_with_all = ["jvm", "rps", "pauses", "pause"])]
+    #[arg(long, conflicts_with_all = ["jvm", "rps", "work", "pauses", "pause"])]
     alone: bool,
 
     /// Print one JSON object
@@ -106,7 +113,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         return Err(Failure::new(Status::Usage, "arguments", why, "choose fewer or shorter ones"));
     }
     let Args { rounds, time, pauses, pause, .. } = *args;
-    let plan = Plan { rounds, time, rps: f64::from(args.rps), pauses, pause };
+    let work_us = u32::try_from(args.work.as_micros()).unwrap_or(u32::MAX);
+    let plan = Plan { rounds, time, rps: f64::from(args.rps), pauses, pause, work_us };
     let policies = if args.jvm {
         let failed = |error| live_args::failure(WHAT, &error);
         heed_signals().map_err(failed)?;

@@ -48,7 +48,7 @@ of = "int f%d(int a, int b) { for (int i = 0; i < b; i++) a = a * %d + i %% 7; r
 open("big.c", "w").write("".join(of % (n, n, n) for n in range(1500)))
 open("big.sql", "w").write(open("work.sql").read().replace("150000", "3000000"))
 PYTHON
-for _ in $(seq 40); do cat text; done >long
+for _ in $(seq 25); do cat text; done >long
 if command -v go >/dev/null; then GOCACHE=$PWD/cache GO111MODULE=off go build -o go-work work.go; fi
 if command -v javac >/dev/null; then javac Work.java; fi
 

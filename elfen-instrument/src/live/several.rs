@@ -90,8 +90,8 @@ impl Patched {
                 return false;
             }
             let Ok(bytes) = self.as_it_was(&found.range) else { return true };
-            Function::decode(&bytes, found.range.start, None)
-                .map_or(true, |other| other.names(&inside))
+            let other = self.functions.decoded(&bytes, found.range.start, None);
+            other.map_or(true, |other| other.names(&inside))
         })
     }
 

@@ -1,7 +1,7 @@
 //! Checks that run too often, and how they are made to run less often: by rounds of their loop
 //! behind them.
 
-use elfen_rewrite::{Function, Permitted, Place};
+use elfen_rewrite::{Permitted, Place};
 
 use super::arena::Pages;
 use super::change::{Change, Write};
@@ -21,7 +21,7 @@ impl Patched {
         let mapped = mappings(self.process).ok()?;
         let (range, compiled) = self.function_around(&mapped, place).ok()?;
         let bytes = self.as_it_was(&range).ok()?;
-        let function = Function::decode(&bytes, range.start, Some(place)).ok()?;
+        let function = self.functions.decoded(&bytes, range.start, Some(place)).ok()?;
         let permitted = self.permitted(compiled.as_ref()).ok()?;
         // It has been found safe, and is written.
         let same = Permitted { several: true, ..permitted };

@@ -24,7 +24,7 @@ impl Stolen {
             _ => None,
         });
         let first_ns = seen.next().unwrap_or(0);
-        let by_events_ns = seen.last().unwrap_or(first_ns).saturating_sub(first_ns);
+        let by_events_ns = seen.next_back().unwrap_or(first_ns).saturating_sub(first_ns);
         Self { by_events_ns, by_kernel_ns: by_kernel_ns(cpu).saturating_sub(before_ns) }
     }
 

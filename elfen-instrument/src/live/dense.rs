@@ -10,7 +10,7 @@ use super::patched::{BESIDE_BYTES, OnePlace, Patched, State};
 /// How many checks beside each other may have run too often, until no further one is tried there:
 /// where one can be put back, and where none can.
 const ENOUGH: usize = 3;
-const AT_MOST: usize = 12;
+const AT_MOST: usize = 8;
 /// How often a check is put back until it is given up.
 const PUT_BACK_MAX: u8 = 3;
 
@@ -51,12 +51,15 @@ impl Patched {
         Some(Change { inside, ..self.change_of(at, writes) })
     }
 
-    /// Whether all that is around an address is likely to run too often.
-    pub(super) fn is_dense_around(&self, function: &Function, ip: u64) -> bool {
+    /// Whether all that is around an address is likely to run too often, or enough is known of it;
+    /// `is_loop`: of a loop around it that is known already. Of what an interpreter's loop chooses
+    /// among, each runs less often than the loop.
+    pub(super) fn is_dense_around(&self, function: &Function, ip: u64, is_loop: bool) -> bool {
         let around = self.around(function, ip);
         let dense = around.iter().filter(|(_, known)| known.is_dense());
         let dense: Vec<bool> = dense.map(|(_, known)| self.may_be_put_back(known)).collect();
-        dense.len() >= AT_MOST || dense.len() >= ENOUGH && dense.contains(&true)
+        let enough = if is_loop { 1 } else { ENOUGH };
+        dense.len() >= AT_MOST || dense.len() >= enough && dense.contains(&true)
     }
 
     fn may_be_put_back(&self, known: &OnePlace) -> bool {

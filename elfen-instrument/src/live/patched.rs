@@ -301,7 +301,7 @@ impl Patched {
     }
 
     /// Loops around the address, the outermost first, then the function's entry. A loop whose check
-    /// is on already was passed by too seldom; of one whose check ran too often, all that are
+    /// is on already was passed by too seldom; of one whose check ran too often, all loops that are
     /// inside run more often still.
     fn choose(
         &self,
@@ -331,7 +331,8 @@ impl Patched {
         }
         // Of code that computes where it goes, as interpreters do, no place is on every way round:
         // one beside where threads are met is on many. All of one round run alike often.
-        if is_dense || self.is_dense_around(function, ip) {
+        let is_compiled = permitted.hotspot.is_some();
+        if is_dense && is_compiled || self.is_dense_around(function, ip, is_dense) {
             return Err(Missed::TooDense);
         }
         let beside = |place: &Place| place.at.abs_diff(ip) <= BESIDE_BYTES;

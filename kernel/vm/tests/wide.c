@@ -184,7 +184,9 @@ static verdict live_once(const char *rounds, bool *learned)
  */
 static verdict live_on_two_lanes(void)
 {
-	static const char *const rounds[] = { "60000", "120000", "240000", "480000", "960000", NULL };
+	static const char *const rounds[] = {
+		"60000", "120000", "240000", "480000", "960000", NULL
+	};
 	bool learned = false;
 	verdict why = NULL;
 	int at;

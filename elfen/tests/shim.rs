@@ -345,7 +345,10 @@ fn a_first_try_is_one_screen() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
+/// And heed Ctrl-C, which who runs this test may ignore.
 fn become_real_time() -> std::io::Result<()> {
+    // SAFETY: the default is no handler of ours.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     let lowest = libc::sched_param { sched_priority: 1 };
     // SAFETY: `lowest` is a live sched_param.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const lowest) } {

@@ -21,7 +21,11 @@ impl Patched {
         let may_be_silent = SILENT_MAX + met.max(16).ilog2() - 4;
         let hinted: Vec<u64> = hinted.to_vec();
         let ran = self.counts();
-        let is_silent = |place: &&u64| !ran.iter().any(|&(at, count)| at == **place && count > 0);
+        // One that was not written in the end is nobody's.
+        let is_silent = |place: &&u64| {
+            let runs = ran.iter().any(|&(at, count)| at == **place && count > 0);
+            self.places.contains_key(*place) && !runs
+        };
         u32::try_from(hinted.iter().filter(is_silent).count()).is_ok_and(|one| one < may_be_silent)
     }
 

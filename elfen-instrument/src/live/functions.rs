@@ -93,7 +93,10 @@ impl Functions {
     }
 
     pub(super) fn hinted(&mut self, start: u64, place: u64) {
-        self.callers.entry(start).or_default().hinted.push(place);
+        let hinted = &mut self.callers.entry(start).or_default().hinted;
+        if !hinted.contains(&place) {
+            hinted.push(place);
+        }
     }
 }
 
@@ -143,6 +146,7 @@ mod tests {
             assert!(functions.decoded.len() <= DECODED_MAX);
         }
     }
+
     /// Goal: what has been found out is not asked at each miss, but again now and then, and at once
     /// when a check has come or gone; what is of the process and not of the code is asked always.
     #[test]

@@ -61,8 +61,8 @@ pub fn request_busy_ns(channels: &Channels) -> Option<u64> {
     channels.requests().into_iter().map(busy).sum()
 }
 
-/// How long they were busy between two such readings. Where a lease ran out meanwhile, as its keeper
-/// was stopped, a count may have begun anew: then no time is known, and none is made up.
+/// How long they were busy between two such readings. Where a lease ran out meanwhile, as its
+/// keeper was stopped, a count may have begun anew: then no time is known, and none is made up.
 pub fn busy_between(before: Option<u64>, after: Option<u64>) -> Option<u64> {
     after.zip(before).map(|(after, before)| after.saturating_sub(before))
 }

@@ -394,7 +394,7 @@ mod tests {
         let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const ask, size_of::<Clone>()) };
         if child == 0 {
             loop {
-                // SAFETY: takes nothing; the child makes this system call alone, until it is killed.
+                // SAFETY: takes nothing; the child makes this system call alone, until it ends.
                 unsafe { libc::pause() };
             }
         }
@@ -402,7 +402,7 @@ mod tests {
     }
 
     /// Goal: a signal that comes when the batch has ended and its id is another process's reaches
-    /// nobody. Method: that; another process may be faster to take the id, so up to a hundred times.
+    /// nobody. Method: that; another process may take the id first, so up to a hundred times.
     #[test]
     fn a_signal_reaches_no_other_process_of_the_same_id() {
         const TEST: &str = "a_signal_reaches_no_other_process_of_the_same_id";

@@ -6,8 +6,8 @@
  * It is off its lane while another task has the CPU, and while a check holds it up. An interrupt
  * leaves it on its lane.
  *
- *   batch FILE      (on SIGTERM: pairs of 64-bit words, from when on it was off, and until when; those
- *                    of naps and those of switches may have parts in common)
+ *   batch FILE      (on SIGTERM: pairs of 64-bit words, from when on it was off, and until when;
+ *                    those of naps and those of switches may have parts in common)
  */
 #define _GNU_SOURCE
 #include <signal.h>

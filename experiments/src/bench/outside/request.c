@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The request's side of `elfen bench overlap`: busy for TURN ns, then asleep for a time drawn
- * evenly from half of that to one and a half times that and 1 ms more, for SECONDS. It notes when its
- * lane was busy, by itself and by others; nothing here knows of Elfen.
+ * evenly from half of that to one and a half times that and 1 ms more, for SECONDS. It notes when
+ * its lane was busy, by itself and by others; nothing here knows of Elfen.
  *
  *   request TURN SECONDS SEED > turns      (pairs of 64-bit words, from and to: its turns, 0 and 0,
  *                                           and the turns of others)

@@ -149,6 +149,15 @@ impl Recorder {
         self.events.as_ref().map_or(&[], Events::lacks)
     }
 
+    /// How long it may be until the next look: while the kernel writes nothing, until it does, and
+    /// names can wait as long.
+    pub fn rests(&self) -> Duration {
+        let Some(turns) = &self.turns else { return LOOK_EVERY };
+        let left = turns.left(monotonic_ns());
+        let is_told = self.marked.is_some() || self.jvms.any();
+        if turns.paused_ns().is_some() && !is_told { left } else { left.min(LOOK_EVERY) }
+    }
+
     /// Takes what has happened since the last look.
     pub fn look(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         self.turn(sink)?;

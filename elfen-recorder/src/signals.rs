@@ -4,9 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
 
 /// The signals that end a recording, held back as long as this lives.
 #[derive(Debug)]
@@ -27,10 +28,9 @@ impl Ending {
 
     /// Waits for so long; sooner, the number of the signal that came.
     pub fn wait(&self, at_most: Duration) -> Option<i32> {
-        let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
         let mut ready = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         // Interrupted by another signal: the caller looks at its clock.
-        let _woken = poll(&mut ready, timeout);
+        let _woken = ppoll(&mut ready, Some(TimeSpec::from_duration(at_most)), None);
         self.came()
     }
 

@@ -14,7 +14,7 @@ use elfen_rt::signal::event::Words;
 use elfen_tailor::tale::{Function, Gap, Lent, Named, Writer};
 
 use super::target::{Target, who};
-use crate::recorder::{LOOK_EVERY, Recorder, Sink};
+use crate::recorder::{Recorder, Sink};
 use crate::signals::Ending;
 
 const EXAMPLES: &str = "\
@@ -102,7 +102,8 @@ fn keep(
     let began = Instant::now();
     loop {
         let left = time.map(|time| time.saturating_sub(began.elapsed()));
-        let signal = ending.wait(left.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
+        let rests = recorder.rests();
+        let signal = ending.wait(left.unwrap_or(rests).min(rests));
         recorder.look(writer)?;
         if signal.is_some() || left.is_some_and(|left| left.is_zero()) {
             recorder.refresh(writer)?;

@@ -144,7 +144,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let mut told = Told::new(&window.tale.head);
     let (began, mut explained) = (Instant::now(), Instant::now());
     loop {
-        let signal = ending.wait(LOOK_EVERY);
+        let signal = ending.wait(recorder.rests().min(LOOK_EVERY));
         recorder.look(&mut window).map_err(failed)?;
         let over = args.time.is_some_and(|time| began.elapsed() >= time);
         if explained.elapsed() >= EXPLAIN_EVERY || over || signal.is_some() {

@@ -64,6 +64,10 @@ impl Jvms {
         told
     }
 
+    pub fn any(&self) -> bool {
+        self.all.values().any(Option::is_some)
+    }
+
     /// Takes what counters tell; probes write their events themselves.
     pub fn look(&mut self, into: &mut Vec<Words>) {
         for way in self.all.values_mut().flatten() {

@@ -5,6 +5,8 @@
 //! two detached ones beside it. The reader sleeps meanwhile: its own cost is measured apart, as its
 //! CPU time for each event that it took.
 
+mod perf;
+pub(crate) mod reader;
 pub(crate) mod served;
 
 use std::hint::black_box;
@@ -13,15 +15,20 @@ use std::net::{TcpListener, TcpStream};
 
 use elfen_console::duration::number;
 use elfen_host::affinity;
+use elfen_host::cpulist::CpuSet;
 use elfen_kernel::events::{Detail, Error as Refused, Events, Watched};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
 
+use self::perf::PerfSched;
 use super::distribution::Distribution;
+use crate::live::scratch::Scratch;
 
 /// Attaching and detaching takes most of the time: half a second where much else runs.
 const ROUNDS: usize = 12;
 const TURNS_A_BATCH: u32 = 2_000;
+/// `perf` takes longer to begin, and what it adds is many times as much.
+const PERF_ROUNDS: usize = 6;
 /// Holds the events of a batch.
 const RING: u32 = 65_536;
 
@@ -30,6 +37,8 @@ pub(crate) struct Costs {
     /// A byte there and back between two threads of one CPU: two switches, two wake-ups.
     pub(crate) pipe: Distribution,
     pub(crate) pipe_added: Distribution,
+    /// What `perf sched record` adds to it; or why that is not known.
+    pub(crate) pipe_added_perf: Result<Distribution, String>,
     /// A request and its answer over loopback, between two threads of one CPU.
     pub(crate) request: Distribution,
     pub(crate) request_added: Distribution,
@@ -49,17 +58,20 @@ pub(crate) enum Error {
 }
 
 pub(crate) fn measure(cpu: u32) -> Result<Costs, Error> {
+    let elsewhere = affinity::allowed()?;
     affinity::pin(cpu)?;
     let mut pipe = Turns::pipe()?;
     let mut socket = Turns::socket()?;
     let mut reader = Vec::new();
     let whole = |values| Distribution::of(values).ok_or(Error::Nothing);
     let [hand_over, hand_over_added] = pipe.compare(cpu, Detail::Sched, &mut reader)?;
+    let perf = pipe.beside_perf(&elsewhere)?;
     let [request, request_added] = socket.compare(cpu, Detail::Sched, &mut reader)?;
     let [_, request_added_full] = socket.compare(cpu, Detail::Full, &mut reader)?;
     Ok(Costs {
         pipe: whole(hand_over)?,
         pipe_added: whole(hand_over_added)?,
+        pipe_added_perf: perf,
         request: whole(request)?,
         request_added: whole(request_added)?,
         request_added_full: whole(request_added_full)?,
@@ -146,6 +158,28 @@ impl Turns {
             added.push(attached - beside);
         }
         Ok([detached, added])
+    }
+}
+
+impl Turns {
+    /// What `perf sched record` adds, which may run wherever we might.
+    fn beside_perf(&mut self, elsewhere: &CpuSet) -> Result<Result<Distribution, String>, Error> {
+        let scratch = Scratch::new(1)?;
+        let mut added = Vec::new();
+        for _ in 0..PERF_ROUNDS {
+            let before = self.ns_a_turn()?;
+            let mut perf = match PerfSched::start(&scratch.path("perf.data"), elsewhere) {
+                Ok(perf) => perf,
+                Err(why) => return Ok(Err(why)),
+            };
+            if let Err(why) = perf.begins(|| self.ns_a_turn().map(drop)) {
+                return Ok(Err(why));
+            }
+            let attached = self.ns_a_turn()?;
+            drop(perf);
+            added.push(attached - f64::midpoint(before, self.ns_a_turn()?));
+        }
+        Ok(Distribution::of(added).ok_or_else(|| "nothing was measured".to_owned()))
     }
 }
 

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::rows::{print, row};
 use crate::bench::distribution::Distribution;
+use crate::bench::tailor::reader::{self, Reader};
 use crate::bench::tailor::served::{CpuPerRequest, Served, Service};
 use crate::bench::tailor::{self, Costs, Error};
 
@@ -27,8 +28,9 @@ Examples:
 /// Measure what recording for `elfen tailor` costs
 ///
 /// A hand-over between two threads through pipes, and a request between two threads over loopback,
-/// alternating with nothing attached; and what the reader takes for an event. With --service, the
-/// CPU time of a request of a service that publishes them and is under load, recorded and not.
+/// alternating with nothing attached; what `perf sched record` adds to the same hand-over, where
+/// there is one; and what the reader takes for an event. With --service, the CPU time of a request
+/// of a service that publishes them and is under load, recorded and not, and that of the recorder.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -56,6 +58,9 @@ struct Report {
     cpu: u32,
     roundtrip_ns: Distribution,
     roundtrip_added_ns: Distribution,
+    roundtrip_added_perf_sched_ns: Option<Distribution>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_perf_sched: Option<String>,
     request_ns: Distribution,
     request_added_ns: Distribution,
     request_added_full_ns: Distribution,
@@ -68,19 +73,31 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
     let cpu = affinity::allowed().ok().and_then(|cpus| cpus.iter().next()).unwrap_or(0);
     let costs = tailor::measure(cpu).map_err(|error| failure(&error))?;
-    let Costs { pipe, pipe_added, request, request_added, request_added_full, reader } = costs;
-    let rows = [
+    let Costs { pipe, pipe_added, request, request_added, request_added_full, reader, .. } = costs;
+    let (perf, no_perf) = match costs.pipe_added_perf {
+        Ok(perf) => (Some(perf), None),
+        Err(why) => (None, Some(why)),
+    };
+    if let Some(why) = &no_perf {
+        output::warn(&format!("skipped: perf sched record: {why}"));
+    }
+    let mut rows = vec![
         row("a hand-over there and back, not recorded", "ns", &pipe),
         row("added by recording it", "ns", &pipe_added),
+    ];
+    rows.extend(perf.iter().map(|perf| row("added by perf sched record", "ns", perf)));
+    rows.extend([
         row("a request over loopback, not recorded", "ns", &request),
         row("added by --detail sched", "ns", &request_added),
         row("added by --detail full", "ns", &request_added_full),
         row("the reader, for an event", "ns", &reader),
-    ];
+    ]);
     let report = Report {
         cpu,
         roundtrip_ns: pipe,
         roundtrip_added_ns: pipe_added,
+        roundtrip_added_perf_sched_ns: perf,
+        no_perf_sched: no_perf,
         request_ns: request,
         request_added_ns: request_added,
         request_added_full_ns: request_added_full,
@@ -95,11 +112,23 @@ fn served(args: &Args, name: &str, out: &mut dyn Write) -> Result<ExitCode, Fail
         Failure::new(Status::Failed, "looking for the service", error, fix)
     })?;
     let measured = service.measure(args.pairs, args.time).map_err(|error| failure(&error))?;
+    let recorder = reader::measure(name, READER_FOR).map_err(|error| failure(&error.into()))?;
+    let measured = Recorded { served: measured, recorder };
     output::print(out, args.json, &measured, || text(&measured))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(served: &Served) -> String {
+/// The recorder's CPU is measured for so long.
+const READER_FOR: Duration = Duration::from_secs(10);
+
+#[derive(Serialize)]
+struct Recorded {
+    #[serde(flatten)]
+    served: Served,
+    recorder: Reader,
+}
+
+fn text(Recorded { served, recorder }: &Recorded) -> String {
     let row = |what: &str, cost: &CpuPerRequest| {
         let us = |ns: f64| format!("{:.1} us", ns / 1e3);
         let more = |ratio: f64| format!("{:+.2} %", (ratio - 1.0) * 100.0);
@@ -120,7 +149,13 @@ fn text(served: &Served) -> String {
     let rows = [row("sched", &served.sched), row("full", &served.full)];
     let heading = ["detail", "CPU of a request", "recorded", "more", "95 %", "pairs", "events/s"];
     let table = table::lines(&heading, &rows);
-    format!("{:.0} requests a second\n{table}", served.requests_a_second)
+    let Reader { events_a_second, lost, cpu_share } = recorder;
+    format!(
+        "{:.0} requests a second\n{table}\nthe recorder, as a process: {:.2} % of a CPU at \
+         {events_a_second:.0} events/s, {lost} lost\n",
+        served.requests_a_second,
+        cpu_share * 100.0
+    )
 }
 
 fn failure(error: &Error) -> Failure {

@@ -1,13 +1,14 @@
 //! Goal: a user who has nothing, no root, no group, no capability, is told on one screen what
-//! works, what doesn't, and one next step. Method: the real command as an unprivileged user, on the
-//! machine at hand.
+//! works, what doesn't, and one next step; and two capabilities are enough to record a service.
+//! Method: the real command as an unprivileged user, on the machine at hand.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 const NOBODY: u32 = 65_534;
 const COLUMNS: usize = 80;
@@ -43,15 +44,15 @@ fn rows(text: &str) -> usize {
     text.lines().map(|line| line.chars().count().div_ceil(COLUMNS).max(1)).sum()
 }
 
-fn skipped(why: &str) {
+fn skipped(what: &str, why: &str) {
     let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: run without a signal: {why}").unwrap();
+    writeln!(terminal, "skipped: {what}: {why}").unwrap();
 }
 
 #[test]
 fn a_run_without_anything_is_one_screen() {
     if fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() == "0" {
-        return skipped("a pair by hand takes two CPUs");
+        return skipped("run without a signal", "a pair by hand takes two CPUs");
     }
     let folder = tempfile::tempdir().unwrap();
     let elfen = copy(folder.path());
@@ -60,7 +61,7 @@ fn a_run_without_anything_is_one_screen() {
         let output = run_as_nobody(&elfen, &words);
         let said = String::from_utf8(output.stderr).expect("UTF-8");
         if output.status.success() && !is_root() {
-            return skipped("this user may see who runs");
+            return skipped("run without a signal", "this user may see who runs");
         }
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b""[..]), "{said}");
         assert!(rows(&said) <= LINES, "{said}");
@@ -77,4 +78,65 @@ fn a_run_without_anything_is_one_screen() {
             "{said}"
         );
     }
+}
+
+/// Ends its process, also when a test fails.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Goal: CAP_BPF and CAP_PERFMON are all that recording takes, and without them it is refused in a
+/// line. Method: a service of nobody's, recorded as nobody with those two and with none.
+#[test]
+fn two_capabilities_are_enough_to_record() {
+    let what = "recording with two capabilities";
+    if !is_root() {
+        return skipped(what, "root alone can hand them out");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let elfen = copy(folder.path());
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let tale = folder.path().join("nobody.tale");
+    let mut server = Command::new(&elfen);
+    server.args(["tailor", "answer", "server"]).uid(NOBODY).gid(NOBODY);
+    let mut server =
+        Ends(server.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a server"));
+    let mut port = String::new();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let port = port.trim().to_owned();
+    let record = |capabilities: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        command.args(["--inh-caps", capabilities, "--ambient-caps", capabilities]).arg(&elfen);
+        command.args(["tailor", "record", "--for", "1s", "--port", &port, "-o"]).arg(&tale);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("util-linux")
+    };
+    let refused = record("-all").wait_with_output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("CAP_BPF"), "{said}");
+    let mut recorder = record("-all,+bpf,+perfmon");
+    let mut client = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    while recorder.try_wait().unwrap().is_none() {
+        client.write_all(b"GET /length/50/mine HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let count = client.read(&mut [0; 4096]).unwrap();
+        assert!(count > 0, "it answers");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let recorded = recorder.wait_with_output().unwrap();
+    let said = String::from_utf8(recorded.stderr).unwrap();
+    if said.contains("use Linux 6.3") || said.contains("kernel types") {
+        return skipped(what, &said);
+    }
+    assert!(recorded.status.success(), "{said}");
+    let words = ["tailor", "report", tale.to_str().unwrap(), "--json"];
+    let told = Command::new(&elfen).args(words).output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    assert!(told["complete"].as_u64() > Some(50) && told["detail"] == "sched", "{told:#}");
+    assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
 }

@@ -14,6 +14,7 @@
 //! | [`explained`] | a request with its account |
 //! | [`beside`] | who ran on the other lanes of its core, and what that cost |
 //! | [`account`] | all requests so |
+//! | `queues` | which queue each of them stood in |
 //! | [`replay`] | the same requests without a cause |
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | all of this for people and for scripts |
@@ -30,6 +31,7 @@ pub mod draw;
 pub mod explained;
 pub mod hedge;
 mod marked;
+mod queues;
 pub mod rank;
 pub mod replay;
 pub mod report;

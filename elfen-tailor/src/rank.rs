@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::beside::{self, BesideRow};
 use crate::causes::{Causes, add, is_removable, sorted};
 use crate::explained::Explained;
+use crate::queues;
 use crate::replay::{Job, Replay, quantile};
 use crate::segment::{BURST, TOGETHER, WORK, total};
 use crate::tale::Tale;
@@ -104,8 +105,9 @@ pub fn rank(
     let causes = Causes::of(explained, tale);
     let jobs: Vec<Job> = explained
         .iter()
-        .map(|one| Job {
-            server: one.server,
+        .zip(queues::of(explained))
+        .map(|(one, server)| Job {
+            server,
             arrived_ns: one.arrived_ns,
             ended_ns: one.ended_ns,
             by_cause: causes.within(one, (one.arrived_ns, one.ended_ns)),

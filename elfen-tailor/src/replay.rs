@@ -1,4 +1,5 @@
-//! The same requests once more, without a cause: each thread that serves is a FIFO queue.
+//! The same requests once more, without a cause: each thread that serves, or each CPU that several
+//! of them share, is a FIFO queue.
 //!
 //! A request begins when it has come and the one before it has left, and takes as long as it took
 //! from there on. So who queued behind a pause is faster by it too. Whether a service is such a

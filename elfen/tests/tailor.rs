@@ -4,7 +4,6 @@
 
 mod served;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -310,53 +309,6 @@ fn an_nginx_that_nobody_changed() {
     assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
 }
 
-/// What injected causes are charged is what their injectors say. Other machines on the same
-/// hardware can take any one injection's time away, so it has six tries, and a margin: each cause
-/// has to be right in one of them, and most of all in one.
-#[test]
-fn the_check_holds() {
-    if !is_root() {
-        return;
-    }
-    let (mut told, mut right) = (Vec::new(), BTreeSet::new());
-    for _ in 0..6 {
-        let output = elfen(&["check", "--injections", "4", "--json"]).output().unwrap();
-        if !may_record(&output) {
-            return;
-        }
-        let checked: Value = serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
-        right.extend(right_ones(&checked));
-        told.push(checked);
-        let left_out = told[0]["left_out"].as_array().map_or(0, Vec::len);
-        if right.len() + left_out == 10 && told.iter().any(is_right_in_all) {
-            return;
-        }
-    }
-    panic!("{right:?} of {told:#?}");
-}
-
-fn number(score: &Value, key: &str) -> u64 {
-    score[key].as_u64().expect("a number")
-}
-
-/// Causes of which at least half were charged what they took.
-fn right_ones(checked: &Value) -> Vec<String> {
-    let is_right = |score: &&Value| {
-        let touched = number(score, "touched");
-        touched > 0 && number(score, "within") * 2 >= touched
-    };
-    let right = checked["scores"].as_array().unwrap().iter().filter(is_right);
-    right.map(|score| score["cause"].as_str().unwrap().to_owned()).collect()
-}
-
-fn is_right_in_all(checked: &Value) -> bool {
-    let scores = checked["scores"].as_array().unwrap();
-    let sum = |key| scores.iter().map(|score| number(score, key)).sum::<u64>();
-    let most = |part: u64, of: u64| part * 5 >= of * 4;
-    most(sum("within"), sum("touched")) && most(sum("named"), sum("dominant"))
-}
-
 /// A service of the test's own, which sleeps in a stage of every twentieth request.
 struct Marked {
     name: String,
@@ -454,7 +406,7 @@ fn wrong_arguments_and_files() {
     let port = free_port().to_string();
     let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
     let own = idle.0.id().to_string();
-    let cases: [(&[&str], i32, &str); 17] = [
+    let cases: [(&[&str], i32, &str); 18] = [
         (&["record"], 2, "no service is named"),
         (&["record", "--port", "0"], 2, "invalid value '0'"),
         (&["record", "--port", &port], 1, "nobody listens on port"),
@@ -471,6 +423,7 @@ fn wrong_arguments_and_files() {
         (&["inject", "stop", "--pid", &own, "--last", "1s"], 2, "less than --every"),
         (&["inject", "softirq", "--pid", &own], 2, "--cpu"),
         (&["check", "--causes", "stop,nagel"], 2, "there are all, stop, hog"),
+        (&["check", "--what-if", "--causes", "gc"], 2, "gc takes a service of its own"),
         (&["record", "--lanes", "0", "--port", &port], 2, "begins with one request lane"),
     ];
     for (words, status, why) in cases {

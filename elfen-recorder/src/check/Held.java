@@ -1,18 +1,56 @@
 // The service of a JVM that `elfen tailor check` has collect: lines of text, a thread for each
 // client. "spin N" spins for N microseconds and answers for how many nanoseconds it was kept from
-// that, "collect" collects the whole heap, and a number alone is that much work.
+// that, "collect" collects the whole heap, "load N" loads N classes that nobody has asked for and
+// answers for how many nanoseconds it worked, and a number alone is that much work.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
+import java.lang.management.ManagementFactory;
+import java.lang.management.ThreadMXBean;
 import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.net.Socket;
+import java.net.URI;
+import java.nio.file.FileSystems;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayDeque;
+import java.util.stream.Stream;
 
 public class Held {
     /** Of a loop that looks at the clock, a turn takes less. */
     static final long GAP_NS = 5_000;
     /** Live, so that a collection has something to do. */
     static final long[][] HEAP = new long[300_000][];
+
+    /** Of the JDK's, in no archive of classes that are loaded already. */
+    static final String UNUSED = "/modules/java.xml/com/sun/org/apache/xerces/internal/impl";
+    static final ArrayDeque<String> CLASSES = new ArrayDeque<>();
+    static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
+
+    /** Looks up the classes' names, and does it once: what that takes by itself is loaded then. */
+    static void prepare() throws Exception {
+        Path root = FileSystems.getFileSystem(URI.create("jrt:/")).getPath("/modules/java.xml");
+        try (Stream<Path> all = Files.walk(root.getFileSystem().getPath(UNUSED))) {
+            all.map(file -> root.relativize(file).toString())
+                .filter(name -> name.endsWith(".class"))
+                .forEach(name -> CLASSES.add(name.replace(".class", "").replace('/', '.')));
+        }
+        answer("load 1");
+    }
+
+    static synchronized long load(int count) throws Exception {
+        long before = THREADS.getCurrentThreadCpuTime();
+        for (int at = 0; at < count; at++) {
+            Class.forName(CLASSES.remove(), false, null);
+        }
+        return THREADS.getCurrentThreadCpuTime() - before;
+    }
+
+    static String number(long number) {
+        String text = Long.toString(number);
+        return "0".repeat(20 - text.length()) + text + "\n";
+    }
 
     static long spin(long us) {
         long last = System.nanoTime(), until = last + us * 1_000, held = 0;
@@ -26,9 +64,12 @@ public class Held {
         return held;
     }
 
-    static String answer(String line) {
+    static String answer(String line) throws Exception {
         if (line.startsWith("spin ")) {
-            return String.format("%020d%n", spin(Long.parseLong(line.substring(5))));
+            return number(spin(Long.parseLong(line.substring(5))));
+        }
+        if (line.startsWith("load ")) {
+            return number(load(Integer.parseInt(line.substring(5))));
         }
         if (line.equals("collect")) {
             System.gc();
@@ -52,12 +93,16 @@ public class Held {
         }
     }
 
-    public static void main(String[] none) throws Exception {
+    public static void main(String[] how) throws Exception {
         for (int at = 0; at < HEAP.length; at++) {
             HEAP[at] = new long[4];
         }
-        // Compiled before anybody asks.
-        spin(200_000);
+        if (how.length > 0) {
+            prepare();
+        } else {
+            // Compiled before anybody asks.
+            spin(200_000);
+        }
         Thread ends = new Thread(() -> {
             try {
                 while (System.in.read() >= 0) { }

@@ -66,6 +66,11 @@ impl Asker {
         self.stream.read_exact(&mut [0; 5])
     }
 
+    /// Has a service in Java load so many classes, which says how long it worked for that.
+    pub(super) fn load(&mut self, classes: u32) -> io::Result<Injured> {
+        self.waits(format!("load {classes}\n").as_bytes())
+    }
+
     fn waits(&mut self, line: &[u8]) -> io::Result<Injured> {
         let from_ns = self.ask(line)?;
         let waited_ns = self.number()?;

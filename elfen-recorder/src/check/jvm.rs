@@ -1,5 +1,5 @@
-//! A service in Java that collects its heap when it is asked to, compiled as it starts. When it
-//! did, is what its log says: by its own clock, which is the machine's.
+//! A service in Java that collects its heap when it is asked to, or loads classes, compiled as it
+//! starts. When it collected, is what its log says: by its own clock, which is the machine's.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -27,7 +27,9 @@ pub(super) struct Java {
 impl Java {
     /// On one CPU, before ordinary threads there. Above them, it would keep itself from collecting:
     /// who spins at a real-time priority leaves that CPU to no thread of its own process.
-    pub(super) fn start(cpu: u32) -> io::Result<Self> {
+    ///
+    /// One that is `fresh` is to load classes, which it looks up before it serves.
+    pub(super) fn start(cpu: u32, fresh: bool) -> io::Result<Self> {
         let mut options = File::options();
         let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE);
         let mut source = options.open(std::env::temp_dir())?;
@@ -39,6 +41,7 @@ impl Java {
         command.arg("-Xlog:gc:stderr:timenanos");
         // Its clients are told from each other by addresses of the fourth version.
         command.args(["-Djava.net.preferIPv4Stack=true", "--source", "11", &file]);
+        command.args(fresh.then_some("fresh"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // What a process begins with is that of the thread that starts it.
         let start = std::thread::spawn(move || {

@@ -3,34 +3,32 @@
 
 mod ask;
 pub mod flood;
+pub mod foreseen;
 pub mod inject;
 mod jvm;
+mod recorded;
 mod score;
 pub mod server;
 mod steal;
 pub mod storage;
 
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use elfen_host::affinity;
-use elfen_kernel::events::{Detail, Error};
-use elfen_rt::signal::event::Words;
-use elfen_tailor::tale::{Function, Gap, Lent, Named, Tale};
+use elfen_kernel::events::Detail;
 
-use crate::recorder::{LOOK_EVERY, Recorder, Sink};
-use crate::service::{Service, Which};
 use ask::Asker;
 use flood::Flood;
 use inject::{Hog, Injured, Stop};
 use jvm::Java;
+use recorded::{Recorded, Subject, WORK_US, recorded};
 use score::{Injuries, score};
 use server::Served;
 use storage::PageOut;
 
+pub use recorded::Failed;
 pub use score::{Checked, Kind, Missed, Score};
 pub use steal::Stolen;
 
@@ -45,145 +43,105 @@ pub struct Plan {
     pub every: Duration,
 }
 
-#[derive(Debug)]
-pub enum Failed {
-    Events(Error),
-    /// The service and its injectors need a CPU each.
-    OneCpu,
-    Io(io::Error),
-}
-
-impl From<io::Error> for Failed {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-const CLIENTS: usize = 8;
 /// Who ask at once.
 const CROWD: usize = 60;
-/// Work of a request, in microseconds.
-const WORK_US: u64 = 200;
+/// That a new service in Java has to load, some tens of milliseconds' worth.
+const CLASSES: u32 = 150;
 /// The load is what it will be, and the account has a middle.
 const SETTLED: Duration = Duration::from_millis(500);
 /// Whoever was hurt has his answer.
 const OVER: Duration = Duration::from_millis(200);
 
-struct Kept(Tale);
-
-impl Sink for Kept {
-    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        self.0.add(cpu, events);
-        Ok(())
-    }
-
-    fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        self.0.gaps.push(gap);
-        Ok(())
-    }
-
-    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
-        self.0.mark(lane, marks);
-        Ok(())
-    }
-
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
-        self.0.learn(found);
-        Ok(())
-    }
-
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
-        self.0.lend(lent);
-        Ok(())
-    }
-
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
-        self.0.name(names, processes);
-        Ok(())
-    }
+/// The services' CPU; everything but them and their hogs stays off it from now on.
+fn stage() -> Result<u32, Failed> {
+    let cpus: Vec<u32> = affinity::allowed()?.iter().collect();
+    let [cpu, other, ..] = cpus[..] else { return Err(Failed::OneCpu) };
+    affinity::pin(other)?;
+    Ok(cpu)
 }
 
 /// Runs services, hurts them, and scores the account.
 pub fn check(plan: &Plan) -> Result<Checked, Failed> {
-    let cpus: Vec<u32> = affinity::allowed()?.iter().collect();
-    let [cpu, other, ..] = cpus[..] else { return Err(Failed::OneCpu) };
-    let mut all = Checked {
-        requests: 0,
-        complete: 0,
-        lost_events: 0,
-        scores: Vec::new(),
-        left_out: Vec::new(),
-        stolen: Stolen::default(),
-        holds: true,
-    };
+    let cpu = stage()?;
+    let mut all = Checked::default();
     let of = |wanted: &dyn Fn(Kind) -> bool| -> Vec<Kind> {
         plan.kinds.iter().copied().filter(|kind| wanted(*kind)).collect()
     };
     // Packets are seen in full detail alone, in which each request has some; and who is above all
     // others shares its CPU with no rival.
-    let apart = [Kind::Softirq, Kind::Rival, Kind::Gc];
     let hurts = [
-        (of(&|kind| !apart.contains(&kind)), Detail::Sched, false),
+        (of(&|kind| kind.is_of_any()), Detail::Sched, false),
         (of(&|kind| kind == Kind::Rival), Detail::Sched, true),
         (of(&|kind| kind == Kind::Softirq), Detail::Full, false),
     ];
-    // Everything but the services and their hogs stays off the services' CPU.
-    affinity::pin(other)?;
     for (kinds, detail, ordinary) in hurts.into_iter().filter(|(kinds, ..)| !kinds.is_empty()) {
-        let (times, served) = (Plan { kinds, ..plan.clone() }, Served::start(cpu, ordinary)?);
-        let port = served.port;
+        let served = Served::start(cpu, ordinary, 1)?;
+        let (times, port) = (Plan { kinds, ..plan.clone() }, served.port);
         let hurt = move |served: &mut Served| hurt(&times, served, port, cpu);
-        all.add(recorded((served, port, cpu), detail, plan, hurt)?);
+        all.add(scored(Subject { served, port, cpu }, detail, plan, hurt)?);
     }
-    if plan.kinds.contains(&Kind::Gc) {
-        match Java::start(cpu) {
-            Ok(java) => {
-                let (port, times) = (java.port, plan.clone());
-                let hurt = move |java: &mut Java| collect(&times, java, port);
-                all.add(recorded((java, port, cpu), Detail::Sched, plan, hurt)?);
+    for kind in of(&|kind| matches!(kind, Kind::Gc | Kind::Fresh)) {
+        // One that is new is so for a single request.
+        let (machines, injections) = match kind {
+            Kind::Fresh => (plan.injections, 1),
+            _ => (1, plan.injections),
+        };
+        let times = Plan { injections, ..plan.clone() };
+        for _ in 0..machines {
+            match Java::start(cpu, kind == Kind::Fresh) {
+                Ok(java) => all.add(in_java(java, cpu, kind, &times)?),
+                Err(error) => {
+                    all.left_out.push(format!("{}: starting java: {error}", kind.name()));
+                    break;
+                }
             }
-            Err(error) => all.left_out.push(format!("gc: starting java: {error}")),
         }
     }
-    // Nothing that was held is nothing that holds.
-    all.holds &= !all.scores.is_empty();
+    all.judge();
     Ok(all)
 }
 
-/// Records a service under load while it is hurt, and scores its account.
-fn recorded<S: Send + 'static>(
-    (mut served, port, cpu): (S, u16, u32),
+/// Records a service under load for a while, and nothing else: what was stolen meanwhile.
+pub fn stolen(time: Duration, requests_a_second: u32) -> Result<Stolen, Failed> {
+    let cpu = stage()?;
+    let served = Served::start(cpu, false, 1)?;
+    let port = served.port;
+    let waits = move |_: &mut Served| {
+        std::thread::sleep(time);
+        Ok(())
+    };
+    let subject = Subject { served, port, cpu };
+    Ok(recorded(subject, Detail::Sched, requests_a_second, waits)?.stolen)
+}
+
+/// Records a service while it is hurt, and scores its account.
+fn scored<S: Send + 'static>(
+    subject: Subject<S>,
     detail: Detail,
     plan: &Plan,
     hurt: impl FnOnce(&mut S) -> io::Result<Injuries> + Send + 'static,
 ) -> Result<Checked, Failed> {
-    let service = Service::find(Which::Port(port))
-        .map_err(|_| io::Error::other("the service that was started listens no more"))?;
-    let mut recorder = Recorder::attach(service, detail, 65_536).map_err(Failed::Events)?;
-    let mut kept = Kept(Tale::begin(recorder.head(detail)));
-    recorder.refresh(&mut kept)?;
-    let stolen_ns = steal::by_kernel_ns(cpu);
-    let ends = Arc::new(AtomicBool::new(false));
-    let (load, over) = (load(port, plan.requests_a_second, &ends)?, Arc::clone(&ends));
-    let hurting = std::thread::spawn(move || {
-        let injured = hurt(&mut served);
-        over.store(true, Relaxed);
-        (injured, served)
-    });
-    while !ends.load(Relaxed) {
-        std::thread::sleep(LOOK_EVERY);
-        recorder.look(&mut kept)?;
-    }
-    let joined = hurting.join().map_err(|_| io::Error::other("the injector failed"))?;
-    let (injured, _served) = joined;
-    let injured = injured?;
-    for client in load {
-        client.join().map_err(|_| io::Error::other("a client failed"))??;
-    }
-    recorder.look(&mut kept)?;
-    recorder.refresh(&mut kept)?;
-    let stolen = Stolen::since(stolen_ns, cpu, &kept.0);
-    Ok(Checked { stolen, ..score(&kept.0, &injured, plan.injections as usize) })
+    let Recorded { tale, stolen, done, .. } =
+        recorded(subject, detail, plan.requests_a_second, hurt)?;
+    Ok(Checked { stolen, ..score(&tale, &done, plan.injections as usize) })
+}
+
+fn in_java(java: Java, cpu: u32, kind: Kind, plan: &Plan) -> Result<Checked, Failed> {
+    let (port, times) = (java.port, plan.clone());
+    let hurt = move |java: &mut Java| match kind {
+        Kind::Fresh => begin(port),
+        _ => collect(&times, java, port),
+    };
+    scored(Subject { served: java, port, cpu }, Detail::Sched, plan, hurt)
+}
+
+/// Asks a service in Java that has just begun for what takes classes that nobody has asked for.
+fn begin(port: u16) -> io::Result<Injuries> {
+    let mut asker = Asker::connect(port)?;
+    std::thread::sleep(SETTLED);
+    let loaded = asker.load(CLASSES)?;
+    std::thread::sleep(OVER);
+    Ok([(Kind::Fresh, vec![loaded])].into())
 }
 
 /// Has a service in Java collect its heap while it works for a request.
@@ -228,7 +186,7 @@ fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Inj
                 Kind::Burst => ask::at_once(&mut crowd, WORK_US)?,
                 Kind::Softirq => vec![spread(cpu, || asker.spin(plan.last))?],
                 // Another service's.
-                Kind::Gc => Vec::new(),
+                Kind::Gc | Kind::Fresh => Vec::new(),
                 // Who has asked before is a client that answers at once, of which TCP waits for
                 // no more.
                 Kind::Nagle => vec![Asker::connect(port)?.pieces()?],
@@ -250,30 +208,4 @@ fn spread(cpu: u32, ask: impl FnOnce() -> io::Result<Injured>) -> io::Result<Inj
         spreads.join().map_err(|_| io::Error::other("the flood failed"))??;
         asked
     })
-}
-
-type Client = std::thread::JoinHandle<io::Result<()>>;
-
-/// Clients that each ask at fixed times, whatever becomes of their last request.
-fn load(port: u16, rate: u32, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
-    let every = Duration::from_secs(1) * u32::try_from(CLIENTS).unwrap_or(1) / rate.max(1);
-    let client = |number: usize| {
-        let ends = Arc::clone(ends);
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let shift = every * u32::try_from(number).unwrap_or(0) / 8;
-        Ok(std::thread::spawn(move || {
-            let mut next = Instant::now() + shift;
-            while !ends.load(Relaxed) {
-                std::thread::sleep(next.saturating_duration_since(Instant::now()));
-                next = (next + every).max(Instant::now());
-                stream.write_all(format!("{WORK_US}\n").as_bytes())?;
-                let mut answer = [0; 5];
-                stream.read_exact(&mut answer)?;
-            }
-            Ok(())
-        }))
-    };
-    (0..CLIENTS).map(client).collect()
 }

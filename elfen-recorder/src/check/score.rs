@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use elfen_tailor::account::{Account, charges};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::segment::is_of;
+use elfen_tailor::segment::{BURST, LONG, is_of};
 use elfen_tailor::tale::Tale;
 use serde::Serialize;
 
@@ -26,10 +26,11 @@ pub enum Kind {
     Nagle,
     Softirq,
     Gc,
+    Fresh,
 }
 
 impl Kind {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Stop,
         Self::Hog,
         Self::Rival,
@@ -40,6 +41,7 @@ impl Kind {
         Self::Nagle,
         Self::Softirq,
         Self::Gc,
+        Self::Fresh,
     ];
 }
 
@@ -56,6 +58,21 @@ impl Kind {
             Self::Nagle => "nagle",
             Self::Softirq => "softirq",
             Self::Gc => "gc",
+            Self::Fresh => "fresh",
+        }
+    }
+
+    /// Whether it can be done to any service of ours: others take one of their own.
+    pub fn is_of_any(self) -> bool {
+        !matches!(self, Self::Rival | Self::Softirq | Self::Gc | Self::Fresh)
+    }
+
+    /// What has to be taken away for requests to be as without it.
+    pub(super) fn taken_away(self) -> String {
+        match self {
+            Self::Long => LONG.to_owned(),
+            Self::Burst => BURST.to_owned(),
+            other => other.cause(),
         }
     }
 
@@ -72,6 +89,7 @@ impl Kind {
             Self::Nagle => "tcp-out".to_owned(),
             Self::Softirq => "softirq:NET_RX".to_owned(),
             Self::Gc => "gc".to_owned(),
+            Self::Fresh => "classload".to_owned(),
         }
     }
 }
@@ -105,7 +123,7 @@ pub struct Missed {
     pub charged: Vec<(String, u64)>,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Checked {
     pub requests: usize,
     pub complete: usize,
@@ -124,9 +142,38 @@ impl Checked {
         self.requests += other.requests;
         self.complete += other.complete;
         self.lost_events += other.lost_events;
-        self.scores.extend(other.scores);
+        for score in other.scores {
+            match self.scores.iter_mut().find(|own| own.cause == score.cause) {
+                Some(own) => own.add(score),
+                None => self.scores.push(score),
+            }
+        }
         self.stolen.add(other.stolen);
-        self.holds &= other.holds;
+    }
+
+    /// Nothing that was held is nothing that holds.
+    pub(super) fn judge(&mut self) {
+        self.holds = !self.scores.is_empty() && self.scores.iter().all(Score::holds);
+    }
+}
+
+impl Score {
+    /// Of another recording.
+    fn add(&mut self, other: Self) {
+        self.injections += other.injections;
+        self.touched += other.touched;
+        self.within += other.within;
+        self.dominant += other.dominant;
+        self.named += other.named;
+        self.injected_ns += other.injected_ns;
+        self.charged_ns += other.charged_ns;
+        self.missed.extend(other.missed);
+        self.missed.truncate(MOST_MISSED);
+    }
+
+    fn holds(&self) -> bool {
+        let most = |part: usize, of: usize| part * 100 >= of * 95;
+        self.touched > 0 && most(self.within, self.touched) && most(self.named, self.dominant)
     }
 }
 
@@ -146,18 +193,12 @@ pub(super) fn score(tale: &Tale, injured: &Injuries, times: usize) -> Checked {
         .iter()
         .map(|(&kind, of)| score_of((kind, of, times), tale, &account, median_ns))
         .collect();
-    let is_held = |score: &Score| {
-        let most = |part: usize, of: usize| part * 100 >= of * 95;
-        score.touched > 0 && most(score.within, score.touched) && most(score.named, score.dominant)
-    };
     Checked {
         requests: account.explained.len() + account.incomplete.len(),
         complete: account.explained.len(),
         lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
-        holds: scores.iter().all(is_held),
-        left_out: Vec::new(),
-        stolen: Stolen::default(),
         scores,
+        ..Checked::default()
     }
 }
 

@@ -1,13 +1,15 @@
 //! The service that is hurt: one thread that answers lines of text, each of which says how much
 //! work it is, and perhaps that it is to say when that began, or that its file is to be read, or
 //! that it is to spin and say what kept it from that, or that the answer goes out in two pieces;
-//! and a second thread that holds its lock when it is told to.
+//! and a second thread that holds its lock when it is told to. Where it has several threads that
+//! answer, clients are dealt out to them.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ pub const HOLDER: &str = "elfen-holder";
 
 /// Serves on a port of its own, which it prints, until its standard input ends. A line of a number
 /// there has the lock held for so many microseconds; when that was, is printed.
-pub fn serve(cpu: u32, ordinary: bool) -> io::Result<()> {
+pub fn serve(cpu: u32, ordinary: bool, workers: usize) -> io::Result<()> {
     affinity::pin(cpu)?;
     if !ordinary {
         // Below the hog and above everybody else: what is scored is what was injected, and while
@@ -41,7 +43,65 @@ pub fn serve(cpu: u32, ordinary: bool) -> io::Result<()> {
         // Whoever started us is gone, or wants us to go.
         std::process::exit(i32::from(ended.is_err()));
     })?;
-    answer(&listener, &lock, Index::new()?)
+    let index = Index::new()?;
+    if workers == 1 {
+        return answer(&Door::Own(listener), &lock, index);
+    }
+    deal(&listener, workers, &lock, index)
+}
+
+/// Deals out clients to threads, in turns.
+fn deal(
+    listener: &TcpListener,
+    workers: usize,
+    lock: &Arc<Mutex<()>>,
+    index: Index,
+) -> io::Result<()> {
+    let mut all = Vec::new();
+    for number in 0..workers {
+        let ((bell, rings), (hands, handed)) = (io::pipe()?, channel());
+        let (door, lock) = (Door::Dealt(bell, handed), Arc::clone(lock));
+        let worker = std::thread::Builder::new().name(format!("elfen-worker-{number}"));
+        worker.spawn(move || {
+            let ended = answer(&door, &lock, index);
+            std::process::exit(i32::from(ended.is_err()));
+        })?;
+        all.push((rings, hands));
+    }
+    for number in 0.. {
+        let (rings, hands) = &mut all[number % workers];
+        let (stream, _) = listener.accept()?;
+        hands.send(stream).map_err(io::Error::other)?;
+        rings.write_all(&[0])?;
+    }
+    Ok(())
+}
+
+/// Where a thread's clients come from.
+enum Door {
+    Own(TcpListener),
+    /// A byte for each.
+    Dealt(io::PipeReader, Receiver<TcpStream>),
+}
+
+impl Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(listener) => listener.as_fd(),
+            Self::Dealt(bell, _) => bell.as_fd(),
+        }
+    }
+
+    fn next(&self) -> io::Result<TcpStream> {
+        match self {
+            Self::Own(listener) => Ok(listener.accept()?.0),
+            Self::Dealt(bell, handed) => {
+                let mut bell = bell;
+                bell.read_exact(&mut [0])?;
+                handed.recv().map_err(io::Error::other)
+            }
+        }
+    }
 }
 
 fn hold(lock: &Mutex<()>, told: &mut File) -> io::Result<()> {
@@ -63,10 +123,10 @@ struct Client {
     line: Vec<u8>,
 }
 
-fn answer(listener: &TcpListener, lock: &Mutex<()>, index: Index) -> io::Result<()> {
+fn answer(door: &Door, lock: &Mutex<()>, index: Index) -> io::Result<()> {
     let mut clients: Vec<Client> = Vec::new();
     loop {
-        let mut wanted = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        let mut wanted = vec![PollFd::new(door.as_fd(), PollFlags::POLLIN)];
         wanted.extend(clients.iter().map(|c| PollFd::new(c.stream.as_fd(), PollFlags::POLLIN)));
         poll(&mut wanted, PollTimeout::NONE)?;
         let ready: Vec<bool> = wanted.iter().map(|fd| fd.any().unwrap_or(false)).collect();
@@ -77,7 +137,7 @@ fn answer(listener: &TcpListener, lock: &Mutex<()>, index: Index) -> io::Result<
             !ready[at] || client.serve(lock, index).is_ok()
         });
         if ready[0] {
-            let (stream, _) = listener.accept()?;
+            let stream = door.next()?;
             stream.set_nodelay(true)?;
             clients.push(Client { stream, line: Vec::new() });
         }
@@ -211,10 +271,10 @@ pub struct Served {
 }
 
 impl Served {
-    /// At an ordinary priority, or before all others on its CPU.
-    pub fn start(cpu: u32, ordinary: bool) -> io::Result<Self> {
+    /// At an ordinary priority, or before all others on its CPU; with so many threads that answer.
+    pub fn start(cpu: u32, ordinary: bool, workers: usize) -> io::Result<Self> {
         let mut process = std::process::Command::new(std::env::current_exe()?)
-            .args(["tailor", "serve", &cpu.to_string()])
+            .args(["tailor", "serve", &cpu.to_string(), "--workers", &workers.to_string()])
             .args(ordinary.then_some("--ordinary"))
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())

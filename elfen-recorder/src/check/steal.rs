@@ -28,6 +28,11 @@ impl Stolen {
         Self { by_events_ns, by_kernel_ns: by_kernel_ns(cpu).saturating_sub(before_ns) }
     }
 
+    /// To two of the kernel's ticks.
+    pub fn agrees(self) -> bool {
+        self.by_events_ns.abs_diff(self.by_kernel_ns) <= 2 * TICK_NS
+    }
+
     pub(super) fn add(&mut self, other: Self) {
         self.by_events_ns += other.by_events_ns;
         self.by_kernel_ns += other.by_kernel_ns;
@@ -64,6 +69,9 @@ mod tests {
         }
         assert_eq!(Stolen::since(0, 0, &tale).by_events_ns, 83_000);
         assert_eq!(Stolen::since(u64::MAX, 9, &tale), Stolen::default());
+        let stolen = |by_events_ns, by_kernel_ns| Stolen { by_events_ns, by_kernel_ns };
+        assert!(stolen(35_000_000, 50_000_000).agrees() && stolen(70_000_000, 50_000_000).agrees());
+        assert!(!stolen(29_000_000, 50_000_000).agrees());
         assert_eq!(ticks("cpu0 1 2 3 4 5 6 7 88 9 10"), Some(88));
         assert_eq!(ticks("cpu0 1 2"), None);
     }

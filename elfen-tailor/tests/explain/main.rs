@@ -4,6 +4,7 @@
 mod beside;
 mod drawn;
 mod marked;
+mod queues;
 mod recording;
 mod story;
 

@@ -4,7 +4,6 @@
 //! enough: skipped there, in so many words.
 
 mod killed;
-mod set;
 mod stage;
 
 use std::fs;

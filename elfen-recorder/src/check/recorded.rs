@@ -1,0 +1,146 @@
+//! A service under load, recorded while something is done to it.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use elfen_kernel::events::{Detail, Error};
+use elfen_rt::signal::event::Words;
+use elfen_tailor::tale::{Function, Gap, Lent, Named, Tale};
+
+use super::steal::{self, Stolen};
+use crate::recorder::{LOOK_EVERY, Recorder, Sink};
+use crate::service::{Service, Which};
+
+const CLIENTS: usize = 8;
+/// Work of a request, in microseconds.
+pub(super) const WORK_US: u64 = 200;
+
+#[derive(Debug)]
+pub enum Failed {
+    Events(Error),
+    /// The service and its injectors need a CPU each.
+    OneCpu,
+    Io(io::Error),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// What is recorded: a service, where it listens, and the CPU that it runs on.
+#[derive(Debug)]
+pub(super) struct Subject<S> {
+    pub(super) served: S,
+    pub(super) port: u16,
+    pub(super) cpu: u32,
+}
+
+/// What became of it, and the service, which goes on.
+pub(super) struct Recorded<S, T> {
+    pub(super) tale: Tale,
+    pub(super) stolen: Stolen,
+    /// What whoever did something to it says.
+    pub(super) done: T,
+    pub(super) subject: Subject<S>,
+}
+
+struct Kept(Tale);
+
+impl Sink for Kept {
+    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
+        self.0.add(cpu, events);
+        Ok(())
+    }
+
+    fn gap(&mut self, gap: Gap) -> io::Result<()> {
+        self.0.gaps.push(gap);
+        Ok(())
+    }
+
+    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
+        self.0.mark(lane, marks);
+        Ok(())
+    }
+
+    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
+        self.0.learn(found);
+        Ok(())
+    }
+
+    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
+        self.0.lend(lent);
+        Ok(())
+    }
+
+    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
+        self.0.name(names, processes);
+        Ok(())
+    }
+}
+
+/// Records a service under so many requests a second, until what is done to it is done.
+pub(super) fn recorded<S: Send + 'static, T: Send + 'static>(
+    subject: Subject<S>,
+    detail: Detail,
+    requests_a_second: u32,
+    act: impl FnOnce(&mut S) -> io::Result<T> + Send + 'static,
+) -> Result<Recorded<S, T>, Failed> {
+    let Subject { mut served, port, cpu } = subject;
+    let service = Service::find(Which::Port(port))
+        .map_err(|_| io::Error::other("the service that was started listens no more"))?;
+    let mut recorder = Recorder::attach(service, detail, 65_536).map_err(Failed::Events)?;
+    let mut kept = Kept(Tale::begin(recorder.head(detail)));
+    recorder.refresh(&mut kept)?;
+    let stolen_ns = steal::by_kernel_ns(cpu);
+    let ends = Arc::new(AtomicBool::new(false));
+    let (load, over) = (load(port, requests_a_second, &ends)?, Arc::clone(&ends));
+    let acting = std::thread::spawn(move || {
+        let done = act(&mut served);
+        over.store(true, Relaxed);
+        (done, served)
+    });
+    while !ends.load(Relaxed) {
+        std::thread::sleep(LOOK_EVERY);
+        recorder.look(&mut kept)?;
+    }
+    let (done, served) = acting.join().map_err(|_| io::Error::other("the injector failed"))?;
+    let done = done?;
+    for client in load {
+        client.join().map_err(|_| io::Error::other("a client failed"))??;
+    }
+    recorder.look(&mut kept)?;
+    recorder.refresh(&mut kept)?;
+    let stolen = Stolen::since(stolen_ns, cpu, &kept.0);
+    Ok(Recorded { tale: kept.0, stolen, done, subject: Subject { served, port, cpu } })
+}
+
+type Client = std::thread::JoinHandle<io::Result<()>>;
+
+/// Clients that each ask at fixed times, whatever becomes of their last request.
+fn load(port: u16, rate: u32, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
+    let every = Duration::from_secs(1) * u32::try_from(CLIENTS).unwrap_or(1) / rate.max(1);
+    let client = |number: usize| {
+        let ends = Arc::clone(ends);
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let shift = every * u32::try_from(number).unwrap_or(0) / 8;
+        Ok(std::thread::spawn(move || {
+            let mut next = Instant::now() + shift;
+            while !ends.load(Relaxed) {
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+                next = (next + every).max(Instant::now());
+                stream.write_all(format!("{WORK_US}\n").as_bytes())?;
+                let mut answer = [0; 5];
+                stream.read_exact(&mut answer)?;
+            }
+            Ok(())
+        }))
+    };
+    (0..CLIENTS).map(client).collect()
+}

@@ -1,0 +1,113 @@
+//! Goal: `elfen tailor check` finds its account right, says what it would foresee, and what was
+//! stolen. Method: the command itself, with fewer injections than it makes for people.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Past the capture of output: a test that was skipped must be seen.
+fn skipped(why: &str) {
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: elfen tailor check: {why}").unwrap();
+}
+
+fn is_root() -> bool {
+    let is_root = nix::unistd::geteuid().is_root();
+    if !is_root {
+        skipped("it takes root");
+    }
+    is_root
+}
+
+/// What it found; `None` where there are no events to be had.
+fn checks(words: &[&str]) -> Option<Value> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(["tailor", "check", "--json"]).args(words).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("not permitted") || output.status.code() == Some(3) {
+        skipped(said.trim());
+        return None;
+    }
+    Some(serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{said}")))
+}
+
+/// What injected causes are charged is what their injectors say. Other machines on the same
+/// hardware can take any one injection's time away, so it has six tries, and a margin: each cause
+/// has to be right in one of them, and most of all in one.
+#[test]
+fn the_check_holds() {
+    if !is_root() {
+        return;
+    }
+    let (mut told, mut right) = (Vec::new(), BTreeSet::new());
+    for _ in 0..6 {
+        let output = checks(&["--injections", "4"]);
+        let Some(checked) = output else { return };
+        right.extend(right_ones(&checked));
+        told.push(checked);
+        let left_out = told[0]["left_out"].as_array().map_or(0, Vec::len);
+        if right.len() + left_out == 11 && told.iter().any(is_right_in_all) {
+            return;
+        }
+    }
+    panic!("{right:?} of {told:#?}");
+}
+
+fn number(score: &Value, key: &str) -> u64 {
+    score[key].as_u64().expect("a number")
+}
+
+/// Causes of which at least half were charged what they took.
+fn right_ones(checked: &Value) -> Vec<String> {
+    let is_right = |score: &&Value| {
+        let touched = number(score, "touched");
+        touched > 0 && number(score, "within") * 2 >= touched
+    };
+    let right = checked["scores"].as_array().unwrap().iter().filter(is_right);
+    right.map(|score| score["cause"].as_str().unwrap().to_owned()).collect()
+}
+
+fn is_right_in_all(checked: &Value) -> bool {
+    let scores = checked["scores"].as_array().unwrap();
+    let sum = |key| scores.iter().map(|score| number(score, key)).sum::<u64>();
+    let most = |part: u64, of: u64| part * 5 >= of * 4;
+    most(sum("within"), sum("touched")) && most(sum("named"), sum("dominant"))
+}
+
+/// Goal: each cause is foreseen away with one thread and with four, or it is said that the replay
+/// is off; by how much it was wrong is no matter here, where others use the machine.
+#[test]
+fn what_is_foreseen_is_held_against_what_is_seen() {
+    if !is_root() {
+        return;
+    }
+    let words = ["--what-if", "1", "--causes", "stop,long", "--injections", "5"];
+    let Some(told) = checks(&words) else { return };
+    let rows = told["rows"].as_array().unwrap();
+    let of = |row: &Value| (row["workers"].as_u64(), row["cause"].as_str().map(str::to_owned));
+    let expected = [(1, "stop"), (1, "long"), (4, "stop"), (4, "long")];
+    let expected = expected.map(|(workers, cause)| (Some(workers), Some(cause.to_owned())));
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected, "{told:#}");
+    for row in rows {
+        // A stop or a long request of 15 ms in each 150 ms is the p99, and not without it.
+        let [with, seen] = ["with_p99_ns", "seen_p99_ns"].map(|key| number(row, key));
+        assert!(with > 5_000_000 && seen > 0, "{row:#}");
+        match row["foreseen_p99_ns"].as_u64() {
+            Some(foreseen) => assert!(foreseen < with, "{row:#}"),
+            None => assert_eq!(number(row, "replay_off"), 1, "{row:#}"),
+        }
+    }
+}
+
+#[test]
+fn what_was_stolen_is_told_twice() {
+    if !is_root() {
+        return;
+    }
+    let Some(told) = checks(&["--steal", "1s"]) else { return };
+    let [events, kernel] = ["by_events_ns", "by_kernel_ns"].map(|key| number(&told, key));
+    assert!(events < 2_000_000_000 && kernel < 2_000_000_000, "{told:#}");
+}

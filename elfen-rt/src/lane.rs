@@ -20,6 +20,7 @@ use crate::nap::line::Pause;
 use crate::nap::{Nap, Woken, protocol};
 use crate::policy::{Policy, Sample, Service, State, Verdict};
 use crate::process::Liveness;
+use crate::service::shown;
 use crate::signal::control::{ControlSlot, Settings};
 use crate::signal::lane::{LaneSlot, LaneState, REQUEST_OFFLINE};
 use crate::signal::service::{ServiceReader, ServiceSlot, Writer};
@@ -329,13 +330,12 @@ fn published(slot: &ServiceSlot, counts: bool) -> Service {
 }
 
 fn sample(slot: &ServiceSlot) -> Service {
-    // Acquire: pairs with the release in `Worker::begin`; a reader that sees
-    // the request sees its start.
-    let running_request = slot.running_request.load(Acquire);
+    let (running_request, request_started_ns) =
+        shown(&slot.running_request, &slot.request_started_ns);
     Service {
         queue_len: slot.queue_len.load(Relaxed),
         running_request,
-        request_started_ns: slot.request_started_ns.load(Relaxed),
+        request_started_ns,
         // Acquire: pairs with the release in `Worker::end`.
         finished: slot.finished_requests.load(Acquire),
     }

@@ -147,13 +147,10 @@ impl Worker<'_> {
     #[inline]
     fn publish(&mut self, request: u64, arrived_ns: u64, now_ns: u64) {
         self.slot.request_arrived_ns.store(arrived_ns, Relaxed);
-        self.slot.request_started_ns.store(now_ns, Relaxed);
         let request = if request == 0 { u64::MAX } else { request };
         self.slot.marks.set_class(0);
         self.mark(now_ns, request, Step::Begin { arrived_ns });
-        // Release: pairs with the acquire in `Lane::step`, which sees a
-        // request's start with the request.
-        self.slot.running_request.store(request, Release);
+        show(&self.slot.running_request, &self.slot.request_started_ns, request, now_ns);
     }
 
     /// The running request ends now and its latency is recorded. Without one, nothing happens.
@@ -206,6 +203,22 @@ impl Worker<'_> {
         // Release: a reader that acquires these cycles sees their instructions, or later ones.
         self.slot.cycles.store(cycles, Release);
     }
+}
+
+/// The writer's half of a request and its start.
+#[inline]
+fn show<W: Word>(running: &W, started: &W, request: u64, now_ns: u64) {
+    started.store(now_ns, Relaxed);
+    // Release: orders the start before the request; pairs with the acquire in `shown`.
+    running.store(request, Release);
+}
+
+/// The reader's half: the request that runs, and a start that is its own or a later one's.
+#[inline]
+pub(crate) fn shown<W: Word>(running: &W, started: &W) -> (u64, u64) {
+    // Acquire: pairs with the release in `show`.
+    let request = running.load(Acquire);
+    (request, started.load(Relaxed))
 }
 
 impl Drop for Worker<'_> {
@@ -323,6 +336,27 @@ mod tests {
             let first = claim_word(&*word, 2, |holder| holder == DEAD);
             let second = other.join().unwrap();
             assert!(matches!((first, second), (Ok(()), Err(2)) | (Err(1), Ok(()))));
+        });
+    }
+
+    /// Goal: who sees a request sees its start, or that of a later request, and never an earlier
+    /// one's. Method: every interleaving of a worker that begins two requests with a reader.
+    #[test]
+    fn a_request_is_seen_with_its_start() {
+        loom::model(|| {
+            let word = || loom::sync::atomic::AtomicU64::new(0);
+            let slot = Arc::new((word(), word()));
+            let worker = {
+                let slot = slot.clone();
+                loom::thread::spawn(move || {
+                    show(&slot.0, &slot.1, 1, 10);
+                    show(&slot.0, &slot.1, 2, 20);
+                })
+            };
+            let (request, started_ns) = shown(&slot.0, &slot.1);
+            assert!(started_ns >= request * 10, "{request} started at {started_ns}");
+            worker.join().unwrap();
+            assert_eq!(shown(&slot.0, &slot.1), (2, 20));
         });
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskSlot};
-use elfen_rt::signal::thread::{ThreadSlot, of_thread_word, thread_word};
+use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
 use crate::costing::Costing;
 use crate::fold::Fold;
@@ -347,11 +347,6 @@ impl Follow {
 fn slot_of(page: &'static Page<ThreadSlot>, claims: u64, task: u64) -> Option<&'static ThreadSlot> {
     let claimed = usize::try_from(claims).unwrap_or(usize::MAX).max(1);
     page.slots().take(claimed).find(|slot| slot.thread.load(Relaxed) == task)
-}
-
-/// The first thread of a process, as slots and task maps name it.
-pub fn first_thread(process: u32) -> u64 {
-    thread_word(process, process)
 }
 
 fn bucket_of(ticks: u64) -> usize {

@@ -181,6 +181,9 @@ pub struct Run {
     /// batch cannot have had this part of it.
     #[serde(default)]
     pub helper_utilisation: f64,
+    /// Of each request, in order; no file has them.
+    #[serde(skip)]
+    pub latencies_ms: Vec<f64>,
     /// Of a run on an emulated core, what a simulation of it takes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,

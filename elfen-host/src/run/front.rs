@@ -353,3 +353,92 @@ pub fn die_of(signal: i32) -> ! {
     }
     std::process::exit(128 + signal)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::wait::{WaitPidFlag, WaitStatus};
+    use std::io::Write;
+    use std::process::{Child, Command};
+
+    /// As the kernel takes it: clone3(2) up to `set_tid_size`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Clone {
+        flags: u64,
+        pidfd: u64,
+        child_tid: u64,
+        parent_tid: u64,
+        exit_signal: u64,
+        stack: u64,
+        stack_size: u64,
+        tls: u64,
+        set_tid: u64,
+        set_tid_size: u64,
+    }
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    /// A child that waits for its end, under an id of our choice.
+    fn child_with(pid: i32) -> Result<i32, nix::errno::Errno> {
+        let tid = pid;
+        let ask = Clone {
+            exit_signal: u64::from(libc::SIGCHLD.unsigned_abs()),
+            set_tid: (&raw const tid).addr() as u64,
+            set_tid_size: 1,
+            ..Clone::default()
+        };
+        // SAFETY: `ask` and `tid` outlive the call, which copies the address space as fork does.
+        let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const ask, size_of::<Clone>()) };
+        if child == 0 {
+            loop {
+                // SAFETY: takes nothing; the child makes this system call alone, until it ends.
+                unsafe { libc::pause() };
+            }
+        }
+        nix::errno::Errno::result(child).map(|_| pid)
+    }
+
+    /// Goal: a signal that comes when the batch has ended and its id is another process's reaches
+    /// nobody. Method: that; another process may take the id first, so up to a hundred times.
+    #[test]
+    fn a_signal_reaches_no_other_process_of_the_same_id() {
+        const TEST: &str = "a_signal_reaches_no_other_process_of_the_same_id";
+        for _ in 0..100 {
+            let mut batch = sleeper();
+            let pid = batch.id().cast_signed();
+            let root = Root::open(pid, || true).unwrap();
+            batch.kill().unwrap();
+            batch.wait().unwrap();
+            match child_with(pid) {
+                Ok(other) => {
+                    root.send(libc::SIGKILL);
+                    let ended = waitpid(Pid::from_raw(other), Some(WaitPidFlag::WNOHANG));
+                    nix::sys::signal::kill(Pid::from_raw(other), Signal::SIGTERM).unwrap();
+                    let end = waitpid(Pid::from_raw(other), None);
+                    let by_us = WaitStatus::Signaled(Pid::from_raw(other), Signal::SIGTERM, false);
+                    assert_eq!((ended, end), (Ok(WaitStatus::StillAlive), Ok(by_us)));
+                    return;
+                }
+                Err(nix::errno::Errno::EEXIST) => {}
+                Err(error) => {
+                    let mut terminal = io::stderr();
+                    writeln!(terminal, "skipped: {TEST}: choosing an id: {error}").unwrap();
+                    return;
+                }
+            }
+        }
+        panic!("the id was taken each time");
+    }
+
+    /// Goal: who has the id now is not taken for the batch. Method: a process that is not it.
+    #[test]
+    fn a_process_that_is_not_the_batch_is_left_alone() {
+        let mut other = sleeper();
+        assert!(Root::open(other.id().cast_signed(), || false).is_none());
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}

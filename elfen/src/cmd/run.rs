@@ -169,7 +169,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
     let Ended { ending, beside_guards } =
         front::run(&order, &channels, &inheritance).map_err(failed)?;
-    let busy = figures::request_busy_ns(&channels).zip(busy_ns);
+    let request_busy_ns = figures::busy_between(busy_ns, figures::request_busy_ns(&channels));
     let holds = channels.settings().unwrap_or(order.settings);
     let measured = Report {
         policy: holds.policy.name().to_owned(),
@@ -177,8 +177,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         policy_was_set: channels.wanted().generation.load(Relaxed) != 0,
         wall_ns: monotonic_ns() - start_ns,
         figures: Figures::of(channels.lanes()),
-        // Where a lease ran out meanwhile, the lanes were not timed all the while.
-        request_busy_ns: busy.map(|(after, before)| after.saturating_sub(before)),
+        request_busy_ns,
         nap_of_checks: figures::nap_of_checks(channels.lanes()).map(str::to_owned),
         live: channels.live().map(LiveWords::live),
         beside_guards,

@@ -63,7 +63,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let segment = segment.and_then(|id| i32::try_from(id).ok());
     let service = segment.and_then(Service::of_segment);
     let Chosen { settings, taken, .. } = args.policy.change(&now, service.as_ref())?;
-    require(&settings, segment.is_some(), &batch, &what)?;
+    let measured = |slot: &LaneSlot| slot.ipc_since_ns.load(Relaxed) != 0;
+    require(&settings, segment.is_some(), batch.lanes.slots().any(measured), &what)?;
     if let Err(error) = batch.want(&settings) {
         return match error.kind() {
             ErrorKind::PermissionDenied => {
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 fn require(
     settings: &Settings,
     has_service: bool,
-    batch: &Batch,
+    is_counted: bool,
     what: &str,
 ) -> Result<(), Failure> {
     let needs_service =
@@ -103,8 +104,7 @@ fn require(
         let fix = "start it with --service, or use borrow-idle or fixed-budget";
         return Err(Failure::new(Status::Failed, what, why, fix));
     }
-    let measured = |slot: &LaneSlot| slot.ipc_since_ns.load(Relaxed) != 0;
-    if settings.policy == PolicyKind::DynamicBudget && !batch.lanes.slots().any(measured) {
+    if settings.policy == PolicyKind::DynamicBudget && !is_counted {
         let why = "nobody counts the instructions of its request lanes";
         let fix = "start the batch with --policy dynamic-budget, or use refresh-budget";
         return Err(Failure::new(Status::Unsupported, what, why, fix));
@@ -187,5 +187,26 @@ mod tests {
         assert!(is_taken_over(&steered, &wanted));
         let other = Settings { slo_latency_ns: 6_000_000, ..steered };
         assert!(!is_taken_over(&other, &wanted));
+    }
+
+    /// Goal: no batch is given a policy that it cannot follow, which would be borrow-idle under
+    /// another name. Method: each policy, for batches without a service and without counters.
+    #[test]
+    fn a_policy_is_refused_that_the_batch_cannot_follow() {
+        use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};
+        let allowed = |policy, has_service, is_counted| {
+            let settings = Settings { policy, ..Settings::BORROW_IDLE };
+            require(&settings, has_service, is_counted, "set").is_ok()
+        };
+        for policy in [BorrowIdle, FixedBudget] {
+            assert!(allowed(policy, false, false), "{policy:?}");
+        }
+        for policy in [RefreshBudget, SloBudget] {
+            assert!(!allowed(policy, false, true), "{policy:?}");
+            assert!(allowed(policy, true, false), "{policy:?}");
+        }
+        let dynamic = [(false, true), (true, false), (true, true)];
+        let dynamic = dynamic.map(|(service, counts)| allowed(DynamicBudget, service, counts));
+        assert_eq!(dynamic, [false, false, true]);
     }
 }

@@ -368,6 +368,24 @@ fn no_test_is_skipped_in_silence() {
     });
 }
 
+/// Goal: an example in a doc comment is run, or says that it is none: where crates have no tests in
+/// their comments (`doctest = false`), a fenced block is `text`. Method: all fences but elfen-rt's.
+#[test]
+fn examples_in_comments_are_run_or_none() {
+    assert_none("a fenced block in a doc comment is ```text, but in elfen-rt", |path| {
+        let others = has_extension(path, &["rs"]) && !path.starts_with(root().join("elfen-rt"));
+        let text = fs::read_to_string(path).ok().filter(|_| others)?;
+        let words = text.lines().map(str::trim_start).filter(|line| line.starts_with("//"));
+        let mut fences = words.filter_map(|line| line.get(3..)?.trim_start().strip_prefix("```"));
+        let mut wrong = None;
+        while let Some(opens) = fences.next() {
+            wrong = wrong.or((opens != "text").then(|| format!("```{opens}")));
+            fences.next();
+        }
+        wrong
+    });
+}
+
 /// Goal: names say what is inside. Method: each part of each path, without its extension.
 #[test]
 fn no_file_is_named_after_nothing() {

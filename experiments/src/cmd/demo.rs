@@ -51,11 +51,11 @@ pub struct Args {
     batch: String,
 
     /// How long each run lasts
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "2s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
     duration: Duration,
 
     /// How often each kind is run
-    #[arg(long, value_name = "N", default_value_t = 5,
+    #[arg(long, value_name = "N", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     invocations: u32,
 
@@ -98,7 +98,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     live_args::writable(&args.html)?;
     args.report.as_deref().map_or(Ok(()), live_args::writable)?;
     let lines = measure(&experiment)?;
-    let rows = summary::rows(&lines);
+    let mut rows = summary::rows(&lines);
+    summary::over_all_requests(&mut rows, &lines);
     let report = Report {
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
@@ -196,8 +197,9 @@ impl Report {
         let mut text = live_rows::text(&self.rows);
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
         text += &format!(
-            "\nlanes {}: {rps:.0} of {:.0} searches a second; batch work is a share of what the \
-             batch does with nothing beside it\n",
+            "\nlanes {}: {rps:.0} of {:.0} searches a second; tails are of all requests of all \
+             runs, which took turns; batch work is a share of what the batch does with nothing \
+             beside it\n",
             self.lanes, self.capacity_rps
         );
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));

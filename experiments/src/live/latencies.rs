@@ -58,6 +58,10 @@ impl Latencies {
         self.0[rank.saturating_sub(1)]
     }
 
+    pub(super) fn all(self) -> Vec<f64> {
+        self.0
+    }
+
     pub(super) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / number_of(self.0.len())
     }

@@ -17,6 +17,8 @@ use serde::Serialize;
 use crate::record::{Alone, Company, Line, Run, Setup};
 
 const RESAMPLES: usize = 10_000;
+/// Where each has to look at thousands of latencies.
+const FEW_RESAMPLES: usize = 1_000;
 const SEED: u64 = 1;
 
 /// A median with its 95 % interval, which takes three values or more.
@@ -199,7 +201,8 @@ fn mechanisms(report: &Report) -> String {
 
 /// `values` must not be empty.
 pub fn figure(values: &[f64]) -> Figure {
-    Figure { median: median(values), ci95: bootstrap(values) }
+    let of = |drawn: &[usize]| median(&drawn.iter().map(|at| values[*at]).collect::<Vec<_>>());
+    Figure { median: median(values), ci95: bootstrap(values.len(), RESAMPLES, of) }
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -209,21 +212,69 @@ fn median(values: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[middle] } else { sorted[middle - 1].midpoint(sorted[middle]) }
 }
 
-/// The 95 % interval of the median, by percentile bootstrap.
-fn bootstrap(values: &[f64]) -> Option<[f64; 2]> {
-    if values.len() < 3 {
+/// The 95 % interval of what `of` makes of so many invocations, by percentile bootstrap: it is
+/// given those that were drawn.
+fn bootstrap(count: usize, resamples: usize, of: impl Fn(&[usize]) -> f64) -> Option<[f64; 2]> {
+    if count < 3 {
         return None;
     }
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(SEED);
-    let mut resample = vec![0.0; values.len()];
-    let mut medians: Vec<f64> = (0..RESAMPLES)
+    let mut drawn = vec![0; count];
+    let mut found: Vec<f64> = (0..resamples)
         .map(|_| {
-            resample.iter_mut().for_each(|slot| *slot = values[rng.random_range(0..values.len())]);
-            median(&resample)
+            drawn.iter_mut().for_each(|slot| *slot = rng.random_range(0..count));
+            of(&drawn)
         })
         .collect();
-    medians.sort_unstable_by(f64::total_cmp);
-    Some([medians[RESAMPLES / 40], medians[RESAMPLES - 1 - RESAMPLES / 40]])
+    found.sort_unstable_by(f64::total_cmp);
+    Some([found[resamples / 40], found[resamples - 1 - resamples / 40]])
+}
+
+/// Takes tails over all requests of all invocations together, where the runs still have them: one
+/// short run has ten requests beyond its p99, and which ones is chance. What is compared was
+/// measured in turns all the same, and an interval draws invocations, as their requests wait for
+/// each other.
+pub fn over_all_requests(rows: &mut [Row], lines: &[Line]) {
+    let runs: Vec<&Run> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Run(run) if !run.latencies_ms.is_empty() => Some(run),
+            _ => None,
+        })
+        .collect();
+    for row in rows {
+        let own: Vec<&Run> = runs.iter().copied().filter(|run| row.is_of(run)).collect();
+        if own.len() != row.invocations {
+            continue;
+        }
+        let tail = |per_thousand| {
+            let of = |drawn: &[usize]| quantile(&own, drawn, per_thousand);
+            over_all(own.len(), of)
+        };
+        (row.p50_ms, row.p95_ms, row.p99_ms) = (tail(500), tail(950), tail(990));
+        let alone = |run: &&Run| {
+            let is_it =
+                |other: &&&Run| other.company == Company::None && run.met_the_requests_of(other);
+            runs.iter().find(is_it).copied()
+        };
+        let alone: Vec<&Run> = own.iter().filter_map(alone).collect();
+        if row.p99_ratio.is_some() && alone.len() == own.len() {
+            let of = |drawn: &[usize]| quantile(&own, drawn, 990) / quantile(&alone, drawn, 990);
+            row.p99_ratio = Some(over_all(own.len(), of));
+        }
+    }
+}
+
+fn over_all(count: usize, of: impl Fn(&[usize]) -> f64) -> Figure {
+    let each: Vec<usize> = (0..count).collect();
+    Figure { median: of(&each), ci95: bootstrap(count, FEW_RESAMPLES, of) }
+}
+
+/// Of all requests of these runs, the lowest latency that so many of a thousand do not exceed.
+fn quantile(runs: &[&Run], drawn: &[usize], per_thousand: usize) -> f64 {
+    let mut all: Vec<f64> = drawn.iter().flat_map(|at| &runs[*at].latencies_ms).copied().collect();
+    let rank = (all.len() * per_thousand).div_ceil(1000).max(1);
+    *all.select_nth_unstable_by(rank - 1, f64::total_cmp).1
 }
 
 #[cfg(test)]
@@ -285,6 +336,37 @@ mod tests {
         assert_eq!(idle.batch_relative.unwrap().median, 0.4);
         assert_eq!((idle.overlapped.unwrap().median, idle.lent.unwrap().median), (0.05, 0.5));
         assert_eq!((idle.reaction_us.unwrap().median, idle.batch_verified), (2.0, Some(false)));
+    }
+
+    /// Goal: a tail is that of all requests, and its ratio that of two such tails. Method: three
+    /// invocations of a hundred requests, of which one has all the slow ones: its own p99 is 100
+    /// times as high, and beside none its slow ones are half as slow; by hand, rank 297 of 300.
+    #[test]
+    fn a_tail_is_over_all_invocations() {
+        let with = |company, invocation, slow_ms: f64| {
+            let Line::Run(run) = run(company, invocation, 0.0) else { unreachable!() };
+            let latencies_ms = (0..100).map(|at| if at < 96 { 1.0 } else { slow_ms }).collect();
+            Line::Run(Run { latencies_ms, ..run })
+        };
+        let mut lines = Vec::new();
+        for (invocation, slow_ms) in [(1, 1.0), (2, 100.0), (3, 1.0)] {
+            lines.push(with(Company::BorrowIdle, invocation, slow_ms));
+            lines.push(with(Company::None, invocation, 1f64.max(slow_ms / 2.0)));
+        }
+        let mut rows = rows(&lines);
+        over_all_requests(&mut rows, &lines);
+        let [none, idle] = rows.as_slice() else { panic!("{rows:?}") };
+        assert_eq!(
+            (none.p50_ms.median, none.p99_ms.median, idle.p99_ms.median),
+            (1.0, 50.0, 100.0)
+        );
+        let ratio = idle.p99_ratio.unwrap();
+        assert_eq!((ratio.median, none.p99_ratio), (2.0, None));
+        assert_eq!(
+            ratio.ci95,
+            Some([1.0, 2.0]),
+            "without the one invocation there is nothing slow"
+        );
     }
 
     #[test]

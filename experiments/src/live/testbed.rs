@@ -192,6 +192,7 @@ impl Testbed {
         let used = before.until(&after);
         let mut run = self.run(job, &answered, done.as_ref(), &used, alone, &latencies);
         run.shim = recording;
+        run.latencies_ms = latencies.all();
         let served = latencies::served(&requests)?;
         let times = self.order.service_times.as_ref().filter(|_| job.batch.is_none());
         times.map_or(Ok(()), |file| append(&served, file))?;
@@ -274,6 +275,7 @@ impl Testbed {
             report: reports.first().cloned().map(Box::new),
             more_reports: reports.into_iter().skip(1).collect(),
             helper_utilisation: used.helpers,
+            latencies_ms: Vec::new(),
             served: Vec::new(),
             shim: None,
             warnings: answered.warnings.clone(),

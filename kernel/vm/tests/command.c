@@ -2,12 +2,14 @@
 /* The `elfen` command against the module, if kernel/vm/run was given one. */
 #define _GNU_SOURCE
 #include "harness.h"
+#include "elfen.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -131,8 +133,79 @@ static verdict run_by_module(void)
 	return NULL;
 }
 
+/*
+ * Goal: lanes that the module has not tied are not napped on by it: to ask for that is refused, and
+ * by itself a run takes another nap. Method: a module that has tied the pair the other way round.
+ */
+static verdict run_untied(void)
+{
+	char *words[] = { "/elfen", "run",    "--lanes", "0:1", "--signal", "module",
+			  "--nap",  "device", "--",	 "/bin/busybox", "true", NULL };
+	static char text[65536];
+	int status = output_of(words, text, sizeof(text));
+
+	if (!WIFEXITED(status) || WEXITSTATUS(status) != 3)
+		return because("status %#x: %.300s", status, text);
+	if (!strstr(text, "has not tied lane 1 to 0"))
+		return because("it says %.300s", text);
+	words[7] = "auto";
+	if (output_of(words, text, sizeof(text)) || strstr(text, "nap device"))
+		return because("by itself: %.300s", text);
+	return NULL;
+}
+
+#define REQUESTS 40
+
+/* Requests of a millisecond, each a millisecond after the one before; `done` counts them. */
+static void serve(uint64_t *done)
+{
+	struct elfen_service service;
+	struct elfen_service_slot *slot;
+	struct elfen_error error;
+	uint64_t end, request;
+
+	pin(0);
+	if (elfen_service_open(&service, "typed", 1, &error) ||
+	    elfen_service_claim(&service, 0, 0, &error))
+		_exit(1);
+	slot = elfen_service_at(&service, 0);
+	for (request = 1;; request++) {
+		elfen_service_begin(slot, request, now_ns());
+		for (end = now_ns() + 1000 * 1000; now_ns() < end;)
+			;
+		elfen_service_end(slot);
+		__atomic_store_n(done, request, __ATOMIC_RELEASE);
+		usleep(1000);
+	}
+}
+
+/*
+ * Goal: what a user types works as it stands: the machine's pair, the one service that publishes,
+ * and a budget from its requests. Method: that, on a machine of one core beside such a service.
+ */
+static verdict run_as_typed(void)
+{
+	char *const words[] = { "/elfen", "run", "--policy", "refresh-budget", "--",
+				"/bin/busybox", "true", NULL };
+	uint64_t *done = mmap(NULL, sizeof(*done), PROT_READ | PROT_WRITE,
+			      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	static char text[65536];
+
+	if (!fork())
+		serve(done);
+	while (__atomic_load_n(done, __ATOMIC_ACQUIRE) < REQUESTS)
+		usleep(10000);
+	if (output_of(words, text, sizeof(text)))
+		return because("elfen run failed: %.300s", text);
+	if (!strstr(text, "a tenth of the median request") || !strstr(text, "on lanes 0:1;"))
+		return because("it says %.300s", text);
+	return NULL;
+}
+
 const struct test command_tests[] = {
+	{ "elfen-run-as-typed", NULL, "", run_as_typed },
 	{ "elfen-run-module", PRODUCT, "wait=spin", run_by_module },
+	{ "elfen-run-untied", PRODUCT, "wait=spin pairs=1:0", run_untied },
 	{ "elfen-bench-nap", PRODUCT, "wait=spin", bench_nap },
 	{ 0 },
 };

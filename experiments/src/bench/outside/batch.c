@@ -3,23 +3,23 @@
  * The batch's side of `elfen bench overlap`: reads the clock all the time, and notes when it was
  * off its lane. With -DCHECKS each round has a check, and that is all that it shares with Elfen.
  *
- * A stretch without a reading is a nap if a check took it. Elsewhere something took the CPU:
- * another task, or an interrupt, which leaves the batch on its lane and is no way off it.
+ * It is off its lane while another task has the CPU, and while a check holds it up. An interrupt
+ * leaves it on its lane.
  *
- *   batch FILE      (on SIGTERM: pairs of 64-bit words, the reading before a stretch and after it)
+ *   batch FILE      (on SIGTERM: pairs of 64-bit words, from when on it was off, and until when;
+ *                    those of naps and those of switches may have parts in common)
  */
 #define _GNU_SOURCE
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <sys/resource.h>
 #include <time.h>
+#include "switches.h"
 #ifdef CHECKS
 #include "elfen_check.h"
 #endif
 
 #define MOST 2000000
-/* Longer than any two readings are apart, and shorter than what takes a CPU from a program. */
+/* Longer than any two readings are apart, and shorter than any nap. */
 #define STRETCH 2000
 /* Readings from check to check. */
 #define ROUND 2
@@ -42,21 +42,6 @@ static uint64_t now(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* Whether another task had the CPU since this was asked last. */
-static int was_switched_out(void)
-{
-	static long before;
-	struct rusage usage;
-	long switches;
-
-	getrusage(RUSAGE_THREAD, &usage);
-	switches = usage.ru_nvcsw + usage.ru_nivcsw;
-	if (switches == before)
-		return 0;
-	before = switches;
-	return 1;
-}
-
 static void note(uint64_t from, uint64_t to)
 {
 	if (count < MOST) {
@@ -65,36 +50,44 @@ static void note(uint64_t from, uint64_t to)
 	}
 }
 
+static void note_pauses(void)
+{
+	static uint64_t since;
+	struct a_switch found;
+
+	while (next_switch(&found)) {
+		if (found.in && since)
+			note(since, found.at);
+		since = found.in ? 0 : found.at;
+	}
+}
+
 int main(int argc, char **argv)
 {
-	uint64_t last, reading;
+	uint64_t last;
 	int i;
 	FILE *file = argc == 2 ? fopen(argv[1], "wb") : NULL;
 
 	if (!file)
 		return 2;
+	note_switches(0, -1);
 	signal(SIGTERM, end);
 	/* Says that it runs. */
 	puts("ready");
 	fflush(stdout);
-	was_switched_out();
 	last = now();
 	while (!ended) {
 #ifdef CHECKS
+		uint64_t reading;
+
 		elfen_check();
 		reading = now();
-		if (reading - last > STRETCH) {
-			was_switched_out();
+		if (reading - last > STRETCH)
 			note(last, reading);
-		}
-		last = reading;
 #endif
-		for (i = 0; i < ROUND; i++) {
-			reading = now();
-			if (reading - last > STRETCH && was_switched_out())
-				note(last, reading);
-			last = reading;
-		}
+		for (i = 0; i < ROUND; i++)
+			last = now();
+		note_pauses();
 	}
 	if (count == MOST)
 		count--;

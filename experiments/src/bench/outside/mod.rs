@@ -1,7 +1,8 @@
 //! How long a batch runs next to requests, and how fast it is off its lane and back, as two
 //! programs see it that know nothing of Elfen: one is busy and idle in turns, with pauses drawn at
-//! random; the other reads the clock all the time. Each notes its own times. Beside what they have
-//! in common stands what `elfen run` reports of the same time.
+//! random; the other reads the clock all the time. Each notes when it had its CPU, by the kernel's
+//! record of its own switches. Beside what they have in common stands what `elfen run` reports of
+//! the same time.
 
 mod notes;
 
@@ -9,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -66,6 +67,8 @@ pub(crate) enum Error {
     Compiler(&'static str),
     #[error("`elfen run` did not start the batch: {0}")]
     Run(String),
+    #[error("the program of the requests: {0}; 3 if the kernel notes no switches for it")]
+    Requests(ExitStatus),
     #[error("the batch is not listed, or the kernel keeps no account of it")]
     NoAccount,
 }
@@ -80,7 +83,8 @@ pub(crate) struct Programs {
     folder: tempfile::TempDir,
 }
 
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 5] = [
+    ("switches.h", include_str!("switches.h")),
     ("request.c", include_str!("request.c")),
     ("batch.c", include_str!("batch.c")),
     ("elfen_abi.h", include_str!("../../../../elfen-rt/include/elfen_abi.h")),
@@ -121,25 +125,33 @@ impl Programs {
         // The first looks of the run, and the lane's first lease.
         thread::sleep(Duration::from_millis(300));
         let before_ns = run.overlapped_ns()?;
-        let turns = self.play(request, case)?;
+        let (turns, others) = self.play(request, case)?;
         // What the guard counts at its next look belongs to these turns.
         thread::sleep(Duration::from_millis(50));
         let reported_ns = run.overlapped_ns()?.saturating_sub(before_ns);
         drop(stranger);
         run.end()?;
         let pauses = notes::read(&notes).map_err(io_error("reading the batch's notes"))?;
-        Ok(Measured { seen: notes::compare(&turns, &pauses), reported_ns })
+        let pauses = notes::joined(pauses);
+        Ok(Measured { seen: notes::compare(&turns, &others, &pauses), reported_ns })
     }
 
-    fn play(&self, request: u32, case: &Case<'_>) -> Result<Vec<Stretch>, Error> {
+    /// The turns of the requests' program, and when the lane was busy with others.
+    fn play(&self, request: u32, case: &Case<'_>) -> Result<(Vec<Stretch>, Vec<Stretch>), Error> {
         let file = self.path("turns");
         let output = File::create(&file).map_err(io_error("making a file for the turns"))?;
         let mut command = Command::new(self.path("request"));
         let arguments = [case.turn.as_nanos().to_string(), case.seconds.to_string()];
         command.args(arguments).arg("7").stdout(output);
         let mut player = Killed(on(command, request)?);
-        player.0.wait().map_err(io_error("waiting for the requests"))?;
-        notes::read(&file).map_err(io_error("reading the turns"))
+        let ended = player.0.wait().map_err(io_error("waiting for the requests"))?;
+        if !ended.success() {
+            return Err(Error::Requests(ended));
+        }
+        let mut turns = notes::read(&file).map_err(io_error("reading the turns"))?;
+        let own = turns.iter().position(|turn| *turn == (0, 0)).unwrap_or(turns.len());
+        let others = turns.split_off(own);
+        Ok((turns, others.into_iter().skip(1).collect()))
     }
 
     /// A stranger: the batch program without a run of its own.

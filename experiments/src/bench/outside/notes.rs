@@ -19,12 +19,26 @@ pub(super) fn read(file: &Path) -> io::Result<Vec<Stretch>> {
     Ok(words.as_chunks().0.iter().map(|&[from, to]| (from, to)).collect())
 }
 
+/// In their order, and those that have a part in common as one.
+pub(super) fn joined(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
+    stretches.sort_unstable();
+    stretches.dedup_by(|next, before| {
+        let joins = next.0 <= before.1;
+        if joins {
+            before.1 = before.1.max(next.1);
+        }
+        joins
+    });
+    stretches
+}
+
 /// What is seen of all turns from outside.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) turns: usize,
+    /// Of the lane, with others' time.
     pub(crate) busy_ns: u64,
-    /// How long the batch ran in them.
+    /// How long the batch ran in that.
     pub(crate) overlapped_ns: u64,
     /// From the start of a turn to the batch off its lane for the rest of it; all of the turn if it
     /// was not.
@@ -33,8 +47,17 @@ pub(crate) struct Seen {
     pub(crate) resume_ns: Option<Distribution>,
 }
 
-/// Both are in their order.
-pub(super) fn compare(turns: &[Stretch], pauses: &[Stretch]) -> Seen {
+/// All are in their order. While others keep the request lane busy the batch is to be off its lane
+/// as well, and overlaps if it is not.
+pub(super) fn compare(turns: &[Stretch], others: &[Stretch], pauses: &[Stretch]) -> Seen {
+    let mut seen = of_turns(turns, pauses);
+    let beside_others = of_turns(others, pauses);
+    seen.busy_ns += beside_others.busy_ns;
+    seen.overlapped_ns += beside_others.overlapped_ns;
+    seen
+}
+
+fn of_turns(turns: &[Stretch], pauses: &[Stretch]) -> Seen {
     let mut first = 0;
     let (mut busy_ns, mut overlapped_ns) = (0, 0);
     let (mut stops, mut resumes) = (Vec::new(), Vec::new());
@@ -63,7 +86,13 @@ mod tests {
     use super::*;
 
     fn overlapped(turns: &[Stretch], pauses: &[Stretch]) -> u64 {
-        compare(turns, pauses).overlapped_ns
+        compare(turns, &[], pauses).overlapped_ns
+    }
+
+    #[test]
+    fn a_switch_within_a_nap_is_of_the_nap() {
+        let pauses = vec![(100, 200), (10, 50), (120, 130), (190, 220), (220, 230), (300, 400)];
+        assert_eq!(joined(pauses), [(10, 50), (100, 230), (300, 400)]);
     }
 
     #[test]
@@ -81,10 +110,12 @@ mod tests {
         // A moment off its lane in the middle of the second turn is no stop, nor is one in the
         // third.
         let pauses = [(110, 205), (340, 345), (510, 520), (590, 640)];
-        let seen = compare(&turns, &pauses);
+        let seen = compare(&turns, &[(700, 710)], &pauses);
         let stop = seen.stop_ns.unwrap();
         assert_eq!((stop.median, stop.max, stop.n), (90.0, 100.0, 3));
         let resume = seen.resume_ns.unwrap();
         assert_eq!((resume.median, resume.max, resume.n), (5.0, 40.0, 2));
+        assert_eq!((seen.turns, seen.busy_ns), (3, 310), "others' time is no turn");
+        assert_eq!(seen.overlapped_ns, 10 + 95 + 80 + 10);
     }
 }

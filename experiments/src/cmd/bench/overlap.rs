@@ -26,8 +26,8 @@ Examples:
 /// Measure how long a batch runs next to requests under borrow-idle, and how fast it is off its
 /// lane
 ///
-/// Two small programs that know nothing of Elfen note their own times: one is busy and idle in
-/// turns, with pauses drawn at random, and the other, under `elfen run`, reads the clock all the
+/// Two small programs that know nothing of Elfen note when they had their CPU: one is busy and idle
+/// in turns, with pauses drawn at random, and the other, under `elfen run`, reads the clock all the
 /// time. For checks in its source and for a guard; beside it stands what the run reports. Needs a C
 /// compiler, and root for the task map.
 #[derive(clap::Args, Debug)]
@@ -124,6 +124,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 fn failed(error: Error) -> Failure {
     let (status, fix) = match error {
+        Error::Requests(_) => (Status::Unsupported, "let it ask perf_event_open(2): be root"),
         Error::Io { .. } | Error::Compiler(_) => {
             (Status::Unsupported, "install a C compiler (`cc`), and allow this process both CPUs")
         }

@@ -41,7 +41,7 @@ pub struct Args {
     lanes: LaneArgs,
 
     /// The load, in percent of what the service can serve
-    #[arg(long, value_name = "PERCENT", default_value_t = 50,
+    #[arg(long, value_name = "PERCENT", default_value_t = 30,
         value_parser = clap::value_parser!(u8).range(1..=100))]
     load: u8,
 

@@ -1,8 +1,8 @@
 //! How long a batch runs next to requests, and how fast it is off its lane and back, as two
 //! programs see it that know nothing of Elfen: one is busy and idle in turns, with pauses drawn at
-//! random; the other reads the clock all the time. Each notes when it had its CPU, by the kernel's
-//! record of its own switches. Beside what they have in common stands what `elfen run` reports of
-//! the same time.
+//! random; the other reads the clock all the time. The first notes when its lane was busy, and the
+//! second when it was off its own, by the kernel's record of switches. Beside what they have in
+//! common stands what `elfen run` reports of the same time.
 
 mod notes;
 

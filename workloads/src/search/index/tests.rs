@@ -37,7 +37,7 @@ fn hits_are_ranked() {
 }
 
 /// Goal: a search is heard from in its midst, as often as it finds, and finds the same. Method: a
-/// query with 200 matches and one with none, with a listener that counts.
+/// query with 1,600 matches and one with none, with a listener that counts.
 #[test]
 fn searches_are_heard_from() {
     struct Count(u32);
@@ -46,7 +46,7 @@ fn searches_are_heard_from() {
             self.0 += 1;
         }
     }
-    let index = index_of(&["common"; 200]);
+    let index = index_of(&["common"; 1_600]);
     let mut seeker = index.seeker();
     for (query, beats) in [("common", 3), ("absent", 0)] {
         let count = Arc::new(Mutex::new(Count(0)));

@@ -70,8 +70,9 @@ pub struct Clock {
 /// Finer than any two samples are apart, and than a line is from CPU to CPU, whatever the clock can
 /// tell apart: what is written finer takes a byte a run, and says nothing.
 const UNIT_NS: u64 = 8;
-/// In a period at least. A run that is shorter takes one byte for its length.
-const UNITS_A_PERIOD: u64 = 128;
+/// In a period at least. A run ends somewhere between two samples, which are half a period to one
+/// and a half apart: an eighth of one is little beside that, and most lengths are of a few dozen.
+const UNITS_A_PERIOD: u64 = 8;
 
 impl Clock {
     /// Takes 4 ms.
@@ -199,8 +200,8 @@ mod tests {
     fn times_go_both_ways() {
         let of = |step_ticks| Clock { ticks_per_second: 2_600_000_000, step_ticks, unit_ticks: 0 };
         let units = |period| [1, 2, 3, 26].map(|step| of(step).in_units(period).unit());
-        assert_eq!((units(2_600), of(26).unit()), ([20, 20, 18, 26], 26));
-        assert_eq!(units(26_000), [203, 202, 201, 182]);
+        assert_eq!((units(0), of(26).unit()), ([20, 20, 18, 26], 26));
+        assert_eq!(units(2_600), [325, 324, 324, 312]);
         let clock = of(26);
         assert_eq!((clock.ticks(1_000), clock.ns(2_600)), (2_600, 1_000));
         assert_eq!((clock.ticks(0), clock.ns(0), clock.step_ns()), (0, 0, 10.0));

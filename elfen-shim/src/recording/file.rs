@@ -2,7 +2,10 @@
 
 use std::io::{self, Write};
 
-use super::form::{CHUNK_MARK, ChunkHead, Head, JSON_BYTES, MAGIC, TAIL_MARK, Tail, VERSION};
+use super::form::{
+    CHUNK_MARK, ChunkHead, Head, JSON_BYTES, MAGIC, PACKED_MARK, TAIL_MARK, Tail, VERSION,
+};
+use super::pack::pack;
 use super::pool::Pool;
 
 /// Writes it all; `out` is a file that was empty.
@@ -11,20 +14,29 @@ pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&VERSION.to_le_bytes())?;
     write_json(head, out)?;
     let chunks = pool.chunks();
-    for (head, bytes) in &chunks {
-        let fields = fields(head);
-        out.write_all(&fields)?;
-        out.write_all(&checksum(&fields, bytes).to_le_bytes())?;
-        out.write_all(bytes)?;
+    for (chunk, bytes) in &chunks {
+        let signal = head.signals.get(usize::from(chunk.series));
+        match signal.and_then(|signal| pack(signal.kind, chunk.runs, bytes)) {
+            Some(packed) => write_chunk(PACKED_MARK, chunk, &packed, out)?,
+            None => write_chunk(CHUNK_MARK, chunk, bytes, out)?,
+        }
     }
     out.write_all(&[TAIL_MARK])?;
     write_json(&Tail { chunks: chunks.len() as u64 }, out)?;
     out.flush()
 }
 
+fn write_chunk(mark: u8, chunk: &ChunkHead, bytes: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    let fields = fields(mark, &ChunkHead { bytes: length, ..*chunk });
+    out.write_all(&fields)?;
+    out.write_all(&checksum(&fields, bytes).to_le_bytes())?;
+    out.write_all(bytes)
+}
+
 /// A chunk's head without the checksum.
-pub(super) fn fields(head: &ChunkHead) -> Vec<u8> {
-    let mut fields = vec![CHUNK_MARK, head.series];
+pub(super) fn fields(mark: u8, head: &ChunkHead) -> Vec<u8> {
+    let mut fields = vec![mark, head.series];
     fields.extend(head.first_ticks.to_le_bytes());
     fields.extend(head.runs.to_le_bytes());
     fields.extend(head.bytes.to_le_bytes());

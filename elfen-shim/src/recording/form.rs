@@ -5,17 +5,21 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 
 /// Of the file's form.
-pub const VERSION: u32 = 4;
-/// The third has no short form of runs; the second has times in steps of the clock; the first's
-/// runs have the distance from the one before them, and samples as they are.
+pub const VERSION: u32 = 5;
+/// The fourth has no packed chunks; the third no short form of runs; the second has times in steps
+/// of the clock; the first's runs have the distance from the one before them, and samples as they
+/// are.
 pub(super) const VERSION_OF_DISTANCES: u32 = 1;
 pub(super) const VERSION_OF_SHORT_RUNS: u32 = 4;
+pub(super) const VERSION_OF_PACKED_CHUNKS: u32 = 5;
 /// How a file begins.
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 /// Bytes of a chunk of runs, at most.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
 /// Bytes of head or tail, at most.
 pub(super) const JSON_BYTES: usize = 4 << 20;
+/// Runs of a file, at most: as many as one of the greatest length had before chunks were packed.
+pub(super) const RUNS_MAX: u64 = 1 << 31;
 /// Different tags of one signal; further ones are [`State::Other`].
 pub(super) const TAGS_MAX: usize = 4096;
 
@@ -196,6 +200,8 @@ pub struct ChunkHead {
 /// Bytes of a chunk's head in a file: mark, signal, first tick, runs, bytes, checksum.
 pub(super) const CHUNK_HEAD_BYTES: usize = 1 + 1 + 8 + 4 + 4 + 4;
 pub(super) const CHUNK_MARK: u8 = b'R';
+/// Of a chunk whose bytes are packed.
+pub(super) const PACKED_MARK: u8 = b'P';
 pub(super) const TAIL_MARK: u8 = b'T';
 
 /// How many samples a run of so many steps has, by how many those before it had: so a number takes

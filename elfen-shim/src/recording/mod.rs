@@ -4,11 +4,18 @@
 //! numbers are little-endian. It is written when all has been seen, so the head has what is known
 //! at the end as well. A file that was cut is read up to its last whole chunk. What is read is
 //! input: every length is held against the bytes at hand, and nothing is believed.
+//!
+//! The observer writes runs in few bytes as it goes (`series.rs`); what of them is frequent takes
+//! less than a byte in a file (`pack.rs`).
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod damaged;
 mod file;
 mod form;
+mod huffman;
+mod pack;
 mod part;
 mod pool;
 mod read;

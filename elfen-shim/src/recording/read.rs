@@ -9,15 +9,19 @@ use std::path::Path;
 use super::file::{checksum, fields};
 use super::form::{
     CHUNK_BYTES, CHUNK_HEAD_BYTES, CHUNK_MARK, ChunkHead, GAP, Head, JSON_BYTES, Kind, MAGIC,
-    NOT_RUNNING, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State, TAGS_MAX, TAIL_MARK, Tail,
-    VERSION, VERSION_OF_DISTANCES, VERSION_OF_SHORT_RUNS,
+    NOT_RUNNING, OTHER, PACKED_MARK, Pace, RUNS_MAX, Run, SHORT, SHORT_DIFFERENCES, State,
+    TAGS_MAX, TAIL_MARK, Tail, VERSION, VERSION_OF_DISTANCES, VERSION_OF_PACKED_CHUNKS,
+    VERSION_OF_SHORT_RUNS,
 };
+use super::pack::unpack;
 use super::pool::Pool;
 use super::varint::{take, unzigzag};
 use crate::observe::{OBSERVERS_MAX, WORDS_MAX};
 
 /// Bytes of a file, at most: it is read into memory.
 const FILE_BYTES: u64 = 4 << 30;
+
+const NO_SIGNAL: &str = "there is no such signal";
 
 /// Why a file is no recording.
 #[derive(Debug, thiserror::Error)]
@@ -116,13 +120,14 @@ impl Recording {
             Json::Wrong(why) => return Err(ReadError::Head(why)),
         };
         let mut recording = Self::empty(head)?;
-        let mut chunks = 0;
+        let (mut chunks, mut runs) = (0, 0);
         loop {
             let at = bytes.len() - rest.len();
             let wrong = |why| ReadError::Chunk { at, why };
-            match rest.first() {
+            let mark = match rest.first() {
                 None => break recording.cut = true,
-                Some(&CHUNK_MARK) => {}
+                Some(&CHUNK_MARK) => CHUNK_MARK,
+                Some(&PACKED_MARK) if version >= VERSION_OF_PACKED_CHUNKS => PACKED_MARK,
                 Some(&TAIL_MARK) => {
                     rest = &rest[1..];
                     match json(&mut rest) {
@@ -138,7 +143,7 @@ impl Recording {
                     break;
                 }
                 Some(_) => return Err(wrong("it does not begin as one does")),
-            }
+            };
             let Some((chunk, sum)) = chunk_head(&mut rest) else { break recording.cut = true };
             let length = usize::try_from(chunk.bytes).unwrap_or(usize::MAX);
             if length > CHUNK_BYTES {
@@ -146,10 +151,21 @@ impl Recording {
             }
             let Some(payload) = rest.get(..length) else { break recording.cut = true };
             rest = &rest[length..];
-            if checksum(&fields(&chunk), payload) != sum {
+            if checksum(&fields(mark, &chunk), payload) != sum {
                 return Err(wrong("its checksum is another"));
             }
-            recording.add(&chunk, payload, version).map_err(wrong)?;
+            runs += u64::from(chunk.runs);
+            if runs > RUNS_MAX {
+                return Err(wrong("there are too many runs"));
+            }
+            if mark == PACKED_MARK {
+                let signal = recording.head.signals.get(usize::from(chunk.series));
+                let kind = signal.ok_or_else(|| wrong(NO_SIGNAL))?.kind;
+                let unpacked = unpack(kind, chunk.runs, payload).map_err(wrong)?;
+                recording.add(&chunk, &unpacked, version).map_err(wrong)?;
+            } else {
+                recording.add(&chunk, payload, version).map_err(wrong)?;
+            }
             chunks += 1;
         }
         Ok(recording)
@@ -163,7 +179,7 @@ impl Recording {
         version: u32,
     ) -> Result<(), &'static str> {
         let index = usize::from(chunk.series);
-        let signal = self.head.signals.get(index).ok_or("there is no such signal")?;
+        let signal = self.head.signals.get(index).ok_or(NO_SIGNAL)?;
         let (runs, kind, step) = (&mut self.runs[index], signal.kind, self.head.clock.unit());
         let mut ticks = chunk.first_ticks;
         if runs.last().is_some_and(|last| last.start_ticks > ticks) {

@@ -19,6 +19,13 @@ pub(super) fn put(mut value: u64, to: &mut [u8]) -> usize {
     MOST
 }
 
+/// The same at the end.
+pub(super) fn put_one(number: u64, to: &mut Vec<u8>) {
+    let mut bytes = [0; MOST];
+    let count = put(number, &mut bytes);
+    to.extend_from_slice(&bytes[..count]);
+}
+
 /// Takes a number from the front; `None` if there is none, or it has more than 64 bits.
 pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
     let mut value = 0;

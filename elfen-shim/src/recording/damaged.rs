@@ -1,0 +1,142 @@
+//! Goal: nothing that is in a file makes the reader crash, or take more memory than the file says.
+//! Method: recordings with bytes changed, and with checksums that fit what was changed; and what is
+//! no recording at all.
+
+use std::io::Write;
+use std::sync::OnceLock;
+
+use proptest::prelude::*;
+
+use super::tests::{file as whole_file, head};
+use super::*;
+
+const STEP: u64 = 26;
+
+/// Of many runs of few tags, which are packed.
+fn packed_file() -> Vec<u8> {
+    let (mut pool, mut head) = (Pool::new(1 << 20, 1, false), head());
+    let mut series = Series::new(0, Kind::Tags, STEP, 0);
+    for n in 1..=2_000_u64 {
+        let at = n * 40 * STEP + n % 5 * STEP;
+        series.see(at, State::Value(n * n % 7), &mut pool).unwrap();
+    }
+    series.end(2_001 * 40 * STEP, &mut pool).unwrap();
+    head.signals.truncate(1);
+    let mut file = Vec::new();
+    write(&head, &pool, &mut file).unwrap();
+    assert_eq!(file[behind_head(&file)], form::PACKED_MARK);
+    file
+}
+
+/// Goal: a file that says that it is older is read as an older one.
+#[test]
+fn packed_chunks_are_of_the_fifth_version() {
+    let mut packed = packed_file();
+    assert!(Recording::parse(&packed).is_ok());
+    packed[8] = 4;
+    let refused = Recording::parse(&packed).unwrap_err().to_string();
+    assert!(refused.contains("does not begin as one does"), "{refused}");
+}
+
+/// Where the chunks begin.
+fn behind_head(file: &[u8]) -> usize {
+    20 + usize::try_from(u32::from_le_bytes(file[12..16].try_into().unwrap())).unwrap()
+}
+
+/// Bytes of a file are others, and where it is `mended`, a chunk's checksum is made to fit, so that
+/// what is behind it is reached.
+fn changed(whole: &[u8], changes: &[(usize, u8)], mended: bool) -> Result<(), TestCaseError> {
+    let mut bytes = whole.to_vec();
+    for (at, byte) in changes {
+        let at = at % bytes.len();
+        bytes[at] = *byte;
+    }
+    let begin = behind_head(whole);
+    let is_mark = |byte: &u8| [form::CHUNK_MARK, form::PACKED_MARK].contains(byte);
+    let mark = bytes[begin..].iter().position(is_mark).filter(|_| mended);
+    if let Some(at) = mark {
+        let at = begin + at;
+        let length = bytes.get(at + 14..at + 18);
+        let length = length.map(|four| u32::from_le_bytes(four.try_into().unwrap()));
+        let length = usize::try_from(length.unwrap_or(0)).unwrap();
+        if let Some(payload) = bytes.get(at + 22..at + 22 + length) {
+            let sum = file::checksum(&bytes[at..at + 18], payload);
+            bytes[at + 18..at + 22].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    if let Ok(read) = Recording::parse(&bytes) {
+        let runs: usize = read.runs.iter().map(Vec::len).sum();
+        prop_assert!(runs <= bytes.len() * 4, "memory is bounded by the file");
+    }
+    Ok(())
+}
+
+proptest::proptest! {
+    #[test]
+    fn changed_files_are_read_or_refused(
+        changes in proptest::collection::vec((0usize..4000, any::<u8>()), 1..6),
+        mended: bool,
+    ) {
+        // Made once: most of the time of ten million cases would go there.
+        static FILE: OnceLock<Vec<u8>> = OnceLock::new();
+        changed(FILE.get_or_init(|| whole_file(300)), &changes, mended)?;
+    }
+
+    #[test]
+    fn changed_files_of_packed_chunks_are_read_or_refused(
+        changes in proptest::collection::vec((0usize..4000, any::<u8>()), 1..6),
+        mended: bool,
+    ) {
+        static FILE: OnceLock<Vec<u8>> = OnceLock::new();
+        changed(FILE.get_or_init(packed_file), &changes, mended)?;
+    }
+
+    #[test]
+    fn any_payload_is_read_or_refused(
+        payload: Vec<u8>,
+        runs in 0u32..2000,
+        kind: bool,
+        packed: bool,
+    ) {
+        let mut head = head();
+        head.signals[0].kind = if kind { Kind::Tags } else { Kind::Values };
+        let bytes = u32::try_from(payload.len()).unwrap();
+        let chunk = ChunkHead { series: 0, first_ticks: u64::MAX / 2, runs, bytes };
+        let mut file = Vec::new();
+        write(&head, &Pool::new(0, 2, false), &mut file).unwrap();
+        let tail = file.len() - (1 + 8 + br#"{"chunks":0}"#.len());
+        file.truncate(tail);
+        let mark = if packed { form::PACKED_MARK } else { form::CHUNK_MARK };
+        let fields = file::fields(mark, &chunk);
+        file.extend(&fields);
+        file.extend(file::checksum(&fields, &payload).to_le_bytes());
+        file.extend(&payload);
+        if let Ok(read) = Recording::parse(&file) {
+            prop_assert!(read.runs[0].len() <= payload.len() * 4);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_recording_is_refused() {
+    let refused = |bytes: &[u8]| {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        open(file.path()).unwrap_err().to_string()
+    };
+    assert!(refused(b"").contains("empty"));
+    assert!(refused(b"{}").contains("does not begin"));
+    let mut other = whole_file(10);
+    other[8] = 9;
+    assert!(refused(&other).contains("version 9"));
+    let mut wrong = whole_file(10);
+    let near_end = wrong.len() - 60;
+    wrong[near_end] ^= 1;
+    assert!(refused(&wrong).contains("checksum") || refused(&wrong).contains("damaged"));
+    let folder = tempfile::tempdir().unwrap();
+    assert!(open(folder.path()).unwrap_err().to_string().contains("folder"));
+    let fifo = folder.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(open(&fifo).unwrap_err().to_string().contains("pipe"));
+    assert!(open(&folder.path().join("none")).is_err());
+}

@@ -130,6 +130,8 @@ pub struct Recorder<const BOTH: bool> {
     pub plain: Vec<(usize, ThreadWord, u32)>,
     pub page: Option<&'static Page<ThreadSlot>>,
     pub process: u32,
+    /// Its forked children as well: they have slots of the same page.
+    pub children: bool,
     pub rates: Vec<Rate>,
     /// The first signal that names what is done, for rates.
     pub tag_feed: Option<usize>,
@@ -154,6 +156,8 @@ pub struct Recorder<const BOTH: bool> {
     last_words: Vec<u64>,
     full: bool,
     was_above: bool,
+    /// Words are another thread's since the last sample: no rate goes from one to the other.
+    rebound: bool,
     periods: Vec<u32>,
 }
 
@@ -167,6 +171,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             plain: Vec::new(),
             page,
             process: 0,
+            children: false,
             rates: Vec::new(),
             tag_feed: None,
             reader: Reader::default(),
@@ -188,6 +193,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             last_words: vec![0; crate::observe::WORDS_MAX],
             full: false,
             was_above: false,
+            rebound: false,
             periods: vec![0; PERIOD_BUCKETS],
         }
     }
@@ -234,14 +240,20 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let follow = &mut self.lanes[lane];
         follow.seen_switches += u64::from(follow.task != u64::MAX - 1);
         follow.task = task;
-        follow.runs = match Running::from_word(task) {
-            Running::Task(task) => task.process == self.process,
-            Running::Idle | Running::Unknown => false,
-        };
-        follow.bound = false;
-        if follow.runs {
-            let slot = self.page.and_then(|page| slot_of(page, self.claims, task));
-            self.lanes[lane].bind(slot, words);
+        (follow.runs, follow.bound) = (false, false);
+        self.find(lane, words);
+    }
+
+    /// Whether the thread that a lane runs is of those that are observed, and what it says.
+    fn find<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
+        let follow = &mut self.lanes[lane];
+        let Running::Task(task) = Running::from_word(follow.task) else { return };
+        let is_own = task.process == self.process;
+        if is_own || self.children {
+            let slot = self.page.and_then(|page| slot_of(page, self.claims, follow.task));
+            follow.runs = is_own || slot.is_some();
+            follow.bind(slot, words);
+            self.rebound |= follow.bound;
         }
     }
 
@@ -254,9 +266,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
         }
         self.claims = claims;
         for lane in 0..self.lanes.len() {
-            if self.lanes[lane].runs && !self.lanes[lane].bound {
-                let slot = slot_of(page, claims, self.lanes[lane].task);
-                self.lanes[lane].bind(slot, words);
+            if !self.lanes[lane].bound {
+                self.find(lane, words);
             }
         }
         for (word, part, index) in &self.plain {
@@ -265,6 +276,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
                 |slot: &&ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == self.process;
             if let Some(slot) = slot.filter(ours) {
                 words[*word] = part.of(slot);
+                self.rebound = true;
             }
         }
     }
@@ -316,6 +328,10 @@ impl<const BOTH: bool> Recorder<BOTH> {
     fn add_rates<const N: usize>(&mut self, sample: &Sample<N>, last: (u64, u64)) {
         let tag = self.tag_feed.map_or(State::Value(0), |feed| self.series[feed].state());
         let State::Value(tag) = tag else { return };
+        if !self.lanes.is_empty() && !self.lanes.iter().any(|lane| lane.runs) {
+            // What stands still while its thread does is no rate of it.
+            return;
+        }
         let (words, before) = (&sample.words, &self.last_words);
         for rate in &mut self.rates {
             let value = |words: &[u64], index: Option<usize>| index.map_or(0, |at| words[at]);
@@ -384,7 +400,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     #[inline(always)]
     fn take(&mut self, sample: &Sample<N>, words: &mut [&'static AtomicU64; N]) {
         self.samples += 1;
-        let mut steady = true;
+        let mut steady = !std::mem::take(&mut self.rebound);
         if let Some((last, _)) = self.last {
             let step = sample.start - last;
             self.periods[bucket_of(step)] += 1;
@@ -455,3 +471,6 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         !self.orders.stop.load(Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests;

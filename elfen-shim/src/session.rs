@@ -39,6 +39,8 @@ pub struct TooMany;
 pub struct Words {
     pub signals: Vec<Signal>,
     pub process: u32,
+    /// Whether its forked children are observed as well.
+    pub children: bool,
     words: Vec<&'static AtomicU64>,
     feeds: Vec<Feed>,
     lanes: Vec<Follow>,
@@ -56,6 +58,7 @@ impl Words {
         Self {
             signals: Vec::new(),
             process,
+            children: false,
             words: Vec::new(),
             feeds: Vec::new(),
             lanes: Vec::new(),
@@ -342,6 +345,7 @@ fn start_one<const BOTH: bool>(
         recorder.gap_ticks = (how.period_ticks * GAP_PERIODS).max(how.clock.ticks(GAP_NS));
         recorder.deadline = how.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
         (recorder.cpu, recorder.process) = (how.from, words.process);
+        recorder.children = words.children;
         (recorder.feeds, recorder.lanes, recorder.plain) = (words.feeds, words.lanes, words.plain);
         (recorder.rates, recorder.tag_feed) = (words.rates, words.tag_feed);
         (recorder.state, recorder.reader) = (words.state, reader);

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_rt::memory::Memory;
@@ -23,12 +23,15 @@ use preload::library;
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
@@ -36,7 +39,7 @@ const SOURCE: &str = r#"
 
 /* What the made-up counters say: of cycles, and of instructions. */
 static _Thread_local uint64_t counters[2];
-static int opened;
+static int opened, shut_in;
 
 static long made_up_event(const uint64_t *attributes)
 {
@@ -66,7 +69,7 @@ long syscall(long number, ...)
 	b = va_arg(rest, long);
 	c = va_arg(rest, long);
 	va_end(rest);
-	if (number == SYS_perf_event_open)
+	if (number == SYS_perf_event_open && !shut_in)
 		return made_up_event((const uint64_t *)a);
 	__asm__ volatile("syscall"
 			 : "=a"(result)
@@ -118,7 +121,23 @@ static void *work(void *from)
 	return NULL;
 }
 
-int main(void)
+/* From now on whoever calls perf_event_open ends the process. */
+static int shut_oneself_in(void)
+{
+	struct sock_filter rules[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_perf_event_open, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { 4, rules };
+
+	shut_in = 1;
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+int main(int count, char **arguments)
 {
 	struct sigaction action = { .sa_flags = SA_SIGINFO };
 	pthread_t thread;
@@ -128,6 +147,14 @@ int main(void)
 	action.sa_sigaction = in_place_of_a_counter;
 	sigaction(SIGSEGV, &action, NULL);
 	work((void *)10000);
+	(void)arguments;
+	if (count > 1) {
+		if (shut_oneself_in())
+			return 2;
+		pthread_create(&thread, NULL, work, (void *)20000);
+		pthread_join(thread, NULL);
+		return opened == 2 ? 6 : 7;
+	}
 	pthread_create(&thread, NULL, work, (void *)20000);
 	pthread_join(thread, NULL);
 	/* Without the C library, so that no handler of a fork runs: the pages are not there. */
@@ -176,6 +203,26 @@ fn address(program: &Path, function: &str) -> u64 {
     u64::from_str_radix(line.split_whitespace().next().unwrap(), 16).unwrap()
 }
 
+/// Runs it with these words, as `elfen shim` would; gives what its threads left as well.
+fn run(program: &Path, words: &[&str]) -> (Output, Page<ThreadSlot>) {
+    let bytes = Page::<ThreadSlot>::bytes(8);
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+    let page = Page::<ThreadSlot>::format(memory, 8, 0, &[0; 32]).unwrap();
+    let segment = page.memory().segment_id().unwrap();
+    let about = fs::metadata(program).unwrap();
+    // The second is of another file, and so of none.
+    let (device, inode, at) = (about.dev(), about.ino(), address(program, "counted"));
+    let other = address(program, "other");
+    let places = format!("{device}:{inode}:{at},{device}:{}:{other}", inode + 1);
+    let order = format!("1 {segment} {} entries,{places} -", std::process::id());
+    let mut run = Command::new(program);
+    run.args(words).env("ELFEN_SHIM", order);
+    run.env("LD_PRELOAD", library().join("libelfen_preload.so"));
+    let ended = run.stdin(Stdio::null()).output().unwrap();
+    page.memory().remove_name().unwrap();
+    (ended, page)
+}
+
 #[test]
 fn functions_publish_what_their_thread_has_executed() {
     let rule = fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc");
@@ -189,20 +236,7 @@ fn functions_publish_what_their_thread_has_executed() {
         &["-fpatchable-function-entry=43", "-fcf-protection=full", "-no-pie"],
     ] {
         let program = build(folder.path(), options);
-        let bytes = Page::<ThreadSlot>::bytes(8);
-        let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
-        let page = Page::<ThreadSlot>::format(memory, 8, 0, &[0; 32]).unwrap();
-        let segment = page.memory().segment_id().unwrap();
-        let about = fs::metadata(&program).unwrap();
-        // The second is of another file, and so of none.
-        let (device, inode, at) = (about.dev(), about.ino(), address(&program, "counted"));
-        let other = address(&program, "other");
-        let places = format!("{device}:{inode}:{at},{device}:{}:{other}", inode + 1);
-        let order = format!("1 {segment} {} entries,{places} -", std::process::id());
-        let mut run = Command::new(&program);
-        run.env("ELFEN_SHIM", order).env("LD_PRELOAD", library().join("libelfen_preload.so"));
-        let ended = run.stdin(Stdio::null()).output().unwrap();
-        page.memory().remove_name().unwrap();
+        let (ended, page) = run(&program, &[]);
         assert_eq!(ended.status.code(), Some(3), "{options:?}: {ended:?}");
         let first = page.slot(0).unwrap();
         let of_all = [&first.counting, &first.uncounted, &first.refused];
@@ -215,6 +249,20 @@ fn functions_publish_what_their_thread_has_executed() {
         assert_eq!(counts(0), (2 * 10_100 + 2_000, 10_100 + 1_000), "{options:?}");
         assert_eq!(counts(1), (2 * 20_100 + 2_000, 20_100 + 1_000), "{options:?}");
     }
+}
+
+/// Goal: a program that lets nobody open events is not ended by what we do in it. Method: one that
+/// says so between its first thread and the second.
+#[test]
+fn who_shuts_himself_in_goes_on() {
+    let Some(folder) = stage() else { return };
+    let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
+    let (ended, page) = run(&program, &["shut"]);
+    if ended.status.code() == Some(2) {
+        return skipped("no process may filter its system calls here");
+    }
+    assert_eq!(ended.status.code(), Some(6), "{ended:?}");
+    assert_eq!(page.slot(0).unwrap().uncounted.load(Relaxed), 1);
 }
 
 /// Goal: what cannot be counted is refused in one line, and where no hardware counts, that is said.

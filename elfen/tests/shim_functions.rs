@@ -73,8 +73,12 @@ fn stage() -> Option<tempfile::TempDir> {
 }
 
 fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
+    build_of(SANDWICH, folder, name, options)
+}
+
+fn build_of(source: &str, folder: &Path, name: &str, options: &[&str]) -> PathBuf {
     let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    fs::write(&file, SANDWICH).unwrap();
+    fs::write(&file, source).unwrap();
     let mut compiler = Command::new("cc");
     compiler.args(["-O1", "-o"]).arg(&program).args(options).arg(&file);
     if options.contains(&RETURNS) {
@@ -83,6 +87,32 @@ fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
     assert!(compiler.status().unwrap().success(), "{name}");
     program
 }
+
+/// A program whose child does most of the work.
+const FORKS: &str = r#"
+#include <sys/wait.h>
+#include <unistd.h>
+__attribute__((noinline)) void of_the_child(void)
+{
+	for (volatile long turn = 0; turn < 600000000; turn++)
+		;
+}
+__attribute__((noinline)) void of_the_parent(void)
+{
+	for (volatile long turn = 0; turn < 200000000; turn++)
+		;
+}
+int main(void)
+{
+	of_the_parent();
+	if (fork() == 0) {
+		of_the_child();
+		_exit(0);
+	}
+	wait(NULL);
+	return 3;
+}
+"#;
 
 fn shim(words: &[&str], program: &Path) -> Output {
     let mut command = command_with_its_library();
@@ -159,4 +189,22 @@ fn calls_are_counted_and_static_programs_go_without_functions() {
     let refused = shim(&["--watch", "function"], &fixed);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(1) && said.contains("statically linked"), "{said}");
+}
+
+/// Goal: what a forked child does is seen with --follow, and is nobody's without it.
+#[test]
+fn children_are_observed_where_that_is_asked_for() {
+    // SAFETY: takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        return skipped("who runs takes root");
+    }
+    let Some(folder) = stage() else { return };
+    let room = "-fpatchable-function-entry=43";
+    let program = build_of(FORKS, folder.path(), "forks", &[room, RETURNS, "-O0"]);
+    let alone = summary(&["--watch", "function"], &program);
+    assert_eq!(share(&alone, "of_the_child"), 0.0, "{alone:#}");
+    assert!(share(&alone, "of_the_parent") > 60.0, "{alone:#}");
+    let followed = summary(&["--watch", "function", "--follow"], &program);
+    let both = ["of_the_parent", "of_the_child"].map(|name| share(&followed, name));
+    assert!(both[0] > 5.0 && both[1] > both[0], "{followed:#}");
 }

@@ -40,6 +40,7 @@ extern "C" fn start() {
         // The first thread's slot is claimed here, where system calls do no harm.
         threads::claim_slots(counts);
         threads::begin_this();
+        threads::claim_in_children();
     }
     patch::patch_all(patch::Ways {
         says: order.filter(|_| says),

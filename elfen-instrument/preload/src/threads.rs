@@ -54,6 +54,17 @@ pub(crate) fn begin_this() {
     }
 }
 
+/// Has forked children claim slots too: code at their entries can't. Behind [`begin_this`], as the
+/// first handler in a child takes its parent's slot from it.
+pub(crate) fn claim_in_children() {
+    // SAFETY: the handler lives as long as the process: this library is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(begin_child)) };
+}
+
+unsafe extern "C" fn begin_child() {
+    tag::begin_thread();
+}
+
 /// What a thread is to do, as two registers.
 #[repr(C)]
 struct Order {

@@ -90,6 +90,11 @@ pub(super) struct Args {
     #[arg(long, requires = "process")]
     pub(super) share: bool,
 
+    /// Observe forked children as well, until they start another program: each has tags and
+    /// functions of its own
+    #[arg(long)]
+    pub(super) follow: bool,
+
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,

@@ -21,6 +21,8 @@ use crate::symbols::{Global, Layout, Symbols};
 /// What there is to look at.
 pub(super) struct Context<'a> {
     pub(super) process: u32,
+    /// Whether its forked children are observed as well.
+    pub(super) children: bool,
     pub(super) page: Option<&'static Page<ThreadSlot>>,
     pub(super) map: Result<&'static TaskMap, String>,
     pub(super) chosen: &'a Chosen,
@@ -72,6 +74,7 @@ pub(super) fn gather(
     let mut lanes = 0;
     for (index, (_, on)) in parts.iter().enumerate() {
         let mut words = Words::of(context.process, context.page);
+        words.children = context.children;
         if parts.len() > 1 {
             words = words.as_part(if follows { lanes } else { index * THREADS_MAX });
         }
@@ -84,6 +87,15 @@ pub(super) fn gather(
     if asked_task && !follows {
         let why = "so many lanes are not followed at a time";
         return Err(Failure::new(Status::Usage, "watching \"task\"", why, "name fewer with --on"));
+    }
+    if context.children && !follows {
+        let why = match &context.map {
+            Err(why) => why.as_str(),
+            Ok(_) => "its children are found by who runs, and nothing of that is watched",
+        };
+        let fix = "run it as root, or as a member of group elfen where elfend runs, and watch tag, \
+                   function or task";
+        return Err(Failure::new(Status::Failed, "--follow", why, fix));
     }
     if of_thread && context.page.is_none() {
         let why = "the process has no page of its threads: it has no tags, and was not started by \

@@ -136,6 +136,7 @@ impl Run<'_> {
         let no_map = map.as_ref().err().cloned();
         let context = Context {
             process: started.process,
+            children: self.args.follow,
             page: started.page,
             map,
             chosen: &self.chosen,

@@ -1,0 +1,70 @@
+//! Goal: a recording is of the threads that it is to be of, and no rate goes from one thread's
+//! counter to another's. Method: two threads on one lane, by a task slot and a page of our own.
+
+use super::*;
+use elfen_rt::memory::Memory;
+use elfen_rt::signal::thread::thread_word;
+
+const OURS: u32 = 70;
+const CHILDS: u32 = 71;
+
+fn page() -> &'static Page<ThreadSlot> {
+    let bytes = Page::<ThreadSlot>::bytes(8);
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
+    memory.remove_name().unwrap();
+    Box::leak(Box::new(Page::format(memory, 8, 0, &[0; 32]).unwrap()))
+}
+
+/// Who runs, sample by sample, and what is seen of its calls; with rates as they were added.
+fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
+    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+    let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
+    let page = page();
+    let first = page.slot(0).unwrap();
+    first.claims.store(2, Relaxed);
+    for (index, (process, calls)) in (0..).zip([(OURS, 1_000), (CHILDS, 9_000_000)]) {
+        let thread = page.slot(index).unwrap();
+        thread.thread.store(thread_word(process, process), Relaxed);
+        thread.words.calls.store(calls, Relaxed);
+    }
+    let mut recorder: Recorder<true> =
+        Recorder::new(Pool::new(0, 1, false), Some(page), Arc::default());
+    (recorder.process, recorder.children) = (OURS, children);
+    recorder.lanes.push(Follow::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    let feed = Feed { kind: Kind::Values, word: 1, offset: 0, width: Width::U64, lane: Some(0) };
+    recorder.feeds.push(feed);
+    recorder.series.push(Series::new(0, Kind::Values, 1, 0));
+    recorder.rates.push(Rate::new("calls".to_owned(), 1, None, 1.0, 1_000));
+    let mut words = [&slot.task, &NOTHING];
+    let mut states = Vec::new();
+    for (at, &task) in (1..).zip(runs) {
+        slot.task.store(task, Relaxed);
+        for index in 0..2 {
+            page.slot(index).unwrap().words.calls.fetch_add(1, Relaxed);
+        }
+        let now = at * 1_000;
+        let words_now = words.map(|word| word.load(Relaxed));
+        let sample = Sample { start: now, end: now, words: words_now };
+        recorder.take(&sample, &mut words);
+        recorder.goes_on(now, &mut words);
+        states.push(recorder.series[0].state());
+    }
+    let figures = recorder.rates[0].figures(|_| String::new());
+    let fastest = figures.iter().map(|figure| figure.p90).fold(0.0, f64::max);
+    assert!(fastest < 1.0, "a call a sample, and no thread's in place of another's: {fastest}");
+    (states, recorder.rates[0].dte(&crate::clock::Clock::default()).kept)
+}
+
+#[test]
+fn children_are_observed_where_that_is_asked_for() {
+    let [ours, child, other] = [OURS, CHILDS, 72].map(|process| thread_word(process, process));
+    let runs = [ours, ours, ours, child, child, child, other, other, ours, ours, ours];
+    let (states, kept) = seen(false, &runs);
+    let ran = |state: &State| matches!(state, State::Value(_));
+    assert_eq!(states.iter().filter(|state| ran(state)).count(), 4, "{states:?}");
+    assert_eq!(states[5], State::NotRunning, "{states:?}");
+    let (followed, more) = seen(true, &runs);
+    assert!(matches!(followed[5], State::Value(9_000_000..)), "{followed:?}");
+    assert_eq!(followed[7], State::NotRunning, "a stranger: {followed:?}");
+    assert!(more > kept && kept > 0, "{more} {kept}");
+}

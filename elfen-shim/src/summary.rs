@@ -35,6 +35,10 @@ pub struct Summary {
     pub rates: Vec<RateFigure>,
     pub dte: Option<Dte>,
     pub cost_percent: Option<Cost>,
+    /// The time between two samples that would cost two of a hundred, where it costs more: each
+    /// costs about as much however far apart they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub two_percent_at_ns: Option<u64>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cost_unknown: String,
     pub stopped_ns: u64,
@@ -195,6 +199,7 @@ impl Summary {
             rates: head.rates.clone(),
             dte: head.dte,
             cost_percent: head.cost,
+            two_percent_at_ns: head.cost.and_then(|cost| two_percent_at(&cost, &head.period_ns)),
             cost_unknown: head.cost_unknown.clone(),
             stopped_ns: head.stopped_ns,
             returns: None,
@@ -218,6 +223,13 @@ impl Summary {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time above 0")]
+fn two_percent_at(cost: &Cost, period: &Periods) -> Option<u64> {
+    const CHEAP_PERCENT: f64 = 2.0;
+    let times = cost.median / CHEAP_PERCENT;
+    (times > 1.0).then(|| (number(period.median) * times).ceil() as u64)
+}
+
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * number(part) / number(whole) }
 }
@@ -226,5 +238,20 @@ impl From<Weighed> for Values {
     fn from(seen: Weighed) -> Self {
         let Weighed { first, last, least, most, .. } = seen;
         Self { first, last, least, most, mean: seen.mean() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_period_is_named_at_which_little_is_paid() {
+        let period = Periods { asked: 100, median: 1_000, p99: 2_000 };
+        let of = |median| two_percent_at(&Cost { median, low: 0.0, high: 0.0 }, &period);
+        assert_eq!(
+            [of(-1.0), of(0.0), of(2.0), of(3.0), of(31.0)],
+            [None, None, None, Some(1_500), Some(15_500)]
+        );
     }
 }

@@ -165,8 +165,14 @@ fn notes(summary: &Summary) -> Vec<String> {
     }
     if let Some(cost) = &summary.cost_percent {
         notes.push(format!(
-            "being observed cost {:.1} % (95 %: {:.1} to {:.1})",
-            cost.median, cost.low, cost.high
+            "being observed cost {:.1} % (95 %: {:.1} to {:.1}){}",
+            cost.median,
+            cost.low,
+            cost.high,
+            summary.two_percent_at_ns.map_or_else(String::new, |ns| format!(
+                "; a look each {} would cost some 2 %: --period",
+                show(ns)
+            ))
         ));
     }
     if !summary.cost_unknown.is_empty() {

@@ -5,6 +5,8 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -75,6 +77,16 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     let elfen = env!("CARGO_BIN_EXE_elfen");
     let itself = Command::new("sh").args(["-c", &format!("exec {elfen} shim -p $$")]).output();
     refuses(&itself.unwrap(), 2, "this command itself");
+    // SAFETY: takes nothing.
+    if unsafe { libc::geteuid() } == 0 {
+        // The build's folder may be one for nobody but us.
+        let copy = folder.path().join("elfen");
+        fs::copy(elfen, &copy).unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (own, mut foreign) = (std::process::id().to_string(), Command::new(copy));
+        foreign.args(["shim", "-p", &own]).current_dir("/").uid(65534).gid(65534);
+        refuses(&foreign.output().unwrap(), 1, "not for this user");
+    }
 }
 
 #[test]

@@ -17,7 +17,15 @@ use super::stage::Lanes;
 /// Loads a word in a thread of its own, until it is told to stop.
 pub(super) struct Bare {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<std::io::Result<()>>,
+    thread: JoinHandle<std::io::Result<Seen>>,
+}
+
+/// What it did.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) loads: u64,
+    /// Loads that found another value than the one before.
+    pub(super) new_values: u64,
 }
 
 impl Bare {
@@ -26,24 +34,24 @@ impl Bare {
         let told = stop.clone();
         let thread = thread::spawn(move || {
             affinity::pin(lanes.from)?;
-            look(word, period_ticks, &told);
-            Ok(())
+            Ok(look(word, period_ticks, &told))
         });
         Self { stop, thread }
     }
 
-    pub(super) fn join(self) -> std::io::Result<()> {
+    pub(super) fn join(self) -> std::io::Result<Seen> {
         self.stop.store(true, Relaxed);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
 /// As far apart as Shim's samples are, and as irregular.
-fn look(word: &AtomicU64, period_ticks: u64, stop: &AtomicBool) {
+fn look(word: &AtomicU64, period_ticks: u64, stop: &AtomicBool) -> Seen {
     /// Between two looks at whether to go on.
     const LOADS: u32 = 64;
     let mut next = clock::now();
     let mut random = next | 1;
+    let (mut seen, mut last) = (Seen { loads: 0, new_values: 0 }, 0);
     while !stop.load(Relaxed) {
         for _ in 0..LOADS {
             let mut now = clock::now();
@@ -52,9 +60,13 @@ fn look(word: &AtomicU64, period_ticks: u64, stop: &AtomicBool) {
                 now = clock::now();
             }
             clock::fence();
-            black_box(word.load(Relaxed));
+            let value = black_box(word.load(Relaxed));
+            seen.new_values += u64::from(value != last);
+            last = value;
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             next = now + period_ticks / 2 + (random >> 32) * period_ticks / (1 << 32);
         }
+        seen.loads += u64::from(LOADS);
     }
+    seen
 }

@@ -9,6 +9,8 @@ mod bare;
 mod competitor;
 mod cost;
 mod dte;
+mod functions;
+mod profile;
 mod programs;
 mod rates;
 mod spread;
@@ -16,7 +18,7 @@ mod stage;
 mod switches;
 mod truth;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -27,8 +29,10 @@ use serde::Serialize;
 use stage::on_lane;
 
 pub(crate) use competitor::Competitor;
-pub(crate) use cost::Cost;
+pub(crate) use cost::{CHEAP_PERCENT, Cost, cheap_from};
 pub(crate) use dte::Dte;
+pub(crate) use functions::{Functions, TRUE_SHARE_PERCENT};
+pub(crate) use profile::Profile;
 pub(crate) use programs::Agreement;
 pub(crate) use rates::Rate;
 pub(crate) use spread::Spread;
@@ -53,8 +57,19 @@ pub(crate) enum Part {
     Competitor,
     Switches,
     Costs,
+    Functions,
     Programs,
+    Profile,
     Spread,
+}
+
+/// How far apart the lanes were: ticks for a line there and back.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct RoundTrip {
+    pub(crate) part: Part,
+    pub(crate) before: u64,
+    /// `None` if the other lane was not to be had.
+    pub(crate) after: Option<u64>,
 }
 
 /// What to measure, and how.
@@ -75,10 +90,13 @@ pub(crate) struct Measured {
     pub(crate) ticks_per_us: f64,
     /// The longest that anything was measured at.
     pub(crate) line_round_trip_ticks: Option<u64>,
+    pub(crate) round_trips: Vec<RoundTrip>,
     pub(crate) rates: Vec<Rate>,
     pub(crate) costs: Vec<Cost>,
     /// Costs that `elfen shim --measure-cost` says as well.
     pub(crate) agreements: Vec<Agreement>,
+    pub(crate) functions: Vec<Functions>,
+    pub(crate) profiles: Vec<Profile>,
     pub(crate) spreads: Vec<Spread>,
     pub(crate) truth: Vec<Truth>,
     pub(crate) sizes: Vec<Size>,
@@ -123,13 +141,24 @@ pub(crate) fn measure(order: &Order) -> Result<Measured, Error> {
         let costs = |_| on_lane(lanes.on, || cost::measure(lanes, order.pairs));
         measured.costs = measured.near(lanes, Part::Costs, costs)?;
     }
-    if order.lua.is_empty() && (asked(Part::Programs) || asked(Part::Spread)) {
-        let why = "programs and spread: there is no lua5.4, and --lua names none";
+    if asked(Part::Functions) {
+        match measured.near(lanes, Part::Functions, |_| functions::measure(lanes))? {
+            Ok(rows) => measured.functions = rows,
+            Err(why) => measured.left_out.push(format!("functions: {why}")),
+        }
+    }
+    if order.lua.is_empty()
+        && [Part::Programs, Part::Profile, Part::Spread].iter().any(|&p| asked(p))
+    {
+        let why = "programs, profile and spread: there is no lua5.4, and --lua names none";
         measured.left_out.push(why.to_owned());
         return Ok(measured);
     }
     if asked(Part::Programs) {
         measured.programs(order)?;
+    }
+    if asked(Part::Profile) {
+        measured.profile(order)?;
     }
     if asked(Part::Spread) {
         measured.spread(order)?;
@@ -152,15 +181,26 @@ impl Measured {
         Ok(())
     }
 
+    fn profile(&mut self, order: &Order) -> Result<(), Error> {
+        let lanes = order.lanes;
+        for lua in &order.lua {
+            let measure = |_| profile::measure(lanes, lua);
+            let (profiles, sizes) = self.near(lanes, Part::Profile, measure)?;
+            if sizes.is_empty() {
+                self.left_out.push(without_functions("profile", lua));
+            }
+            self.profiles.extend(profiles);
+            self.sizes.extend(sizes);
+        }
+        Ok(())
+    }
+
     fn spread(&mut self, order: &Order) -> Result<(), Error> {
         let lanes = order.lanes;
         for lua in &order.lua {
             match self.near(lanes, Part::Spread, |_| spread::measure(lanes, lua))? {
                 Some(rows) => self.spreads.extend(rows),
-                None => self.left_out.push(format!(
-                    "rates of calls: the functions of {} do not say that they are entered",
-                    lua.display()
-                )),
+                None => self.left_out.push(without_functions("rates of calls", lua)),
             }
         }
         Ok(())
@@ -184,11 +224,16 @@ impl Measured {
                 repeats += 1;
                 continue;
             }
+            self.round_trips.push(RoundTrip { part, before, after });
             self.disturbed.extend((longest > NEAR_TICKS).then_some(part));
             self.line_round_trip_ticks = self.line_round_trip_ticks.max(after.or(Some(before)));
             return Ok(found);
         }
     }
+}
+
+fn without_functions(what: &str, lua: &Path) -> String {
+    format!("{what}: the functions of {} do not say that they are entered", lua.display())
 }
 
 /// The round trip of a line, once it is short, or when that was waited for in vain.

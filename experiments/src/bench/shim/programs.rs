@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::cost::Cost;
+use super::cost::{Cost, SHIM};
 use super::stage::{Error, Lanes, at, on_lane};
 
 pub(super) const SCRIPTS: [(&str, &str); 2] = [
@@ -46,7 +46,8 @@ io.open(arg[1], 'w'):write(string.format('%.9f', took)):close()
 /// What a run takes, unobserved.
 const RUN_SECONDS: f64 = 0.1;
 /// One with the cost measured by `elfen shim` itself: it has a figure each tenth of a second.
-const MEASURED_SECONDS: f64 = 5.0;
+const MEASURED_SECONDS: f64 = 1.5;
+const MEASURED_TURNS: usize = 7;
 const PERIODS_TICKS: [u64; 4] = [0, 300, 1_200, 2_600];
 /// What both ways of measuring a cost are compared at.
 const COMPARED_TICKS: u64 = 300;
@@ -63,6 +64,8 @@ pub(crate) struct Agreement {
     pub(crate) period_ticks: u64,
     pub(crate) by_pairs_percent: f64,
     pub(crate) by_measure_cost_percent: f64,
+    /// How far the second is from the first, in the median of the turns; quartiles.
+    pub(crate) apart: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
 }
@@ -111,6 +114,10 @@ impl<'a> Program<'a> {
         Ok(program)
     }
 
+    pub(super) fn lanes(&self) -> Lanes {
+        self.lanes
+    }
+
     pub(super) fn has_functions(&self) -> bool {
         !self.watch.is_empty()
     }
@@ -123,7 +130,7 @@ impl<'a> Program<'a> {
         Ok(command.args(self.words(rounds)).stderr(Stdio::null()).output()?.stdout)
     }
 
-    fn words(&self, rounds: u64) -> [OsString; 4] {
+    pub(super) fn words(&self, rounds: u64) -> [OsString; 4] {
         let rounds = rounds.to_string().into();
         [self.lua.into(), self.script.clone().into(), self.took().into(), rounds]
     }
@@ -198,12 +205,10 @@ pub(super) fn measure(
     let (mut costs, mut agreements) = (Vec::new(), Vec::new());
     for script in SCRIPTS {
         let program = Program::new(lanes, lua, folder.path(), script)?;
-        let rows = of_script(&program, pairs)?;
-        let at_300 = rows.iter().find(|row| row.period_ticks == Some(COMPARED_TICKS));
-        if let Some(row) = at_300.filter(|_| program.has_functions()) {
-            agreements.push(agreement(&program, row)?);
+        costs.extend(of_script(&program, pairs)?);
+        if program.has_functions() {
+            agreements.push(agreement(&program)?);
         }
-        costs.extend(rows);
     }
     Ok((costs, agreements))
 }
@@ -242,7 +247,7 @@ fn of_script(program: &Program<'_>, pairs: usize) -> Result<Vec<Cost>, Error> {
         ratios.sort_by(f64::total_cmp);
         let (by, period_ticks) = match way {
             Beside::Alone => ("nobody: its stores alone", None),
-            Beside::Observed(ticks) => ("elfen shim", Some(ticks)),
+            Beside::Observed(ticks) => (SHIM, Some(ticks)),
             Beside::Perf | Beside::Unobserved => {
                 let ticks = program.lanes.clock.ticks_per_second / PERF_HZ;
                 ("perf record -e cpu-clock", Some(ticks))
@@ -268,26 +273,48 @@ pub(super) fn has_perf() -> bool {
     perf.status().is_ok_and(|status| status.success())
 }
 
-fn agreement(program: &Program<'_>, row: &Cost) -> Result<Agreement, Error> {
+/// Whether both ways agree: by turns, as what a look costs changes with how far apart the lanes
+/// are, which may be another in a second.
+fn agreement(program: &Program<'_>) -> Result<Agreement, Error> {
     let rounds = program.rounds(MEASURED_SECONDS)?;
     let period = format!("{}ns", program.lanes.clock.ns(COMPARED_TICKS));
-    let words = ["--json", "--keep", "histogram", "--measure-cost", "--period", &period];
+    let words = ["--json", "--measure-cost", "--period", &period];
     let words: Vec<&str> = program.watch.iter().copied().chain(words).collect();
-    let printed: Value = serde_json::from_slice(&program.shim(&words, rounds)?)
-        .map_err(|error| Error::Program(format!("elfen shim --measure-cost: {error}")))?;
-    let cost = &printed["cost_percent"];
-    let of = |key: &str| {
-        cost[key].as_f64().ok_or_else(|| {
-            let why = printed["cost_unknown"].as_str().unwrap_or("it says no cost");
-            Error::Program(format!("elfen shim --measure-cost: {why}"))
-        })
-    };
+    let (mut by_pairs, mut by_itself, mut apart) = (Vec::new(), Vec::new(), Vec::new());
+    for turn in 0..MEASURED_TURNS {
+        let [mut unobserved, mut observed, mut measured] = [0.0; 3];
+        for which in (0..3).map(|which| (turn + which) % 3) {
+            match which {
+                0 => unobserved = program.run(Beside::Unobserved, rounds)?,
+                1 => observed = program.run(Beside::Observed(COMPARED_TICKS), rounds)?,
+                _ => measured = measured_cost(&program.shim(&words, rounds)?)?,
+            }
+        }
+        let pair = (observed / unobserved - 1.0) * 100.0;
+        by_pairs.push(pair);
+        by_itself.push(measured);
+        apart.push(measured - pair);
+    }
+    for all in [&mut by_pairs, &mut by_itself, &mut apart] {
+        all.sort_by(f64::total_cmp);
+    }
     Ok(Agreement {
         program: program.name(),
         period_ticks: COMPARED_TICKS,
-        by_pairs_percent: row.slowdown_percent,
-        by_measure_cost_percent: of("median")?,
-        low: of("low")?,
-        high: of("high")?,
+        by_pairs_percent: at(&by_pairs, 50),
+        by_measure_cost_percent: at(&by_itself, 50),
+        apart: at(&apart, 50),
+        low: at(&apart, 25),
+        high: at(&apart, 75),
+    })
+}
+
+/// What `elfen shim --measure-cost` says.
+fn measured_cost(printed: &[u8]) -> Result<f64, Error> {
+    let printed: Value = serde_json::from_slice(printed)
+        .map_err(|error| Error::Program(format!("elfen shim --measure-cost: {error}")))?;
+    printed["cost_percent"]["median"].as_f64().ok_or_else(|| {
+        let why = printed["cost_unknown"].as_str().unwrap_or("it says no cost");
+        Error::Program(format!("elfen shim --measure-cost: {why}"))
     })
 }

@@ -12,6 +12,7 @@ use elfen_shim::clock;
 use elfen_shim::record::Orders;
 use serde::Serialize;
 
+use super::bare::Bare;
 use super::stage::{Error, Lanes, line, observe};
 
 const RUN_NS: u64 = 100_000_000;
@@ -32,21 +33,44 @@ pub(crate) struct Rate {
 pub(super) fn measure(lanes: Lanes) -> Result<Vec<Rate>, Error> {
     let quiet = best(lanes, line(), "nobody writes")?;
     let mut rates = vec![Rate { ticks_a_new_value: None, bytes_a_run: None, ..quiet }];
-    for work in [8, 64] {
+    for work in [12, 64] {
         let word = line();
         let stop = AtomicBool::new(false);
         let rate = thread::scope(|scope| {
             let writer = scope.spawn(|| write(lanes, word, work, &stop));
             // It has to be on its lane.
             thread::sleep(Duration::from_millis(5));
-            let rate = best(lanes, word, "");
+            let (rate, bare) = (best(lanes, word, ""), bare(lanes, word));
             stop.store(true, Relaxed);
             let ticks = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            rate.map(|rate| Rate { word: format!("written every {ticks:.0} ticks"), ..rate })
+            let name = format!("written every {ticks:.0} ticks");
+            let of_bare = Rate { word: format!("{name}: one bare load"), ..bare? };
+            rate.map(|rate| [Rate { word: name, ..rate }, of_bare])
         });
-        rates.push(rate?);
+        rates.extend(rate?);
     }
     Ok(rates)
+}
+
+/// As often as a few lines of our own see it change, which no observer betters.
+fn bare(lanes: Lanes, word: &'static AtomicU64) -> Result<Rate, Error> {
+    let mut best: Option<Rate> = None;
+    for _ in 0..RUNS {
+        let (start, load) = (clock::before(), Bare::start(lanes, word, 0));
+        thread::sleep(Duration::from_nanos(RUN_NS));
+        let (ticks, seen) = (clock::before() - start, load.join()?);
+        let of = |count: u64| number(ticks) / number(count.max(1));
+        let rate = Rate {
+            word: String::new(),
+            ticks_a_sample: of(seen.loads),
+            ticks_a_new_value: Some(of(seen.new_values)),
+            bytes_a_run: None,
+        };
+        if best.as_ref().is_none_or(|best| best.ticks_a_new_value > rate.ticks_a_new_value) {
+            best = Some(rate);
+        }
+    }
+    Ok(best.expect("there was more than one run"))
 }
 
 fn best(lanes: Lanes, word: &'static AtomicU64, name: &str) -> Result<Rate, Error> {

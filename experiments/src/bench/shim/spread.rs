@@ -12,7 +12,7 @@ use super::programs::{Program, SCRIPTS};
 use super::stage::{Error, Lanes};
 
 const PERIODS_TICKS: [u64; 3] = [1_200, 50_000, 5_000_000];
-const SECONDS: f64 = 6.0;
+const SECONDS: f64 = 4.0;
 const HOTTEST: usize = 10;
 
 /// What is seen at one period.

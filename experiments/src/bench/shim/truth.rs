@@ -45,11 +45,13 @@ pub(crate) struct Truth {
 /// What a recording takes.
 #[derive(Debug, Serialize)]
 pub(crate) struct Size {
+    pub(crate) program: String,
     pub(crate) period: &'static str,
     pub(crate) period_ns: u64,
     pub(crate) runs_a_second: f64,
     pub(crate) bytes_a_run: f64,
     pub(crate) bytes_a_second: f64,
+    pub(crate) gigabytes_a_minute: f64,
 }
 
 pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
@@ -58,7 +60,8 @@ pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
     for period in PERIODS {
         let output = run.start(lanes, period)?.wait_with_output()?;
         let (recording, stamps) = run.read(&output)?;
-        sizes.push(size(&recording, fs::metadata(run.recording())?.len(), period));
+        let bytes = fs::metadata(run.recording())?.len();
+        sizes.push(size(&recording, bytes, "elfen-truth".to_owned(), period));
         rows.extend(compare(&recording, &stamps, period)?);
     }
     Ok((rows, sizes))
@@ -120,17 +123,24 @@ fn stamps(file: &Path) -> Result<Vec<u64>, Error> {
     lengths.ok_or_else(|| Error::Truth("a stamp is no number".to_owned()))
 }
 
-fn size(recording: &Recording, bytes: u64, period: &'static str) -> Size {
+pub(super) fn size(
+    recording: &Recording,
+    bytes: u64,
+    program: String,
+    period: &'static str,
+) -> Size {
     let clock = recording.head.clock;
     let runs = recording.runs.iter().map(|runs| runs.len() as u64).sum::<u64>().max(1);
     let span = recording.span().map_or(1, |(first, last)| last - first).max(1);
     let seconds = number(clock.ns(span)) / 1e9;
     Size {
+        program,
         period,
         period_ns: recording.head.period_ns.median,
         runs_a_second: number(runs) / seconds,
         bytes_a_run: number(bytes) / number(runs),
         bytes_a_second: number(bytes) / seconds,
+        gigabytes_a_minute: number(bytes) / seconds * 60.0 / 1e9,
     }
 }
 

@@ -14,8 +14,8 @@ use elfen_shim::clock::Clock;
 use elfen_shim::reach::program_file;
 
 use crate::bench::shim::{
-    self, Agreement, Competitor, Cost, Error, Lanes, Measured, Order, Part, Rate, Size, Spread,
-    Switches, Truth,
+    self, Agreement, CHEAP_PERCENT, Competitor, Cost, Error, Functions, Lanes, Measured, Order,
+    Part, Profile, Rate, RoundTrip, Size, Spread, Switches, TRUE_SHARE_PERCENT, Truth,
 };
 
 const EXAMPLES: &str = "\
@@ -29,10 +29,11 @@ Examples:
 /// How often a word is read and seen to change; how much slower programs are that write it, in
 /// pairs of runs, beside what one bare load at the same times costs them; Lua's as well, with perf
 /// record beside it; whether double-time error finds the rates that are wrong; how far recordings
-/// of elfen-truth are from its own stamps, alone and beside a competitor of the observer's; and
-/// whether all switches of a lane are accounted for. All depends on how far apart the lanes are:
-/// far ones are waited for, and what was measured on them is measured again; if they stay so, that
-/// is said.
+/// of elfen-truth are from its own stamps, alone and beside a competitor of the observer's; whether
+/// all switches of a lane are accounted for; what functions that say that they run cost, by stores
+/// and by hooks, and whether those that perf finds are all seen. All depends on how far apart the
+/// lanes are: far ones are waited for, and what was measured on them is measured again; if they
+/// stay so, that is said.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -119,8 +120,15 @@ fn text(measured: &Measured) -> String {
         text += &format!("; a line goes there and back in {ticks}");
     }
     text.push('\n');
+    let name = |part: &Part| {
+        part.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    for RoundTrip { part, before, after } in &measured.round_trips {
+        let after = after.map_or_else(|| "none that was measured".to_owned(), |t| t.to_string());
+        text += &format!("{}: a line there and back in {before} ticks, then {after}\n", name(part));
+    }
     for part in &measured.disturbed {
-        let name = part.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
+        let name = name(part);
         text += &format!("disturbed: {name}: the lanes were far apart, so this is not usual\n");
     }
     for why in &measured.left_out {
@@ -144,6 +152,11 @@ fn text(measured: &Measured) -> String {
     });
     let heading = ["observed", "stores", "by", "each, ticks", "% slower", "p25", "p75", "pairs"];
     add(&mut text, &heading, costs.collect());
+    let cheap = shim::cheap_from(&measured.costs).into_iter().map(|(program, stores, ticks)| {
+        vec![program, stores, ticks.map_or_else(|| "-".to_owned(), |ticks| ticks.to_string())]
+    });
+    let heading = format!("at most {CHEAP_PERCENT} % from, ticks");
+    add(&mut text, &["observed", "stores", &heading], cheap.collect());
     let truth = measured.truth.iter().map(|truth| {
         let Truth { period, run_ns, runs, seen_percent, error_percent, share_error_percent } =
             truth;
@@ -175,16 +188,25 @@ fn text(measured: &Measured) -> String {
     add(&mut text, &heading, dte.collect());
     add_beside(&mut text, measured);
     let sizes = measured.sizes.iter().map(|size| {
-        let Size { period, period_ns, runs_a_second, bytes_a_run, bytes_a_second } = size;
+        let Size { program, period, period_ns, runs_a_second, bytes_a_run, .. } = size;
         let figures = [
             format!("{:.2}", 1e3 / number((*period_ns).max(1))),
             format!("{:.0}", runs_a_second / 1e3),
             format!("{bytes_a_run:.2}"),
-            format!("{:.2}", bytes_a_second / 1e6),
+            format!("{:.2}", size.bytes_a_second / 1e6),
+            format!("{:.2}", size.gigabytes_a_minute),
         ];
-        [(*period).to_owned()].into_iter().chain(figures).collect()
+        [program.clone(), (*period).to_owned()].into_iter().chain(figures).collect()
     });
-    let heading = ["recording at", "M samples/s", "1000 runs/s", "bytes a run", "MB/s"];
+    let heading = [
+        "recording of",
+        "each",
+        "M samples/s",
+        "1000 runs/s",
+        "bytes a run",
+        "MB/s",
+        "GB a minute",
+    ];
     add(&mut text, &heading, sizes.collect());
     text
 }
@@ -212,11 +234,30 @@ fn add_beside(text: &mut String, measured: &Measured) {
     let agreements = measured.agreements.iter().map(|one| {
         let Agreement { program, period_ticks, by_pairs_percent, .. } = one;
         let names = [program.clone(), period_ticks.to_string()].into_iter();
-        let figures = [*by_pairs_percent, one.by_measure_cost_percent, one.low, one.high];
+        let measured = one.by_measure_cost_percent;
+        let figures = [*by_pairs_percent, measured, one.apart, one.low, one.high];
         names.chain(figures.map(per_mille)).collect()
     });
-    let heading = ["observed", "each, ticks", "% slower", "by --measure-cost", "low", "high"];
+    let heading =
+        ["observed", "each, ticks", "% slower", "by --measure-cost", "apart", "p25", "p75"];
     add(text, &heading, agreements.collect());
+    let functions = measured.functions.iter().map(|one| {
+        let Functions { says, file_bytes, ns_a_call, low, high, caller_percent } = one;
+        let share = caller_percent.map_or_else(|| "-".to_owned(), |share| format!("{share:.1}"));
+        let figures = [ns_a_call, low, high].map(|value| per_mille(*value));
+        let names = [(*says).to_owned(), file_bytes.to_string()].into_iter();
+        names.chain(figures).chain([share]).collect()
+    });
+    let share = format!("caller %, of {TRUE_SHARE_PERCENT:.1}");
+    let heading = ["functions say by", "file, bytes", "ns an empty call", "p25", "p75", &share];
+    add(text, &heading, functions.collect());
+    let profiles = measured.profiles.iter().map(|one| {
+        let Profile { program, by_perf, found, missing } = one;
+        let missing = if missing.is_empty() { "-".to_owned() } else { missing.join(" ") };
+        vec![program.clone(), by_perf.to_string(), found.to_string(), missing]
+    });
+    let heading = ["2 % and more by perf, of", "functions", "seen", "not seen"];
+    add(text, &heading, profiles.collect());
     let spreads = measured.spreads.iter().map(|one| {
         let Spread { program, period_ticks, p10, median, p90, kept_percent, .. } = one;
         let names = [program.clone(), period_ticks.to_string()].into_iter();

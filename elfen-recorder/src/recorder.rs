@@ -61,7 +61,7 @@ pub struct Recorder {
     refreshed_ns: u64,
     buffer: Vec<Words>,
     marks_taken_ns: u64,
-    /// If it records a part of each second alone.
+    /// If it records a part of the time alone.
     pub turns: Option<Turns>,
     pub taken: u64,
     pub lost: u64,
@@ -184,7 +184,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Stops or goes on, if it records a part of each second alone.
+    /// Stops or goes on, if it records a part of the time alone.
     fn turn(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         let turn = self.turns.as_mut().and_then(|turns| turns.at(monotonic_ns()));
         let (Some(events), Some(turn)) = (&mut self.events, turn) else { return Ok(()) };

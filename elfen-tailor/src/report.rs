@@ -452,7 +452,7 @@ impl Report {
         Some(format!(
             "The recorder had {} of it: the service and whoever asks it leave no CPU to spare, so \
              recording takes theirs. Give the recorder another CPU (`taskset -c N elfen tailor \
-             record ..`), or record a part of each second (`--duty 10%`).{}",
+             record ..`), or record a part of the time (`--duty 10%`).{}",
             share(own),
             other.unwrap_or_default()
         ))

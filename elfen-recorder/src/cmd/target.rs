@@ -36,7 +36,7 @@ pub(super) struct Target {
     #[arg(long, value_enum, default_value = "sched")]
     detail: Level,
 
-    /// Record only so much of each second: the rest of the time nobody pays for it
+    /// Record only so much of the time, in turns of 4 s: nobody pays for the rest of it
     #[arg(long, value_name = "PERCENT", value_parser = duty)]
     duty: Option<Duty>,
 

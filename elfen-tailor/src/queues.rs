@@ -3,12 +3,12 @@
 //!
 //! Threads on one CPU wait for each other there, and how long is no property of a request: whoever
 //! was kept from the CPU together with others then has them before him. So the queues are those
-//! under which the least is left that a request waited for others in its own turn.
+//! under which the least is left that no turn explains.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::explained::Explained;
-use crate::segment::{Kind, Segment, total};
+use crate::segment::{Kind, total};
 
 /// By request.
 pub(crate) fn of(explained: &[Explained]) -> Vec<u32> {
@@ -28,22 +28,39 @@ fn cpu(one: &Explained) -> u32 {
     worked.max_by_key(|segment| segment.ns()).and_then(|segment| segment.cpu).unwrap_or(0)
 }
 
-/// What no turn in a queue explains: waiting for threads that serve others while it is one's own
-/// turn, and answers that came before it was.
+/// What turns don't explain: waiting for threads that serve others in one's own turn, and what a
+/// request did before it.
 fn left_ns(explained: &[Explained], queues: &[u32], threads: &BTreeSet<u32>) -> u64 {
+    let mut by_end: Vec<usize> = (0..explained.len()).collect();
+    by_end.sort_by_key(|&at| explained[at].ended_ns);
     let mut free: BTreeMap<u32, u64> = BTreeMap::new();
-    let left = explained.iter().zip(queues).map(|(one, queue)| {
-        let free_ns = free.entry(*queue).or_default();
-        let begins_ns = one.arrived_ns.max(*free_ns);
-        let waits = |segment: &&Segment| match segment.kind {
-            Kind::Preempted(who) => threads.contains(&who.thread) && who.thread != segment.thread,
-            _ => false,
-        };
-        let waited = one.segments.iter().filter(waits);
-        let waited_ns = total(waited.map(|segment| segment.within(begins_ns, one.ended_ns)));
-        let early_ns = free_ns.saturating_sub(one.ended_ns);
-        *free_ns = one.ended_ns.max(*free_ns);
-        waited_ns.saturating_add(early_ns)
+    let left = by_end.into_iter().map(|at| {
+        let one = &explained[at];
+        let free_ns = free.insert(queues[at], one.ended_ns).unwrap_or(0);
+        let begins_ns = one.arrived_ns.max(free_ns).min(one.ended_ns);
+        total(one.segments.iter().map(|segment| match segment.kind {
+            Kind::Preempted(who) | Kind::Lock(who)
+                if threads.contains(&who.thread) && who.thread != segment.thread =>
+            {
+                segment.within(begins_ns, one.ended_ns)
+            }
+            kind if is_own(kind) => segment.within(one.arrived_ns, begins_ns),
+            _ => 0,
+        }))
     });
     total(left)
+}
+
+/// What a request does or waits for itself, whoever has the CPU.
+fn is_own(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Work
+            | Kind::Io(..)
+            | Kind::Fault
+            | Kind::Lock(_)
+            | Kind::LockOfUnknown
+            | Kind::Sleep(_)
+            | Kind::Stall(_)
+    )
 }

@@ -1,10 +1,12 @@
 //! The same requests once more, without a cause: each thread that serves, or each CPU that several
 //! of them share, is a FIFO queue.
 //!
-//! A request begins when it has come and the one before it has left, and takes as long as it took
-//! from there on. So who queued behind a pause is faster by it too. Whether a service is such a
-//! queue is not known: the requests are replayed unchanged first, and how far that is from what was
-//! measured is told.
+//! A request's turn begins when it has come and the one that was answered before it has left, and
+//! takes as long as it took from there on; replayed, turns come in the order of arrival. So who
+//! queued behind a pause is faster by it too, and a service that works off what has come together in
+//! an order of its own is no reason to be slow without what had it come together. Whether a service
+//! is such a queue is not known: the requests are replayed unchanged first, and how far that is from
+//! what was measured is told.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +34,7 @@ struct Turn {
 
 #[derive(Debug)]
 pub struct Replay {
-    /// For each server, in the order of arrival.
+    /// For each server, in the order of arrival; those that came at once, in that of their ends.
     servers: Vec<Vec<Turn>>,
     jobs: usize,
 }
@@ -45,18 +47,19 @@ impl Replay {
             servers.entry(job.server).or_default().push(at);
         }
         let turns = |mut at: Vec<usize>| {
-            at.sort_by_key(|&at| (jobs[at].arrived_ns, jobs[at].ended_ns));
+            at.sort_by_key(|&at| (jobs[at].ended_ns, jobs[at].arrived_ns));
             let mut free_ns = 0;
-            at.into_iter()
-                .map(|job| {
-                    let Job { arrived_ns, ended_ns, .. } = jobs[job];
-                    let begins_ns = arrived_ns.max(free_ns);
-                    free_ns = free_ns.max(ended_ns);
-                    let service_ns = ended_ns.saturating_sub(begins_ns);
-                    let parts = part(job, begins_ns, ended_ns.max(begins_ns));
-                    Turn { job, arrived_ns, service_ns, parts }
-                })
-                .collect()
+            let turn = |job: usize| {
+                let Job { arrived_ns, ended_ns, .. } = jobs[job];
+                let begins_ns = arrived_ns.max(free_ns);
+                free_ns = ended_ns;
+                let service_ns = ended_ns.saturating_sub(begins_ns);
+                let parts = part(job, begins_ns, ended_ns.max(begins_ns));
+                Turn { job, arrived_ns, service_ns, parts }
+            };
+            let mut turns: Vec<Turn> = at.into_iter().map(turn).collect();
+            turns.sort_by_key(|turn| turn.arrived_ns);
+            turns
         };
         Self { servers: servers.into_values().map(turns).collect(), jobs: jobs.len() }
     }
@@ -128,7 +131,21 @@ mod tests {
         let job =
             |arrived_ns, ended_ns| Job { server: 1, arrived_ns, ended_ns, by_cause: Vec::new() };
         let replay = Replay::of(&[job(10, 100), job(20, 30)], |_, _, _| Vec::new());
-        assert_eq!(replay.without(|_, _| 0), [90, 80]);
+        assert_eq!(replay.without(|_, _| 0), [70, 70]);
+    }
+
+    /// Goal: in which order those that came together were served, is no part of a turn. Method: a
+    /// pause, after which the last to come is served first.
+    #[test]
+    fn an_order_of_its_own() {
+        let job =
+            |arrived_ns, ended_ns| Job { server: 1, arrived_ns, ended_ns, by_cause: Vec::new() };
+        let jobs = [job(100, 1_030), job(200, 1_020), job(300, 1_010)];
+        let replay = Replay::of(&jobs, |at, begins_ns, _| match at {
+            2 => vec![(0, 1_000 - begins_ns)],
+            _ => Vec::new(),
+        });
+        assert_eq!(replay.without(|_, ns| ns), [10, 10, 10]);
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! A request's turn begins when it has come and the one that was answered before it has left, and
 //! takes as long as it took from there on; replayed, turns come in the order of arrival. So who
 //! queued behind a pause is faster by it too, and who was served late among those that had come
-//! together behind it is not charged that order. Whether a service is such a queue is not known: the
-//! requests are replayed unchanged first, and how far that is from what was measured is told.
+//! together behind it is not charged that order. Whether a service is such a queue is not known:
+//! the requests are replayed unchanged first, and how far that is from what was measured is told.
 
 use std::collections::BTreeMap;
 

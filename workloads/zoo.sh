@@ -52,7 +52,7 @@ for _ in $(seq 25); do cat text; done >long
 if command -v go >/dev/null; then GOCACHE=$PWD/cache GO111MODULE=off go build -o go-work work.go; fi
 if command -v javac >/dev/null; then javac Work.java; fi
 
-clip='-f lavfi -i testsrc=duration=60:size=320x240'
+clip='-f lavfi -i testsrc=duration=300:size=320x240'
 # Name, class (`reads` the kernel takes part in; `jit`), the program.
 zoo="\
 xz|native|xz -6 -T1 -c text

@@ -10,6 +10,9 @@ const RARELY_NS: u64 = 50_000_000;
 const RECENT: u32 = 200;
 /// More misses than one in this many, and there is something to learn.
 const LEARNED: u32 = 100;
+/// So many answers in a row, and the batch does again what was learned: after a miss it may have
+/// come to a part of its program where it never was beside a request.
+const IN_A_ROW: u32 = 20;
 /// After more drills in a row that showed nothing, the batch sleeps.
 const VOID_MAX: u32 = 3;
 /// A timer takes a sixth of a drill from the batch in a virtual machine, so what can't be learned
@@ -18,6 +21,9 @@ const IN_ALL: u32 = 2000;
 const PER_PLACE: u32 = 40;
 /// Who meets few requests has little use for what is learned: so many for each.
 const PER_REQUEST: u32 = 20;
+/// And so many for each that is asked while there is nothing to learn: a program that has used up
+/// its drills where nothing came of them comes to other parts, too.
+const PER_RARE: u32 = 5;
 
 /// The drills of one lane.
 #[derive(Debug)]
@@ -29,13 +35,16 @@ pub(super) struct Drills {
     reserve: u32,
     asked: u32,
     missed: u32,
+    answered_in_a_row: u32,
     /// Drills in a row that showed nothing.
     void: u32,
 }
 
 impl Drills {
     pub(super) fn new() -> Self {
-        Self { next_ns: 0, credit: 0, reserve: IN_ALL, asked: 0, missed: 0, void: 0 }
+        let (next_ns, credit, reserve) = (0, 0, IN_ALL);
+        let (asked, missed, answered_in_a_row, void) = (0, 0, 0, 0);
+        Self { next_ns, credit, reserve, asked, missed, answered_in_a_row, void }
     }
 
     /// A request came by.
@@ -46,6 +55,14 @@ impl Drills {
         }
         self.reserve -= more;
         self.credit += more;
+    }
+
+    /// The batch went on next to a request: worth asking at once.
+    pub(super) fn was_beside(&mut self) {
+        self.answered_in_a_row = 0;
+        if self.credit > 0 {
+            self.next_ns = 0;
+        }
     }
 
     /// Whether to ask now.
@@ -59,9 +76,13 @@ impl Drills {
             // The older half counts half.
             (self.asked, self.missed) = (RECENT / 2, self.missed / 2);
         }
+        if self.has_learned() || self.credit == 0 {
+            self.reserve = (self.reserve + PER_RARE).min(IN_ALL);
+        }
         self.asked += 1;
         self.void = 0;
         self.missed += u32::from(missed);
+        self.answered_in_a_row = if missed { 0 } else { self.answered_in_a_row + 1 };
         self.credit = self.credit.saturating_sub(1);
         let learns = !self.has_learned() && self.credit > 0;
         self.next_ns = if learns { now_ns } else { now_ns + RARELY_NS };
@@ -79,7 +100,8 @@ impl Drills {
     }
 
     fn has_learned(&self) -> bool {
-        self.asked >= RECENT / 2 && self.missed * LEARNED <= self.asked
+        let is_rare = self.asked >= RECENT / 2 && self.missed * LEARNED <= self.asked;
+        is_rare && self.answered_in_a_row >= IN_A_ROW
     }
 }
 
@@ -118,10 +140,27 @@ mod tests {
     fn misses_are_drilled_at_every_look_until_nothing_comes_of_it() {
         let mut drills = Drills::new();
         assert_eq!(in_a_second(&mut drills, 0, 2), 2000);
-        assert!(in_a_second(&mut drills, 1_000_000_000, 2) <= 21, "all are used up");
+        let used_up = in_a_second(&mut drills, 1_000_000_000, 2);
+        assert!(used_up <= 130, "{used_up}: twenty a second, and what each of them earns");
         drills.changed();
         let more = in_a_second(&mut drills, 2_000_000_000, 2);
-        assert!((40..=65).contains(&more), "{more}: what a place earns");
+        assert!((140..=180).contains(&more), "{more}: and what a place earns");
+    }
+
+    #[test]
+    fn a_batch_that_comes_to_another_part_of_its_program_is_asked_at_once() {
+        let mut drills = Drills::new();
+        in_a_second(&mut drills, 0, 0);
+        let now_ns = 1_000_000_000;
+        let learned = drills.next_ns;
+        drills.was_beside();
+        for _ in 0..IN_A_ROW {
+            assert!(drills.is_due(now_ns), "at every look: next {learned} before");
+            drills.judged(false, now_ns);
+        }
+        assert!(!drills.is_due(now_ns), "it is where it was before");
+        drills.judged(true, now_ns + RARELY_NS);
+        assert!(drills.is_due(now_ns + RARELY_NS), "a drill finds it as a request does");
     }
 
     #[test]

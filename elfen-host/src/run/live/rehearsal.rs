@@ -132,6 +132,7 @@ impl Rehearsal {
             words.bells.fetch_add(1, Relaxed);
         } else if let Some(noted) = noted.filter(|noted| was_beside_request(lane, noted)) {
             words.stopped_by_guard.fetch_add(1, Relaxed);
+            self.drills.was_beside();
             self.missed(words, &noted);
         }
     }

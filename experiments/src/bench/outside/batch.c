@@ -2,6 +2,7 @@
 /*
  * The batch's side of `elfen bench overlap`: reads the clock all the time, and notes when it was
  * off its lane. With -DCHECKS each round has a check, and that is all that it shares with Elfen.
+ * With -DLOOP it works in a loop without a call, and notes its switches alone.
  *
  * It is off its lane while another task has the CPU, and while a check holds it up. An interrupt
  * leaves it on its lane.
@@ -27,6 +28,9 @@
 static uint64_t pauses[MOST][2];
 static size_t count;
 static volatile sig_atomic_t ended;
+#ifdef LOOP
+static volatile uint64_t work;
+#endif
 
 static void end(int signal)
 {
@@ -50,7 +54,7 @@ static void note(uint64_t from, uint64_t to)
 	}
 }
 
-static void note_pauses(void)
+static inline void note_pauses(void)
 {
 	static uint64_t since;
 	struct a_switch found;
@@ -75,6 +79,12 @@ int main(int argc, char **argv)
 	/* Says that it runs. */
 	puts("ready");
 	fflush(stdout);
+#ifdef LOOP
+	while (!ended) {
+		work = work * 6364136223846793005u + 1;
+		note_pauses();
+	}
+#endif
 	last = now();
 	while (!ended) {
 #ifdef CHECKS

@@ -27,6 +27,9 @@ pub(crate) enum Inject {
     Guard,
     /// Checks in its source.
     Inline,
+    /// What `elfen run` chooses for a program as it is, whose work is a loop without a call, and
+    /// that has learned for a second.
+    Auto,
 }
 
 impl Inject {
@@ -34,6 +37,7 @@ impl Inject {
         match self {
             Self::Guard => "guard",
             Self::Inline => "inline",
+            Self::Auto => "auto",
         }
     }
 }
@@ -83,6 +87,9 @@ pub(crate) struct Programs {
     folder: tempfile::TempDir,
 }
 
+/// How long what is not counted takes, of a program that is learned about.
+const LEARN_SECONDS: u64 = 1;
+
 const SOURCES: [(&str, &str); 5] = [
     ("switches.h", include_str!("switches.h")),
     ("request.c", include_str!("request.c")),
@@ -102,6 +109,9 @@ impl Programs {
         programs.compile("batch.c", "guard", &[])?;
         // elfen_check.h finds its slow path in the library that `elfen run` preloads.
         programs.compile("batch.c", "inline", &["-DCHECKS"])?;
+        // Nothing says what is where in it. Not everybody has the libraries for a static one.
+        let compiled = programs.compile("batch.c", "auto", &["-DLOOP", "-s", "-static"]);
+        compiled.or_else(|_| programs.compile("batch.c", "auto", &["-DLOOP", "-s"]))?;
         Ok(programs)
     }
 
@@ -124,6 +134,9 @@ impl Programs {
         let stranger = case.stranger.then(|| self.spin(batch)).transpose()?;
         // The first looks of the run, and the lane's first lease.
         thread::sleep(Duration::from_millis(300));
+        if case.inject == Inject::Auto {
+            self.play(request, &Case { seconds: LEARN_SECONDS, ..case.clone() })?;
+        }
         let before_ns = run.overlapped_ns()?;
         let (turns, others) = self.play(request, case)?;
         // What the guard counts at its next look belongs to these turns.
@@ -210,9 +223,8 @@ impl Run {
         let mut command = Command::new("/proc/self/exe");
         // Its files are of who runs the benchmark.
         command.env_remove("SUDO_UID");
-        let inject = if case.inject == Inject::Inline { "inline" } else { "guard" };
         command.args(["run", "--lanes", &format!("{request}:{batch}"), "--signal", "tasks"]);
-        command.args(["--inject", inject]).args(case.options).arg("--");
+        command.args(["--inject", case.inject.name()]).args(case.options).arg("--");
         command.arg(programs.path(case.inject.name())).arg(notes);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let nice = case.nice;

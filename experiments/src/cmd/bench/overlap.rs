@@ -28,8 +28,9 @@ Examples:
 ///
 /// Two small programs that know nothing of Elfen note when they had their CPU: one is busy and idle
 /// in turns, with pauses drawn at random, and the other, under `elfen run`, reads the clock all the
-/// time. For checks in its source and for a guard; beside it stands what the run reports. Needs a C
-/// compiler, and root for the task map.
+/// time. For checks in its source, for a guard, and for what a run chooses for a stripped program
+/// that works in a loop without a call, once a second of learning is over; beside it stands what
+/// the run reports. Needs a C compiler, and root for the task map.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -102,7 +103,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         options.extend(["--nap".to_owned(), nap.to_owned()]);
     }
     let mut overlaps = Vec::new();
-    for inject in [Inject::Inline, Inject::Guard] {
+    for inject in [Inject::Inline, Inject::Guard, Inject::Auto] {
         for &turn in &args.turns {
             let case = Case {
                 inject,

@@ -1,11 +1,13 @@
 //! The same requests once more, without a cause: each thread that serves, or each CPU that several
 //! of them share, is a FIFO queue.
 //!
-//! A request's turn begins when it has come and the one that was answered before it has left, and
-//! takes as long as it took from there on; replayed, turns come in the order of arrival. So who
-//! queued behind a pause is faster by it too, and who was served late among those that had come
-//! together behind it is not charged that order. Whether a service is such a queue is not known:
-//! the requests are replayed unchanged first, and how far that is from what was measured is told.
+//! The first answer ends the turn of whoever came first, the second that of the second, and so on,
+//! whichever requests they were for. A turn begins when its request has come and the one before it
+//! has ended. So who queued behind a pause is faster by it too, and in what order a service works
+//! off what has come together behind it is no part of anybody's turn. Whether a service is such a
+//! queue is not known: the requests are replayed unchanged first, and how far that is from what was
+//! measured is told. One that is asked for many things at once, and ends the last before the first,
+//! is far from it.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +35,7 @@ struct Turn {
 
 #[derive(Debug)]
 pub struct Replay {
-    /// For each server, in the order of arrival; those that came at once, in that of their ends.
+    /// For each server, in the order of arrival.
     servers: Vec<Vec<Turn>>,
     jobs: usize,
 }
@@ -45,20 +47,34 @@ impl Replay {
         for (at, job) in jobs.iter().enumerate() {
             servers.entry(job.server).or_default().push(at);
         }
-        let turns = |mut at: Vec<usize>| {
-            at.sort_by_key(|&at| (jobs[at].ended_ns, jobs[at].arrived_ns));
+        let turns = |mut at: Vec<usize>| -> Vec<Turn> {
+            let mut ended = at.clone();
+            ended.sort_by_key(|&at| (jobs[at].ended_ns, jobs[at].arrived_ns));
+            at.sort_by_key(|&at| (jobs[at].arrived_ns, jobs[at].ended_ns));
             let mut free_ns = 0;
-            let turn = |job: usize| {
-                let Job { arrived_ns, ended_ns, .. } = jobs[job];
-                let begins_ns = arrived_ns.max(free_ns);
-                free_ns = ended_ns;
-                let service_ns = ended_ns.saturating_sub(begins_ns);
-                let parts = part(job, begins_ns, ended_ns.max(begins_ns));
-                Turn { job, arrived_ns, service_ns, parts }
+            let turn = |(job, answered): (usize, usize)| {
+                let (Job { arrived_ns, .. }, Job { ended_ns, .. }) = (&jobs[job], &jobs[answered]);
+                let begins_ns = (*arrived_ns).max(free_ns);
+                free_ns = *ended_ns;
+                // What kept the server before the answered one came, kept whoever waited then.
+                let came_ns = jobs[answered].arrived_ns.max(begins_ns).min(*ended_ns);
+                let mut parts: BTreeMap<usize, u64> = BTreeMap::new();
+                let waited = (job, begins_ns, came_ns.min(jobs[job].ended_ns));
+                for (of, from_ns, to_ns) in [waited, (answered, came_ns, *ended_ns)] {
+                    if from_ns < to_ns {
+                        for (cause, ns) in part(of, from_ns, to_ns) {
+                            *parts.entry(cause).or_default() += ns;
+                        }
+                    }
+                }
+                Turn {
+                    job,
+                    arrived_ns: *arrived_ns,
+                    service_ns: ended_ns.saturating_sub(begins_ns),
+                    parts: parts.into_iter().collect(),
+                }
             };
-            let mut turns: Vec<Turn> = at.into_iter().map(turn).collect();
-            turns.sort_by_key(|turn| turn.arrived_ns);
-            turns
+            at.into_iter().zip(ended).map(turn).collect()
         };
         Self { servers: servers.into_values().map(turns).collect(), jobs: jobs.len() }
     }
@@ -124,26 +140,26 @@ mod tests {
         assert_eq!(replay.served(|_, ns| ns)[0], MS);
     }
 
-    /// A service that answers out of order is no FIFO, and its replay shows it.
+    /// A service that works on many requests at once is no FIFO, and its replay shows it.
     #[test]
     fn overtaking_shows() {
         let job =
             |arrived_ns, ended_ns| Job { server: 1, arrived_ns, ended_ns, by_cause: Vec::new() };
         let replay = Replay::of(&[job(10, 100), job(20, 30)], |_, _, _| Vec::new());
-        assert_eq!(replay.without(|_, _| 0), [70, 70]);
+        assert_eq!(replay.without(|_, _| 0), [20, 80]);
     }
 
-    /// Goal: in which order those that came together were served, is no part of a turn. Method: a
-    /// pause, after which the last to come is served first.
+    /// Goal: in which order those that came together were served, is no part of a turn, and what
+    /// kept them all is missing once. Method: a pause until 1,000, after which the last to come is
+    /// served first; each knows of the part that it was there for.
     #[test]
     fn an_order_of_its_own() {
         let job =
             |arrived_ns, ended_ns| Job { server: 1, arrived_ns, ended_ns, by_cause: Vec::new() };
         let jobs = [job(100, 1_030), job(200, 1_020), job(300, 1_010)];
-        let replay = Replay::of(&jobs, |at, begins_ns, _| match at {
-            2 => vec![(0, 1_000 - begins_ns)],
-            _ => Vec::new(),
-        });
+        let paused = |_, from_ns: u64, to_ns: u64| vec![(0, to_ns.min(1_000) - from_ns.min(1_000))];
+        let replay = Replay::of(&jobs, paused);
+        assert_eq!(replay.without(|_, _| 0), [910, 820, 730], "unchanged, but for the order");
         assert_eq!(replay.without(|_, ns| ns), [10, 10, 10]);
     }
 

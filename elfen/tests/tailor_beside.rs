@@ -55,8 +55,8 @@ impl Drop for Batch {
     fn drop(&mut self) {
         // The front passes it on; SIGKILL would leave the batch behind.
         let front = Pid::from_raw(self.0.id().cast_signed());
-        drop(kill(front, Signal::SIGTERM));
-        drop(self.0.wait());
+        let _gone = kill(front, Signal::SIGTERM);
+        let _ended = self.0.wait();
     }
 }
 

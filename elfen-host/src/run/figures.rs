@@ -64,7 +64,7 @@ pub fn request_busy_ns(channels: &Channels) -> Option<u64> {
 /// How long they were busy between two such readings. Where a lease ran out meanwhile, as its
 /// keeper was stopped, a count may have begun anew: then no time is known, and none is made up.
 pub fn busy_between(before: Option<u64>, after: Option<u64>) -> Option<u64> {
-    after.zip(before).map(|(after, before)| after.saturating_sub(before))
+    after?.checked_sub(before?)
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn a_count_that_began_anew_is_no_time() {
         assert_eq!(busy_between(Some(40), Some(100)), Some(60));
-        assert_eq!(busy_between(Some(100), Some(40)), Some(0));
+        assert_eq!(busy_between(Some(100), Some(40)), None);
         assert_eq!([(None, Some(1)), (Some(1), None)].map(|(b, a)| busy_between(b, a)), [None; 2]);
     }
 }

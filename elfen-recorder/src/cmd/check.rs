@@ -175,8 +175,8 @@ fn foreseen_text(WhatIf { rows, holds }: &WhatIf) -> String {
     };
     let rows: Vec<Vec<String>> = rows.iter().map(row).collect();
     let heading = ["threads", "cause", "p99", "without, foreseen", "seen", "off", "pairs"];
-    let verdict = if *holds { "holds" } else { "does not hold" };
-    format!("{}what is foreseen {verdict} on this machine\n", table::lines(&heading, &rows))
+    let verdict = if *holds { "holds, where anything is" } else { "does not hold" };
+    format!("{}what is foreseen on this machine {verdict}\n", table::lines(&heading, &rows))
 }
 
 fn text(checked: &Checked) -> String {

@@ -10,7 +10,7 @@
 #ifndef ELFEN_ABI_H
 #define ELFEN_ABI_H
 
-#define ELFEN_ABI_VERSION 4
+#define ELFEN_ABI_VERSION 5
 
 typedef __UINT32_TYPE__ elfen_u32;
 typedef __UINT64_TYPE__ elfen_u64;
@@ -303,17 +303,18 @@ struct elfen_thread_words {
 	elfen_u32 function; /* lower half of an address of code; 0 for none */
 	elfen_u32 tag;      /* lower half of the address of a name; 0 for none */
 	elfen_u64 value;
-	elfen_u64 calls;
+	elfen_u64 reserved[6];
+	elfen_u64 calls; /* another line: counters are read to be written */
 	elfen_u64 instructions;
 	elfen_u64 cycles;
-	elfen_u64 reserved[3];
+	elfen_u64 reserved_counts[5];
 };
-ELFEN_ASSERT(sizeof(struct elfen_thread_words) == 64);
+ELFEN_ASSERT(sizeof(struct elfen_thread_words) == 128);
 ELFEN_AT(elfen_thread_words, tag, 4);
 ELFEN_AT(elfen_thread_words, value, 8);
-ELFEN_AT(elfen_thread_words, calls, 16);
-ELFEN_AT(elfen_thread_words, instructions, 24);
-ELFEN_AT(elfen_thread_words, cycles, 32);
+ELFEN_AT(elfen_thread_words, calls, 64);
+ELFEN_AT(elfen_thread_words, instructions, 72);
+ELFEN_AT(elfen_thread_words, cycles, 80);
 
 struct elfen_thread_slot {
 	struct elfen_thread_words words;
@@ -329,15 +330,16 @@ struct elfen_thread_slot {
 	 * to count and have no counters */
 	elfen_u64 counting;
 	elfen_u64 uncounted;
+	elfen_u64 reserved[8];
 } ELFEN_ALIGNED;
-ELFEN_ASSERT(sizeof(struct elfen_thread_slot) == 128);
-ELFEN_AT(elfen_thread_slot, thread, 64);
-ELFEN_AT(elfen_thread_slot, claims, 72);
-ELFEN_AT(elfen_thread_slot, refused, 80);
-ELFEN_AT(elfen_thread_slot, entries, 88);
-ELFEN_AT(elfen_thread_slot, ambiguous, 96);
-ELFEN_AT(elfen_thread_slot, returns, 104);
-ELFEN_AT(elfen_thread_slot, counting, 112);
-ELFEN_AT(elfen_thread_slot, uncounted, 120);
+ELFEN_ASSERT(sizeof(struct elfen_thread_slot) == 256);
+ELFEN_AT(elfen_thread_slot, thread, 128);
+ELFEN_AT(elfen_thread_slot, claims, 136);
+ELFEN_AT(elfen_thread_slot, refused, 144);
+ELFEN_AT(elfen_thread_slot, entries, 152);
+ELFEN_AT(elfen_thread_slot, ambiguous, 160);
+ELFEN_AT(elfen_thread_slot, returns, 168);
+ELFEN_AT(elfen_thread_slot, counting, 176);
+ELFEN_AT(elfen_thread_slot, uncounted, 184);
 
 #endif /* ELFEN_ABI_H */

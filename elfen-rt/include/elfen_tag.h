@@ -42,7 +42,7 @@ extern "C" {
 #define ELFEN_TAG_ONCE __attribute__((weak, visibility("hidden")))
 ELFEN_TAG_ONCE __thread struct elfen_thread_words *elfen_tag_words = 0;
 ELFEN_TAG_ONCE __thread struct elfen_thread_words elfen_tag_own = {
-	0, 0, 0, 0, 0, 0, { 0, 0, 0 }
+	0, 0, 0, { 0, 0, 0, 0, 0, 0 }, 0, 0, 0, { 0, 0, 0, 0, 0 }
 };
 /* The page; the slots themselves are claimed one by one, by threads that know nothing else. */
 ELFEN_TAG_ONCE struct elfen_page_header *elfen_tag_page = 0;

@@ -67,8 +67,8 @@ impl Events {
 }
 
 const _: () = assert!(size_of::<Events>() == 16 && offset_of!(Events, cycles) == 8);
-const _: () = assert!(offset_of!(ThreadWords, instructions) == 24);
-const _: () = assert!(offset_of!(ThreadWords, cycles) == 32);
+const _: () = assert!(offset_of!(ThreadWords, instructions) == 72);
+const _: () = assert!(offset_of!(ThreadWords, cycles) == 80);
 
 /// Of threads that have none.
 static NO_EVENTS: Events = Events::none();
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn publish() {
         "mov rcx, qword ptr fs:[0]",
         "add rcx, qword ptr [rip + elfen_tag_block_rt@GOTTPOFF]",
         "mov rcx, qword ptr [rcx]",
-        "mov qword ptr [rcx + 24], r8",
-        "mov qword ptr [rcx + 32], rax",
+        "mov qword ptr [rcx + 72], r8",
+        "mov qword ptr [rcx + 80], rax",
         "2:",
         "pop r10",
         ".cfi_adjust_cfa_offset -8",

@@ -38,7 +38,7 @@ struct Block {
     own: ThreadWords,
 }
 
-const _: () = assert!(size_of::<Block>() == 72 && offset_of!(Block, own) == 8);
+const _: () = assert!(size_of::<Block>() == 136 && offset_of!(Block, own) == 8);
 
 /// On lines of its own, as all threads without a slot write it.
 #[repr(C, align(128))]
@@ -54,10 +54,10 @@ global_asm!(
     ".globl elfen_tag_block_rt",
     ".hidden elfen_tag_block_rt",
     ".type elfen_tag_block_rt, @object",
-    ".size elfen_tag_block_rt, 72",
+    ".size elfen_tag_block_rt, 136",
     "elfen_tag_block_rt:",
     ".quad {nowhere}",
-    ".zero 64",
+    ".zero 128",
     ".popsection",
     nowhere = sym NOWHERE,
 );

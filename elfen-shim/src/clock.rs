@@ -161,8 +161,9 @@ impl Rate {
     }
 }
 
-/// Both clocks at one moment: the nearest of some tries, as any may be interrupted.
-fn both() -> (u64, u64) {
+/// Both clocks at one moment, in ticks and in nanoseconds of the kernel's: the nearest of some
+/// tries, as any may be interrupted.
+pub fn both() -> (u64, u64) {
     let one = |_| {
         let (first, ns, last) = (before(), monotonic_ns(), before());
         (last - first, first + (last - first) / 2, ns)

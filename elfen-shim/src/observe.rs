@@ -10,6 +10,8 @@ use std::hint::spin_loop;
 use std::sync::atomic::AtomicU64;
 
 use crate::clock;
+use crate::pacing::Stretch;
+use crate::random::Random;
 
 /// Words read at one time.
 pub const WORDS_MAX: usize = 8;
@@ -38,6 +40,11 @@ pub trait Sink<'a, const N: usize> {
     /// A sample; the sink may have other words read from now on.
     fn take(&mut self, sample: &Sample<N>, words: &mut [&'a AtomicU64; N]);
 
+    /// Once a stretch, unless it goes as fast as it can: the period from now on.
+    fn period(&mut self, now: Period, _found: &Stretch) -> Period {
+        now
+    }
+
     /// Every [`STRETCH`] samples: whether to go on.
     fn goes_on(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
 }
@@ -51,15 +58,17 @@ pub struct Period(pub u64);
 
 /// Samples until the sink says that it is enough.
 pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
-    period: Period,
+    mut period: Period,
     mut words: [&'a AtomicU64; N],
     sink: &mut S,
 ) {
-    let mut random = clock::before() | 1;
+    let mut random = Random::of(clock::before());
     let mut next = clock::before();
     let mut now = next;
+    let mut seen = [0; N];
     loop {
-        for _ in 0..STRETCH {
+        let mut found = Stretch { samples: STRETCH, ..Stretch::default() };
+        for turn in 0..STRETCH {
             // Two readings without a fence between them may be had in any order.
             now = clock::now().max(now);
             if period.0 > 0 {
@@ -70,8 +79,19 @@ pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
                 clock::fence();
             }
             let sample = one::<N, S>(now, &words, sink);
+            if period.0 > 0 {
+                let took = if turn == 0 { clock::after() - now } else { 0 };
+                if sample.words != seen {
+                    found.changed += 1;
+                    found.waited = found.waited.or((turn == 0).then_some(took));
+                }
+                seen = sample.words;
+            }
             sink.take(&sample, &mut words);
             next = now.saturating_add(wait(period, &mut random));
+        }
+        if period.0 > 0 {
+            period = sink.period(period, &found);
         }
         if !sink.goes_on(now, &mut words) {
             return;
@@ -124,14 +144,11 @@ fn load(word: &AtomicU64, zero: u64) -> u64 {
 
 /// Between a half and one and a half periods.
 #[inline(always)]
-fn wait(period: Period, random: &mut u64) -> u64 {
-    if period.0 == 0 {
-        return 0;
+fn wait(period: Period, random: &mut Random) -> u64 {
+    match period.0 {
+        0 => 0,
+        ticks => ticks / 2 + random.below(ticks),
     }
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    period.0 / 2 + ((u128::from(*random) * u128::from(period.0)) >> 64) as u64
 }
 
 #[cfg(test)]
@@ -142,7 +159,7 @@ mod tests {
 
     #[test]
     fn waits_are_irregular_and_right_in_the_mean() {
-        let mut random = 12_345;
+        let mut random = Random::of(12_345);
         let waits: Vec<u64> = (0..100_000).map(|_| wait(Period(1000), &mut random)).collect();
         assert!(waits.iter().all(|wait| (500..=1500).contains(wait)));
         let mean = waits.iter().sum::<u64>() / 100_000;

@@ -117,6 +117,7 @@ mod tests {
             from,
             clock,
             period_ticks: clock.ticks(1_000),
+            pacing: None,
             fetch_ticks: u64::MAX,
             for_ticks: None,
             memory: 1 << 20,

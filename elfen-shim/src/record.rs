@@ -10,11 +10,13 @@ use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 use crate::costing::Costing;
 use crate::fold::Fold;
 use crate::live::Live;
-use crate::observe::{Sample, Sink};
+use crate::observe::{Period, Sample, Sink};
+use crate::pacing::{Pacing, Stretch};
 use crate::rates::{Point, Rate};
 use crate::reach::{ProcState, Reader};
 use crate::recording::{Full, Kind, Pool, Series, State};
 use crate::signal::Width;
+use steps::Steps;
 
 /// A word that is never written: what is looked at while there is nothing to look at.
 pub static NOTHING: AtomicU64 = AtomicU64::new(0);
@@ -41,7 +43,8 @@ pub struct Follow {
     runs: bool,
     bound: bool,
     seen_switches: u64,
-    first_switches: u64,
+    /// Switches of the lane when the observer began, and when it ended.
+    counted: (u64, u64),
 }
 
 /// A word of a thread's slot.
@@ -79,14 +82,23 @@ impl Follow {
         task_word: usize,
         thread_words: Vec<(usize, ThreadWord)>,
     ) -> Self {
-        let first_switches = slot.switches.load(Relaxed);
         let (task, runs, bound, seen_switches) = (u64::MAX - 1, false, false, 0);
-        Self { slot, task_word, thread_words, task, runs, bound, seen_switches, first_switches }
+        Self { slot, task_word, thread_words, task, runs, bound, seen_switches, counted: (0, 0) }
     }
 
-    /// Switches of the lane that no sample saw.
+    /// Now somebody looks.
+    pub fn begin(&mut self) {
+        self.counted.0 = self.slot.switches.load(Relaxed);
+    }
+
+    /// Now nobody does.
+    pub fn end(&mut self) {
+        self.counted.1 = self.slot.switches.load(Relaxed);
+    }
+
+    /// Switches of the lane meanwhile that no sample saw.
     fn missed(&self) -> u64 {
-        let all = self.slot.switches.load(Relaxed).saturating_sub(self.first_switches);
+        let all = self.counted.1.saturating_sub(self.counted.0);
         all.saturating_sub(self.seen_switches)
     }
 }
@@ -116,9 +128,6 @@ pub struct Until {
     pub above: u64,
 }
 
-/// Buckets of times between samples: 16 to a power of two of ticks.
-const PERIOD_BUCKETS: usize = 64 * 16;
-
 /// See the head of this file.
 #[derive(Debug)]
 pub struct Recorder<const BOTH: bool> {
@@ -138,7 +147,11 @@ pub struct Recorder<const BOTH: bool> {
     pub reader: Reader,
     pub state: Option<ProcState>,
     pub fetch_ticks: u64,
+    /// The longest step between two samples that is no gap, if the period is short, and now.
+    pub gap_least_ticks: u64,
     pub gap_ticks: u64,
+    /// Of a period that follows the distance.
+    pub pacing: Option<Pacing>,
     pub deadline: u64,
     pub cpu: u32,
     pub orders: Arc<Orders>,
@@ -158,7 +171,7 @@ pub struct Recorder<const BOTH: bool> {
     was_above: bool,
     /// Words are another thread's since the last sample: no rate goes from one to the other.
     rebound: bool,
-    periods: Vec<u32>,
+    steps: Steps,
 }
 
 impl<const BOTH: bool> Recorder<BOTH> {
@@ -177,7 +190,9 @@ impl<const BOTH: bool> Recorder<BOTH> {
             reader: Reader::default(),
             state: None,
             fetch_ticks: u64::MAX,
+            gap_least_ticks: u64::MAX,
             gap_ticks: u64::MAX,
+            pacing: None,
             deadline: u64::MAX,
             cpu: 0,
             orders,
@@ -194,8 +209,15 @@ impl<const BOTH: bool> Recorder<BOTH> {
             full: false,
             was_above: false,
             rebound: false,
-            periods: vec![0; PERIOD_BUCKETS],
+            steps: Steps::new(),
         }
+    }
+
+    /// What two samples are apart in the mean, from now on. No wait is longer than one and a half
+    /// of it: what was there for two was looked at, or there was a gap.
+    pub fn pace(&mut self, period: Period) -> Period {
+        self.gap_ticks = period.0.saturating_mul(2).max(self.gap_least_ticks);
+        period
     }
 
     /// The end of the recording: what is open is closed.
@@ -217,16 +239,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Ticks between samples: the smallest value that `percent` of all do not exceed.
     pub fn period_ticks(&self, percent: u64) -> u64 {
-        let total: u64 = self.periods.iter().map(|&count| u64::from(count)).sum();
-        let rank = (total * percent).div_ceil(100).max(1);
-        let mut below = 0;
-        for (index, &count) in self.periods.iter().enumerate() {
-            below += u64::from(count);
-            if below >= rank {
-                return ticks_of(index);
-            }
-        }
-        0
+        self.steps.quantile(percent)
     }
 
     /// Follows the thread that a lane runs now.
@@ -365,21 +378,6 @@ fn slot_of(page: &'static Page<ThreadSlot>, claims: u64, task: u64) -> Option<&'
     page.slots().take(claimed).find(|slot| slot.thread.load(Relaxed) == task)
 }
 
-fn bucket_of(ticks: u64) -> usize {
-    let power = 63 - (ticks | 1).leading_zeros();
-    let below = if power >= 4 { ticks >> (power - 4) & 15 } else { ticks & 15 };
-    let power = usize::try_from(power).unwrap_or(0);
-    (power * 16 + usize::try_from(below).unwrap_or(0)).min(PERIOD_BUCKETS - 1)
-}
-
-fn ticks_of(bucket: usize) -> u64 {
-    let (power, below) = (bucket / 16, bucket as u64 % 16);
-    match power {
-        0..4 => below,
-        power => (16 + below) << (power - 4),
-    }
-}
-
 impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     const BOTH_ENDS: bool = BOTH;
 
@@ -403,7 +401,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         let mut steady = !std::mem::take(&mut self.rebound);
         if let Some((last, _)) = self.last {
             let step = sample.start - last;
-            self.periods[bucket_of(step)] += 1;
+            self.steps.add(step);
             if step > self.gap_ticks {
                 steady = false;
                 self.full |= self.gap(last).is_err();
@@ -439,6 +437,14 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         self.last = Some((sample.start, sample.end));
     }
 
+    #[inline(always)]
+    fn period(&mut self, now: Period, found: &Stretch) -> Period {
+        match self.pacing.as_mut().and_then(|pacing| pacing.add(found)) {
+            Some(ticks) => self.pace(Period(ticks)),
+            None => now,
+        }
+    }
+
     fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
         self.bind_new(words);
         if let Some(live) = &self.live {
@@ -472,5 +478,6 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     }
 }
 
+mod steps;
 #[cfg(test)]
 mod tests;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::Clock;
 use crate::observe::{Period, WORDS_MAX, observe};
+use crate::pacing::Pacing;
 use crate::rates::Rate;
 use crate::reach::{Place, ProcState};
 use crate::record::{Ended, Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
@@ -231,6 +232,8 @@ pub struct How {
     pub from: u32,
     pub clock: Clock,
     pub period_ticks: u64,
+    /// If the period follows the distance of the lanes; `period_ticks` is the first then.
+    pub pacing: Option<Pacing>,
     pub fetch_ticks: u64,
     pub for_ticks: Option<u64>,
     pub memory: usize,
@@ -243,9 +246,20 @@ pub struct How {
     pub live: Option<Arc<crate::live::Live>>,
 }
 
-/// 10 us: what is longer was no wait of ours.
-const GAP_NS: u64 = 10_000;
-const GAP_PERIODS: u64 = 8;
+/// What a sample may take by itself: a line of each word from wherever it is, and whatever is done
+/// with it.
+const WORD_NS: u64 = 1_000;
+/// The same of one for which the kernel is asked.
+const FETCH_GAP_NS: u64 = 10_000;
+
+/// What two samples may be apart, however short the period is, before nobody is taken to have
+/// looked.
+fn gap_least_ns(words: usize, fetches: bool) -> u64 {
+    match fetches {
+        true => FETCH_GAP_NS,
+        false => WORD_NS * (1 + words as u64),
+    }
+}
 
 /// An observer at work. Both kinds know whether they read the clock once or twice a sample.
 #[derive(Debug)]
@@ -324,7 +338,7 @@ fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
 }
 
 fn start_one<const BOTH: bool>(
-    words: Words,
+    mut words: Words,
     how: How,
     reader: crate::reach::Reader,
     orders: Arc<Orders>,
@@ -335,6 +349,7 @@ fn start_one<const BOTH: bool>(
         let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, orders);
         let placed = be_ordinary().and_then(|()| affinity::pin(how.from));
         let start = crate::clock::before();
+        words.lanes.iter_mut().for_each(Follow::begin);
         let step = how.clock.unit();
         let series = words.feeds.iter().enumerate().map(|(index, feed)| {
             let index = u8::try_from(index).unwrap_or(u8::MAX);
@@ -342,7 +357,12 @@ fn start_one<const BOTH: bool>(
             if how.keeps_samples { series.singly() } else { series }
         });
         recorder.series = series.collect();
-        recorder.gap_ticks = (how.period_ticks * GAP_PERIODS).max(how.clock.ticks(GAP_NS));
+        let fetches = words.state.is_some() || !reader.is_empty();
+        recorder.gap_least_ticks = how.clock.ticks(gap_least_ns(words.words.len(), fetches));
+        // What is waited for then is the kernel.
+        recorder.pacing = how.pacing.filter(|_| !fetches);
+        recorder.pacing.iter_mut().for_each(Pacing::measure_own);
+        let period = recorder.pace(Period(how.period_ticks));
         recorder.deadline = how.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
         (recorder.cpu, recorder.process) = (how.from, words.process);
         recorder.children = words.children;
@@ -356,8 +376,8 @@ fn start_one<const BOTH: bool>(
             recorder.orders.stop.store(true, Relaxed);
             return recorder;
         }
-        let period = Period(how.period_ticks);
         dispatch(&words.words, period, &mut recorder);
+        recorder.lanes.iter_mut().for_each(Follow::end);
         recorder
     })
 }

@@ -41,7 +41,9 @@ pub struct Summary {
     pub two_percent_at_ns: Option<u64>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cost_unknown: String,
+    /// In all, and of that at the end.
     pub stopped_ns: u64,
+    pub stopped_at_end_ns: u64,
     /// Whether a function that was called is seen to return; `None` if no function was seen.
     pub returns: Option<bool>,
     pub refused_threads: u64,
@@ -202,6 +204,7 @@ impl Summary {
             two_percent_at_ns: head.cost.and_then(|cost| two_percent_at(&cost, &head.period_ns)),
             cost_unknown: head.cost_unknown.clone(),
             stopped_ns: head.stopped_ns,
+            stopped_at_end_ns: head.stopped_at_end_ns,
             returns: None,
             refused_threads: head.refused_threads,
             entries: head.entries,

@@ -153,8 +153,12 @@ fn notes(summary: &Summary) -> Vec<String> {
         notes.push(format!("the host took {} from the lanes: steal time", show(summary.steal_ns)));
     }
     if summary.stopped_ns > 0 {
-        let stopped = show(summary.stopped_ns);
-        notes.push(format!("it was stopped for {stopped} in all, to share its pages and back"));
+        let at_end = summary.stopped_at_end_ns;
+        notes.push(format!(
+            "it was stopped for {} to share its pages, and for {} at the end to have its own",
+            show(summary.stopped_ns.saturating_sub(at_end)),
+            show(at_end),
+        ));
     }
     if let Some(dte) = &summary.dte {
         notes.push(format!(

@@ -11,6 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use elfen_shim::random::Random;
+
 mod alone;
 mod preload;
 
@@ -62,13 +64,8 @@ struct Round {
 
 impl Round {
     fn of(seed: u64) -> Self {
-        let mut random = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut draw = |below: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % below
-        };
+        let mut random = Random::of(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut draw = |count| random.below(count);
         draw(2);
         let attached = draw(2) == 1;
         let victims = [Victim::Front, Victim::Observed, Victim::Keeper];

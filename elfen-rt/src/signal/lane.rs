@@ -87,8 +87,9 @@ pub struct LaneSlot {
     pub check_nap: AtomicU64,
     /// How the guard naps here; 0 before it has begun.
     pub guard_nap: AtomicU64,
-    /// For checks that the guard has written into the program. The lower half of `bell` is a
-    /// futex: 1 while the guard sleeps and may be rung; a check makes that 0 and wakes it.
+    /// For checks that the guard has written into the program: [`AWAKE`], [`ASLEEP`] or [`HOLDS`].
+    /// A check that finds the request lane busy makes it 0, and does what it finds. The lower half
+    /// is a futex.
     pub bell: AtomicU64,
     /// 1 while the guard asks who checks; a check notes the time and its place, and makes that 0.
     pub drill: AtomicU64,
@@ -141,6 +142,14 @@ unsafe impl Slot for LaneSlot {
 /// that is gone lends nothing.
 pub const REQUEST_OFFLINE: u64 = 1;
 pub const BATCH_OFFLINE: u64 = 2;
+
+/// Of [`LaneSlot::bell`]: the guard will look by itself, or there is none.
+pub const AWAKE: u64 = 0;
+/// The guard sleeps, and may be woken.
+pub const ASLEEP: u64 = 1;
+/// The guard has the lane. Who comes to a check there was let in by the scheduler, and may ask it
+/// to choose anew.
+pub const HOLDS: u64 = 2;
 
 /// For how long an IPC counts as that of now. Counters are read at the request lane's own timer
 /// interrupts, the rarest of which come every 10 ms.

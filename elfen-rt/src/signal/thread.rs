@@ -2,9 +2,11 @@
 //! tag that they are in, a value, and what they count.
 //!
 //! A slot a thread. It has one writer, the thread, which claims it; its first line is all that an
-//! observer reads while the thread works. The function and the tag are the lower halves of
-//! addresses, of code and of a name, so a thread that enters one stores four bytes and looks up
-//! nothing. The writing half is [`crate::tag`], in C `elfen_tag.h`.
+//! observer reads while the thread works, unless it asks for rates. What the thread counts stands
+//! in another: a counter is read before it is written, and would have to wait for a line that the
+//! observer has just had. The function and the tag are the lower halves of addresses, of code and
+//! of a name, so a thread that enters one stores four bytes and looks up nothing. The writing half
+//! is [`crate::tag`], in C `elfen_tag.h`.
 
 use core::ffi::c_int;
 use core::mem::{offset_of, size_of};
@@ -15,7 +17,7 @@ use super::page::{Page, Slot};
 /// Slots of a page.
 pub const THREADS: u32 = 1024;
 
-/// The line that a thread writes while it works.
+/// The lines that a thread writes while it works.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ThreadWords {
@@ -25,11 +27,12 @@ pub struct ThreadWords {
     /// Lower half of the address of a name, NUL-terminated. 0 for none.
     pub tag: AtomicU32,
     pub value: AtomicU64,
+    reserved: [AtomicU64; 6],
     /// Entries of functions, where they are counted.
     pub calls: AtomicU64,
     pub instructions: AtomicU64,
     pub cycles: AtomicU64,
-    reserved: [AtomicU64; 3],
+    reserved_counts: [AtomicU64; 5],
 }
 
 impl ThreadWords {
@@ -39,21 +42,22 @@ impl ThreadWords {
             function: AtomicU32::new(0),
             tag: AtomicU32::new(0),
             value: AtomicU64::new(0),
+            reserved: [const { AtomicU64::new(0) }; 6],
             calls: AtomicU64::new(0),
             instructions: AtomicU64::new(0),
             cycles: AtomicU64::new(0),
-            reserved: [const { AtomicU64::new(0) }; 3],
+            reserved_counts: [const { AtomicU64::new(0) }; 5],
         }
     }
 }
 
-const _: () = assert!(size_of::<ThreadWords>() == 64);
+const _: () = assert!(size_of::<ThreadWords>() == 128);
 const _: () = assert!(offset_of!(ThreadWords, function) == 0);
 const _: () = assert!(offset_of!(ThreadWords, tag) == 4);
 const _: () = assert!(offset_of!(ThreadWords, value) == 8);
-const _: () = assert!(offset_of!(ThreadWords, calls) == 16);
-const _: () = assert!(offset_of!(ThreadWords, instructions) == 24);
-const _: () = assert!(offset_of!(ThreadWords, cycles) == 32);
+const _: () = assert!(offset_of!(ThreadWords, calls) == 64);
+const _: () = assert!(offset_of!(ThreadWords, instructions) == 72);
+const _: () = assert!(offset_of!(ThreadWords, cycles) == 80);
 
 /// One thread.
 #[repr(C, align(128))]
@@ -76,17 +80,18 @@ pub struct ThreadSlot {
     pub counting: AtomicU64,
     /// Of slot 0: threads that were to count, and have no counters.
     pub uncounted: AtomicU64,
+    reserved: [AtomicU64; 8],
 }
 
-const _: () = assert!(size_of::<ThreadSlot>() == 128);
-const _: () = assert!(offset_of!(ThreadSlot, thread) == 64);
-const _: () = assert!(offset_of!(ThreadSlot, claims) == 72);
-const _: () = assert!(offset_of!(ThreadSlot, refused) == 80);
-const _: () = assert!(offset_of!(ThreadSlot, entries) == 88);
-const _: () = assert!(offset_of!(ThreadSlot, ambiguous) == 96);
-const _: () = assert!(offset_of!(ThreadSlot, returns) == 104);
-const _: () = assert!(offset_of!(ThreadSlot, counting) == 112);
-const _: () = assert!(offset_of!(ThreadSlot, uncounted) == 120);
+const _: () = assert!(size_of::<ThreadSlot>() == 256);
+const _: () = assert!(offset_of!(ThreadSlot, thread) == 128);
+const _: () = assert!(offset_of!(ThreadSlot, claims) == 136);
+const _: () = assert!(offset_of!(ThreadSlot, refused) == 144);
+const _: () = assert!(offset_of!(ThreadSlot, entries) == 152);
+const _: () = assert!(offset_of!(ThreadSlot, ambiguous) == 160);
+const _: () = assert!(offset_of!(ThreadSlot, returns) == 168);
+const _: () = assert!(offset_of!(ThreadSlot, counting) == 176);
+const _: () = assert!(offset_of!(ThreadSlot, uncounted) == 184);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNTHRD" is used nowhere else.
 unsafe impl Slot for ThreadSlot {

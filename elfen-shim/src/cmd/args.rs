@@ -25,8 +25,9 @@ pub(super) struct Args {
     #[arg(long)]
     pub(super) sibling: bool,
 
-    /// Time between two samples in the mean, as in 300ns; max for as fast as it goes; auto for 1us,
-    /// and more where lanes are far apart
+    /// Time between two samples in the mean, as in 300ns; max for as fast as it goes; auto for as
+    /// often as costs the observed 2 %, by how often what is watched changes and how far apart the
+    /// lanes are, and never below 1us
     #[arg(long, value_name = "TIME", default_value = "auto", value_parser = pace)]
     pub(super) period: Pace,
 

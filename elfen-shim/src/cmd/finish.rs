@@ -10,6 +10,7 @@ use elfen_console::failure::Failure;
 
 use crate::clock::Clock;
 use crate::naming::{name, name_all};
+use crate::reach::Stopped;
 use crate::record::Ended;
 use crate::recording::{self, Cost, Dte, Head, Observing, Periods, Pool, Recording, Signal};
 use crate::session::Seen;
@@ -27,7 +28,7 @@ pub(super) struct Known {
     pub(super) asked_period_ns: u64,
     pub(super) line_round_trip_ns: Option<u64>,
     pub(super) steal_ns: u64,
-    pub(super) stopped_ns: u64,
+    pub(super) stopped: Stopped,
     pub(super) refused_threads: u64,
     pub(super) entries: u64,
     pub(super) ambiguous: u64,
@@ -70,7 +71,8 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         samples: seen.samples,
         period_ns: Periods { asked: known.asked_period_ns, median, p99 },
         steal_ns: known.steal_ns,
-        stopped_ns: known.stopped_ns,
+        stopped_ns: known.stopped.to_share_ns + known.stopped.at_end_ns,
+        stopped_at_end_ns: known.stopped.at_end_ns,
         missed_switches: seen.missed_switches,
         refused_threads: known.refused_threads,
         entries: known.entries,

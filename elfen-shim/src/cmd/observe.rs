@@ -30,8 +30,9 @@ use crate::costing::Costing;
 use crate::fold::Fold;
 use crate::live::Live;
 use crate::observers::Observers;
+use crate::pacing::{AUTO_NS, Pacing};
 use crate::program;
-use crate::reach::Keeper;
+use crate::reach::{Keeper, Stopped};
 use crate::record::{Ended, Orders, Until};
 use crate::recording::{Observing, Signal, Source, again};
 use crate::round_trip;
@@ -40,10 +41,9 @@ use crate::summary::Summary;
 use crate::symbols::{Layout, Saying};
 use crate::tally::Tally;
 
-/// Round trips of up to this are near; further ones stretch the period.
-const NEAR_TICKS: u64 = 300;
-/// The period of auto, and the least time between two system calls that read.
-const AUTO_NS: u64 = 1_000;
+/// A distance that nobody could measure is taken for a far one.
+const FAR_TICKS: u64 = 1_500;
+/// The least time between two system calls that read.
 const FETCH_NS: u64 = 100_000;
 const STRETCH_NS: u64 = 10_000_000;
 /// What is added up at a time: a million runs.
@@ -208,7 +208,10 @@ impl Run<'_> {
         out: &mut dyn Write,
     ) -> Result<(finish::Known, Seen, End), Failure> {
         let (period_ticks, _) = self.period();
-        self.clock = self.clock.in_units(period_ticks);
+        self.clock = self.clock.in_units(match self.args.period {
+            Pace::Auto => self.clock.ticks(AUTO_NS),
+            Pace::Max | Pace::Every(_) => period_ticks,
+        });
         let until = self.args.until.as_deref().map(|text| until(text, &gathered)).transpose()?;
         let (mut costing, cost_unknown) = self.costing(started);
         let parts = self.chosen.parts();
@@ -256,7 +259,7 @@ impl Run<'_> {
         let seen = observer.join();
         drop(picture);
         let end = end?;
-        let stopped_ns = started.keeper.take().map_or(Ok(0), private_again)?;
+        let stopped = started.keeper.take().map_or(Ok(Stopped::default()), private_again)?;
         self.clock.ticks_per_second = rate.ticks_per_second();
         let first = started.page.and_then(|page| page.slot(0));
         let of_first =
@@ -275,7 +278,7 @@ impl Run<'_> {
             asked_period_ns: self.clock.ns(period_ticks),
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
             steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),
-            stopped_ns,
+            stopped,
             refused_threads: of_first(|slot| &slot.refused),
             entries,
             ambiguous: of_first(|slot| &slot.ambiguous),
@@ -300,6 +303,7 @@ impl Run<'_> {
             from,
             clock: self.clock,
             period_ticks,
+            pacing: self.pacing(),
             fetch_ticks,
             for_ticks: self.args.duration.map(|time| self.clock.ticks(nanos(time))),
             memory: match self.args.keep {
@@ -317,17 +321,18 @@ impl Run<'_> {
 
     /// Ticks between samples and between readings.
     fn period(&self) -> (u64, u64) {
-        let near = self.clock.ticks(AUTO_NS);
         let period = match self.args.period {
             Pace::Max => 0,
             Pace::Every(every) => self.clock.ticks(nanos(every)).max(1),
-            // A distance that nobody could measure is taken for a far one.
-            Pace::Auto => match self.round_trip.unwrap_or(NEAR_TICKS * 5) {
-                round_trip if round_trip > NEAR_TICKS => near * round_trip / NEAR_TICKS,
-                _ => near,
-            },
+            Pace::Auto => self.pacing().map_or(0, |pacing| pacing.first()),
         };
         (period, self.clock.ticks(FETCH_NS).max(period))
+    }
+
+    fn pacing(&self) -> Option<Pacing> {
+        let follows = self.args.period == Pace::Auto;
+        let round_trip = self.round_trip.unwrap_or(FAR_TICKS);
+        follows.then(|| Pacing::new(self.clock.ticks(AUTO_NS), round_trip))
     }
 
     fn costing(&self, started: &Started) -> (Option<Costing>, String) {
@@ -369,7 +374,7 @@ impl Run<'_> {
 }
 
 /// Gives for how long the process was stopped.
-fn private_again(mut keeper: Keeper) -> Result<u64, Failure> {
+fn private_again(mut keeper: Keeper) -> Result<Stopped, Failure> {
     keeper.end().map_err(|error| {
         let (what, fix) = ("making its pages private again", "see whether the process still runs");
         Failure::new(Status::Failed, what, error, fix)
@@ -381,7 +386,7 @@ fn private_again(mut keeper: Keeper) -> Result<u64, Failure> {
              other threads went on"
         ));
     }
-    Ok(keeper.stopped_ns)
+    Ok(keeper.stopped)
 }
 
 /// Of several observers, what each looks at.

@@ -34,6 +34,13 @@ const THREAD_BYTES: u64 = 4096;
 const TRIES: u32 = 50;
 const NAME: &[u8] = b"elfen-globals\0";
 
+/// How long a process was stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stopped {
+    pub to_share_ns: u64,
+    pub at_end_ns: u64,
+}
+
 /// The front's end of a keeper. The pages are private again when it has ended.
 #[derive(Debug)]
 pub struct Keeper {
@@ -42,8 +49,8 @@ pub struct Keeper {
     child: nix::unistd::Pid,
     file: File,
     pages: Vec<u64>,
-    /// How long the process was stopped, in all.
-    pub stopped_ns: u64,
+    /// How long the process was stopped, to share the pages and to have its own again.
+    pub stopped: Stopped,
     /// Forked children, and those of a process of several threads: they have the pages as they were
     /// a moment later.
     pub children: (u64, u64),
@@ -72,7 +79,8 @@ impl Keeper {
                 };
                 let file = File::open(format!("/proc/{child}/fd/{fd}"))?;
                 let (orders, children) = (Some(orders), (0, 0));
-                Ok(Self { orders, answers, child, file, pages, stopped_ns, children })
+                let stopped = Stopped { to_share_ns: stopped_ns, at_end_ns: 0 };
+                Ok(Self { orders, answers, child, file, pages, stopped, children })
             }
             ForkResult::Child => {
                 drop((orders, answered));
@@ -106,7 +114,7 @@ impl Keeper {
         let words: Vec<u64> = told.split(' ').filter_map(|word| word.parse().ok()).collect();
         match words[..] {
             [stopped_ns, forked, late] => {
-                self.stopped_ns += stopped_ns;
+                self.stopped.at_end_ns = stopped_ns;
                 self.children = (forked, late);
                 Ok(())
             }

@@ -16,7 +16,7 @@ use crate::recording::Source;
 use crate::signal::Width;
 
 pub use globals::{SharedGlobals, find as find_global, of_program as globals_of, program_file};
-pub use keeper::Keeper;
+pub use keeper::{Keeper, Stopped};
 pub use mapped::CutFile;
 pub use place::{Place, Unreached};
 pub use proc_state::ProcState;

@@ -68,3 +68,40 @@ fn children_are_observed_where_that_is_asked_for() {
     assert_eq!(followed[7], State::NotRunning, "a stranger: {followed:?}");
     assert!(more > kept && kept > 0, "{more} {kept}");
 }
+
+/// Goal: what was there for two periods was looked at or lies in a gap, and not where samples are
+/// so near each other that a line takes longer; and where the period follows the distance, gaps do.
+#[test]
+fn a_gap_is_two_periods() {
+    let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
+    recorder.gap_least_ticks = 4_000;
+    let mut gap = |period| {
+        recorder.pace(Period(period));
+        recorder.gap_ticks
+    };
+    assert_eq!(
+        [0, 1_000, 2_000, 2_600, 26_000].map(&mut gap),
+        [4_000, 4_000, 4_000, 5_200, 52_000]
+    );
+    recorder.pacing = Some(Pacing::new(3_000, 100));
+    let found = Stretch { samples: 64, changed: 64, waited: Some(500) };
+    let period = (0..15).fold(Period(7), |now, _| Sink::<1>::period(&mut recorder, now, &found));
+    assert_eq!(period, Period(1_000 * crate::pacing::TIMES));
+    assert_eq!(recorder.gap_ticks, 2_000 * crate::pacing::TIMES);
+}
+
+/// Goal: a lane's switches before the first sample and behind the last are none that were missed.
+#[test]
+fn only_switches_while_somebody_looks_can_be_missed() {
+    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+    let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
+    let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
+    slot.switches.store(100, Relaxed);
+    recorder.lanes.push(Follow::new(slot, 0, Vec::new()));
+    slot.switches.store(110, Relaxed);
+    recorder.lanes.iter_mut().for_each(Follow::begin);
+    slot.switches.store(117, Relaxed);
+    recorder.lanes.iter_mut().for_each(Follow::end);
+    slot.switches.store(130, Relaxed);
+    assert_eq!(recorder.missed_switches(), Some(7));
+}

@@ -103,6 +103,9 @@ pub struct Head {
     /// How long the observed was stopped; earlier recordings know of no such thing.
     #[serde(default)]
     pub stopped_ns: u64,
+    /// Of that, at the end; earlier recordings do not tell it apart.
+    #[serde(default)]
+    pub stopped_at_end_ns: u64,
     pub missed_switches: Option<u64>,
     /// Threads that found no slot to say what they do.
     pub refused_threads: u64,

@@ -158,6 +158,7 @@ fn byte_of(number: u64, others: &mut Vec<u8>) -> u8 {
 mod tests {
     use super::super::{Pool, Series, State};
     use super::*;
+    use crate::random::Random;
     use proptest::prelude::*;
 
     /// One signal's states in chunks, as an observer writes them.
@@ -218,13 +219,8 @@ mod tests {
     /// tags, of which some are frequent, for thirty different lengths, which tell the samples.
     #[test]
     fn runs_of_many_tags_take_less_than_two_bytes() {
-        let mut random = 88_172_645_463_325_252_u64;
-        let mut draw = |below: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % below
-        };
+        let mut random = Random::of(88_172_645_463_325_252);
+        let mut draw = |count| random.below(count);
         let states: Vec<(u64, u8, u64)> = (0..60_000)
             .map(|_| {
                 let tag = draw(13) * draw(13);

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::clock::Clock;
+use crate::random::Random;
 
 const STEP: u64 = 26;
 
@@ -29,6 +30,7 @@ pub(super) fn head() -> Head {
         period_ns: Periods::default(),
         steal_ns: 0,
         stopped_ns: 0,
+        stopped_at_end_ns: 0,
         missed_switches: None,
         refused_threads: 0,
         entries: 0,
@@ -128,13 +130,8 @@ fn runs_of_tags_are_short() {
 /// about as often as it is asked to, by a clock of fine steps and by one of coarse ones.
 #[test]
 fn long_runs_are_short_as_well() {
-    let mut random = 88_172_645_463_325_252_u64;
-    let mut draw = |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = Random::of(88_172_645_463_325_252);
+    let mut draw = |count| random.below(count);
     for (period, step_ticks) in [(62, 2), (300, 2), (2_600, 2), (62, 26), (2_600, 26), (26_000, 2)]
     {
         let clock = Clock { step_ticks, ..head().clock }.in_units(period);

@@ -1,7 +1,8 @@
 //! What being observed costs: the same work with and without an observer, by turns.
 //!
 //! Beside Shim's price stands that of one bare load at the same times, from the same pair of runs:
-//! below it nobody can look.
+//! below it nobody can look. Both depend on how far apart the lanes are, which may be another at
+//! the next pair: near ones and far ones are kept apart, and others left out (`distance.rs`).
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,10 +12,12 @@ use std::time::Duration;
 
 use elfen_console::duration::number;
 use elfen_shim::clock;
+use elfen_shim::pacing::{AUTO_NS, Pacing};
 use elfen_shim::record::Orders;
 use serde::Serialize;
 
 use super::bare::Bare;
+use super::distance::{Distances, NEAR_TICKS, TRIES};
 use super::stage::{Error, Lanes, at, line, observe};
 
 /// What a batch of work takes, unobserved.
@@ -39,6 +42,10 @@ pub(crate) struct Cost {
     pub(crate) by: &'static str,
     /// Of looks; 0 for as fast as it goes.
     pub(crate) period_ticks: Option<u64>,
+    /// If that is what the default made of the distance, in the median.
+    pub(crate) auto: bool,
+    /// How far apart the lanes were, in the median of the pairs.
+    pub(crate) round_trip_ticks: u64,
     /// In the median of the pairs, and the quartiles.
     pub(crate) slowdown_percent: f64,
     pub(crate) low: f64,
@@ -63,6 +70,14 @@ const PROGRAMS: [Program; 7] = [
     Program { name: "nothing but writes", stores: "each", work: writes },
 ];
 
+/// How often somebody looks.
+#[derive(Clone, Copy)]
+enum Every {
+    Ticks(u64),
+    /// As the default has it: by the distance at each pair of runs, and from there on.
+    Auto,
+}
+
 /// Who looks, while a batch of work is done.
 #[derive(Clone, Copy)]
 enum By {
@@ -79,23 +94,32 @@ pub(super) fn measure(lanes: Lanes, pairs: usize) -> Result<Vec<Cost>, Error> {
         let rounds = rounds_of(lanes, program, word);
         let mut periods = PERIODS_TICKS.to_vec();
         let mut measured = 0;
+        let at = |every| at_period(lanes, program, word, rounds, every, pairs);
         while let Some(&period_ticks) = periods.get(measured) {
-            let [load, shim] = at_period(lanes, program, word, rounds, period_ticks, pairs)?;
+            let rows = at(Every::Ticks(period_ticks))?;
             measured += 1;
-            let goes_on = shim.slowdown_percent > CHEAP_PERCENT && period_ticks < LONGEST_TICKS;
-            if goes_on && measured == periods.len() {
+            let is_dear =
+                rows.iter().any(|row| is_usual(row) && row.slowdown_percent > CHEAP_PERCENT);
+            if is_dear && period_ticks < LONGEST_TICKS && measured == periods.len() {
                 periods.push(period_ticks * 2);
             }
-            costs.extend([load, shim]);
+            costs.extend(rows);
         }
+        costs.extend(at(Every::Auto)?);
     }
     Ok(costs)
 }
 
-/// From which period on each program pays no more than the bar: as ticks, if any was so long.
+/// What a user of near lanes pays to whoever uses periods of his own.
+fn is_usual(cost: &Cost) -> bool {
+    cost.by == SHIM && !cost.auto && cost.round_trip_ticks <= NEAR_TICKS
+}
+
+/// From which period on each program pays no more than the bar: as ticks, if any was so long. Where
+/// lanes are near.
 pub(crate) fn cheap_from(costs: &[Cost]) -> Vec<(String, String, Option<u64>)> {
     let mut found: Vec<(String, String, Option<u64>)> = Vec::new();
-    for cost in costs.iter().filter(|cost| cost.by == SHIM) {
+    for cost in costs.iter().filter(|cost| is_usual(cost)) {
         let Some(ticks) = cost.period_ticks.filter(|ticks| *ticks > 0) else { continue };
         let names = (&cost.program, &cost.stores);
         let known = found.iter_mut().find(|(program, stores, _)| (program, stores) == names);
@@ -109,52 +133,73 @@ pub(crate) fn cheap_from(costs: &[Cost]) -> Vec<(String, String, Option<u64>)> {
     found
 }
 
-/// What one bare load costs a program, and what Shim does.
+/// What one bare load costs a program, and what Shim does: while lanes are near, and far.
 fn at_period(
     lanes: Lanes,
     program: &Program,
     word: &'static AtomicU64,
     rounds: u64,
-    period_ticks: u64,
+    every: Every,
     pairs: usize,
-) -> Result<[Cost; 2], Error> {
-    let mut ratios = [Vec::with_capacity(pairs), Vec::with_capacity(pairs)];
-    for pair in 0..pairs {
-        let ticks = |by| beside(by, lanes, period_ticks, word, program, rounds);
+) -> Result<Vec<Cost>, Error> {
+    let mut distances = Distances::begin(lanes)?;
+    for pair in 0..pairs * TRIES {
+        if distances.most() >= pairs {
+            break;
+        }
+        let pacing = || match every {
+            Every::Ticks(_) => None,
+            Every::Auto => Some(Pacing::new(lanes.clock.ticks(AUTO_NS), distances.now())),
+        };
+        let first = match every {
+            Every::Ticks(ticks) => ticks,
+            Every::Auto => pacing().map_or(0, |pacing| pacing.first()),
+        };
+        let ticks = |by| beside(by, lanes, (first, pacing()), word, program, rounds);
         // Whatever changes with time is on either side as often.
         let mut turns = [(By::Nobody, 0), (By::Load, 0), (By::Shim, 0)];
-        let first = pair % turns.len();
         for turn in 0..turns.len() {
-            let (by, took) = &mut turns[(first + turn) % 3];
+            let (by, took) = &mut turns[(pair + turn) % 3];
             *took = ticks(*by)?;
         }
         let [alone, observed @ ..] = turns.map(|(_, ticks)| number(ticks));
-        for (ratios, observed) in ratios.iter_mut().zip(observed) {
-            ratios.push((observed / alone.max(1.0) - 1.0) * 100.0);
+        let [load, shim] = observed.map(|took| (took / alone.max(1.0) - 1.0) * 100.0);
+        distances.add((first, load, shim))?;
+    }
+    let mut rows = Vec::new();
+    for (round_trip_ticks, mut found) in distances.found() {
+        found.sort_by_key(|(first, ..)| *first);
+        let median = found[found.len() / 2].0;
+        let (period_ticks, auto) = match every {
+            Every::Ticks(ticks) => (ticks, false),
+            Every::Auto => (median, true),
+        };
+        let load: Vec<f64> = found.iter().map(|(_, load, _)| *load).collect();
+        let shim: Vec<f64> = found.iter().map(|(.., shim)| *shim).collect();
+        for (by, mut ratios) in [("one bare load", load), (SHIM, shim)] {
+            ratios.sort_by(f64::total_cmp);
+            rows.push(Cost {
+                program: program.name.to_owned(),
+                stores: program.stores.to_owned(),
+                by,
+                period_ticks: Some(period_ticks),
+                auto,
+                round_trip_ticks,
+                slowdown_percent: at(&ratios, 50),
+                low: at(&ratios, 25),
+                high: at(&ratios, 75),
+                pairs: ratios.len(),
+            });
         }
     }
-    let row = |by, mut ratios: Vec<f64>| {
-        ratios.sort_by(f64::total_cmp);
-        Cost {
-            program: program.name.to_owned(),
-            stores: program.stores.to_owned(),
-            by,
-            period_ticks: Some(period_ticks),
-            slowdown_percent: at(&ratios, 50),
-            low: at(&ratios, 25),
-            high: at(&ratios, 75),
-            pairs: ratios.len(),
-        }
-    };
-    let [load, shim] = ratios;
-    Ok([row("one bare load", load), row(SHIM, shim)])
+    Ok(rows)
 }
 
 /// Ticks of a batch of work, once the observer is at it.
 fn beside(
     by: By,
     lanes: Lanes,
-    period_ticks: u64,
+    (period_ticks, pacing): (u64, Option<Pacing>),
     word: &'static AtomicU64,
     program: &Program,
     rounds: u64,
@@ -176,7 +221,7 @@ fn beside(
         }
         By::Shim => {
             let orders = Arc::new(Orders::default());
-            let observer = observe(lanes, word, period_ticks, None, orders.clone())?;
+            let observer = observe(lanes, word, (period_ticks, pacing), None, orders.clone())?;
             let ticks = work();
             orders.stop.store(true, Relaxed);
             observer.join();
@@ -258,6 +303,8 @@ mod tests {
             stores: "each".to_owned(),
             by,
             period_ticks: Some(ticks),
+            auto: false,
+            round_trip_ticks: 200,
             slowdown_percent,
             low: 0.0,
             high: 0.0,
@@ -271,6 +318,8 @@ mod tests {
             row("a", SHIM, 5_200, 2.0),
             row("a", SHIM, 10_400, -1.0),
             row("b", SHIM, 1_200, 3.0),
+            Cost { round_trip_ticks: 1_000, ..row("b", SHIM, 2_600, 0.0) },
+            Cost { auto: true, ..row("b", SHIM, 5_000, 0.0) },
         ];
         let found = cheap_from(&costs).into_iter().map(|(program, _, from)| (program, from));
         let expected = [("a".to_owned(), Some(5_200)), ("b".to_owned(), None)];

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use elfen_console::duration::number;
 use elfen_host::affinity;
 use elfen_shim::observe::{Period, Sample, Sink, observe};
+use elfen_shim::random::Random;
 use elfen_shim::{clock, filter};
 use serde::Serialize;
 
@@ -233,13 +234,10 @@ static SIGNAL: AtomicI32 = AtomicI32::new(0);
 static RANDOM: AtomicU64 = AtomicU64::new(88_172_645_463_325_252);
 
 extern "C" fn hold(_: libc::c_int) {
-    let mut random = RANDOM.load(Relaxed);
-    random ^= random << 13;
-    random ^= random >> 7;
-    random ^= random << 17;
-    RANDOM.store(random, Relaxed);
+    let mut random = Random::of(RANDOM.load(Relaxed));
     // Ticks: at 2.6 GHz, of 1 to 30 us.
-    let end = clock::before() + 2_600 + random % 75_400;
+    let end = clock::before() + 2_600 + random.below(75_400);
+    RANDOM.store(random.draw(), Relaxed);
     while clock::before() < end {
         std::hint::spin_loop();
     }

@@ -8,6 +8,7 @@
 mod bare;
 mod competitor;
 mod cost;
+mod distance;
 mod dte;
 mod functions;
 mod profile;
@@ -26,6 +27,7 @@ use elfen_console::duration::number;
 use elfen_shim::round_trip;
 use serde::Serialize;
 
+use distance::NEAR_TICKS;
 use stage::on_lane;
 
 pub(crate) use competitor::Competitor;
@@ -40,8 +42,6 @@ pub(crate) use stage::{Error, Lanes};
 pub(crate) use switches::Switches;
 pub(crate) use truth::{Size, Truth};
 
-/// Lanes further apart than this are waited for.
-const NEAR_TICKS: u64 = 400;
 const WAITS: u32 = 10;
 const WAIT: Duration = Duration::from_secs(1);
 /// A part that was measured while the lanes were far apart is measured again, so often.
@@ -213,7 +213,9 @@ impl Measured {
         part: Part,
         measure: impl Fn(u64) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut repeats = 0;
+        // These keep apart themselves what was measured near and far.
+        let keeps_apart = matches!(part, Part::Costs | Part::Programs);
+        let mut repeats = if keeps_apart { REPEATS } else { 0 };
         loop {
             let before = waited_for(lanes)?;
             let found = measure(before)?;
@@ -225,7 +227,7 @@ impl Measured {
                 continue;
             }
             self.round_trips.push(RoundTrip { part, before, after });
-            self.disturbed.extend((longest > NEAR_TICKS).then_some(part));
+            self.disturbed.extend((longest > NEAR_TICKS && !keeps_apart).then_some(part));
             self.line_round_trip_ticks = self.line_round_trip_ticks.max(after.or(Some(before)));
             return Ok(found);
         }

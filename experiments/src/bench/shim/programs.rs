@@ -11,10 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use elfen_console::duration::number;
+use elfen_shim::round_trip;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::cost::{Cost, SHIM};
+use super::distance::{Distances, TRIES};
 use super::stage::{Error, Lanes, at, on_lane};
 
 pub(super) const SCRIPTS: [(&str, &str); 2] = [
@@ -48,6 +51,10 @@ const RUN_SECONDS: f64 = 0.1;
 /// One with the cost measured by `elfen shim` itself: it has a figure each tenth of a second.
 const MEASURED_SECONDS: f64 = 1.5;
 const MEASURED_TURNS: usize = 7;
+/// Turns that are begun for that, at most, and by how much lanes may be further apart at a turn's
+/// end or begin for both ways to have measured the same.
+const TRIED_TURNS: usize = 12;
+const SAME_DISTANCE: f64 = 1.25;
 const PERIODS_TICKS: [u64; 4] = [0, 300, 1_200, 2_600];
 /// What both ways of measuring a cost are compared at.
 const COMPARED_TICKS: u64 = 300;
@@ -68,6 +75,9 @@ pub(crate) struct Agreement {
     pub(crate) apart: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
+    pub(crate) turns: usize,
+    /// In which the lanes did not stay as far apart as they were.
+    pub(crate) turns_left_out: usize,
 }
 
 /// How a script is run.
@@ -76,6 +86,8 @@ enum Beside {
     Alone,
     Unobserved,
     Observed(u64),
+    /// By the default.
+    Auto,
     Perf,
 }
 
@@ -149,8 +161,9 @@ impl<'a> Program<'a> {
                     Ok(Command::new(&words[0]).args(&words[1..]).output()?)
                 })?;
             }
-            Beside::Unobserved | Beside::Observed(_) => {
+            Beside::Unobserved | Beside::Observed(_) | Beside::Auto => {
                 let period = match beside {
+                    Beside::Auto => "auto".to_owned(),
                     Beside::Observed(0) => "max".to_owned(),
                     Beside::Observed(ticks) => format!("{}ns", self.lanes.clock.ns(ticks)),
                     Beside::Alone | Beside::Unobserved | Beside::Perf => UNOBSERVED.to_owned(),
@@ -215,39 +228,48 @@ pub(super) fn measure(
 
 fn of_script(program: &Program<'_>, pairs: usize) -> Result<Vec<Cost>, Error> {
     let rounds = program.rounds(RUN_SECONDS)?;
-    let mut ways = vec![(Beside::Alone, Vec::new())];
-    ways.extend(PERIODS_TICKS.map(|ticks| (Beside::Observed(ticks), Vec::new())));
+    let mut ways = vec![Beside::Alone];
+    ways.extend(PERIODS_TICKS.map(Beside::Observed));
+    ways.push(Beside::Auto);
     if has_perf() {
-        ways.push((Beside::Perf, Vec::new()));
+        ways.push(Beside::Perf);
     }
-    for pair in 0..pairs {
-        for (way, ratios) in &mut ways {
-            if *way == Beside::Perf && pair >= PERF_PAIRS {
-                continue;
-            }
-            // Whatever changes with time is on either side as often.
-            let (unobserved, seconds) = match pair % 2 {
-                0 => {
-                    let unobserved = program.run(Beside::Unobserved, rounds)?;
-                    (unobserved, program.run(*way, rounds)?)
-                }
-                _ => {
-                    let seconds = program.run(*way, rounds)?;
-                    (program.run(Beside::Unobserved, rounds)?, seconds)
-                }
-            };
-            // What the stores cost is the other way round: alone, there are none.
-            ratios.push(match way {
-                Beside::Alone => (unobserved / seconds - 1.0) * 100.0,
-                _ => (seconds / unobserved - 1.0) * 100.0,
-            });
+    let mut distances = Distances::begin(program.lanes)?;
+    for pair in 0..pairs * TRIES {
+        if distances.most() >= pairs {
+            break;
         }
+        let asked = |way: &Beside| *way != Beside::Perf || pair < PERF_PAIRS;
+        let all = ways.iter().copied().filter(asked);
+        let mut all: Vec<Beside> = std::iter::once(Beside::Unobserved).chain(all).collect();
+        // Whatever changes with time is on either side as often.
+        let first = pair % all.len();
+        all.rotate_left(first);
+        let mut took = Vec::with_capacity(all.len());
+        for way in all {
+            took.push((way, program.run(way, rounds)?));
+        }
+        let of = |way| took.iter().find(|(other, _)| *other == way).map(|(_, seconds)| *seconds);
+        let Some(unobserved) = of(Beside::Unobserved) else { continue };
+        let ratio = |way| {
+            let seconds = of(way)?;
+            // What the stores cost is the other way round: alone, there are none.
+            let (more, less) = match way {
+                Beside::Alone => (unobserved, seconds),
+                _ => (seconds, unobserved),
+            };
+            Some((way, (more / less - 1.0) * 100.0))
+        };
+        let ratios: Vec<(Beside, f64)> = ways.iter().copied().filter_map(ratio).collect();
+        distances.add(ratios)?;
     }
-    let row = |(way, mut ratios): (Beside, Vec<f64>)| {
+    let row = |round_trip_ticks, way, mut ratios: Vec<f64>| {
         ratios.sort_by(f64::total_cmp);
         let (by, period_ticks) = match way {
             Beside::Alone => ("nobody: its stores alone", None),
             Beside::Observed(ticks) => (SHIM, Some(ticks)),
+            // Whatever it was at each run.
+            Beside::Auto => (SHIM, None),
             Beside::Perf | Beside::Unobserved => {
                 let ticks = program.lanes.clock.ticks_per_second / PERF_HZ;
                 ("perf record -e cpu-clock", Some(ticks))
@@ -258,13 +280,24 @@ fn of_script(program: &Program<'_>, pairs: usize) -> Result<Vec<Cost>, Error> {
             stores: program.stores.clone(),
             by,
             period_ticks,
+            auto: way == Beside::Auto,
+            round_trip_ticks,
             slowdown_percent: at(&ratios, 50),
             low: at(&ratios, 25),
             high: at(&ratios, 75),
             pairs: ratios.len(),
         }
     };
-    Ok(ways.into_iter().map(row).collect())
+    let mut rows = Vec::new();
+    for (round_trip_ticks, found) in distances.found() {
+        let of = |way: Beside| {
+            let all = found.iter().flatten().filter(|(other, _)| *other == way);
+            all.map(|(_, ratio)| *ratio).collect::<Vec<f64>>()
+        };
+        let ways = ways.iter().map(|&way| (way, of(way))).filter(|(_, all)| !all.is_empty());
+        rows.extend(ways.map(|(way, ratios)| row(round_trip_ticks, way, ratios)));
+    }
+    Ok(rows)
 }
 
 pub(super) fn has_perf() -> bool {
@@ -281,7 +314,14 @@ fn agreement(program: &Program<'_>) -> Result<Agreement, Error> {
     let words = ["--json", "--measure-cost", "--period", &period];
     let words: Vec<&str> = program.watch.iter().copied().chain(words).collect();
     let (mut by_pairs, mut by_itself, mut apart) = (Vec::new(), Vec::new(), Vec::new());
-    for turn in 0..MEASURED_TURNS {
+    let mut turns_left_out = 0;
+    let lanes = program.lanes;
+    let distance = || on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)));
+    let mut before = distance()?;
+    for turn in 0..TRIED_TURNS {
+        if apart.len() == MEASURED_TURNS {
+            break;
+        }
         let [mut unobserved, mut observed, mut measured] = [0.0; 3];
         for which in (0..3).map(|which| (turn + which) % 3) {
             match which {
@@ -289,6 +329,15 @@ fn agreement(program: &Program<'_>) -> Result<Agreement, Error> {
                 1 => observed = program.run(Beside::Observed(COMPARED_TICKS), rounds)?,
                 _ => measured = measured_cost(&program.shim(&words, rounds)?)?,
             }
+        }
+        let after = distance()?;
+        let both = std::mem::replace(&mut before, after).zip(after);
+        let stayed = both.is_some_and(|(before, after)| {
+            number(before.max(after)) <= SAME_DISTANCE * number(before.min(after))
+        });
+        if !stayed {
+            turns_left_out += 1;
+            continue;
         }
         let pair = (observed / unobserved - 1.0) * 100.0;
         by_pairs.push(pair);
@@ -306,6 +355,8 @@ fn agreement(program: &Program<'_>) -> Result<Agreement, Error> {
         apart: at(&apart, 50),
         low: at(&apart, 25),
         high: at(&apart, 75),
+        turns: apart.len(),
+        turns_left_out,
     })
 }
 

@@ -9,6 +9,7 @@ use elfen_host::affinity;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock::Clock;
+use elfen_shim::pacing::Pacing;
 use elfen_shim::reach::{Place, Reader};
 use elfen_shim::record::Orders;
 use elfen_shim::recording::Source;
@@ -63,7 +64,7 @@ pub(super) fn line() -> &'static AtomicU64 {
 pub(super) fn observe(
     lanes: Lanes,
     word: &'static AtomicU64,
-    period_ticks: u64,
+    (period_ticks, pacing): (u64, Option<Pacing>),
     for_ticks: Option<u64>,
     orders: Arc<Orders>,
 ) -> std::io::Result<Observer> {
@@ -75,6 +76,7 @@ pub(super) fn observe(
         from: lanes.from,
         clock: lanes.clock,
         period_ticks,
+        pacing,
         fetch_ticks: u64::MAX,
         for_ticks,
         memory: if for_ticks.is_some() { 64 << 20 } else { 1 << 20 },

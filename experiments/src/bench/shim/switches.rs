@@ -9,7 +9,6 @@ use std::time::Duration;
 use elfen_host::affinity;
 use elfen_host::cpulist::CpuSet;
 use elfen_kernel::task_map;
-use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskMap};
 use elfen_rt::signal::thread::ThreadSlot;
@@ -35,6 +34,8 @@ const LONGEST_NS: f64 = 1e6;
 const MARGIN: Duration = Duration::from_millis(5);
 /// The trace says its times to a microsecond.
 const TRACE_NS: u64 = 1_000;
+/// Between a recording's end and when counting ends, and between its beginning and when that does.
+const MOMENT_NS: u64 = 20_000;
 const ROOM_KB: u64 = 16 << 10;
 const MEMORY: usize = 16 << 20;
 /// If somebody else's switch falls on the very moment at which counting begins or ends.
@@ -52,6 +53,8 @@ pub(crate) struct Switches {
     /// Of two periods or more, while there was no gap.
     pub(crate) stretches: u64,
     pub(crate) stretches_seen_percent: f64,
+    /// How long those were that were not seen.
+    pub(crate) unseen_ns: Vec<u64>,
 }
 
 /// Why a machine does not allow it, if it does not.
@@ -74,13 +77,11 @@ pub(super) fn measure(lanes: Lanes) -> Result<Result<Switches, String>, Error> {
     Ok(Err("who runs: others switched whenever counting began or ended".to_owned()))
 }
 
-/// A recording, and around when counting began and ended.
+/// A recording, and what of its switches was counted.
 struct Run {
     recording: Recording,
     seen: u64,
     missed: u64,
-    begun: (u64, u64),
-    ended: (u64, u64),
     /// The same two moments by the clock of samples and by that of the trace.
     moments: [(u64, u64); 2],
 }
@@ -94,10 +95,8 @@ fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, Error> {
         let page: Option<&'static Page<ThreadSlot>> = None;
         let mut words = Words::of(std::process::id(), page);
         let on: CpuSet = [lanes.on].into_iter().collect();
-        let first = (clock::before(), monotonic_ns());
-        let before = monotonic_ns();
+        let first = clock::both();
         words.add_tasks(map, &on, true).map_err(std::io::Error::other)?;
-        let begun = (before, monotonic_ns());
         let head = Head { clock: lanes.clock, signals: words.signals.clone(), ..Head::default() };
         let orders = Arc::new(Orders::default());
         let how = how(lanes);
@@ -108,17 +107,12 @@ fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, Error> {
             player.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         }
         thread::sleep(MARGIN);
-        let last = (clock::before(), monotonic_ns());
+        let last = clock::both();
         orders.stop.store(true, Relaxed);
-        while !observer.is_done() {
-            thread::sleep(Duration::from_micros(100));
-        }
-        let before = monotonic_ns();
         let Seen { pool, missed_switches, seen_switches: seen, .. } = observer.join();
-        let ended = (before, monotonic_ns());
         let recording = Recording::of(head, &pool).map_err(std::io::Error::other)?;
         let missed = missed_switches.unwrap_or(0);
-        Ok(Run { recording, seen, missed, begun, ended, moments: [first, last] })
+        Ok(Run { recording, seen, missed, moments: [first, last] })
     })
 }
 
@@ -127,6 +121,7 @@ fn how(lanes: Lanes) -> How {
         from: lanes.from,
         clock: lanes.clock,
         period_ticks: lanes.clock.ticks(PERIOD_NS),
+        pacing: None,
         fetch_ticks: u64::MAX,
         for_ticks: None,
         memory: MEMORY,
@@ -201,16 +196,16 @@ fn compare(run: &Run, trace: &[Event]) -> Option<Switches> {
             Kind::Fork { .. } | Kind::Exec | Kind::Exit => None,
         })
         .collect();
-    let within = |at: u64, (from, to): (u64, u64)| {
-        (from.saturating_sub(TRACE_NS)..=to + TRACE_NS).contains(&at)
-    };
-    if switches.iter().any(|&(at, _)| within(at, run.begun) || within(at, run.ended)) {
+    let states = states(run);
+    // Counting begins behind where the recording does, and ends behind its last sample.
+    let (begun, ended) = (states.first()?.from, states.last()?.to);
+    let near = |at: u64, moment: u64| at.abs_diff(moment) <= MOMENT_NS;
+    if switches.iter().any(|&(at, _)| near(at, begun) || near(at, ended)) {
         return None;
     }
     let counted: Vec<(u64, u32)> =
-        switches.into_iter().filter(|&(at, _)| run.begun.1 < at && at < run.ended.0).collect();
-    let states = states(run);
-    let (mut stretches, mut seen, mut next) = (0, 0, 0);
+        switches.into_iter().filter(|&(at, _)| begun < at && at < ended).collect();
+    let (mut stretches, mut unseen_ns, mut next) = (0, Vec::new(), 0);
     for pair in counted.windows(2) {
         let ((from, task), (to, _)) = (pair[0], pair[1]);
         if to - from < 2 * PERIOD_NS + 2 * TRACE_NS {
@@ -224,7 +219,9 @@ fn compare(run: &Run, trace: &[Event]) -> Option<Switches> {
             continue;
         }
         stretches += 1;
-        seen += u64::from(during.clone().any(|state| state.task == Some(task)));
+        if !during.clone().any(|state| state.task == Some(task)) {
+            unseen_ns.push(to - from);
+        }
     }
     Some(Switches {
         period_ns: PERIOD_NS,
@@ -232,7 +229,8 @@ fn compare(run: &Run, trace: &[Event]) -> Option<Switches> {
         seen: run.seen,
         missed: run.missed,
         stretches,
-        stretches_seen_percent: percent(seen, stretches),
+        stretches_seen_percent: percent(stretches - unseen_ns.len() as u64, stretches),
+        unseen_ns,
     })
 }
 

@@ -8,9 +8,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
 
 use elfen_console::duration::number;
-use elfen_shim::recording::{self, Recording, State};
+use elfen_shim::recording::{self, Recording, State, again, write};
 use serde::Serialize;
 
 use super::stage::{Error, Lanes, at, percent};
@@ -52,6 +53,8 @@ pub(crate) struct Size {
     pub(crate) bytes_a_run: f64,
     pub(crate) bytes_a_second: f64,
     pub(crate) gigabytes_a_minute: f64,
+    /// What it takes to put a second of it into a file's form, once all has been seen.
+    pub(crate) write_ms_a_second: f64,
 }
 
 pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
@@ -141,7 +144,18 @@ pub(super) fn size(
         bytes_a_run: number(bytes) / number(runs),
         bytes_a_second: number(bytes) / seconds,
         gigabytes_a_minute: number(bytes) / seconds * 60.0 / 1e9,
+        write_ms_a_second: write_ms(recording) / seconds,
     }
+}
+
+/// Without the disk.
+fn write_ms(recording: &Recording) -> f64 {
+    let pool = again(recording);
+    let start = Instant::now();
+    let written = write(&recording.head, &pool, &mut io::sink());
+    let took = start.elapsed().as_secs_f64() * 1e3;
+    written.expect("nothing is full that drops what it is given");
+    took
 }
 
 /// A turn as it was seen: its number, and its first and last tick.

@@ -21,8 +21,10 @@ use crate::bench::shim::{
 const EXAMPLES: &str = "\
 Examples:
   elfen bench shim --only rates --only dte       rates, and wrong ones
-  elfen bench shim --on 0 --from 1 --json        all of it: many minutes
-  elfen bench shim --only programs --lua ./lua   by a Lua of your own";
+  elfen bench shim --on 0 --from 1 --json        all of it: some minutes
+  workloads/lua.sh luas
+  elfen bench shim --only programs --lua luas/lua-returns
+                                                 by a Lua that says what runs";
 
 /// Measure what `elfen shim` sees, and what being observed costs
 ///
@@ -144,13 +146,28 @@ fn text(measured: &Measured) -> String {
     let heading = ["a word that is", "ticks a sample", "ticks a new value", "bytes a run"];
     add(&mut text, &heading, rates.collect());
     let costs = measured.costs.iter().map(|cost| {
-        let Cost { program, stores, by, period_ticks, slowdown_percent, low, high, pairs } = cost;
+        let Cost { program, stores, by, period_ticks, slowdown_percent, low, high, .. } = cost;
         let names = [program, stores, *by].map(str::to_owned).into_iter();
-        let period = period_ticks.map_or("-".to_owned(), periods);
+        let period = match (cost.auto, period_ticks) {
+            (false, ticks) => ticks.map_or("-".to_owned(), periods),
+            (true, Some(ticks)) => format!("auto: {ticks}"),
+            (true, None) => "auto".to_owned(),
+        };
         let figures = [slowdown_percent, low, high].map(|value| format!("{value:.1}"));
-        names.chain([period]).chain(figures).chain([pairs.to_string()]).collect()
+        let distance = [period, cost.round_trip_ticks.to_string()];
+        names.chain(distance).chain(figures).chain([cost.pairs.to_string()]).collect()
     });
-    let heading = ["observed", "stores", "by", "each, ticks", "% slower", "p25", "p75", "pairs"];
+    let heading = [
+        "observed",
+        "stores",
+        "by",
+        "each, ticks",
+        "round trip",
+        "% slower",
+        "p25",
+        "p75",
+        "pairs",
+    ];
     add(&mut text, &heading, costs.collect());
     let cheap = shim::cheap_from(&measured.costs).into_iter().map(|(program, stores, ticks)| {
         vec![program, stores, ticks.map_or_else(|| "-".to_owned(), |ticks| ticks.to_string())]
@@ -195,6 +212,7 @@ fn text(measured: &Measured) -> String {
             format!("{bytes_a_run:.2}"),
             format!("{:.2}", size.bytes_a_second / 1e6),
             format!("{:.2}", size.gigabytes_a_minute),
+            format!("{:.0}", size.write_ms_a_second),
         ];
         [program.clone(), (*period).to_owned()].into_iter().chain(figures).collect()
     });
@@ -206,6 +224,7 @@ fn text(measured: &Measured) -> String {
         "bytes a run",
         "MB/s",
         "GB a minute",
+        "ms to write a second",
     ];
     add(&mut text, &heading, sizes.collect());
     text
@@ -224,9 +243,9 @@ fn add_beside(text: &mut String, measured: &Measured) {
     let heading = ["beside a competitor, ms", "gaps", "by the kernel", "% off", "share off by"];
     add(text, &heading, competitor.collect());
     let switches = measured.switches.iter().map(|one| {
-        let Switches { period_ns, switches, seen, missed, stretches, stretches_seen_percent } = one;
+        let Switches { period_ns, switches, seen, missed, stretches, .. } = one;
         let counts = [period_ns, switches, seen, missed, stretches].map(u64::to_string);
-        counts.into_iter().chain([per_mille(*stretches_seen_percent)]).collect()
+        counts.into_iter().chain([per_mille(one.stretches_seen_percent)]).collect()
     });
     let heading =
         ["switches, each ns", "by the scheduler", "seen", "missed", "stretches", "% seen"];
@@ -236,10 +255,20 @@ fn add_beside(text: &mut String, measured: &Measured) {
         let names = [program.clone(), period_ticks.to_string()].into_iter();
         let measured = one.by_measure_cost_percent;
         let figures = [*by_pairs_percent, measured, one.apart, one.low, one.high];
-        names.chain(figures.map(per_mille)).collect()
+        let turns = [one.turns, one.turns_left_out].map(|turns| turns.to_string());
+        names.chain(figures.map(per_mille)).chain(turns).collect()
     });
-    let heading =
-        ["observed", "each, ticks", "% slower", "by --measure-cost", "apart", "p25", "p75"];
+    let heading = [
+        "observed",
+        "each, ticks",
+        "% slower",
+        "by --measure-cost",
+        "apart",
+        "p25",
+        "p75",
+        "turns",
+        "left out",
+    ];
     add(text, &heading, agreements.collect());
     let functions = measured.functions.iter().map(|one| {
         let Functions { says, file_bytes, ns_a_call, low, high, caller_percent } = one;

@@ -14,7 +14,8 @@
 //! | [`explained`] | a request with its account |
 //! | [`beside`] | who ran on the other lanes of its core, and what that cost |
 //! | [`account`] | all requests so |
-//! | `queues` | which queue each of them stood in |
+//! | `queues` | which queue each of them stood in, and whether it is one |
+//! | `turns` | who had the server of a queue, from when to when |
 //! | [`replay`] | the same requests without a cause |
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | all of this for people and for scripts |
@@ -42,4 +43,5 @@ pub mod stages;
 pub mod stalls;
 pub mod tale;
 pub mod timeline;
+mod turns;
 pub mod walk;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::beside::{self, BesideRow};
 use crate::causes::{Causes, add, is_removable, sorted};
 use crate::explained::Explained;
-use crate::queues;
-use crate::replay::{Job, Replay, quantile};
+use crate::queues::{Own, Queues};
+use crate::replay::{Parts, Replay, quantile};
 use crate::segment::{BURST, TOGETHER, WORK, total};
 use crate::tale::Tale;
 
@@ -34,19 +34,42 @@ pub struct Row {
     pub requests: usize,
 }
 
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+/// By how much quantiles, replayed unchanged, are off.
+#[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
 pub struct ReplayError {
     pub p50: f64,
     pub p99: f64,
     pub p999: f64,
 }
 
-impl ReplayError {
-    /// Too far from what was measured to say what would be.
+/// Of what requests did themselves, the part that no turn of theirs explains: it was done while
+/// others had theirs.
+#[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
+pub struct Aside {
+    pub all: f64,
+    /// Of slow requests.
+    pub tail: f64,
+}
+
+impl Aside {
+    /// More is left aside than what could be said of a change.
     pub const MOST: f64 = 0.05;
 
+    fn of(own: &[Own], slow: &[usize]) -> Self {
+        let share_of = |own: &mut dyn Iterator<Item = &Own>| {
+            let (mut aside_ns, mut all_ns) = (0_u64, 0_u64);
+            for one in own {
+                aside_ns = aside_ns.saturating_add(one.aside_ns);
+                all_ns = all_ns.saturating_add(one.all_ns);
+            }
+            share(aside_ns, all_ns)
+        };
+        let tail = share_of(&mut slow.iter().map(|&at| &own[at]));
+        Self { all: share_of(&mut own.iter()), tail }
+    }
+
     pub fn is_small(&self) -> bool {
-        [self.p50, self.p99, self.p999].iter().all(|error| error.abs() <= Self::MOST)
+        self.all <= Self::MOST && self.tail <= Self::MOST
     }
 }
 
@@ -59,6 +82,7 @@ pub struct Ranking {
     pub charges: Vec<Vec<(String, u64)>>,
     pub rows: Vec<Row>,
     pub replay_error: ReplayError,
+    pub replay_aside: Aside,
     /// Who ran on the other lanes of their cores, the one that did longest first.
     pub beside: Vec<BesideRow>,
     /// Latencies without the causes that were named, sorted; `None` if the replay isn't believed.
@@ -103,22 +127,13 @@ pub fn rank(
         (0..explained.len()).filter(|&at| explained[at].latency_ns() > threshold_ns).collect();
     slow.sort_by_key(|&at| std::cmp::Reverse(explained[at].latency_ns()));
     let causes = Causes::of(explained, tale);
-    let jobs: Vec<Job> = explained
-        .iter()
-        .zip(queues::of(explained))
-        .map(|(one, server)| Job {
-            server,
-            arrived_ns: one.arrived_ns,
-            ended_ns: one.ended_ns,
-            by_cause: causes.within(one, (one.arrived_ns, one.ended_ns)),
-        })
-        .collect();
+    let by_cause: Vec<Parts> = explained.iter().map(|one| causes.all(one)).collect();
+    let queues = Queues::of(explained);
     // Who waits for his turn is in no service: what he waits behind has the time in its own.
     let queue = causes.queue();
-    let replay = Replay::of(&jobs, |job, from_ns, to_ns| {
-        let one = &explained[job];
-        let mut parts = causes.within(one, (from_ns, to_ns));
-        parts.retain(|(cause, _)| Some(*cause) != queue);
+    let replay = Replay::of(&queues.jobs, &queues.turns, |job, spans| {
+        let mut parts = causes.parts(&explained[job], spans);
+        parts.iter_mut().for_each(|parts| parts.retain(|(cause, _)| Some(*cause) != queue));
         parts
     });
     let unchanged = sorted(replay.without(|_, _| 0).into_iter());
@@ -127,13 +142,14 @@ pub fn rank(
         share(told.abs_diff(seen), seen)
     };
     let replay_error = ReplayError { p50: error(P50), p99: error(P99), p999: error(P999) };
-    let absent = absent(without, &causes, &jobs)?;
-    let without = replay_error.is_small().then(|| sorted(absent.latencies(&replay).into_iter()));
-    let charged = match replay_error.is_small() {
-        true => by_replay(&replay, &jobs, &slow, &causes),
-        false => by_time(&jobs, &slow, &causes),
+    let replay_aside = Aside::of(&queues.own, &slow);
+    let absent = absent(without, &causes, &by_cause)?;
+    let without = replay_aside.is_small().then(|| sorted(absent.latencies(&replay).into_iter()));
+    let charged = match replay_aside.is_small() {
+        true => by_replay(&replay, &by_cause, &slow, &causes),
+        false => by_time(&by_cause, &slow, &causes),
     };
-    let rows = rows(explained, &jobs, &slow, &causes, &charged);
+    let rows = rows(explained, &by_cause, &slow, &causes, &charged);
     let charges = charged.of.iter().map(|charges| {
         let mut named: Vec<(String, u64)> =
             charges.iter().map(|(cause, ns)| (charged.name(*cause, &causes), *ns)).collect();
@@ -142,7 +158,7 @@ pub fn rank(
     });
     let charges = charges.collect();
     let beside = beside::rows(explained, &causes.slowing, &slow, &middle(explained));
-    Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, beside, without })
+    Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, replay_aside, beside, without })
 }
 
 /// Causes that are to be taken away together.
@@ -152,8 +168,8 @@ struct Absent {
     burst: bool,
 }
 
-fn absent(names: &[String], causes: &Causes, jobs: &[Job]) -> Result<Absent, NoSuchCause> {
-    let totals = totals(jobs, causes);
+fn absent(names: &[String], causes: &Causes, by_cause: &[Parts]) -> Result<Absent, NoSuchCause> {
+    let totals = totals(by_cause, causes);
     let mut absent = Absent { causes: BTreeSet::new(), burst: false };
     for name in names {
         if name == BURST {
@@ -186,9 +202,9 @@ impl Absent {
 }
 
 /// What each cause had of all requests.
-fn totals(jobs: &[Job], causes: &Causes) -> Vec<u64> {
+fn totals(by_cause: &[Parts], causes: &Causes) -> Vec<u64> {
     let mut totals = vec![0_u64; causes.names.len()];
-    for (cause, ns) in jobs.iter().flat_map(|job| &job.by_cause) {
+    for (cause, ns) in by_cause.iter().flatten() {
         totals[*cause] = totals[*cause].saturating_add(*ns);
     }
     totals
@@ -214,18 +230,18 @@ impl Charged {
     }
 }
 
-fn by_time(jobs: &[Job], slow: &[usize], causes: &Causes) -> Charged {
-    let of = slow.iter().map(|&at| jobs[at].by_cause.clone()).collect();
+fn by_time(by_cause: &[Parts], slow: &[usize], causes: &Causes) -> Charged {
+    let of = slow.iter().map(|&at| by_cause[at].clone()).collect();
     let burst = causes.names.len();
     Charged { of, whatif: BTreeMap::new(), burst, together: burst + 1 }
 }
 
-fn by_replay(replay: &Replay, jobs: &[Job], slow: &[usize], causes: &Causes) -> Charged {
+fn by_replay(replay: &Replay, by_cause: &[Parts], slow: &[usize], causes: &Causes) -> Charged {
     let (burst, together) = (causes.names.len(), causes.names.len() + 1);
     let mut charged =
         Charged { of: vec![Vec::new(); slow.len()], whatif: BTreeMap::new(), burst, together };
     let with = replay.without(|_, _| 0);
-    let totals = totals(jobs, causes);
+    let totals = totals(by_cause, causes);
     let mut largest: Vec<usize> = (0..totals.len()).filter(|&cause| totals[cause] > 0).collect();
     largest.sort_by_key(|&cause| std::cmp::Reverse(totals[cause]));
     largest.truncate(MOST_CAUSES);
@@ -275,7 +291,7 @@ pub(crate) fn middle(explained: &[Explained]) -> Vec<usize> {
 
 fn rows(
     explained: &[Explained],
-    jobs: &[Job],
+    by_cause: &[Parts],
     slow: &[usize],
     causes: &Causes,
     charged: &Charged,
@@ -290,7 +306,7 @@ fn rows(
     let mean = |of: &[usize], cause: usize| {
         let parts = of
             .iter()
-            .flat_map(|&at| &jobs[at].by_cause)
+            .flat_map(|&at| &by_cause[at])
             .filter(|(of, _)| *of == cause)
             .map(|(_, ns)| *ns);
         total(parts) / (of.len() as u64).max(1)

@@ -1,105 +1,129 @@
-//! The same requests once more, without a cause: each thread that serves, or each CPU that several
-//! of them share, is a FIFO queue.
+//! The same requests once more, without a cause: each server takes the turns that it took, as soon
+//! as whoever they are for has come and the one before is over.
 //!
-//! The first answer ends the turn of whoever came first, the second that of the second, and so on,
-//! whichever requests they were for. A turn begins when its request has come and the one before it
-//! has ended. So who queued behind a pause is faster by it too, and in what order a service works
-//! off what has come together behind it is no part of anybody's turn. Whether a service is such a
-//! queue is not known: the requests are replayed unchanged first, and how far that is from what was
-//! measured is told. One that is asked for many things at once, and ends the last before the first,
-//! is far from it.
+//! Of the turns that could be taken, the one that was taken first is next: in what order a service
+//! works off what has come together is its own, and stays. So who queued behind a pause is faster
+//! by it too; and who came meanwhile, and would have found the one before him served, waits for
+//! nobody. Nothing is faster than it was recorded to be: a turn behind a pause has no wake-up in
+//! it, and clients that ask again when they have their answer ask when they did.
+//!
+//! Unchanged, this is what was recorded, of any service. Whether it is a queue, so that a change
+//! says something, is for `queues` to find out.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use crate::segment::total;
+use crate::turns::{Job, Turn};
 
-/// A request, as far as a queue sees it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Job {
-    pub server: u32,
-    pub arrived_ns: u64,
-    pub ended_ns: u64,
-    /// By cause, how much of its time it had; sorted, and each cause once.
-    pub by_cause: Vec<(usize, u64)>,
-}
+/// By cause, how much of some time it had.
+pub(crate) type Parts = Vec<(usize, u64)>;
 
-/// A job's turn at its server.
-#[derive(Clone, Debug)]
-struct Turn {
+/// A turn, wherever it comes to lie.
+#[derive(Debug)]
+struct Piece {
     job: usize,
-    arrived_ns: u64,
-    service_ns: u64,
-    /// By cause, its part of the service time.
-    parts: Vec<(usize, u64)>,
+    ns: u64,
+    parts: Parts,
 }
 
 #[derive(Debug)]
-pub struct Replay {
-    /// For each server, in the order of arrival.
-    servers: Vec<Vec<Turn>>,
-    jobs: usize,
+struct Server {
+    /// In the order in which they were.
+    pieces: Vec<Piece>,
+    /// Their numbers, in the order in which they could be.
+    by_arrival: Vec<usize>,
+}
+
+/// What happens to an answer after its server is done with it happens beside all others.
+#[derive(Debug)]
+struct Delayed {
+    arrived_ns: u64,
+    after: Piece,
+}
+
+#[derive(Debug)]
+pub(crate) struct Replay {
+    servers: Vec<Server>,
+    jobs: Vec<Delayed>,
+}
+
+impl Piece {
+    fn without(&self, missing: impl Fn(usize, u64) -> u64) -> u64 {
+        let less = total(self.parts.iter().map(|&(cause, ns)| missing(cause, ns)));
+        self.ns.saturating_sub(less)
+    }
 }
 
 impl Replay {
-    /// `part` says how much of a job a cause had from one time to another.
-    pub fn of(jobs: &[Job], part: impl Fn(usize, u64, u64) -> Vec<(usize, u64)>) -> Self {
-        let mut servers: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (at, job) in jobs.iter().enumerate() {
-            servers.entry(job.server).or_default().push(at);
+    /// `parts` says how much of a job causes had in each of some spans of its time.
+    pub(crate) fn of(
+        jobs: &[Job],
+        turns: &[Vec<Turn>],
+        parts: impl Fn(usize, &[(u64, u64)]) -> Vec<Parts>,
+    ) -> Self {
+        let mut spans: Vec<Vec<(u64, u64)>> = vec![Vec::new(); jobs.len()];
+        for turn in turns.iter().flatten() {
+            spans[turn.job].push((turn.from_ns, turn.to_ns));
         }
-        let turns = |mut at: Vec<usize>| -> Vec<Turn> {
-            let mut ended = at.clone();
-            ended.sort_by_key(|&at| (jobs[at].ended_ns, jobs[at].arrived_ns));
-            at.sort_by_key(|&at| (jobs[at].arrived_ns, jobs[at].ended_ns));
-            let mut free_ns = 0;
-            let turn = |(job, answered): (usize, usize)| {
-                let (Job { arrived_ns, .. }, Job { ended_ns, .. }) = (&jobs[job], &jobs[answered]);
-                let begins_ns = (*arrived_ns).max(free_ns);
-                free_ns = *ended_ns;
-                // What kept the server before the answered one came, kept whoever waited then.
-                let came_ns = jobs[answered].arrived_ns.max(begins_ns).min(*ended_ns);
-                let mut parts: BTreeMap<usize, u64> = BTreeMap::new();
-                let waited = (job, begins_ns, came_ns.min(jobs[job].ended_ns));
-                for (of, from_ns, to_ns) in [waited, (answered, came_ns, *ended_ns)] {
-                    if from_ns < to_ns {
-                        for (cause, ns) in part(of, from_ns, to_ns) {
-                            *parts.entry(cause).or_default() += ns;
-                        }
-                    }
-                }
-                Turn {
-                    job,
-                    arrived_ns: *arrived_ns,
-                    service_ns: ended_ns.saturating_sub(begins_ns),
-                    parts: parts.into_iter().collect(),
-                }
-            };
-            at.into_iter().zip(ended).map(turn).collect()
+        let mut parts_of: Vec<std::vec::IntoIter<Parts>> = Vec::with_capacity(jobs.len());
+        for (at, (job, mut spans)) in jobs.iter().zip(spans).enumerate() {
+            spans.push((job.served_ns, job.ended_ns));
+            parts_of.push(parts(at, &spans).into_iter());
+        }
+        let mut piece = |job: usize, from_ns: u64, to_ns: u64| Piece {
+            job,
+            ns: to_ns.saturating_sub(from_ns),
+            parts: parts_of[job].next().unwrap_or_default(),
         };
-        Self { servers: servers.into_values().map(turns).collect(), jobs: jobs.len() }
+        let mut server = |turns: &Vec<Turn>| {
+            let pieces = turns.iter().map(|turn| piece(turn.job, turn.from_ns, turn.to_ns));
+            let mut by_arrival: Vec<usize> = (0..turns.len()).collect();
+            by_arrival.sort_by_key(|&at| jobs[turns[at].job].arrived_ns);
+            Server { pieces: pieces.collect(), by_arrival }
+        };
+        let servers = turns.iter().map(&mut server).collect();
+        let jobs = jobs.iter().enumerate().map(|(at, job)| Delayed {
+            arrived_ns: job.arrived_ns,
+            after: piece(at, job.served_ns, job.ended_ns),
+        });
+        Self { servers, jobs: jobs.collect() }
     }
 
     /// Each job's latency, if of its parts so much were missing.
-    pub fn without(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
-        let mut latencies = vec![0; self.jobs];
-        for turns in &self.servers {
-            let mut free_ns = 0;
-            for turn in turns {
-                let less = total(turn.parts.iter().map(|&(cause, ns)| missing(cause, ns)));
-                let begins_ns = turn.arrived_ns.max(free_ns);
-                free_ns = begins_ns.saturating_add(turn.service_ns.saturating_sub(less));
-                latencies[turn.job] = free_ns - turn.arrived_ns;
+    pub(crate) fn without(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
+        let mut latencies = vec![0; self.jobs.len()];
+        for Server { pieces, by_arrival } in &self.servers {
+            let arrived_ns = |at: usize| self.jobs[pieces[at].job].arrived_ns;
+            let (mut now_ns, mut waiting) = (0, BinaryHeap::new());
+            let mut coming = by_arrival.iter().copied().peekable();
+            loop {
+                while let Some(at) = coming.next_if(|&at| arrived_ns(at) <= now_ns) {
+                    waiting.push(Reverse(at));
+                }
+                match (waiting.pop(), coming.peek()) {
+                    (Some(Reverse(at)), _) => {
+                        let piece = &pieces[at];
+                        now_ns = now_ns.saturating_add(piece.without(&missing));
+                        latencies[piece.job] = now_ns - arrived_ns(at);
+                    }
+                    (None, Some(&next)) => now_ns = arrived_ns(next),
+                    (None, None) => break,
+                }
             }
+        }
+        for (latency, job) in latencies.iter_mut().zip(&self.jobs) {
+            *latency = latency.saturating_add(job.after.without(&missing));
         }
         latencies
     }
 
-    /// Each job's service time, if so much were missing.
-    pub fn served(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
-        let mut served = vec![0; self.jobs];
-        for turn in self.servers.iter().flatten() {
-            let less = total(turn.parts.iter().map(|&(cause, ns)| missing(cause, ns)));
-            served[turn.job] = turn.service_ns.saturating_sub(less);
+    /// What each job takes by itself, if so much were missing.
+    pub(crate) fn served(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
+        let mut served = vec![0_u64; self.jobs.len()];
+        let turns = self.servers.iter().flat_map(|server| &server.pieces);
+        for piece in turns.chain(self.jobs.iter().map(|job| &job.after)) {
+            served[piece.job] = served[piece.job].saturating_add(piece.without(&missing));
         }
         served
     }
@@ -117,21 +141,33 @@ pub fn quantile(sorted: &[u64], per_million: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turns::{self, tests::any_jobs};
+    use proptest::prelude::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn job(arrived_ns: u64, served_ns: u64) -> Job {
+        Job { server: 7, arrived_ns, served_ns, ended_ns: served_ns, ..Job::default() }
+    }
+
+    /// One in which a pause had all of some time, whoever was there.
+    fn paused(jobs: &[Job], pause: (u64, u64)) -> Replay {
+        let part = move |_: usize, spans: &[(u64, u64)]| {
+            let within = |&(from_ns, to_ns): &(u64, u64)| {
+                to_ns.clamp(pause.0, pause.1) - from_ns.clamp(pause.0, pause.1)
+            };
+            spans.iter().map(|span| vec![(3, within(span))]).collect()
+        };
+        Replay::of(jobs, &turns::of(jobs), part)
+    }
 
     /// Goal: who queued behind a pause is faster without it. Method: three requests of 1 ms, the
     /// first paused for 10 ms, the others come meanwhile; a fourth long after.
     #[test]
     fn a_pause_is_charged_for_those_who_queue_behind_it() {
-        const MS: u64 = 1_000_000;
-        let job = |arrived: u64, ended: u64| Job {
-            server: 7,
-            arrived_ns: arrived * MS,
-            ended_ns: ended * MS,
-            by_cause: Vec::new(),
-        };
-        let jobs = [job(100, 111), job(102, 112), job(103, 113), job(200, 201)];
-        let part = |at: usize, _, _| if at == 0 { vec![(3, 10 * MS)] } else { Vec::new() };
-        let replay = Replay::of(&jobs, part);
+        let jobs = [(100, 111), (102, 112), (103, 113), (200, 201)];
+        let jobs = jobs.map(|(arrived, served)| job(arrived * MS, served * MS));
+        let replay = paused(&jobs, (100 * MS, 110 * MS));
         assert_eq!(replay.without(|_, _| 0), [11, 10, 10, 1].map(|ms| ms * MS), "unchanged");
         let all = replay.without(|cause, ns| if cause == 3 { ns } else { 0 });
         assert_eq!(all, [MS; 4]);
@@ -140,27 +176,69 @@ mod tests {
         assert_eq!(replay.served(|_, ns| ns)[0], MS);
     }
 
-    /// A service that works on many requests at once is no FIFO, and its replay shows it.
-    #[test]
-    fn overtaking_shows() {
-        let job =
-            |arrived_ns, ended_ns| Job { server: 1, arrived_ns, ended_ns, by_cause: Vec::new() };
-        let replay = Replay::of(&[job(10, 100), job(20, 30)], |_, _, _| Vec::new());
-        assert_eq!(replay.without(|_, _| 0), [20, 80]);
-    }
-
-    /// Goal: in which order those that came together were served, is no part of a turn, and what
-    /// kept them all is missing once. Method: a pause until 1,000, after which the last to come is
-    /// served first; each knows of the part that it was there for.
+    /// Goal: in which order those that came together are served is kept where they still come
+    /// together, and matters to nobody where they don't. Method: a pause until 1,000, after which
+    /// the last to come is served first, all of it and a little of it; and where two come at once.
     #[test]
     fn an_order_of_its_own() {
-        let job =
-            |arrived_ns, ended_ns| Job { server: 1, arrived_ns, ended_ns, by_cause: Vec::new() };
-        let jobs = [job(100, 1_030), job(200, 1_020), job(300, 1_010)];
-        let paused = |_, from_ns: u64, to_ns: u64| vec![(0, to_ns.min(1_000) - from_ns.min(1_000))];
-        let replay = Replay::of(&jobs, paused);
-        assert_eq!(replay.without(|_, _| 0), [910, 820, 730], "unchanged, but for the order");
+        let worked = |one: Job| Job { worked: vec![(one.served_ns - 10, one.served_ns)], ..one };
+        let jobs = [job(100, 1_030), job(200, 1_020), job(300, 1_010)].map(worked);
+        let replay = paused(&jobs, (0, 1_000));
+        assert_eq!(replay.without(|_, _| 0), [930, 820, 710], "unchanged");
         assert_eq!(replay.without(|_, ns| ns), [10, 10, 10]);
+        let little = replay.without(|_, ns| ns / 900);
+        assert_eq!(little, [929, 819, 709], "a little less is a little faster");
+        let jobs = [job(100, 1_030), job(300, 1_020), job(300, 1_010)].map(worked);
+        assert_eq!(paused(&jobs, (0, 1_000)).without(|_, ns| ns), [10, 20, 10]);
+    }
+
+    /// Goal: what TCP holds back keeps no server. Method: an answer that is held for 1,000 while
+    /// another request is paused and served.
+    #[test]
+    fn an_answer_that_is_held_keeps_nobody() {
+        let jobs = [Job { ended_ns: 1_110, ..job(100, 110) }, job(200, 310)];
+        let replay = paused(&jobs, (200, 300));
+        assert_eq!(replay.without(|_, _| 0), [1_010, 110]);
+        assert_eq!(replay.without(|_, ns| ns), [910, 10], "the pause lies in what was held, too");
+    }
+
+    /// Whatever is missing: a third of it.
+    fn third(cause: usize, ns: u64) -> u64 {
+        if cause == 3 { ns / 3 } else { 0 }
+    }
+
+    proptest! {
+        /// Goal: unchanged, it is what was recorded. Method: any jobs, served in any order.
+        #[test]
+        fn unchanged_is_as_it_was(jobs in any_jobs(), pause in (0..60_u64, 0..60_u64)) {
+            let pause = (pause.0, pause.0 + pause.1);
+            let latencies: Vec<u64> =
+                jobs.iter().map(|job| job.ended_ns - job.arrived_ns).collect();
+            prop_assert_eq!(paused(&jobs, pause).without(|_, _| 0), latencies);
+        }
+
+        /// Goal: where whoever comes first is served first, nobody is slower without a cause, and
+        /// nobody by more than all of it. Method: queues of one server, and pauses. (In another
+        /// order somebody may: he came late into a pause and was served before a long one, which
+        /// without the pause had begun.)
+        #[test]
+        fn nobody_is_slower_without_a_cause(
+            times in prop::collection::vec((0..30_u64, 1..30_u64), 1..20),
+            pause in (0..200_u64, 0..200_u64),
+        ) {
+            let (mut came_ns, mut free_ns) = (0, 0);
+            let mut jobs = Vec::new();
+            for (after_ns, takes_ns) in times {
+                came_ns += after_ns;
+                free_ns = came_ns.max(free_ns) + takes_ns;
+                jobs.push(job(came_ns, free_ns));
+            }
+            let replay = paused(&jobs, (pause.0, pause.0 + pause.1));
+            let (with, without) = (replay.without(|_, _| 0), replay.without(third));
+            for (with, without) in with.iter().zip(&without) {
+                prop_assert!(without <= with && with - without <= pause.1 / 3 + 1, "{jobs:?}");
+            }
+        }
     }
 
     #[test]

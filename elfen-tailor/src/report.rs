@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::account::Account;
 use crate::beside::{self, BesideRow};
 use crate::explained::Explained;
-use crate::rank::{NoSuchCause, Ranking, ReplayError, Row, Slow, middle, rank};
+use crate::rank::{Aside, NoSuchCause, Ranking, ReplayError, Row, Slow, middle, rank};
 use crate::replay::quantile;
 use crate::segment::{Kind, LONG, Segment, cause, is_recording, total, words};
 use crate::stages::{self, StageRow};
@@ -39,7 +39,8 @@ pub struct Report {
     pub slow_threshold_ns: u64,
     pub slow_requests: usize,
     pub latency_ns: Latency,
-    pub replay_error: Errors,
+    pub replay_error: ReplayError,
+    pub replay_aside: Aside,
     pub replay_valid: bool,
     /// Of the time of slow requests, what nothing is known of.
     pub unknown_share: f64,
@@ -79,13 +80,6 @@ pub struct Latency {
     pub p99: u64,
     pub p999: u64,
     pub max: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Errors {
-    pub p50: f64,
-    pub p99: f64,
-    pub p999: f64,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -190,7 +184,6 @@ pub fn report(
     }
     let ranking = rank(explained, tale, slow, without)
         .map_err(|NoSuchCause { asked, there }| Nothing::NoSuchCause { asked, there })?;
-    let ReplayError { p50, p99, p999 } = ranking.replay_error;
     let last_ns = tale.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
     let ended_ns = tale.ended_ns.or(last_ns.max()).unwrap_or(tale.head.began_ns);
     let all_ns = ended_ns.saturating_sub(tale.head.began_ns);
@@ -212,8 +205,9 @@ pub fn report(
         slow_threshold_ns: ranking.threshold_ns,
         slow_requests: ranking.slow.len(),
         latency_ns: latency(explained.iter().map(Explained::latency_ns).collect()),
-        replay_error: Errors { p50, p99, p999 },
-        replay_valid: ranking.replay_error.is_small(),
+        replay_error: ranking.replay_error,
+        replay_aside: ranking.replay_aside,
+        replay_valid: ranking.replay_aside.is_small(),
         unknown_share: unknown_share(explained, &ranking),
         without: (!without.is_empty()).then(|| Without {
             causes: without.to_vec(),
@@ -459,14 +453,13 @@ impl Report {
     }
 
     fn no_replay(&self) -> String {
-        let Errors { p50, p99, p999 } = self.replay_error;
-        let all = [("p50", p50), ("p99", p99), ("p99.9", p999)];
-        let largest = all.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
-        let (quantile, off) = largest.unwrap_or(("p99", p99));
+        let Aside { all, tail } = self.replay_aside;
+        let (share, of) = if tail > all { (tail, "the slow") } else { (all, "the") };
         format!(
-            "Shares are of time: this service is no queue that could be replayed (off by {:.0} % \
-             at {quantile}), so what the tail would be without a cause is not known.",
-            off * 100.0
+            "Shares are of time: the service works on several requests at once ({:.0} % of what \
+             it did for {of} requests, it did in between others), so they are no queue, and what \
+             the tail would be without a cause is not known.",
+            share * 100.0
         )
     }
 

@@ -1,14 +1,18 @@
 //! Goal: an injector leaves nothing behind that it changed, whatever ends it, and recorders leave
-//! each other alone. Method: an injector that is killed while it hurts; two recorders at once.
+//! each other and the service alone. Method: an injector that is killed while it hurts; two
+//! recorders at once; one that is stopped for longer than its rings reach.
 
 mod served;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use served::{Ends, Load, PATIENCE, tailor as elfen};
 
@@ -109,4 +113,62 @@ fn two_recorders_of_one_service() {
             assert!(said.contains("requests lost events"), "{said}");
         }
     }
+}
+
+const STOPPED: Duration = Duration::from_secs(5);
+
+/// Nobody waits for a recorder: the service answers as if it was not there, and what it missed
+/// meanwhile it says.
+#[test]
+fn a_recorder_that_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = echo();
+    let load = Load::start(port, b"ask\n", |answer| answer.ends_with(b"\n"));
+    let path = folder.path().join("tale");
+    let (tale, port_text) = (path.to_str().unwrap(), port.to_string());
+    // 40 ms of these clients' events.
+    let words = ["record", "--port", &port_text, "--ring", "2048", "-o", tale];
+    let mut command = elfen(&words);
+    let heed = || {
+        // SAFETY: the default action needs no handler.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec, `heed` makes one system call.
+    unsafe { command.pre_exec(heed) };
+    let recorder = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut recorder = Ends(recorder);
+    let id = Pid::from_raw(i32::try_from(recorder.0.id()).unwrap());
+    let size = || fs::metadata(&path).map_or(0, |tale| tale.len());
+    until("events", || size() > 200_000 || recorder.0.try_wait().unwrap().is_some());
+    if let Some(ended) = recorder.0.try_wait().unwrap() {
+        let mut said = String::new();
+        recorder.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("not permitted") || ended.code() == Some(3), "{said}");
+        return skipped(&said);
+    }
+    kill(id, Signal::SIGSTOP).unwrap();
+    let began = Instant::now();
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    for _ in 0..1_000 {
+        client.write_all(b"own\n").unwrap();
+        let mut answer = [0; 4];
+        client.read_exact(&mut answer).expect("it answers meanwhile");
+        assert_eq!(&answer, b"own\n");
+    }
+    std::thread::sleep(STOPPED.saturating_sub(began.elapsed()));
+    let stopped = size();
+    kill(id, Signal::SIGCONT).unwrap();
+    until("more events", || size() > stopped + 200_000);
+    kill(id, Signal::SIGINT).unwrap();
+    assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is how it ends");
+    // All of these were answered as well.
+    load.end();
+    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    let number = |key: &str| told[key].as_u64().expect("a number");
+    assert_eq!(told["whole"], true, "{told:#}");
+    assert!(number("lost_events") > 1_000, "{told:#}");
+    assert!(number("complete") > 50 && number("complete") < number("requests"), "{told:#}");
 }

@@ -6,6 +6,7 @@ pub mod flood;
 pub mod foreseen;
 pub mod inject;
 mod jvm;
+mod load;
 mod recorded;
 mod score;
 pub mod server;
@@ -23,7 +24,8 @@ use ask::Asker;
 use flood::Flood;
 use inject::{Hog, Injured, Stop};
 use jvm::Java;
-use recorded::{Recorded, Subject, WORK_US, recorded};
+use load::{Load, WORK_US};
+use recorded::{Recorded, Subject, recorded};
 use score::{Injuries, score};
 use server::Served;
 use storage::PageOut;
@@ -111,7 +113,7 @@ pub fn stolen(time: Duration, requests_a_second: u32) -> Result<Stolen, Failed> 
         Ok(())
     };
     let subject = Subject { served, port, cpu };
-    Ok(recorded(subject, Detail::Sched, requests_a_second, waits)?.stolen)
+    Ok(recorded(subject, Detail::Sched, Load::even(requests_a_second), waits)?.stolen)
 }
 
 /// Records a service while it is hurt, and scores its account.
@@ -122,7 +124,7 @@ fn scored<S: Send + 'static>(
     hurt: impl FnOnce(&mut S) -> io::Result<Injuries> + Send + 'static,
 ) -> Result<Checked, Failed> {
     let Recorded { tale, stolen, done, .. } =
-        recorded(subject, detail, plan.requests_a_second, hurt)?;
+        recorded(subject, detail, Load::even(plan.requests_a_second), hurt)?;
     Ok(Checked { stolen, ..score(&tale, &done, plan.injections as usize) })
 }
 

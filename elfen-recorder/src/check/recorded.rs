@@ -1,22 +1,17 @@
 //! A service under load, recorded while something is done to it.
 
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 use elfen_kernel::events::{Detail, Error};
 use elfen_rt::signal::event::Words;
 use elfen_tailor::tale::{Function, Gap, Lent, Named, Tale};
 
+use super::load::Load;
 use super::steal::{self, Stolen};
 use crate::recorder::{LOOK_EVERY, Recorder, Sink};
 use crate::service::{Service, Which};
-
-const CLIENTS: usize = 8;
-/// Work of a request, in microseconds.
-pub(super) const WORK_US: u64 = 200;
 
 #[derive(Debug)]
 pub enum Failed {
@@ -83,11 +78,11 @@ impl Sink for Kept {
     }
 }
 
-/// Records a service under so many requests a second, until what is done to it is done.
+/// Records a service under load, until what is done to it is done.
 pub(super) fn recorded<S: Send + 'static, T: Send + 'static>(
     subject: Subject<S>,
     detail: Detail,
-    requests_a_second: u32,
+    asks: Load,
     act: impl FnOnce(&mut S) -> io::Result<T> + Send + 'static,
 ) -> Result<Recorded<S, T>, Failed> {
     let Subject { mut served, port, cpu } = subject;
@@ -98,7 +93,7 @@ pub(super) fn recorded<S: Send + 'static, T: Send + 'static>(
     recorder.refresh(&mut kept)?;
     let stolen_ns = steal::by_kernel_ns(cpu);
     let ends = Arc::new(AtomicBool::new(false));
-    let (load, over) = (load(port, requests_a_second, &ends)?, Arc::clone(&ends));
+    let (load, over) = (asks.begin(port, &ends)?, Arc::clone(&ends));
     let acting = std::thread::spawn(move || {
         let done = act(&mut served);
         over.store(true, Relaxed);
@@ -117,30 +112,4 @@ pub(super) fn recorded<S: Send + 'static, T: Send + 'static>(
     recorder.refresh(&mut kept)?;
     let stolen = Stolen::since(stolen_ns, cpu, &kept.0);
     Ok(Recorded { tale: kept.0, stolen, done, subject: Subject { served, port, cpu } })
-}
-
-type Client = std::thread::JoinHandle<io::Result<()>>;
-
-/// Clients that each ask at fixed times, whatever becomes of their last request.
-fn load(port: u16, rate: u32, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
-    let every = Duration::from_secs(1) * u32::try_from(CLIENTS).unwrap_or(1) / rate.max(1);
-    let client = |number: usize| {
-        let ends = Arc::clone(ends);
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let shift = every * u32::try_from(number).unwrap_or(0) / 8;
-        Ok(std::thread::spawn(move || {
-            let mut next = Instant::now() + shift;
-            while !ends.load(Relaxed) {
-                std::thread::sleep(next.saturating_duration_since(Instant::now()));
-                next = (next + every).max(Instant::now());
-                stream.write_all(format!("{WORK_US}\n").as_bytes())?;
-                let mut answer = [0; 5];
-                stream.read_exact(&mut answer)?;
-            }
-            Ok(())
-        }))
-    };
-    (0..CLIENTS).map(client).collect()
 }

@@ -23,8 +23,8 @@ Examples:
   elfen tailor report web.tale --without preempted --without io:fsync
   elfen tailor report web.tale --html web.html --perfetto web.perfetto
 
-Shares are of the time by which slow requests would have been faster. Where the requests, replayed \
-unchanged, are not as fast as measured, shares are of time, and no tail without a cause is given.";
+Shares are of the time by which slow requests would have been faster. Where the service works on \
+several requests at once, shares are of time, and no tail without a cause is given.";
 
 /// Say why the slowest requests of a recording were slow
 #[derive(clap::Args, Debug)]

@@ -3,10 +3,10 @@
 //! at times when the other does not, but where a hog has held up both.
 
 use elfen_rt::signal::event::Kind as What;
-use elfen_tailor::rank::Slow;
+use elfen_tailor::rank::{Aside, Slow};
 use elfen_tailor::report::report;
 
-use crate::story::{EPOLL, HOG, MS, SERVICE, Story, WORKER};
+use crate::story::{EPOLL, FSYNC, HOG, MS, SERVICE, Story, WORKER};
 
 /// For a millisecond from `begin` on; afterwards the CPU is `next`'s.
 fn serves(story: &mut Story, thread: u32, begin: u64, next: u32) {
@@ -53,4 +53,145 @@ fn threads_that_share_a_cpu_are_one_queue() {
     assert_eq!((left.p50, left.max), (MS, MS));
     let causes: Vec<&str> = told.causes.iter().map(|cause| cause.row.cause.as_str()).collect();
     assert_eq!(causes, ["preempted:hog"], "nobody is charged for the other one's turn");
+}
+
+const US: u64 = 1_000;
+
+/// A service of one thread, which sleeps in `epoll_pwait` in between.
+struct Alone(Story);
+
+impl Alone {
+    fn new() -> Self {
+        let mut story = Story::new();
+        story.switch(2, SERVICE, Some(EPOLL), 0);
+        Self(story)
+    }
+
+    fn wakes(&mut self, at: u64) -> &mut Story {
+        self.0.wake(at, SERVICE, 0, 0).switch(at, 0, None, SERVICE)
+    }
+
+    fn sleeps(&mut self, at: u64) {
+        self.0.switch(at, SERVICE, Some(EPOLL), 0);
+    }
+
+    /// One that meets nobody.
+    fn serves_one(&mut self, at: u64, takes: u64) {
+        self.0.ready(at, 1);
+        self.wakes(at).read(at, 1).answer(at + takes, 1);
+        self.sleeps(at + takes + 10 * US);
+    }
+}
+
+/// Goal: a service that has several requests in hand at once is no queue, and it is said so instead
+/// of what would be. Method: while the first waits for something, the second is begun, waits as
+/// well, and is answered first; in all rounds, or in one of twenty, which is the tail.
+#[test]
+fn requests_that_wait_side_by_side_are_no_queue() {
+    for seldom in [1, 20] {
+        let mut service = Alone::new();
+        for round in 1..=400 {
+            let at = round * 20 * MS;
+            if round % seldom > 0 {
+                service.serves_one(at, 8 * MS);
+                continue;
+            }
+            for (connection, at) in [(1, at), (2, at + MS)] {
+                service.0.ready(at, connection);
+                service.wakes(at).read(at, connection);
+                service.sleeps(at + 100 * US);
+            }
+            for (connection, at) in [(2, at + 7 * MS), (1, at + 9 * MS)] {
+                service.wakes(at).answer(at + 100 * US, connection);
+                service.sleeps(at + 110 * US);
+            }
+        }
+        let without = ["wait".to_owned()];
+        let told = report(&service.0.tale, Slow::AboveNs(8_500 * US), 3, &without).unwrap();
+        assert_eq!(told.replay_error.p99.to_bits(), 0, "as it was");
+        let Aside { all, tail } = told.replay_aside;
+        assert!(!told.replay_valid && tail > 0.5 && (all < 0.05) == (seldom == 20), "{all} {tail}");
+        assert!(told.without.as_ref().unwrap().latency_ns.is_none());
+        assert!(told.causes.iter().all(|cause| cause.row.whatif_p99_ns.is_none()));
+        let text = told.text().replace('\n', " ");
+        assert!(text.contains("the service works on several requests at once ("), "{text}");
+    }
+}
+
+/// Goal: what a thread waits for is the matter of whom it works for, not of who waits for it.
+/// Method: a thread that flushes a file for each request, while another one waits; then all of it
+/// without the flushing.
+#[test]
+fn who_waits_for_a_thread_does_not_wait_for_what_it_waits_for() {
+    let mut service = Alone::new();
+    for round in 1..=400 {
+        let at = round * 20 * MS;
+        service.0.ready(at, 1);
+        service.wakes(at).read(at, 1).switch(at + 50 * US, SERVICE, Some(FSYNC), 0);
+        service.0.ready(at + MS, 2);
+        service.wakes(at + 4 * MS).answer(at + 4 * MS + 50 * US, 1);
+        service.0.read(at + 4 * MS + 60 * US, 2).answer(at + 4 * MS + 160 * US, 2);
+        service.sleeps(at + 4 * MS + 170 * US);
+    }
+    let without = ["io".to_owned()];
+    let told = report(&service.0.tale, Slow::Quantile(950_000), 3, &without).unwrap();
+    assert!(told.replay_valid, "{:?}", told.replay_aside);
+    let left = told.without.and_then(|without| without.latency_ns).unwrap();
+    assert_eq!((left.p50, left.max), (100 * US, 110 * US));
+}
+
+/// Goal: a service that reads all that has come, works for each, and answers the last one first is
+/// one queue, and without what made them come together each has its own work and no more. Method: a
+/// hog holds up three.
+#[test]
+fn what_is_worked_off_together_is_one_queue() {
+    let mut service = Alone::new();
+    for round in 1..=1_000 {
+        let at = round * 20 * MS;
+        if round % 20 > 0 {
+            service.serves_one(at, 100 * US);
+            continue;
+        }
+        service.0.switch(at - 1, 0, None, HOG);
+        for connection in 1..=3 {
+            service.0.ready(at + connection * MS, connection);
+        }
+        service.0.wake(at + MS, SERVICE, 0, 0).switch(at + 9 * MS, HOG, Some(EPOLL), SERVICE);
+        for connection in 1..=3 {
+            service.0.read(at + 9 * MS + connection * 80 * US, connection);
+        }
+        for connection in 1..=3 {
+            service.0.answer(at + 9 * MS + (300 + connection * 20) * US, 4 - connection);
+        }
+        service.sleeps(at + 10 * MS);
+    }
+    let without = ["preempted".to_owned()];
+    let told = report(&service.0.tale, Slow::Quantile(950_000), 3, &without).unwrap();
+    assert!(told.replay_valid && told.latency_ns.p99 > 7 * MS, "{:?}", told.replay_aside);
+    let left = told.without.and_then(|without| without.latency_ns).unwrap();
+    assert!(left.max <= 200 * US, "{left:?}");
+}
+
+/// Goal: what TCP holds back keeps nobody from his turn. Method: an answer is held while a hog
+/// keeps the service from the next request.
+#[test]
+fn an_answer_that_tcp_holds_leaves_the_server_to_others() {
+    let mut service = Alone::new();
+    for round in 1..=200 {
+        let at = round * 100 * MS;
+        service.0.ready(at, 1);
+        let sent = What::Sent { connection: 1, end: 1 };
+        service.wakes(at).read(at, 1).event(0, at + 100 * US, SERVICE, sent);
+        service.0.switch(at + 110 * US, SERVICE, Some(EPOLL), HOG).ready(at + 11 * MS, 2);
+        service.0.wake(at + 11 * MS, SERVICE, 0, 0);
+        service.0.switch(at + 15 * MS, HOG, Some(EPOLL), SERVICE).read(at + 15 * MS, 2);
+        service.0.answer(at + 15 * MS + 100 * US, 2);
+        service.sleeps(at + 15 * MS + 110 * US);
+        service.0.event(0, at + 40 * MS, 0, What::Transmitted { connection: 1, end: 1 });
+    }
+    let without = ["preempted".to_owned()];
+    let told = report(&service.0.tale, Slow::Quantile(950_000), 3, &without).unwrap();
+    assert!(told.replay_valid && told.complete == 400, "{:?}", told.replay_aside);
+    let left = told.without.and_then(|without| without.latency_ns).unwrap();
+    assert_eq!((told.latency_ns.p50, left.p50, left.max), (4_100 * US, 100 * US, 40 * MS));
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::iter;
 
 /// A line of /proc/PID/stat, as far as it matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +24,8 @@ const PF_EXITING: u64 = 4;
 /// In a thread's pending signals. The kernel puts it there for any signal that ends the
 /// process without a handler.
 const KILL_PENDING: u64 = 1 << (libc::SIGKILL - 1);
+
+const GENERATIONS_MAX: usize = 1000;
 
 /// `None` if there is no such process any more.
 pub fn stat(process: u32) -> Option<Stat> {
@@ -90,6 +93,15 @@ pub fn below(ancestor: u32) -> Vec<u32> {
     found
 }
 
+/// Whether a process is a descendant of another, as far as that can be seen: not if one between
+/// them ends meanwhile.
+pub(crate) fn descends(process: u32, ancestor: u32) -> bool {
+    let parent = |&process: &u32| stat(process).map(|stat| stat.parent);
+    // Nobody's parents go round, but ids can be given anew while they are read.
+    let mut above = iter::successors(parent(&process), parent).take(GENERATIONS_MAX);
+    above.any(|process| process == ancestor)
+}
+
 /// The threads of a process; none if it is gone.
 pub fn threads_of(process: u32) -> Vec<u32> {
     numbers_in(&format!("/proc/{process}/task"))
@@ -151,6 +163,16 @@ mod tests {
         let own = stat(std::process::id()).expect("it runs");
         assert_eq!(own.parent, std::os::unix::process::parent_id());
         assert!(!own.dying);
+    }
+
+    #[test]
+    fn descendants_are_known_by_their_parents() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        assert!(descends(child.id(), own) && descends(child.id(), parent));
+        assert!(!descends(own, child.id()) && !descends(own, own) && !descends(u32::MAX, own));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -218,6 +218,39 @@ fn a_program_that_meets_no_request_is_not_touched() {
     assert!(!touched || report["naps"].as_u64().unwrap() > 0, "{report}");
 }
 
+/// Goal: only the batch is given checks, and no other program that has its rank and its lane.
+/// Method: a program that nobody lends anything, beside a batch that sleeps: drills miss it, and it
+/// is left as it is.
+#[test]
+fn who_is_none_of_the_batch_is_not_touched() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = build_of("rounds.c", folder.path(), "stranger", &[]) else { return };
+    let mut stranger = Command::new("taskset");
+    let stranger = stranger.args(["-c", "1", "chrt", "-i", "0"]).arg(&program);
+    let mut stranger = stranger.arg("100000000000").stdout(Stdio::null()).spawn().unwrap();
+    let mapped = || fs::read_to_string(format!("/proc/{}/maps", stranger.id())).unwrap();
+    // It is past its exec, and has mapped what it needs.
+    thread::sleep(Duration::from_millis(500));
+    let before = mapped();
+    assert!(before.contains("stranger"), "{before}");
+    let report = folder.path().join("report");
+    let turns = Turns::start();
+    let mut command = elfen(&["--report", report.to_str().unwrap()], Path::new("/bin/sleep"));
+    let output = command.arg("2").output().unwrap();
+    drop(turns);
+    let after = mapped();
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    assert!(all_there(&report["live"], ["/missed", "/missed_by/passing"]), "{report}");
+    assert_eq!(after, before, "{report}");
+}
+
 /// Goal: a program that somebody else traces is left to its guard, which says so, and does the same
 /// work. Method: strace and gdb, as batch programs that start it.
 #[test]
@@ -254,6 +287,25 @@ fn traced_programs_are_left_to_their_guards() {
         let told = format!("left alone: {why}");
         assert!(String::from_utf8_lossy(&output.stderr).contains(&told), "{output:?}");
     }
+}
+
+/// Goal: who is traced for a while is left to the guard for as long, and has checks afterwards.
+/// Method: a program whose child traces it in its first half second, for as long as it takes.
+#[test]
+fn a_tracer_that_has_gone_leaves_nothing_behind() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = build_of("traced.c", folder.path(), "traced", &[]) else { return };
+    let has_checks = |live: &Value| {
+        all_there(live, ["/places/on", "/bells"])
+            && live["missed_by"]["refused"].as_u64() > Some(0)
+            && live["refused"].is_null()
+    };
+    let last = lent_for(&program, ["20000000", "60000000", "200000000"], has_checks);
+    assert!(has_checks(&last), "{last}");
 }
 
 /// Goal: whenever the keeper is killed, while it learns above all, the batch's output is right or

@@ -16,19 +16,22 @@ use elfen_rt::check::CRITICAL_BOUND_NS;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::lane::{Hand, Lane, Memory, Step, Wait, time_to_end_ns};
 use elfen_rt::nap::{Kind, Nap, Woken};
-use elfen_rt::signal::lane::BATCH_OFFLINE;
+use elfen_rt::signal::lane::{AWAKE, BATCH_OFFLINE, HOLDS};
 use elfen_rt::signal::task::TaskSlot;
 
 use super::channels::Channels;
 use super::ipc::Meter;
 use super::live::Rehearsal;
 use super::looks::{Activity, Idling, Looks};
+use super::pacer::Pacer;
 use super::place;
 use crate::affinity;
 
 /// How long a guard holds its lane before it sees to the run again (its end, a batch that was told
 /// to end), where the nap itself can't be interrupted.
 const HELD_NS: u64 = 20_000_000;
+/// The longest nap during which it can't show that it runs.
+const BLIND_NS: u64 = 1_000_000;
 /// How long a guard without a lane waits for it to come back.
 const OFFLINE: Duration = Duration::from_millis(50);
 
@@ -58,12 +61,15 @@ impl Guards {
         let _ranked = place::rank_first();
         let stop = Arc::new(AtomicBool::new(false));
         let mut guards = Self { stop: stop.clone(), threads: Vec::new(), turns: Vec::new() };
-        for index in 0..channels.assigned().len() {
+        for (index, &(cpu, _)) in channels.assigned().iter().enumerate() {
             let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
+            let pacer = Pacer::start(cpu)?;
             let rehearsal = rehearsal(index);
             let turns = Arc::new(AtomicU64::new(0));
             guards.turns.push(turns.clone());
-            let guard = move || guard(&channels, index, &nap, looks, rehearsal, &stop, &turns);
+            let guard = move || {
+                guard(&channels, index, (&nap, &pacer), looks, rehearsal, &stop, &turns);
+            };
             guards.threads.push(thread::Builder::new().name("elfen-guard".into()).spawn(guard)?);
         }
         Ok(guards)
@@ -91,7 +97,7 @@ impl Drop for Guards {
 fn guard(
     channels: &Channels,
     index: usize,
-    how: &Nap,
+    (how, pacer): (&Nap, &Pacer),
     looks: Looks,
     rehearsal: Option<Rehearsal>,
     stop: &AtomicBool,
@@ -101,13 +107,13 @@ fn guard(
     let Some(lane) = channels.lane(index, &memory) else { return };
     // `may_rank_first` has found that this is allowed.
     let _ranked = place::rank_first();
-    let mut guard = Guard { rehearsal, ..Guard::of(channels, &lane, how, looks, stop) };
+    let mut guard = Guard { rehearsal, ..Guard::of(channels, &lane, (how, pacer), looks, stop) };
     while !stop.load(Relaxed) {
         match guard.is_offline() {
-            true => thread::sleep(OFFLINE),
+            true => guard.leave_for(OFFLINE),
             // Where it may not stand on its lane, it must not act as if it did.
             false if !guard.has_its_lane() => {
-                thread::sleep(OFFLINE);
+                guard.leave_for(OFFLINE);
                 continue;
             }
             false => guard.turn(),
@@ -133,6 +139,7 @@ struct Guard<'g> {
     channels: &'g Channels,
     lane: &'g Lane<'g>,
     how: &'g Nap,
+    pacer: &'g Pacer,
     looks: Looks,
     stop: &'g AtomicBool,
     slack: Slack,
@@ -147,7 +154,7 @@ impl<'g> Guard<'g> {
     fn of(
         channels: &'g Channels,
         lane: &'g Lane<'g>,
-        how: &'g Nap,
+        (how, pacer): (&'g Nap, &'g Pacer),
         looks: Looks,
         stop: &'g AtomicBool,
     ) -> Self {
@@ -158,6 +165,7 @@ impl<'g> Guard<'g> {
             channels,
             lane,
             how,
+            pacer,
             looks,
             stop,
             slack: Slack::none(),
@@ -176,7 +184,7 @@ impl<'g> Guard<'g> {
         }
         let now_ns = monotonic_ns();
         if let Some(rest) = self.critical_rest(now_ns) {
-            return thread::sleep(rest);
+            return self.leave_for(rest);
         }
         self.measure_ipc();
         // The batch stopped when this thread was switched in, which is a while before it looks.
@@ -187,6 +195,7 @@ impl<'g> Guard<'g> {
         self.allow_slack(step.is_busy(), now_ns);
         match step {
             Step::Run { busy, until_ns } => {
+                self.pacer.rest();
                 self.disobeyed = Disobeyed::default();
                 let budget = until_ns.map(|until_ns| until_ns.saturating_sub(now_ns));
                 let budget = budget.map_or(self.looks.every, Duration::from_nanos);
@@ -208,6 +217,12 @@ impl<'g> Guard<'g> {
             }
             _ => thread::sleep(at_most),
         }
+    }
+
+    /// Others have the lane for so long, whatever comes.
+    fn leave_for(&self, time: Duration) {
+        self.pacer.rest();
+        thread::sleep(time);
     }
 
     /// The lane can go offline while a guard runs: then the kernel moves its thread elsewhere,
@@ -246,21 +261,45 @@ impl<'g> Guard<'g> {
     fn hold(&mut self, wait: &Wait<'_, '_>, now_ns: u64) {
         let told_ns = self.lane.told_to_end_ns();
         if let Some(slice_ns) = time_to_end_ns(told_ns, now_ns) {
-            return thread::sleep(Duration::from_nanos(slice_ns));
+            return self.leave_for(Duration::from_nanos(slice_ns));
         }
         let is_called = || self.rehearsal.as_ref().is_some_and(Rehearsal::is_called);
         let is_over =
             || self.stop.load(Relaxed) || self.lane.told_to_end_ns() != told_ns || is_called();
-        let at_most_ns = self.rehearsal.as_ref().and_then(Rehearsal::nap_at_most_ns);
         if matches!(self.how, Nap::Block) {
             let busy_ns = self.channels.busy_ns(self.lane.batch_cpu, now_ns);
             let how =
                 if self.disobeyed.since_last(busy_ns, now_ns) { &Nap::Spin } else { self.how };
             wait.on(how, nanos(self.looks.every), is_over);
-        } else if wait.on(self.how, at_most_ns.unwrap_or(HELD_NS), is_over) == Woken::Elsewhere {
+            return;
+        }
+        let (blind_ns, at_most_ns) = match self.how.kind() {
+            Kind::Device | Kind::Mwaitx => (BLIND_NS, BLIND_NS),
+            Kind::Umwait | Kind::Block | Kind::Spin => (0, HELD_NS),
+        };
+        let called_ns = self.rehearsal.as_ref().and_then(Rehearsal::nap_at_most_ns);
+        self.show_hold(now_ns, blind_ns);
+        let shows = || {
+            self.show_hold(monotonic_ns(), blind_ns);
+            is_over()
+        };
+        if wait.on(self.how, called_ns.unwrap_or(at_most_ns), shows) == Woken::Elsewhere {
             // The module has not tied this pair. The front reads this, and says it.
             self.how = &Nap::Spin;
             self.lane.slot.guard_nap.store(Kind::Spin as u64, Relaxed);
+        }
+        if self.rehearsal.is_some() {
+            self.lane.slot.bell.store(AWAKE, Relaxed);
+        }
+    }
+
+    /// A batch thread that runs all the same is one that the scheduler has let in: a check, if it
+    /// comes to one, gives the lane back, and the pacer takes it.
+    fn show_hold(&self, now_ns: u64, blind_ns: u64) {
+        self.pacer.put_off(now_ns, Duration::from_nanos(blind_ns));
+        let bell = &self.lane.slot.bell;
+        if self.rehearsal.is_some() && bell.load(Relaxed) != HOLDS {
+            bell.store(HOLDS, Relaxed);
         }
     }
 }

@@ -27,6 +27,7 @@ pub mod launch;
 pub mod level;
 pub mod live;
 pub mod looks;
+mod pacer;
 pub mod place;
 pub mod report;
 mod spins;

@@ -1,12 +1,26 @@
-//! Where the batch's threads belong: on the batch lanes, at SCHED_IDLE.
+//! Where the batch's threads belong: on the batch lanes, at SCHED_IDLE, with long slices.
 //!
-//! Both are inherited, so only programs that change their own leave their place, and are put back.
+//! All three are inherited, so only programs that change their own leave their place, and are put
+//! back.
+//!
+//! Slices: to the scheduler a batch that may not run beside its guard is owed 3 parts in 1027 of
+//! the lane, which it gets as soon as it has to choose anew, and it has to when the slice is over
+//! of whoever runs, or that of any other on this CPU that is shorter. So both have longer ones than
+//! most requests last. The batch's are no longer than that: threads that wait for each other
+//! without sleeping, as in a virtual machine, would wait for as long. Kernels before 6.12 know of
+//! no slice of one's own.
 
 use std::fs;
 use std::io;
 
 use crate::affinity::{self, Mask};
 use crate::cpulist::CpuSet;
+
+/// The longest that there is.
+const GUARD_SLICE_NS: u64 = 100_000_000;
+const BATCH_SLICE_NS: u64 = 10_000_000;
+/// The shortest: with it in the queue, turns are as short as the kernel makes them.
+const SHORTEST_SLICE_NS: u64 = 100_000;
 
 /// Where the scheduler groups tasks by session, SCHED_IDLE ranks a thread below others of its own
 /// session alone. A batch process with a session of its own, whose group is as heavy as the
@@ -39,7 +53,10 @@ pub(super) fn rank_first() -> io::Result<()> {
     let thread = unsafe { libc::gettid() }.unsigned_abs();
     // SAFETY: takes numbers.
     match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, 0) } {
-        0 => Ok(()),
+        0 => {
+            set_slice(0, GUARD_SLICE_NS);
+            Ok(())
+        }
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -83,6 +100,7 @@ impl Place {
     /// run between fork and exec.
     pub fn take(&self, thread: u32) -> io::Result<()> {
         self.mask.impose_on(thread)?;
+        set_slice(thread, BATCH_SLICE_NS);
         set_policy(thread, libc::SCHED_IDLE)
     }
 
@@ -101,7 +119,9 @@ impl Place {
     /// Gives a thread a share of its lane beside the guard. Refused without the
     /// right to raise priorities.
     pub(crate) fn raise(thread: u32) -> io::Result<()> {
-        set_policy(thread, libc::SCHED_OTHER)
+        set_policy(thread, libc::SCHED_OTHER)?;
+        set_slice(thread, SHORTEST_SLICE_NS);
+        Ok(())
     }
 
     /// Whether a thread has left its place; `None` if it ended.
@@ -111,6 +131,35 @@ impl Place {
         let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread) };
         (policy >= 0).then_some(outside || policy != i64::from(libc::SCHED_IDLE))
     }
+}
+
+/// `struct sched_attr` as it was in the first kernel that had it.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+const ATTRIBUTES_BYTES: u32 = 48;
+const _: () = assert!(size_of::<Attributes>() == ATTRIBUTES_BYTES as usize);
+
+/// Gives an ordinary thread slices of its own, which it keeps when its class changes. System calls
+/// alone. Where that is refused (a thread at SCHED_IDLE may not be made ordinary by everybody), its
+/// slices stay as they are: the [pacer](super::pacer) ends what comes of that.
+fn set_slice(thread: u32, slice_ns: u64) {
+    // SAFETY: takes numbers. -1 is a nice value too, and what a thread gets that is gone.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, thread) };
+    let attributes =
+        Attributes { size: ATTRIBUTES_BYTES, nice, runtime_ns: slice_ns, ..Attributes::default() };
+    // SAFETY: `attributes` is live and says its size.
+    let _kept = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) };
 }
 
 /// One system call, so that it can be made between fork and exec.
@@ -125,6 +174,7 @@ fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::process::below;
+    use std::io::Write;
     use std::process::Command;
 
     /// Goal: a program that leaves its place is found and put back. Method: a child that
@@ -143,5 +193,45 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(place.is_left_by(child.id()), None);
+    }
+
+    /// As the kernel says it; before 6.12 it says 0 of every ordinary thread.
+    fn slice_ns(thread: u32) -> u64 {
+        let mut read = Attributes::default();
+        // SAFETY: `read` is live and as large as is said.
+        let done = unsafe {
+            libc::syscall(libc::SYS_sched_getattr, thread, &raw mut read, ATTRIBUTES_BYTES, 0)
+        };
+        assert_eq!(done, 0);
+        read.runtime_ns
+    }
+
+    /// Goal: neither guard nor batch is interrupted by the end of a slice, and a dying batch gets
+    /// turns at once. Method: what the kernel says of threads in each place, and of what they
+    /// start.
+    #[test]
+    fn slices_are_longer_than_requests() {
+        if slice_ns(0) == 0 {
+            let why = "skipped: slices_are_longer_than_requests: it takes Linux 6.12";
+            return writeln!(io::stderr(), "{why}").unwrap();
+        }
+        let place = Place::new(&affinity::allowed().unwrap());
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        // SAFETY: takes numbers.
+        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, child.id(), 3) }, 0);
+        place.take(child.id()).unwrap();
+        assert_eq!(slice_ns(child.id()), BATCH_SLICE_NS, "kept at SCHED_IDLE");
+        // SAFETY: takes numbers.
+        assert_eq!(unsafe { libc::getpriority(libc::PRIO_PROCESS, child.id()) }, 3);
+        if Place::raise(child.id()).is_ok() {
+            assert_eq!(slice_ns(child.id()), SHORTEST_SLICE_NS);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let ranked = std::thread::spawn(|| {
+            rank_first().unwrap();
+            (slice_ns(0), std::thread::spawn(|| slice_ns(0)).join().unwrap())
+        });
+        assert_eq!(ranked.join().unwrap(), (GUARD_SLICE_NS, GUARD_SLICE_NS), "inherited");
     }
 }

@@ -20,7 +20,7 @@
 //! ```text
 //!     mov   %fs:WORDS, %r11           the thread's words               64 4c 8b 1c 25 WORDS
 //!     movl  $FUNCTION, (%r11)         the lower half of its address    41 c7 03 FUNCTION
-//!     incq  16(%r11)                  its calls                        49 ff 43 10
+//!     incq  64(%r11)                  its calls                        49 ff 43 40
 //!     call  *COUNT(%rip)              what the thread has executed     ff 15 rel32
 //!
 //!     mov   %fs:WORDS, %r11                                            64 4c 8b 1c 25 WORDS
@@ -124,7 +124,7 @@ impl Say {
         self.push_words(code)?;
         code.push(&[0x41, 0xc7, 0x03])?;
         code.push(&lower_half(function).to_le_bytes())?;
-        code.push(&[0x49, 0xff, 0x43, 0x10])
+        code.push(&[0x49, 0xff, 0x43, 0x40])
     }
 
     /// In the place of [`RETURN`].
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn functions_say_that_they_run_before_they_are_checked() {
         let words = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xb8, 0xff, 0xff, 0xff];
-        let entry = [&words[..], &[0x41, 0xc7, 0x03, 0x34, 0x12, 0x55, 0x55, 0x49, 0xff, 0x43, 16]];
+        let entry = [&words[..], &[0x41, 0xc7, 0x03, 0x34, 0x12, 0x55, 0x55, 0x49, 0xff, 0x43, 64]];
         let only = Entry { say: Some(SAY), ..NONE };
         let code = only.code(0x1000, 0x7777_5555_1234, 0).unwrap();
         assert_eq!((code.bytes(), only.size()), (&entry.concat()[..], SAY_BYTES));

@@ -1,8 +1,10 @@
 //! The routine behind every check of a process: it answers a drill, and rings the guard's bell.
 //!
 //! It runs in the middle of somebody else's code, so all registers are as they were when it goes
-//! back, and the stack holds 48 bytes more meanwhile. It makes one system call, a futex wake, and
-//! only for a guard that sleeps: one that is awake, or dead, has left the bell at 0.
+//! back, and the stack holds 48 bytes more meanwhile. It makes one system call at most, and only
+//! for the thread that finds the bell: a futex wake for a guard that sleeps (1), and a yield for
+//! one that has the lane (2), from whom the scheduler has taken it. One that looks by itself, or
+//! is dead, has left the bell at 0.
 
 use crate::trampoline::{Code, Patch};
 
@@ -48,8 +50,9 @@ impl Bell {
         code.push(&[0x57, 0x56]);
         code.push_relative(&[0x48, 0x8d, 0x3d], self.bell, &[])?;
         code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
-        // mov $SYS_futex, %eax; syscall; pop %rsi; pop %rdi
-        code.push(&[0xb8, 202, 0, 0, 0, 0x0f, 0x05, 0x5e, 0x5f]);
+        call(&mut code)?;
+        // pop %rsi; pop %rdi
+        code.push(&[0x5e, 0x5f]);
         [idle, awake, rung].into_iter().try_for_each(|open| code.close(open))?;
         // pop %rax; pop %r11; pop %rdx; pop %rcx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5a, 0x59, 0xff, 0xe0]);
@@ -96,13 +99,26 @@ impl LaneBell {
         // xor %ecx, %ecx; xchg %rcx, bell; test %rcx, %rcx; je: one thread alone rings
         code.push(&[0x31, 0xc9, 0x48, 0x87, 0x0f, 0x48, 0x85, 0xc9]);
         let rung = code.push_open(&[0x0f, 0x84]);
-        // mov $FUTEX_WAKE, %esi; mov $1, %edx; mov $SYS_futex, %eax; syscall
-        code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0, 0xb8, 202, 0, 0, 0, 0x0f, 0x05]);
+        // mov $FUTEX_WAKE, %esi; mov $1, %edx
+        code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
+        call(&mut code)?;
         [idle, awake, rung].into_iter().try_for_each(|open| code.close(open))?;
         // pop %rax; pop %r11; pop %rdi; pop %rsi; pop %rdx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5f, 0x5e, 0x5a, 0xff, 0xe0]);
         Some(code.patch())
     }
+}
+
+/// The system call that the bell in `%rcx` asks for. Arguments are those of a wake; a yield has
+/// none.
+fn call(code: &mut Code) -> Option<()> {
+    // mov $SYS_futex, %eax; cmp $1, %rcx; je; mov $SYS_sched_yield, %eax; syscall
+    code.push(&[0xb8, 202, 0, 0, 0, 0x48, 0x83, 0xf9, 1]);
+    let sleeps = code.push_open(&[0x0f, 0x84]);
+    code.push(&[0xb8, 24, 0, 0, 0]);
+    code.close(sleeps)?;
+    code.push(&[0x0f, 0x05]);
+    Some(())
 }
 
 #[cfg(test)]
@@ -153,7 +169,32 @@ mod tests {
             }
             open.push((index + 1, stack));
         }
-        assert_eq!(ends, 8, "two of drills, times four of the bell");
+        assert_eq!(ends, 10, "two of drills, times five of the bell");
+    }
+
+    /// Goal: a guard that sleeps is woken, and to one that has the lane it is given back. Method:
+    /// the number that is in `%eax` where the kernel is called, for either bell.
+    #[test]
+    fn the_bell_says_what_is_called() {
+        for code in [decoded(BELL.routine(0x2000)), decoded(LANE.routine(0x2000))] {
+            let called = code.iter().position(|one| one.mnemonic() == Mnemonic::Syscall).unwrap();
+            let [futex, sleeps, skip, yields] = &code[called - 4..called] else { unreachable!() };
+            let puts = |one: &Instruction, number| {
+                one.mnemonic() == Mnemonic::Mov
+                    && one.op0_register() == Register::EAX
+                    && one.immediate(1) == number
+            };
+            let asks = |one: &Instruction, register, number| {
+                one.mnemonic() == Mnemonic::Cmp
+                    && one.op0_register() == register
+                    && one.immediate(1) == number
+            };
+            let [wake, give] = [libc::SYS_futex, libc::SYS_sched_yield].map(i64::cast_unsigned);
+            assert!(puts(futex, wake) && puts(yields, give));
+            assert!(asks(sleeps, Register::RCX, 1), "elfen_rt::signal::lane::ASLEEP");
+            assert_eq!(skip.mnemonic(), Mnemonic::Je);
+            assert_eq!(skip.near_branch_target(), code[called].ip());
+        }
     }
 
     #[test]

@@ -27,10 +27,15 @@ pub enum Missed {
     Ours,
     #[error("the process ended, or became another program")]
     Gone,
+    #[error("it is none of this batch")]
+    Foreign,
     #[error("it did not stop in its own code")]
     Busy,
     #[error("the process: {0}")]
     Process(String),
+    /// As long as somebody else does.
+    #[error("the process: {0}")]
+    Traced(String),
 }
 
 /// What the kernel says of a process that ended meanwhile.
@@ -62,8 +67,8 @@ impl Missed {
             Self::NoFunction => "no_function",
             Self::Function(_) | Self::NoPlace => "no_place",
             Self::TooDense => "too_dense",
-            Self::Ours | Self::Gone | Self::Busy => "passing",
-            Self::Process(_) => "refused",
+            Self::Ours | Self::Gone | Self::Foreign | Self::Busy => "passing",
+            Self::Process(_) | Self::Traced(_) => "refused",
         }
     }
 }
@@ -73,7 +78,8 @@ impl From<TouchError> for Missed {
         match error {
             TouchError::Busy => Self::Busy,
             TouchError::NoVdso => Self::Gone,
-            TouchError::Refused(error) if is_gone(&error) => Self::Gone,
+            TouchError::Refused(ref why) if is_gone(why) => Self::Gone,
+            TouchError::Refused(_) => Self::Traced(error.to_string()),
             error => Self::Process(error.to_string()),
         }
     }

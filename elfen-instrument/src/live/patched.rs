@@ -106,7 +106,7 @@ impl Patched {
         let status = Status::of(process).ok_or(Missed::Gone)?;
         let refuse = |why: &str| Err(Missed::Process(why.to_owned()));
         if status.traced {
-            return refuse("a debugger or tracer has it");
+            return Err(Missed::Traced("a debugger or tracer has it".to_owned()));
         }
         if status.filtered {
             return refuse("its system calls are filtered (seccomp)");

@@ -36,6 +36,9 @@ const RATES_OVER_NS: u64 = 2_000_000;
 const MEETINGS_MAX: u32 = 20;
 const MEETING_LOOK: Duration = Duration::from_micros(100);
 
+/// When a process that somebody traces is looked at again: tracers come and go.
+const TRACED: Duration = Duration::from_millis(100);
+
 /// How long the planner waits at most for the request lane to idle.
 const WAIT: Duration = Duration::from_micros(200);
 const WAITS_MAX: u32 = 50;
@@ -105,8 +108,16 @@ enum Known {
     },
     /// Left alone for good, and why.
     Refused(String),
+    /// Left alone until then, as somebody traces it.
+    Traced(String, Instant),
     /// Shares its memory with another process, which stands for both.
     Same(Identity),
+}
+
+impl Known {
+    fn traced(why: &str) -> Self {
+        Self::Traced(why.to_owned(), Instant::now() + TRACED)
+    }
 }
 
 impl Planner<'_> {
@@ -164,9 +175,14 @@ impl Planner<'_> {
             Some(Known::Patched { patched, .. }) => {
                 let (began, is_first) = (Instant::now(), patched.places().processes == 0);
                 let change = patched.propose(miss.stood, &self.pages);
-                if let (true, Err(Missed::Process(why))) = (is_first, &change) {
-                    // Every further miss would stop a thread of it for nothing.
-                    self.processes.insert(who, Known::Refused(why.clone()));
+                // Every further miss would stop a thread of it for nothing.
+                let left_alone = match &change {
+                    Err(Missed::Process(why)) => Some(Known::Refused(why.clone())),
+                    Err(Missed::Traced(why)) => Some(Known::traced(why)),
+                    _ => None,
+                };
+                if let (true, Some(known)) = (is_first, left_alone) {
+                    self.processes.insert(who, known);
                 }
                 let change = change?;
                 if is_first {
@@ -183,17 +199,30 @@ impl Planner<'_> {
         match self.processes.get(&who) {
             Some(Known::Patched { patched, .. }) if patched.is_same_program() => return Ok(who),
             Some(Known::Refused(why)) => return Err(Missed::Process(why.clone())),
+            Some(Known::Traced(why, until)) if Instant::now() < *until => {
+                return Err(Missed::Traced(why.clone()));
+            }
             Some(Known::Same(other)) if shares_memory(who, *other) => return Ok(*other),
             _ => {}
+        }
+        // The lane may have others of this rank: a run that ends just now, or one beside this one.
+        if !process::descends(who.pid().unsigned_abs(), std::process::id()) {
+            return Err(Missed::Foreign);
         }
         self.forget_the_dead();
         let known = match self.meet(who) {
             Err(Missed::Process(why)) => Known::Refused(why),
+            Err(Missed::Traced(why)) => Known::traced(&why),
             known => known?,
         };
+        if let (Known::Patched { .. }, Some(Known::Traced(..))) = (&known, self.processes.get(&who))
+        {
+            self.words.say_why("");
+        }
         let met = match &known {
             Known::Same(other) => Ok(*other),
             Known::Refused(why) => Err(Missed::Process(why.clone())),
+            Known::Traced(why, _) => Err(Missed::Traced(why.clone())),
             Known::Patched { .. } => Ok(who),
         };
         self.processes.insert(who, known);

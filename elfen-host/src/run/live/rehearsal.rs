@@ -11,7 +11,7 @@ use elfen_kernel::preempted::{Notes, Preempted};
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::lane::Lane;
 use elfen_rt::nap::block;
-use elfen_rt::signal::lane::LaneSlot;
+use elfen_rt::signal::lane::{ASLEEP, AWAKE, LaneSlot};
 
 use super::drills::{DRILL, Drills};
 use super::exchange::{APPLIED, Exchange, Miss, PUT_OFF, REFUSED};
@@ -220,14 +220,14 @@ impl Rehearsal {
         let bell = &lane.slot.bell;
         // SeqCst: before the looks below. A request, or a call, that comes after them finds the
         // bell there.
-        bell.store(1, SeqCst);
+        bell.store(ASLEEP, SeqCst);
         if lane.request().is_some_and(|slot| slot.is_busy()) {
-            return bell.swap(0, Acquire) == 0;
+            return bell.swap(AWAKE, Acquire) == AWAKE;
         }
         if !self.is_called() {
             block::wait(bell, 1, nanos(at_most));
         }
-        bell.swap(0, Acquire) == 0 && !self.is_called()
+        bell.swap(AWAKE, Acquire) == AWAKE && !self.is_called()
     }
 }
 

@@ -77,7 +77,7 @@ impl LiveWords {
         if let Some(at) = REASONS.iter().position(|&name| name == missed.name()) {
             self.reasons[at].fetch_add(1, Relaxed);
         }
-        if let Missed::Process(why) = missed {
+        if let Missed::Process(why) | Missed::Traced(why) = missed {
             self.say_why(why);
         }
     }

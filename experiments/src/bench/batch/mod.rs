@@ -79,11 +79,20 @@ pub(crate) struct Alone {
     pub(crate) unlike: Option<String>,
 }
 
-/// A whole run under each, in nanoseconds.
+/// A whole run on an idle lane, in nanoseconds.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Whole {
+    /// Without naps.
+    pub(crate) wall_ns: u64,
+    /// How long the batch itself ran; nothing where the kernel counted nothing.
+    pub(crate) ran_ns: Option<u64>,
+}
+
+/// One under each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair {
-    pub(crate) chosen_ns: u64,
-    pub(crate) guard_ns: u64,
+    pub(crate) chosen: Whole,
+    pub(crate) guard: Whole,
 }
 
 #[derive(Debug)]
@@ -249,13 +258,17 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    fn whole_under(&mut self, inject: &str) -> Result<u64, Error> {
+    fn whole_under(&mut self, inject: &str) -> Result<Whole, Error> {
         let mut running = self.starts.under(inject)?;
         let (ended, _) = whole(&mut running, self.patience)?;
         let report = running.report()?;
         self.compare(inject, ended)?;
-        // Whoever else comes by on the request lane is no cost of what was chosen.
-        Ok(report.map_or(0, |report| report.wall_ns.saturating_sub(report.figures.napped_ns)))
+        let whole = |Report { wall_ns, figures, .. }: Report| {
+            // Whoever else comes by on the request lane is no cost of what was chosen.
+            let wall_ns = wall_ns.saturating_sub(figures.napped_ns);
+            Whole { wall_ns, ran_ns: figures.ran_ns() }
+        };
+        Ok(report.map(whole).unwrap_or_default())
     }
 
     /// By turns, and each of the two first as often as second.
@@ -265,11 +278,11 @@ impl<'a> Stage<'a> {
         for round in 0..rounds {
             hear(&format!("whole runs on an idle lane, pair {} of {rounds}", round + 1));
             let pair = if round % 2 == 0 {
-                let guard_ns = self.whole_under(GUARD)?;
-                Pair { chosen_ns: self.whole_under(chosen)?, guard_ns }
+                let guard = self.whole_under(GUARD)?;
+                Pair { chosen: self.whole_under(chosen)?, guard }
             } else {
-                let chosen_ns = self.whole_under(chosen)?;
-                Pair { chosen_ns, guard_ns: self.whole_under(GUARD)? }
+                let chosen = self.whole_under(chosen)?;
+                Pair { chosen, guard: self.whole_under(GUARD)? }
             };
             pairs.push(pair);
         }

@@ -35,6 +35,9 @@ pub(crate) struct Seen {
     /// From the beginning of a turn to the batch off its lane; all of a turn that ended first. Of
     /// turns that began while a batch task was on its lane.
     pub(crate) reactions_ns: Vec<u64>,
+    /// How long the batch had its lane once more within a turn in which it had left it: what the
+    /// scheduler gave it of a lane that was held. Each stretch by itself.
+    pub(crate) let_in_ns: Vec<u64>,
     /// Whether the request thread is in the trace at all.
     pub(crate) any_request: bool,
 }
@@ -43,8 +46,13 @@ pub(crate) struct Seen {
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     from_ns: u64,
+    learned: bool,
     /// The batch is on its lane, and has been since the turn began.
     waits: bool,
+    /// It was on its lane in this turn, and left it.
+    left: bool,
+    /// It came back after that.
+    let_in_at_ns: Option<u64>,
 }
 
 /// Events are taken in their order.
@@ -115,10 +123,16 @@ impl Watch<'_> {
     }
 
     fn on_batch_lane(&mut self, now_ns: u64, next: i32) {
-        self.batch_is_on = self.family.has(next);
-        if !self.batch_is_on {
-            self.react(now_ns);
+        let was_on = std::mem::replace(&mut self.batch_is_on, self.family.has(next));
+        match (was_on, self.batch_is_on, self.turn.as_mut()) {
+            (_, false, _) => self.react(now_ns),
+            (false, true, Some(turn)) if turn.learned && turn.left => {
+                turn.let_in_at_ns = Some(now_ns);
+            }
+            (_, true, _) => {}
         }
+        let turn = self.turn.iter_mut().filter(|_| was_on && !self.batch_is_on);
+        turn.for_each(|turn| turn.left = true);
     }
 
     /// Who becomes the batch is on a CPU already.
@@ -131,12 +145,10 @@ impl Watch<'_> {
 
     fn begin_turn(&mut self, now_ns: u64) {
         let learned = self.family.began_ns.map(|began| began.saturating_add(self.cast.learn_ns));
-        if learned.is_some_and(|learned_ns| now_ns >= learned_ns) {
-            self.seen.turns += 1;
-            self.turn = Some(Turn { from_ns: now_ns, waits: self.batch_is_on });
-        } else {
-            self.turn = Some(Turn { from_ns: now_ns, waits: false });
-        }
+        let learned = learned.is_some_and(|learned_ns| now_ns >= learned_ns);
+        self.seen.turns += usize::from(learned);
+        let waits = learned && self.batch_is_on;
+        self.turn = Some(Turn { from_ns: now_ns, learned, waits, left: false, let_in_at_ns: None });
     }
 
     fn end_turn(&mut self, now_ns: u64) {
@@ -146,9 +158,13 @@ impl Watch<'_> {
 
     /// The batch is off its lane, or the request is.
     fn react(&mut self, now_ns: u64) {
-        let Some(turn) = self.turn.as_mut().filter(|turn| turn.waits) else { return };
-        turn.waits = false;
-        self.seen.reactions_ns.push(now_ns.saturating_sub(turn.from_ns));
+        let Some(turn) = &mut self.turn else { return };
+        if std::mem::take(&mut turn.waits) {
+            self.seen.reactions_ns.push(now_ns.saturating_sub(turn.from_ns));
+        }
+        if let Some(let_in_at_ns) = turn.let_in_at_ns.take() {
+            self.seen.let_in_ns.push(now_ns.saturating_sub(let_in_at_ns));
+        }
     }
 }
 
@@ -290,6 +306,31 @@ mod tests {
         let seen = after_start(&more, 0);
         assert_eq!(seen.whole.busy_ns, 50 + 40, "until its exit, and from the next exec");
         assert_eq!(seen.whole.overlapped_ns, 50 + 40);
+    }
+
+    /// Goal: what the scheduler gives the batch in the middle of a turn is told apart from how it
+    /// left its lane. Method: two stretches in a turn, the second to its end; a turn that begins
+    /// without the batch, which a guard lets on before it has looked; and one that is not learned.
+    #[test]
+    fn a_batch_that_is_let_in_again() {
+        let more = [
+            switch(200, 0, 0, REQUEST),
+            switch(230, 1, BATCH, GUARD),
+            switch(240, 1, GUARD, BATCH),
+            switch(247, 1, BATCH, GUARD),
+            switch(270, 1, GUARD, BATCH),
+            switch(300, 0, REQUEST, 0),
+            switch(310, 1, BATCH, 0),
+            switch(400, 0, 0, REQUEST),
+            switch(420, 1, 0, BATCH),
+            switch(425, 1, BATCH, GUARD),
+            switch(430, 1, GUARD, BATCH),
+            switch(433, 1, BATCH, GUARD),
+            switch(450, 0, REQUEST, 0),
+        ];
+        let seen = after_start(&more, 0);
+        assert_eq!((seen.reactions_ns, seen.let_in_ns), (vec![30], vec![7, 30, 3]));
+        assert_eq!(after_start(&more, 250).let_in_ns, [3], "the first turn began before that");
     }
 
     /// Goal: a request that is put off its lane for a moment is one turn. Method: a preemption in

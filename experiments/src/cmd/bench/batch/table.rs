@@ -46,6 +46,14 @@ struct Row {
     /// thousandth of the busy time.
     agrees: Option<bool>,
     reaction_ns: Option<Reaction>,
+    /// The batch on its lane again in the middle of a turn.
+    let_in: LetIn,
+}
+
+#[derive(Debug, Serialize)]
+struct LetIn {
+    n: usize,
+    longest_ns: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -62,6 +70,9 @@ struct Slowdown {
     median: f64,
     min: f64,
     max: f64,
+    /// The same of the time that the batch itself ran, in the median: what is missing to the
+    /// whole was taken from it. Nothing where the kernel counted nothing.
+    own: Option<f64>,
     n: usize,
 }
 
@@ -141,6 +152,8 @@ impl Report {
             "p90",
             "p99",
             "stopped",
+            "let in",
+            "us at most",
         ];
         let rows: Vec<Vec<String>> = self.rows.iter().map(cells).collect();
         let mut text = table::lines(&heading, &rows);
@@ -151,8 +164,10 @@ impl Report {
 
     fn slowdown_text(&self) -> String {
         match (&self.slowdown, &self.no_slowdown) {
-            (Some(Slowdown { median, min, max, n }), _) => {
-                format!("{median:.3} x that of the guard ({min:.3} to {max:.3}), {n} pairs")
+            (Some(Slowdown { median, min, max, own, n }), _) => {
+                let own = own.map(|own| format!("; the program itself ran {own:.3} x as long"));
+                let own = own.unwrap_or_default();
+                format!("{median:.3} x that of the guard ({min:.3} to {max:.3}), {n} pairs{own}")
             }
             (None, why) => why.clone().unwrap_or_default(),
         }
@@ -211,6 +226,10 @@ fn row(case: &Case) -> Row {
         reported_percent: case.reported_ns.and_then(|ns| percent(ns, whole.busy_ns)),
         agrees: case.reported_ns.map(agrees),
         reaction_ns: reaction(&case.seen.reactions_ns),
+        let_in: LetIn {
+            n: case.seen.let_in_ns.len(),
+            longest_ns: case.seen.let_in_ns.iter().copied().max().unwrap_or(0),
+        },
     }
 }
 
@@ -224,14 +243,22 @@ fn reaction(reactions_ns: &[u64]) -> Option<Reaction> {
 
 fn slowdown(pairs: &[Pair]) -> Option<Slowdown> {
     let thousandths = |ratio: f64| (ratio * 1000.0).round() / 1000.0;
-    let ratio = |pair: &Pair| number(pair.chosen_ns) / number(pair.guard_ns.max(1));
-    let mut ratios: Vec<f64> = pairs.iter().map(ratio).collect();
-    ratios.sort_unstable_by(f64::total_cmp);
-    let (first, last) = (ratios.first()?, ratios.last()?);
-    let middle = &ratios[(ratios.len() - 1) / 2..=ratios.len() / 2];
-    let median = middle.iter().sum::<f64>() / if middle.len() == 2 { 2.0 } else { 1.0 };
-    let [median, min, max] = [median, *first, *last].map(thousandths);
-    Some(Slowdown { median, min, max, n: ratios.len() })
+    let ratio = |chosen: u64, guard: u64| number(chosen) / number(guard.max(1));
+    let walls = pairs.iter().map(|pair| ratio(pair.chosen.wall_ns, pair.guard.wall_ns));
+    let (min, median, max) = middle(walls.collect())?;
+    let ran = |pair: &Pair| Some(ratio(pair.chosen.ran_ns?, pair.guard.ran_ns?));
+    let own = pairs.iter().map(ran).collect::<Option<Vec<f64>>>().and_then(middle);
+    let own = own.map(|(_, median, _)| thousandths(median));
+    let [median, min, max] = [median, min, max].map(thousandths);
+    Some(Slowdown { median, min, max, own, n: pairs.len() })
+}
+
+/// The least, the median and the most.
+fn middle(mut of: Vec<f64>) -> Option<(f64, f64, f64)> {
+    of.sort_unstable_by(f64::total_cmp);
+    let (first, last) = (*of.first()?, *of.last()?);
+    let middle = &of[(of.len() - 1) / 2..=of.len() / 2];
+    Some((first, middle.iter().sum::<f64>() / if middle.len() == 2 { 2.0 } else { 1.0 }, last))
 }
 
 fn no_slowdown(order: &Order<'_>, alone: Option<&Alone>) -> String {
@@ -271,13 +298,15 @@ fn cells(row: &Row) -> Vec<String> {
         us(|times| times.p90),
         us(|times| times.p99),
         row.reaction_ns.as_ref().map_or(0, |times| times.n).to_string(),
+        row.let_in.n.to_string(),
+        format!("{:.0}", number(row.let_in.longest_ns) / 1000.0),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::batch::Seen;
+    use crate::bench::batch::{Seen, Whole};
     use std::time::Duration;
 
     fn case() -> Case {
@@ -289,6 +318,7 @@ mod tests {
                 whole: Shared { busy_ns: 2_000_000, overlapped_ns: 500_000 },
                 turns: 5,
                 reactions_ns: (1..=100).map(|us| us * 1000).rev().collect(),
+                let_in_ns: vec![7_000, 240_000],
                 any_request: true,
             },
             used: "patch".to_owned(),
@@ -301,21 +331,25 @@ mod tests {
     #[test]
     fn figures_are_shares_of_the_busy_time() {
         let cells = cells(&row(&case())).join(" ");
-        assert_eq!(cells, "auto: patch 200 us 5 12.50 25.00 27.00 yes 50 90 99 100");
+        assert_eq!(cells, "auto: patch 200 us 5 12.50 25.00 27.00 yes 50 90 99 100 2 240");
         let far = Case { reported_ns: Some(560_000), ..case() };
         assert_eq!(row(&far).agrees, Some(false));
         let nothing = Case { seen: Seen::default(), reported_ns: None, ..case() };
         let cells = super::cells(&row(&nothing)).join(" ");
-        assert_eq!(cells, "auto: patch 200 us 0 - - - - - - - 0");
+        assert_eq!(cells, "auto: patch 200 us 0 - - - - - - - 0 0 0");
     }
 
     #[test]
     fn a_slowdown_is_the_middle_of_all_pairs() {
-        let pair = |chosen_ns| Pair { chosen_ns, guard_ns: 1000 };
+        let whole = |wall_ns, ran_ns| Whole { wall_ns, ran_ns };
+        let guard = whole(1000, Some(800));
+        let pair = |wall_ns| Pair { chosen: whole(wall_ns, Some(wall_ns - 100)), guard };
         assert_eq!(slowdown(&[]), None);
-        let of = |median, min, max, n| Some(Slowdown { median, min, max, n });
-        assert_eq!(slowdown(&[1300, 1100, 900].map(pair)), of(1.1, 0.9, 1.3, 3));
-        assert_eq!(slowdown(&[1300, 1100].map(pair)), of(1.2, 1.1, 1.3, 2));
+        let of = |median, min, max, own, n| Some(Slowdown { median, min, max, own, n });
+        assert_eq!(slowdown(&[1300, 1100, 900].map(pair)), of(1.1, 0.9, 1.3, Some(1.25), 3));
+        assert_eq!(slowdown(&[1300, 1100].map(pair)), of(1.2, 1.1, 1.3, Some(1.375), 2));
+        let uncounted = Pair { chosen: whole(1300, None), guard };
+        assert_eq!(slowdown(&[uncounted]), of(1.3, 1.3, 1.3, None, 1));
     }
 
     /// Goal: a run that does something else than alone is named. Method: one of two injections

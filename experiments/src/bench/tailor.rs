@@ -5,6 +5,7 @@
 //! two detached ones beside it. The reader sleeps meanwhile: its own cost is measured apart, as its
 //! CPU time for each event that it took.
 
+mod counted;
 mod perf;
 pub(crate) mod reader;
 pub(crate) mod served;
@@ -53,6 +54,10 @@ pub(crate) enum Error {
     Events(#[from] Refused),
     #[error("handing bytes between two threads: {0}")]
     Io(#[from] io::Error),
+    #[error("asking it for its count: {0}")]
+    Count(io::Error),
+    #[error("it finished no request")]
+    Idle,
     #[error("nothing was recorded")]
     Nothing,
 }

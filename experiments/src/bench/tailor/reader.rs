@@ -22,12 +22,12 @@ pub(crate) struct Reader {
     pub(crate) cpu_share: f64,
 }
 
-/// Records a service by its name for so long.
-pub(crate) fn measure(service: &str, time: Duration) -> io::Result<Reader> {
+/// Records a service, which the first words name, for so long.
+pub(crate) fn measure(service: &[String], time: Duration) -> io::Result<Reader> {
     let scratch = Scratch::new(1)?;
     let all = time + SETTLED * 2;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["tailor", "record", "--service", service, "--for"]);
+    command.args(["tailor", "record"]).args(service).arg("--for");
     command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("reader.tale"));
     let told = File::options().write(true).create_new(true).open(scratch.path("told"))?;
     command.stdin(Stdio::null()).stdout(told).stderr(Stdio::piped());

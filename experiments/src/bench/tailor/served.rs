@@ -4,19 +4,17 @@
 //! Windows with and without programs take turns, and each with them is held against the two beside
 //! it. While they are attached, events are taken as `elfen tailor record` takes them.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration::number;
 use elfen_host::affinity;
 use elfen_kernel::events::{Detail, Events, Watched};
-use elfen_rt::process::Liveness;
 use elfen_rt::signal::event::Words;
-use elfen_rt::signal::service::{OpenError, ServiceReader, Writer};
-use std::sync::atomic::Ordering::Relaxed;
+use elfen_rt::signal::service::OpenError;
 
 use super::Error;
+use super::counted::{Counted, Page, Redis};
 use crate::live::summary::{Figure, figure};
 use crate::live::usage;
 
@@ -39,15 +37,28 @@ pub(crate) struct CpuPerRequest {
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub(crate) struct Served {
     pub(crate) requests_a_second: f64,
+    /// Of each window, it was recorded for so much.
+    pub(crate) duty_percent: u32,
     pub(crate) sched: CpuPerRequest,
     pub(crate) full: CpuPerRequest,
 }
 
-/// A service that publishes its requests.
+/// A service that somebody puts under load.
 #[derive(Debug)]
 pub(crate) struct Service {
-    page: ServiceReader,
+    counted: Box<dyn Counted>,
+    /// It has no marks, so its sockets are recorded; 0 if it has.
+    port: u16,
     processes: Vec<u32>,
+}
+
+/// How it is recorded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    /// So many with each detail.
+    pub(crate) pairs: usize,
+    pub(crate) time: Duration,
+    pub(crate) duty_percent: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,70 +76,81 @@ impl Window {
 
 impl Service {
     pub(crate) fn find(name: &str) -> Result<Self, OpenError> {
-        let page = match ServiceReader::open(name) {
-            Err(OpenError::Foreign(user)) => ServiceReader::open_of(name, Some(user))?,
-            opened => opened?,
-        };
-        let writer = |lane| match page.writer(lane) {
-            Writer::Process(of, Liveness::Alive) => Some(of.pid().unsigned_abs()),
-            _ => None,
-        };
-        let processes: BTreeSet<u32> = (0..page.lanes()).filter_map(writer).collect();
-        Ok(Self { page, processes: processes.into_iter().collect() })
+        let (page, processes) = Page::find(name)?;
+        Ok(Self { counted: Box::new(page), port: 0, processes })
     }
 
-    fn so_far(&self) -> Window {
-        let slots = (0..self.page.lanes()).filter_map(|lane| self.page.slot(lane));
-        Window {
+    pub(crate) fn redis(port: u16) -> io::Result<Self> {
+        let (redis, process) = Redis::find(port)?;
+        Ok(Self { counted: Box::new(redis), port, processes: vec![process] })
+    }
+
+    fn so_far(&mut self) -> Result<Window, Error> {
+        Ok(Window {
             cpu_ns: self.processes.iter().map(|process| usage::of_process(*process)).sum(),
-            // Relaxed: a count, by which nothing else is read.
-            requests: slots.map(|slot| slot.finished_requests.load(Relaxed)).sum(),
+            requests: self.counted.finished().map_err(Error::Count)?,
             events: 0,
-        }
+        })
     }
 
-    fn window(&self, time: Duration, events: Option<&mut Events>) -> Window {
-        let (before, began) = (self.so_far(), Instant::now());
-        let (mut words, mut taken, mut events): (Vec<Words>, u64, _) = (Vec::new(), 0, events);
-        while let Some(left) = time.checked_sub(began.elapsed()) {
-            std::thread::sleep(left.min(LOOK_EVERY));
-            let Some(events) = &mut events else { continue };
-            for cpu in 0..events.cpus() {
-                words.clear();
-                events.read(cpu, &mut words);
-                taken += words.len() as u64;
-            }
-        }
-        let after = self.so_far();
-        Window {
-            cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
-            requests: after.requests.saturating_sub(before.requests),
-            events: taken,
-        }
-    }
-
-    /// Without programs; a service that does nothing has no cost.
-    fn loaded(&self, time: Duration) -> Result<Window, Error> {
-        let window = self.window(time, None);
-        let idle = || Error::Io(io::Error::other("it finished no request: put it under load"));
-        (window.requests > 0).then_some(window).ok_or_else(idle)
-    }
-
-    /// So many pairs for each detail, each window so long.
-    pub(crate) fn measure(&self, pairs: usize, time: Duration) -> Result<Served, Error> {
+    /// With `attach`, recorded for so long. To begin and to end is a part of turns alone.
+    fn window(
+        &mut self,
+        time: Duration,
+        attach: Option<(Detail, Duration)>,
+    ) -> Result<Window, Error> {
         let watched = Watched {
-            port: 0,
+            port: self.port,
             processes: self.processes.clone(),
             cpus: affinity::allowed()?.iter().collect(),
         };
+        let attached = |(detail, _)| Events::attach(detail, RING, &watched);
+        let recorded = attach.map_or(time, |(_, recorded)| recorded);
+        let turns = recorded < time;
+        let mut events = attach.filter(|_| !turns).map(attached).transpose()?;
+        let (before, began) = (self.so_far()?, Instant::now());
+        if turns {
+            events = attach.map(attached).transpose()?;
+        }
+        let (mut words, mut taken): (Vec<Words>, u64) = (Vec::new(), 0);
+        while let Some(left) = time.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
+            std::thread::sleep(left.min(LOOK_EVERY));
+            if let Some(events) = &mut events {
+                for cpu in 0..events.cpus() {
+                    words.clear();
+                    events.read(cpu, &mut words);
+                    taken += words.len() as u64;
+                }
+            }
+            if turns && began.elapsed() >= recorded {
+                events = None;
+            }
+        }
+        let after = self.so_far()?;
+        Ok(Window {
+            cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
+            requests: after.requests.saturating_sub(before.requests),
+            events: taken,
+        })
+    }
+
+    /// Without programs; a service that does nothing has no cost.
+    fn loaded(&mut self, time: Duration) -> Result<Window, Error> {
+        let window = self.window(time, None)?;
+        // A Redis counts that it is asked for its count.
+        let most_of_ours = if self.port == 0 { 0 } else { 1 };
+        (window.requests > most_of_ours).then_some(window).ok_or(Error::Idle)
+    }
+
+    pub(crate) fn measure(&mut self, windows: Windows) -> Result<Served, Error> {
+        let Windows { pairs, time, duty_percent } = windows;
+        let recorded = time * duty_percent / 100;
         let details = [Detail::Sched, Detail::Full];
         let mut all: [Vec<(f64, Window)>; 2] = [Vec::new(), Vec::new()];
         let mut off = vec![self.loaded(time)?];
         for _ in 0..pairs {
             for (detail, seen) in details.into_iter().zip(&mut all) {
-                let mut events = Events::attach(detail, RING, &watched)?;
-                let on = self.window(time, Some(&mut events));
-                drop(events);
+                let on = self.window(time, Some((detail, recorded)))?;
                 let before = off.last().copied().unwrap_or_default();
                 let after = self.loaded(time)?;
                 off.push(after);
@@ -139,7 +161,7 @@ impl Service {
         let requests: u64 = off.iter().map(|window| window.requests).sum();
         let [sched, full] = all.map(|seen| cost(&seen, time));
         let requests_a_second = number(requests) / (time.as_secs_f64() * number(off.len() as u64));
-        Ok(Served { requests_a_second, sched, full })
+        Ok(Served { requests_a_second, duty_percent, sched, full })
     }
 }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::rows::{print, row};
 use crate::bench::distribution::Distribution;
 use crate::bench::tailor::reader::{self, Reader};
-use crate::bench::tailor::served::{CpuPerRequest, Served, Service};
+use crate::bench::tailor::served::{CpuPerRequest, Served, Service, Windows};
 use crate::bench::tailor::{self, Costs, Error};
 
 const EXAMPLE: &str = "\
@@ -23,34 +23,54 @@ Examples:
                                              that is under load
   sudo elfen bench tailor --service search --pairs 150 --for 200ms
                                              the same, by more and shorter
-                                             times: a narrower interval";
+                                             times: a narrower interval
+  sudo elfen bench tailor --redis 6379 --duty 10% --for 4s
+                                             CPU of a command of a Redis
+                                             that is under load, recorded
+                                             for a tenth of each 4 s";
 
 /// Measure what recording for `elfen tailor` costs
 ///
 /// A hand-over between two threads through pipes, and a request between two threads over loopback,
 /// alternating with nothing attached; what `perf sched record` adds to the same hand-over, where
-/// there is one; and what the reader takes for an event. With --service, the CPU time of a request
-/// of a service that publishes them and is under load, recorded and not, and that of the recorder.
+/// there is one; and what the reader takes for an event. With --service or --redis, the CPU time of
+/// a request of a service that is under load, recorded and not, and that of the recorder.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
     /// The name under which a service publishes its requests
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", group = "served")]
     service: Option<String>,
 
+    /// The port of a Redis on this machine, recorded by its sockets; it counts its commands itself
+    #[arg(long, value_name = "PORT", group = "served",
+        value_parser = clap::value_parser!(u16).range(1..))]
+    redis: Option<u16>,
+
+    /// Record only for so much of each time, as `elfen tailor record --duty` does of 4 s
+    #[arg(long, value_name = "PERCENT", default_value = "100%", requires = "served",
+        value_parser = percent)]
+    duty: u32,
+
     /// How often each detail is held against nothing
-    #[arg(long, value_name = "N", default_value_t = 20, requires = "service",
+    #[arg(long, value_name = "N", default_value_t = 20, requires = "served",
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
     pairs: usize,
 
     /// How long each time
-    #[arg(long = "for", value_name = "TIME", default_value = "1s", requires = "service",
+    #[arg(long = "for", value_name = "TIME", default_value = "1s", requires = "served",
         value_parser = duration::parse)]
     time: Duration,
 
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn percent(text: &str) -> Result<u32, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
+    let percent = percent.filter(|percent| (2..=100).contains(percent));
+    percent.ok_or_else(|| "it is 2% to 100%".to_owned())
 }
 
 #[derive(Serialize)]
@@ -68,8 +88,8 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    if let Some(name) = &args.service {
-        return served(args, name, out);
+    if args.service.is_some() || args.redis.is_some() {
+        return served(args, out);
     }
     let cpu = affinity::allowed().ok().and_then(|cpus| cpus.iter().next()).unwrap_or(0);
     let costs = tailor::measure(cpu).map_err(|error| failure(&error))?;
@@ -106,13 +126,30 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     print(out, args.json, &report, &rows)
 }
 
-fn served(args: &Args, name: &str, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let service = Service::find(name).map_err(|error| {
-        let fix = "start it first; `elfen top` lists those there are";
+fn served(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let missing = |error: &dyn std::fmt::Display, fix: &str| {
         Failure::new(Status::Failed, "looking for the service", error, fix)
-    })?;
-    let measured = service.measure(args.pairs, args.time).map_err(|error| failure(&error))?;
-    let recorder = reader::measure(name, READER_FOR).map_err(|error| failure(&error.into()))?;
+    };
+    let (mut service, mut recorded) = match (&args.service, args.redis) {
+        (Some(name), _) => {
+            let fix = "start it first; `elfen top` lists those there are";
+            let service = Service::find(name).map_err(|error| missing(&error, fix))?;
+            (service, vec!["--service".to_owned(), name.clone()])
+        }
+        (None, port) => {
+            let port = port.unwrap_or_default();
+            let fix = "start it first, without a password";
+            let service = Service::redis(port).map_err(|error| missing(&error, fix))?;
+            (service, vec!["--port".to_owned(), port.to_string()])
+        }
+    };
+    let windows = Windows { pairs: args.pairs, time: args.time, duty_percent: args.duty };
+    let measured = service.measure(windows).map_err(|error| failure(&error))?;
+    if args.duty < 100 {
+        recorded.extend(["--duty".to_owned(), format!("{}%", args.duty)]);
+    }
+    let recorder =
+        reader::measure(&recorded, READER_FOR).map_err(|error| failure(&error.into()))?;
     let measured = Recorded { served: measured, recorder };
     output::print(out, args.json, &measured, || text(&measured))?;
     Ok(ExitCode::SUCCESS)
@@ -150,8 +187,12 @@ fn text(Recorded { served, recorder }: &Recorded) -> String {
     let heading = ["detail", "CPU of a request", "recorded", "more", "95 %", "pairs", "events/s"];
     let table = table::lines(&heading, &rows);
     let Reader { events_a_second, lost, cpu_share } = recorder;
+    let duty = match served.duty_percent {
+        100 => String::new(),
+        duty => format!(", recorded for {duty} % of each time"),
+    };
     format!(
-        "{:.0} requests a second\n{table}\nthe recorder, as a process: {:.2} % of a CPU at \
+        "{:.0} requests a second{duty}\n{table}\nthe recorder, as a process: {:.2} % of a CPU at \
          {events_a_second:.0} events/s, {lost} lost\n",
         served.requests_a_second,
         cpu_share * 100.0
@@ -164,7 +205,8 @@ fn failure(error: &Error) -> Failure {
             (Status::Failed, "run it as root, or with CAP_BPF and CAP_PERFMON")
         }
         Error::Events(_) => (Status::Unsupported, "use Linux 6.3 or newer"),
-        Error::Io(_) | Error::Nothing => (Status::Failed, "try again"),
+        Error::Idle => (Status::Failed, "put it under load"),
+        Error::Io(_) | Error::Count(_) | Error::Nothing => (Status::Failed, "try again"),
     };
     Failure::new(status, "measuring what recording costs", error, fix)
 }

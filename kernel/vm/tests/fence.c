@@ -275,15 +275,18 @@ static verdict promises(void)
 	return NULL;
 }
 
-/* The host of an emulated machine may have had other things to do. */
+/*
+ * With elfend, the guards' rounds and this test on the one lane that nobody spins on: the slower
+ * the host, the more these take of it. A lane that is held has 30 at most.
+ */
 static verdict borrows(pid_t batch, const char *when)
 {
 	long share = 0;
 	int tries;
 
-	for (tries = 0; tries < 20 && share < 700; tries++)
+	for (tries = 0; tries < 20 && share < 150; tries++)
 		share = share_of(&batch, 1, when);
-	return share >= 700 ? NULL : because("%ld per mille %s", share, when);
+	return share >= 150 ? NULL : because("%ld per mille %s", share, when);
 }
 
 static verdict set_online(int cpu, bool online)

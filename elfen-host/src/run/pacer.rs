@@ -6,6 +6,10 @@
 //! does not run. An ordinary thread that wakes up on this CPU takes it from a batch at SCHED_IDLE
 //! at once, and when that sleeps again, the guard is the one who is owed the lane. So there is such
 //! a thread; its timer is put off for as long as the guard runs.
+//!
+//! Later in a hold nothing is taken back: no request whose tail matters lasts that long, and a
+//! batch has tasks that others wait for, as the daemon of a job does that its manager asks, or
+//! whoever has a lock of the kernel's. What the scheduler owes them is all that they get.
 
 use std::io;
 use std::sync::Arc;
@@ -23,11 +27,16 @@ const LOST: Duration = Duration::from_micros(250);
 /// How often it shows that it runs. Requests that are over by then cost no system call.
 const SHOWN_NS: u64 = 100_000;
 
+/// Of a hold, the time in which the lane is taken back.
+const PACED_NS: u64 = 100_000_000;
+
 /// The pacer of one lane. Its thread ends when this drops.
 #[derive(Debug)]
 pub(super) struct Pacer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// When this hold began.
+    held_ns: AtomicU64,
     /// When the guard showed last that it holds the lane, or began to; 0 while it does not.
     shown_ns: AtomicU64,
     is_armed: AtomicBool,
@@ -49,20 +58,24 @@ impl Pacer {
         let its = shared.clone();
         let name = thread::Builder::new().name("elfen-pacer".into());
         let thread = Some(name.spawn(move || its.take_back(lane))?);
-        let shown_ns = AtomicU64::new(0);
-        Ok(Self { shared, thread, shown_ns, is_armed: AtomicBool::new(false) })
+        let (held_ns, shown_ns) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self { shared, thread, held_ns, shown_ns, is_armed: AtomicBool::new(false) })
     }
 
     /// The guard holds its lane, and runs. It shows this again within `SHOWN_NS`, or where it naps
     /// and sees nothing meanwhile, after `blind` at most.
     pub(super) fn put_off(&self, now_ns: u64, blind: Duration) {
-        // Relaxed: the guard's thread alone reads and writes both words.
+        // Relaxed: the guard's thread alone reads and writes these words.
         let shown_ns = self.shown_ns.load(Relaxed);
         if shown_ns != 0 && now_ns.saturating_sub(shown_ns) < SHOWN_NS {
             return;
         }
         self.shown_ns.store(now_ns, Relaxed);
-        if shown_ns != 0 {
+        if shown_ns == 0 {
+            self.held_ns.store(now_ns, Relaxed);
+        } else if now_ns.saturating_sub(self.held_ns.load(Relaxed)) >= PACED_NS {
+            self.disarm();
+        } else {
             self.is_armed.store(true, Relaxed);
             self.set(Some(Expiration::IntervalDelayed((blind + LOST).into(), LOST.into())));
         }
@@ -71,6 +84,10 @@ impl Pacer {
     /// The guard leaves its lane to others.
     pub(super) fn rest(&self) {
         self.shown_ns.store(0, Relaxed);
+        self.disarm();
+    }
+
+    fn disarm(&self) {
         if self.is_armed.swap(false, Relaxed) {
             self.set(None);
         }
@@ -160,6 +177,13 @@ mod tests {
         assert_eq!(left(), None);
         pacer.put_off(9 * SHOWN_NS, hour);
         assert_eq!(left(), None, "a hold of its own");
+        pacer.put_off(8 * SHOWN_NS + PACED_NS, hour);
+        assert!(left().is_some());
+        pacer.put_off(9 * SHOWN_NS + PACED_NS, hour);
+        assert_eq!(left(), None, "held for so long that it gets what it is owed");
+        pacer.put_off(99 * SHOWN_NS + PACED_NS, hour);
+        assert_eq!(left(), None, "and on");
+        pacer.rest();
         assert_eq!(fired(&pacer), 0);
     }
 }

@@ -10,7 +10,7 @@
 #ifndef ELFEN_ABI_H
 #define ELFEN_ABI_H
 
-#define ELFEN_ABI_VERSION 5
+#define ELFEN_ABI_VERSION 6
 
 typedef __UINT32_TYPE__ elfen_u32;
 typedef __UINT64_TYPE__ elfen_u64;
@@ -198,11 +198,9 @@ struct elfen_lane_slot {
 	elfen_u64 borrowed_ns;
 	elfen_u64 overlapped_ns;
 	elfen_u64 napped_ns;
+	/* What threads with checks decide by; guards have their own copy of these. */
 	elfen_u64 policy_state[4]; /* what the policy remembers from check to check */
-	elfen_u64 counted_ran_ns;    /* how far the kernel's account is in the two above */
-	elfen_u64 counted_shared_ns;
-	elfen_u64 wakes;	     /* counts up when the request lane idles */
-	elfen_u64 hotplug;	     /* ELFEN_LANE_.._OFFLINE */
+	elfen_u64 hotplug;	   /* ELFEN_LANE_.._OFFLINE */
 	/*
 	 * the request lane's instructions per 1000 cycles over a window; since is
 	 * 0 while the others change
@@ -210,6 +208,10 @@ struct elfen_lane_slot {
 	elfen_u64 ipc_milli;
 	elfen_u64 ipc_since_ns;
 	elfen_u64 ipc_until_ns;
+	/* How far the kernel's account is in borrowed and overlapped time. */
+	elfen_u64 counted_ran_ns;
+	elfen_u64 counted_shared_ns;
+	elfen_u64 wakes;	 /* counts up when the request lane idles */
 	elfen_u64 critical;	 /* not 0 while a batch thread here is in a critical section */
 	elfen_u64 account_claim; /* the kernel's account of this lane for this run; 0 for none */
 	elfen_u64 account_index;
@@ -236,13 +238,13 @@ ELFEN_AT(elfen_lane_slot, borrowed_ns, 40);
 ELFEN_AT(elfen_lane_slot, overlapped_ns, 48);
 ELFEN_AT(elfen_lane_slot, napped_ns, 56);
 ELFEN_AT(elfen_lane_slot, policy_state, 64);
-ELFEN_AT(elfen_lane_slot, counted_ran_ns, 96);
-ELFEN_AT(elfen_lane_slot, counted_shared_ns, 104);
-ELFEN_AT(elfen_lane_slot, wakes, 112);
-ELFEN_AT(elfen_lane_slot, hotplug, 120);
-ELFEN_AT(elfen_lane_slot, ipc_milli, 128);
-ELFEN_AT(elfen_lane_slot, ipc_since_ns, 136);
-ELFEN_AT(elfen_lane_slot, ipc_until_ns, 144);
+ELFEN_AT(elfen_lane_slot, hotplug, 96);
+ELFEN_AT(elfen_lane_slot, ipc_milli, 104);
+ELFEN_AT(elfen_lane_slot, ipc_since_ns, 112);
+ELFEN_AT(elfen_lane_slot, ipc_until_ns, 120);
+ELFEN_AT(elfen_lane_slot, counted_ran_ns, 128);
+ELFEN_AT(elfen_lane_slot, counted_shared_ns, 136);
+ELFEN_AT(elfen_lane_slot, wakes, 144);
 ELFEN_AT(elfen_lane_slot, critical, 152);
 ELFEN_AT(elfen_lane_slot, account_claim, 160);
 ELFEN_AT(elfen_lane_slot, account_index, 168);

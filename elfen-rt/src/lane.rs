@@ -4,8 +4,9 @@
 //! Both do the same with different hands. [`Lane::step`] looks once and says whether the batch may
 //! run; if not, the [`Wait`] that it returns waits for what would change that. A guard steps when
 //! its timer fires and waits in the batch's stead; a thread that checks steps when its check finds
-//! the lane busy, and waits itself. What the policy remembers and what was borrowed lies in the
-//! lane's slot, as threads and processes take turns on a lane.
+//! the lane busy, and waits itself. Threads with checks keep what the policy remembers in the lane's
+//! slot, as threads and processes take turns on a lane. A guard keeps its own: it believes nothing
+//! that the batch can write.
 //!
 //! What the batch borrowed and overlapped is not guessed from looks: the kernel counts how long its
 //! tasks ran on the lane and how much of that beside a busy request lane
@@ -22,7 +23,7 @@ use crate::policy::{Policy, Sample, Service, State, Verdict};
 use crate::process::Liveness;
 use crate::service::shown;
 use crate::signal::control::{ControlSlot, Settings};
-use crate::signal::lane::{LaneSlot, LaneState, REQUEST_OFFLINE};
+use crate::signal::lane::{LaneInputs, LaneSlot, LaneState, REQUEST_OFFLINE};
 use crate::signal::service::{ServiceReader, ServiceSlot, Writer};
 use crate::signal::task::{Running, Switch, TaskMap, TaskSlot};
 
@@ -55,7 +56,10 @@ pub struct Lane<'a> {
     pub tasks: Option<&'a TaskMap>,
     pub service: Option<&'a ServiceReader>,
     pub control: &'a ControlSlot,
+    /// Where the lane's state and counts are published. Every process of the batch can write it.
     pub slot: &'a LaneSlot,
+    /// What decides: for a guard, in memory that only its process can write.
+    pub inputs: &'a LaneInputs,
     pub memory: &'a Memory,
 }
 
@@ -107,7 +111,7 @@ impl<'a> Lane<'a> {
     /// a thread that checks, and for a guard the time at which it was switched in.
     pub fn step(&self, hand: Hand, stopped_ns: u64, now_ns: u64) -> Step<'_, 'a> {
         let policy = self.settings().policy();
-        let before = self.state();
+        let before = self.inputs.state();
         let counts = policy != Policy::BorrowIdle && !matches!(before, State::Fresh { .. });
         let look = self.look(counts, now_ns);
         let lane = &look.sample;
@@ -211,7 +215,7 @@ impl<'a> Lane<'a> {
             busy,
             busy_since_ns: switch.and_then(|switch| switch.busy_since_ns),
             service,
-            ipc_milli: self.slot.ipc_milli(started_ns, now_ns),
+            ipc_milli: self.inputs.ipc_milli(started_ns, now_ns),
         };
         Look { switch, service: slot, sample }
     }
@@ -219,19 +223,15 @@ impl<'a> Lane<'a> {
     /// Whether the request lane's CPU is offline, where the kernel switches
     /// nothing, and traces nothing.
     fn is_gone(&self) -> bool {
-        self.slot.hotplug.load(Relaxed) & REQUEST_OFFLINE != 0
+        self.inputs.hotplug.load(Relaxed) & REQUEST_OFFLINE != 0
     }
 
-    fn state(&self) -> State {
-        self.slot.policy_state.each_ref().map(|word| word.load(Relaxed)).into()
-    }
-
-    /// Word by word: a thread that is switched out between two leaves a mix,
-    /// and any words are a state.
+    /// An idle moment that a guard has seen counts for threads with checks too: they do not look at
+    /// a lane that idles.
     fn remember(&self, state: State) {
-        let words: [u64; 4] = state.into();
-        for (slot, word) in self.slot.policy_state.iter().zip(words) {
-            slot.store(word, Relaxed);
+        self.inputs.remember(state);
+        if matches!(state, State::Fresh { .. }) && !core::ptr::eq(self.inputs, &self.slot.inputs) {
+            self.slot.inputs.remember(state);
         }
     }
 

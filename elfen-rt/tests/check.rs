@@ -403,7 +403,7 @@ fn every_request_that_finds_the_lane_idle_has_a_budget() {
     let fixed = Settings { policy: PolicyKind::FixedBudget, budget_ns, ..Settings::BORROW_IDLE };
     let (run, [mut worker, _other]) = Run::start("budgets", "loop", &fixed);
     run.goes_on();
-    let [state, _, finished, _] = &run.lane(0).policy_state;
+    let [state, _, finished, _] = &run.lane(0).inputs.policy_state;
     for request in 1..=20 {
         until("a look meets the idle lane", || {
             state.load(Relaxed) == 1 && finished.load(Relaxed) == request - 1

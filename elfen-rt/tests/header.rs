@@ -183,11 +183,17 @@ fn lane_slots_are_the_same_on_both_sides() {
     assert_eq!(words, [12, 13, 14, 15]);
     let words = [&slot.overlapped_ns, &slot.napped_ns].map(|word| word.load(Relaxed));
     assert_eq!(words, [16, 17]);
-    let words = [&slot.policy_state[0], &slot.policy_state[3]].map(|word| word.load(Relaxed));
+    let words =
+        [&slot.inputs.policy_state[0], &slot.inputs.policy_state[3]].map(|word| word.load(Relaxed));
     assert_eq!(words, [20, 21]);
-    let words = [&slot.counted_ran_ns, &slot.counted_shared_ns, &slot.wakes, &slot.hotplug];
+    let words = [&slot.counted_ran_ns, &slot.counted_shared_ns, &slot.wakes, &slot.inputs.hotplug];
     assert_eq!(words.map(|word| word.load(Relaxed)), [22, 23, 24, 25]);
-    let words = [&slot.ipc_milli, &slot.ipc_since_ns, &slot.ipc_until_ns, &slot.critical];
+    let words = [
+        &slot.inputs.ipc_milli,
+        &slot.inputs.ipc_since_ns,
+        &slot.inputs.ipc_until_ns,
+        &slot.critical,
+    ];
     assert_eq!(words.map(|word| word.load(Relaxed)), [26, 27, 28, 29]);
     let words = [&slot.account_claim, &slot.account_index, &slot.check_nap, &slot.guard_nap];
     assert_eq!(words.map(|word| word.load(Relaxed)), [30, 31, 32, 33]);
@@ -199,13 +205,13 @@ fn lane_slots_are_the_same_on_both_sides() {
         slot.enter(LaneState::Running, 1700);
         slot.add_borrowed(50);
         slot.add_overlapped(60);
-        slot.policy_state[0].store(61, Relaxed);
-        slot.policy_state[3].store(62, Relaxed);
+        slot.inputs.policy_state[0].store(61, Relaxed);
+        slot.inputs.policy_state[3].store(62, Relaxed);
         slot.counted_ran_ns.store(63, Relaxed);
         slot.counted_shared_ns.store(64, Relaxed);
         slot.wakes.store(65, Relaxed);
-        slot.hotplug.store(66, Relaxed);
-        slot.publish_ipc(67, 68, 69);
+        slot.inputs.hotplug.store(66, Relaxed);
+        slot.inputs.publish_ipc(67, 68, 69);
         slot.critical.store(81, Relaxed);
         slot.account_claim.store(82, Relaxed);
         slot.account_index.store(83, Relaxed);

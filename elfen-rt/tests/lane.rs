@@ -3,14 +3,14 @@
 //! Method: the test is the kernel and the service: it writes a task map of its own with a simulated
 //! clock, and steps at chosen times, as a guard and as a thread that checks.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use elfen_rt::lane::{Hand, Lane, Memory as LaneMemory, Step};
 use elfen_rt::memory::Memory;
 use elfen_rt::policy::Verdict::{self, Nap, Run};
 use elfen_rt::service::{Service, Worker};
 use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
-use elfen_rt::signal::lane::{LaneSlot, LaneState, REQUEST_OFFLINE};
+use elfen_rt::signal::lane::{LaneInputs, LaneSlot, LaneState, REQUEST_OFFLINE};
 use elfen_rt::signal::page::{Page, Slot};
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::{TaskMap, TaskSlot, UNKNOWN};
@@ -32,6 +32,8 @@ struct Pair {
     tasks: TaskMap,
     control: Page<ControlSlot>,
     lane: Page<LaneSlot>,
+    /// The guard's own.
+    inputs: LaneInputs,
     memory: LaneMemory,
 }
 
@@ -39,8 +41,9 @@ impl Pair {
     fn new() -> Self {
         let (control, lane) = (page::<ControlSlot>(), page::<LaneSlot>());
         lane.slot(0).unwrap().account_claim.store(CLAIM, Relaxed);
-        let pair =
-            Self { tasks: TaskMap::for_tests(2), control, lane, memory: LaneMemory::default() };
+        let (tasks, inputs, memory) =
+            (TaskMap::for_tests(2), LaneInputs::default(), LaneMemory::default());
+        let pair = Self { tasks, control, lane, inputs, memory };
         pair.account(|account| account.claim.store(CLAIM, Relaxed));
         pair
     }
@@ -57,7 +60,23 @@ impl Pair {
             service,
             control: self.control.slot(0).unwrap(),
             slot: self.slot(),
+            inputs: &self.slot().inputs,
             memory: &self.memory,
+        }
+    }
+
+    /// The same for one that steps as this hand.
+    fn in_hand<'a>(&'a self, hand: Hand, service: Option<&'a ServiceReader>) -> Lane<'a> {
+        let lane = self.with_service(service);
+        match hand {
+            Hand::Guard => Lane { inputs: &self.inputs, ..lane },
+            Hand::Check => lane,
+        }
+    }
+
+    fn set_hotplug(&self, bits: u64) {
+        for inputs in [&self.inputs, &self.slot().inputs] {
+            inputs.hotplug.store(bits, Relaxed);
         }
     }
 
@@ -104,7 +123,8 @@ impl Pair {
     /// back if the batch may run.
     fn guard(&self, stopped_ns: u64, now_ns: u64) -> Verdict {
         self.batch_runs(false, stopped_ns);
-        let verdict = self.lane().step(Hand::Guard, stopped_ns, now_ns).verdict();
+        let verdict =
+            self.in_hand(Hand::Guard, None).step(Hand::Guard, stopped_ns, now_ns).verdict();
         if verdict == Run {
             self.batch_runs(true, now_ns);
         }
@@ -291,9 +311,9 @@ fn an_unknown_task_and_no_source_at_all_count_as_busy_and_an_offline_lane_does_n
     let pair = Pair::new();
     pair.request().task.store(UNKNOWN, Relaxed);
     assert_eq!(pair.check(US), Nap);
-    pair.slot().hotplug.store(REQUEST_OFFLINE, Relaxed);
+    pair.set_hotplug(REQUEST_OFFLINE);
     assert_eq!(pair.check(2 * US), Run, "it serves nobody");
-    pair.slot().hotplug.store(0, Relaxed);
+    pair.set_hotplug(0);
     let blind = Lane { tasks: None, ..pair.lane() };
     assert_eq!(blind.step(Hand::Check, 3 * US, 3 * US).verdict(), Nap);
 }
@@ -365,7 +385,7 @@ fn a_services_slot_is_found_at_each_look() {
     ours.begin(4);
     pair.switch(7, 350 * US);
     assert_eq!(step(), Run, "its request has a budget");
-    assert_eq!(pair.slot().policy_state[3].load(Relaxed), 4);
+    assert_eq!(pair.slot().inputs.policy_state[3].load(Relaxed), 4);
 }
 
 fn now() -> u64 {
@@ -398,16 +418,19 @@ enum Event {
     Offline(bool),
 }
 
-fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
-    let event = prop_oneof![
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
         4 => Just(Event::Busy),
         4 => Just(Event::Idle),
         4 => (1u64..4).prop_map(Event::Begin),
         4 => Just(Event::End),
         2 => (0u64..3).prop_map(Event::Queue),
         1 => any::<bool>().prop_map(Event::Offline),
-    ];
-    prop::collection::vec((1u64..50, event), 1..60)
+    ]
+}
+
+fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+    prop::collection::vec((1u64..50, event()), 1..60)
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
@@ -421,8 +444,69 @@ fn settings() -> impl Strategy<Value = Settings> {
     })
 }
 
+fn happen(event: Event, pairs: &[Pair], now_ns: u64, served: &Served, worker: &mut Worker<'_>) {
+    match event {
+        Event::Busy => pairs.iter().for_each(|pair| pair.switch(7, now_ns)),
+        Event::Idle => pairs.iter().for_each(|pair| pair.switch(0, now_ns)),
+        Event::Begin(id) => worker.begin(id),
+        Event::End => worker.end(),
+        Event::Queue(len) => served.service.set_queue_len(0, len),
+        Event::Offline(gone) => {
+            let bits = if gone { REQUEST_OFFLINE } else { 0 };
+            pairs.iter().for_each(|pair| pair.set_hotplug(bits));
+        }
+    }
+}
+
+/// What a batch may write into its lane's slot: a few words, often extreme ones.
+fn junk() -> impl Strategy<Value = Vec<(usize, u64)>> {
+    let words = size_of::<LaneSlot>() / size_of::<u64>();
+    let place = prop_oneof![3 => 0..32usize, 1 => 0..words];
+    let word = prop_oneof![0u64..4, Just(u64::MAX), Just(CLAIM), any::<u64>()];
+    prop::collection::vec((place, word), 0..40)
+}
+
+fn scribble(slot: &LaneSlot, junk: &[(usize, u64)]) {
+    let words = std::ptr::from_ref(slot).cast::<AtomicU64>();
+    for &(place, word) in junk {
+        // SAFETY: `junk` names words of the slot, which is nothing but aligned atomics.
+        unsafe { &*words.add(place) }.store(word, Relaxed);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Goal: nothing that a batch writes into its lane's slot changes a verdict of the guard.
+    /// Method: two guards see the same history; the slot of one is overwritten before each step.
+    /// All verdicts and deadlines are the same.
+    #[test]
+    fn a_guard_decides_by_nothing_that_the_batch_writes(
+        history in prop::collection::vec((1u64..50, event(), junk()), 1..60),
+        settings in settings(), tasks: bool, publishes: bool,
+    ) {
+        let pairs = [Pair::new(), Pair::new()];
+        let served = Served::new("junk", 1);
+        let mut worker = served.claim(0, REQUEST);
+        let lanes = pairs.each_ref().map(|pair| {
+            pair.control.slot(0).unwrap().publish(&settings);
+            let lane = pair.in_hand(Hand::Guard, publishes.then_some(&served.reader));
+            if tasks { lane } else { Lane { tasks: None, ..lane } }
+        });
+        let mut now_ns = now() + 1_000_000_000;
+        for (after_us, event, junk) in history {
+            now_ns += after_us * US;
+            happen(event, &pairs, now_ns, &served, &mut worker);
+            scribble(pairs[0].slot(), &junk);
+            let [disturbed, honest] = lanes.each_ref().map(|lane| {
+                match lane.step(Hand::Guard, now_ns, now_ns) {
+                    Step::Run { busy, until_ns } => Some((busy, until_ns)),
+                    Step::Nap(_) => None,
+                }
+            });
+            prop_assert_eq!(disturbed, honest, "{:?}", event);
+        }
+    }
 
     /// Goal: a guard and a thread that checks are two hands of one thing. Method: the same history,
     /// told to both at the same moments; every verdict and every deadline has to be the same, and
@@ -438,8 +522,8 @@ proptest! {
         for pair in &pairs {
             pair.control.slot(0).unwrap().publish(&settings);
         }
-        let lanes = pairs.each_ref().map(|pair| {
-            let lane = pair.with_service(publishes.then_some(&served.reader));
+        let lanes: [_; 2] = std::array::from_fn(|at| {
+            let lane = pairs[at].in_hand(hands[at], publishes.then_some(&served.reader));
             if tasks { lane } else { Lane { tasks: None, ..lane } }
         });
         // The service's own clock is the real one; looks come after it.
@@ -447,16 +531,7 @@ proptest! {
         let mut napping = false;
         for (after_us, event) in history {
             now_ns += after_us * US;
-            match event {
-                Event::Busy => pairs.iter().for_each(|pair| pair.switch(7, now_ns)),
-                Event::Idle => pairs.iter().for_each(|pair| pair.switch(0, now_ns)),
-                Event::Begin(id) => worker.begin(id),
-                Event::End => worker.end(),
-                Event::Queue(len) => served.service.set_queue_len(0, len),
-                Event::Offline(gone) => pairs.iter().for_each(|pair| {
-                    pair.slot().hotplug.store(if gone { REQUEST_OFFLINE } else { 0 }, Relaxed);
-                }),
-            }
+            happen(event, &pairs, now_ns, &served, &mut worker);
             let steps: Vec<_> = lanes
                 .iter()
                 .zip(hands)
@@ -470,9 +545,7 @@ proptest! {
             prop_assert!(!(napping && busy) || steps[0].is_none(), "a nap ended on a busy lane");
             napping = steps[0].is_none();
         }
-        let states = pairs.each_ref().map(|pair| {
-            pair.slot().policy_state.each_ref().map(|word| word.load(Relaxed))
-        });
+        let states = lanes.each_ref().map(|lane| lane.inputs.state());
         prop_assert_eq!(states[0], states[1]);
     }
 }

@@ -8,7 +8,6 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use elfen_rt::nap::Nap;
@@ -174,10 +173,7 @@ fn is_needed(duties: &Duties<'_>) -> io::Result<bool> {
 fn follow_hotplug(duties: &Duties<'_>, known: Option<Online>) -> Option<Online> {
     let now = online().or(known.clone())?;
     if known.as_ref() != Some(&now) {
-        for lanes in duties.lanes {
-            let slots = lanes.channels.lanes().slots().zip(lanes.channels.assigned());
-            slots.for_each(|(slot, &lane)| slot.hotplug.store(now.bits_of(lane), Relaxed));
-        }
+        duties.lanes.iter().for_each(|lanes| lanes.channels.follow_hotplug(&now));
     }
     Some(now)
 }

@@ -21,7 +21,6 @@ use crate::fence::status::RequestLane;
 use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
 use crate::run::find::lent_beside;
 use crate::run::{Order, User};
-use crate::segment::text_of;
 
 /// Lanes with one policy, and their channels.
 #[derive(Debug)]
@@ -57,7 +56,7 @@ impl Opened {
 
     /// Has the lanes with this page take over other settings; `false` if there are none.
     pub(super) fn want(&self, page: &str, settings: &Settings) -> bool {
-        let named = |lanes: &&Lanes| text_of(&lanes.channels.lanes().name()) == page;
+        let named = |lanes: &&Lanes| lanes.channels.name() == page;
         let lanes = self.lanes.iter().find(named);
         lanes.is_some_and(|lanes| {
             lanes.channels.wanted().publish(settings);

@@ -154,7 +154,7 @@ fn of_hotplug(batches: &[Batch]) -> Family {
     let mut offline = Family::new("elfen_lane_offline", Kind::Gauge, help);
     let mut lanes: BTreeMap<u64, bool> = BTreeMap::new();
     for slot in batches.iter().flat_map(|batch| batch.lanes.slots()) {
-        let gone = slot.hotplug.load(Relaxed);
+        let gone = slot.inputs.hotplug.load(Relaxed);
         let of = [(&slot.batch_cpu, BATCH_OFFLINE), (&slot.request_cpu, REQUEST_OFFLINE)];
         for (cpu, bit) in of {
             *lanes.entry(cpu.load(Relaxed)).or_default() |= gone & bit != 0;

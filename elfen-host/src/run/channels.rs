@@ -18,20 +18,24 @@ use elfen_rt::bpf::Descriptor;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::inherit::{Inherited, Tasks};
 use elfen_rt::lane::{Lane, Memory as LaneMemory};
-use elfen_rt::memory::{Memory, MemoryError};
+use elfen_rt::memory::MemoryError;
 use elfen_rt::process::{Liveness, pid_namespace};
-use elfen_rt::sealed::{self, Writers};
+use elfen_rt::sealed::Writers;
 use elfen_rt::signal::account::{ACCOUNTS, Claim};
 use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::histogram::{BUCKETS, quantile_ns};
-use elfen_rt::signal::lane::LaneSlot;
-use elfen_rt::signal::page::{NAME_BYTES, Page, PageError, Slot};
+use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot};
+use elfen_rt::signal::page::{Page, PageError};
 use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, Writer as PageWriter};
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::Order;
+use super::hotplug::Online;
 use super::ipc::{Counts, NoCounts};
 use super::live::words::LiveWords;
+use super::pages::{
+    GuardSlot, keep_open, lane_slots, page, page_name, private_page, sealed_page, segment,
+};
 use crate::segment::text_of;
 use crate::services::services;
 
@@ -158,6 +162,8 @@ pub struct Channels {
     pub counts: Option<Counts>,
     control: Page<ControlSlot>,
     lanes: Page<LaneSlot>,
+    /// What guards decide by.
+    guards: Page<GuardSlot>,
     /// What live checks did, where there are any.
     live: Option<Page<LiveWords>>,
     /// The pairs of the lane page's slots, as (batch, request).
@@ -208,8 +214,10 @@ impl Channels {
             slot.assign(batch, request);
         }
         let live = order.notes.is_some().then(|| page::<LiveWords>(1, &page_name(order)));
-        let (live, counts) = (live.transpose()?, None);
-        let mut channels = Self { tasks, service, counts, control, lanes, live, assigned, handed };
+        let live = live.transpose()?;
+        let (guards, counts) = (private_page(lanes.slot_count())?, None);
+        let mut channels =
+            Self { tasks, service, counts, control, lanes, guards, live, assigned, handed };
         if order.settings.policy == PolicyKind::DynamicBudget {
             let requests = channels.requests();
             let slots = channels
@@ -239,6 +247,11 @@ impl Channels {
 
     pub fn settings(&self) -> Option<Settings> {
         self.control().settings().map(|(_, settings)| settings)
+    }
+
+    /// What others call these lanes. Of the control page, whose header no batch in a fence writes.
+    pub(crate) fn name(&self) -> String {
+        text_of(&self.control.name())
     }
 
     pub fn lanes(&self) -> &Page<LaneSlot> {
@@ -308,8 +321,26 @@ impl Channels {
             service: self.service.as_ref().map(|service| &service.reader),
             control: self.control(),
             slot: self.lanes.slot(u32::try_from(index).ok()?)?,
+            inputs: &self.guards.slot(u32::try_from(index).ok()?)?.inputs,
             memory,
         })
+    }
+
+    /// Notes which CPUs are online, for guards and for threads with checks.
+    pub(crate) fn follow_hotplug(&self, online: &Online) {
+        let slots = self.guards.slots().zip(self.lanes.slots()).zip(&self.assigned);
+        for ((guard, lane), &pair) in slots {
+            let bits = online.bits_of(pair);
+            guard.inputs.hotplug.store(bits, Relaxed);
+            lane.inputs.hotplug.store(bits, Relaxed);
+        }
+    }
+
+    /// How many batch lanes are offline.
+    pub(super) fn batch_lanes_offline(&self) -> usize {
+        let is_offline =
+            |guard: &&GuardSlot| guard.inputs.hotplug.load(Relaxed) & BATCH_OFFLINE != 0;
+        self.guards.slots().filter(is_offline).count()
     }
 
     /// The instructions and cycles of a request lane so far; `None` if the run has no counters, or
@@ -344,12 +375,9 @@ impl Channels {
         }
     }
 
-    pub(crate) fn disclaim(&self) {
+    pub(crate) fn disclaim(&self, claim: Claim) {
         let Some((map, _)) = &self.tasks else { return };
-        for (slot, &(batch, _)) in self.lanes.slots().zip(&self.assigned) {
-            let claim = Claim::from_word(slot.account_claim.load(Relaxed));
-            claim.into_iter().for_each(|claim| map.disclaim(batch, claim));
-        }
+        self.assigned.iter().for_each(|&(batch, _)| map.disclaim(batch, claim));
     }
 
     /// How long a lane has been busy so far; `None` without a task map.
@@ -448,53 +476,4 @@ fn open_any(has_service: bool) -> Result<Option<(TaskMap, Writer)>, Error> {
         Err(_) if has_service => Ok(None),
         Err(_) => Err(Error::Nothing(error)),
     }
-}
-
-/// The program's name, as far as it fits, so that `elfen status` can tell runs apart.
-fn page_name(order: &Order) -> [u8; NAME_BYTES] {
-    let path = std::path::Path::new(&order.program);
-    let name = path.file_name().unwrap_or(order.program.as_os_str()).to_string_lossy();
-    let mut padded = [0; NAME_BYTES];
-    for (to, from) in padded.iter_mut().zip(name.bytes()).take(NAME_BYTES - 1) {
-        *to = from;
-    }
-    padded
-}
-
-fn page<S: Slot>(slots: u32, name: &[u8; NAME_BYTES]) -> Result<Page<S>, Error> {
-    let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(slots), 0o600)?;
-    // From now on it goes with the last process that maps it.
-    memory.remove_name()?;
-    Ok(Page::format(memory, slots, pid_namespace(), name)?)
-}
-
-fn lane_slots(order: &Order) -> u32 {
-    u32::try_from(order.lanes().count()).unwrap_or(u32::MAX)
-}
-
-fn sealed_page<S: Slot>(
-    slots: u32,
-    name: &[u8; NAME_BYTES],
-    writers: Writers,
-) -> Result<(Page<S>, Descriptor), Error> {
-    let (memory, file) = sealed::create(Page::<S>::bytes(slots), writers)?;
-    Ok((Page::format(memory, slots, pid_namespace(), name)?, file))
-}
-
-fn segment<S: Slot>(page: &Page<S>) -> u64 {
-    page.memory().segment_id().map_or(0, |id| u64::from(id.unsigned_abs()))
-}
-
-/// A copy of a descriptor that survives exec, out of the way of a program
-/// that counts on low numbers.
-fn keep_open(fd: i32) -> Result<i32, Error> {
-    const FROM: [i32; 3] = [900, 200, 20];
-    for from in FROM {
-        // SAFETY: F_DUPFD takes numbers and gives a new descriptor, which the batch inherits.
-        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD, from) };
-        if copy >= 0 {
-            return Ok(copy);
-        }
-    }
-    Err(Error::Descriptor(io::Error::last_os_error()))
 }

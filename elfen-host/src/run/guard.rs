@@ -184,7 +184,8 @@ impl<'g> Guard<'g> {
         }
         let now_ns = monotonic_ns();
         if let Some(rest) = self.critical_rest(now_ns) {
-            return self.leave_for(rest);
+            // The section may be over sooner.
+            return self.leave_for(rest.min(self.looks.every));
         }
         self.measure_ipc();
         // The batch stopped when this thread was switched in, which is a while before it looks.
@@ -228,7 +229,7 @@ impl<'g> Guard<'g> {
     /// The lane can go offline while a guard runs: then the kernel moves its thread elsewhere,
     /// maybe onto a request lane.
     fn is_offline(&self) -> bool {
-        self.lane.slot.hotplug.load(Relaxed) & BATCH_OFFLINE != 0
+        self.lane.inputs.hotplug.load(Relaxed) & BATCH_OFFLINE != 0
     }
 
     /// Whether this thread is on its lane, also after it was moved; a cpuset may keep it off.
@@ -248,7 +249,9 @@ impl<'g> Guard<'g> {
     fn measure_ipc(&mut self) {
         let counted = self.channels.counted(self.lane);
         if let Some(window) = counted.and_then(|now| self.meter.window(now)) {
-            self.lane.slot.publish_ipc(window.ipc_milli, window.since_ns, window.until_ns);
+            for inputs in [self.lane.inputs, &self.lane.slot.inputs] {
+                inputs.publish_ipc(window.ipc_milli, window.since_ns, window.until_ns);
+            }
         }
     }
 
@@ -308,26 +311,43 @@ fn activity(channels: &Channels, lane: &Lane<'_>, now_ns: u64) -> Activity {
     Activity::of(channels.busy_ns(lane.request_cpu, now_ns), lane.service(now_ns))
 }
 
-/// Critical sections that the guard has met next to a request: each delays it for
-/// its bound, and no longer.
+/// Critical sections that the guard has met next to a request.
+///
+/// The word that names a section is the batch's own, so all sections share one bound: in all, the
+/// lane is left to them for [`CRITICAL_BOUND_NS`], and for one part in [`REFILL`] of the time.
 #[derive(Debug, Default)]
 struct Critical {
     met: u64,
     since_ns: u64,
+    /// How much of the bound is used up, as of `at_ns`.
+    used_ns: u64,
+    at_ns: u64,
+    /// Whether the lane has been left to a section since `at_ns`.
+    is_left: bool,
 }
 
+/// Two per mille of a lane that is busy all the time. The scheduler lets a batch have up to four.
+const REFILL: u64 = 500;
+
 impl Critical {
-    /// What is left of the bound of the section that `word` names; `None` if it names
-    /// none, or nothing is left.
+    /// For how long the lane may be left to the section that `word` names; `None` if it names none,
+    /// or nothing is left.
     fn rest(&mut self, word: u64, now_ns: u64) -> Option<Duration> {
+        let passed_ns = now_ns.saturating_sub(std::mem::replace(&mut self.at_ns, now_ns));
+        let used_ns =
+            if self.is_left { self.used_ns.saturating_add(passed_ns) } else { self.used_ns };
+        self.used_ns = used_ns.saturating_sub(passed_ns / REFILL);
+        self.is_left = false;
         if word == 0 {
             return None;
         }
         if word != self.met {
             (self.met, self.since_ns) = (word, now_ns);
         }
-        let left_ns = CRITICAL_BOUND_NS.checked_sub(now_ns.saturating_sub(self.since_ns))?;
-        (left_ns > 0).then(|| Duration::from_nanos(left_ns))
+        let of_this_ns = CRITICAL_BOUND_NS.checked_sub(now_ns.saturating_sub(self.since_ns))?;
+        let left_ns = CRITICAL_BOUND_NS.checked_sub(self.used_ns)?.min(of_this_ns);
+        self.is_left = left_ns > 0;
+        self.is_left.then(|| Duration::from_nanos(left_ns))
     }
 }
 
@@ -374,15 +394,37 @@ impl Disobeyed {
 mod tests {
     use super::*;
 
+    const WHOLE: Duration = Duration::from_nanos(CRITICAL_BOUND_NS);
+    const MS: u64 = 1_000_000;
+
     #[test]
     fn a_critical_section_holds_the_guard_off_for_its_bound_and_no_longer() {
         let mut critical = Critical::default();
-        assert_eq!(critical.rest(0, 10), None, "nobody is in one");
-        let whole = Duration::from_nanos(CRITICAL_BOUND_NS);
-        assert_eq!(critical.rest(7, 1_000), Some(whole));
-        assert_eq!(critical.rest(7, 401_000), Some(whole - Duration::from_nanos(400_000)));
+        assert_eq!(critical.rest(0, 10), None, "no section");
+        assert_eq!(critical.rest(7, 1_000), Some(WHOLE));
+        let rest = critical.rest(7, 401_000).unwrap();
+        assert!(WHOLE - rest >= Duration::from_nanos(399_000), "{rest:?}");
         assert_eq!(critical.rest(7, 1_000 + CRITICAL_BOUND_NS), None);
-        assert_eq!(critical.rest(7, 99_000_000), None, "a word that a dead thread left behind");
-        assert_eq!(critical.rest(9, 99_000_000), Some(whole), "another section");
+        assert_eq!(critical.rest(7, 99_000 * MS), None, "a word that a dead thread left behind");
+        assert_eq!(critical.rest(9, 99_000 * MS), Some(WHOLE), "another section");
+    }
+
+    /// Goal: a batch that names a new section each time gets no more of the lane than one that names
+    /// none. Method: a second of looks at every section of a counter.
+    #[test]
+    fn sections_share_one_bound() {
+        let mut critical = Critical::default();
+        let mut left_ns = 0;
+        let mut now_ns = MS;
+        for word in 1.. {
+            if now_ns > 1_001 * MS {
+                break;
+            }
+            let step_ns = 50_000;
+            left_ns += if critical.rest(word, now_ns).is_some() { step_ns } else { 0 };
+            now_ns += step_ns;
+        }
+        let most_ns = CRITICAL_BOUND_NS + 1_000 * MS / REFILL + 50_000;
+        assert!((CRITICAL_BOUND_NS..most_ns).contains(&left_ns), "{left_ns} ns of a second");
     }
 }

@@ -13,7 +13,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::inherit::Inherited;
 use elfen_rt::signal::account::Claim;
-use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -39,6 +38,7 @@ const TICK_MS: u16 = 100;
 #[derive(Debug)]
 pub(super) struct Tending {
     channels: Arc<Channels>,
+    claim: Claim,
     place: Place,
     hotplug: Hotplug,
     spins: Spins,
@@ -68,8 +68,9 @@ impl Tending {
             |index| live.and_then(|(planner, notes)| planner.rehearsal(notes.clone(), index));
         Ok(Self {
             channels: channels.clone(),
+            claim,
             place: Place::new(&order.lanes().map(|(batch, _)| batch).collect()),
-            hotplug: Hotplug::after(channels.lanes().slots().all(has_no_lane)),
+            hotplug: Hotplug::after(channels.batch_lanes_offline() == channels.assigned().len()),
             spins: Spins::default(),
             beside: Beside::guards_of_this_process(),
             root: None,
@@ -98,9 +99,7 @@ impl Tending {
     /// the batch goes on on the lanes that are left, and is stopped where there is none.
     fn follow_hotplug(&mut self) -> Option<Event> {
         let change = self.hotplug.look(&online()?, self.channels.assigned())?;
-        for (slot, &lane) in self.channels.lanes().slots().zip(self.channels.assigned()) {
-            slot.hotplug.store(change.online.bits_of(lane), Relaxed);
-        }
+        self.channels.follow_hotplug(&change.online);
         if let Some(lanes) = &change.lanes {
             self.place = Place::new(lanes);
         }
@@ -183,15 +182,11 @@ fn is_job_control(status: i32) -> bool {
     status >> 16 == 0 && STOPS.contains(&libc::WSTOPSIG(status))
 }
 
-fn has_no_lane(slot: &LaneSlot) -> bool {
-    slot.hotplug.load(Relaxed) & BATCH_OFFLINE != 0
-}
-
 impl Drop for Tending {
     fn drop(&mut self) {
         // The guards count to their end what the kernel counts for them.
         drop(self.guards.take());
-        self.channels.disclaim();
+        self.channels.disclaim(self.claim);
     }
 }
 

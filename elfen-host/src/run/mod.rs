@@ -28,6 +28,7 @@ pub mod level;
 pub mod live;
 pub mod looks;
 mod pacer;
+mod pages;
 pub mod place;
 pub mod report;
 mod spins;

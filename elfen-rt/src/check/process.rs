@@ -76,7 +76,8 @@ impl Process {
         let slot = pages.lanes.slot(view.slot.load(Relaxed))?;
         let control = pages.control.slot(0)?;
         let memory = &view.memory;
-        Some(Lane { batch_cpu: cpu, request_cpu, tasks, service, control, slot, memory })
+        let inputs = &slot.inputs;
+        Some(Lane { batch_cpu: cpu, request_cpu, tasks, service, control, slot, inputs, memory })
     }
 
     fn pages_of(&self, view: &View) -> Option<&Pages> {

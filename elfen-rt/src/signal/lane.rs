@@ -1,15 +1,19 @@
-//! What a batch lane's guard and batch threads say about it: what they do now, what was
-//! borrowed, how fast they react.
+//! What a batch lane's guard and batch threads publish about it: its state, what was borrowed, how
+//! fast they react.
 //!
-//! One slot per batch lane. Its writer is whichever of them has the lane, and a thread can
-//! be switched out between two stores; so counts are added in one instruction, and the
-//! state is the last one's word.
+//! One slot for each batch lane. Whoever has the lane writes it, and a thread can be switched out
+//! between two stores. So counts are added in one instruction, and the last writer sets the state.
+//!
+//! Every process of the batch can write the slot, so a guard reads nothing from it that decides
+//! whether the batch runs. [`LaneInputs`] exist twice: in the slot for threads with checks, and in
+//! memory of the guard's process, which the guard decides by.
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 use super::histogram::Histogram;
 use super::page::Slot;
+use crate::policy::State;
 
 /// What the batch thread on a lane does. The discriminants are the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +50,24 @@ impl LaneState {
     }
 }
 
+/// What a verdict depends on besides the request lane's own signals.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct LaneInputs {
+    /// What the policy remembers from check to check: [`State`] as words.
+    pub policy_state: [AtomicU64; 4],
+    /// Which of the two CPUs are offline: [`REQUEST_OFFLINE`], [`BATCH_OFFLINE`].
+    pub hotplug: AtomicU64,
+    /// Instructions per 1000 cycles of the request lane, as the guard last measured them, over a
+    /// window that began and ended at these times; `ipc_since_ns` is 0 while the others change, and
+    /// where no guard measures.
+    pub ipc_milli: AtomicU64,
+    pub ipc_since_ns: AtomicU64,
+    pub ipc_until_ns: AtomicU64,
+}
+
+const _: () = assert!(size_of::<LaneInputs>() == 64);
+
 /// What is published of one batch lane.
 #[repr(C, align(128))]
 #[derive(Debug)]
@@ -61,22 +83,13 @@ pub struct LaneSlot {
     pub borrowed_ns: AtomicU64,
     pub overlapped_ns: AtomicU64,
     pub napped_ns: AtomicU64,
-    /// What the policy remembers from check to check: `crate::policy::State` as words.
-    pub policy_state: [AtomicU64; 4],
+    /// What threads with checks decide by.
+    pub inputs: LaneInputs,
     /// How far the kernel's account of this lane has gone into borrowed and overlapped time.
     pub counted_ran_ns: AtomicU64,
     pub counted_shared_ns: AtomicU64,
     /// Counts up when the request lane idles; threads that block wait for it to change.
     pub wakes: AtomicU64,
-    /// What the keeper says of the two CPUs: [`REQUEST_OFFLINE`], [`BATCH_OFFLINE`].
-    pub hotplug: AtomicU64,
-
-    /// Instructions per 1000 cycles of the request lane, as the guard last measured them, over a
-    /// window that began and ended at these times; `ipc_since_ns` is 0 while the others change, and
-    /// where no guard measures.
-    pub ipc_milli: AtomicU64,
-    pub ipc_since_ns: AtomicU64,
-    pub ipc_until_ns: AtomicU64,
     /// Not 0 while a batch thread on this lane is in a critical section; another value for each.
     pub critical: AtomicU64,
     /// The kernel's account of this lane for this run: its claim, and its index; 0
@@ -112,14 +125,14 @@ const _: () = assert!(offset_of!(LaneSlot, naps) == 32);
 const _: () = assert!(offset_of!(LaneSlot, borrowed_ns) == 40);
 const _: () = assert!(offset_of!(LaneSlot, overlapped_ns) == 48);
 const _: () = assert!(offset_of!(LaneSlot, napped_ns) == 56);
-const _: () = assert!(offset_of!(LaneSlot, policy_state) == 64);
-const _: () = assert!(offset_of!(LaneSlot, counted_ran_ns) == 96);
-const _: () = assert!(offset_of!(LaneSlot, counted_shared_ns) == 104);
-const _: () = assert!(offset_of!(LaneSlot, wakes) == 112);
-const _: () = assert!(offset_of!(LaneSlot, hotplug) == 120);
-const _: () = assert!(offset_of!(LaneSlot, ipc_milli) == 128);
-const _: () = assert!(offset_of!(LaneSlot, ipc_since_ns) == 136);
-const _: () = assert!(offset_of!(LaneSlot, ipc_until_ns) == 144);
+const _: () = assert!(offset_of!(LaneSlot, inputs.policy_state) == 64);
+const _: () = assert!(offset_of!(LaneSlot, inputs.hotplug) == 96);
+const _: () = assert!(offset_of!(LaneSlot, inputs.ipc_milli) == 104);
+const _: () = assert!(offset_of!(LaneSlot, inputs.ipc_since_ns) == 112);
+const _: () = assert!(offset_of!(LaneSlot, inputs.ipc_until_ns) == 120);
+const _: () = assert!(offset_of!(LaneSlot, counted_ran_ns) == 128);
+const _: () = assert!(offset_of!(LaneSlot, counted_shared_ns) == 136);
+const _: () = assert!(offset_of!(LaneSlot, wakes) == 144);
 const _: () = assert!(offset_of!(LaneSlot, critical) == 152);
 const _: () = assert!(offset_of!(LaneSlot, account_claim) == 160);
 const _: () = assert!(offset_of!(LaneSlot, account_index) == 168);
@@ -138,7 +151,7 @@ unsafe impl Slot for LaneSlot {
     const CHANNEL: &'static str = "lane";
 }
 
-/// Bits of [`LaneSlot::hotplug`]: a request lane that is gone serves nobody, and a batch lane
+/// Bits of [`LaneInputs::hotplug`]: a request lane that is gone serves nobody, and a batch lane
 /// that is gone lends nothing.
 pub const REQUEST_OFFLINE: u64 = 1;
 pub const BATCH_OFFLINE: u64 = 2;
@@ -155,7 +168,21 @@ pub const HOLDS: u64 = 2;
 /// interrupts, the rarest of which come every 10 ms.
 const IPC_TRUSTED_NS: u64 = 25_000_000;
 
-impl LaneSlot {
+impl LaneInputs {
+    /// The state that the policy left.
+    pub fn state(&self) -> State {
+        self.policy_state.each_ref().map(|word| word.load(Relaxed)).into()
+    }
+
+    /// Word by word: a thread that is switched out between two leaves a mix, and any words are a
+    /// state.
+    pub fn remember(&self, state: State) {
+        let words: [u64; 4] = state.into();
+        for (place, word) in self.policy_state.iter().zip(words) {
+            place.store(word, Relaxed);
+        }
+    }
+
     /// The request lane's IPC over a window. One writer: the lane's guard.
     pub fn publish_ipc(&self, ipc_milli: u64, since_ns: u64, until_ns: u64) {
         self.ipc_since_ns.store(0, Relaxed);
@@ -180,7 +207,9 @@ impl LaneSlot {
         let fresh = now_ns.saturating_sub(until_ns) < IPC_TRUSTED_NS;
         (whole && own && fresh).then_some(ipc_milli)
     }
+}
 
+impl LaneSlot {
     /// Says which lanes this slot is about, before any batch thread runs.
     pub fn assign(&self, batch_cpu: u32, request_cpu: u32) {
         self.batch_cpu.store(u64::from(batch_cpu), Relaxed);
@@ -241,8 +270,7 @@ mod tests {
     #[test]
     fn an_ipc_is_that_of_the_request_it_was_measured_in_and_believed_for_a_while() {
         const MS: u64 = 1_000_000;
-        let page = page();
-        let slot = page.slot(0).unwrap();
+        let slot = LaneInputs::default();
         assert_eq!(slot.ipc_milli(1, 1), None, "nobody measures");
         slot.publish_ipc(850, 100 * MS, 110 * MS);
         assert_eq!(slot.ipc_milli(99 * MS, 110 * MS), Some(850));

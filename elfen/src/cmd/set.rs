@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let segment = segment.and_then(|id| i32::try_from(id).ok());
     let service = segment.and_then(Service::of_segment);
     let Chosen { settings, taken, .. } = args.policy.change(&now, service.as_ref())?;
-    let measured = |slot: &LaneSlot| slot.ipc_since_ns.load(Relaxed) != 0;
+    let measured = |slot: &LaneSlot| slot.inputs.ipc_since_ns.load(Relaxed) != 0;
     require(&settings, segment.is_some(), batch.lanes.slots().any(measured), &what)?;
     if let Err(error) = batch.want(&settings) {
         return match error.kind() {

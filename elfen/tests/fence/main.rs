@@ -17,6 +17,7 @@ mod preload;
 mod refused;
 mod settings;
 mod slurm;
+mod scribble;
 mod stage;
 mod stops;
 mod survives;

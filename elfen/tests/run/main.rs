@@ -435,7 +435,7 @@ fn dynamic_budget_goes_by_published_counters() {
     let mut counted = (1, 1);
     let page = serving.service().page().slot(0).unwrap();
     let started_ns = || page.request_started_ns.load(Relaxed);
-    let ipc = || lane.ipc_milli(started_ns(), monotonic_ns());
+    let ipc = || lane.inputs.ipc_milli(started_ns(), monotonic_ns());
     for (request, ipc_milli) in [(1, 900), (2, 250)] {
         worker.begin(request);
         assert_eq!(ipc(), None, "what was measured in the request before is not this one's");

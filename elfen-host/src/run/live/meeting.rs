@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::block::ring;
-use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot};
 
 use crate::run::channels::Channels;
 use crate::run::place::{rank_above_all, rank_first};
@@ -113,9 +112,8 @@ impl Meetings {
     /// Calls all guards, and returns when the meeting is over. Nobody is called while a lane is
     /// offline, as it may come back before its guard has.
     pub(super) fn hold(&self, channels: &Channels, wait: impl Fn()) {
-        let is_there = |slot: &LaneSlot| slot.hotplug.load(Relaxed) & BATCH_OFFLINE == 0;
         let Ok(lanes) = u16::try_from(self.seats.len()) else { return };
-        if !channels.lanes().slots().all(is_there) {
+        if channels.batch_lanes_offline() > 0 {
             return;
         }
         let Some(State { number, .. }) = self.step(|state| state.call(lanes)) else { return };

@@ -16,6 +16,7 @@ pub mod hsperf;
 pub mod lanes;
 pub mod metrics;
 pub mod pair;
+mod pidfd;
 pub mod process;
 pub mod run;
 mod segment;

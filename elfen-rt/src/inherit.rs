@@ -15,15 +15,15 @@ use crate::pages::{self, MOST, Pages};
 use crate::process::parse_u64;
 use crate::signal::page::{Page, Slot};
 use crate::signal::service::ServiceReader;
-use crate::signal::task::{Descriptors, TaskMap};
+use crate::signal::task::TaskMap;
 
 /// The variable: see [`Inherited`].
 pub const VARIABLE: &CStr = c"ELFEN_RUN";
-const PROTOCOL: c_int = 2;
+const PROTOCOL: c_int = 3;
 
-/// The variable's text: `2 LANES CONTROL TASKS WATCH LINK SERVICE`. Ids of segments, descriptors,
-/// and again the id of a segment; `-` where there is none, and `module - -` for the nanonap
-/// module's task map.
+/// The variable's text: `3 LANES CONTROL TASKS LINK SERVICE`. Ids of segments, descriptors, and
+/// again the id of a segment; `-` where there is none, and `module -` for the nanonap module's task
+/// map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Inherited {
     pub lanes: c_int,
@@ -35,8 +35,8 @@ pub struct Inherited {
 /// Where the task map is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tasks {
-    /// Task map, watch slots, link.
-    Descriptors([c_int; 3]),
+    /// Task map and link: a batch reads who runs, and asks nothing of the kernel.
+    Descriptors([c_int; 2]),
     Module,
 }
 
@@ -44,9 +44,9 @@ impl fmt::Display for Inherited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{PROTOCOL} {} {} ", self.lanes, self.control)?;
         match self.tasks {
-            Some(Tasks::Descriptors([tasks, watch, link])) => write!(f, "{tasks} {watch} {link} ")?,
-            Some(Tasks::Module) => f.write_str("module - - ")?,
-            None => f.write_str("- - - ")?,
+            Some(Tasks::Descriptors([tasks, link])) => write!(f, "{tasks} {link} ")?,
+            Some(Tasks::Module) => f.write_str("module - ")?,
+            None => f.write_str("- - ")?,
         }
         match self.service {
             Some(service) => service.fmt(f),
@@ -64,13 +64,11 @@ impl Inherited {
             return None;
         }
         let (lanes, control) = (number(next()?)?, number(next()?)?);
-        let tasks = match [next()?, next()?, next()?] {
-            [b"module", b"-", b"-"] => Some(Tasks::Module),
-            [b"-", b"-", b"-"] => None,
+        let tasks = match [next()?, next()?] {
+            [b"module", b"-"] => Some(Tasks::Module),
+            [b"-", b"-"] => None,
             numbers => match numbers.map(number) {
-                [Some(tasks), Some(watch), Some(link)] => {
-                    Some(Tasks::Descriptors([tasks, watch, link]))
-                }
+                [Some(tasks), Some(link)] => Some(Tasks::Descriptors([tasks, link])),
                 _ => return None,
             },
         };
@@ -149,9 +147,9 @@ fn page<S: Slot>(id: c_int) -> Option<Page<S>> {
     Page::open(Memory::attach_id(id, Access::Write).ok()?).ok()
 }
 
-fn task_map(numbers: [c_int; 3]) -> Option<TaskMap> {
-    let [tasks, watch, link] = numbers.map(copy_of);
-    TaskMap::from_descriptors(Descriptors { tasks: tasks?, watch: watch?, link: link? }).ok()
+fn task_map(numbers: [c_int; 2]) -> Option<TaskMap> {
+    let [tasks, link] = numbers.map(copy_of);
+    TaskMap::lent(tasks?, link?).ok()
 }
 
 /// A copy that is ours to close, above the original so that the program's next descriptor
@@ -212,13 +210,13 @@ mod tests {
     const FULL: Inherited = Inherited {
         lanes: 12,
         control: 13,
-        tasks: Some(Tasks::Descriptors([900, 901, 902])),
+        tasks: Some(Tasks::Descriptors([900, 901])),
         service: Some(14),
     };
 
     #[test]
     fn what_is_printed_is_read_back() {
-        assert_eq!(std::format!("{FULL}"), "2 12 13 900 901 902 14");
+        assert_eq!(std::format!("{FULL}"), "3 12 13 900 901 14");
         let tasks = [FULL.tasks, Some(Tasks::Module), None];
         for (tasks, service) in tasks.iter().flat_map(|t| [(*t, FULL.service), (*t, None)]) {
             let inherited = Inherited { tasks, service, ..FULL };
@@ -231,17 +229,17 @@ mod tests {
     fn other_values_are_refused() {
         for text in [
             "",
-            "2",
-            "1 12 13 - - - -",
+            "3",
             "2 12 13 - - -",
-            "2 12 13 - - - - -",
-            "2 12 13 900 - 902 -",
-            "2 12 13 module - 3 -",
-            "2 -12 13 - - - -",
-            "2 +12 13 - - - -",
-            "2 12 99999999999 - - - -",
-            "2 12  13 - - - -",
-            "2 12 13 - - - search",
+            "3 12 13 - -",
+            "3 12 13 - - - -",
+            "3 12 13 900 - -",
+            "3 12 13 module 3 -",
+            "3 -12 13 - - -",
+            "3 +12 13 - - -",
+            "3 12 99999999999 - - -",
+            "3 12  13 - - -",
+            "3 12 13 - - search",
         ] {
             assert_eq!(Inherited::parse(text.as_bytes()), None, "{text:?}");
         }
@@ -264,7 +262,7 @@ mod tests {
         let id = memory.segment_id().unwrap();
         assert!(page::<LaneSlot>(id).is_none());
         memory.remove_name().unwrap();
-        assert!(task_map([2, 2, 2]).is_none());
+        assert!(task_map([2, 2]).is_none());
         // SAFETY: F_GETFD reads a flag.
         assert!(unsafe { libc::fcntl(2, libc::F_GETFD) } >= 0);
     }

@@ -323,7 +323,7 @@ INLINE elfen_u64 task_word(struct task_struct *task)
 
 /* sched_switch(preempt, prev, next, ...) */
 SECTION("tp_btf/sched_switch")
-int elfen_switch_2(elfen_u64 *arguments)
+int elfen_switch_6(elfen_u64 *arguments)
 {
 	struct lane_switch lane = {
 		.prev = (struct task_struct *)arguments[1],

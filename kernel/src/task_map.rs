@@ -29,8 +29,9 @@ use crate::object::{DUPLICATING, Object};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
 
-/// Another name whenever it does what an older build's did not: nobody shares that one then.
-const PROGRAM: &str = "elfen_switch_2";
+/// It ends in the version of the pages that it writes: a build that reads another version does not
+/// find it, and attaches its own beside it.
+const PROGRAM: &str = "elfen_switch_6";
 const TASKS: &str = "elfen_tasks";
 const WATCH: &str = "elfen_watch";
 /// Entries that follow the CPUs.
@@ -258,6 +259,12 @@ fn lock() -> Option<File> {
 mod tests {
     use super::*;
     use elfen_rt::memory::Memory;
+
+    #[test]
+    fn builds_of_different_versions_do_not_share_a_program() {
+        assert_eq!(PROGRAM, format!("elfen_switch_{ABI_VERSION}"));
+        assert!(PROGRAM.len() < 16, "the kernel cuts longer names");
+    }
 
     /// The words that go through the call are the header that a reader expects.
     #[test]

@@ -5,15 +5,15 @@
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use elfen_rt::pages;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::Group as UserGroup;
 
 use crate::fence::status::{Answer, LONGEST_REQUEST, Request, address};
+use crate::pidfd::has_ended;
 
 /// Whose members may put themselves into a fence.
 const GROUP: &str = "elfen";
@@ -196,11 +196,6 @@ fn process_of(fd: RawFd) -> Option<OwnedFd> {
     };
     // SAFETY: the kernel has just given us this descriptor.
     (got == 0).then(|| unsafe { OwnedFd::from_raw_fd(process) })
-}
-
-fn has_ended(process: &OwnedFd) -> bool {
-    let mut waits = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-    poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// The further groups of the process at the other end; none where the kernel does not say.

@@ -407,9 +407,8 @@ impl Channels {
         let tasks = match &self.tasks {
             Some((map, _)) => Some(match map.descriptors() {
                 Some(ours) => {
-                    let kept = [&ours.tasks, &ours.watch, &ours.link].map(|fd| keep_open(fd.raw()));
-                    let [tasks, watch, link] = kept;
-                    Tasks::Descriptors([tasks?, watch?, link?])
+                    let [tasks, link] = [&ours.tasks, &ours.link].map(|fd| keep_open(fd.raw()));
+                    Tasks::Descriptors([tasks?, link?])
                 }
                 None => Tasks::Module,
             }),

@@ -1,12 +1,17 @@
-//! What the keeper tells the front, through a pipe.
+//! What the keeper tells the front, through a socket that no batch has.
 
 use std::io::{self, Read, Write};
+use std::os::fd::RawFd;
+
+use elfen_rt::process::Identity;
 
 /// What the front learns of the batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
+    /// The process that is about to become the program sends this itself: the keeper, which starts
+    /// it, may be killed before it can. `None` where `/proc` does not show it.
     Started {
-        pid: i32,
+        batch: Option<Identity>,
     },
     /// It could not be started, with this errno.
     Refused {
@@ -28,28 +33,45 @@ pub(super) enum Event {
     },
 }
 
+const BYTES: usize = 16;
+
 impl Event {
-    pub(super) fn write(self, to: &mut impl Write) -> io::Result<()> {
-        let (kind, value) = match self {
-            Self::Started { pid } => (1, pid),
-            Self::Refused { errno } => (2, errno),
-            Self::Stopped { signal } => (3, signal),
-            Self::Ended { status } => (4, status),
+    fn bytes(self) -> [u8; BYTES] {
+        let number = |value: i32| u64::from(value.cast_unsigned());
+        let (kind, value): (u64, u64) = match self {
+            Self::Started { batch } => (1, batch.map_or(0, Identity::word)),
+            Self::Refused { errno } => (2, number(errno)),
+            Self::Stopped { signal } => (3, number(signal)),
+            Self::Ended { status } => (4, number(status)),
             Self::LostLanes => (5, 0),
             Self::HasLanes => (6, 0),
-            Self::Beside { pid } => (7, pid),
+            Self::Beside { pid } => (7, number(pid)),
         };
-        let [kind, value] = [kind, value].map(i32::to_ne_bytes);
-        to.write_all(&[kind, value].concat())
+        u128::to_ne_bytes(u128::from(kind) | u128::from(value) << 64)
+    }
+
+    pub(super) fn write(self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(&self.bytes())
+    }
+
+    /// The same between fork and exec, and without a SIGPIPE if the front is gone.
+    pub(super) fn send(self, socket: RawFd) {
+        let bytes = self.bytes();
+        // SAFETY: the kernel reads `bytes`, which live until it returns.
+        unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
     }
 
     /// The next event; an error when the keeper is gone.
     pub(super) fn read(from: &mut impl Read) -> io::Result<Self> {
-        let mut words = [[0; 4]; 2];
-        from.read_exact(words.as_flattened_mut())?;
-        let [kind, value] = words.map(i32::from_ne_bytes);
+        let mut bytes = [0; BYTES];
+        from.read_exact(&mut bytes)?;
+        let words = u128::from_ne_bytes(bytes);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves of the words")]
+        let (kind, word) = (words as u64, (words >> 64) as u64);
+        #[expect(clippy::cast_possible_truncation, reason = "as `bytes` has put it there")]
+        let value = (word as u32).cast_signed();
         match kind {
-            1 => Ok(Self::Started { pid: value }),
+            1 => Ok(Self::Started { batch: Identity::from_word(word) }),
             2 => Ok(Self::Refused { errno: value }),
             3 => Ok(Self::Stopped { signal: value }),
             4 => Ok(Self::Ended { status: value }),
@@ -58,5 +80,29 @@ impl Event {
             7 => Ok(Self::Beside { pid: value }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let events = [
+            Event::Started { batch: Identity::own() },
+            Event::Started { batch: None },
+            Event::Refused { errno: 2 },
+            Event::Stopped { signal: 19 },
+            Event::Ended { status: -1 },
+            Event::LostLanes,
+            Event::HasLanes,
+            Event::Beside { pid: 7 },
+        ];
+        let mut all = Vec::new();
+        events.iter().for_each(|event| event.write(&mut all).unwrap());
+        let mut from = all.as_slice();
+        events.iter().for_each(|event| assert_eq!(Event::read(&mut from).unwrap(), *event));
+        assert!(Event::read(&mut from).is_err());
     }
 }

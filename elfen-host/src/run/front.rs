@@ -3,7 +3,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,12 +14,11 @@ use elfen_rt::inherit::Inherited;
 use elfen_rt::nap::Kind;
 use elfen_rt::process::{Identity, Liveness};
 use elfen_rt::signal::account::Claim;
-use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Pid, fork, pipe2};
+use nix::unistd::{ForkResult, Pid, fork};
 
 use super::Order;
 use super::channels::Channels;
@@ -26,6 +26,7 @@ use super::event::Event;
 use super::keeper::{self, Tending};
 use super::place;
 use super::spins::Spins;
+use crate::pidfd::PidFd;
 use crate::process::threads_of;
 
 /// How the batch program ended.
@@ -75,7 +76,8 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
     become_the_parent_of_orphans()?;
     // Front and keeper both; where a cpuset of ours says otherwise, they stay where they are.
     let _left = place::leave(&channels.requests().into_iter().collect());
-    let (events, to_us) = pipe2(OFlag::O_CLOEXEC)?;
+    let (events, to_us) = UnixStream::pair()?;
+    let (events, to_us) = (OwnedFd::from(events), OwnedFd::from(to_us));
     let front = std::process::id();
     // SAFETY: the only other thread that this process can have is the task map's visitor, which
     // makes system calls alone: the child may go on as if it had started itself.
@@ -126,34 +128,6 @@ fn become_the_parent_of_orphans() -> io::Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
 }
 
-/// The batch program, by a descriptor that is its own for good: the keeper may reap it before it
-/// tells, and its id may be another's by then.
-#[derive(Debug)]
-struct Root {
-    process: OwnedFd,
-    pid: i32,
-}
-
-impl Root {
-    /// `None` if it has ended already.
-    fn open(pid: i32, is_it: impl Fn() -> bool) -> Option<Self> {
-        // SAFETY: pidfd_open takes numbers.
-        let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        let process = i32::try_from(process).ok().filter(|&fd| fd >= 0)?;
-        // SAFETY: the kernel has just given us this descriptor.
-        let process = unsafe { OwnedFd::from_raw_fd(process) };
-        // Asked after it was opened: the descriptor is of the process that has the id now.
-        is_it().then_some(Self { process, pid })
-    }
-
-    fn send(&self, signal: i32) {
-        let none = std::ptr::null::<libc::siginfo_t>();
-        let process = self.process.as_raw_fd();
-        // SAFETY: takes numbers, and no information besides. One that has ended hears nothing.
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, none, 0) };
-    }
-}
-
 struct Front<'a> {
     order: &'a Order,
     channels: &'a Arc<Channels>,
@@ -161,7 +135,7 @@ struct Front<'a> {
     signals: SignalFd,
     /// Its events and its process, until it is gone.
     keeper: Option<(File, i32)>,
-    root: Option<Root>,
+    root: Option<PidFd>,
     held_back: Vec<i32>,
     /// How the guards were last seen to nap.
     napped_by: Vec<u64>,
@@ -249,27 +223,20 @@ impl Front<'_> {
     fn take_over(&mut self, keeper: i32) -> io::Result<()> {
         // Its child, which has closed its end of the pipe; how it ended makes no difference.
         let _ended = waitpid(Pid::from_raw(keeper), None);
-        let root = self.root.as_ref().map(|root| root.pid).or_else(|| self.said_by_itself());
-        let Some(root) = root else {
+        let Some(root) = self.root.as_ref().map(PidFd::pid) else {
             return Err(io::Error::other("the keeper ended before it had started anything"));
         };
         let claim = Claim::of_run(std::process::id(), keeper.unsigned_abs());
         let mut tending = Tending::start(self.order, self.channels, self.inheritance, claim)?;
-        tending.adopt(root);
+        tending.adopt(root.cast_signed());
         self.tending = Some(tending);
         Ok(())
     }
 
-    /// The batch's process id from the control page, if the keeper was
-    /// killed before it could tell us.
-    fn said_by_itself(&self) -> Option<i32> {
-        let batch = self.channels.control().batch.load(Relaxed);
-        Identity::from_word(batch).map(Identity::pid)
-    }
-
     fn meet(&mut self, event: Event) -> Option<Ending> {
         match event {
-            Event::Started { .. } => {
+            Event::Started { batch } => {
+                self.root = find(batch);
                 std::mem::take(&mut self.held_back)
                     .into_iter()
                     .for_each(|signal| self.send(signal));
@@ -325,18 +292,18 @@ impl Front<'_> {
 
     /// Signals may come before the batch has started: the front holds them back until then.
     fn send(&mut self, signal: i32) {
-        if self.root.is_none() {
-            let said = self.channels.control().batch.load(Relaxed);
-            let is_it =
-                || Identity::from_word(said).is_some_and(|who| who.liveness() == Liveness::Alive);
-            self.root = self.said_by_itself().and_then(|pid| Root::open(pid, is_it));
-        }
         let Some(root) = &self.root else {
             self.held_back.push(signal);
             return;
         };
         self.held_back.drain(..).chain([signal]).for_each(|signal| root.send(signal));
     }
+}
+
+/// The batch by the identity that it sent before its exec; `None` if it has ended.
+fn find(batch: Option<Identity>) -> Option<PidFd> {
+    let batch = batch?;
+    PidFd::open(batch.pid().unsigned_abs(), || batch.liveness() == Liveness::Alive)
 }
 
 /// Ends this process the way the batch ended, so that a shell sees the same.
@@ -409,7 +376,7 @@ mod tests {
         for _ in 0..100 {
             let mut batch = sleeper();
             let pid = batch.id().cast_signed();
-            let root = Root::open(pid, || true).unwrap();
+            let root = PidFd::open(batch.id(), || true).unwrap();
             batch.kill().unwrap();
             batch.wait().unwrap();
             match child_with(pid) {
@@ -431,14 +398,5 @@ mod tests {
             }
         }
         panic!("the id was taken each time");
-    }
-
-    /// Goal: who has the id now is not taken for the batch. Method: a process that is not it.
-    #[test]
-    fn a_process_that_is_not_the_batch_is_left_alone() {
-        let mut other = sleeper();
-        assert!(Root::open(other.id().cast_signed(), || false).is_none());
-        other.kill().unwrap();
-        other.wait().unwrap();
     }
 }

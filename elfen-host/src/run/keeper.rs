@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -30,6 +30,7 @@ use super::live::Planner;
 use super::place::{Place, lighten_session};
 use super::spins::Spins;
 use super::waker::Wakers;
+use crate::pidfd::PidFd;
 use crate::process::{below, stat, threads_of};
 
 const TICK_MS: u16 = 100;
@@ -107,10 +108,7 @@ impl Tending {
             Event::LostLanes => libc::SIGSTOP,
             _ => libc::SIGCONT,
         };
-        for process in below(std::process::id()) {
-            // SAFETY: the process is a descendant of ours, which only we and the front reap.
-            unsafe { libc::kill(process.cast_signed(), signal) };
-        }
+        send_to_all(signal);
         change.event
     }
 
@@ -144,10 +142,7 @@ impl Tending {
     /// the batch. Who had to kill the keeper instead would have a batch that nobody guards.
     fn end_what_is_left(&self) {
         self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
-        for process in below(std::process::id()) {
-            // SAFETY: the process is a descendant of ours, which only we reap.
-            unsafe { libc::kill(process.cast_signed(), libc::SIGTERM) };
-        }
+        send_to_all(libc::SIGTERM);
     }
 
     /// Brings back threads that left the batch lanes or their low priority. A dying process may
@@ -155,11 +150,16 @@ impl Tending {
     /// keep its memory for long. Returns processes that cannot be brought back below their guard.
     fn put_back(&mut self) -> Vec<u32> {
         let mut threads = Vec::new();
-        let processes = below(std::process::id());
-        for &process in &processes {
-            lighten_session(process);
-            let dying = stat(process).is_some_and(|stat| stat.dying);
-            for thread in threads_of(process) {
+        // A process that ends and is reaped by its parent leaves its id to others: each is looked at
+        // again before it is touched.
+        let processes: Vec<PidFd> = descendants().collect();
+        for process in processes.iter().filter(|process| !process.has_ended()) {
+            lighten_session(process.pid());
+            let dying = stat(process.pid()).is_some_and(|stat| stat.dying);
+            for thread in threads_of(process.pid()) {
+                if !process.has_thread(thread) {
+                    continue;
+                }
                 threads.push(thread);
                 if dying {
                     let _raised = Place::raise(thread);
@@ -170,9 +170,19 @@ impl Tending {
                 }
             }
         }
+        let processes: Vec<u32> = processes.iter().map(PidFd::pid).collect();
         self.spins.end(|| threads, || self.channels.requests());
         self.beside.new_ones(&processes)
     }
+}
+
+/// All processes below this one that still run.
+fn descendants() -> impl Iterator<Item = PidFd> {
+    below(std::process::id()).into_iter().filter_map(PidFd::descendant)
+}
+
+fn send_to_all(signal: i32) {
+    descendants().for_each(|process| process.send(signal));
 }
 
 /// Whether a stop is one that a shell would see: not that of a process which the planner has
@@ -204,12 +214,8 @@ pub(super) fn keep(
     let front_of_ours = Pid::from_raw(front_process.cast_signed());
     let claim = Claim::of_run(front_process, std::process::id());
     let mut tending = Tending::start(order, channels, inheritance, claim)?;
-    match launch(order, channels, inheritance, signals) {
-        Ok(root) => {
-            let pid = i32::try_from(root.id()).unwrap_or(i32::MAX);
-            tending.adopt(pid);
-            tell(&mut front, Event::Started { pid });
-        }
+    match launch(order, channels, inheritance, signals, front.as_raw_fd()) {
+        Ok(root) => tending.adopt(i32::try_from(root.id()).unwrap_or(i32::MAX)),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
             tell(&mut front, Event::Refused { errno });
@@ -242,7 +248,6 @@ fn tell(front: &mut File, event: Event) {
 fn let_go_of_the_terminal() {
     let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
     for standard in 0..3 {
-        use std::os::fd::AsRawFd;
         // SAFETY: dup2 takes numbers; nothing in this process uses the three but by their numbers.
         unsafe { libc::dup2(null.as_raw_fd(), standard) };
     }

@@ -2,6 +2,7 @@
 //! signals as the front found them.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -15,19 +16,21 @@ use nix::unistd::{setgid, setgroups, setuid};
 
 use super::Order;
 use super::channels::Channels;
+use super::event::Event;
 use super::place::Place;
 use crate::cpulist::CpuSet;
 
 /// The loader's list of libraries that come before all others.
 pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// Starts the program. `signals` is the mask that the front was started with. The child itself
-/// names its process in the control page: the keeper, which starts it, may be killed before it can.
-pub(crate) fn launch(
+/// Starts the program. `signals` is the mask that the front was started with, `front` the socket
+/// through which the child tells it who it is.
+pub(super) fn launch(
     order: &Order,
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
+    front: RawFd,
 ) -> io::Result<Child> {
     let lanes: CpuSet = order.lanes().map(|(batch, _)| batch).collect();
     let place = Place::new(&lanes);
@@ -44,8 +47,9 @@ pub(crate) fn launch(
     let channels = channels.clone();
     let user = order.user.clone();
     let settle = move || {
-        let batch = Identity::own().map_or(0, Identity::word);
-        channels.control().batch.store(batch, Relaxed);
+        let batch = Identity::own();
+        channels.control().batch.store(batch.map_or(0, Identity::word), Relaxed);
+        Event::Started { batch }.send(front);
         place.take(0)?;
         if let Some(user) = &user {
             setgroups(&user.groups)?;

@@ -17,7 +17,7 @@ use elfen_rt::clock::monotonic_ns;
 use super::hotplug::online;
 use crate::affinity;
 use crate::cpulist::CpuSet;
-use crate::process::{Spent, spent};
+use crate::process::{Spent, descends, spent};
 
 /// A thread sleeps, says the kernel, and took this much time in it since the last look.
 const TICKS: u64 = 5;
@@ -101,6 +101,12 @@ fn sleeps(thread: u32) -> Option<u64> {
 /// Moves a thread to a CPU that it is not on, and back: to one of the request lanes only where
 /// there is no other.
 fn move_away(thread: u32, requests: &CpuSet) -> io::Result<()> {
+    // Its id may be a stranger's by now.
+    let is_ours = || match descends(thread, std::process::id()) {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+    };
+    is_ours()?;
     let home = affinity::of(thread)?;
     let Some(online) = online() else { return Ok(()) };
     let elsewhere = online.cpus().without(&home);
@@ -108,6 +114,7 @@ fn move_away(thread: u32, requests: &CpuSet) -> io::Result<()> {
     let away = if spared.is_empty() { elsewhere } else { spared };
     affinity::set(thread, &away)?;
     std::thread::sleep(AWAY);
+    is_ours()?;
     affinity::set(thread, &home)
 }
 

@@ -18,8 +18,8 @@ use elfen_rt::signal::task::TaskMap;
 use crate::programs::program;
 use crate::stage::{Batch, Board, Run, cpus, pin, skipped, until};
 
-/// The numbers under which the batch finds the map, its leases and its link.
-const DESCRIPTORS: [i32; 3] = [900, 901, 902];
+/// The numbers under which the batch finds the map and its link.
+const DESCRIPTORS: [i32; 2] = [900, 901];
 
 /// The kernel's program, attached for this test alone.
 fn attach(test: &str) -> Option<(Loaded, TaskMap)> {
@@ -103,7 +103,7 @@ fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
 fn batch(run: &Run, map: &TaskMap, program: &Path) -> Command {
     let mut command = run.batch_with(program, Some(Tasks::Descriptors(DESCRIPTORS)));
     let ours = map.descriptors().unwrap();
-    let ours = [ours.tasks.raw(), ours.watch.raw(), ours.link.raw()];
+    let ours = [ours.tasks.raw(), ours.link.raw()];
     let hand_on = move || {
         for (from, to) in ours.into_iter().zip(DESCRIPTORS) {
             // SAFETY: takes numbers; the copy has no close-on-exec flag.
@@ -181,7 +181,7 @@ fn other_descriptors_are_no_map() {
     let [first, second] = cpus();
     let run = Run::on_tasks(first, second);
     let board = Board::new();
-    let mut batch = run.batch_with(program, Some(Tasks::Descriptors([0, 1, 2])));
+    let mut batch = run.batch_with(program, Some(Tasks::Descriptors([0, 1])));
     let mut batch = Batch::start(batch.args(["loop", &board.id()]));
     until("it runs", || board.progress() > 1000);
     board.stop();

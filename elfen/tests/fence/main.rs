@@ -15,9 +15,9 @@ mod pages;
 #[path = "../preload/mod.rs"]
 mod preload;
 mod refused;
+mod scribble;
 mod settings;
 mod slurm;
-mod scribble;
 mod stage;
 mod stops;
 mod survives;

@@ -4,6 +4,7 @@
 //! enough: skipped there, in so many words.
 
 mod killed;
+mod pages;
 mod set;
 mod stage;
 

@@ -1,14 +1,16 @@
 //! The counters that a Java virtual machine keeps in a file which it has mapped: `hsperfdata`.
 //!
-//! The file is found by the process's own mappings and opened in the process's own root, so it
-//! does not matter where that machine's folder for temporary files is, or in which container it
-//! runs. The file is input: every offset is held against its length.
+//! The file is opened by the process's own mapping, so it does not matter where that machine's
+//! folder for temporary files is, or in which container it runs. The file is input: every offset is
+//! held against its length.
 
-use std::fs;
+use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use elfen_instrument::remote::mappings;
+use elfen_instrument::remote::{Mapping, mappings};
+
+use crate::mapped;
 
 /// In the name of the file's folder, before the user's.
 const FOLDER: &str = "hsperfdata_";
@@ -19,6 +21,8 @@ const ENTRY_BYTES: usize = 20;
 const LITTLE_ENDIAN: u8 = 1;
 /// A counter of eight bytes, as the virtual machine names Java's type.
 const LONG: u8 = b'J';
+/// A virtual machine has some 300 counters in 32 KiB, and can be told to have room for more.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum HsperfError {
@@ -30,7 +34,7 @@ pub enum HsperfError {
     )]
     None(u32),
     #[error("{0:?} is no file of counters, or one of another form")]
-    Form(PathBuf),
+    Form(String),
 }
 
 /// A counter of eight bytes, and where in the file it is.
@@ -40,24 +44,16 @@ pub struct Counter {
     pub offset: u64,
 }
 
-/// The file of a process, as we can open it.
-pub fn file_of(process: u32) -> Result<PathBuf, HsperfError> {
-    let all = mappings(process)?;
-    let is_it = |name: &&str| {
-        let folder = Path::new(name).parent().and_then(Path::file_name);
+/// All counters of a process, and the file in which they are.
+pub fn counters(process: u32) -> Result<(File, Vec<Counter>), HsperfError> {
+    let is_it = |mapping: &Mapping| {
+        let folder = Path::new(&mapping.name).parent().and_then(Path::file_name);
         folder.is_some_and(|folder| folder.to_string_lossy().starts_with(FOLDER))
     };
-    let name = all.iter().map(|mapping| mapping.name.as_str()).find(is_it);
-    let inside = Path::new(name.ok_or(HsperfError::None(process))?);
-    let root = Path::new("/proc").join(process.to_string()).join("root");
-    Ok(root.join(inside.strip_prefix("/").unwrap_or(inside)))
-}
-
-/// All counters of a process.
-pub fn counters(process: u32) -> Result<(PathBuf, Vec<Counter>), HsperfError> {
-    let file = file_of(process)?;
-    let bytes = fs::read(&file)?;
-    let counters = parse(&bytes).ok_or_else(|| HsperfError::Form(file.clone()))?;
+    let mapping = mappings(process)?.into_iter().find(is_it).ok_or(HsperfError::None(process))?;
+    let file = mapped::open(process, &mapping)?;
+    let bytes = mapped::read(&file, FILE_BYTES_MAX)?;
+    let counters = parse(&bytes).ok_or(HsperfError::Form(mapping.name))?;
     Ok((file, counters))
 }
 

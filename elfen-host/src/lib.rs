@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod fence;
 pub mod hsperf;
 pub mod lanes;
+pub mod mapped;
 pub mod metrics;
 pub mod pair;
 mod pidfd;

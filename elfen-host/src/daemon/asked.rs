@@ -24,11 +24,11 @@ impl Daemon {
                     self.add_up();
                     Answer::Status(self.status(*peer))
                 }
-                Ok((peer, Request::Resume)) => self.resume(*peer),
+                Ok((peer, Request::Resume)) => self.resume(&asked, *peer),
                 Ok((peer, Request::Enter { fence })) => self.enter(&asked, *peer, fence),
                 Ok((peer, Request::Pages)) => self.pages(*peer, &mut handed),
                 Ok((peer, Request::Tasks)) => self.tasks(*peer, &mut handed),
-                Ok((peer, Request::Set { page, wanted })) => self.set(*peer, page, *wanted),
+                Ok((peer, Request::Set { page, wanted })) => self.set(&asked, *peer, page, *wanted),
                 Err(why) => refused(why, "see `elfend --help`"),
             };
             asked.answer(&answer, &handed);
@@ -58,9 +58,23 @@ impl Daemon {
         self.held.iter().find(|held| held.group.holds(peer.pid).unwrap_or(false))
     }
 
-    fn resume(&mut self, peer: Peer) -> Answer {
-        if !peer.is_root {
-            return refused("only root resumes", "run it as root");
+    /// Why a process may not change what holds for fences. Its user says little: root in a
+    /// container has the same number, and the container may be in a fence.
+    fn refuse_command(&self, asked: &Asked, peer: Peer) -> Option<Answer> {
+        let inside = |held: &&Held| held.group.holds(peer.pid).unwrap_or(true);
+        if let Some(held) = self.held.iter().find(inside) {
+            let why = format!("this process is in fence {:?}, and must not command it", held.name);
+            return Some(refused(why, "ask from outside of the fence"));
+        }
+        // If it has not ended by now, the id was its own while it was looked at.
+        let may = peer.is_administrator() && !asked.is_gone();
+        let why = "only root may do that: it takes CAP_SYS_ADMIN in elfend's user namespace";
+        (!may).then(|| refused(why, "run it as root, and not in a container"))
+    }
+
+    fn resume(&mut self, asked: &Asked, peer: Peer) -> Answer {
+        if let Some(refusal) = self.refuse_command(asked, peer) {
+            return refusal;
         }
         for held in &mut self.held {
             if let Err(error) = held.resume() {
@@ -97,15 +111,16 @@ impl Daemon {
         }
     }
 
-    /// The pages of all lanes for a process that is in a fence, or may put itself into one. What it
-    /// gets it can hand on, and who shares a fence can falsify the accounts of its lanes; nobody
-    /// gets what would set its own budget.
+    /// The pages of its fence's lanes for a process in a fence, and of all lanes for one that may
+    /// put itself into one. It can hand on what it gets, and write into the lane pages. Guards
+    /// decide by nothing in these; other threads with checks on the same lanes do.
     fn pages(&self, peer: Peer, handed: &mut Vec<RawFd>) -> Answer {
-        if !peer.may_enter && self.around(peer).is_none() {
+        let around = self.around(peer);
+        if !peer.may_enter && around.is_none() {
             let why = "only processes in a fence, root and members of group elfen are given pages";
             return refused(why, "put the process into a fence");
         }
-        *handed = self.opened.handed();
+        *handed = self.opened.handed(around.map(Held::lanes));
         Answer::Pages { services: shares_segments(peer.pid) }
     }
 
@@ -124,9 +139,9 @@ impl Daemon {
         Answer::Tasks
     }
 
-    fn set(&self, peer: Peer, page: &str, wanted: Wanted) -> Answer {
-        if !peer.is_root {
-            return refused("only root changes what elfend's settings say", "run it as root");
+    fn set(&self, asked: &Asked, peer: Peer, page: &str, wanted: Wanted) -> Answer {
+        if let Some(refusal) = self.refuse_command(asked, peer) {
+            return refusal;
         }
         let Some(settings) = wanted.settings() else {
             let why = format!("there is no policy {}", wanted.policy);

@@ -111,6 +111,11 @@ impl Held {
         folder.forget(&old).map_err(|error| Error::unnoted(&path(), error))
     }
 
+    /// All batch lanes that it was given.
+    pub(super) fn lanes(&self) -> &CpuSet {
+        &self.lanes
+    }
+
     pub(super) fn lanes_online(&self, online: Option<&CpuSet>) -> CpuSet {
         online.map_or_else(|| self.lanes.clone(), |online| self.lanes.and(online))
     }

@@ -17,6 +17,7 @@ use elfen_rt::signal::task::Descriptors;
 use super::log::{Level, say};
 use super::settings::{Lent, Settings as File};
 use crate::args::signals::refuse;
+use crate::cpulist::CpuSet;
 use crate::fence::status::RequestLane;
 use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
 use crate::run::find::lent_beside;
@@ -40,10 +41,15 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// What a process in a fence is given to check itself by, in the order of
-    /// [`elfen_rt::pages`].
-    pub(super) fn handed(&self) -> Vec<RawFd> {
-        let pages = self.lanes.iter().filter_map(|lanes| lanes.channels.handed()).take(MOST);
+    /// What a process is given to check itself by, in the order of [`elfen_rt::pages`]: pages that
+    /// have one of these batch lanes, or all.
+    pub(super) fn handed(&self, of: Option<&CpuSet>) -> Vec<RawFd> {
+        let concerns = |lanes: &&Lanes| {
+            let mut batches = lanes.channels.assigned().iter().map(|&(batch, _)| batch);
+            of.is_none_or(|own| batches.any(|batch| own.contains(batch)))
+        };
+        let own = self.lanes.iter().filter(concerns);
+        let pages = own.filter_map(|lanes| lanes.channels.handed()).take(MOST);
         let tasks = self.tasks().map(|tasks| [tasks.tasks.raw(), tasks.link.raw()]);
         pages.flatten().chain(tasks.into_iter().flatten()).collect()
     }

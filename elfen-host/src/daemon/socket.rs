@@ -1,7 +1,8 @@
 //! The daemon's socket: who asks, and what.
 //!
-//! One request and one answer a connection, each a message of its own. The kernel says who asks; a
-//! connection that says nothing is closed after a while, and there are at most so many.
+//! One request and one answer for each connection, each a message of its own. The kernel says who
+//! asks. A silent connection is closed after a while, and sooner if its user has many or all places
+//! are taken: silent processes of one user must not keep others waiting.
 
 use std::io;
 use std::mem::size_of;
@@ -18,19 +19,40 @@ use crate::pidfd::has_ended;
 /// Whose members may put themselves into a fence.
 const GROUP: &str = "elfen";
 const MOST_CONNECTIONS: usize = 64;
+/// Silent ones of one user.
+const MOST_OF_ONE_USER: usize = 8;
+/// What is taken in one round; the rest waits in the kernel.
+const MOST_AT_ONCE: usize = 256;
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// The process at the other end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Peer {
     pub(super) pid: u32,
-    pub(super) is_root: bool,
     pub(super) may_enter: bool,
+}
+
+impl Peer {
+    /// Whether it has CAP_SYS_ADMIN in our own user namespace. The caller makes sure afterwards that
+    /// the process has not ended meanwhile.
+    pub(super) fn is_administrator(self) -> bool {
+        const CAP_SYS_ADMIN: u32 = 21;
+        let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/user")).ok();
+        let is_ours = namespace("self").is_some_and(|ours| {
+            namespace(&self.pid.to_string()).is_some_and(|theirs| theirs == ours)
+        });
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
+        let status = status.unwrap_or_default();
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        is_ours && effective.is_some_and(|mask| mask & 1 << CAP_SYS_ADMIN != 0)
+    }
 }
 
 #[derive(Debug)]
 struct Connection {
     socket: OwnedFd,
+    user: u32,
     since: Instant,
 }
 
@@ -38,6 +60,9 @@ struct Connection {
 pub(super) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
+    /// [`GROUP`], looked up once: the lookup may take as long as a directory server.
+    group: Option<u32>,
+    /// In the order in which they came.
     open: Vec<Connection>,
 }
 
@@ -74,20 +99,20 @@ impl Listener {
         if unsafe { libc::listen(fd, 128) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { socket, path: path.to_owned(), open: Vec::new() })
+        let group = UserGroup::from_name(GROUP).ok().flatten().map(|group| group.gid.as_raw());
+        Ok(Self { socket, path: path.to_owned(), group, open: Vec::new() })
     }
 
     /// What to wait for.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
         let connections = self.open.iter().map(|connection| connection.socket.as_raw_fd());
-        // Who waits for a place is heard when there is one.
-        let more = (self.open.len() < MOST_CONNECTIONS).then(|| self.socket.as_raw_fd());
-        more.into_iter().chain(connections).collect()
+        std::iter::once(self.socket.as_raw_fd()).chain(connections).collect()
     }
 
     /// Takes new connections, and reads what has been asked.
     pub(super) fn asked(&mut self) -> Vec<Asked> {
-        while self.open.len() < MOST_CONNECTIONS {
+        let mut asked = Vec::new();
+        for _ in 0..MOST_AT_ONCE {
             let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
             let nobody = std::ptr::null_mut::<libc::sockaddr>();
             let none = std::ptr::null_mut::<libc::socklen_t>();
@@ -98,26 +123,50 @@ impl Listener {
             }
             // SAFETY: the kernel has just given us this descriptor.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-            self.open.push(Connection { socket, since: Instant::now() });
+            let Ok(who) = credentials(fd) else { continue };
+            let connection = Connection { socket, user: who.uid, since: Instant::now() };
+            self.hear(connection, &mut asked);
         }
-        let mut asked = Vec::new();
         for connection in std::mem::take(&mut self.open) {
-            let mut text = vec![0; LONGEST_REQUEST + 1];
-            let fd = connection.socket.as_raw_fd();
-            // SAFETY: the kernel writes at most `text.len()` bytes into `text`.
-            let got = unsafe { libc::recv(fd, text.as_mut_ptr().cast(), text.len(), 0) };
-            match usize::try_from(got) {
-                Ok(0) => {}
-                Ok(length) => asked.push(Asked::read(connection.socket, &text[..length])),
-                Err(_) => {
-                    let waits = io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock;
-                    if waits && connection.since.elapsed() < SILENCE {
-                        self.open.push(connection);
-                    }
+            self.hear(connection, &mut asked);
+        }
+        asked
+    }
+
+    /// Reads what a connection has asked; it is kept while it is silent.
+    fn hear(&mut self, connection: Connection, asked: &mut Vec<Asked>) {
+        let mut text = [0; LONGEST_REQUEST + 1];
+        let fd = connection.socket.as_raw_fd();
+        // SAFETY: the kernel writes at most `text.len()` bytes into `text`.
+        let got = unsafe { libc::recv(fd, text.as_mut_ptr().cast(), text.len(), 0) };
+        match usize::try_from(got) {
+            Ok(0) => {}
+            Ok(length) => {
+                asked.push(Asked::read(connection.socket, &text[..length], self.group));
+            }
+            Err(_) => {
+                let waits = io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock;
+                if waits && connection.since.elapsed() < SILENCE {
+                    self.keep(connection);
                 }
             }
         }
-        asked
+    }
+
+    /// The oldest connection of the user who has the most gives way.
+    fn keep(&mut self, connection: Connection) {
+        let of = |open: &[Connection], user| open.iter().filter(|one| one.user == user).count();
+        let crowd = match of(&self.open, connection.user) {
+            MOST_OF_ONE_USER.. => Some(connection.user),
+            _ if self.open.len() >= MOST_CONNECTIONS => {
+                self.open.iter().map(|one| one.user).max_by_key(|&user| of(&self.open, user))
+            }
+            _ => None,
+        };
+        if let Some(at) = self.open.iter().position(|one| Some(one.user) == crowd) {
+            self.open.remove(at);
+        }
+        self.open.push(connection);
     }
 }
 
@@ -129,13 +178,13 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    fn read(socket: OwnedFd, text: &[u8]) -> Self {
+    fn read(socket: OwnedFd, text: &[u8], group: Option<u32>) -> Self {
         let request = if text.len() > LONGEST_REQUEST {
             Err(format!("a request has at most {LONGEST_REQUEST} bytes"))
         } else {
             serde_json::from_slice(text).map_err(|error| format!("it is no request: {error}"))
         };
-        let peer = peer(socket.as_raw_fd());
+        let peer = peer(socket.as_raw_fd(), group);
         let peer = peer.map_err(|error| format!("the kernel does not say who asks: {error}"));
         Self { request: request.and_then(|request| Ok((peer?, request))), socket }
     }
@@ -164,7 +213,8 @@ impl Drop for Listener {
     }
 }
 
-fn peer(fd: RawFd) -> io::Result<Peer> {
+/// The process that connected, as it was then.
+fn credentials(fd: RawFd) -> io::Result<libc::ucred> {
     let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the kernel writes at most `length` bytes into a ucred.
@@ -175,13 +225,16 @@ fn peer(fd: RawFd) -> io::Result<Peer> {
     if got != 0 {
         return Err(io::Error::last_os_error());
     }
+    Ok(who)
+}
+
+fn peer(fd: RawFd, group: Option<u32>) -> io::Result<Peer> {
+    let who = credentials(fd)?;
     // 0: a process of another pid namespace, which has no id here.
     let pid = u32::try_from(who.pid).ok().filter(|&pid| pid != 0);
     let pid = pid.ok_or_else(|| io::Error::other("it has no process id here"))?;
-    let group = UserGroup::from_name(GROUP).ok().flatten().map(|group| group.gid.as_raw());
     let in_group = group.is_some_and(|group| who.gid == group || groups(fd).contains(&group));
-    let is_root = who.uid == 0;
-    Ok(Peer { pid, is_root, may_enter: is_root || in_group })
+    Ok(Peer { pid, may_enter: who.uid == 0 || in_group })
 }
 
 /// The process at the other end itself, whoever has its id; `None` on a kernel before 6.5.

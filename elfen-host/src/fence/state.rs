@@ -3,8 +3,10 @@
 //! The kill switch reads this and nothing else. So it works while the daemon is stopped, hangs or
 //! has never been started again; and a daemon that starts finds the pause, and keeps it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +16,8 @@ use crate::cgroup::{CgroupPath, Freezer};
 
 /// Where fences are noted, unless a test or a second daemon has a folder of its own.
 pub const FOLDER: &str = "/run/elfen";
+/// How the name of a file begins that is not written yet.
+const UNFINISHED: &str = ".";
 
 /// A fence, as far as stopping it takes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -147,7 +151,9 @@ impl Folder {
 
     /// A reader sees the old text or the new one, and never a part.
     fn replace(&self, path: &Path, text: &str) -> io::Result<()> {
-        let new = path.with_extension("new");
+        // No fence's name begins with a dot.
+        let name = path.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
+        let new = path.with_file_name(format!("{UNFINISHED}{name}"));
         let mut file = File::create(&new)?;
         file.set_permissions(fs::Permissions::from_mode(0o644))?;
         writeln!(file, "{text}")?;
@@ -165,7 +171,7 @@ fn all_of<T: serde::de::DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
     for entry in entries {
         let path = entry?.path();
         let whole = |error| io::Error::other(format!("{}: {error}", path.display()));
-        if path.extension().is_some_and(|extension| extension == "new") {
+        if path.file_name().is_some_and(|name| name.as_bytes().starts_with(UNFINISHED.as_bytes())) {
             continue;
         }
         let text = fs::read_to_string(&path)?;
@@ -189,7 +195,7 @@ mod tests {
         folder.make().unwrap();
         let freezer = Freezer { folder: "/sys/fs/cgroup/x".into(), version: Version::Two };
         let cgroup = CgroupPath::parse("x").unwrap();
-        let [b, a] = ["b", "a"].map(|name| Noted {
+        let [b, a] = ["b.new", "a"].map(|name| Noted {
             name: name.to_owned(),
             path: cgroup.clone(),
             unit: None,
@@ -198,6 +204,8 @@ mod tests {
         folder.note(&b).unwrap();
         folder.note(&a).unwrap();
         assert_eq!(folder.noted().unwrap(), [a, b]);
+        fs::write(path.join("fences/.a"), "{").unwrap();
+        assert_eq!(folder.noted().unwrap().len(), 2, "a file that is not finished is none yet");
         folder.pause("two\nlines").unwrap();
         assert_eq!(folder.paused().unwrap().as_deref(), Some("two\nlines"));
         assert!(folder.resume().unwrap() && !folder.resume().unwrap());

@@ -37,8 +37,7 @@ const MOST_COLLECTORS: usize = 8;
 impl Counters {
     /// Why there are none, in a few words.
     pub(super) fn open(process: u32) -> Result<Self, String> {
-        let (path, all) = hsperf::counters(process).map_err(|error| error.to_string())?;
-        let file = File::open(path).map_err(|error| error.to_string())?;
+        let (file, all) = hsperf::counters(process).map_err(|error| error.to_string())?;
         let named = |name: &str| {
             let found = all.iter().find(|counter| counter.name == name);
             found.cloned().ok_or_else(|| format!("it has no counter {name}"))

@@ -54,7 +54,7 @@ pub fn jvm(process: u32, name: &str) -> Result<Place, Unreached> {
         counters.iter().find(|counter| counter.name == name || counter.name == collections);
     let counter =
         counter.ok_or_else(|| Unreached::Wrong(format!("there is no counter {name:?}")))?;
-    let word = mapped::file_word(&std::fs::File::open(file)?, counter.offset)?;
+    let word = mapped::file_word(&file, counter.offset)?;
     Ok(Place { word, offset: 0, width: Width::U64, source: Source::Mapped })
 }
 

@@ -184,6 +184,7 @@ fn still_frozen(folder: &Folder, request: &Request) -> io::Result<Vec<FenceStatu
         Answer::Status(status) => {
             Ok(status.fences.into_iter().filter(|fence| fence.frozen.is_some()).collect())
         }
+        Answer::Refused { why, .. } => Err(io::Error::other(why)),
         other => Err(io::Error::other(format!("elfend answers {other:?}"))),
     }
 }

@@ -77,7 +77,7 @@ fn members_enter_and_change_nothing() {
     let pid = fenced.daemon.id().to_string();
     let root_alone = [
         (&["pause"][..], "run it as root"),
-        (&["resume"], "only root resumes"),
+        (&["resume"], "only root may do that"),
         (&["set", &pid, "--policy", "fixed-budget", "--budget", "3ms"], "or as root"),
     ];
     for (words, why) in root_alone {

@@ -4,6 +4,7 @@
 //! where. Beside each promise stands the same without it, so that the test can fail.
 
 mod accounts;
+mod asks;
 mod contained;
 mod container;
 mod crowd;

@@ -168,7 +168,7 @@ fn users_who_may_not() {
     let (status, said) = as_nobody(&["pause"]);
     assert!(status == Some(1) && said.contains("run it as root"), "{said}");
     let (status, said) = as_nobody(&["resume"]);
-    assert!(status == Some(1) && said.contains("only root resumes"), "{said}");
+    assert!(status == Some(1) && said.contains("only root may do that"), "{said}");
     let (status, said) = as_nobody(&["status"]);
     assert_eq!(status, Some(0), "{said}");
 

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::process::descends;
@@ -44,6 +45,11 @@ impl PidFd {
         let process = self.process.as_raw_fd();
         // SAFETY: takes numbers, and no information besides.
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, none, 0) };
+    }
+
+    pub(crate) fn await_end(&self) {
+        let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
+        while let Err(Errno::EINTR) = poll(&mut ended, PollTimeout::NONE) {}
     }
 
     pub(crate) fn has_ended(&self) -> bool {

@@ -26,6 +26,7 @@ mod tally;
 mod uevents;
 mod units;
 mod waiting;
+mod watchdog;
 mod written;
 
 use std::fs::File;
@@ -56,6 +57,7 @@ use self::socket::Listener;
 use self::uevents::Uevents;
 use self::units::Units;
 use self::waiting::Waiting;
+use self::watchdog::Watchdog;
 use self::written::Written;
 use crate::affinity;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
@@ -92,6 +94,7 @@ struct Daemon {
     units: Units,
     confining: Confining,
     guarding: Guarding,
+    watchdog: Watchdog,
     serving: Serving,
     online: Option<CpuSet>,
     listener: Listener,
@@ -134,6 +137,7 @@ impl Daemon {
         let uevents = Uevents::open().inspect_err(|error| {
             say(Level::Warning, format_args!("CPUs that go are seen at the next look: {error}"));
         });
+        let watchdog = Watchdog::start(folder, &hierarchies, &home);
         let mut daemon = Self {
             folder: folder.clone(),
             _lock: lock,
@@ -145,6 +149,7 @@ impl Daemon {
             units: Units::default(),
             confining: Confining::default(),
             guarding: Guarding::nobody(),
+            watchdog,
             serving,
             online: online().map(|online| online.0),
             listener,
@@ -201,6 +206,7 @@ impl Daemon {
                 }
             }
             self.mind_keeper();
+            self.watchdog.mind();
             self.serving.mind(&self.folder.socket());
             if self.uevents.as_mut().is_some_and(Uevents::heard) || self.looked.is_none() {
                 self.online = online().map(|online| online.0);

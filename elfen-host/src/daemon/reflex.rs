@@ -5,15 +5,14 @@
 //! waits for nothing but the keeper's end, and goes by what is noted, as the kill switch does.
 
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::thread::{Builder, JoinHandle};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::Pid;
 
 use super::log::{Level, say};
 use super::release::freeze;
 use crate::fence::state::Folder;
+use crate::pidfd::PidFd;
 
 #[derive(Debug)]
 pub(super) struct Reflex(JoinHandle<()>);
@@ -21,14 +20,8 @@ pub(super) struct Reflex(JoinHandle<()>);
 impl Reflex {
     /// `keeper` is a child that nobody has reaped yet.
     pub(super) fn at_the_end_of(keeper: Pid, folder: &Folder) -> io::Result<Self> {
-        // SAFETY: pidfd_open takes numbers.
-        let process = unsafe { libc::syscall(libc::SYS_pidfd_open, keeper.as_raw(), 0) };
-        if process < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let process = i32::try_from(process).map_err(io::Error::other)?;
-        // SAFETY: the kernel has just given us this descriptor.
-        let process = unsafe { OwnedFd::from_raw_fd(process) };
+        let pid = keeper.as_raw().unsigned_abs();
+        let process = PidFd::open(pid, || true).ok_or_else(io::Error::last_os_error)?;
         let folder = folder.clone();
         let thread = Builder::new().name("elfend-reflex".to_owned());
         thread.spawn(move || freeze_after(&process, &folder)).map(Self)
@@ -43,9 +36,8 @@ impl Reflex {
     }
 }
 
-fn freeze_after(keeper: &OwnedFd, folder: &Folder) {
-    let mut ended = [PollFd::new(keeper.as_fd(), PollFlags::POLLIN)];
-    while let Err(nix::errno::Errno::EINTR) = poll(&mut ended, PollTimeout::NONE) {}
+fn freeze_after(keeper: &PidFd, folder: &Folder) {
+    keeper.await_end();
     if let Err(failure) = freeze(folder) {
         say(Level::Error, failure);
     }

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,7 @@ use crate::cgroup::{CgroupPath, Freezer};
 
 /// Where fences are noted, unless a test or a second daemon has a folder of its own.
 pub const FOLDER: &str = "/run/elfen";
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// How the name of a file begins that is not written yet.
 const UNFINISHED: &str = ".";
 
@@ -74,17 +76,24 @@ impl Folder {
         builder.create(self.confined_folder())
     }
 
-    /// Held as long as the file lives; `None` if another process holds it.
+    /// Held as long as the file lives; `None` if another process holds it. One that ends now may
+    /// take a moment: what it forked off has the lock too, until it has frozen what is to be frozen.
     pub fn lock(&self) -> io::Result<Option<File>> {
         let file = File::options()
             .create(true)
             .truncate(false)
             .write(true)
             .open(self.0.join("elfend.lock"))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
-            Err(fs::TryLockError::WouldBlock) => Ok(None),
-            Err(fs::TryLockError::Error(error)) => Err(error),
+        let began = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(file)),
+                Err(fs::TryLockError::WouldBlock) if began.elapsed() < LOCK_PATIENCE => {
+                    std::thread::sleep(LOCK_PATIENCE / 50);
+                }
+                Err(fs::TryLockError::WouldBlock) => return Ok(None),
+                Err(fs::TryLockError::Error(error)) => return Err(error),
+            }
         }
     }
 

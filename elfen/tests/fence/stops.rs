@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use elfen_rt::clock::monotonic_ns;
 
@@ -58,7 +58,7 @@ impl Stamps {
     fn stands(&self, fenced: &Fenced) -> u64 {
         wait_until("being frozen", || fenced.fence.0.freezer().is_frozen().unwrap());
         let last = self.last_ns();
-        std::thread::sleep(std::time::Duration::from_millis(3));
+        std::thread::sleep(Duration::from_millis(3));
         assert_eq!(self.last_ns(), last, "it stands");
         last
     }
@@ -196,4 +196,37 @@ fn stops_for_each_other_daemon() {
         stamps.go_on();
         assert_eq!(stamps.child.try_wait().unwrap(), None);
     }
+}
+
+/// Goal: nothing of a batch runs when daemon and guards are killed together, where no systemd looks
+/// after them. Method: SIGKILL of both, in either order, at once and up to 50 ms apart, and of both
+/// while they are stopped.
+#[test]
+fn stops_when_all_of_elfend_dies() {
+    if !or_skip("stops_when_all_of_elfend_dies") {
+        return;
+    }
+    let mut fenced = Fenced::start();
+    let freezer = fenced.fence.0.freezer();
+    let mut frozen = Vec::new();
+    for round in 0..rounds(6) {
+        fenced.wait_until_it_runs();
+        let stamps = Stamps::start(&fenced);
+        let (daemon, keeper) = (fenced.daemon.id(), fenced.status().keeper.unwrap());
+        let order = if round % 2 == 0 { [daemon, keeper] } else { [keeper, daemon] };
+        if round % 3 == 2 {
+            order.iter().for_each(|&process| kill(process, libc::SIGSTOP));
+        }
+        kill(order[0], libc::SIGKILL);
+        std::thread::sleep(Duration::from_millis(round as u64 % 3 * 25));
+        let began = monotonic_ns();
+        kill(order[1], libc::SIGKILL);
+        fenced.daemon.wait().unwrap();
+        let last = stamps.stands(&fenced);
+        frozen.push(last.saturating_sub(began));
+        freezer.thaw().unwrap();
+        drop(stamps);
+        fenced.restart();
+    }
+    say("from the death of both to the last turn", frozen);
 }

@@ -27,6 +27,10 @@ pub(super) enum Event {
     /// The last of its lanes went offline, and it was stopped; one is back, and it goes on.
     LostLanes,
     HasLanes,
+    /// The process that looks after the batch from now on.
+    Kept {
+        by: u32,
+    },
     /// A process of it is in a cgroup that does not rank below its guard's.
     Beside {
         pid: i32,
@@ -46,6 +50,7 @@ impl Event {
             Self::LostLanes => (5, 0),
             Self::HasLanes => (6, 0),
             Self::Beside { pid } => (7, number(pid)),
+            Self::Kept { by } => (8, u64::from(by)),
         };
         u128::to_ne_bytes(u128::from(kind) | u128::from(value) << 64)
     }
@@ -78,6 +83,7 @@ impl Event {
             5 => Ok(Self::LostLanes),
             6 => Ok(Self::HasLanes),
             7 => Ok(Self::Beside { pid: value }),
+            8 => Ok(Self::Kept { by: value.cast_unsigned() }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -98,6 +104,7 @@ mod tests {
             Event::LostLanes,
             Event::HasLanes,
             Event::Beside { pid: 7 },
+            Event::Kept { by: 8 },
         ];
         let mut all = Vec::new();
         events.iter().for_each(|event| event.write(&mut all).unwrap());

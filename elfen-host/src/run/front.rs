@@ -23,11 +23,10 @@ use nix::unistd::{ForkResult, Pid, fork};
 use super::Order;
 use super::channels::Channels;
 use super::event::Event;
-use super::keeper::{self, Tending};
+use super::keeper::Tending;
 use super::place;
-use super::spins::Spins;
+use super::spare::{self, become_the_parent_of_orphans};
 use crate::pidfd::PidFd;
-use crate::process::threads_of;
 
 /// How the batch program ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +83,7 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(events);
-            let kept = keeper_process(order, channels, inheritance, found, to_us, front);
+            let kept = spare::stand_by(order, channels, inheritance, found, to_us, front);
             // SAFETY: ends the process; buffers of ours must not be written twice.
             unsafe { libc::_exit(i32::from(kept.is_err())) }
         }
@@ -97,12 +96,12 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
                 channels,
                 inheritance,
                 signals,
-                keeper: Some((File::from(events), child.as_raw())),
+                keeper: Some((File::from(events), child)),
+                kept_by: child.as_raw().unsigned_abs(),
                 root: None,
                 held_back: Vec::new(),
                 napped_by: Vec::new(),
                 tending: None,
-                spins: Spins::default(),
                 beside_guards: 0,
             };
             let ending = front.until_the_end()?;
@@ -111,38 +110,20 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
     }
 }
 
-fn keeper_process(
-    order: &Order,
-    channels: &Arc<Channels>,
-    inheritance: &Inherited,
-    found: SigSet,
-    to_front: OwnedFd,
-    front: u32,
-) -> io::Result<()> {
-    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
-    become_the_parent_of_orphans()?;
-    keeper::keep(order, channels, inheritance, found, File::from(to_front), front)
-}
-
-fn become_the_parent_of_orphans() -> io::Result<()> {
-    Ok(nix::sys::prctl::set_child_subreaper(true)?)
-}
-
 struct Front<'a> {
     order: &'a Order,
     channels: &'a Arc<Channels>,
     inheritance: &'a Inherited,
     signals: SignalFd,
-    /// Its events and its process, until it is gone.
-    keeper: Option<(File, i32)>,
+    /// Its events, and our child that stands by for it, until both are gone.
+    keeper: Option<(File, Pid)>,
+    kept_by: u32,
     root: Option<PidFd>,
     held_back: Vec<i32>,
     /// How the guards were last seen to nap.
     napped_by: Vec<u64>,
     /// The keeper's work, which the front does after the keeper was killed.
     tending: Option<Tending>,
-    /// The keeper looks at the batch's threads, and the front at the keeper's, which reap, too.
-    spins: Spins,
     beside_guards: u64,
 }
 
@@ -151,10 +132,6 @@ impl Front<'_> {
         loop {
             self.wait()?;
             self.say_how_guards_nap();
-            if let Some((_, keeper)) = self.keeper {
-                let threads = || threads_of(keeper.unsigned_abs());
-                self.spins.end(threads, || self.channels.requests());
-            }
             while let Some(signal) = self.signals.read_signal()? {
                 self.pass_on(&signal);
             }
@@ -206,7 +183,7 @@ impl Front<'_> {
 
     /// What the keeper says; when the keeper is gone without a word, its children are ours.
     fn heard(&mut self) -> io::Result<Vec<Event>> {
-        let Some((events, keeper)) = &mut self.keeper else { return Ok(Vec::new()) };
+        let Some((events, spare)) = &mut self.keeper else { return Ok(Vec::new()) };
         let mut ready = [PollFd::new(events.as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, PollTimeout::ZERO)? == 0 {
             return Ok(Vec::new());
@@ -214,19 +191,20 @@ impl Front<'_> {
         if let Ok(event) = Event::read(events) {
             return Ok(vec![event]);
         }
-        let keeper = *keeper;
+        let spare = *spare;
         self.keeper = None;
-        self.take_over(keeper)?;
+        self.take_over(spare)?;
         Ok(Vec::new())
     }
 
-    fn take_over(&mut self, keeper: i32) -> io::Result<()> {
-        // Its child, which has closed its end of the pipe; how it ended makes no difference.
-        let _ended = waitpid(Pid::from_raw(keeper), None);
+    /// Keeper and spare have both closed their end of the socket.
+    fn take_over(&mut self, spare: Pid) -> io::Result<()> {
+        // How it ended makes no difference.
+        let _ended = waitpid(spare, None);
         let Some(root) = self.root.as_ref().map(PidFd::pid) else {
             return Err(io::Error::other("the keeper ended before it had started anything"));
         };
-        let claim = Claim::of_run(std::process::id(), keeper.unsigned_abs());
+        let claim = Claim::of_run(std::process::id(), self.kept_by);
         let mut tending = Tending::start(self.order, self.channels, self.inheritance, claim)?;
         tending.adopt(root.cast_signed());
         self.tending = Some(tending);
@@ -240,6 +218,10 @@ impl Front<'_> {
                 std::mem::take(&mut self.held_back)
                     .into_iter()
                     .for_each(|signal| self.send(signal));
+                None
+            }
+            Event::Kept { by } => {
+                self.kept_by = by;
                 None
             }
             Event::LostLanes => {

@@ -16,7 +16,6 @@ use elfen_rt::signal::account::Claim;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{Pid, getppid};
 
 use super::Order;
 use super::beside::Beside;
@@ -28,7 +27,8 @@ use super::hotplug::{Hotplug, online};
 use super::launch::launch;
 use super::live::Planner;
 use super::place::{Place, lighten_session};
-use super::spins::Spins;
+use super::spare::Front;
+use super::spins::{OwnSpins, Spins};
 use super::waker::Wakers;
 use crate::pidfd::PidFd;
 use crate::process::{below, stat, threads_of};
@@ -43,6 +43,7 @@ pub(super) struct Tending {
     place: Place,
     hotplug: Hotplug,
     spins: Spins,
+    _own_spins: OwnSpins,
     beside: Beside,
     root: Option<i32>,
     care: Care,
@@ -73,6 +74,7 @@ impl Tending {
             place: Place::new(&order.lanes().map(|(batch, _)| batch).collect()),
             hotplug: Hotplug::after(channels.batch_lanes_offline() == channels.assigned().len()),
             spins: Spins::default(),
+            _own_spins: OwnSpins::watch(channels.requests())?,
             beside: Beside::guards_of_this_process(),
             root: None,
             care,
@@ -206,31 +208,35 @@ pub(super) fn keep(
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
-    mut front: File,
-    front_process: u32,
+    mut front: Front,
 ) -> io::Result<()> {
-    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-    let children = SignalFd::with_flags(&SigSet::all(), flags)?;
-    let front_of_ours = Pid::from_raw(front_process.cast_signed());
-    let claim = Claim::of_run(front_process, std::process::id());
+    let claim = Claim::of_run(front.pid, std::process::id());
     let mut tending = Tending::start(order, channels, inheritance, claim)?;
-    match launch(order, channels, inheritance, signals, front.as_raw_fd()) {
+    match launch(order, channels, inheritance, signals, &front) {
         Ok(root) => tending.adopt(i32::try_from(root.id()).unwrap_or(i32::MAX)),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            tell(&mut front, Event::Refused { errno });
+            front.tell(Event::Refused { errno });
             return Ok(());
         }
     }
     let_go_of_the_terminal();
+    tend(tending, &mut front)
+}
+
+/// Looks after a batch until nothing of it is left.
+pub(super) fn tend(mut tending: Tending, front: &mut Front) -> io::Result<()> {
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    let children = SignalFd::with_flags(&SigSet::all(), flags)?;
+    front.tell(Event::Kept { by: std::process::id() });
     while let Some(events) = tending.reap() {
-        events.into_iter().for_each(|event| tell(&mut front, event));
-        tending.tick().for_each(|event| tell(&mut front, event));
+        events.into_iter().for_each(|event| front.tell(event));
+        tending.tick().for_each(|event| front.tell(event));
         let mut wait = [PollFd::new(children.as_fd(), PollFlags::POLLIN)];
         poll(&mut wait, PollTimeout::from(TICK_MS))?;
         while let Ok(Some(signal)) = children.read_signal() {
             let told_to_end = signal.ssi_signo.cast_signed() == libc::SIGTERM;
-            if told_to_end && getppid() != front_of_ours {
+            if told_to_end && front.is_gone() {
                 tending.end_what_is_left();
             }
         }
@@ -238,14 +244,9 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// A front that was killed hears nothing; the batch goes on.
-fn tell(front: &mut File, event: Event) {
-    let _heard = event.write(front);
-}
-
 /// A reader of the batch's output waits for the last process that could print: the keeper must not
 /// be that process.
-fn let_go_of_the_terminal() {
+pub(super) fn let_go_of_the_terminal() {
     let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
     for standard in 0..3 {
         // SAFETY: dup2 takes numbers; nothing in this process uses the three but by their numbers.

@@ -2,7 +2,7 @@
 //! signals as the front found them.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use super::Order;
 use super::channels::Channels;
 use super::event::Event;
 use super::place::Place;
+use super::spare::Front;
 use crate::cpulist::CpuSet;
 
 /// The loader's list of libraries that come before all others.
 pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// Starts the program. `signals` is the mask that the front was started with, `front` the socket
-/// through which the child tells it who it is.
+/// Starts the program. `signals` is the mask that the front was started with, `front` the one
+/// that the child tells who it is.
 pub(super) fn launch(
     order: &Order,
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
-    front: RawFd,
+    front: &Front,
 ) -> io::Result<Child> {
     let lanes: CpuSet = order.lanes().map(|(batch, _)| batch).collect();
     let place = Place::new(&lanes);
@@ -45,11 +46,12 @@ pub(super) fn launch(
         command.env(PRELOAD, preload(library, before.as_deref()));
     }
     let channels = channels.clone();
+    let sockets = [Some(front.socket.as_raw_fd()), front.spare.as_ref().map(OwnedFd::as_raw_fd)];
     let user = order.user.clone();
     let settle = move || {
         let batch = Identity::own();
         channels.control().batch.store(batch.map_or(0, Identity::word), Relaxed);
-        Event::Started { batch }.send(front);
+        sockets.iter().flatten().for_each(|&socket| Event::Started { batch }.send(socket));
         place.take(0)?;
         if let Some(user) = &user {
             setgroups(&user.groups)?;

@@ -31,6 +31,7 @@ mod pacer;
 mod pages;
 pub mod place;
 pub mod report;
+mod spare;
 mod spins;
 pub mod waker;
 

@@ -10,6 +10,10 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use elfen_rt::clock::monotonic_ns;
@@ -17,12 +21,47 @@ use elfen_rt::clock::monotonic_ns;
 use super::hotplug::online;
 use crate::affinity;
 use crate::cpulist::CpuSet;
-use crate::process::{Spent, descends, spent};
+use crate::process::{Spent, descends, spent, threads_of};
 
 /// A thread sleeps, says the kernel, and took this much time in it since the last look.
 const TICKS: u64 = 5;
 const LOOK_EVERY_NS: u64 = 900_000_000;
 const AWAY: Duration = Duration::from_millis(10);
+
+/// Looks after the threads of this process, of which one reaps.
+#[derive(Debug)]
+pub(super) struct OwnSpins {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl OwnSpins {
+    pub(super) fn watch(requests: Vec<u32>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = stop.clone();
+        let watch = move || {
+            let mut spins = Spins::default();
+            // Relaxed: the join orders everything else.
+            while !ends.load(Relaxed) {
+                spins.end(|| threads_of(std::process::id()), || requests.clone());
+                thread::park_timeout(Duration::from_nanos(LOOK_EVERY_NS));
+            }
+        };
+        let thread = thread::Builder::new().name("elfen-spins".into()).spawn(watch)?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for OwnSpins {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It does not panic.
+            let _ended = thread.join();
+        }
+    }
+}
 
 /// The threads of one look, compared with the last one.
 #[derive(Debug, Default)]
@@ -102,7 +141,8 @@ fn sleeps(thread: u32) -> Option<u64> {
 /// there is no other.
 fn move_away(thread: u32, requests: &CpuSet) -> io::Result<()> {
     // Its id may be a stranger's by now.
-    let is_ours = || match descends(thread, std::process::id()) {
+    let own = Path::new("/proc/self/task").join(thread.to_string());
+    let is_ours = || match own.exists() || descends(thread, std::process::id()) {
         true => Ok(()),
         false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
     };
@@ -113,7 +153,7 @@ fn move_away(thread: u32, requests: &CpuSet) -> io::Result<()> {
     let spared = elsewhere.without(requests);
     let away = if spared.is_empty() { elsewhere } else { spared };
     affinity::set(thread, &away)?;
-    std::thread::sleep(AWAY);
+    thread::sleep(AWAY);
     is_ours()?;
     affinity::set(thread, &home)
 }

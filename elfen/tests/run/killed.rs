@@ -13,7 +13,8 @@ use elfen_rt::service::Service;
 use elfen_rt::signal::lane::LaneState;
 
 use crate::stage::{
-    Running, exists, kill, parent_if_alive, two_cpus_or_skip, wait_until, wait_until_gone,
+    Running, exists, kill, parent_if_alive, parent_of, two_cpus_or_skip, wait_until,
+    wait_until_gone,
 };
 
 const ROUNDS: u64 = 10;
@@ -78,6 +79,10 @@ enum Victim {
     Service,
     Front,
     Keeper,
+    Spare,
+    /// Two at once, as by an operator who kills what is called `elfen`.
+    FrontAndKeeper,
+    KeeperAndSpare,
     Batch,
 }
 
@@ -113,11 +118,22 @@ fn play(seed: &mut u64) {
     let (keeper, front) = (running.keeper(), running.front.id());
     let child = children_of(running.batch);
     let pages = [1, 2].map(|field: usize| running.inheritance[field].parse::<i32>().unwrap());
-    let victim = match next(seed) % 4 {
+    let spare = parent_of(keeper);
+    let victim = match next(seed) % 7 {
         0 => Victim::Service,
         1 => Victim::Front,
         2 => Victim::Keeper,
+        3 => Victim::Spare,
+        4 => Victim::FrontAndKeeper,
+        5 => Victim::KeeperAndSpare,
         _ => Victim::Batch,
+    };
+    // In either order, and up to a few milliseconds apart.
+    let both = |mut two: [u32; 2], seed: &mut u64| {
+        two.rotate_left(usize::from(next(seed) % 2 == 0));
+        kill(two[0], libc::SIGKILL);
+        std::thread::sleep(Duration::from_micros(next(seed) % 4 * 1_000));
+        kill(two[1], libc::SIGKILL);
     };
     std::thread::sleep(Duration::from_micros(next(seed) % 40_000));
     println!("  {victim:?}");
@@ -125,17 +141,20 @@ fn play(seed: &mut u64) {
         Victim::Service => serving.0.kill().unwrap(),
         Victim::Front => kill(front, libc::SIGKILL),
         Victim::Keeper => kill(keeper, libc::SIGKILL),
+        Victim::Spare => kill(spare, libc::SIGKILL),
+        Victim::FrontAndKeeper => both([front, keeper], seed),
+        Victim::KeeperAndSpare => both([keeper, spare], seed),
         Victim::Batch => kill(running.batch, libc::SIGKILL),
     }
     match victim {
         // Dead in the middle of a request or not, the service holds no batch off its lane.
         Victim::Service => wait_until("borrowing", || running.is(LaneState::Running)),
-        Victim::Front | Victim::Keeper => {
+        Victim::Batch => {}
+        _ => {
             let naps = || running.lanes().slot(0).unwrap().naps.load(Relaxed);
             let before = naps();
             wait_until("heeding the service", || naps() > before + 3);
         }
-        Victim::Batch => {}
     }
     if victim != Victim::Batch {
         assert!(exists(running.batch), "the batch goes on");
@@ -144,7 +163,7 @@ fn play(seed: &mut u64) {
     child.iter().for_each(|&child| kill(child, libc::SIGKILL));
     let ended = running.end();
     assert_eq!(ended.signal(), Some(libc::SIGKILL), "{ended}");
-    wait_until("the keeper's end", || !exists(keeper));
+    wait_until("the end of both", || !exists(keeper) && !exists(spare));
     drop(serving);
     Service::open(&name, 1).unwrap().remove().unwrap();
     pages.into_iter().for_each(wait_until_gone);

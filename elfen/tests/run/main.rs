@@ -261,8 +261,8 @@ fn the_batch_goes_on_when_the_front_is_killed() {
 }
 
 #[test]
-fn the_front_takes_over_when_the_keeper_is_killed() {
-    if !two_cpus_or_skip("the_front_takes_over_when_the_keeper_is_killed") {
+fn the_lane_is_guarded_whoever_is_killed() {
+    if !two_cpus_or_skip("the_lane_is_guarded_whoever_is_killed") {
         return;
     }
     let serving = Serving::start();
@@ -270,8 +270,13 @@ fn the_front_takes_over_when_the_keeper_is_killed() {
     let script = "while [ ! -e \"$GO\" ]; do sleep 0.02; done; exit 5";
     let go = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("go-{}", serving.name));
     let running = Running::start(&serving, &format!("GO={}; {script}", go.display()));
-    kill(running.keeper(), libc::SIGKILL);
-    wait_until("taking over", || parent_of(running.batch) == running.front.id());
+    let (keeper, front) = (running.keeper(), running.front.id());
+    let spare = parent_of(keeper);
+    assert_eq!(parent_of(spare), front);
+    kill(keeper, libc::SIGKILL);
+    wait_until("the spare takes over", || parent_of(running.batch) == spare);
+    kill(spare, libc::SIGKILL);
+    wait_until("the front takes over", || parent_of(running.batch) == front);
     // The lane is guarded again: it still follows the service.
     let lanes = running.lanes();
     let is = |state| lanes.slot(0).unwrap().state().is_some_and(|(found, _)| found == state);

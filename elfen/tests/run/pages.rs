@@ -13,7 +13,7 @@ use crate::stage::{Running, Serving, kill, parent_of, two_cpus_or_skip, wait_unt
 
 /// Goal: a batch that writes another process into the page that it was handed has no signal sent
 /// there. Method: the page names a process of the test's before the front passes on its first
-/// signal, and the keeper is killed, too: then the front has nobody to ask.
+/// signal, and keeper and spare are killed, too: then the front has nobody to ask.
 #[test]
 fn a_page_that_names_another_process_is_not_believed() {
     if !two_cpus_or_skip("a_page_that_names_another_process_is_not_believed") {
@@ -30,8 +30,11 @@ fn a_page_that_names_another_process_is_not_believed() {
         control.slot(0).unwrap().batch.store(other.word(), Relaxed);
         if kills_keeper {
             let keeper = running.keeper();
+            let spare = parent_of(keeper);
             kill(keeper, libc::SIGKILL);
-            wait_until("taking over", || parent_of(running.batch) == running.front.id());
+            wait_until("the spare takes over", || parent_of(running.batch) == spare);
+            kill(spare, libc::SIGKILL);
+            wait_until("the front does", || parent_of(running.batch) == running.front.id());
         }
         kill(running.front.id(), libc::SIGTERM);
         assert_eq!(running.front.wait().unwrap().signal(), Some(libc::SIGTERM));

@@ -23,7 +23,7 @@ use crate::affinity;
 use crate::cpulist::CpuSet;
 use crate::process::{Spent, descends, spent, threads_of};
 
-/// A thread sleeps, says the kernel, and took this much time in it since the last look.
+/// A thread waits in the kernel, and took this much time in it since the last look.
 const TICKS: u64 = 5;
 const LOOK_EVERY_NS: u64 = 900_000_000;
 const AWAY: Duration = Duration::from_millis(10);
@@ -40,7 +40,7 @@ impl OwnSpins {
         let stop = Arc::new(AtomicBool::new(false));
         let ends = stop.clone();
         let watch = move || {
-            let mut spins = Spins::default();
+            let mut spins = Spins { are_own: true, ..Spins::default() };
             // Relaxed: the join orders everything else.
             while !ends.load(Relaxed) {
                 spins.end(|| threads_of(std::process::id()), || requests.clone());
@@ -68,6 +68,9 @@ impl Drop for OwnSpins {
 pub(super) struct Spins {
     seen: HashMap<u32, Seen>,
     looked_at_ns: u64,
+    /// These threads never work in the kernel for long, so one that the kernel calls runnable is
+    /// suspected too: between two looks it yields now and then.
+    are_own: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +116,8 @@ impl Spins {
         let mut seen = HashMap::new();
         for (thread, spent) in looks {
             let before = self.seen.get(&thread);
-            let suspect = before.is_some_and(|before| is_suspect(before.spent, spent));
+            let waits = spent.sleeps || self.are_own;
+            let suspect = before.is_some_and(|before| waits && is_suspect(before.spent, spent));
             let sleeps = if suspect { sleeps(thread) } else { None };
             if sleeps.is_some() && before.is_some_and(|before| before.sleeps == sleeps) {
                 spinning.push(thread);
@@ -127,7 +131,7 @@ impl Spins {
 
 fn is_suspect(before: Spent, now: Spent) -> bool {
     let system = now.system_ticks.saturating_sub(before.system_ticks);
-    now.sleeps && now.user_ticks == before.user_ticks && system >= TICKS
+    now.user_ticks == before.user_ticks && system >= TICKS
 }
 
 /// How often a thread gave up its CPU by itself.
@@ -172,18 +176,20 @@ mod tests {
     /// some that look alike.
     #[test]
     fn what_sleeps_without_sleeping_spins() {
-        let spins = |looks: [Spent; 3], slept: [u64; 3]| {
-            let mut spins = Spins::default();
+        let spins_if = |are_own, looks: [Spent; 3], slept: [u64; 3]| {
+            let mut spins = Spins { are_own, ..Spins::default() };
             let found = looks.into_iter().zip(slept).map(|(spent, slept)| {
                 !spins.spinning([(7, spent)].into_iter(), |_| Some(slept)).is_empty()
             });
             found.collect::<Vec<_>>()
         };
+        let spins = |looks, slept| spins_if(false, looks, slept);
         let asleep = [took(true, 3, 10), took(true, 3, 60), took(true, 3, 110)];
         assert_eq!(spins(asleep, [4; 3]), [false, false, true]);
         assert_eq!(spins(asleep, [4, 5, 6]), [false; 3], "it wakes and sleeps");
         let awake = [took(false, 3, 10), took(false, 3, 60), took(false, 3, 110)];
         assert_eq!(spins(awake, [4; 3]), [false; 3], "a long system call");
+        assert_eq!(spins_if(true, awake, [4; 3]), [false, false, true], "we make none");
         let works = [took(true, 3, 10), took(true, 5, 60), took(true, 7, 110)];
         assert_eq!(spins(works, [4; 3]), [false; 3], "its program runs");
         let idles = [took(true, 3, 10), took(true, 3, 10), took(true, 3, 10)];

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
+#[path = "live_checks/filtered.rs"]
+mod filtered;
 #[path = "live_checks/java.rs"]
 mod java;
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use elfen_rewrite::{BLOCK_BYTES, Bell, Hooks, LaneBell, OfCpu, Patch, Words};
 
 use super::missed::Missed;
+use super::status::{FILTERED, Status};
 use crate::remote::{Mapping, Memory, Seized, mappings};
 
 const CODE_BYTES: u64 = 1 << 16;
@@ -112,8 +113,16 @@ impl Arena {
         let sizes = pages.sizes();
         let bytes = sizes.iter().sum();
         let seized = Seized::take(process, thread, memory)?;
+        // It stands still from here on, and cannot begin to filter what it is made to call.
+        if Status::is_filtered(thread) {
+            return Err(Missed::Process(FILTERED.to_owned()));
+        }
         // Its other threads go on, and may map there all the same.
         let mapped = mappings(process).map_err(|_| Missed::Gone)?;
+        if !mapped.iter().any(|one| one.range.contains(&near)) {
+            // It runs another program by now.
+            return Err(Missed::Gone);
+        }
         let code = gap(&mapped, near, bytes)
             .ok_or_else(|| Missed::Process("there is no room near its code".to_owned()))?;
         let counts = code + sizes[0];

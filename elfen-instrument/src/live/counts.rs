@@ -27,6 +27,11 @@ impl Patched {
         self.arenas.iter().flat_map(of).collect()
     }
 
+    /// The places of the checks that are on.
+    pub fn on(&self) -> impl Iterator<Item = u64> {
+        self.places.iter().filter(|(_, known)| known.is_on()).map(|(&at, _)| at)
+    }
+
     pub fn is_on(&self, place: u64) -> bool {
         self.places.get(&place).is_some_and(OnePlace::is_on)
     }

@@ -35,3 +35,4 @@ pub use change::Change;
 pub use missed::Missed;
 pub use patched::{Patched, Stood};
 pub use places::Places;
+pub use status::{FILTERED, Program, is_filtered};

@@ -12,7 +12,7 @@ use super::functions::Functions;
 use super::hotspot::{Compiled, HotSpot};
 use super::missed::Missed;
 use super::object::Objects;
-use super::status::Status;
+use super::status::{FILTERED, Status, is_filtered};
 use crate::remote::{Mapping, Memory, mappings};
 
 /// Where a batch thread was interrupted.
@@ -108,8 +108,8 @@ impl Patched {
         if status.traced {
             return Err(Missed::Traced("a debugger or tracer has it".to_owned()));
         }
-        if status.filtered {
-            return refuse("its system calls are filtered (seccomp)");
+        if is_filtered(process) {
+            return refuse(FILTERED);
         }
         let memory = Memory::open(process).map_err(Missed::of_io)?;
         let mapped = mappings(process).map_err(|_| Missed::Gone)?;
@@ -345,6 +345,9 @@ impl Patched {
         compiled: Option<&Compiled>,
     ) -> Result<Permitted<'static>, Missed> {
         let status = Status::of(self.process).ok_or(Missed::Gone)?;
+        if status.filtered {
+            return Err(Missed::Process(FILTERED.to_owned()));
+        }
         Ok(Permitted {
             memory: !status.catches_faults,
             flags: true,

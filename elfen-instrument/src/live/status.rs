@@ -14,9 +14,42 @@ pub(super) struct Status {
     pub(super) threads: u32,
 }
 
+/// Why a process is left alone that may not make the calls that a check makes.
+pub const FILTERED: &str = "its system calls are filtered (seccomp)";
+
 impl Status {
     pub(super) fn of(process: u32) -> Option<Self> {
         parse(&fs::read_to_string(format!("/proc/{process}/status")).ok()?)
+    }
+
+    /// Whether a thread filters its calls; not one that is gone.
+    pub(super) fn is_filtered(thread: u32) -> bool {
+        Self::of(thread).is_some_and(|status| status.filtered)
+    }
+}
+
+/// Whether any thread of a process filters its system calls.
+pub fn is_filtered(process: u32) -> bool {
+    let Ok(entries) = fs::read_dir(format!("/proc/{process}/task")) else { return false };
+    let mut threads = entries.flatten().filter_map(|one| one.file_name().to_str()?.parse().ok());
+    threads.any(Status::is_filtered)
+}
+
+/// Which program a process runs: an exec gives it another stack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Program {
+    stack: u64,
+}
+
+impl Program {
+    /// `None` if the process is gone, or does not show it.
+    pub fn of(process: u32) -> Option<Self> {
+        const START_OF_STACK: usize = 28;
+        let line = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        let (_, after_name) = line.rsplit_once(')')?;
+        // The first behind the name is the third.
+        let stack = after_name.split_whitespace().nth(START_OF_STACK - 3)?.parse().ok()?;
+        Some(Self { stack })
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::live::{Change, Missed, Pages, Patched, Places};
+use elfen_instrument::live::{
+    Change, FILTERED, Missed, Pages, Patched, Places, Program, is_filtered,
+};
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
@@ -106,8 +108,8 @@ enum Known {
         patched: Box<Patched>,
         counts: HashMap<u64, u64>,
     },
-    /// Left alone for good, and why.
-    Refused(String),
+    /// Left alone as long as it runs this program, and why.
+    Refused(String, Option<Program>),
     /// Left alone until then, as somebody traces it.
     Traced(String, Instant),
     /// Shares its memory with another process, which stands for both.
@@ -115,6 +117,10 @@ enum Known {
 }
 
 impl Known {
+    fn refused(why: &str, process: u32) -> Self {
+        Self::Refused(why.to_owned(), Program::of(process))
+    }
+
     fn traced(why: &str) -> Self {
         Self::Traced(why.to_owned(), Instant::now() + TRACED)
     }
@@ -177,12 +183,15 @@ impl Planner<'_> {
                 let change = patched.propose(miss.stood, &self.pages);
                 // Every further miss would stop a thread of it for nothing.
                 let left_alone = match &change {
-                    Err(Missed::Process(why)) => Some(Known::Refused(why.clone())),
+                    Err(Missed::Process(why)) => Some(Known::refused(why, miss.process)),
                     Err(Missed::Traced(why)) => Some(Known::traced(why)),
                     _ => None,
                 };
-                if let (true, Some(known)) = (is_first, left_alone) {
-                    self.processes.insert(who, known);
+                let is_filtered = matches!(&change, Err(Missed::Process(why)) if why == FILTERED);
+                match left_alone {
+                    Some(known) if is_first => _ = self.processes.insert(who, known),
+                    Some(_) if is_filtered => self.leave_alone(who, FILTERED),
+                    _ => {}
                 }
                 let change = change?;
                 if is_first {
@@ -198,7 +207,11 @@ impl Planner<'_> {
     fn memory_of(&mut self, who: Identity) -> Result<Identity, Missed> {
         match self.processes.get(&who) {
             Some(Known::Patched { patched, .. }) if patched.is_same_program() => return Ok(who),
-            Some(Known::Refused(why)) => return Err(Missed::Process(why.clone())),
+            Some(Known::Refused(why, program))
+                if *program == Program::of(who.pid().unsigned_abs()) =>
+            {
+                return Err(Missed::Process(why.clone()));
+            }
             Some(Known::Traced(why, until)) if Instant::now() < *until => {
                 return Err(Missed::Traced(why.clone()));
             }
@@ -211,7 +224,7 @@ impl Planner<'_> {
         }
         self.forget_the_dead();
         let known = match self.meet(who) {
-            Err(Missed::Process(why)) => Known::Refused(why),
+            Err(Missed::Process(why)) => Known::refused(&why, who.pid().unsigned_abs()),
             Err(Missed::Traced(why)) => Known::traced(&why),
             known => known?,
         };
@@ -221,7 +234,7 @@ impl Planner<'_> {
         }
         let met = match &known {
             Known::Same(other) => Ok(*other),
-            Known::Refused(why) => Err(Missed::Process(why.clone())),
+            Known::Refused(why, _) => Err(Missed::Process(why.clone())),
             Known::Traced(why, _) => Err(Missed::Traced(why.clone())),
             Known::Patched { .. } => Ok(who),
         };
@@ -269,17 +282,60 @@ impl Planner<'_> {
                 let count = if is_met { &self.words.meetings } else { &self.words.unmet };
                 count.fetch_add(1, Relaxed);
             }
-            match self.exchange.outcome.load(Acquire) {
-                WAITING if self.stop.load(Relaxed) => break,
+            match self.outcome() {
+                None if self.stop.load(Relaxed) => break,
                 // A guard did not come, or this run has one, which sees to it when it can.
-                WAITING => thread::park_timeout(RATES_EVERY),
-                APPLIED => return Outcome::Applied,
-                PUT_OFF => return Outcome::Late,
-                _ => return Outcome::Refused,
+                None => thread::park_timeout(RATES_EVERY),
+                Some(outcome) => return outcome,
             }
         }
-        *self.exchange.change.lock() = None;
-        Outcome::Late
+        // A guard may have taken it up meanwhile: then its outcome is there before the lock is free.
+        let mut change = self.exchange.change.lock();
+        match change.take() {
+            Some(_) => Outcome::Late,
+            None => self.outcome().unwrap_or(Outcome::Late),
+        }
+    }
+
+    /// What a guard has said of the change; nothing yet, where none has taken it up.
+    fn outcome(&self) -> Option<Outcome> {
+        match self.exchange.outcome.load(Acquire) {
+            WAITING => None,
+            APPLIED => Some(Outcome::Applied),
+            PUT_OFF => Some(Outcome::Late),
+            _ => Some(Outcome::Refused),
+        }
+    }
+
+    /// Takes the checks out of processes that filter their system calls by now: a check that rings
+    /// makes one that may not be allowed.
+    fn look_at_filters(&mut self) {
+        let has_checks = |known: &Known| matches!(known, Known::Patched { .. });
+        let all: Vec<Identity> = self
+            .processes
+            .iter()
+            .filter(|(who, known)| has_checks(known) && is_filtered(who.pid().unsigned_abs()))
+            .map(|(&who, _)| who)
+            .collect();
+        for who in all {
+            self.leave_alone(who, FILTERED);
+        }
+    }
+
+    /// Until all checks are out it is looked at again.
+    fn leave_alone(&mut self, who: Identity, why: &str) {
+        let is_on = |planner: &Self| match planner.processes.get(&who) {
+            Some(Known::Patched { patched, .. }) => patched.on().collect(),
+            _ => Vec::new(),
+        };
+        is_on(self).into_iter().for_each(|place| self.take_out(who, place));
+        if is_on(self).is_empty() {
+            self.words.count(&Missed::Process(why.to_owned()));
+            let refused = Known::refused(why, who.pid().unsigned_abs());
+            if let Some(Known::Patched { patched, .. }) = self.processes.insert(who, refused) {
+                self.gone += patched.places();
+            }
+        }
     }
 
     /// Sees to what runs too often.
@@ -287,6 +343,7 @@ impl Planner<'_> {
         if self.looked.elapsed() < RATES_EVERY {
             return;
         }
+        self.look_at_filters();
         let lane_ns = self.channels.ran_ns();
         let over_ns = lane_ns.saturating_sub(self.lane_ns);
         if over_ns < RATES_OVER_NS {

@@ -190,9 +190,10 @@ impl Rehearsal {
             *waiting = Some(change);
             return;
         };
-        drop(waiting);
         self.exchange.written.fetch_add(1, Relaxed);
+        // Before the lock is let go: who finds no change there finds its outcome.
         self.exchange.outcome.store(outcome, Release);
+        drop(waiting);
         self.planner.unpark();
     }
 

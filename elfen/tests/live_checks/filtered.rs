@@ -1,0 +1,59 @@
+//! Programs that begin to filter their system calls while they run.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{LANES, Turns, build_of, elfen, possible};
+
+const RUNS: u32 = 20;
+
+/// Goal: no program is made to make a call that it has forbidden itself. Method: programs for which
+/// mmap is fatal, from moments on at which checks are about to be written; each ends as it does
+/// alone.
+#[test]
+fn a_program_that_forbids_mmap_survives() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build_of("filtered.c", folder.path(), "filtered", &[]).expect("a compiler");
+    let turns = Turns::start();
+    for run in 0..RUNS {
+        let before = (run * 3 % 40).to_string();
+        let mmap = libc::SYS_mmap.to_string();
+        let output = elfen(&[], &program).args([&before, "60", &mmap]).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "after {before} ms: {output:?}");
+    }
+    drop(turns);
+}
+
+/// Goal: a program that filters its calls has no checks soon afterwards, and the report says why.
+/// Method: one that has had checks before; the call that it forbids is none of ours.
+#[test]
+fn checks_are_taken_out_of_a_program_that_filters() {
+    let _lanes = LANES.lock();
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build_of("filtered.c", folder.path(), "filtered", &[]).expect("a compiler");
+    let report = folder.path().join("report");
+    let reboot = libc::SYS_reboot.to_string();
+    let mut live = Value::Null;
+    for before in ["400", "1000", "3000"] {
+        let turns = Turns::start();
+        let mut command = elfen(&["--report", report.to_str().unwrap()], &program);
+        let output = command.args([before, "1500", &reboot]).output().unwrap();
+        drop(turns);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        live = report["live"].clone();
+        if live["first_touch_ns"].as_u64().unwrap_or(0) > 0 {
+            break;
+        }
+    }
+    assert_eq!(live["refused"], "its system calls are filtered (seccomp)", "{live}");
+    assert_eq!(live["places"]["on"], 0, "{live}");
+}

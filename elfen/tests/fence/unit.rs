@@ -6,8 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use elfen_host::process::children;
+
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, wait_until};
 
 /// The next thing that the daemon says.
 fn said(socket: &UnixDatagram) -> String {
@@ -44,8 +46,8 @@ fn the_service_manager_is_told() {
     }
 }
 
-/// Goal: when the daemon and its guards are killed at once, what the unit runs after them freezes
-/// the fence. Method: both killed, so that neither can; the batch runs on until then.
+/// Goal: when all processes of elfend are killed, what the unit runs after them freezes the fence.
+/// Method: all killed, so that none of them can; the batch runs on until then.
 #[test]
 fn what_runs_after_a_kill_freezes() {
     if !or_skip("what_runs_after_a_kill_freezes") {
@@ -55,8 +57,11 @@ fn what_runs_after_a_kill_freezes() {
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     let keeper = fenced.status().keeper.unwrap();
-    kill(keeper, libc::SIGSTOP);
+    let mut processes = children(fenced.daemon.id()).into_iter();
+    let watchdog = processes.find(|&child| comm(child) == "elfend-watchdog").unwrap();
+    [keeper, watchdog].iter().for_each(|&process| kill(process, libc::SIGSTOP));
     kill(fenced.daemon.id(), libc::SIGKILL);
+    kill(watchdog, libc::SIGKILL);
     fenced.daemon.wait().unwrap();
     kill(keeper, libc::SIGKILL);
     wait_until("its end", || !Path::new(&format!("/proc/{keeper}/exe")).exists());

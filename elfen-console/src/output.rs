@@ -1,6 +1,9 @@
 //! What a command prints: its result, and warnings.
 
+use std::fs::{File, Permissions};
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 
 use crate::failure::{Failure, to_stderr};
 
@@ -33,4 +36,45 @@ pub fn colours() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     io::stdout().is_terminal() && !unwanted && !dumb
+}
+
+/// Creates a file that others may not read, or empties the one that is there. As root it follows no
+/// link of another user's: who may write into the folder would choose the file.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    let link = path.symlink_metadata().ok().filter(|found| found.file_type().is_symlink());
+    if nix::unistd::geteuid().is_root() && link.is_some_and(|link| link.uid() != 0) {
+        return Err(io::Error::other("it is a link of another user"));
+    }
+    let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    // One that was there before may have been readable by others.
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: root writes where it was told to, and not where another user says. Method: a file, a
+    /// link to it of our own, and one of another user, where we may make that.
+    #[test]
+    fn links_of_others_are_not_followed() {
+        let folder = std::env::temp_dir().join(format!("elfen-private-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let [file, link] = ["file", "link"].map(|name| folder.join(name));
+        std::fs::write(&file, "before").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        create_private(&link).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&file, "again").unwrap();
+        let given = std::os::unix::fs::lchown(&link, Some(65534), Some(65534)).is_ok();
+        assert_eq!(create_private(&link).is_err(), given, "only root gives a link away");
+        if given {
+            assert_eq!(std::fs::read(&file).unwrap(), b"again");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -25,7 +25,7 @@ pub fn open(process: u32, mapping: &Mapping) -> io::Result<File> {
         .custom_flags(libc::O_PATH)
         .open(folder.join("map_files").join(range));
     let inside = mapping.name.trim_start_matches('/');
-    // Those links take CAP_SYS_ADMIN. Without it there is the name, and nothing that only root reads.
+    // Those links take CAP_SYS_ADMIN. Without it the name must do.
     let found = by_range.or_else(|_| path_only(&folder.join("root").join(inside)))?;
     if !found.metadata()?.is_file() {
         return Err(io::Error::other(format!("{:?} is no regular file", mapping.name)));

@@ -4,9 +4,9 @@
 //! Both do the same with different hands. [`Lane::step`] looks once and says whether the batch may
 //! run; if not, the [`Wait`] that it returns waits for what would change that. A guard steps when
 //! its timer fires and waits in the batch's stead; a thread that checks steps when its check finds
-//! the lane busy, and waits itself. Threads with checks keep what the policy remembers in the lane's
-//! slot, as threads and processes take turns on a lane. A guard keeps its own: it believes nothing
-//! that the batch can write.
+//! the lane busy, and waits itself. Threads with checks keep what the policy remembers in the
+//! lane's slot, as threads and processes take turns on a lane. A guard keeps its own: it believes
+//! nothing that the batch can write.
 //!
 //! What the batch borrowed and overlapped is not guessed from looks: the kernel counts how long its
 //! tasks ran on the lane and how much of that beside a busy request lane

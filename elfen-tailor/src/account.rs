@@ -33,9 +33,9 @@ impl Account {
         };
         let (over, complete): (Vec<&Request>, Vec<&Request>) =
             requests.all.iter().partition(|request| is_over_gap(request));
-        let explain = |request: &&Request| {
-            let segments = walk.explain(request);
-            Explained {
+        let explain = |request: &Request| {
+            let segments = walk.explain(request)?;
+            Some(Explained {
                 connection: request.connection,
                 arrived_ns: request.arrived_ns,
                 ended_ns: request.ended_ns,
@@ -45,13 +45,18 @@ impl Account {
                 beside: beside::of(&segments, tale, &timeline),
                 faults: faults(&segments, &timeline),
                 segments,
-            }
+            })
         };
-        Self {
-            explained: complete.iter().map(explain).collect(),
-            incomplete: over.iter().map(|request| request.latency_ns()).collect(),
-            unclear: requests.unclear,
+        let mut incomplete: Vec<u64> = over.iter().map(|request| request.latency_ns()).collect();
+        let mut explained = Vec::new();
+        for request in complete {
+            match explain(request) {
+                Some(one) => explained.push(one),
+                // What a damaged trace says of it contradicts itself.
+                None => incomplete.push(request.latency_ns()),
+            }
         }
+        Self { explained, incomplete, unclear: requests.unclear }
     }
 }
 

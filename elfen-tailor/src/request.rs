@@ -39,7 +39,7 @@ pub struct Request {
 
 impl Request {
     pub fn latency_ns(&self) -> u64 {
-        self.ended_ns - self.arrived_ns
+        self.ended_ns.saturating_sub(self.arrived_ns)
     }
 }
 

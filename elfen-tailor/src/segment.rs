@@ -70,7 +70,7 @@ pub struct Segment {
 
 impl Segment {
     pub fn ns(&self) -> u64 {
-        self.to_ns - self.from_ns
+        self.to_ns.saturating_sub(self.from_ns)
     }
 
     /// How much of it lies in a span.

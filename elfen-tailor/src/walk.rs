@@ -10,7 +10,7 @@ use elfen_rt::signal::event::Stall;
 use crate::calls::{For, waits_for};
 use crate::request::{Request, Requests};
 use crate::runtime::{Role, What};
-use crate::segment::{Kind, Segment};
+use crate::segment::{Kind, Segment, total};
 use crate::tale::{MARKS_ALONE, Tale};
 use crate::timeline::{Sleep, State, Timeline, Waker};
 
@@ -35,14 +35,15 @@ impl<'a> Walk<'a> {
         Self { tale, timeline, requests }
     }
 
-    /// A request's segments, from its arrival to its end.
-    pub fn explain(&self, request: &Request) -> Vec<Segment> {
+    /// A request's segments, from its arrival to its end; `None` if they do not sum up to its
+    /// latency, as in a trace that was damaged.
+    pub fn explain(&self, request: &Request) -> Option<Vec<Segment>> {
         let mut back = Vec::new();
         if self.tale.head.detail == MARKS_ALONE {
-            return as_told(request);
+            return Some(as_told(request));
         }
         // Usually the bytes leave before the call that writes them returns.
-        let written_ns = request.sent_ns.clamp(request.read_ns, request.ended_ns);
+        let written_ns = request.sent_ns.max(request.read_ns).min(request.ended_ns);
         push(&mut back, written_ns, request.ended_ns, Kind::TcpOut, request.sender, None);
         self.back(request, request.sender, request.read_ns, written_ns, &mut back);
         self.back(request, request.reader, request.arrived_ns, request.read_ns, &mut back);
@@ -63,9 +64,8 @@ impl<'a> Walk<'a> {
             }
             goes_on
         });
-        let covered: u64 = back.iter().map(Segment::ns).sum();
-        assert_eq!(covered, request.latency_ns(), "segments sum up to the latency");
-        back
+        let covered = total(back.iter().map(Segment::ns));
+        (covered == request.latency_ns()).then_some(back)
     }
 
     /// What the kernel says that a thread waited for is surer than the call that it was in.

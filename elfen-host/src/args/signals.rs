@@ -36,7 +36,7 @@ pub fn refuse(error: &Error) -> Failure {
             )
         }
         Error::NoService => Failure::new(Status::Usage, WHAT, error, "name one with --service"),
-        Error::Memory(_) | Error::Page(_) | Error::Descriptor(_) => Failure::new(
+        Error::Pages(_) => Failure::new(
             Status::Failed,
             WHAT,
             error,

@@ -33,8 +33,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Whether it has CAP_SYS_ADMIN in our own user namespace. The caller makes sure afterwards that
-    /// the process has not ended meanwhile.
+    /// Whether it has CAP_SYS_ADMIN in our own user namespace. The caller makes sure afterwards
+    /// that the process has not ended meanwhile.
     pub(super) fn is_administrator(self) -> bool {
         const CAP_SYS_ADMIN: u32 = 21;
         let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/user")).ok();

@@ -77,7 +77,7 @@ impl Folder {
     }
 
     /// Held as long as the file lives; `None` if another process holds it. One that ends now may
-    /// take a moment: what it forked off has the lock too, until it has frozen what is to be frozen.
+    /// take a moment: what it forked off has the lock too, until it has frozen the fences.
     pub fn lock(&self) -> io::Result<Option<File>> {
         let file = File::options()
             .create(true)

@@ -18,14 +18,13 @@ use elfen_rt::bpf::Descriptor;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::inherit::{Inherited, Tasks};
 use elfen_rt::lane::{Lane, Memory as LaneMemory};
-use elfen_rt::memory::MemoryError;
 use elfen_rt::process::{Liveness, pid_namespace};
 use elfen_rt::sealed::Writers;
 use elfen_rt::signal::account::{ACCOUNTS, Claim};
 use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::histogram::{BUCKETS, quantile_ns};
 use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot};
-use elfen_rt::signal::page::{Page, PageError};
+use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, Writer as PageWriter};
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
@@ -34,7 +33,8 @@ use super::hotplug::Online;
 use super::ipc::{Counts, NoCounts};
 use super::live::words::LiveWords;
 use super::pages::{
-    GuardSlot, keep_open, lane_slots, page, page_name, private_page, sealed_page, segment,
+    GuardSlot, PagesError, keep_open, lane_slots, page, page_name, private_page, sealed_page,
+    segment,
 };
 use crate::segment::text_of;
 use crate::services::services;
@@ -64,14 +64,10 @@ pub enum Error {
     Nothing(task_map::Error),
     #[error("no service was named")]
     NoService,
-    #[error("shared memory: {0}")]
-    Memory(#[from] MemoryError),
     #[error(transparent)]
-    Page(#[from] PageError),
+    Pages(#[from] PagesError),
     #[error(transparent)]
     Counts(#[from] NoCounts),
-    #[error("keeping a descriptor open for the batch: {0}")]
-    Descriptor(io::Error),
 }
 
 /// A service's page, by its name.
@@ -426,8 +422,10 @@ impl Channels {
 /// Gives the pages of the run to the user that the batch runs as.
 impl Channels {
     pub fn give_to(&self, user: u32, group: u32) -> Result<(), Error> {
-        self.lanes.memory().give_to(user, group)?;
-        Ok(self.control.memory().give_to(user, group)?)
+        let pages = [self.lanes.memory(), self.control.memory()];
+        pages
+            .into_iter()
+            .try_for_each(|page| Ok(page.give_to(user, group).map_err(PagesError::Memory)?))
     }
 }
 

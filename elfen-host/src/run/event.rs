@@ -1,9 +1,12 @@
 //! What the keeper tells the front, through a socket that no batch has.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use elfen_rt::process::Identity;
+
+use crate::pidfd::PidFd;
 
 /// What the front learns of the batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +89,28 @@ impl Event {
             8 => Ok(Self::Kept { by: value.cast_unsigned() }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+}
+
+/// The front as its keeper has it.
+#[derive(Debug)]
+pub(super) struct ToFront {
+    pub(super) socket: File,
+    /// Where the batch names itself to the spare too.
+    pub(super) spare: Option<OwnedFd>,
+    pub(super) pid: u32,
+    /// `None` if it had ended before it could be opened.
+    pub(super) process: Option<PidFd>,
+}
+
+impl ToFront {
+    pub(super) fn is_gone(&self) -> bool {
+        self.process.as_ref().is_none_or(PidFd::has_ended)
+    }
+
+    /// A front that was killed hears nothing; the batch goes on.
+    pub(super) fn tell(&mut self, event: Event) {
+        let _heard = event.write(&mut self.socket);
     }
 }
 

@@ -409,8 +409,8 @@ mod tests {
         assert_eq!(critical.rest(9, 99_000 * MS), Some(WHOLE), "another section");
     }
 
-    /// Goal: a batch that names a new section each time gets no more of the lane than one that names
-    /// none. Method: a second of looks at every section of a counter.
+    /// Goal: a batch that names a new section each time gets no more than one bound. Method: looks
+    /// for a second, each at another section.
     #[test]
     fn sections_share_one_bound() {
         let mut critical = Critical::default();

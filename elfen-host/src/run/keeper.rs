@@ -21,13 +21,12 @@ use super::Order;
 use super::beside::Beside;
 use super::care::Care;
 use super::channels::Channels;
-use super::event::Event;
+use super::event::{Event, ToFront};
 use super::guard::Guards;
 use super::hotplug::{Hotplug, online};
 use super::launch::launch;
 use super::live::Planner;
 use super::place::{Place, lighten_session};
-use super::spare::Front;
 use super::spins::{OwnSpins, Spins};
 use super::waker::Wakers;
 use crate::pidfd::PidFd;
@@ -152,8 +151,8 @@ impl Tending {
     /// keep its memory for long. Returns processes that cannot be brought back below their guard.
     fn put_back(&mut self) -> Vec<u32> {
         let mut threads = Vec::new();
-        // A process that ends and is reaped by its parent leaves its id to others: each is looked at
-        // again before it is touched.
+        // A process that ends and is reaped by its parent leaves its id to others. So each is
+        // looked at again before it is touched.
         let processes: Vec<PidFd> = descendants().collect();
         for process in processes.iter().filter(|process| !process.has_ended()) {
             lighten_session(process.pid());
@@ -208,7 +207,7 @@ pub(super) fn keep(
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
-    mut front: Front,
+    mut front: ToFront,
 ) -> io::Result<()> {
     let claim = Claim::of_run(front.pid, std::process::id());
     let mut tending = Tending::start(order, channels, inheritance, claim)?;
@@ -225,7 +224,7 @@ pub(super) fn keep(
 }
 
 /// Looks after a batch until nothing of it is left.
-pub(super) fn tend(mut tending: Tending, front: &mut Front) -> io::Result<()> {
+pub(super) fn tend(mut tending: Tending, front: &mut ToFront) -> io::Result<()> {
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let children = SignalFd::with_flags(&SigSet::all(), flags)?;
     front.tell(Event::Kept { by: std::process::id() });

@@ -16,9 +16,8 @@ use nix::unistd::{setgid, setgroups, setuid};
 
 use super::Order;
 use super::channels::Channels;
-use super::event::Event;
+use super::event::{Event, ToFront};
 use super::place::Place;
-use super::spare::Front;
 use crate::cpulist::CpuSet;
 
 /// The loader's list of libraries that come before all others.
@@ -31,7 +30,7 @@ pub(super) fn launch(
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
-    front: &Front,
+    front: &ToFront,
 ) -> io::Result<Child> {
     let lanes: CpuSet = order.lanes().map(|(batch, _)| batch).collect();
     let place = Place::new(&lanes);

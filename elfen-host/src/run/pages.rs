@@ -4,14 +4,23 @@ use std::io;
 use std::sync::atomic::AtomicU64;
 
 use elfen_rt::bpf::Descriptor;
-use elfen_rt::memory::Memory;
+use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::process::pid_namespace;
 use elfen_rt::sealed::{self, Writers};
 use elfen_rt::signal::lane::LaneInputs;
-use elfen_rt::signal::page::{NAME_BYTES, Page, Slot};
+use elfen_rt::signal::page::{NAME_BYTES, Page, PageError, Slot};
 
 use super::Order;
-use super::channels::Error;
+
+#[derive(Debug, thiserror::Error)]
+pub enum PagesError {
+    #[error("shared memory: {0}")]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Page(#[from] PageError),
+    #[error("keeping a descriptor open for the batch: {0}")]
+    Descriptor(io::Error),
+}
 
 /// What a guard decides by. Nothing hands this page out: only the processes that hold guards, which
 /// are forks of one another, have it mapped.
@@ -29,7 +38,7 @@ unsafe impl Slot for GuardSlot {
 }
 
 /// A page for the processes that are forked off this one.
-pub(super) fn private_page<S: Slot>(slots: u32) -> Result<Page<S>, Error> {
+pub(super) fn private_page<S: Slot>(slots: u32) -> Result<Page<S>, PagesError> {
     let (page, _unnamed) = sealed_page(slots, &[0; NAME_BYTES], Writers::Nobody)?;
     Ok(page)
 }
@@ -45,7 +54,7 @@ pub(super) fn page_name(order: &Order) -> [u8; NAME_BYTES] {
     padded
 }
 
-pub(super) fn page<S: Slot>(slots: u32, name: &[u8; NAME_BYTES]) -> Result<Page<S>, Error> {
+pub(super) fn page<S: Slot>(slots: u32, name: &[u8; NAME_BYTES]) -> Result<Page<S>, PagesError> {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(slots), 0o600)?;
     // From now on it goes with the last process that maps it.
     memory.remove_name()?;
@@ -60,7 +69,7 @@ pub(super) fn sealed_page<S: Slot>(
     slots: u32,
     name: &[u8; NAME_BYTES],
     writers: Writers,
-) -> Result<(Page<S>, Descriptor), Error> {
+) -> Result<(Page<S>, Descriptor), PagesError> {
     let (memory, file) = sealed::create(Page::<S>::bytes(slots), writers)?;
     Ok((Page::format(memory, slots, pid_namespace(), name)?, file))
 }
@@ -71,7 +80,7 @@ pub(super) fn segment<S: Slot>(page: &Page<S>) -> u64 {
 
 /// A copy of a descriptor that survives exec, out of the way of a program
 /// that counts on low numbers.
-pub(super) fn keep_open(fd: i32) -> Result<i32, Error> {
+pub(super) fn keep_open(fd: i32) -> Result<i32, PagesError> {
     const FROM: [i32; 3] = [900, 200, 20];
     for from in FROM {
         // SAFETY: F_DUPFD takes numbers and gives a new descriptor, which the batch inherits.
@@ -80,5 +89,5 @@ pub(super) fn keep_open(fd: i32) -> Result<i32, Error> {
             return Ok(copy);
         }
     }
-    Err(Error::Descriptor(io::Error::last_os_error()))
+    Err(PagesError::Descriptor(io::Error::last_os_error()))
 }

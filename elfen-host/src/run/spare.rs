@@ -19,33 +19,11 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 use super::Order;
 use super::channels::Channels;
-use super::event::Event;
+use super::event::{Event, ToFront};
 use super::keeper::{self, Tending};
 use crate::pidfd::PidFd;
 
 const NAME: &std::ffi::CStr = c"elfen-spare";
-
-/// Whom a keeper tells, and whom it serves.
-#[derive(Debug)]
-pub(super) struct Front {
-    pub(super) socket: File,
-    /// Where the batch names itself to the spare too.
-    pub(super) spare: Option<OwnedFd>,
-    pub(super) pid: u32,
-    /// `None` if it had ended before it could be opened.
-    process: Option<PidFd>,
-}
-
-impl Front {
-    pub(super) fn is_gone(&self) -> bool {
-        self.process.as_ref().is_none_or(PidFd::has_ended)
-    }
-
-    /// A front that was killed hears nothing; the batch goes on.
-    pub(super) fn tell(&mut self, event: Event) {
-        let _heard = event.write(&mut self.socket);
-    }
-}
 
 /// The spare's process, from fork to exit. `found` is the mask of signals that the front was
 /// started with.
@@ -61,7 +39,7 @@ pub(super) fn stand_by(
     become_the_parent_of_orphans()?;
     let process = PidFd::open(front, || getppid().as_raw().unsigned_abs() == front);
     let socket = File::from(to_front);
-    let mut front = Front { socket, spare: None, pid: front, process };
+    let mut front = ToFront { socket, spare: None, pid: front, process };
     let (mut started, to_spare) = UnixStream::pair()?;
     // SAFETY: this process has no other thread.
     let keeper = match unsafe { fork() }? {

@@ -1,14 +1,14 @@
 //! `elfen tailor record`: events of the kernel around a service's requests, into a file.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_console::output::create_private;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
 use elfen_tailor::tale::{Function, Gap, Lent, Named, Writer};
@@ -71,13 +71,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Failure::new(Status::Failed, "waiting for signals", error, "see `ulimit -n`")
     })?;
     let mut recorder = args.target.attach()?;
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let file = options.open(&args.out).map_err(unwritable)?;
-    // One that was there before may have been readable by others.
-    if file.metadata().map_err(unwritable)?.is_file() {
-        file.set_permissions(Permissions::from_mode(0o600)).map_err(unwritable)?;
-    }
+    let file = create_private(&args.out).map_err(unwritable)?;
     let head = recorder.head(args.target.detail());
     to_stderr(&format!("recording {}", who(&head)));
     let mut writer = Writer::new(BufWriter::new(file), &head).map_err(unwritable)?;

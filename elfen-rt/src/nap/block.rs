@@ -9,30 +9,22 @@
 //! measures the first.
 
 use core::cell::Cell;
-use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use super::protocol::Wait;
 
-/// A sleeper on a word that [`wake`] counts up.
+/// A sleeper on a word that [`wake`] counts up. A count that has gone round in the moment between
+/// arming and waiting would have to have made 2^32 steps.
 #[derive(Debug)]
 pub struct Block<'a> {
-    wakes: &'a AtomicU64,
+    wakes: &'a AtomicU32,
     armed: Cell<u32>,
 }
 
 impl<'a> Block<'a> {
-    pub fn on(wakes: &'a AtomicU64) -> Self {
+    pub fn on(wakes: &'a AtomicU32) -> Self {
         Self { wakes, armed: Cell::new(0) }
     }
-}
-
-/// The half of the word that the kernel compares: a count that has gone round in the moment between
-/// arming and waiting would have to have made 2^32 steps.
-fn low_half(wakes: &AtomicU64) -> &AtomicU32 {
-    // SAFETY: the first four bytes of an AtomicU64 are its low half on x86, are aligned, and live
-    // as long; every other access to them is atomic.
-    unsafe { &*ptr::from_ref(wakes).cast::<AtomicU32>() }
 }
 
 impl Wait for Block<'_> {
@@ -40,37 +32,43 @@ impl Wait for Block<'_> {
     fn arm(&self) {
         // Acquire: pairs with the release in `wake`. A lane that idled before it is seen
         // idle by the look after this.
-        self.armed.set(low_half(self.wakes).load(Acquire));
+        self.armed.set(self.wakes.load(Acquire));
     }
 
     fn wait(&self, left_ns: u64) {
-        wait(self.wakes, self.armed.get(), left_ns);
+        sleep_while(self.wakes.as_ptr(), self.armed.get(), left_ns);
     }
 }
 
 /// Sleeps while the lower half of a word is `value`, for as long at most.
 pub fn wait(word: &AtomicU64, value: u32, left_ns: u64) {
+    sleep_while(low_half(word), value, left_ns);
+}
+
+/// Where the half of a word lies that the kernel compares; nothing here reads it by that.
+fn low_half(word: &AtomicU64) -> *mut u32 {
+    word.as_ptr().cast()
+}
+
+fn sleep_while(word: *mut u32, value: u32, left_ns: u64) {
     const SECOND_NS: u64 = 1_000_000_000;
     let seconds = i64::try_from(left_ns / SECOND_NS).unwrap_or(i64::MAX);
     let limit = libc::timespec {
         tv_sec: seconds,
         tv_nsec: i64::try_from(left_ns % SECOND_NS).unwrap_or(0),
     };
-    let word = low_half(word);
     // Not FUTEX_PRIVATE: the waker is another process. Its result says nothing that the next look
     // does not.
     // SAFETY: `word` and `limit` live until the call returns.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const limit)
-    };
+    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, value, &raw const limit) };
 }
 
 /// Wakes the threads that sleep on the word, and those that are just about to.
-pub fn wake(wakes: &AtomicU64) {
+pub fn wake(wakes: &AtomicU32) {
     // Release: pairs with the acquire in `arm`.
     wakes.fetch_add(1, Release);
     // SAFETY: the word lives until the call returns.
-    unsafe { libc::syscall(libc::SYS_futex, low_half(wakes).as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    unsafe { libc::syscall(libc::SYS_futex, wakes.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 /// Wakes the thread that sleeps while the word is not 0, by making it 0.
@@ -78,7 +76,7 @@ pub fn ring(bell: &AtomicU64) {
     // SeqCst: pairs with the store of the one that is about to sleep, and its look after that.
     if bell.swap(0, SeqCst) != 0 {
         // SAFETY: the word lives until the call returns.
-        unsafe { libc::syscall(libc::SYS_futex, low_half(bell).as_ptr(), libc::FUTEX_WAKE, 1) };
+        unsafe { libc::syscall(libc::SYS_futex, low_half(bell), libc::FUTEX_WAKE, 1) };
     }
 }
 
@@ -93,7 +91,7 @@ mod tests {
     /// else, woken by another thread as they begin; the model of the order is in `protocol`.
     #[test]
     fn sleepers_are_woken_and_bounds_end_the_rest() {
-        let (wakes, busy) = (AtomicU64::new(0), AtomicBool::new(true));
+        let (wakes, busy) = (AtomicU32::new(0), AtomicBool::new(true));
         assert_eq!(protocol::nap(&Block::on(&wakes), || true, bound(1_000_000)), Woken::Bound);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -19,7 +19,7 @@ pub mod protocol;
 mod woken;
 
 use core::fmt;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::AtomicU32;
 
 use crate::clock::monotonic_ns;
 use crate::nanonap::DeviceError;
@@ -141,7 +141,7 @@ impl Nap {
         &self,
         request_cpu: u32,
         slot: &TaskSlot,
-        wakes: &AtomicU64,
+        wakes: &AtomicU32,
         bound_ns: u64,
     ) -> Woken {
         let end_ns = monotonic_ns().saturating_add(bound_ns);
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn naps_end_when_the_lane_idles_or_their_bound_passes() {
         for nap in here() {
-            let wakes = AtomicU64::new(0);
+            let wakes = AtomicU32::new(0);
             let page = Arc::new(task_page());
             let slot = page.slot(0).unwrap();
             assert_eq!(nap.nap(0, slot, &wakes, u64::MAX), Woken::Idle, "{nap:?}: it idled before");

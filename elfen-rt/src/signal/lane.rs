@@ -9,7 +9,7 @@
 //! memory of the guard's process, which the guard decides by.
 
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
 use super::histogram::Histogram;
 use super::page::Slot;
@@ -88,8 +88,9 @@ pub struct LaneSlot {
     /// How far the kernel's account of this lane has gone into borrowed and overlapped time.
     pub counted_ran_ns: AtomicU64,
     pub counted_shared_ns: AtomicU64,
-    /// Counts up when the request lane idles; threads that block wait for it to change.
-    pub wakes: AtomicU64,
+    /// Counts up when the request lane idles; threads that block wait for it to change. A futex.
+    pub wakes: AtomicU32,
+    reserved_wakes: AtomicU32,
     /// Not 0 while a batch thread on this lane is in a critical section; another value for each.
     pub critical: AtomicU64,
     /// The kernel's account of this lane for this run: its claim, and its index; 0

@@ -51,16 +51,18 @@ static void map(int fd)
 {
 	static int next;
 	struct stat stat;
+	size_t bytes;
 	void *page;
 
 	if (fstat(fd, &stat))
 		return;
 	/* A map of the kernel has no size; a page of it is enough to try. */
-	page = mmap(0, stat.st_size ? stat.st_size : 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	bytes = stat.st_size ? stat.st_size : 4096;
+	page = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (page == MAP_FAILED)
 		return;
 	pages[next] = page;
-	words[next++] = (stat.st_size ? stat.st_size : 4096) / 8;
+	words[next++] = bytes / 8;
 	printf("can write a page of %ld bytes\n", (long)stat.st_size);
 }
 

@@ -1,6 +1,6 @@
 /*
  * Works for a while, filters its system calls, and works for another while, as sandboxes do.
- * Arguments: milliseconds of CPU time before and after, and the one call that is fatal from then on.
+ * Arguments: milliseconds of CPU time before and after, and the call that is fatal from then on.
  */
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -130,7 +130,7 @@ fn play(seed: &mut u64) {
     };
     // In either order, and up to a few milliseconds apart.
     let both = |mut two: [u32; 2], seed: &mut u64| {
-        two.rotate_left(usize::from(next(seed) % 2 == 0));
+        two.rotate_left(usize::from(next(seed).is_multiple_of(2)));
         kill(two[0], libc::SIGKILL);
         std::thread::sleep(Duration::from_micros(next(seed) % 4 * 1_000));
         kill(two[1], libc::SIGKILL);

@@ -7,7 +7,7 @@
 
 use std::panic;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -225,7 +225,7 @@ fn nap_until(stop: &AtomicBool, nap: &Nap, lane: u32, sibling: u32) -> Result<()
     let page = busy_lane().map_err(|error| {
         LiveError::io("a page for naps")(std::io::Error::other(error.to_string()))
     })?;
-    let nobody_blocks = AtomicU64::new(0);
+    let nobody_blocks = AtomicU32::new(0);
     while !stop.load(Relaxed) {
         page.slot(0).map(|slot| nap.nap(lane, slot, &nobody_blocks, NAP_BOUND_NS));
     }

@@ -289,7 +289,7 @@ impl Planner<'_> {
                 Some(outcome) => return outcome,
             }
         }
-        // A guard may have taken it up meanwhile: then its outcome is there before the lock is free.
+        // If a guard has taken it up meanwhile, its outcome was there before the lock was free.
         let mut change = self.exchange.change.lock();
         match change.take() {
             Some(_) => Outcome::Late,

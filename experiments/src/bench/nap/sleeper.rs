@@ -65,7 +65,7 @@ pub(super) struct Shared {
 }
 
 /// `Nap::open` gives no nap that blocks; the futex stands beside them as a baseline.
-static NOBODY_BLOCKS: AtomicU64 = AtomicU64::new(0);
+static NOBODY_BLOCKS: AtomicU32 = AtomicU32::new(0);
 
 impl Shared {
     pub(super) fn new() -> Result<Self, MemoryError> {

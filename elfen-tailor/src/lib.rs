@@ -20,7 +20,6 @@
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | all of this for people and for scripts |
 //! | [`draw`] | and as pictures |
-//! | [`hedge`] | when a request is sent again elsewhere: what helps where a cause has to stay |
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +29,6 @@ pub mod calls;
 mod causes;
 pub mod draw;
 pub mod explained;
-pub mod hedge;
 mod marked;
 mod queues;
 pub mod rank;

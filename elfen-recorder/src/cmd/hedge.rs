@@ -8,7 +8,7 @@ use std::time::Duration;
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::print;
-use elfen_tailor::hedge::Policy;
+use elfen_hedge_policy::Policy;
 
 use super::failure;
 use crate::hedge::hazard::{Hazards, Missing};

@@ -8,8 +8,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use elfen_hedge_policy::{Double, Hedge, Server};
 use elfen_rt::clock::monotonic_ns;
-use elfen_tailor::hedge::{Double, Hedge, Server};
 use mio::{Interest, Registry, Token};
 use serde::Serialize;
 

@@ -3,10 +3,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use elfen_hedge_policy::{Halt, Server};
 use elfen_host::process::stat;
 use elfen_kernel::hazard::{self, Error, Step, Subjects};
 use elfen_rt::clock::monotonic_ns;
-use elfen_tailor::hedge::{Halt, Server};
 
 use super::lookout::Lookout;
 use super::serving::{Change, LOOK_NS, Serving};

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use elfen_tailor::hedge::Server;
+use elfen_hedge_policy::Server;
 use mio::net::TcpStream;
 
 use super::body::Body;

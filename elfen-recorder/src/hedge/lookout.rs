@@ -4,8 +4,8 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use elfen_hedge_policy::Server;
 use elfen_rt::clock::monotonic_ns;
-use elfen_tailor::hedge::Server;
 
 use super::serving::{Change, LOOK_NS, Serving};
 

@@ -1,5 +1,5 @@
 //! The proxy of `elfen hedge`: HTTP/1.1 between clients and two servers that answer alike, with
-//! requests sent again where a policy of `elfen_tailor::hedge` says so.
+//! requests sent again where a policy of `elfen_hedge_policy` says so.
 //!
 //! | file | what it does |
 //! | --- | --- |

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use elfen_hedge_policy::{Hedge, Policy, Server};
 use elfen_rt::clock::monotonic_ns;
-use elfen_tailor::hedge::{Hedge, Policy, Server};
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token};
 use nix::errno::Errno;
@@ -43,7 +43,7 @@ pub struct Plan {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Done {
     #[serde(flatten)]
-    pub decided: elfen_tailor::hedge::Counts,
+    pub decided: elfen_hedge_policy::Counts,
     #[serde(flatten)]
     pub met: Counts,
 }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use elfen_tailor::hedge::Server;
+use elfen_hedge_policy::Server;
 
 use super::client::Request;
 

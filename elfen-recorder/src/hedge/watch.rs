@@ -5,8 +5,8 @@
 //! its CPU did meanwhile: proxy and server may share one. One that sleeps has chosen to: it waits
 //! for a disk, a lock or another service, and would elsewhere as well.
 
+use elfen_hedge_policy::Server;
 use elfen_host::process::{cpu_time_ns, stat, threads_of};
-use elfen_tailor::hedge::Server;
 
 use super::lookout::{Changed, Lookout};
 use super::serving::{Change, Serving};

@@ -15,7 +15,7 @@ use imports::{Imports, Module, name};
 use serde_json::Value;
 
 /// Top-level folder, and the folders that its crates may depend on.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     (
         "elfen",
         &[
@@ -32,8 +32,8 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     (
         "experiments",
         &[
+            "elfen-hedge",
             "elfen-shim",
-            "elfen-tailor",
             "elfen-host",
             "elfen-console",
             "elfen-instrument",
@@ -42,7 +42,11 @@ const ALLOWED: [(&str, &[&str]); 11] = [
         ],
     ),
     ("elfen-shim", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
-    ("elfen-recorder", &["elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),
+    (
+        "elfen-recorder",
+        &["elfen-hedge", "elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"],
+    ),
+    ("elfen-hedge", &[]),
     ("elfen-tailor", &["elfen-console", "elfen-rt"]),
     ("elfen-host", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
     ("workloads", &["elfen-console", "kernel", "elfen-rt"]),

@@ -10,9 +10,9 @@ use std::io;
 use std::time::Duration;
 
 use elfen_console::duration::number;
+use elfen_hedge_policy::Policy;
+use elfen_hedge_policy::simulate::{Plan, Request, simulate};
 use elfen_rt::clock::nanos;
-use elfen_tailor::hedge::Policy;
-use elfen_tailor::hedge::simulate::{Plan, Request, simulate};
 
 use super::asked::Asked;
 

@@ -7,6 +7,8 @@
 //! A duplicate is allowed for requests that may be repeated, once each, and only out of what the
 //! [`Budget`] has saved up: whatever happens, duplicates stay below their share of all requests.
 
+#![forbid(unsafe_code)]
+
 mod budget;
 mod recent;
 pub mod simulate;

@@ -4,13 +4,11 @@
 //! [`service`] finds the processes behind a port, [`marks`] a service by its page, [`recorder`]
 //! keeps their events, all the time or by [`turns`], [`jvm`] has what a JVM says of itself,
 //! [`minute`] sums up what a watch sees, [`signals`] ends that in good order.
-//! [`check`] is a service of our own with injected causes, [`hedge`] a proxy that sends requests
-//! again whose server stands still. [`cmd`] are the commands.
+//! [`check`] is a service of our own with injected causes. [`cmd`] are the commands.
 
 pub mod check;
 pub mod cmd;
 mod functions;
-pub mod hedge;
 pub mod jvm;
 pub mod marks;
 pub mod minute;

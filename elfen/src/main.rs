@@ -12,7 +12,7 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
-use elfen_console::failure::Failure;
+use elfen_console::failure::{Failure, Status};
 use elfen_console::usage;
 
 use cmd::Cli;
@@ -38,6 +38,10 @@ fn run(out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Ok((cli, typed)) => {
             cmd::check(&typed)?;
             cli.command.run(out)
+        }
+        Err(_) if words.get(1).is_some_and(|word| word == "hedge") => {
+            let why = "hedging is a program of its own, elfen-hedge";
+            Err(Failure::new(Status::Usage, "arguments", why, "see `elfen-hedge --help`"))
         }
         Err(error) => usage::report(&error, &Cli::command(), &words, out),
     }

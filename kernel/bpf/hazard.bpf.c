@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Tells `elfen hedge` at once when one of two servers is brought to a halt, and when it goes on: by
+ * Tells `elfen-hedge` at once when one of two servers is brought to a halt, and when it goes on: by
  * a signal, or by its JVM. Who waits for it is woken with each event; there are few.
  */
 #include "bpf.h"

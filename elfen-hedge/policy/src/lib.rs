@@ -1,11 +1,12 @@
 //! When a request is sent a second time, to a backup server, and where requests go meanwhile.
 //!
-//! Pure: who asks says what time it is, what has come and gone, and which server has run; the proxy
-//! of `elfen hedge` and the [`simulate`] of tests and benchmarks ask the same [`Hedge`]. It counts
-//! what it decides, so that both count alike.
+//! Pure: the caller passes the time, which requests came and were answered, and which server has
+//! run. The proxy `elfen-hedge` and the [`simulate`] of tests and benchmarks ask the same
+//! [`Hedge`], which also counts what it decides.
 //!
-//! A duplicate is allowed for requests that may be repeated, once each, and only out of what the
-//! [`Budget`] has saved up: whatever happens, duplicates stay below their share of all requests.
+//! A request is sent a second time at most once, as a duplicate or as a retry, only if its method
+//! may be repeated, and only out of what the [`Budget`] has saved. So duplicates and retries
+//! together stay below their share of all requests.
 
 #![forbid(unsafe_code)]
 
@@ -81,9 +82,19 @@ struct Flight {
     /// Where it was sent first, or after that server had died.
     first: Server,
     may_double: bool,
-    doubled: bool,
-    /// Its duplicate was refused: that counts once.
+    /// It was sent a second time, or was to be.
+    again: Option<Again>,
+    /// The budget had nothing left for it: that counts once.
     refused: bool,
+}
+
+/// Why a request was sent a second time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Again {
+    /// Its first server stood still, or took long.
+    Duplicate,
+    /// Its first server ended the connection without an answer.
+    Retry,
 }
 
 /// A request is to be sent to a server as well.
@@ -102,6 +113,9 @@ pub struct Counts {
     pub won_by_backup: u64,
     /// New requests go to the other server from then on.
     pub swaps: u64,
+    /// Sent to the other server because the first one ended the connection without an answer.
+    pub retries: u64,
+    /// Neither doubled nor tried again, because the budget was spent.
     pub refused_by_budget: u64,
 }
 
@@ -117,7 +131,7 @@ pub struct Hedge {
     looked_ns: Option<u64>,
     /// Of each server: whether it is stopped, and whether its runtime halts it.
     halted: [[bool; 2]; 2],
-    /// It was started anew, and gets no requests before it is warm.
+    /// It is down or was restarted, and gets no requests before it is warm.
     cold: [bool; 2],
     counts: Counts,
 }
@@ -146,13 +160,8 @@ impl Hedge {
     pub fn comes(&mut self, id: Id, now_ns: u64, may_double: bool) -> Server {
         self.counts.requests += 1;
         self.budget.earn();
-        let flight = Flight {
-            came_ns: now_ns,
-            first: self.active,
-            may_double,
-            doubled: false,
-            refused: false,
-        };
+        let flight =
+            Flight { came_ns: now_ns, first: self.active, may_double, again: None, refused: false };
         self.flying.insert(id, flight);
         self.active
     }
@@ -161,7 +170,7 @@ impl Hedge {
     pub fn answered(&mut self, id: Id, now_ns: u64, by: Server) {
         let Some(flight) = self.flying.remove(&id) else { return };
         self.recent.add(now_ns.saturating_sub(flight.came_ns));
-        if flight.doubled && by != flight.first {
+        if flight.again == Some(Again::Duplicate) && by != flight.first {
             self.counts.won_by_backup += 1;
         }
     }
@@ -171,28 +180,31 @@ impl Hedge {
         self.flying.remove(&id);
     }
 
-    /// A server takes no connections, or has ended one without an answer: new requests go to the
-    /// other. Whether it is to be warm before it gets any again, which policies ask for that see
-    /// servers: for others it is one that took long.
-    pub fn died(&mut self, server: Server) -> bool {
-        if self.active == server {
-            self.swap();
+    /// A server ended the connection without an answer. Whether the request may go to the other
+    /// one: once, and within the budget.
+    pub fn retry(&mut self, id: Id, to: Server) -> bool {
+        let Some(flight) = self.flying.get_mut(&id) else { return false };
+        let may = flight.may_double && flight.again.is_none();
+        if !may || !flight.spend(&mut self.budget, &mut self.counts, Again::Retry) {
+            return false;
         }
-        let sees = matches!(self.policy, Policy::Look | Policy::Hazard);
-        self.cold[server.index()] |= sees;
-        sees
+        flight.first = to;
+        true
     }
 
-    /// A duplicate that was decided could not be sent: it costs nothing, and is not tried again.
-    pub fn not_doubled(&mut self, id: Id) {
-        if self.flying.get(&id).is_some_and(|flight| flight.doubled) {
-            self.counts.duplicates -= 1;
-            self.budget.give_back();
+    /// What was decided could not be sent: it costs nothing, and is not tried again.
+    pub fn not_sent(&mut self, id: Id) {
+        let again = self.flying.get(&id).and_then(|flight| flight.again);
+        match again {
+            Some(Again::Duplicate) => self.counts.duplicates -= 1,
+            Some(Again::Retry) => self.counts.retries -= 1,
+            None => return,
         }
+        self.budget.give_back();
     }
 
-    /// A request was sent to the other server because its first one is dead: that is no duplicate,
-    /// as nobody works on it twice.
+    /// A request was sent to the other server because the first one takes no connections. That is
+    /// no duplicate: the first server has nothing of it.
     pub fn moved(&mut self, id: Id, to: Server) {
         if let Some(flight) = self.flying.get_mut(&id) {
             flight.first = to;
@@ -215,17 +227,28 @@ impl Hedge {
         self.double(|flight| flight.first == from)
     }
 
-    /// Another process serves there now, or the same one: nothing holds it that held it before.
+    /// A server takes no connections, or another process serves there now. New requests go to the
+    /// other server, and nothing is sent to this one a second time before it is warm. What halted
+    /// the old process does not halt a new one.
     pub fn restarts(&mut self, server: Server) {
-        (self.halted[server.index()], self.cold[server.index()]) = ([false; 2], true);
-        if self.active == server && !self.cold[server.other().index()] {
+        self.halted[server.index()] = [false; 2];
+        self.cold[server.index()] = true;
+        self.leave(server);
+    }
+
+    /// A server takes requests again.
+    pub fn is_warm(&mut self, server: Server) {
+        self.cold[server.index()] = false;
+        // While both were down, new requests had no better place.
+        if self.cold[self.active.index()] {
             self.swap();
         }
     }
 
-    /// It has worked for enough requests.
-    pub fn is_warm(&mut self, server: Server) {
-        self.cold[server.index()] = false;
+    fn leave(&mut self, server: Server) {
+        if self.active == server && !self.cold[server.other().index()] {
+            self.swap();
+        }
     }
 
     fn swap(&mut self) {
@@ -251,7 +274,8 @@ impl Hedge {
     /// When the next request will have waited long enough.
     pub fn next_due_ns(&self) -> Option<u64> {
         let delay_ns = self.delay_ns()?;
-        let waits = |flight: &&Flight| flight.may_double && !flight.doubled && !flight.refused;
+        let waits =
+            |flight: &&Flight| flight.may_double && flight.again.is_none() && !flight.refused;
         // Numbers and times rise together.
         Some(self.flying.values().find(waits)?.came_ns.saturating_add(delay_ns))
     }
@@ -261,7 +285,7 @@ impl Hedge {
         let Some(delay_ns) = self.delay_ns() else { return Vec::new() };
         let late = |flight: &Flight| now_ns.saturating_sub(flight.came_ns) >= delay_ns;
         // Asked at every turn of the proxy, mostly for nothing: numbers and times rise together.
-        let mut undoubled = self.flying.values().filter(|f| f.may_double && !f.doubled);
+        let mut undoubled = self.flying.values().filter(|f| f.may_double && f.again.is_none());
         if !undoubled.next().is_some_and(late) {
             return Vec::new();
         }
@@ -310,148 +334,36 @@ impl Hedge {
         let mut doubles = Vec::new();
         for (&id, flight) in &mut self.flying {
             let to = flight.first.other();
-            if !flight.may_double || flight.doubled || self.cold[to.index()] || !which(flight) {
+            let may = flight.may_double && flight.again.is_none() && !self.cold[to.index()];
+            if !may || !which(flight) {
                 continue;
             }
-            if self.budget.spend() {
-                flight.doubled = true;
-                self.counts.duplicates += 1;
+            if flight.spend(&mut self.budget, &mut self.counts, Again::Duplicate) {
                 doubles.push(Double { id, to });
-            } else if !flight.refused {
-                flight.refused = true;
-                self.counts.refused_by_budget += 1;
             }
         }
         doubles
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::Server::{Backup, Primary};
-    use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    /// With a budget that is never short.
-    fn hedge(policy: Policy) -> Hedge {
-        Hedge::new(policy, 1_000_000)
-    }
-
-    fn free(_: Server) -> bool {
+impl Flight {
+    /// Takes what sending it a second time costs, if there is enough.
+    fn spend(&mut self, budget: &mut Budget, counts: &mut Counts, again: Again) -> bool {
+        if !budget.spend() {
+            if !self.refused {
+                self.refused = true;
+                counts.refused_by_budget += 1;
+            }
+            return false;
+        }
+        self.again = Some(again);
+        match again {
+            Again::Duplicate => counts.duplicates += 1,
+            Again::Retry => counts.retries += 1,
+        }
         true
     }
-
-    #[test]
-    fn a_server_that_stands_still_is_left() {
-        let mut hedge = hedge(Policy::Look);
-        assert_eq!(hedge.comes(1, 0, true), Primary);
-        assert_eq!(hedge.look(MS, [false; 2], free), [], "the first look knows nothing");
-        assert_eq!(hedge.comes(2, MS + 1, true), Primary);
-        let both = [Double { id: 1, to: Backup }, Double { id: 2, to: Backup }];
-        assert_eq!(hedge.look(2 * MS, [false, false], free), both);
-        assert_eq!(hedge.comes(3, 2 * MS, true), Backup, "new requests follow");
-        assert_eq!(hedge.look(3 * MS, [false, true], free), [], "nothing is sent three times");
-        hedge.answered(1, 3 * MS, Backup);
-        hedge.answered(2, 3 * MS, Primary);
-        hedge.answered(3, 3 * MS, Backup);
-        let expected =
-            Counts { requests: 3, duplicates: 2, won_by_backup: 1, swaps: 1, refused_by_budget: 0 };
-        assert_eq!(hedge.counts(), expected);
-    }
-
-    /// A long request is as long elsewhere; a server without requests has no need to run; a backup
-    /// that is held as well is no help.
-    #[test]
-    fn a_server_that_works_is_left_to_work() {
-        let mut hedge = hedge(Policy::Look);
-        hedge.look(0, [false; 2], free);
-        assert_eq!(hedge.look(MS, [false; 2], free), [], "idle");
-        hedge.comes(1, MS, true);
-        assert_eq!(hedge.look(2 * MS, [true, false], free), [], "works");
-        assert_eq!(hedge.look(3 * MS, [false, false], |server| server == Primary), [], "held");
-        hedge.comes(2, 3 * MS + 1, true);
-        hedge.answered(1, 3 * MS + 2, Primary);
-        assert_eq!(hedge.look(4 * MS, [false, false], free), [], "it may not have been there yet");
-        assert_eq!((hedge.counts().swaps, hedge.counts().duplicates), (0, 0));
-    }
-
-    #[test]
-    fn a_time_decides_and_methods_may_not_be_doubled() {
-        let mut hedge = hedge(Policy::After(2 * MS));
-        hedge.comes(1, 0, true);
-        hedge.comes(2, 0, false);
-        assert_eq!(hedge.due(2 * MS - 1), []);
-        assert_eq!(hedge.due(2 * MS), [Double { id: 1, to: Backup }]);
-        assert_eq!(hedge.due(3 * MS), [], "once");
-        assert_eq!(hedge.look(3 * MS, [false; 2], free), []);
-    }
-
-    #[test]
-    fn the_p95_is_of_recent_answers() {
-        let mut hedge = hedge(Policy::AfterP95);
-        for id in 0..200 {
-            assert_eq!(hedge.delay_ns().is_some(), id >= 100, "{id}");
-            hedge.comes(id, 0, true);
-            hedge.answered(id, (id % 100 + 1) * MS, Primary);
-        }
-        assert_eq!(hedge.delay_ns(), Some(95 * MS));
-    }
-
-    /// Goal: requests go where nobody stands still, and back when a backup that stands goes on
-    /// later; a server that was started anew gets none. Method: halts one upon the other.
-    #[test]
-    fn a_halt_sends_requests_to_the_other() {
-        let mut hedge = hedge(Policy::Hazard);
-        hedge.comes(1, 0, true);
-        assert_eq!(hedge.halts(Primary, Halt::Pause, true), [Double { id: 1, to: Backup }]);
-        assert_eq!(hedge.comes(2, 1, true), Backup);
-        assert_eq!(hedge.halts(Backup, Halt::Stop, true), [], "both stand");
-        assert_eq!(hedge.halts(Primary, Halt::Stop, true), []);
-        assert_eq!(hedge.halts(Primary, Halt::Pause, false), [], "it is stopped as well");
-        let back = [Double { id: 2, to: Primary }];
-        assert_eq!(hedge.halts(Primary, Halt::Stop, false), back, "the first that goes on");
-        assert_eq!(hedge.comes(3, 2, true), Primary);
-        assert_eq!(hedge.halts(Backup, Halt::Stop, false), []);
-        hedge.restarts(Backup);
-        assert_eq!(hedge.halts(Primary, Halt::Pause, true), [], "the other is cold");
-        hedge.is_warm(Backup);
-        assert_eq!(hedge.halts(Primary, Halt::Pause, true), [Double { id: 3, to: Backup }]);
-        hedge.restarts(Backup);
-        assert_eq!(hedge.comes(4, 3, true), Primary);
-        let counts = hedge.counts();
-        assert_eq!((counts.duplicates, counts.swaps), (3, 4));
-    }
-
-    #[test]
-    fn a_dead_server_is_left_and_costs_no_budget() {
-        let mut hedge = Hedge::new(Policy::Look, 0);
-        assert_eq!(hedge.comes(1, 0, false), Primary);
-        assert!(hedge.died(Primary) && hedge.died(Primary));
-        hedge.moved(1, Backup);
-        assert_eq!(hedge.comes(2, 0, true), Backup);
-        hedge.answered(1, MS, Backup);
-        let counts = hedge.counts();
-        assert_eq!((counts.swaps, counts.duplicates, counts.won_by_backup), (1, 0, 0));
-        assert!(!Hedge::new(Policy::AfterP95, 0).died(Primary), "it sees nothing");
-    }
-
-    /// Goal: what was decided and not done is in no count and can be spent again. Method: a budget
-    /// for one duplicate, decided for a server that has just failed.
-    #[test]
-    fn a_duplicate_that_is_not_sent_costs_nothing() {
-        let mut hedge = Hedge::new(Policy::After(MS), 500_000);
-        for id in 0..2 {
-            hedge.comes(id, 0, true);
-        }
-        assert_eq!(hedge.due(MS), [Double { id: 0, to: Backup }]);
-        assert_eq!((hedge.counts().duplicates, hedge.counts().refused_by_budget), (1, 1));
-        hedge.not_doubled(0);
-        hedge.not_doubled(1);
-        assert_eq!(hedge.counts().duplicates, 0);
-        hedge.answered(1, MS, Primary);
-        assert_eq!(hedge.due(2 * MS), [], "it is not tried again");
-        hedge.comes(2, 2 * MS, true);
-        assert_eq!(hedge.due(3 * MS), [Double { id: 2, to: Backup }]);
-    }
 }
+
+#[cfg(test)]
+mod tests;

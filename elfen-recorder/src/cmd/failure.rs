@@ -51,7 +51,7 @@ pub(super) fn not_found(missing: &NotFound) -> Failure {
     Failure::new(Status::Failed, WHAT, why, fix)
 }
 
-pub(super) fn no_events(error: &Error) -> Failure {
+pub fn no_events(error: &Error) -> Failure {
     let (status, fix) = match error {
         Error::NotPermitted => (Status::Failed, "run it as root, or with CAP_BPF and CAP_PERFMON"),
         Error::NoKernelTypes => {

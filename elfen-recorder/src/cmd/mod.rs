@@ -1,9 +1,8 @@
-//! The subcommands of `elfen tailor`, and `elfen hedge`: one file each, with its arguments, one
-//! call, and what it prints.
+//! The subcommands of `elfen tailor`: one file each, with its arguments, one call, and what it
+//! prints.
 
 mod check;
-mod failure;
-pub mod hedge;
+pub mod failure;
 mod inject;
 mod record;
 mod report;
@@ -44,8 +43,6 @@ enum Command {
     Serve(check::ServeArgs),
     #[command(hide = true)]
     Unsteer(inject::UnsteerArgs),
-    #[command(hide = true)]
-    Answer(hedge::AnswerArgs),
 }
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -57,6 +54,5 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Command::Check(args) => check::run(args, out),
         Command::Serve(args) => check::serve(args),
         Command::Unsteer(args) => inject::restore(args),
-        Command::Answer(args) => hedge::answer(args),
     }
 }

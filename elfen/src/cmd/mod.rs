@@ -38,7 +38,6 @@ pub(crate) enum Command {
     Doctor(doctor::Args),
     #[command(hide = true)]
     Generate(generate::Args),
-    Hedge(Box<elfen_recorder::cmd::hedge::Args>),
     Lanes(lanes::Args),
     Metrics(metrics::Args),
     Pause(pause::PauseArgs),
@@ -66,7 +65,6 @@ impl Command {
         match self {
             Self::Doctor(args) => doctor::run(&args, out),
             Self::Generate(args) => generate::run(&args, &Cli::command(), out),
-            Self::Hedge(args) => elfen_recorder::cmd::hedge::run(&args, out),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Metrics(args) => metrics::run(&args, out),
             Self::Pause(args) => pause::pause(&args, out),

@@ -42,11 +42,8 @@ const ALLOWED: [(&str, &[&str]); 12] = [
         ],
     ),
     ("elfen-shim", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
-    (
-        "elfen-recorder",
-        &["elfen-hedge", "elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"],
-    ),
-    ("elfen-hedge", &[]),
+    ("elfen-recorder", &["elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),
+    ("elfen-hedge", &["elfen-recorder", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),
     ("elfen-tailor", &["elfen-console", "elfen-rt"]),
     ("elfen-host", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
     ("workloads", &["elfen-console", "kernel", "elfen-rt"]),

@@ -6,7 +6,7 @@ use crate::place::{Place, descendants, lives, skip, text, wait_until};
 use serde_json::Value;
 
 const SHORT: &str = "experiment ladder --iterations 2 --queries 50 --rps 100 --articles 300";
-const FAMILY: [&str; 4] = ["elfen", "elfen-load", "java", "bash"];
+const FAMILY: [&str; 5] = ["elfen", "elfen-hedge", "elfen-load", "java", "bash"];
 
 /// Whether it says that Java or Lucene is missing.
 fn lacks(test: &str, status: Option<i32>, said: &str) -> bool {

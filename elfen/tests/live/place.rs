@@ -92,7 +92,7 @@ fn missing() -> Option<String> {
         return Some("it takes two CPUs".to_owned());
     }
     let folder = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap();
-    let programs = ["elfen-search", "elfen-load", "elfen-batch"];
+    let programs = ["elfen-search", "elfen-load", "elfen-batch", "elfen-hedge"];
     let absent = programs.into_iter().find(|program| !folder.join(program).is_file())?;
     Some(format!("{absent} is not built; `cargo test --workspace` builds it"))
 }

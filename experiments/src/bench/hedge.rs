@@ -1,4 +1,4 @@
-//! What each policy of `elfen hedge` makes of the same pauses: two servers, one of which is stopped
+//! What each policy of `elfen-hedge` makes of the same pauses: two servers, one of which is stopped
 //! now and then, and requests that come whether the last ones were answered or not.
 //!
 //! Policies take turns, so that what the machine does meanwhile befalls all of them. Two servers in
@@ -23,9 +23,12 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
 
 use self::asked::Asked;
+use crate::live::programs::find_program;
 
 /// The p99.9 of these needs some thousand requests.
 const POLICIES: [&str; 4] = ["none", "after=p95", "look", "hazard"];
+/// A server that was restarted gets so many recorded requests first.
+const REPLAYS: &str = "1000";
 /// More are not in flight at once, even if a server stands still for half a second.
 const CONNECTIONS: usize = 128;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,7 +45,7 @@ pub(crate) struct Plan {
     pub(crate) work_us: u32,
 }
 
-/// What `elfen hedge --json` says, as far as it is needed.
+/// What `elfen-hedge --json` prints, as far as it is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 struct Done {
     requests: u64,
@@ -118,12 +121,13 @@ fn quantile(values: &mut [f64], thousandth: usize) -> Option<f64> {
     values.get(rank.checked_sub(1)?).map(|value| value.round())
 }
 
-/// A program of ours that ends with this.
+/// `elfen-hedge`, as a proxy or as a server, which ends with this.
 struct Ours(Child);
 
 impl Ours {
     fn start(words: &[&str], stdin: Stdio) -> io::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let program = find_program("elfen-hedge").map_err(io::Error::other)?;
+        let mut command = Command::new(program);
         command.args(words).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(Self(command.spawn()?))
     }
@@ -149,7 +153,7 @@ fn first_line(from: Option<impl Read>) -> io::Result<String> {
 }
 
 fn server(name: &str) -> io::Result<(Ours, String)> {
-    let mut ours = Ours::start(&["tailor", "answer", name], Stdio::piped())?;
+    let mut ours = Ours::start(&["answer", name], Stdio::piped())?;
     let port = first_line(ours.0.stdout.take())?;
     Ok((ours, format!("127.0.0.1:{port}")))
 }
@@ -185,8 +189,8 @@ struct Proxy {
 
 impl Proxy {
     fn start(policy: &str, to: &str, backup: &str) -> io::Result<Self> {
-        let words = ["hedge", "--listen", "127.0.0.1:0", "--to", to, "--backup", backup];
-        let words = [&words[..], &["--policy", policy, "--json"]].concat();
+        let words = ["--listen", "127.0.0.1:0", "--to", to, "--backup", backup];
+        let words = [&words[..], &["--policy", policy, "--replay", REPLAYS, "--json"]].concat();
         let mut process = Ours::start(&words, Stdio::null())?;
         let said = first_line(process.0.stderr.take())?;
         let (_, at) = said.rsplit_once(' ').ok_or_else(|| io::Error::other(said.clone()))?;

@@ -20,9 +20,9 @@ Examples:
   sudo elfen experiment ladder                                 as in the thesis
   sudo elfen experiment ladder --iterations 2 --queries 200    a short one
 
-It takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java) and elfen-load. Without \
-root nothing is recorded, so no causes are named, and the proxy looks at its servers instead of \
-being told of collections. Ctrl-C ends it, and nothing stays.";
+It takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java), elfen-load and \
+elfen-hedge. Without root nothing is recorded, so no causes are named, and the proxy looks at its \
+servers instead of being told of collections. Ctrl-C ends it, and nothing stays.";
 
 const WHAT: &str = "the ladder";
 /// More are of no weight.
@@ -31,7 +31,7 @@ const CAUSES: usize = 3;
 /// Take the causes of slow requests away from a search service in Java, one after the other
 ///
 /// The thesis's service and cures (section 4.4): as is; with TCP_NODELAY; with its heap touched at
-/// the start; behind `elfen hedge` with a backup. Each rung has a new virtual machine in its first
+/// the start; behind `elfen-hedge` with a backup. Each rung has a new virtual machine in its first
 /// iteration, of whose memory nobody has touched much in the next ones, and which collects each
 /// second in the rest; rungs take turns, and `elfen tailor` says of each why its slowest requests
 /// were slow.

@@ -28,7 +28,7 @@ use super::{LiveError, go_on};
 const COLLECT_EVERY: Duration = Duration::from_secs(1);
 /// A report of an iteration takes its time where there are many events.
 const TO_REPORT: Duration = Duration::from_secs(60);
-/// The proxy records so many requests to warm a server with, and more make the backup warm.
+/// The proxy warms a server that was restarted by so many requests, and as many warm the backup.
 const WARM_UP: u32 = 1_000;
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -144,13 +144,13 @@ impl Ladder<'_> {
 
     fn proxy(&self, servers: [u16; 2]) -> Result<(Process, u16), LiveError> {
         let [to, backup] = servers.map(|port| format!("127.0.0.1:{port}"));
-        let mut command = Command::new(running()?);
-        command.args(["hedge", "--listen", "127.0.0.1:0", "--to", &to, "--backup", &backup]);
-        command.args(["--policy", self.policy]);
+        let mut command = Command::new(find_program("elfen-hedge")?);
+        command.args(["--listen", "127.0.0.1:0", "--to", &to, "--backup", &backup]);
+        command.args(["--policy", self.policy, "--replay", &WARM_UP.to_string()]);
         let place = Place::anywhere(Normal);
-        let mut proxy = Process::start("elfen hedge", command, &place, &self.scratch)?;
+        let mut proxy = Process::start("elfen-hedge", command, &place, &self.scratch)?;
         let port = wait_for(&mut proxy, TO_START, |proxy| {
-            proxy.said().strip_suffix('\n')?.rsplit_once(':')?.1.parse().ok()
+            proxy.said().split_once('\n')?.0.rsplit_once(':')?.1.parse().ok()
         })?;
         Ok((proxy, port))
     }

@@ -1,4 +1,4 @@
-//! `elfen bench hedge`: what each policy of `elfen hedge` makes of the same pauses.
+//! `elfen bench hedge`: what each policy of `elfen-hedge` makes of the same pauses.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ Examples:
 
 With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java).";
 
-/// Measure what `elfen hedge` makes of a server that stands still
+/// Measure what `elfen-hedge` makes of a server that stands still
 ///
 /// Two servers of our own behind the proxy, of which the first is stopped now and then; each policy
 /// by turns, under the same requests. Latencies are from when a request was to be sent, and every

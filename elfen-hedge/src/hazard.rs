@@ -1,43 +1,33 @@
-//! What brings one of two servers to a halt, told as it happens: signals, and the halts of its JVM;
-//! and that another process serves there now.
+//! What brings one of two servers to a halt, as it happens: signals, and the halts of its JVM.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use elfen_hedge_policy::{Halt, Server};
 use elfen_host::process::stat;
 use elfen_kernel::hazard::{self, Error, Step, Subjects};
-use elfen_rt::clock::monotonic_ns;
+use elfen_recorder::jvm::probes_of;
+use elfen_recorder::service::NotFound;
 
-use super::lookout::Lookout;
-use super::serving::{Change, LOOK_NS, Serving};
-use crate::jvm::probes_of;
-use crate::service::NotFound;
+use crate::lookout::Lookout;
+use crate::serving::Serving;
 
 #[derive(Debug)]
-pub struct Hazards {
+pub(crate) struct Hazards {
     hazards: hazard::Hazards,
-    lookout: Lookout,
-    asked_ns: u64,
-}
-
-/// Something that the policy is to know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Told {
-    Halts { why: Halt, is_so: bool },
-    Restarts,
+    pub(crate) lookout: Lookout,
 }
 
 #[derive(Debug)]
-pub enum Missing {
+pub(crate) enum Missing {
     Server(NotFound),
     Events(Error),
 }
 
-/// Whose halts are told.
+/// The processes whose halts are told.
 #[derive(Debug)]
 struct Listening {
     subjects: Subjects,
-    /// Processes whose JVM tells of its halts.
+    /// Processes with probes in their JVM.
     probed: Vec<u32>,
 }
 
@@ -59,21 +49,22 @@ impl Listening {
 }
 
 impl Hazards {
-    pub fn find(ports: [u16; 2]) -> Result<Self, Missing> {
+    /// A server that is not up yet may come later.
+    pub(crate) fn find(ports: [u16; 2]) -> Result<Self, Missing> {
         let [first, second] = ports.map(Serving::find);
         let serving = [first.map_err(Missing::Server)?, second.map_err(Missing::Server)?];
         let (hazards, subjects) = hazard::Hazards::attach().map_err(Missing::Events)?;
         let mut listening = Listening { subjects, probed: Vec::new() };
         listening.to(serving.each_ref().map(Serving::processes)).map_err(Missing::Events)?;
         let lookout = Lookout::begin(serving, move |processes| {
-            // One that can't be listened to is served as any other.
+            // A server that can't be listened to gets requests as any other does.
             let _without = listening.to(processes);
         });
-        Ok(Self { hazards, lookout, asked_ns: 0 })
+        Ok(Self { hazards, lookout })
     }
 
-    /// What has happened since the last call.
-    pub fn take(&mut self) -> Vec<(Server, Told)> {
+    /// What has happened since the last call: which server, why, and whether it halts or goes on.
+    pub(crate) fn take(&mut self) -> Vec<(Server, Halt, bool)> {
         let halt = |(server, step): (usize, Step)| {
             let (why, is_so) = match step {
                 Step::Stopped => (Halt::Stop, true),
@@ -81,17 +72,9 @@ impl Hazards {
                 Step::Halted => (Halt::Pause, true),
                 Step::Released => (Halt::Pause, false),
             };
-            (Server::BOTH[server], Told::Halts { why, is_so })
+            (Server::BOTH[server], why, is_so)
         };
-        self.asked_ns = monotonic_ns();
-        let halts = self.hazards.take().into_iter().map(halt);
-        let anew = self.lookout.take().filter(|changed| changed.change == Change::All);
-        halts.chain(anew.map(|changed| (changed.server, Told::Restarts))).collect()
-    }
-
-    /// When it is time to ask again who serves.
-    pub(super) fn due_ns(&self) -> u64 {
-        self.asked_ns.saturating_add(LOOK_NS)
+        self.hazards.take().into_iter().map(halt).collect()
     }
 }
 

@@ -1,60 +1,48 @@
-//! Whether a server on this machine runs: by the CPU clocks of its processes, which tell of any
-//! time between two looks, and take no more rights than to see the process.
+//! Whether a server on this machine runs, by the CPU clocks of its processes. They tell of all the
+//! time between two looks, and reading them takes only the right to see the process.
 //!
-//! A server that has not run stands still if it was stopped or wants a CPU and has none, whatever
-//! its CPU did meanwhile: proxy and server may share one. One that sleeps has chosen to: it waits
-//! for a disk, a lock or another service, and would elsewhere as well.
+//! A server that has not run stands still if it was stopped, or if it wants a CPU and has none.
+//! What its CPU did meanwhile does not matter: proxy and server may share one. A server that sleeps
+//! waits for a disk, a lock or another service, and would wait elsewhere as well.
 
-use elfen_hedge_policy::Server;
 use elfen_host::process::{cpu_time_ns, stat, threads_of};
+use elfen_recorder::service::NotFound;
 
-use super::lookout::{Changed, Lookout};
-use super::serving::{Change, Serving};
-use crate::service::NotFound;
+use crate::lookout::Lookout;
+use crate::serving::Serving;
 
 #[derive(Debug)]
-pub struct Watched {
+pub(crate) struct Watched {
     processes: Vec<u32>,
     cpu_ns: Option<u64>,
     ran: bool,
 }
 
-/// Both servers, as they come and go.
+/// Both servers, while their processes come and go.
 #[derive(Debug)]
-pub struct Looks {
-    pub(super) servers: [Watched; 2],
-    lookout: Lookout,
+pub(crate) struct Looks {
+    pub(crate) servers: [Watched; 2],
+    pub(crate) lookout: Lookout,
 }
 
 impl Looks {
-    pub fn find(ports: [u16; 2]) -> Result<Self, NotFound> {
+    /// A server that is not up yet may come later.
+    pub(crate) fn find(ports: [u16; 2]) -> Result<Self, NotFound> {
         let [first, second] = ports.map(Serving::find);
         let serving = [first?, second?];
         let servers = serving.each_ref().map(|serving| Watched::of(serving.processes()));
         Ok(Self { servers, lookout: Lookout::begin(serving, |_| {}) })
     }
-
-    /// Servers that were started anew. Whoever serves now is looked at.
-    pub(super) fn anew(&mut self) -> Vec<Server> {
-        let mut anew = Vec::new();
-        for Changed { server, change, processes } in self.lookout.take() {
-            self.servers[server.index()] = Watched::of(&processes);
-            if change == Change::All {
-                anew.push(server);
-            }
-        }
-        anew
-    }
 }
 
 impl Watched {
-    fn of(processes: &[u32]) -> Self {
+    pub(crate) fn of(processes: &[u32]) -> Self {
         Self { processes: processes.to_vec(), cpu_ns: None, ran: true }
     }
 
-    /// Whether it has run since this was asked last, or did not want to; who can't be read may
-    /// have.
-    pub fn ran(&mut self) -> bool {
+    /// Whether it has run since the last call, or did not want to. A server without processes that
+    /// can be read counts as one that ran.
+    pub(crate) fn ran(&mut self) -> bool {
         let clocks = self.processes.iter().map(|process| cpu_time_ns(*process));
         let now: Option<u64> = clocks.sum();
         let before = std::mem::replace(&mut self.cpu_ns, now);
@@ -69,7 +57,7 @@ impl Watched {
     }
 
     /// Whether it could take requests: nothing keeps it, as far as its state tells.
-    pub fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         let mut stats = self.processes.iter().map(|process| stat(*process));
         stats.all(|stat| match stat.map(|stat| stat.state) {
             Some('S' | 'I') => true,
@@ -82,8 +70,8 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
-    use super::super::serving::worker_of;
     use super::*;
+    use crate::serving::worker_of;
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
     use std::net::TcpListener;
@@ -99,8 +87,8 @@ mod tests {
         assert!(own.ran() && own.is_free());
     }
 
-    /// Goal: who sleeps is left to sleep, and who is stopped stands still. Method: a process that
-    /// waits for input it never gets, and is the only one with its socket.
+    /// Goal: a server that sleeps does not stand still, and one that is stopped does. Method: a
+    /// process that waits for input it never gets, and is the only one with its socket.
     #[test]
     fn asleep_is_not_stopped() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

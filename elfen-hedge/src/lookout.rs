@@ -1,5 +1,5 @@
-//! Looks after who serves, in a thread of its own: finding processes and their sockets takes some
-//! milliseconds, and attaching probes to a JVM tens of them, in which the proxy is to give answers.
+//! Finds the processes that serve, in a thread of its own. Finding processes and their sockets
+//! takes some milliseconds, and attaching probes to a JVM tens of them: the proxy can't wait.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -7,26 +7,26 @@ use std::time::Duration;
 use elfen_hedge_policy::Server;
 use elfen_rt::clock::monotonic_ns;
 
-use super::serving::{Change, LOOK_NS, Serving};
+use crate::serving::{Change, LOOK_NS, Serving};
 
-/// Others serve than did.
+/// A server has other processes than before.
 #[derive(Debug)]
-pub(super) struct Changed {
-    pub(super) server: Server,
-    pub(super) change: Change,
-    pub(super) processes: Vec<u32>,
+pub(crate) struct Changed {
+    pub(crate) server: Server,
+    pub(crate) change: Change,
+    pub(crate) processes: Vec<u32>,
 }
 
 /// The thread ends after this.
 #[derive(Debug)]
-pub(super) struct Lookout {
+pub(crate) struct Lookout {
     changed: Receiver<Changed>,
     _ends: Sender<()>,
 }
 
 impl Lookout {
-    /// `prepare` hears of whoever serves before anybody else does.
-    pub(super) fn begin(
+    /// `prepare` is called with the processes of both servers before a change is passed on.
+    pub(crate) fn begin(
         mut serving: [Serving; 2],
         mut prepare: impl FnMut([&[u32]; 2]) + Send + 'static,
     ) -> Self {
@@ -53,8 +53,8 @@ impl Lookout {
         Self { changed, _ends: ends }
     }
 
-    /// What has changed since this was asked last.
-    pub(super) fn take(&self) -> impl Iterator<Item = Changed> + '_ {
+    /// What has changed since the last call.
+    pub(crate) fn take(&self) -> impl Iterator<Item = Changed> + '_ {
         self.changed.try_iter()
     }
 }

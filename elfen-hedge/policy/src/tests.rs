@@ -1,0 +1,163 @@
+//! The decisions one by one; whole runs are in the tests of the simulator.
+
+use super::Server::{Backup, Primary};
+use super::*;
+
+const MS: u64 = 1_000_000;
+
+/// With a budget that is never short.
+fn hedge(policy: Policy) -> Hedge {
+    Hedge::new(policy, 1_000_000)
+}
+
+fn free(_: Server) -> bool {
+    true
+}
+
+#[test]
+fn a_server_that_stands_still_is_left() {
+    let mut hedge = hedge(Policy::Look);
+    assert_eq!(hedge.comes(1, 0, true), Primary);
+    assert_eq!(hedge.look(MS, [false; 2], free), [], "the first look knows nothing");
+    assert_eq!(hedge.comes(2, MS + 1, true), Primary);
+    let both = [Double { id: 1, to: Backup }, Double { id: 2, to: Backup }];
+    assert_eq!(hedge.look(2 * MS, [false, false], free), both);
+    assert_eq!(hedge.comes(3, 2 * MS, true), Backup, "new requests follow");
+    assert_eq!(hedge.look(3 * MS, [false, true], free), [], "nothing is sent three times");
+    hedge.answered(1, 3 * MS, Backup);
+    hedge.answered(2, 3 * MS, Primary);
+    hedge.answered(3, 3 * MS, Backup);
+    let expected =
+        Counts { requests: 3, duplicates: 2, won_by_backup: 1, swaps: 1, ..Counts::default() };
+    assert_eq!(hedge.counts(), expected);
+}
+
+/// A long request is as long elsewhere; a server without requests has no need to run; a backup
+/// that is held as well is no help.
+#[test]
+fn a_server_that_works_is_left_to_work() {
+    let mut hedge = hedge(Policy::Look);
+    hedge.look(0, [false; 2], free);
+    assert_eq!(hedge.look(MS, [false; 2], free), [], "idle");
+    hedge.comes(1, MS, true);
+    assert_eq!(hedge.look(2 * MS, [true, false], free), [], "works");
+    assert_eq!(hedge.look(3 * MS, [false, false], |server| server == Primary), [], "held");
+    hedge.comes(2, 3 * MS + 1, true);
+    hedge.answered(1, 3 * MS + 2, Primary);
+    assert_eq!(hedge.look(4 * MS, [false, false], free), [], "it may not have been there yet");
+    assert_eq!((hedge.counts().swaps, hedge.counts().duplicates), (0, 0));
+}
+
+#[test]
+fn a_time_decides_and_methods_may_not_be_doubled() {
+    let mut hedge = hedge(Policy::After(2 * MS));
+    hedge.comes(1, 0, true);
+    hedge.comes(2, 0, false);
+    assert_eq!(hedge.due(2 * MS - 1), []);
+    assert_eq!(hedge.due(2 * MS), [Double { id: 1, to: Backup }]);
+    assert_eq!(hedge.due(3 * MS), [], "once");
+    assert_eq!(hedge.look(3 * MS, [false; 2], free), []);
+}
+
+#[test]
+fn the_p95_is_of_recent_answers() {
+    let mut hedge = hedge(Policy::AfterP95);
+    for id in 0..200 {
+        assert_eq!(hedge.delay_ns().is_some(), id >= 100, "{id}");
+        hedge.comes(id, 0, true);
+        hedge.answered(id, (id % 100 + 1) * MS, Primary);
+    }
+    assert_eq!(hedge.delay_ns(), Some(95 * MS));
+}
+
+/// Goal: requests go where nobody stands still, and back when a backup that stands goes on
+/// later; a server that was started anew gets none. Method: halts one upon the other.
+#[test]
+fn a_halt_sends_requests_to_the_other() {
+    let mut hedge = hedge(Policy::Hazard);
+    hedge.comes(1, 0, true);
+    assert_eq!(hedge.halts(Primary, Halt::Pause, true), [Double { id: 1, to: Backup }]);
+    assert_eq!(hedge.comes(2, 1, true), Backup);
+    assert_eq!(hedge.halts(Backup, Halt::Stop, true), [], "both stand");
+    assert_eq!(hedge.halts(Primary, Halt::Stop, true), []);
+    assert_eq!(hedge.halts(Primary, Halt::Pause, false), [], "it is stopped as well");
+    let back = [Double { id: 2, to: Primary }];
+    assert_eq!(hedge.halts(Primary, Halt::Stop, false), back, "the first that goes on");
+    assert_eq!(hedge.comes(3, 2, true), Primary);
+    assert_eq!(hedge.halts(Backup, Halt::Stop, false), []);
+    hedge.restarts(Backup);
+    assert_eq!(hedge.halts(Primary, Halt::Pause, true), [], "the other is cold");
+    hedge.is_warm(Backup);
+    assert_eq!(hedge.halts(Primary, Halt::Pause, true), [Double { id: 3, to: Backup }]);
+    hedge.restarts(Backup);
+    assert_eq!(hedge.comes(4, 3, true), Primary);
+    let counts = hedge.counts();
+    assert_eq!((counts.duplicates, counts.swaps), (3, 4));
+}
+
+#[test]
+fn a_dead_server_is_left_and_costs_no_budget() {
+    let mut hedge = Hedge::new(Policy::Look, 0);
+    assert_eq!(hedge.comes(1, 0, false), Primary);
+    hedge.restarts(Primary);
+    hedge.restarts(Primary);
+    hedge.moved(1, Backup);
+    assert_eq!(hedge.comes(2, 0, true), Backup);
+    hedge.answered(1, MS, Backup);
+    let counts = hedge.counts();
+    assert_eq!((counts.swaps, counts.duplicates, counts.won_by_backup), (1, 0, 0));
+}
+
+/// Goal: nothing is doubled to a server that is down, and with both down the first that is back
+/// gets new requests. Method: every policy dies and comes back alike.
+#[test]
+fn requests_go_to_the_server_that_is_back() {
+    let mut hedge = hedge(Policy::After(MS));
+    hedge.restarts(Backup);
+    hedge.comes(1, 0, true);
+    assert_eq!(hedge.due(MS), [], "the backup is down");
+    hedge.restarts(Primary);
+    assert_eq!(hedge.comes(2, MS, true), Primary, "neither is better");
+    hedge.is_warm(Backup);
+    assert_eq!(hedge.comes(3, MS, true), Backup);
+    hedge.is_warm(Primary);
+    assert_eq!((hedge.comes(4, MS, true), hedge.counts().swaps), (Backup, 1));
+}
+
+/// Goal: a request that a server dropped is tried once more and never again, out of the budget
+/// of duplicates. Method: a budget for one, and requests that must not be repeated.
+#[test]
+fn a_dropped_request_is_tried_once_more() {
+    let mut hedge = Hedge::new(Policy::After(MS), 250_000);
+    for id in 0..4 {
+        hedge.comes(id, 0, id != 0);
+    }
+    assert!(!hedge.retry(0, Backup), "its method may not be repeated");
+    assert!(hedge.retry(1, Backup) && !hedge.retry(1, Primary), "once");
+    assert!(!hedge.retry(2, Backup), "the budget is spent");
+    assert_eq!(hedge.due(MS), [], "also for duplicates");
+    hedge.answered(1, MS, Backup);
+    let counts = hedge.counts();
+    assert_eq!((counts.retries, counts.duplicates, counts.won_by_backup), (1, 0, 0));
+    assert_eq!(counts.refused_by_budget, 2);
+    assert!(!hedge.retry(1, Backup), "it has its answer");
+}
+
+/// Goal: what was decided and not done is in no count and can be spent again. Method: a budget
+/// for one duplicate, decided for a server that has just failed.
+#[test]
+fn a_duplicate_that_is_not_sent_costs_nothing() {
+    let mut hedge = Hedge::new(Policy::After(MS), 500_000);
+    for id in 0..2 {
+        hedge.comes(id, 0, true);
+    }
+    assert_eq!(hedge.due(MS), [Double { id: 0, to: Backup }]);
+    assert_eq!((hedge.counts().duplicates, hedge.counts().refused_by_budget), (1, 1));
+    hedge.not_sent(0);
+    hedge.not_sent(1);
+    assert_eq!(hedge.counts().duplicates, 0);
+    hedge.answered(1, MS, Primary);
+    assert_eq!(hedge.due(2 * MS), [], "it is not tried again");
+    hedge.comes(2, 2 * MS, true);
+    assert_eq!(hedge.due(3 * MS), [Double { id: 2, to: Backup }]);
+}

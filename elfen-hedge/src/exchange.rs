@@ -1,0 +1,134 @@
+//! One request: which servers it is sent to, and whose answer the client gets.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use elfen_hedge_policy::Server;
+
+use crate::pool::{Lost, Reply};
+
+use crate::request::{NO_SERVER, Refusal, Request, TOO_LATE};
+use crate::shared::Shared;
+
+/// Answers that came second and are waited for. Of a server that stands still there may be many.
+const MAX_LATE: usize = 1024;
+
+type Attempt = Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>;
+
+/// The attempts at each server, at most one each: so no request goes anywhere more than once.
+#[derive(Default)]
+struct Attempts {
+    running: [Option<Attempt>; 2],
+    failed: [bool; 2],
+}
+
+impl Attempts {
+    fn begin(&mut self, shared: &Shared, server: Server, request: &Arc<Request>) {
+        let pool = Arc::clone(&shared.pools[server.index()]);
+        self.running[server.index()] = Some(Box::pin(pool.ask(Arc::clone(request))));
+    }
+
+    fn may_begin(&self, server: Server) -> bool {
+        self.running[server.index()].is_none() && !self.failed[server.index()]
+    }
+
+    /// The next attempt that ends.
+    async fn next(&mut self) -> (Server, Result<Reply, Lost>) {
+        poll_fn(|context| {
+            for server in Server::BOTH {
+                let running = &mut self.running[server.index()];
+                let Some(attempt) = running else { continue };
+                if let Poll::Ready(ended) = attempt.as_mut().poll(context) {
+                    *running = None;
+                    self.failed[server.index()] = ended.is_err();
+                    return Poll::Ready((server, ended));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Has a request answered: by the first server that does, and by no other.
+pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Reply, Refusal> {
+    let may_repeat = shared.plan.repeatable.contains(&request.method);
+    let request = Arc::new(request);
+    let mut flight = shared.flights.begin(may_repeat);
+    let (mut attempts, mut doubled, mut second) = (Attempts::default(), false, None);
+    attempts.begin(shared, flight.server, &request);
+    let give_up = tokio::time::sleep(shared.plan.give_up);
+    tokio::pin!(give_up);
+    let refusal = loop {
+        let (server, ended) = tokio::select! {
+            biased;
+            ended = attempts.next() => ended,
+            told = &mut flight.double, if !doubled => {
+                doubled = true;
+                match told {
+                    Ok(to) if attempts.may_begin(to) => {
+                        attempts.begin(shared, to, &request);
+                        second = Some(to);
+                    }
+                    // It is there already, or that server has failed.
+                    _ => flight.not_sent(),
+                }
+                continue;
+            }
+            () = &mut give_up => break TOO_LATE,
+        };
+        let lost = match ended {
+            Ok(reply) => {
+                flight.answered(server);
+                shared.replays.with(|replays| replays.record(&request, reply.response.status()));
+                if let Some(late) = attempts.running.into_iter().flatten().next() {
+                    leave(shared, late);
+                }
+                return Ok(reply);
+            }
+            Err(lost) => lost,
+        };
+        let other = server.other();
+        if let Lost::Refused(error) = &lost {
+            shared.down(server, error);
+            if second == Some(server) {
+                flight.not_sent();
+            }
+        }
+        if attempts.running[other.index()].is_some() {
+            continue;
+        }
+        if !attempts.may_begin(other) {
+            break NO_SERVER;
+        }
+        match lost {
+            Lost::Refused(_) => {
+                flight.moved(other);
+                shared.counts.with(|counts| counts.moved += 1);
+            }
+            Lost::Dropped if flight.retry(other) => second = Some(other),
+            Lost::Dropped | Lost::Invalid => break NO_SERVER,
+        }
+        attempts.begin(shared, other, &request);
+    };
+    shared.counts.with(|counts| counts.unanswered += 1);
+    Err(refusal)
+}
+
+/// Reads an answer that came second to its end, so that its connection can be used again.
+fn leave(shared: &Arc<Shared>, attempt: Attempt) {
+    if shared.late.with(|late| *late >= MAX_LATE) {
+        return;
+    }
+    shared.late.with(|late| *late += 1);
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        let read = async { Ok::<bool, Lost>(attempt.await?.read_to_end().await) };
+        let read = tokio::time::timeout(shared.plan.give_up, read).await;
+        let is_whole = matches!(read, Ok(Ok(true)));
+        shared.late.with(|late| *late -= 1);
+        shared.counts.with(|counts| counts.late += u64::from(is_whole));
+    });
+}

@@ -1,0 +1,131 @@
+//! Recorded requests, by which a server is warmed that was restarted. Only with `--replay`.
+//!
+//! What is kept of a request is its method, its target and a few fields that say what kind of
+//! answer is wanted. A request with a field that may hold a secret is not kept at all. Neither is
+//! one with a body, or one that a server has not answered well: it might be what broke the server.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::header::{ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, HOST, HeaderMap, USER_AGENT};
+use hyper::{Method, StatusCode};
+
+use crate::request::Request;
+
+/// The last ones are kept.
+const MAX_KEPT: usize = 256;
+/// No more than 500 per second are sent again, one at a time.
+pub(crate) const MIN_GAP: Duration = Duration::from_millis(2);
+
+/// Parts of the names of fields that may hold a secret.
+const SECRET: [&str; 10] =
+    ["auth", "cookie", "token", "key", "secret", "session", "passw", "credential", "csrf", "sign"];
+
+/// What is kept of a request.
+const KEPT: [hyper::header::HeaderName; 5] =
+    [HOST, ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, USER_AGENT];
+
+#[derive(Debug)]
+pub(crate) struct Replays {
+    /// How many are sent to a server that was restarted.
+    pub(crate) count: usize,
+    kept: VecDeque<Arc<Request>>,
+}
+
+impl Replays {
+    pub(crate) fn new(count: usize) -> Self {
+        Self { count, kept: VecDeque::new() }
+    }
+
+    pub(crate) fn record(&mut self, request: &Request, status: StatusCode) {
+        let is_read = request.method == Method::GET || request.method == Method::HEAD;
+        let is_good = status.is_success() || status.is_redirection();
+        if self.count == 0 || !is_read || !is_good || !request.body.is_empty() {
+            return;
+        }
+        let is_secret = |name: &str| SECRET.iter().any(|part| name.contains(part));
+        if request.fields.keys().any(|name| is_secret(name.as_str())) {
+            return;
+        }
+        let fields: HeaderMap = KEPT
+            .iter()
+            .filter_map(|name| Some((name.clone(), request.fields.get(name)?.clone())))
+            .collect();
+        let (method, target) = (request.method.clone(), request.target.clone());
+        if self.kept.len() == MAX_KEPT {
+            self.kept.pop_front();
+        }
+        let body = hyper::body::Bytes::new();
+        self.kept.push_back(Arc::new(Request { method, target, fields, body }));
+    }
+
+    /// The request to send as the nth; `None` once that was enough, or if there are none.
+    pub(crate) fn nth(&self, number: usize) -> Option<Arc<Request>> {
+        let at = number.checked_rem(self.kept.len())?;
+        self.kept.get(at).filter(|_| number < self.count).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::body::Bytes;
+    use hyper::header::{HeaderName, HeaderValue};
+
+    fn request(method: Method, fields: &[&'static str]) -> Request {
+        let value = HeaderValue::from_static("x");
+        let fields = fields.iter().map(|name| (HeaderName::from_static(name), value.clone()));
+        let fields = fields.collect();
+        Request { method, target: "/a".parse().unwrap(), fields, body: Bytes::new() }
+    }
+
+    /// Goal: nothing that may be a secret is ever sent again. Method: fields of all sorts.
+    #[test]
+    fn secrets_are_not_kept() {
+        let mut replays = Replays::new(10);
+        for name in [
+            "authorization",
+            "cookie",
+            "x-api-key",
+            "x-auth-token",
+            "x-amz-security-token",
+            "signature",
+            "x-session-id",
+            "x-xsrf-token",
+            "authentication-info",
+        ] {
+            replays.record(&request(Method::GET, &["host", name]), StatusCode::OK);
+            assert!(replays.nth(0).is_none(), "{name}");
+        }
+        let kept = request(Method::GET, &["host", "accept", "forwarded", "x-request-id", "range"]);
+        replays.record(&kept, StatusCode::OK);
+        let fields = &replays.nth(9).unwrap().fields;
+        let mut names: Vec<&str> = fields.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["accept", "host"]);
+        assert!(replays.nth(10).is_none(), "that was enough");
+    }
+
+    #[test]
+    fn only_harmless_requests_are_kept() {
+        let mut replays = Replays::new(10);
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+            replays.record(&request(method, &["host"]), StatusCode::OK);
+        }
+        for status in [StatusCode::NOT_FOUND, StatusCode::INTERNAL_SERVER_ERROR] {
+            replays.record(&request(Method::GET, &["host"]), status);
+        }
+        let mut with_body = request(Method::GET, &["host"]);
+        with_body.body = Bytes::from_static(b"x");
+        replays.record(&with_body, StatusCode::OK);
+        assert!(replays.nth(0).is_none());
+        for _ in 0..2 * MAX_KEPT {
+            replays.record(&request(Method::HEAD, &["host"]), StatusCode::FOUND);
+        }
+        assert_eq!(replays.kept.len(), MAX_KEPT);
+        let mut off = Replays::new(0);
+        off.record(&request(Method::GET, &["host"]), StatusCode::OK);
+        assert!(off.kept.is_empty());
+    }
+}

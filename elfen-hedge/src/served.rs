@@ -1,0 +1,138 @@
+//! A server to try the proxy on. It works as long as a request says, one request at a time, and
+//! answers with the request's name and its own.
+//!
+//! `GET /FORM/US/NAME`: works for that many microseconds of CPU time, and answers in that form:
+//! `length`, `chunked`, `close` or `endless`. `GET /count/0/NAME`: how often it worked for that
+//! name.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use elfen_recorder::check::inject::own_cpu_ns;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CONNECTION, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+
+type Seen = Rc<RefCell<HashMap<String, u32>>>;
+
+/// Serves on a port, or on a free one if that is 0, and prints it. Ends with its standard input.
+pub(crate) fn serve(name: &str, port: u16) -> io::Result<()> {
+    std::thread::spawn(|| {
+        let ended = io::copy(&mut io::stdin(), &mut io::sink());
+        std::process::exit(i32::from(ended.is_err()));
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    tokio::task::LocalSet::new().block_on(&runtime, accept(name, port))
+}
+
+async fn accept(name: &str, port: u16) -> io::Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let mut out = io::stdout();
+    writeln!(out, "{}", listener.local_addr()?.port())?;
+    out.flush()?;
+    let seen = Seen::default();
+    loop {
+        let (socket, _) = listener.accept().await?;
+        socket.set_nodelay(true)?;
+        let (name, seen) = (name.to_owned(), Rc::clone(&seen));
+        let answer = service_fn(move |request| answer(request, name.clone(), Rc::clone(&seen)));
+        let connection = http1::Builder::new().serve_connection(TokioIo::new(socket), answer);
+        // A client may leave in the middle.
+        tokio::task::spawn_local(async { drop(connection.await) });
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    name: String,
+    seen: Seen,
+) -> Result<Response<Pieces>, Infallible> {
+    let path = request.uri().path().trim_start_matches('/').to_owned();
+    let mut parts = path.splitn(3, '/');
+    let (form, us) = (parts.next().unwrap_or(""), parts.next().and_then(|us| us.parse().ok()));
+    let (Some(us), Some(asked)) = (us, parts.next()) else {
+        let mut response = Response::new(Pieces::whole("the path is /FORM/US/NAME\n".to_owned()));
+        *response.status_mut() = StatusCode::NOT_FOUND;
+        return Ok(response);
+    };
+    if form == "count" {
+        let count = *seen.borrow().get(asked).unwrap_or(&0);
+        return Ok(Response::new(Pieces::whole(count.to_string())));
+    }
+    // A client that broke off has sent less.
+    let body = request.into_body().collect().await.map(|body| body.to_bytes().len());
+    *seen.borrow_mut().entry(asked.to_owned()).or_default() += 1;
+    work(us);
+    let text = format!("{asked} {} by {name}\n", body.unwrap_or(0));
+    let mut response = Response::new(match form {
+        "chunked" => Pieces::split(&text),
+        "endless" => Pieces::Endless,
+        _ => Pieces::whole(text),
+    });
+    if form == "close" {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+/// Keeps the only thread busy for that much of its CPU time.
+fn work(us: u64) {
+    let until_ns = own_cpu_ns() + us * 1_000;
+    while own_cpu_ns() < until_ns {
+        std::hint::spin_loop();
+    }
+}
+
+/// A body.
+#[derive(Debug)]
+enum Pieces {
+    Whole(Option<Bytes>),
+    /// The last one first.
+    Split(Vec<Bytes>),
+    Endless,
+}
+
+impl Pieces {
+    fn whole(text: String) -> Self {
+        Self::Whole(Some(Bytes::from(text)))
+    }
+
+    fn split(text: &str) -> Self {
+        let (first, rest) = text.split_at(text.len() / 2);
+        Self::Split(vec![Bytes::from(rest.to_owned()), Bytes::from(first.to_owned())])
+    }
+}
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = match &mut *self {
+            Self::Whole(text) => text.take(),
+            Self::Split(pieces) => pieces.pop(),
+            Self::Endless => Some(Bytes::from_static(&[b'x'; 4096])),
+        };
+        Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(text) => SizeHint::with_exact(text.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Split(_) | Self::Endless => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Goal: a server that is down, restarts or drops connections costs no more than it must: what is
+//! sent again is bounded, counted, and holds no client's secrets. Method: servers that do so, and
+//! what reached them.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use nix::sys::signal::Signal;
+
+use crate::rig::{
+    Backend, Client, Hedge, Server, ask, count, free_address, is_root, signal, skipped, wait_until,
+};
+
+/// Goal: every policy starts before its servers do, as after a boot. Method: both start later, and
+/// then the first is stopped, which policies that look at servers have to see.
+#[test]
+fn servers_that_are_down_at_the_start_are_waited_for() {
+    let policies = ["none", "after=5ms", "look", "hazard"];
+    if !is_root() {
+        skipped("elfen-hedge --policy hazard", "it takes root");
+    }
+    for policy in &policies[..3 + usize::from(is_root())] {
+        let (to, backup) = (free_address(), free_address());
+        let words = ["--policy", policy, "--max-extra", "100%", "--give-up", "1s"];
+        let mut hedge = Hedge::start(to, backup, &words);
+        let lines = [hedge.says(), hedge.says()];
+        for address in [to, backup] {
+            let said = format!("elfen: server {address} takes no connections: ");
+            assert!(lines.iter().any(|line| line.starts_with(&said)), "{policy}: {lines:?}");
+        }
+        assert_eq!(ask(hedge.at, "GET", "/length/0/early").code, 502);
+        let first = Server::start_at("first server", to.port());
+        assert!(hedge.says().ends_with(&format!("{to} takes connections\n")));
+        wait_until("an answer", || ask(hedge.at, "GET", "/length/0/a").code == 200);
+        let _second = Server::start_at("second server", backup.port());
+        assert!(hedge.says().ends_with(&format!("{backup} takes connections\n")));
+        wait_until("the second server's answer", || {
+            signal(first.process.id(), Signal::SIGSTOP);
+            let answer = ask(hedge.at, "GET", "/length/0/b");
+            signal(first.process.id(), Signal::SIGCONT);
+            answer.code == 200 && answer.text().contains("second") || *policy == "none"
+        });
+        let (done, said) = hedge.end();
+        assert_eq!(said, "", "{policy}");
+        // Of a hazard, new requests go to the other server at once.
+        let doubles = matches!(*policy, "after=5ms" | "look");
+        assert_eq!(done["duplicates"].as_u64() > Some(0), doubles, "{policy}: {done}");
+    }
+}
+
+/// Asks for 20 names without credentials, and for as many with some.
+fn ask_with_and_without_credentials(at: SocketAddr) {
+    let mut client = Client::connect(at);
+    for number in 0..20 {
+        client.send("GET", &format!("/length/0/open-{number}"), "");
+        assert_eq!(client.answer("GET").code, 200);
+        let field = ["Authorization: Bearer x", "Cookie: a=b", "X-Api-Key: x"][number % 3];
+        let head = format!("GET /length/0/secret-{number} HTTP/1.1\r\nHost: a\r\n{field}\r\n\r\n");
+        client.write(head.as_bytes());
+        assert_eq!(client.answer("GET").code, 200);
+    }
+}
+
+/// How often a server has worked for names that begin so.
+fn all(at: SocketAddr, name: &str) -> u32 {
+    (0..20).map(|number| count(at, &format!("{name}-{number}"))).sum()
+}
+
+/// Goal: after a restart a server gets recorded requests only if that is asked for, as many as were
+/// asked for, and none that carried credentials.
+#[test]
+fn recorded_requests_are_replayed_only_where_that_is_asked_for() {
+    let policies = ["look", "none", "hazard"];
+    for policy in &policies[..2 + usize::from(is_root())] {
+        for replay in ["0", "50"] {
+            let [mut first, second] = Server::pair();
+            let words = ["--policy", policy, "--replay", replay];
+            let mut hedge = Hedge::start(first.at, second.at, &words);
+            ask_with_and_without_credentials(hedge.at);
+            first.end();
+            let post = Client::connect(hedge.at);
+            drop(post);
+            assert_eq!(ask(hedge.at, "GET", "/length/0/other").code, 200);
+            assert!(hedge.says().contains(" takes no connections: "));
+            let third = Server::start_at("third server", first.at.port());
+            assert!(hedge.says().contains(" takes connections"));
+            let expected: u32 = replay.parse().unwrap();
+            let replayed = || all(third.at, "open") + count(third.at, "other");
+            wait_until("the replays", || replayed() >= expected);
+            // The look for other processes has come meanwhile, and must not add to them.
+            std::thread::sleep(std::time::Duration::from_millis(600));
+            assert_eq!(replayed(), expected, "{policy}");
+            assert_eq!(all(third.at, "secret"), 0, "{policy}");
+            let (done, _) = hedge.end();
+            assert_eq!(done["replayed"], expected, "{policy}: {done}");
+            assert_eq!((&done["requests"], &done["unanswered"]), (&41.into(), &0.into()), "{done}");
+        }
+    }
+}
+
+/// A server that closes each connection instead of answering.
+fn drops_all() -> Backend {
+    Backend::start(|_, _| false)
+}
+
+/// Goal: a request that crashes servers reaches each of them once, and only if the budget has it.
+#[test]
+fn a_request_that_servers_drop_is_tried_once_more() {
+    for (extra, expected) in [("100%", [3, 3]), ("5%", [3, 0]), ("0%", [3, 0])] {
+        let [first, second] = [drops_all(), drops_all()];
+        let words = ["--policy", "none", "--max-extra", extra];
+        let hedge = Hedge::start(first.at, second.at, &words);
+        for _ in 0..3 {
+            assert_eq!(ask(hedge.at, "GET", "/crash").code, 502);
+        }
+        assert_eq!(ask(hedge.at, "POST", "/crash").code, 502);
+        let got = [&first, &second].map(|server| server.requests().len());
+        assert_eq!(got, [expected[0] + 1, expected[1]], "a POST is never tried again");
+        let (done, said) = hedge.end();
+        assert_eq!((said.as_str(), &done["unanswered"]), ("", &4.into()), "{done}");
+        assert_eq!((&done["retries"], &done["swaps"]), (&expected[1].into(), &0.into()), "{done}");
+    }
+}
+
+#[test]
+fn a_request_that_one_server_drops_has_its_answer_from_the_other() {
+    let (first, second) = (drops_all(), Backend::echo());
+    let words = ["--policy", "none", "--max-extra", "50%"];
+    let hedge = Hedge::start(first.at, second.at, &words);
+    // Half of a request is earned with each.
+    assert_eq!(ask(hedge.at, "GET", "/a").code, 502);
+    assert_eq!(ask(hedge.at, "GET", "/b").text(), "/b");
+    let (done, _) = hedge.end();
+    assert_eq!((&done["retries"], &done["unanswered"]), (&1.into(), &1.into()), "{done}");
+    assert_eq!((&done["refused_by_budget"], &done["duplicates"]), (&1.into(), &0.into()), "{done}");
+    assert_eq!([first, second].map(|server| server.requests().len()), [2, 1]);
+}
+
+/// Goal: recorded requests that crash a server do not do so for ever. Method: a server that comes
+/// back and drops whatever it gets.
+#[test]
+fn a_server_that_fails_its_replays_gets_no_more() {
+    let dies = Arc::new(AtomicBool::new(false));
+    let is_dying = Arc::clone(&dies);
+    let first = Backend::start(move |_, stream| {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        !is_dying.load(SeqCst) && stream.write_all(answer).is_ok()
+    });
+    let (second, at) = (Backend::echo(), first.at);
+    let words = ["--policy", "none", "--max-extra", "100%", "--replay", "100"];
+    let mut hedge = Hedge::start(at, second.at, &words);
+    for _ in 0..5 {
+        assert_eq!(ask(hedge.at, "GET", "/early").code, 200);
+    }
+    dies.store(true, SeqCst);
+    drop(first);
+    wait_until("the second server's answer", || {
+        ask(hedge.at, "GET", "/later").text() == "/later"
+            && std::net::TcpStream::connect(at).is_err()
+    });
+    assert_eq!(ask(hedge.at, "GET", "/later").text(), "/later");
+    assert!(hedge.says().contains(" takes no connections: "));
+    let back = Backend::start_at(at.port(), |_, _| false);
+    assert!(hedge.says().contains(" takes connections"));
+    wait_until("the replays", || back.requests().len() == 3);
+    let (done, _) = hedge.end();
+    assert_eq!((&done["replayed"], back.requests().len()), (&3.into(), 3), "{done}");
+}

@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{Args, CommandFactory, FromArgMatches, Parser};
+use clap_complete::{Shell, generate_to};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::print;
@@ -61,6 +63,8 @@ struct Cli {
 enum Hidden {
     #[command(hide = true)]
     Answer(Answer),
+    #[command(hide = true)]
+    Completions(Completions),
 }
 
 #[derive(clap::Args, Debug)]
@@ -69,7 +73,7 @@ struct Serve {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: SocketAddr,
 
-    /// Listen on an address that other machines may reach. There is no TLS and no authentication
+    /// Listen on an address that other machines may reach, without TLS or authentication
     #[arg(long)]
     public: bool,
 
@@ -94,7 +98,7 @@ struct Serve {
     #[arg(long, value_name = "PART", default_value = "5%", value_parser = part)]
     max_extra: u64,
 
-    /// Methods whose requests may be sent a second time, of those that HTTP calls idempotent
+    /// Methods whose requests may be sent a second time: idempotent ones
     #[arg(long, value_name = "METHODS", default_value = "GET,HEAD", value_delimiter = ',',
         value_parser = method)]
     methods: Vec<Method>,
@@ -146,6 +150,14 @@ struct Answer {
     /// A free one, if none is named
     #[arg(long, value_name = "PORT", default_value = "0")]
     port: u16,
+}
+
+/// Write completions for bash, zsh and fish into a folder, for packages
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:\n  elfen-hedge completions /tmp")]
+struct Completions {
+    /// The folder, which must exist
+    folder: PathBuf,
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
@@ -204,6 +216,7 @@ pub fn main(words: &[OsString], out: &mut dyn Write) -> Result<ExitCode, Failure
     let parsed = Cli::command().try_get_matches_from(words);
     match parsed.and_then(|typed| Cli::from_arg_matches(&typed)) {
         Ok(Cli { command: Some(Hidden::Answer(args)), .. }) => answer(&args),
+        Ok(Cli { command: Some(Hidden::Completions(args)), .. }) => completions(&args, out),
         Ok(Cli { serve: Some(args), .. }) => serve(&args, out),
         Ok(Cli { serve: None, .. }) => {
             Err(Failure::new(Status::Usage, "arguments", "none", "see `elfen-hedge --help`"))
@@ -216,6 +229,20 @@ fn answer(args: &Answer) -> Result<ExitCode, Failure> {
     served::serve(&args.name, args.port).map_err(|error| {
         Failure::new(Status::Failed, "serving requests", error, "see `ulimit -n`")
     })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn completions(args: &Completions, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    // As users see it: without what is hidden.
+    let mut command = Serve::augment_args(clap::Command::new("elfen-hedge"));
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        let written = generate_to(shell, &mut command, "elfen-hedge", &args.folder);
+        let path = written.map_err(|error| {
+            let what = format!("writing into {:?}", args.folder.display().to_string());
+            Failure::new(Status::Failed, what, error, "name a folder that can be written")
+        })?;
+        writeln!(out, "{}", path.display()).map_err(Failure::output)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

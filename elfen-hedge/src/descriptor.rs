@@ -1,4 +1,4 @@
-//! Descriptors that are no sockets, for tokio to wait for.
+//! Waits for descriptors other than sockets.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -66,7 +66,7 @@ impl Pool {
         builder.max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD);
         let (connection, worker) =
             builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        // How it ended is told to the request that it was for.
+        // The request that it works for learns how it ended.
         tokio::spawn(async { drop(worker.await) });
         Ok(connection)
     }

@@ -237,7 +237,7 @@ async fn read(body: Incoming, limit: Duration) -> Result<Bytes, Refusal> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    // Before the client is told to go on with it.
+    // Before hyper tells the client to go on with it.
     if body.size_hint().lower() > MAX_BODY as u64 {
         return Err(LARGE_BODY);
     }

@@ -143,7 +143,7 @@ fn target(method: &Method, uri: &Uri) -> Result<Uri, Refusal> {
     }
 }
 
-/// Removes the fields of one connection: those of the standard, and those that `Connection` names.
+/// Removes the fields of one connection: the standard ones, and all that `Connection` names.
 pub(crate) fn remove_hop_by_hop(fields: &mut HeaderMap) {
     let named: Vec<HeaderName> = fields
         .get_all(CONNECTION)
@@ -201,7 +201,7 @@ mod tests {
         request.fields.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
     }
 
-    /// Goal: fields of the client's connection stay behind, also those that it names itself.
+    /// Goal: fields of the client's connection stay behind, also fields that it names itself.
     #[test]
     fn hop_by_hop_fields_are_removed() {
         let head = get("/a?b")
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(field(&request, "x-forwarded-for"), ["10.0.0.1"]);
     }
 
-    /// Goal: a server is told the length of every body, however the client framed it.
+    /// Goal: a server gets the length of every body, however the client framed it.
     #[test]
     fn a_body_has_its_length() {
         let post = || hyper::Request::post("/").header("host", "a");

@@ -21,7 +21,7 @@ use crate::replay::{MIN_GAP, Replays};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two attempts to connect to a server that is down.
 const RECONNECT_EVERY: Duration = Duration::from_millis(100);
-/// After a server came back, its new processes are no news for so long.
+/// For this long after a server came back, its new processes are not taken for another restart.
 const NO_NEWS: Duration = Duration::from_secs(2);
 /// Replays that a server may fail before it gets no more.
 const MAX_FAILED_REPLAYS: u32 = 3;
@@ -113,7 +113,7 @@ impl Shared {
         }
     }
 
-    /// Connects to a server at the start, so that it is said which one is down.
+    /// Connects to a server at the start: if it is down, that is reported before the first request.
     pub(crate) async fn begin(self: Arc<Self>, server: Server) {
         match self.connect(server).await {
             Ok(()) => {}

@@ -33,7 +33,7 @@ fn a_server_that_stands_still_is_left() {
 }
 
 /// A long request is as long elsewhere; a server without requests has no need to run; a backup
-/// that is held as well is no help.
+/// that is held as well does not help.
 #[test]
 fn a_server_that_works_is_left_to_work() {
     let mut hedge = hedge(Policy::Look);
@@ -70,8 +70,8 @@ fn the_p95_is_of_recent_answers() {
     assert_eq!(hedge.delay_ns(), Some(95 * MS));
 }
 
-/// Goal: requests go where nobody stands still, and back when a backup that stands goes on
-/// later; a server that was started anew gets none. Method: halts one upon the other.
+/// Goal: requests go to the server that does not stand still, and back when a backup that stands
+/// goes on later. A server that was restarted gets none. Method: overlapping halts.
 #[test]
 fn a_halt_sends_requests_to_the_other() {
     let mut hedge = hedge(Policy::Hazard);

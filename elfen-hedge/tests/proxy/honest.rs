@@ -34,7 +34,7 @@ fn converse(at: std::net::SocketAddr, client: usize, requests: usize) -> usize {
     posts
 }
 
-/// Stops both by turns, now and then at once, until it is told to end.
+/// Stops both by turns, now and then at once, until `ends` is set.
 fn stop_by_turns(servers: [u32; 2], ends: &AtomicBool) {
     let nap = |ms| std::thread::sleep(Duration::from_millis(ms));
     for turn in 0_usize.. {
@@ -123,10 +123,10 @@ fn dead_servers_are_left_and_both_dead_are_said_at_once() {
     assert_eq!((&done["swaps"], &done["duplicates"]), (&1.into(), &0.into()), "{done}");
     assert_eq!((&done["unanswered"], &done["retries"]), (&3.into(), &0.into()), "{done}");
     let lines = said.lines().filter(|line| line.contains(" takes no connections: "));
-    assert_eq!(lines.count(), 2, "each is said once: {said}");
+    assert_eq!(lines.count(), 2, "one line each: {said}");
 }
 
-/// Both stand still: nothing is sent twice in vain, and a client that waits too long is told.
+/// Both stand still: nothing is sent twice in vain, and a client that waits too long gets 504.
 #[test]
 fn both_paused() {
     let servers = Server::pair();
@@ -268,7 +268,7 @@ fn answers_are_framed_again() {
     for wrong in ["/both", "/switch", "/other"] {
         assert_eq!(get(wrong).code, 502, "{wrong}");
     }
-    assert_eq!(other.requests().len(), 0, "what is no answer is not asked for again");
+    assert_eq!(other.requests().len(), 0, "an invalid answer is not asked for again");
     let (done, _) = hedge.end();
     assert_eq!((&done["unanswered"], &done["retries"]), (&3.into(), &0.into()), "{done}");
 }
@@ -308,6 +308,22 @@ fn wrong_arguments() {
     assert!(!text.contains("Commands:") && !text.contains("[COMMAND]"), "{text}");
     let version = hedge(&["--version"]).output().unwrap();
     assert!(version.stdout.starts_with(b"elfen-hedge 0."));
+}
+
+/// Goal: packages have completions with what help shows, and no more.
+#[test]
+fn completions() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = hedge(&["completions", folder.path().to_str().unwrap()]).output().unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    for path in listed.lines() {
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains("look-every") && !text.contains("completions"), "{path}");
+    }
+    let nowhere = hedge(&["completions", "/nonexistent"]).output().unwrap();
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(nowhere.stderr.starts_with(b"elfen: writing into \"/nonexistent\": No such file"));
 }
 
 /// Goal: with `--public`, other machines may reach it.

@@ -105,7 +105,7 @@ fn one_more_client_takes_the_place_of_the_one_that_waited_longest() {
     first.send("GET", "/first", "");
     assert_eq!(first.answer("GET").code, 200);
     let mut second = Client::connect(hedge.at);
-    // A head that is never whole is no better than none.
+    // A head that is never whole counts as waiting.
     second.write(b"GET /second HTTP/1.1\r\n");
     assert_eq!(ask(hedge.at, "GET", "/third").text(), "/third");
     assert!(first.is_over());
@@ -135,7 +135,7 @@ fn a_busy_client_keeps_its_place() {
     let mut waits = Client::connect(hedge.at);
     waits.send("GET", "/b", "");
     (0..10).for_each(|_| nap());
-    assert_eq!(asked.load(SeqCst), 1, "there is no place for the second client");
+    assert_eq!(asked.load(SeqCst), 1, "the second client has no place yet");
     may_answer.store(true, SeqCst);
     assert_eq!((busy.answer("GET").code, waits.answer("GET").code), (200, 200));
     let (done, _) = hedge.end();

@@ -228,7 +228,7 @@ impl Client {
             let size = self.line();
             let size = usize::from_str_radix(size.trim_end(), 16).unwrap();
             if size == 0 {
-                assert_eq!(self.line(), "\r\n", "there are no trailers");
+                assert_eq!(self.line(), "\r\n", "no trailers");
                 return all;
             }
             all.extend(self.bytes(size));
@@ -341,7 +341,7 @@ fn serve(mut stream: TcpStream, seen: &Got, answer: &dyn Fn(&str, &mut TcpStream
         }
     }
     if !bytes.is_empty() {
-        // Bytes that are no request were smuggled in.
+        // Bytes beyond the last request were smuggled in.
         seen.lock().unwrap().push(String::from_utf8_lossy(&bytes).into_owned());
     }
 }

@@ -164,6 +164,27 @@ fn dependencies_are_those_of_the_design() {
     assert!(forbidden.is_empty(), "{}", forbidden.join("\n"));
 }
 
+/// Goal: the operator's binary, which root runs, has no HTTP library in it. Method: what cargo
+/// builds for it.
+#[test]
+fn elfen_links_no_http_library() {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let tree = |package: &str| {
+        let words = ["tree", "--offline", "--edges", "normal", "--prefix", "none", "--package"];
+        let mut command = Command::new(cargo.as_str());
+        let output = command.args(words).arg(package).current_dir(root()).output();
+        let output = output.expect("cargo starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let has =
+        |tree: &str, name: &str| tree.lines().any(|line| line.split(' ').next() == Some(name));
+    let (elfen, hedge) = (tree("elfen"), tree("elfen-hedge"));
+    for name in ["hyper", "tokio"] {
+        assert!(has(&hedge, name) && !has(&elfen, name), "{name}");
+    }
+}
+
 /// Goal: the test above can fail. Method: manifests that break each rule.
 #[test]
 fn forbidden_dependencies_are_found() {

@@ -27,7 +27,7 @@ use crate::live::programs::find_program;
 
 /// The p99.9 of these needs some thousand requests.
 const POLICIES: [&str; 4] = ["none", "after=p95", "look", "hazard"];
-/// A server that was restarted gets so many recorded requests first.
+/// Recorded requests that a restarted server gets before those of clients.
 const REPLAYS: &str = "1000";
 /// More are not in flight at once, even if a server stands still for half a second.
 const CONNECTIONS: usize = 128;

@@ -28,7 +28,7 @@ use super::{LiveError, go_on};
 const COLLECT_EVERY: Duration = Duration::from_secs(1);
 /// A report of an iteration takes its time where there are many events.
 const TO_REPORT: Duration = Duration::from_secs(60);
-/// The proxy warms a server that was restarted by so many requests, and as many warm the backup.
+/// Requests by which the proxy warms a restarted server, and by which the backup is warmed.
 const WARM_UP: u32 = 1_000;
 
 #[derive(Clone, PartialEq, Debug, Serialize)]

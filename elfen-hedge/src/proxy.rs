@@ -15,6 +15,7 @@ use hyper::body::{Body, Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::answer::{self, Answer};
@@ -27,7 +28,7 @@ use crate::steward::{Sight, Steward};
 
 /// A request is kept until it is answered, since it may have to be sent again.
 const MAX_BODY: usize = 1 << 20;
-/// A connection that ends is read for so long, or the client's kernel could drop the answer.
+/// How long a connection is read that the proxy has ended.
 const LINGER: Duration = Duration::from_secs(1);
 const OTHER_VERSION: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\
     connection: close\r\n\r\n";
@@ -145,46 +146,18 @@ async fn serve(
     let mut connection = builder.serve_connection(stream, conversation);
     let ended = (&mut connection).await;
     let parts = connection.into_parts();
-    let socket = parts.io.into_inner().into_socket();
+    let mut socket = parts.io.into_inner().into_socket();
     let is_version_2 = ended.is_err_and(|error| error.is_parse_version_h2());
-    // A client that does not read its answer loses only that.
-    let _read = tokio::time::timeout(LINGER, async {
+    // A socket that is closed with unread bytes in it is reset, and the answer may be lost. A client
+    // that does not end its side in time loses only that.
+    let _ended = tokio::time::timeout(LINGER, async {
         if is_version_2 {
-            write_all(&socket, OTHER_VERSION).await?;
+            socket.write_all(OTHER_VERSION).await?;
         }
-        linger(socket).await
+        socket.shutdown().await?;
+        tokio::io::copy(&mut socket, &mut tokio::io::sink()).await
     })
     .await;
-}
-
-async fn write_all(socket: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        socket.writable().await?;
-        match socket.try_write(bytes) {
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Says that nothing more comes, and reads until the client says so too: a socket that is closed
-/// with unread bytes in it is reset, and the answer may be lost.
-async fn linger(socket: TcpStream) -> io::Result<()> {
-    let socket = socket.into_std()?;
-    // It may be so already.
-    let _shut = socket.shutdown(std::net::Shutdown::Write);
-    let socket = TcpStream::from_std(socket)?;
-    loop {
-        socket.readable().await?;
-        match socket.try_read(&mut [0; 4096]) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Answers the requests of one connection.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use elfen_console::failure::to_stderr;
 use elfen_hedge_policy::{Hedge, Policy, Server};
 use hyper::Method;
+use nix::errno::Errno;
 use serde::Serialize;
 
 use crate::clients::Limits;
@@ -132,7 +133,7 @@ impl Shared {
 
     /// A server takes no connections.
     pub(crate) fn down(self: &Arc<Self>, server: Server, error: &io::Error) {
-        if !self.begin_recovery(server, Duration::ZERO) {
+        if is_ours(error) || !self.begin_recovery(server, Duration::ZERO) {
             return;
         }
         let address = self.plan.servers[server.index()];
@@ -193,4 +194,11 @@ impl Shared {
             tokio::time::sleep(began.elapsed().max(MIN_GAP)).await;
         }
     }
+}
+
+/// Whether a connection failed for want of something here, and not at the server.
+fn is_ours(error: &io::Error) -> bool {
+    use Errno::{EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    let error = error.raw_os_error().map(Errno::from_raw);
+    error.is_some_and(|error| [EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM].contains(&error))
 }

@@ -86,7 +86,7 @@ impl Steward {
     /// Decides what it is time for; when it is time again.
     fn on_time(&mut self) -> Option<u64> {
         let flights = Arc::clone(&self.shared.flights);
-        flights.decide(|hedge| {
+        flights.decide_on_time(|hedge| {
             let now_ns = monotonic_ns();
             let mut doubles = hedge.due(now_ns);
             if hedge.is_idle() {
@@ -107,7 +107,7 @@ impl Steward {
     fn take_hazards(&mut self) {
         let Sight::Hazards(hazards) = &mut self.sight else { return };
         for (server, halt, is_so) in hazards.take() {
-            self.shared.flights.decide(|hedge| (hedge.halts(server, halt, is_so), ()));
+            self.shared.flights.decide(|hedge| hedge.halts(server, halt, is_so));
         }
     }
 

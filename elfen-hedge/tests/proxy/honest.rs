@@ -30,6 +30,8 @@ fn converse(at: std::net::SocketAddr, client: usize, requests: usize) -> usize {
         let text = answer.text();
         assert!(text.starts_with(&own) || method == "HEAD", "{name}: {text}");
         assert!(text.ends_with("server\n") || method == "HEAD", "{name}: {text}");
+        let has_length = answer.head.contains("content-length: ");
+        assert_eq!(has_length, form != "chunked", "{name}: {}", answer.head);
     }
     posts
 }

@@ -140,13 +140,17 @@ async fn serve(
     let _slower = socket.set_nodelay(true);
     let stream = TokioIo::new(Stream::new(socket, Arc::clone(&client)));
     let origin = Origin { client: from, trusted: shared.plan.trust_forwarded };
-    let conversation = Conversation { shared, client, origin };
+    let conversation = Conversation { shared: Arc::clone(&shared), client, origin };
     let mut builder = http1::Builder::new();
     builder.half_close(true).max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD);
     let mut connection = builder.serve_connection(stream, conversation);
     let ended = (&mut connection).await;
     let parts = connection.into_parts();
     let mut socket = parts.io.into_inner().into_socket();
+    if ended.as_ref().is_err_and(hyper::Error::is_parse) {
+        // hyper has refused it itself.
+        shared.counts.with(|counts| counts.refused += 1);
+    }
     let is_version_2 = ended.is_err_and(|error| error.is_parse_version_h2());
     // A socket that is closed with unread bytes in it is reset, and the answer may be lost. A client
     // that does not end its side in time loses only that.

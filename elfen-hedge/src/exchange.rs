@@ -8,7 +8,6 @@ use std::task::Poll;
 use elfen_hedge_policy::Server;
 
 use crate::pool::{Lost, Reply};
-
 use crate::request::{NO_SERVER, Refusal, Request, TOO_LATE};
 use crate::shared::Shared;
 
@@ -107,6 +106,10 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
             Lost::Refused(_) => {
                 flight.moved(other);
                 shared.counts.with(|counts| counts.moved += 1);
+            }
+            // The policy has it sent there just now.
+            Lost::Dropped if !doubled && flight.double.try_recv().is_ok() => {
+                (doubled, second) = (true, Some(other));
             }
             Lost::Dropped if flight.retry(other) => second = Some(other),
             Lost::Dropped | Lost::Invalid => break NO_SERVER,

@@ -23,7 +23,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two attempts to connect to a server that is down.
 const RECONNECT_EVERY: Duration = Duration::from_millis(100);
 /// For this long after a server came back, its new processes are not taken for another restart.
-const NO_NEWS: Duration = Duration::from_secs(2);
+const NO_NEWS: Duration = Duration::from_secs(5);
 /// Replays that a server may fail before it gets no more.
 const MAX_FAILED_REPLAYS: u32 = 3;
 
@@ -116,9 +116,8 @@ impl Shared {
 
     /// Connects to a server at the start: if it is down, that is reported before the first request.
     pub(crate) async fn begin(self: Arc<Self>, server: Server) {
-        match self.connect(server).await {
-            Ok(()) => {}
-            Err(error) => self.down(server, &error),
+        if let Err(error) = self.connect(server).await {
+            self.down(server, &error);
         }
     }
 
@@ -151,7 +150,7 @@ impl Shared {
         tokio::spawn(Arc::clone(self).recover(server, false));
     }
 
-    /// Whether no task waits for this server, nor has one ended so short ago.
+    /// Whether a task is to wait for this server: none does, and none has ended in the last `quiet`.
     fn begin_recovery(&self, server: Server, quiet: Duration) -> bool {
         self.recovery.with(|recovery| {
             let Recovery { is_running, ended } = &mut recovery[server.index()];
@@ -163,8 +162,11 @@ impl Shared {
 
     /// Waits until a server takes connections, and has it warmed.
     async fn recover(self: Arc<Self>, server: Server, was_down: bool) {
-        while self.connect(server).await.is_err() {
+        loop {
             tokio::time::sleep(RECONNECT_EVERY).await;
+            if self.connect(server).await.is_ok() {
+                break;
+            }
         }
         if was_down {
             to_stderr(&format!("server {} takes connections", self.plan.servers[server.index()]));

@@ -59,6 +59,7 @@ impl Steward {
             Sight::Hazards(hazards) => Some(Readable::new(hazards)?),
             Sight::None | Sight::Looks(_) => None,
         };
+        let sees = !matches!(self.sight, Sight::None);
         let flights = Arc::clone(&self.shared.flights);
         loop {
             let due_ns = self.on_time();
@@ -70,7 +71,7 @@ impl Steward {
                     told?;
                     self.take_hazards();
                 }
-                _ = changes.tick() => self.heed_changes(),
+                _ = changes.tick(), if sees => self.heed_changes(),
             }
         }
     }

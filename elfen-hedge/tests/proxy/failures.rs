@@ -24,7 +24,7 @@ fn servers_that_are_down_at_the_start_are_waited_for() {
     for policy in &policies[..3 + usize::from(is_root())] {
         let (to, backup) = (free_address(), free_address());
         let words = ["--policy", policy, "--max-extra", "100%", "--give-up", "1s"];
-        let mut hedge = Hedge::start(to, backup, &words);
+        let hedge = Hedge::start(to, backup, &words);
         let lines = [hedge.says(), hedge.says()];
         for address in [to, backup] {
             let said = format!("elfen: server {address} takes no connections: ");
@@ -77,15 +77,11 @@ fn recorded_requests_are_replayed_only_where_that_is_asked_for() {
         for replay in ["0", "50"] {
             let [mut first, second] = Server::pair();
             let words = ["--policy", policy, "--replay", replay];
-            let mut hedge = Hedge::start(first.at, second.at, &words);
+            let hedge = Hedge::start(first.at, second.at, &words);
             ask_with_and_without_credentials(hedge.at);
             first.end();
-            let post = Client::connect(hedge.at);
-            drop(post);
             assert_eq!(ask(hedge.at, "GET", "/length/0/other").code, 200);
-            assert!(hedge.says().contains(" takes no connections: "));
             let third = Server::start_at("third server", first.at.port());
-            assert!(hedge.says().contains(" takes connections"));
             let expected: u32 = replay.parse().unwrap();
             let replayed = || all(third.at, "open") + count(third.at, "other");
             wait_until("the replays", || replayed() >= expected);
@@ -150,7 +146,7 @@ fn a_server_that_fails_its_replays_gets_no_more() {
     });
     let (second, at) = (Backend::echo(), first.at);
     let words = ["--policy", "none", "--max-extra", "100%", "--replay", "100"];
-    let mut hedge = Hedge::start(at, second.at, &words);
+    let hedge = Hedge::start(at, second.at, &words);
     for _ in 0..5 {
         assert_eq!(ask(hedge.at, "GET", "/early").code, 200);
     }

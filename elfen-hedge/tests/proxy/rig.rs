@@ -102,7 +102,8 @@ impl Drop for Server {
 /// The proxy under test.
 pub(crate) struct Hedge {
     pub(crate) process: Child,
-    said: BufReader<ChildStderr>,
+    /// The lines on its standard error.
+    said: Receiver<String>,
     pub(crate) at: SocketAddr,
 }
 
@@ -113,18 +114,15 @@ impl Hedge {
         let mut command = hedge(&[&fixed[..], words].concat());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("it starts");
-        let mut said = BufReader::new(process.stderr.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
+        let said = lines(process.stderr.take().unwrap());
+        let line = said.recv_timeout(PATIENCE).unwrap();
         let at = line.trim().rsplit_once(' ').and_then(|(_, at)| at.parse().ok());
         Self { process, said, at: at.unwrap_or_else(|| panic!("{line}")) }
     }
 
     /// The next line on its standard error.
-    pub(crate) fn says(&mut self) -> String {
-        let mut line = String::new();
-        self.said.read_line(&mut line).unwrap();
-        line
+    pub(crate) fn says(&self) -> String {
+        self.said.recv_timeout(PATIENCE).expect("it says something")
     }
 
     /// What it prints in the end, and what it said until then.
@@ -133,8 +131,7 @@ impl Hedge {
         let mut text = String::new();
         self.process.stdout.take().unwrap().read_to_string(&mut text).unwrap();
         assert!(self.process.wait().unwrap().success());
-        let mut said = String::new();
-        self.said.read_to_string(&mut said).unwrap();
+        let said: String = self.said.iter().collect();
         (serde_json::from_str(&text).expect("JSON"), said)
     }
 }
@@ -144,6 +141,20 @@ impl Drop for Hedge {
         drop(self.process.kill());
         drop(self.process.wait());
     }
+}
+
+fn lines(of: ChildStderr) -> Receiver<String> {
+    let (tell, lines) = channel();
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(of);
+        let mut line = String::new();
+        while reader.read_line(&mut line).is_ok_and(|count| count > 0) {
+            if tell.send(std::mem::take(&mut line)).is_err() {
+                return;
+            }
+        }
+    });
+    lines
 }
 
 #[derive(Debug)]

@@ -152,8 +152,8 @@ async fn serve(
         shared.counts.with(|counts| counts.refused += 1);
     }
     let is_version_2 = ended.is_err_and(|error| error.is_parse_version_h2());
-    // A socket that is closed with unread bytes in it is reset, and the answer may be lost. A client
-    // that does not end its side in time loses only that.
+    // A socket that is closed with unread bytes in it is reset, and the answer may be lost. Only a
+    // client that does not end its side in time loses it.
     let _ended = tokio::time::timeout(LINGER, async {
         if is_version_2 {
             socket.write_all(OTHER_VERSION).await?;

@@ -150,7 +150,7 @@ impl Shared {
         tokio::spawn(Arc::clone(self).recover(server, false));
     }
 
-    /// Whether a task is to wait for this server: none does, and none has ended in the last `quiet`.
+    /// Whether a task is to wait for this server: none does, and none ended in the last `quiet`.
     fn begin_recovery(&self, server: Server, quiet: Duration) -> bool {
         self.recovery.with(|recovery| {
             let Recovery { is_running, ended } = &mut recovery[server.index()];

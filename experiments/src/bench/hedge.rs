@@ -220,8 +220,9 @@ fn one(plan: &Plan, policy: &str, seed: u64) -> io::Result<Turn> {
     let proxy = Proxy::start(policy, &to, &backup)?;
     let due = due(plan, seed)?;
     let (asked, pauses) = std::thread::scope(|scope| -> io::Result<_> {
-        let began = Instant::now();
-        let pauses = scope.spawn(move || pause(plan, &first, began));
+        // It lives as long as requests come, and the thread ends before.
+        let (first, began) = (&first, Instant::now());
+        let pauses = scope.spawn(move || pause(plan, first, began));
         let ask = |stream: &mut TcpStream, number| ask_for(stream, number, plan.work_us);
         let asked = load(&Load { due: &due, at: &proxy.at, began }, &|| true, &ask);
         let pauses = pauses.join().map_err(|_| io::Error::other("the pauses failed"))??;

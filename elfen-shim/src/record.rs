@@ -119,6 +119,8 @@ pub enum Ended {
     Full,
     Moved,
     Until,
+    /// The pages that it observed are not shared any more.
+    Unshared,
 }
 
 /// What ends a run by itself: a signal above a value.

@@ -128,6 +128,9 @@ fn ended(ended: Ended) -> &'static str {
                         --last"
         }
         Ended::Moved => "the observer was taken off its lane",
+        Ended::Unshared => {
+            "the keeper of the shared pages was killed; the pages are the program's own again"
+        }
     }
 }
 

@@ -194,8 +194,8 @@ impl Run<'_> {
             (_, Some(child)) => outlast(child),
             _ => 0,
         };
-        let cut =
-            matches!(seen.ended, Ended::Moved | Ended::Full) || crate::reach::CutFile::was_seen();
+        let cut = matches!(seen.ended, Ended::Moved | Ended::Full | Ended::Unshared)
+            || crate::reach::CutFile::was_seen();
         let status = if cut && status == 0 { 1 } else { status };
         Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
     }
@@ -255,10 +255,14 @@ impl Run<'_> {
         let process = (started.process != 0).then_some(started.process);
         let shown = picture.as_mut().map(|picture| (picture, out));
         let child = &mut started.child;
-        let end = wait(child, process, &observer, &orders, &mut self.layout, shown);
-        let seen = observer.join();
+        let keeper = started.keeper.as_ref();
+        let end = wait(child, process, &observer, &orders, &mut self.layout, keeper, shown);
+        let mut seen = observer.join();
         drop(picture);
         let end = end?;
+        if started.keeper.as_ref().is_some_and(Keeper::was_killed) {
+            seen.ended = Ended::Unshared;
+        }
         let stopped = started.keeper.take().map_or(Ok(Stopped::default()), private_again)?;
         self.clock.ticks_per_second = rate.ticks_per_second();
         let first = started.page.and_then(|page| page.slot(0));
@@ -285,7 +289,7 @@ impl Run<'_> {
             is_silent: entries == 0 && started.saying.is_some_and(|how| how != Saying::Hooks),
             exit_status: match end {
                 End::Program(status) => Some(status),
-                End::Gone | End::Signal(_) | End::Observer => None,
+                End::Gone | End::Signal(_) | End::Observer | End::Unshared => None,
             },
             not_shared: started.shared_pages.saturating_sub(self.layout.shared_pages),
             layout: std::mem::take(&mut self.layout),
@@ -376,9 +380,16 @@ impl Run<'_> {
 /// Gives for how long the process was stopped.
 fn private_again(mut keeper: Keeper) -> Result<Stopped, Failure> {
     keeper.end().map_err(|error| {
-        let (what, fix) = ("making its pages private again", "see whether the process still runs");
-        Failure::new(Status::Failed, what, error, fix)
+        let fix = "run the command once more: at its end it makes them private";
+        Failure::new(Status::Failed, "making its pages private again", error, fix)
     })?;
+    if keeper.was_killed() {
+        let took = elfen_console::duration::show(keeper.stopped.at_end_ns);
+        output::warn(&format!(
+            "the keeper of the shared pages was killed, so this command made them private again, \
+             in {took}; a child forked just then may have ended"
+        ));
+    }
     let (forked, late) = keeper.children;
     if late > 0 {
         output::warn(&format!(

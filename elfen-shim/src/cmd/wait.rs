@@ -12,6 +12,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use super::live::Picture;
 use crate::observers::Observers;
 use crate::program::status_of;
+use crate::reach::Keeper;
 use crate::record::Orders;
 use crate::symbols::Layout;
 
@@ -36,6 +37,8 @@ pub(super) enum End {
     Signal(i32),
     /// The observer has enough.
     Observer,
+    /// The keeper of the shared pages was killed.
+    Unshared,
 }
 
 /// When the program's maps are looked at: soon, as it may be short, and then ever more seldom.
@@ -50,6 +53,7 @@ pub(super) fn wait(
     observer: &Observers,
     orders: &Orders,
     layout: &mut Layout,
+    keeper: Option<&Keeper>,
     mut picture: Option<(&mut Picture, &mut dyn Write)>,
 ) -> Result<End, Failure> {
     let (began, mut look_every) = (Instant::now(), FIRST_LOOK);
@@ -88,6 +92,10 @@ pub(super) fn wait(
         if child.is_none() && process.is_some_and(is_gone) {
             orders.stop.store(true, Relaxed);
             return Ok(End::Gone);
+        }
+        if keeper.is_some_and(Keeper::was_killed) {
+            orders.stop.store(true, Relaxed);
+            return Ok(End::Unshared);
         }
         if observer.is_done() {
             return Ok(End::Observer);

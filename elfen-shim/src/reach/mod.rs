@@ -8,6 +8,7 @@ mod keeper;
 mod mapped;
 mod place;
 mod proc_state;
+mod shared_pages;
 mod vm_read;
 
 use elfen_instrument::remote::{Mapping, mappings};

@@ -1,0 +1,232 @@
+//! Pages of a running process, shared with the observer and made private again.
+//!
+//! A thread of the process makes a memory file and maps it over the pages, with their content. The
+//! mapping is MADV_DONTFORK: a forked child has a hole there until its tracer fills it with pages
+//! of the child's own. Without a tracer the child ends at its first touch of the hole, and the
+//! parent's memory stays right. A child with the mapping would write into its parent's memory.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use elfen_host::process::share_memory;
+use elfen_instrument::remote::{Event, Group, Mapping, Memory, TouchError, mappings};
+
+use super::place::Unreached;
+
+pub(super) const PAGE: u64 = 4096;
+const PAGE_BYTES: usize = 4096;
+/// From a thread's pointer to both sides: what the C library keeps of it, which others may wait on.
+const THREAD_BYTES: u64 = 4096;
+const TRIES: u32 = 50;
+const NAME: &[u8] = b"elfen-globals\0";
+const MAPPED_NAME: &str = "/memfd:elfen-globals";
+
+/// The pages of one process.
+#[derive(Debug)]
+pub(super) struct SharedPages {
+    pub(super) file: Option<File>,
+    pub(super) pages: Vec<u64>,
+    /// Forked children, and those of a process with several threads: their pages are as they were
+    /// a moment after the fork.
+    pub(super) children: (u64, u64),
+}
+
+/// Pages that an earlier run left shared, as its front and its keeper were killed together.
+pub(super) fn left_shared(all: &[Mapping]) -> impl Iterator<Item = u64> {
+    let left = all.iter().filter(|one| is_ours(one));
+    left.flat_map(|one| one.range.clone().step_by(PAGE_BYTES))
+}
+
+pub(super) fn is_ours(mapping: &Mapping) -> bool {
+    !mapping.private && mapping.name.starts_with(MAPPED_NAME)
+}
+
+/// Whether a page is of a stack or of what the C library keeps of a thread.
+fn of_thread(page: u64, stacks: &[(u64, u64)], all: &[Mapping]) -> bool {
+    let mapping = all.iter().find(|one| one.range.contains(&page));
+    stacks.iter().any(|(stack, pointer)| {
+        let near = pointer.saturating_sub(THREAD_BYTES)..pointer.saturating_add(THREAD_BYTES);
+        mapping.is_some_and(|one| one.range.contains(stack))
+            || (page < near.end && near.start < page + PAGE)
+    })
+}
+
+impl SharedPages {
+    pub(super) fn of(pages: Vec<u64>) -> Self {
+        Self { file: None, pages, children: (0, 0) }
+    }
+
+    pub(super) fn share(&mut self, group: &mut Group) -> Result<(), Unreached> {
+        let failed = |error: TouchError| Unreached::Failed(error.to_string());
+        let thread = stop(group, |group, made| _ = group.adopt(made)).map_err(failed)?;
+        let (stacks, all) = (group.stacks(), mappings(group.process)?);
+        if let Some(page) = self.pages.iter().find(|page| of_thread(**page, &stacks, &all)) {
+            let why = format!("{page:#x} is of a thread's stack or control block");
+            return Err(Unreached::Wrong(why));
+        }
+        let (process, memory, pages) = (group.process, &group.memory, &self.pages);
+        // A place for the file's name, which is put back.
+        let name_at = stacks.first().map_or(0, |(stack, _)| stack.saturating_sub(1024) & !15);
+        let file = group.calls(thread, |call| -> Result<File, TouchError> {
+            let io = |what| move |error| TouchError::Call { what, error };
+            let before = memory.read_vec(name_at, NAME.len()).map_err(io("its stack"))?;
+            memory.write(name_at, NAME).map_err(io("its stack"))?;
+            let flags = u64::from(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            let made = call("memfd_create", libc::SYS_memfd_create, [name_at, flags, 0, 0, 0, 0]);
+            memory.write(name_at, &before).map_err(io("its stack"))?;
+            let fd = made?;
+            let close = || call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
+            let file = map(process, fd, memory, pages, call);
+            close()?;
+            file
+        });
+        self.file = Some(file.map_err(failed)?.map_err(failed)?);
+        Ok(())
+    }
+
+    pub(super) fn handle(&mut self, group: &mut Group, event: Event) {
+        match event {
+            Event::Made(made) => {
+                let threads = group.threads();
+                if group.adopt(made) {
+                    return;
+                }
+                // One of vfork has its parent's memory itself. Where the kernel does not tell,
+                // it is taken to have a copy.
+                if share_memory(group.process, made.cast_unsigned()) != Some(true) {
+                    self.children.0 += 1;
+                    self.children.1 += u64::from(threads > 1);
+                    let own = Memory::open(made.cast_unsigned()).map_err(TouchError::Refused);
+                    let own = own.and_then(|memory| self.private_in(group, made, &memory));
+                    if own.is_err() {
+                        // It would go on with a hole in its memory.
+                        // SAFETY: kill takes numbers; it is our tracee, and so has its number.
+                        unsafe { libc::kill(made, libc::SIGKILL) };
+                    }
+                }
+                group.dismiss(made);
+            }
+            // Another program's memory has nothing of ours.
+            Event::Exec => self.pages.clear(),
+            Event::Ended | Event::Other => {}
+        }
+    }
+
+    pub(super) fn make_private(&mut self, group: &mut Group) -> Result<(), TouchError> {
+        if self.pages.is_empty() {
+            return group.stop(|group, made| _ = group.adopt(made));
+        }
+        let mut made_meanwhile = Vec::new();
+        let thread = stop_at_last(group, |made| made_meanwhile.push(made));
+        for made in made_meanwhile {
+            self.handle(group, Event::Made(made));
+        }
+        let memory = Memory::open(group.process).map_err(TouchError::Refused)?;
+        self.private_in(group, thread?, &memory)
+    }
+
+    /// After another tracer's death: makes those pages private that the process still has from the
+    /// file.
+    pub(super) fn make_private_alone(&mut self, process: u32) -> Result<(), Unreached> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let failed = |error: TouchError| Unreached::Failed(error.to_string());
+        let inode = file.metadata()?.ino();
+        let still_shared = |all: &[Mapping]| {
+            let ours = |one: &&Mapping| {
+                is_ours(one) && one.file.as_ref().is_some_and(|(_, number)| *number == inode)
+            };
+            all.iter().any(|one| ours(&one))
+        };
+        // A process that has ended, or runs another program, has nothing left to repair.
+        if !mappings(process).is_ok_and(|all| still_shared(&all)) {
+            return Ok(());
+        }
+        let mut group = Group::seize(process).map_err(failed)?;
+        let done = self.make_private(&mut group);
+        group.release();
+        done.map_err(failed)
+    }
+
+    fn private_in(&self, group: &Group, thread: i32, memory: &Memory) -> Result<(), TouchError> {
+        let Some(file) = &self.file else { return Ok(()) };
+        group.calls(thread, |call| private(file, memory, &self.pages, call))?
+    }
+}
+
+/// Puts pages of the process's own in the place of those that are shared.
+fn private(file: &File, memory: &Memory, pages: &[u64], call: Call<'_>) -> Result<(), TouchError> {
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED).unsigned_abs();
+    let io = |what| move |error| TouchError::Call { what, error };
+    for (index, &page) in pages.iter().enumerate() {
+        let mut bytes = [0; PAGE_BYTES];
+        file.read_exact_at(&mut bytes, index as u64 * PAGE).map_err(io("the pages"))?;
+        let own = [page, PAGE, RIGHTS, flags.into(), u64::MAX, 0];
+        call("mmap", libc::SYS_mmap, own)?;
+        memory.write(page, &bytes).map_err(io("its pages"))?;
+    }
+    Ok(())
+}
+
+const RIGHTS: u64 = (libc::PROT_READ | libc::PROT_WRITE).unsigned_abs() as u64;
+
+type Call<'a> = &'a dyn Fn(&'static str, i64, [u64; 6]) -> Result<u64, TouchError>;
+
+/// Puts the file of a descriptor of the process in the place of its pages, with their content.
+fn map(
+    process: u32,
+    fd: u64,
+    memory: &Memory,
+    pages: &[u64],
+    call: Call<'_>,
+) -> Result<File, TouchError> {
+    let io = |what| move |error| TouchError::Call { what, error };
+    let path = format!("/proc/{process}/fd/{fd}");
+    let file = File::options().read(true).write(true).open(path).map_err(io("the memory file"))?;
+    file.set_len(pages.len() as u64 * PAGE).map_err(io("the memory file"))?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: F_ADD_SEALS takes numbers. Without them, a process that maps the file could cut it.
+    let _sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    let flags = (libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs();
+    for (index, &page) in pages.iter().enumerate() {
+        let bytes = memory.read_vec(page, PAGE_BYTES).map_err(io("its pages"))?;
+        let offset = index as u64 * PAGE;
+        file.write_all_at(&bytes, offset).map_err(io("the memory file"))?;
+        let shared = [page, PAGE, RIGHTS, flags.into(), fd, offset];
+        let not_inherited = [page, PAGE, libc::MADV_DONTFORK.unsigned_abs().into(), 0, 0, 0];
+        let mapped =
+            call("mmap", libc::SYS_mmap, shared).map_err(|error| (index, error)).and_then(|_| {
+                let done = call("madvise", libc::SYS_madvise, not_inherited);
+                done.map_err(|error| (index + 1, error))
+            });
+        if let Err((shared, error)) = mapped {
+            private(&file, memory, &pages[..shared], call)?;
+            return Err(error);
+        }
+    }
+    Ok(file)
+}
+
+/// Stops all threads, one of which can make calls.
+fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32, TouchError> {
+    for _ in 0..TRIES {
+        group.stop(&mut made)?;
+        if let Some(thread) = group.able() {
+            return Ok(thread);
+        }
+        group.go_on();
+    }
+    Err(TouchError::Busy)
+}
+
+/// The same, also of a process with a thread that waits for its vfork: pages that stay shared are
+/// worse than several tries.
+fn stop_at_last(group: &mut Group, mut made: impl FnMut(i32)) -> Result<i32, TouchError> {
+    let mut tries = 0..TRIES;
+    loop {
+        match stop(group, |_, child| made(child)) {
+            Err(TouchError::Busy) if !group.is_empty() && tries.next().is_some() => group.go_on(),
+            done => return done,
+        }
+    }
+}

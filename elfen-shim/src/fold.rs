@@ -58,6 +58,7 @@ mod tests {
             name: name.to_owned(),
             source: Source::Proc,
             kind,
+            signed: false,
             names: (0..9).map(|value| (value, format!("name {}", value / 2))).collect(),
         };
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
@@ -94,8 +95,8 @@ mod tests {
         prop_assert_eq!(&pieces.looked, &whole.looked);
         let [tags, numbers] = pieces.signals.as_slice() else { panic!("{pieces:?}") };
         let [whole_tags, whole_numbers] = whole.signals.as_slice() else { panic!("{whole:?}") };
-        prop_assert_eq!(tags.new_values, whole_tags.new_values);
-        prop_assert_eq!(numbers.new_values, whole_numbers.new_values);
+        prop_assert_eq!(tags.new_values(), whole_tags.new_values());
+        prop_assert_eq!(numbers.new_values(), whole_numbers.new_values());
         prop_assert_eq!(tags.tags.ran_ticks, whole_tags.tags.ran_ticks);
         prop_assert!(tags.tags.by_name.keys().eq(whole_tags.tags.by_name.keys()));
         for (tag, whole) in tags.tags.by_name.values().zip(whole_tags.tags.by_name.values()) {

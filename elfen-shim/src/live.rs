@@ -4,7 +4,7 @@
 //! memory is there before the first sample. A reader may see a run in the total and as the one that
 //! goes on at once: what it shows is a picture and no account.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::recording::State;
 
@@ -28,6 +28,8 @@ struct Totals {
     since: AtomicU64,
     slot: AtomicU64,
     value: AtomicU64,
+    /// Whether it has had a value.
+    has_value: AtomicBool,
 }
 
 /// All signals of an observer.
@@ -76,6 +78,7 @@ impl Live {
             since: AtomicU64::new(0),
             slot: AtomicU64::new(GAP as u64),
             value: AtomicU64::new(0),
+            has_value: AtomicBool::new(false),
         };
         let signals = (0..signals).map(|_| totals()).collect();
         Self { signals, until: AtomicU64::new(0), samples: AtomicU64::new(0) }
@@ -95,8 +98,11 @@ impl Live {
             State::NotRunning => NOT_RUNNING,
             State::Other => OTHER,
             State::Value(value) => {
-                totals.new_values.store(totals.new_values.load(Relaxed) + 1, Relaxed);
+                let is_new = totals.has_value.load(Relaxed) && totals.value.load(Relaxed) != value;
+                let count = totals.new_values.load(Relaxed) + u64::from(is_new);
+                totals.new_values.store(count, Relaxed);
                 totals.value.store(value, Relaxed);
+                totals.has_value.store(true, Relaxed);
                 totals.find(value)
             }
         };
@@ -176,7 +182,7 @@ mod tests {
         seen.tags.sort_unstable();
         let tags = vec![(0, 20), (7, 22)];
         let expected =
-            Seen { gap: 10, not_running: 5, other: 0, tags, new_values: 4, now: Some(7) };
+            Seen { gap: 10, not_running: 5, other: 0, tags, new_values: 2, now: Some(7) };
         assert_eq!(seen, expected);
         assert_eq!(live.seen(1), Seen::default());
         (1..=10_000).for_each(|tag| live.change(1, tag, State::Value(tag)));

@@ -92,7 +92,8 @@ mod tests {
 
     fn words(name: &str, word: &'static AtomicU64) -> Words {
         let mut words = Words::of(std::process::id(), None);
-        let place = Place { word, offset: 0, width: Width::U64, source: Source::Mapped };
+        let (width, source) = (Width::U64, Source::Mapped);
+        let place = Place { word, offset: 0, width, source, ready: None };
         words.add_place(name.to_owned(), &place).unwrap();
         words
     }
@@ -128,7 +129,7 @@ mod tests {
             fold: None,
             live: None,
         };
-        let untils = [None, Some(Until { feed: 0, above: 200 })];
+        let untils = [None, Some(Until { feed: 0, above: 200, signed: false })];
         let each = names.iter().zip(all).zip(untils);
         let each =
             each.map(|((name, word), until)| (words(name, word), how(until), Reader::default()));
@@ -144,7 +145,7 @@ mod tests {
         assert_eq!((seen.ended, orders.stop.load(Relaxed)), (Ended::Until, true));
         let signal = |name: &&str| {
             let (source, kind, names) = (Source::Mapped, Kind::Values, Vec::new());
-            Signal { name: (*name).to_owned(), source, kind, names }
+            Signal { name: (*name).to_owned(), source, kind, signed: false, names }
         };
         let one = || Observing { from, on: "0".to_owned(), signals: 1 };
         let observers = vec![one(), one()];
@@ -160,7 +161,7 @@ mod tests {
         let looked = one.observed_ticks + other.observed_ticks;
         assert!(looked <= (end - first) / 50 * 51, "{looked} of {}", end - first);
         let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
-        let [low, high] = most.collect::<Vec<u64>>()[..] else { panic!("two signals") };
+        let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
         assert!(high > 200 && low < high, "{low} {high}");
         // A head that tells of other signals than there are.
         let head = Head {

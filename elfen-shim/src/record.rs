@@ -1,10 +1,10 @@
 //! The sink of a run: samples become runs, gaps and rates, in memory that is there already.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use elfen_rt::signal::page::Page;
-use elfen_rt::signal::task::{Running, TaskSlot};
+use elfen_rt::signal::task::Running;
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
 use crate::costing::Costing;
@@ -18,6 +18,8 @@ use crate::recording::{Full, Kind, Pool, Series, State};
 use crate::signal::Width;
 use steps::Steps;
 
+pub use follow::{Follow, ThreadWord};
+
 /// A word that is never written: what is looked at while there is nothing to look at.
 pub static NOTHING: AtomicU64 = AtomicU64::new(0);
 
@@ -30,77 +32,8 @@ pub struct Feed {
     pub width: Width,
     /// Index of the lane whose running thread it is of.
     pub lane: Option<usize>,
-}
-
-/// A lane whose running thread is followed.
-#[derive(Debug)]
-pub struct Follow {
-    pub slot: &'static TaskSlot,
-    /// Indices of the words: the lane's task, and then the thread's own, if they are looked at.
-    pub task_word: usize,
-    pub thread_words: Vec<(usize, ThreadWord)>,
-    task: u64,
-    runs: bool,
-    bound: bool,
-    seen_switches: u64,
-    /// Switches of the lane when the observer began, and when it ended.
-    counted: (u64, u64),
-}
-
-/// A word of a thread's slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ThreadWord {
-    /// Function and tag.
-    Place,
-    Value,
-    Calls,
-    Instructions,
-    Cycles,
-}
-
-impl ThreadWord {
-    pub fn of(self, slot: &'static ThreadSlot) -> &'static AtomicU64 {
-        let words = &slot.words;
-        match self {
-            Self::Value => &words.value,
-            Self::Calls => &words.calls,
-            Self::Instructions => &words.instructions,
-            Self::Cycles => &words.cycles,
-            Self::Place => {
-                let place = std::ptr::from_ref(words).cast::<AtomicU64>();
-                // SAFETY: function and tag are the slot's first eight bytes, aligned to 128. Their
-                // writer is another process, which stores either half; we load both.
-                unsafe { &*place }
-            }
-        }
-    }
-}
-
-impl Follow {
-    pub fn new(
-        slot: &'static TaskSlot,
-        task_word: usize,
-        thread_words: Vec<(usize, ThreadWord)>,
-    ) -> Self {
-        let (task, runs, bound, seen_switches) = (u64::MAX - 1, false, false, 0);
-        Self { slot, task_word, thread_words, task, runs, bound, seen_switches, counted: (0, 0) }
-    }
-
-    /// Now somebody looks.
-    pub fn begin(&mut self) {
-        self.counted.0 = self.slot.switches.load(Relaxed);
-    }
-
-    /// Now nobody does.
-    pub fn end(&mut self) {
-        self.counted.1 = self.slot.switches.load(Relaxed);
-    }
-
-    /// Switches of the lane meanwhile that no sample saw.
-    fn missed(&self) -> u64 {
-        let all = self.counted.1.saturating_sub(self.counted.0);
-        all.saturating_sub(self.seen_switches)
-    }
+    /// A word that is 0 until this one has the program's own value.
+    pub ready: Option<&'static AtomicU64>,
 }
 
 /// Why a recording ends, as both sides of it may say.
@@ -127,7 +60,19 @@ pub enum Ended {
 #[derive(Clone, Copy, Debug)]
 pub struct Until {
     pub feed: usize,
+    /// A value of the signal, as it is recorded.
     pub above: u64,
+    pub signed: bool,
+}
+
+impl Until {
+    #[inline(always)]
+    fn is_passed_by(&self, value: u64) -> bool {
+        match self.signed {
+            true => value.cast_signed() > self.above.cast_signed(),
+            false => value > self.above,
+        }
+    }
 }
 
 /// See the head of this file.
@@ -299,8 +244,14 @@ impl<const BOTH: bool> Recorder<BOTH> {
     #[inline(always)]
     fn see<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
         let live = self.live.as_deref();
-        for (index, (feed, series)) in self.feeds.iter().zip(&mut self.series).enumerate() {
+        for (index, (feed, series)) in self.feeds.iter_mut().zip(&mut self.series).enumerate() {
             let state = match feed.lane.map(|lane| &self.lanes[lane]) {
+                // This sample's word may be older than the page's own value; the next one's is not.
+                // Acquire: pairs with the system call by which the preload library says so.
+                _ if feed.ready.is_some() => {
+                    feed.ready = feed.ready.filter(|ready| ready.load(Acquire) == 0);
+                    State::NotRunning
+                }
                 Some(lane) if !lane.runs => State::NotRunning,
                 // What is read of it is another thread's until its slot is found.
                 Some(lane) if !lane.bound => State::Value(0),
@@ -356,20 +307,6 @@ impl<const BOTH: bool> Recorder<BOTH> {
             let (counter, against) = (before[rate.counter], value(before, rate.against));
             let last = Point { start: last.0, end: last.1, counter, against };
             rate.add(tag, &last, &now);
-        }
-    }
-}
-
-impl Follow {
-    fn bind<const N: usize>(
-        &mut self,
-        slot: Option<&'static ThreadSlot>,
-        words: &mut [&'static AtomicU64; N],
-    ) {
-        let Some(slot) = slot else { return };
-        self.bound = true;
-        for (word, part) in &self.thread_words {
-            words[*word] = part.of(slot);
         }
     }
 }
@@ -434,7 +371,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         if let Some(until) = self.until
             && let State::Value(value) = self.series[until.feed].state()
         {
-            self.was_above |= value > until.above;
+            self.was_above |= until.is_passed_by(value);
         }
         self.last = Some((sample.start, sample.end));
     }
@@ -480,6 +417,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     }
 }
 
+mod follow;
 mod steps;
 #[cfg(test)]
 mod tests;

@@ -92,7 +92,8 @@ impl Words {
     }
 
     fn feed(&mut self, name: String, source: Source, feed: Feed, names: Vec<(u64, String)>) {
-        self.signals.push(Signal { name, source, kind: feed.kind, names });
+        let signed = feed.width.signed && feed.kind == Kind::Values;
+        self.signals.push(Signal { name, source, kind: feed.kind, signed, names });
         self.feeds.push(feed);
     }
 
@@ -115,8 +116,14 @@ impl Words {
             self.lanes.push(Follow::new(slot, word, Vec::new()));
             if shown {
                 let name = if is_one { "task".to_owned() } else { format!("task@{cpu}") };
-                let feed =
-                    Feed { kind: Kind::Tags, word, offset: 0, width: Width::U64, lane: None };
+                let feed = Feed {
+                    kind: Kind::Tags,
+                    word,
+                    offset: 0,
+                    width: Width::U64,
+                    lane: None,
+                    ready: None,
+                };
                 self.feed(name, Source::TaskMap, feed, Vec::new());
             }
         }
@@ -142,7 +149,8 @@ impl Words {
             }
             for (name, kind, offset, width, source) in signals {
                 let name = if index == 0 { (*name).to_owned() } else { format!("{name}#{index}") };
-                let feed = Feed { kind: *kind, word, offset: *offset, width: *width, lane };
+                let feed =
+                    Feed { kind: *kind, word, offset: *offset, width: *width, lane, ready: None };
                 self.tag_feed = match kind {
                     Kind::Tags => self.tag_feed.or(Some(self.feeds.len())),
                     Kind::Values => self.tag_feed,
@@ -171,7 +179,7 @@ impl Words {
             let suffix = if reader.lanes() == 1 { String::new() } else { format!("#{lane}") };
             let name = format!("service:{name}.{}{suffix}", word.name());
             let (kind, width) = (Kind::Values, Width::U64);
-            let feed = Feed { kind, word: word_index, offset: 0, width, lane: None };
+            let feed = Feed { kind, word: word_index, offset: 0, width, lane: None, ready: None };
             self.feed(name, Source::ServicePage, feed, Vec::new());
         }
         Ok(())
@@ -179,15 +187,16 @@ impl Words {
 
     pub fn add_place(&mut self, name: String, place: &Place) -> Result<(), TooMany> {
         let word = self.word(place.word)?;
-        let (offset, width) = (place.offset, place.width);
-        let feed = Feed { kind: Kind::Values, word, offset, width, lane: None };
+        let Place { offset, width, ready, .. } = *place;
+        let feed = Feed { kind: Kind::Values, word, offset, width, lane: None, ready };
         self.feed(name, place.source, feed, Vec::new());
         Ok(())
     }
 
     pub fn add_state(&mut self, state: ProcState) -> Result<(), TooMany> {
         let word = self.word(state.word)?;
-        let feed = Feed { kind: Kind::Tags, word, offset: 0, width: Width::U64, lane: None };
+        let feed =
+            Feed { kind: Kind::Tags, word, offset: 0, width: Width::U64, lane: None, ready: None };
         self.feed("state".to_owned(), Source::Proc, feed, ProcState::names());
         self.state = Some(state);
         Ok(())

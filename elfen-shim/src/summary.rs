@@ -71,6 +71,7 @@ pub struct ObserverFigure {
 pub struct SignalFigure {
     pub name: String,
     pub source: Source,
+    /// How often a value differed from the one before it: 0 for a constant.
     pub new_values: u64,
     /// Of numbers: the first, the last, and the extremes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,10 +80,10 @@ pub struct SignalFigure {
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Values {
-    pub first: u64,
-    pub last: u64,
-    pub least: u64,
-    pub most: u64,
+    pub first: i128,
+    pub last: i128,
+    pub least: i128,
+    pub most: i128,
     /// By the time that each was there.
     pub mean: f64,
 }
@@ -124,7 +125,7 @@ impl Summary {
             let figure = SignalFigure {
                 name: signal.name.clone(),
                 source: signal.source,
-                new_values: seen.new_values,
+                new_values: seen.new_values(),
                 values: seen.values.map(Values::from),
             };
             if signal.kind == Kind::Tags {
@@ -153,7 +154,7 @@ impl Summary {
                     figures.sort_by_key(|tag| std::cmp::Reverse(tag.time_ns));
                     summary.tags.extend(figures);
                 }
-                if figure.new_values > 1 && signal.source == Source::EntriesAndReturns {
+                if figure.new_values > 0 && signal.source == Source::EntriesAndReturns {
                     summary.returns = Some(true);
                 } else if signal.source == Source::Entries {
                     summary.returns = Some(false);

@@ -32,18 +32,27 @@ pub struct Looked {
 /// One signal's part.
 #[derive(Clone, Debug, Default)]
 pub struct SignalTally {
-    pub new_values: u64,
+    changes: Changes,
     pub values: Option<Weighed>,
     pub tags: Tags,
+}
+
+/// Changes from one value to another. Gaps and times without the thread lie between values and
+/// change none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Changes {
+    count: u64,
+    /// The first value and the last.
+    ends: Option<(State, State)>,
 }
 
 /// Numbers, by the time that each was there.
 #[derive(Clone, Copy, Debug)]
 pub struct Weighed {
-    pub first: u64,
-    pub last: u64,
-    pub least: u64,
-    pub most: u64,
+    pub first: i128,
+    pub last: i128,
+    pub least: i128,
+    pub most: i128,
     sum: f64,
     ticks: f64,
 }
@@ -156,22 +165,26 @@ impl Looked {
 
 impl SignalTally {
     fn of(recording: &Recording, signal: usize) -> Self {
-        let mut last = None;
-        let new_values = recording.runs[signal].iter().filter(|run| {
-            let is_new = last.replace(run.state) != Some(run.state);
-            is_new && matches!(run.state, State::Value(_) | State::Other)
+        let states = recording.runs[signal].iter().map(|run| run.state);
+        let values = states.filter(|state| matches!(state, State::Value(_) | State::Other));
+        let changes = values.fold(Changes::default(), |sum, state| {
+            sum.and(Changes { count: 0, ends: Some((state, state)) })
         });
-        let new_values = new_values.count() as u64;
         match recording.head.signals[signal].kind {
             Kind::Values => {
-                Self { new_values, values: weighed(recording, signal), tags: Tags::default() }
+                Self { changes, values: weighed(recording, signal), tags: Tags::default() }
             }
-            Kind::Tags => Self { new_values, values: None, tags: Tags::of(recording, signal) },
+            Kind::Tags => Self { changes, values: None, tags: Tags::of(recording, signal) },
         }
     }
 
+    /// How often a value differed from the one before it. The first is not counted.
+    pub fn new_values(&self) -> u64 {
+        self.changes.count
+    }
+
     fn add(&mut self, next: Self) {
-        self.new_values += next.new_values;
+        self.changes = self.changes.and(next.changes);
         self.values = match (self.values, next.values) {
             (Some(one), Some(next)) => Some(one.and(next)),
             (one, next) => one.or(next),
@@ -180,11 +193,26 @@ impl SignalTally {
     }
 }
 
+impl Changes {
+    fn and(self, next: Self) -> Self {
+        match (self.ends, next.ends) {
+            (Some((first, before)), Some((after, last))) => Self {
+                count: self.count + next.count + u64::from(before != after),
+                ends: Some((first, last)),
+            },
+            (Some(_), None) => self,
+            (None, _) => next,
+        }
+    }
+}
+
 fn weighed(recording: &Recording, signal: usize) -> Option<Weighed> {
+    let of = &recording.head.signals[signal];
     let each = recording.stretches(signal).filter_map(|(run, end)| match run.state {
         State::Value(value) => {
+            let value = of.number(value);
             let ticks = number(end.saturating_sub(run.start_ticks));
-            let sum = number(value) * ticks;
+            let sum = value as f64 * ticks;
             Some(Weighed { first: value, last: value, least: value, most: value, sum, ticks })
         }
         State::Gap | State::NotRunning | State::Other => None,
@@ -205,7 +233,7 @@ impl Weighed {
     }
 
     pub fn mean(&self) -> f64 {
-        if self.ticks > 0.0 { self.sum / self.ticks } else { number(self.last) }
+        if self.ticks > 0.0 { self.sum / self.ticks } else { self.last as f64 }
     }
 }
 
@@ -397,6 +425,44 @@ impl<'a> Joining<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recording::{Head, Run, Signal, Source};
+
+    /// Goal: a constant has no change, and a number has as many as it made, however many gaps and
+    /// switches lie between. Method: a constant and a number that grows, in pieces and whole.
+    #[test]
+    fn gaps_are_no_changes() {
+        let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
+        let signal = |name: &str| Signal {
+            name: name.to_owned(),
+            source: Source::Mapped,
+            kind: Kind::Values,
+            signed: false,
+            names: Vec::new(),
+        };
+        let head = Head { clock, signals: vec![signal("7"), signal("n")], ..Head::default() };
+        let run = |(start_ticks, state)| Run { start_ticks, state, samples: 1 };
+        let part = |from: u64, grows: [u64; 2]| {
+            let runs = |values: [u64; 2]| {
+                let states = [
+                    State::Value(values[0]),
+                    State::Gap,
+                    State::Value(values[0]),
+                    State::NotRunning,
+                    State::Value(values[1]),
+                    State::Gap,
+                ];
+                (from..).zip(states).map(run).collect()
+            };
+            let runs = vec![runs([7, 7]), runs(grows)];
+            Tally::of(&Recording { head: head.clone(), runs, cut: false })
+        };
+        let mut tally = Tally::empty(2);
+        for (from, grows) in [(0, [1, 2]), (10, [2, 3]), (20, [4, 4])] {
+            tally.add(part(from, grows));
+        }
+        let counts: Vec<u64> = tally.signals.iter().map(SignalTally::new_values).collect();
+        assert_eq!(counts, [0, 3]);
+    }
 
     #[test]
     fn lengths_are_within_three_percent() {

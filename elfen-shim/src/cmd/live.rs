@@ -99,7 +99,7 @@ impl Picture {
         }
         let values = self.signals.iter().zip(&since).filter(|(one, _)| one.kind == Kind::Values);
         let row = |(signal, seen): (&Signal, &Seen)| {
-            let now = seen.now.map_or_else(|| "-".to_owned(), |now| now.to_string());
+            let now = seen.now.map_or_else(|| "-".to_owned(), |now| signal.number(now).to_string());
             vec![clipped(&signal.name), now, seen.new_values.to_string()]
         };
         let rows: Vec<Vec<String>> = values.map(row).collect();

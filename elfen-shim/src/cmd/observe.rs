@@ -448,12 +448,21 @@ fn until(text: &str, gathered: &[Gathered]) -> Result<(usize, Until), Failure> {
         )
     };
     let (name, above) = text.split_once('>').ok_or_else(|| wrong("it has no >".to_owned()))?;
-    let above = above.trim().parse().map_err(|_| wrong("behind > is no number".to_owned()))?;
+    let above: i128 =
+        above.trim().parse().map_err(|_| wrong("behind > is no number".to_owned()))?;
     let name = name.trim();
     let ends = |signal: &str| signal == name || signal.ends_with(&format!(".{name}"));
     let found = gathered.iter().enumerate().find_map(|(part, Gathered { words, .. })| {
         let feed = words.signals.iter().position(|signal| ends(&signal.name))?;
-        Some((part, Until { feed, above }))
+        Some((part, feed, words.signals[feed].signed))
     });
-    found.ok_or_else(|| wrong(format!("{name:?} is not watched")))
+    let Some((part, feed, signed)) = found else {
+        return Err(wrong(format!("{name:?} is not watched")));
+    };
+    let above = match signed {
+        true => i64::try_from(above).map(i64::cast_unsigned).ok(),
+        false => u64::try_from(above).ok(),
+    };
+    let above = above.ok_or_else(|| wrong(format!("{name:?} is never such a number")))?;
+    Ok((part, Until { feed, above, signed }))
 }

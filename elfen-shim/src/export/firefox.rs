@@ -141,13 +141,15 @@ fn about(recording: &Recording, index: usize, name: &str, samples: &Samples) -> 
 
 /// A counter's samples are changes: their sum is the number.
 fn counter(recording: &Recording, index: usize) -> Value {
-    let name = &recording.head.signals[index].name;
+    let signal = &recording.head.signals[index];
+    let name = &signal.name;
     let (mut deltas, mut counts, mut last, mut before) = (Vec::new(), Vec::new(), 0, 0.0);
     for Row { start_ns, state, .. } in rows(recording, index) {
         let State::Value(value) = state else { continue };
+        let value = signal.number(value) as f64;
         deltas.push(ms(start_ns.saturating_sub(last)));
-        counts.push(number(value) - before);
-        (last, before) = (start_ns, number(value));
+        counts.push(value - before);
+        (last, before) = (start_ns, value);
     }
     json!({
         "name": name,

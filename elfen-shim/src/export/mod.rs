@@ -86,7 +86,7 @@ fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
             let event = match (state, signal.kind) {
                 (State::Gap | State::NotRunning, _) => continue,
                 (State::Value(value), Kind::Values) => json!({"name": signal.name, "ph": "C",
-                    "ts": ts, "pid": process, "args": {"value": value}}),
+                    "ts": ts, "pid": process, "args": {"value": signal.number(value)}}),
                 (state, _) => json!({"name": shown(signal, &names, state), "ph": "X", "ts": ts,
                     "dur": number(end_ns - start_ns) / 1e3, "pid": process, "tid": thread}),
             };

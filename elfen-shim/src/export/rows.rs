@@ -37,7 +37,7 @@ pub(super) fn shown(signal: &Signal, names: &HashMap<u64, &str>, state: State) -
         (State::Gap, _) => "(gap)".to_owned(),
         (State::NotRunning, _) => "(not running)".to_owned(),
         (State::Other, _) => "(others)".to_owned(),
-        (State::Value(value), Kind::Values) => value.to_string(),
+        (State::Value(value), Kind::Values) => signal.number(value).to_string(),
         (State::Value(value), Kind::Tags) => match names.get(&value) {
             Some(name) => (*name).to_owned(),
             None if value == 0 => NO_NAME.to_owned(),

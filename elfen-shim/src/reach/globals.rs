@@ -24,6 +24,8 @@ use crate::symbols::{Global, GlobalKind, Symbols};
 const PAGE: u64 = 4096;
 /// Pages that can be shared, which is more than eight numbers need.
 const PAGES_MAX: u64 = 16;
+/// Behind them stands a word for each: 0 until the page has the program's own values.
+const BYTES: u64 = (PAGES_MAX + 1) * PAGE;
 
 /// A global by its name, with the type that it is read as.
 pub fn find<'a>(
@@ -133,7 +135,7 @@ impl SharedGlobals {
         }
         // SAFETY: the kernel has just made this descriptor, for us.
         let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(PAGES_MAX * PAGE)?;
+        file.set_len(BYTES)?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: F_ADD_SEALS takes numbers.
         if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } < 0 {
@@ -164,7 +166,8 @@ impl SharedGlobals {
         };
         let in_file = index as u64 * PAGE + at % PAGE;
         let word: &'static AtomicU64 = mapped::file_word(&self.file, in_file)?;
-        Ok(Place { word, offset: at % 8, width, source: Source::SharedAtStart })
+        let ready = Some(mapped::file_word(&self.file, PAGES_MAX * PAGE + index as u64 * 8)?);
+        Ok(Place { word, offset: at % 8, width, source: Source::SharedAtStart, ready })
     }
 
     pub fn pages(&self) -> u64 {

@@ -113,7 +113,7 @@ impl Keeper {
         let index = self.pages.iter().position(|&page| page == at & !(PAGE - 1));
         let index = index.ok_or_else(|| Unreached::Failed(format!("{at:#x} is not shared")))?;
         let word = mapped::file_word(&self.file, index as u64 * PAGE + at % PAGE)?;
-        Ok(Place { word, offset: at % 8, width, source: Source::Shared })
+        Ok(Place { word, offset: at % 8, width, source: Source::Shared, ready: None })
     }
 
     /// Whether the keeper was killed: the pages are, or will be in a moment, the process's own, and

@@ -37,7 +37,7 @@ pub fn address(
     let mapping = mapping.ok_or_else(|| {
         Unreached::Failed(format!("process {process} has nothing mapped at {at:#x}"))
     })?;
-    let in_word = |word, source| Place { word, offset: at % 8, width, source };
+    let in_word = |word, source| Place { word, offset: at % 8, width, source, ready: None };
     if !mapping.private
         && let Some(word) = mapped::word(process, mapping, at - mapping.range.start)?
     {
@@ -56,7 +56,7 @@ pub fn jvm(process: u32, name: &str) -> Result<Place, Unreached> {
     let counter =
         counter.ok_or_else(|| Unreached::Wrong(format!("there is no counter {name:?}")))?;
     let word = mapped::file_word(&file, counter.offset)?;
-    Ok(Place { word, offset: 0, width: Width::U64, source: Source::Mapped })
+    Ok(Place { word, offset: 0, width: Width::U64, source: Source::Mapped, ready: None })
 }
 
 /// The number at an offset into a mapping, by the mapping's address or the end of its name.

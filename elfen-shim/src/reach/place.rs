@@ -14,6 +14,8 @@ pub struct Place {
     pub offset: u64,
     pub width: Width,
     pub source: Source,
+    /// 0 until the word has the program's own value; `None` of a word that has it already.
+    pub ready: Option<&'static AtomicU64>,
 }
 
 /// Why something cannot be watched.

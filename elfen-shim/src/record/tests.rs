@@ -3,6 +3,7 @@
 
 use super::*;
 use elfen_rt::memory::Memory;
+use elfen_rt::signal::task::TaskSlot;
 use elfen_rt::signal::thread::thread_word;
 
 const OURS: u32 = 70;
@@ -31,7 +32,14 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
         Recorder::new(Pool::new(0, 1, false), Some(page), Arc::default());
     (recorder.process, recorder.children) = (OURS, children);
     recorder.lanes.push(Follow::new(slot, 0, vec![(1, ThreadWord::Calls)]));
-    let feed = Feed { kind: Kind::Values, word: 1, offset: 0, width: Width::U64, lane: Some(0) };
+    let feed = Feed {
+        kind: Kind::Values,
+        word: 1,
+        offset: 0,
+        width: Width::U64,
+        lane: Some(0),
+        ready: None,
+    };
     recorder.feeds.push(feed);
     recorder.series.push(Series::new(0, Kind::Values, 1, 0));
     recorder.rates.push(Rate::new("calls".to_owned(), 1, None, 1.0, 1_000));

@@ -76,8 +76,18 @@ pub struct Signal {
     pub name: String,
     pub source: Source,
     pub kind: Kind,
+    /// Whether its numbers can be negative: a value is the number's 64-bit two's complement then.
+    #[serde(default)]
+    pub signed: bool,
     /// Names of values, where they have any.
     pub names: Vec<(u64, String)>,
+}
+
+impl Signal {
+    /// The number that a value of this signal is.
+    pub fn number(&self, value: u64) -> i128 {
+        if self.signed { value.cast_signed().into() } else { value.into() }
+    }
 }
 
 /// What stands before the chunks.

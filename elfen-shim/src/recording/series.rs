@@ -26,8 +26,6 @@ pub struct Series {
     tags: Option<Tags>,
     /// Whether each sample is a run of its own.
     singly: bool,
-    /// Runs that began with another value than the one before them.
-    pub new_values: u64,
 }
 
 impl Series {
@@ -45,7 +43,6 @@ impl Series {
             steps: 0,
             tags: (kind == Kind::Tags).then(Tags::new),
             singly: false,
-            new_values: 0,
         }
     }
 
@@ -107,7 +104,6 @@ impl Series {
 
     fn change(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
         self.write(at, pool)?;
-        self.new_values += u64::from(matches!(state, State::Value(_)));
         self.now = Run { start_ticks: at, state, samples: u64::from(state != State::Gap) };
         Ok(())
     }

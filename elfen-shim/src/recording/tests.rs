@@ -13,6 +13,7 @@ pub(super) fn head() -> Head {
         name: name.to_owned(),
         source: Source::SourceTags,
         kind,
+        signed: false,
         names: vec![(7, "seven".to_owned())],
     };
     Head {

@@ -255,10 +255,10 @@ impl Maker<'_> {
     fn of_values(&self, index: usize) -> Option<Figure> {
         let signal = &self.recording.head.signals[index];
         let slices = Slices::of(self.recording);
-        let mut found = vec![(0.0, 0.0, f64::MAX, 0.0_f64); SLICES];
+        let mut found = vec![(0.0, 0.0, f64::MAX, f64::MIN); SLICES];
         for (run, end) in self.recording.stretches(index) {
             let State::Value(value) = run.state else { continue };
-            let value = number(value);
+            let value = signal.number(value) as f64;
             slices.add(run.start_ticks, end, |slice, part| {
                 let (sum, weight, least, most) = &mut found[slice];
                 *sum += value * part;

@@ -70,7 +70,8 @@ pub(super) fn observe(
 ) -> std::io::Result<Observer> {
     let page: Option<&'static Page<ThreadSlot>> = None;
     let mut words = Words::of(std::process::id(), page);
-    let place = Place { word, offset: 0, width: Width::U64, source: Source::Mapped };
+    let (width, source) = (Width::U64, Source::Mapped);
+    let place = Place { word, offset: 0, width, source, ready: None };
     words.add_place("word".to_owned(), &place).map_err(std::io::Error::other)?;
     let how = How {
         from: lanes.from,

@@ -1,0 +1,115 @@
+//! Goal: numbers are what the program says they are, in every form of output: signed ones are
+//! signed, and a constant has no change. Method: a program with globals of known values; the
+//! summary, the text, and each export and the report of its recording.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+mod alone;
+mod preload;
+
+use alone::command_with_its_library;
+
+/// A queue that is 3 deep, or -1, 40 times each.
+const NUMBERS: &str = r#"
+long negative = -5;
+int small = -5;
+unsigned long seven = 7;
+volatile long queue = 3;
+int main(void)
+{
+	for (int turn = 0; turn < 80; turn++) {
+		queue = turn % 2 ? 3 : -1;
+		for (volatile long spin = 0; spin < 1000000; spin++)
+			;
+	}
+	queue = 3;
+	return 0;
+}
+"#;
+
+fn possible() -> bool {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        let why = "observer and observed take two CPUs";
+        writeln!(std::io::stderr(), "skipped: numbers of elfen shim: {why}").unwrap();
+    }
+    online.trim() != "0"
+}
+
+fn build(folder: &Path) -> PathBuf {
+    let (source, program) = (folder.join("numbers.c"), folder.join("numbers"));
+    fs::write(&source, NUMBERS).unwrap();
+    let built = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status();
+    assert!(built.unwrap().success());
+    program
+}
+
+fn run(words: &[&str]) -> Output {
+    command_with_its_library().args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(words: &[&str]) -> String {
+    let output = run(words);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn signed_numbers_are_signed_and_constants_do_not_change() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path());
+    let file = folder.path().join("run.shim");
+    let (program, file) = (program.to_str().unwrap(), file.to_str().unwrap());
+    let signals = ["negative:i64", "small:i32", "seven", "queue:i64"];
+    let watched = signals.iter().flat_map(|signal| ["--watch", signal]);
+    let words: Vec<&str> = ["shim", "--json", "-o", file].into_iter().chain(watched).collect();
+    let summary: Value =
+        serde_json::from_str(&text(&[&words[..], &["--", program]].concat())).unwrap();
+    let csv = text(&["shim", "export", file]);
+    let shown = text(&["shim", "show", file]);
+    let constants = [("negative:i64", -5), ("small:i32", -5), ("seven", 7)];
+    for (signal, (name, value)) in summary["signals"].as_array().unwrap().iter().zip(constants) {
+        assert_eq!((&signal["name"], &signal["new_values"]), (&name.into(), &0.into()));
+        for key in ["first", "last", "least", "most", "mean"] {
+            assert_eq!(signal["values"][key].as_f64(), Some(f64::from(value)), "{signal:#}");
+        }
+        let states = csv.lines().filter(|line| line.starts_with(&format!("{name},")));
+        let states = states.map(|line| line.split(',').nth(3).unwrap().to_owned());
+        let values: Vec<String> = states.filter(|state| !state.starts_with('(')).collect();
+        let expected = value.to_string();
+        assert!(!values.is_empty() && values.iter().all(|value| *value == expected), "{values:?}");
+        let line = shown.lines().find(|line| line.starts_with(name)).unwrap();
+        let cells: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let mean = format!("{value}.0");
+        assert_eq!(cells, ["0", &expected, &expected, &expected, &expected, &mean], "{shown}");
+    }
+    let queue = &summary["signals"][3];
+    assert_eq!((&queue["values"]["least"], &queue["values"]["most"]), (&(-1).into(), &3.into()));
+    assert!(queue["new_values"].as_u64().unwrap() <= 81, "{queue:#}");
+    let mean = queue["values"]["mean"].as_f64().unwrap();
+    assert!(-1.0 < mean && mean < 3.0, "{queue:#}");
+    let trace: Value =
+        serde_json::from_str(&text(&["shim", "export", file, "--as", "perfetto"])).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    let mut values = events.filter(|event| event["ph"] == "C").map(|event| &event["args"]["value"]);
+    assert!(values.all(|value| (-5..=7).contains(&value.as_i64().unwrap())), "{trace:#}");
+    let profile: Value =
+        serde_json::from_str(&text(&["shim", "export", file, "--as", "firefox"])).unwrap();
+    let counters = profile["counters"].as_array().unwrap();
+    assert_eq!(counters[0]["samples"]["count"][0], -5.0, "{profile:#}");
+    let page = folder.path().join("run.html");
+    let drawn = run(&["report", file, "--html", page.to_str().unwrap()]);
+    assert!(drawn.status.success(), "{drawn:?}");
+    let until = run(&["shim", "--watch", "queue:i64", "--until", "queue:i64 > -2", "--", program]);
+    assert!(until.status.success(), "{until:?}");
+    let never = run(&["shim", "--watch", "seven", "--until", "seven > -2", "--", program]);
+    assert_eq!(never.status.code(), Some(2), "{never:?}");
+}

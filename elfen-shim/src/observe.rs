@@ -45,8 +45,11 @@ pub trait Sink<'a, const N: usize> {
         now
     }
 
-    /// Every [`STRETCH`] samples: whether to go on.
+    /// Every [`STRETCH`] samples, and in waits that take longer than `patience`: whether to go on.
     fn goes_on(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
+
+    /// Ticks for which the loop may wait without asking.
+    fn patience(&self) -> u64;
 }
 
 /// Samples between two looks at whether to go on.
@@ -66,13 +69,21 @@ pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
     let mut next = clock::before();
     let mut now = next;
     let mut seen = [0; N];
+    let patience = sink.patience();
     loop {
         let mut found = Stretch { samples: STRETCH, ..Stretch::default() };
         for turn in 0..STRETCH {
             // Two readings without a fence between them may be had in any order.
             now = clock::now().max(now);
             if period.0 > 0 {
+                let mut ask_at = now.saturating_add(patience);
                 while now < next {
+                    if now >= ask_at {
+                        if !sink.goes_on(now, &mut words) {
+                            return;
+                        }
+                        ask_at = now.saturating_add(patience);
+                    }
                     spin_loop();
                     now = clock::now();
                 }
@@ -186,6 +197,19 @@ mod tests {
         fn goes_on(&mut self, _: u64, _: &mut [&'a AtomicU64; 2]) -> bool {
             false
         }
+        fn patience(&self) -> u64 {
+            1_000
+        }
+    }
+
+    /// Goal: an observer that is told to end does, however long its period is. Method: a period of
+    /// centuries, and a sink that ends at the first question.
+    #[test]
+    fn a_long_period_ends_when_it_is_told() {
+        let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));
+        let mut sink = Count { seen: Vec::new(), other: &other };
+        observe(Period(u64::MAX / 4), [&first, &other], &mut sink);
+        assert!(sink.seen.len() <= 1, "{:?}", sink.seen);
     }
 
     /// Goal: a stretch has its samples, what is fetched is in them, and words can be changed.

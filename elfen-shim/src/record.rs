@@ -100,6 +100,8 @@ pub struct Recorder<const BOTH: bool> {
     /// Of a period that follows the distance.
     pub pacing: Option<Pacing>,
     pub deadline: u64,
+    /// For how long it may wait for a sample without heeding its orders.
+    pub patience_ticks: u64,
     pub cpu: u32,
     pub orders: Arc<Orders>,
     pub until: Option<Until>,
@@ -141,6 +143,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             gap_ticks: u64::MAX,
             pacing: None,
             deadline: u64::MAX,
+            patience_ticks: u64::MAX,
             cpu: 0,
             orders,
             until: None,
@@ -169,7 +172,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// The end of the recording: what is open is closed.
     pub fn close(&mut self) {
-        let at = self.last.map_or_else(crate::clock::before, |(start, _)| start);
+        // Behind the last sample, so that its runs are kept: one may have ended the recording.
+        let at = self.last.map_or_else(crate::clock::before, |(start, _)| start + 1);
         let pool = &mut self.pool;
         // A pool that is full has no room for the last runs either.
         let _lost = self.series.iter_mut().try_for_each(|series| series.end(at, pool));
@@ -382,6 +386,10 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             Some(ticks) => self.pace(Period(ticks)),
             None => now,
         }
+    }
+
+    fn patience(&self) -> u64 {
+        self.patience_ticks
     }
 
     fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {

@@ -261,6 +261,9 @@ const WORD_NS: u64 = 1_000;
 /// The same of one for which the kernel is asked.
 const FETCH_GAP_NS: u64 = 10_000;
 
+/// For how long an observer of a long period does not heed its orders.
+const PATIENCE_NS: u64 = 1_000_000;
+
 /// What two samples may be apart, however short the period is, before nobody is taken to have
 /// looked.
 fn gap_least_ns(words: usize, fetches: bool) -> u64 {
@@ -372,6 +375,7 @@ fn start_one<const BOTH: bool>(
         recorder.pacing = how.pacing.filter(|_| !fetches);
         recorder.pacing.iter_mut().for_each(Pacing::measure_own);
         let period = recorder.pace(Period(how.period_ticks));
+        recorder.patience_ticks = how.clock.ticks(PATIENCE_NS);
         recorder.deadline = how.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
         (recorder.cpu, recorder.process) = (how.from, words.process);
         recorder.children = words.children;

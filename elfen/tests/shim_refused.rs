@@ -117,6 +117,31 @@ fn files_that_are_no_recordings_are_refused() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
+/// Goal: a recording that could not be written costs no run, and a run that does not begin leaves
+/// files as they were.
+#[test]
+fn a_file_that_cannot_be_written_is_refused_before_anything_runs() {
+    if !two_cpus() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let touch = format!("echo ran >{}", at("ran"));
+    for bad in [at("none/run.shim"), at(".")] {
+        refuses(&shim(&["-o", &bad, "--", "sh", "-c", &touch]), 1, "recording");
+        assert!(!Path::new(&at("ran")).exists(), "{bad}");
+    }
+    fs::write(at("old.shim"), "as it was").unwrap();
+    for name in ["old.shim", "new.shim"] {
+        refuses(&shim(&["-o", &at(name), "--", &at("none")]), 1, "not found");
+    }
+    assert_eq!(fs::read_to_string(at("old.shim")).unwrap(), "as it was");
+    assert!(!Path::new(&at("new.shim")).exists());
+    let written = shim(&["-o", &at("old.shim"), "--", "true"]);
+    assert!(written.status.success(), "{written:?}");
+    assert!(shim(&["show", &at("old.shim")]).status.success());
+}
+
 /// Goal: a disk that is full takes the file and not the summary.
 #[test]
 fn a_full_disk_leaves_the_summary() {

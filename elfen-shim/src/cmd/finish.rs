@@ -1,7 +1,7 @@
 //! What a run leaves: the head of its recording, the file, the summary.
 
-use std::fs::OpenOptions;
-use std::io::{BufWriter, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -161,14 +161,49 @@ fn cost(ratios: &[f64]) -> Option<Cost> {
     })
 }
 
-/// Writes the recording to a file that only its owner may read.
-pub(super) fn write(path: &Path, head: &Head, pool: &Pool) -> Result<(), Failure> {
-    let unwritable = |error| Failure::unwritable("recording", path, error);
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    let mut out = BufWriter::new(file.map_err(unwritable)?);
-    recording::write(head, pool, &mut out).map_err(unwritable)?;
-    out.flush().map_err(unwritable)
+/// The file of a recording, which only its owner may read. It is opened before anything runs, so a
+/// run whose recording could not be written does not begin. What was in it stays until there is a
+/// recording.
+pub(super) struct Target<'a> {
+    path: &'a Path,
+    file: File,
+    /// To be removed if nothing is written.
+    is_new: bool,
+}
+
+impl<'a> Target<'a> {
+    pub(super) fn open(path: &'a Path) -> Result<Self, Failure> {
+        let is_new = path.symlink_metadata().is_err();
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).mode(0o600).open(path);
+        let file = file.map_err(|error| Failure::unwritable("recording", path, error))?;
+        Ok(Self { path, file, is_new })
+    }
+
+    pub(super) fn write(mut self, head: &Head, pool: &Pool) -> Result<(), Failure> {
+        let written = self.write_all(head, pool);
+        self.is_new = false;
+        written.map_err(|error| Failure::unwritable("recording", self.path, error))
+    }
+
+    fn write_all(&self, head: &Head, pool: &Pool) -> io::Result<()> {
+        // Devices have no length.
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        let mut out = BufWriter::new(&self.file);
+        recording::write(head, pool, &mut out)?;
+        out.flush()
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if self.is_new {
+            // On the way out because of another failure, which is told.
+            let _removed = std::fs::remove_file(self.path);
+        }
+    }
 }
 
 #[cfg(test)]

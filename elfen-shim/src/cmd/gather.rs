@@ -8,6 +8,7 @@ use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
 
 use super::lanes::Chosen;
+use super::wait::take_signals;
 use crate::clock::Clock;
 use crate::filter;
 use crate::rates::Rate;
@@ -287,6 +288,7 @@ pub(super) fn share_running(
     }
     let addresses: Vec<u64> = found.iter().map(|(_, (at, _))| *at).collect();
     let refused = |error| refuse("its pages, shared", &error);
+    take_signals()?;
     let keeper = Keeper::share(process, &addresses, lanes).map_err(refused)?;
     let place = |(name, (at, width)): (String, (u64, Width))| {
         Ok((name, keeper.place(at, width).map_err(refused)?))

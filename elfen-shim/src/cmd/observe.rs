@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::args::{Args, Keep, Pace};
 use super::count;
-use super::finish;
+use super::finish::{self, Target};
 use super::gather::{Context, Gathered, gather};
 use super::lanes::{Chosen, choose};
 use super::live::Picture;
 use super::more::more;
 use super::process::{check_process, task_map};
 use super::start::{Started, behind, not_started, start};
-use super::wait::{End, outlast, take_signals, wait};
+use super::wait::{End, blocked_signals, not_waited, outlast, take_signals, wait};
 use crate::clock::Clock;
 use crate::costing::Costing;
 use crate::fold::Fold;
@@ -64,6 +64,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "leave it out, or name one lane with --from";
         return Err(Failure::new(Status::Usage, "--measure-cost", why, fix));
     }
+    let target = args.output.as_deref().map(Target::open).transpose()?;
     let beside = match args.process {
         Some(process) => affinity::of(process),
         None => affinity::allowed(),
@@ -75,8 +76,8 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "use a machine whose kernel keeps time by the time stamp counter";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
     })?;
-    let signals = take_signals()
-        .map_err(|error| Failure::new(Status::Failed, "waiting for signals", error, "try again"))?;
+    check_memory(args.memory)?;
+    let signals = blocked_signals().map_err(not_waited)?;
     let pin = |error| {
         Failure::new(
             Status::Failed,
@@ -114,12 +115,13 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let map = task_map();
     let mut layout = Layout::default();
     let started = start(args, &chosen, &mut layout, behind.as_ref(), signals)?;
-    let run = Run { args, chosen, clock, round_trip, map, layout, screen, behind };
+    let run = Run { args, target, chosen, clock, round_trip, map, layout, screen, behind };
     run.observe(started, out)
 }
 
 struct Run<'a> {
     args: &'a Args,
+    target: Option<Target<'a>>,
     chosen: Chosen,
     clock: Clock,
     round_trip: Option<u64>,
@@ -174,9 +176,9 @@ impl Run<'_> {
             let kept = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
             recording.between(whole.saturating_sub(kept), whole);
         }
-        let written = self.args.output.as_deref().map(|path| match self.args.last {
-            Some(_) => finish::write(path, &recording.head, &again(&recording)),
-            None => finish::write(path, &recording.head, &seen.pool),
+        let written = self.target.take().map(|target| match self.args.last {
+            Some(_) => target.write(&recording.head, &again(&recording)),
+            None => target.write(&recording.head, &seen.pool),
         });
         if let Some(mut behind) = self.behind.take() {
             let copied = behind.rewind().and_then(|()| io::copy(&mut behind, out));
@@ -190,7 +192,12 @@ impl Run<'_> {
         written.transpose()?;
         let status = match (end, &mut started.child) {
             (End::Program(status), _) => status,
-            (End::Signal(signal), _) => 128 + signal,
+            (End::Signal(signal), child) => {
+                if let Some(child) = child {
+                    output::warn(&format!("process {} runs on, unobserved", child.id()));
+                }
+                128 + signal
+            }
             (_, Some(child)) => outlast(child),
             _ => 0,
         };
@@ -239,6 +246,7 @@ impl Run<'_> {
         let orders = Arc::new(Orders::default());
         let (rate, steal) = (crate::clock::Rate::begin(), program::steal_ns(&self.chosen.on));
         let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
+        take_signals()?;
         let each = gathered.into_iter().zip(hows).map(|(one, how)| (one.words, how, one.reader));
         let observer = Observers::start(each, &orders).map_err(failed)?;
         if let Some(held) = started.held.take() {
@@ -375,6 +383,22 @@ impl Run<'_> {
         let more = more(self.args, summary, no_map, *saying, own_globals);
         output::print(out, self.args.json, summary, || crate::text::text(summary, &more))
     }
+}
+
+/// Whether a recording of this size fits beside what runs.
+fn check_memory(bytes: usize) -> Result<(), Failure> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = text.lines().find_map(|line| {
+        let line = line.strip_prefix("MemAvailable:")?.trim_end_matches("kB");
+        line.trim().parse::<usize>().ok()
+    });
+    let available = available.map_or(usize::MAX, |kib| kib << 10);
+    if bytes <= available {
+        return Ok(());
+    }
+    let why = format!("only {} MB are available", available >> 20);
+    let fix = "name less, or keep sums with --keep histogram";
+    Err(Failure::new(Status::Failed, format!("--memory of {} MB", bytes >> 20), why, fix))
 }
 
 /// Gives for how long the process was stopped.

@@ -16,6 +16,7 @@ use super::gather::{share, share_running};
 use super::lanes::Chosen;
 use super::more::globals;
 use super::process::{new_page, page_of};
+use super::wait::take_signals;
 use crate::program::{self, Held, Start, StartError};
 use crate::reach::Keeper;
 use crate::signal::Ask;
@@ -125,6 +126,7 @@ pub(super) fn start(
         },
         signals,
     };
+    take_signals()?;
     let held = program::start(&order).map_err(|error| not_started(&args.program[0], &error))?;
     let (process, name) = (held.process, args.program[0].to_string_lossy().into_owned());
     let shared_pages = shares.map_or(0, crate::reach::SharedGlobals::pages);

@@ -6,7 +6,7 @@ use std::process::Child;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use elfen_console::failure::Failure;
+use elfen_console::failure::{Failure, Status};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 
 use super::live::Picture;
@@ -16,11 +16,21 @@ use crate::reach::Keeper;
 use crate::record::Orders;
 use crate::symbols::Layout;
 
-/// The signals that end a run, taken from their handlers; gives what was blocked before.
-pub(super) fn take_signals() -> nix::Result<SigSet> {
-    let mut before = SigSet::empty();
-    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours()), Some(&mut before))?;
-    Ok(before)
+/// The signals that this process blocks.
+pub(super) fn blocked_signals() -> nix::Result<SigSet> {
+    let mut blocked = SigSet::empty();
+    sigprocmask(SigmaskHow::SIG_BLOCK, None, Some(&mut blocked))?;
+    Ok(blocked)
+}
+
+/// Takes the signals that end a run from their default action, which ends this process: before
+/// this, there is nothing to write. To be called before a process or a thread is started.
+pub(super) fn take_signals() -> Result<(), Failure> {
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours()), None).map_err(not_waited)
+}
+
+pub(super) fn not_waited(error: nix::Error) -> Failure {
+    Failure::new(Status::Failed, "waiting for signals", error, "try again")
 }
 
 fn ours() -> SigSet {
@@ -45,6 +55,8 @@ pub(super) enum End {
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LAST_LOOK: Duration = Duration::from_secs(1);
 const TURN: Duration = Duration::from_millis(50);
+/// How long a program may take to end by a signal while it is observed.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Waits for the first of these.
 pub(super) fn wait(
@@ -58,6 +70,7 @@ pub(super) fn wait(
 ) -> Result<End, Failure> {
     let (began, mut look_every) = (Instant::now(), FIRST_LOOK);
     let mut next_look = began;
+    let mut told_to_end = None;
     loop {
         if let Some(process) = process.filter(|_| Instant::now() >= next_look) {
             layout.look(process);
@@ -81,13 +94,15 @@ pub(super) fn wait(
             return Ok(End::Program(status_of(status)));
         }
         if let Some(told) = signal.filter(|told| told.signal != libc::SIGCHLD) {
-            match child {
-                Some(child) => told.pass_on(child),
-                None => {
-                    orders.stop.store(true, Relaxed);
-                    return Ok(End::Signal(told.signal));
-                }
-            }
+            let grace = child.as_ref().map_or(Duration::ZERO, |_| GRACE);
+            child.iter().for_each(|child| told.pass_on(child));
+            told_to_end.get_or_insert((Instant::now() + grace, told.signal));
+        }
+        if let Some((at, signal)) = told_to_end
+            && Instant::now() >= at
+        {
+            orders.stop.store(true, Relaxed);
+            return Ok(End::Signal(signal));
         }
         if child.is_none() && process.is_some_and(is_gone) {
             orders.stop.store(true, Relaxed);
@@ -103,14 +118,22 @@ pub(super) fn wait(
     }
 }
 
-/// The program's status, however long it takes. Signals go to it as before.
+/// The program's status, however long it takes. A signal goes to it as before; if it does not end
+/// by that, gives the status of the signal.
 pub(super) fn outlast(child: &mut Child) -> i32 {
+    let mut told_to_end = None;
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             return status_of(status);
         }
-        if let Some(told) = next_signal(LAST_LOOK).filter(|told| told.signal != libc::SIGCHLD) {
+        match told_to_end {
+            Some((at, signal)) if Instant::now() >= at => return 128 + signal,
+            _ => {}
+        }
+        let within = if told_to_end.is_some() { TURN } else { LAST_LOOK };
+        if let Some(told) = next_signal(within).filter(|told| told.signal != libc::SIGCHLD) {
             told.pass_on(child);
+            told_to_end.get_or_insert((Instant::now() + GRACE, told.signal));
         }
     }
 }

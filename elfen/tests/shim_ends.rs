@@ -1,0 +1,157 @@
+//! Goal: a run ends soon after SIGTERM or SIGINT in every phase, and after the time that it was
+//! given, however long its period is and however large its memory. Method: the real command, told
+//! at various moments; all time-outs are generous, and a run that does not end fails the test.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+mod alone;
+mod preload;
+
+use alone::command_with_its_library;
+
+/// A run that hangs takes this long to fail the test.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn possible() -> bool {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" {
+        let why = "observer and observed take two CPUs";
+        writeln!(std::io::stderr(), "skipped: ends of elfen shim: {why}").unwrap();
+    }
+    online.trim() != "0"
+}
+
+/// A run in a process group of its own, ended with the test.
+struct Run(Child);
+
+impl Run {
+    fn start(words: &[&str]) -> Self {
+        let mut command = command_with_its_library();
+        command.arg("shim").args(words).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    fn tell(&self, signal: i32) {
+        // SAFETY: takes numbers; the child has not been waited for.
+        unsafe { libc::kill(self.0.id().cast_signed(), signal) };
+    }
+
+    fn status(&mut self) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            match self.0.try_wait().unwrap() {
+                Some(status) => return status,
+                None => assert!(began.elapsed() < LIMIT, "it does not end"),
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Its status, and all that it printed.
+    fn end(mut self) -> (ExitStatus, String) {
+        let status = self.status();
+        let mut said = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (status, said)
+    }
+
+    fn is_observing(&self) -> bool {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.0.id())) else { return false };
+        let names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));
+        names.flatten().any(|name| name.starts_with("elfen-observer"))
+    }
+
+    fn wait_until_it_observes(&self) {
+        let began = Instant::now();
+        while !self.is_observing() {
+            assert!(began.elapsed() < LIMIT, "it never observes");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // The program as well.
+        // SAFETY: takes numbers; a group that is gone is none.
+        unsafe { libc::kill(-self.0.id().cast_signed(), libc::SIGKILL) };
+        drop(self.0.wait());
+    }
+}
+
+#[test]
+fn long_periods_end_with_the_program_the_time_and_a_signal() {
+    if !possible() {
+        return;
+    }
+    for period in ["10ms", "1s", "3600s"] {
+        let (status, said) = Run::start(&["--period", period, "--", "true"]).end();
+        assert!(status.success(), "{period}: {said}");
+        let words = ["--period", period, "--for", "100ms"];
+        let (status, said) = Run::start(&words).end();
+        assert!(status.success() && said.contains("samples"), "{period}: {said}");
+        for signal in [libc::SIGTERM, libc::SIGINT] {
+            let run = Run::start(&["--period", period]);
+            run.wait_until_it_observes();
+            run.tell(signal);
+            let (status, said) = run.end();
+            assert_eq!(status.code(), Some(128 + signal), "{period}: {said}");
+            assert!(said.contains("samples"), "{period}: {said}");
+        }
+    }
+}
+
+/// Goal: a program that ignores the signal keeps no run from ending, with its recording written.
+#[test]
+fn a_run_ends_though_its_program_does_not() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.shim");
+    let ignores = ["sh", "-c", "trap '' TERM; while :; do :; done"];
+    for words in [&["--period", "1us"][..], &["--for", "20ms"]] {
+        fs::write(&file, "").unwrap();
+        let own = ["-o", file.to_str().unwrap(), "--"];
+        let mut run = Run::start(&[words, &own, &ignores].concat());
+        run.wait_until_it_observes();
+        thread::sleep(Duration::from_millis(100));
+        run.tell(libc::SIGTERM);
+        assert_eq!(run.status().code(), Some(128 + libc::SIGTERM));
+        let mut show = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let shown = show.args(["shim", "show"]).arg(&file).output().unwrap();
+        assert!(shown.status.success(), "{shown:?}");
+    }
+}
+
+/// Goal: memory that is large delays no start and no end, and more than there is is refused.
+#[test]
+fn large_memory_is_had_as_it_is_needed() {
+    if !possible() {
+        return;
+    }
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    let available: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    let half = format!("{}KB", available / 2);
+    let run = Run::start(&["--memory", &half, "--period", "1ms"]);
+    run.wait_until_it_observes();
+    let status = fs::read_to_string(format!("/proc/{}/status", run.0.id())).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(resident < available / 4 + (256 << 10), "{resident} of {available} KiB");
+    run.tell(libc::SIGTERM);
+    let (status, said) = run.end();
+    assert_eq!(status.code(), Some(128 + libc::SIGTERM), "{said}");
+    if available < 64 << 20 {
+        let (status, said) = Run::start(&["--memory", "64GB"]).end();
+        assert!(status.code() == Some(1) && said.contains("available"), "{said}");
+    }
+}

@@ -73,7 +73,7 @@ mod tests {
             }
             at += length;
             if pause {
-                series.iter_mut().for_each(|one| one.gap(at, &mut pool).unwrap());
+                series.iter_mut().for_each(|one| one.gap(at, false, &mut pool).unwrap());
                 if fold {
                     series.iter_mut().for_each(|one| one.end(at, &mut pool).unwrap());
                     folded.add(&pool);

@@ -198,10 +198,12 @@ impl<const BOTH: bool> Recorder<BOTH> {
     fn switched<const N: usize>(
         &mut self,
         lane: usize,
-        task: u64,
+        sample: &Sample<N>,
         words: &mut [&'static AtomicU64; N],
     ) {
         let follow = &mut self.lanes[lane];
+        let task = sample.words[follow.task_word];
+        follow.count_switches(sample.start);
         follow.seen_switches += u64::from(follow.task != u64::MAX - 1);
         follow.task = task;
         (follow.runs, follow.bound) = (false, false);
@@ -283,14 +285,21 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.costing.iter_mut().for_each(Costing::begin_anew);
     }
 
-    /// Nobody looked since `last`.
+    /// Nobody looked between the sample at `last` and this one.
     #[cold]
-    fn gap(&mut self, last: u64) -> Result<(), Full> {
-        for (index, series) in self.series.iter_mut().enumerate() {
+    fn gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
+        let lanes = &self.lanes;
+        let stayed = |lane: &Follow| lane.stayed(last, sample.words[lane.task_word]);
+        for (index, (feed, series)) in self.feeds.iter().zip(&mut self.series).enumerate() {
             if let Some(live) = &self.live {
                 live.change(index, last, State::Gap);
             }
-            series.gap(last, &mut self.pool)?;
+            let proven = match feed.lane {
+                // What its thread did meanwhile is not known, but that it did not run is.
+                Some(lane) => series.state() == State::NotRunning && stayed(&lanes[lane]),
+                None => lanes.iter().any(|lane| lane.task_word == feed.word && stayed(lane)),
+            };
+            series.gap(last, proven, &mut self.pool)?;
         }
         Ok(())
     }
@@ -347,7 +356,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             self.steps.add(step);
             if step > self.gap_ticks {
                 steady = false;
-                self.full |= self.gap(last).is_err();
+                self.full |= self.gap(last, sample).is_err();
             }
         } else {
             steady = false;
@@ -356,7 +365,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         for lane in 0..self.lanes.len() {
             let task = sample.words[self.lanes[lane].task_word];
             if task != self.lanes[lane].task {
-                self.switched(lane, task, words);
+                self.switched(lane, sample, words);
                 switched = true;
             }
         }
@@ -394,6 +403,10 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
 
     fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
         self.bind_new(words);
+        if let Some((last, _)) = self.last {
+            // Switches that came and went unseen are behind it from here on.
+            self.lanes.iter_mut().for_each(|lane| lane.count_switches(last));
+        }
         if let Some(live) = &self.live {
             live.until.store(now, Relaxed);
             live.samples.store(self.samples, Relaxed);

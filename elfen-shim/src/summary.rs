@@ -4,6 +4,7 @@
 use elfen_console::duration::number;
 use serde::Serialize;
 
+use crate::histogram::Histogram;
 use crate::recording::{Cost, Dte, Head, Kind, Observing, Periods, RateFigure, Recording, Source};
 use crate::tally::{Looked, Tally, Weighed};
 
@@ -96,8 +97,13 @@ pub struct TagFigure {
     /// Of the time in which the signal was observed and its thread ran.
     pub share_percent: f64,
     pub time_ns: u64,
+    /// Those whose length is known, and their lengths.
     pub runs: u64,
     pub run_ns: Lengths,
+    /// Those that were not seen from end to end.
+    pub cut_runs: u64,
+    /// Of all runs; those that were cut count with what was seen of them at a stretch.
+    pub run_ns_at_least: Lengths,
     /// From how many nanoseconds up to how many, and how many runs; only if it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<(u64, u64, u64)>,
@@ -108,6 +114,13 @@ pub struct Lengths {
     pub median: u64,
     pub p99: u64,
     pub max: u64,
+}
+
+impl Lengths {
+    fn of(lengths: &Histogram) -> Self {
+        let (median, p99, max) = (lengths.quantile(50), lengths.quantile(99), lengths.max());
+        Self { median, p99, max }
+    }
 }
 
 impl Summary {
@@ -140,11 +153,9 @@ impl Summary {
                         share_percent: percent(tag.ticks, ran_ticks),
                         time_ns: clock.ns(tag.ticks),
                         runs: tag.lengths.count(),
-                        run_ns: Lengths {
-                            median: tag.lengths.quantile(50),
-                            p99: tag.lengths.quantile(99),
-                            max: tag.lengths.max(),
-                        },
+                        run_ns: Lengths::of(&tag.lengths),
+                        cut_runs: tag.at_least.count(),
+                        run_ns_at_least: Lengths::of(&tag.all_lengths()),
                         histogram: match histograms {
                             true => tag.lengths.columns().collect(),
                             false => Vec::new(),

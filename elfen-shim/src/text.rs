@@ -74,9 +74,9 @@ fn tags(summary: &Summary) -> String {
                 clipped(&tag.name),
                 format!("{:.1} %", tag.share_percent),
                 show(tag.time_ns),
-                tag.runs.to_string(),
-                if tag.runs == 0 { "-".to_owned() } else { show(tag.run_ns.median) },
-                if tag.runs == 0 { "-".to_owned() } else { show(tag.run_ns.max) },
+                (tag.runs + tag.cut_runs).to_string(),
+                length(tag.run_ns.median, tag.run_ns_at_least.median),
+                length(tag.run_ns.max, tag.run_ns_at_least.max),
             ]
         };
         let rows: Vec<Vec<String>> = tags.iter().take(ROWS).map(row).collect();
@@ -87,6 +87,16 @@ fn tags(summary: &Summary) -> String {
         }
     }
     text
+}
+
+/// A length of the runs that were seen whole; `>=` if those that were cut make it more than it is
+/// exact anyway.
+pub fn length(whole_ns: u64, at_least_ns: u64) -> String {
+    const EXACT_PARTS: u64 = 20;
+    match at_least_ns > whole_ns + whole_ns / EXACT_PARTS {
+        true => format!(">= {}", show(at_least_ns)),
+        false => show(whole_ns),
+    }
 }
 
 pub(crate) fn clipped(name: &str) -> String {
@@ -135,7 +145,8 @@ fn notes(summary: &Summary) -> Vec<String> {
         let share =
             100.0 * number(summary.gap_ns) / number((summary.gap_ns + summary.observed_ns).max(1));
         notes.push(format!(
-            "nobody looked in {} gaps, {share:.1} % of the time, the longest {}{}: that time is in \
+            "nobody looked in {} gaps, {share:.1} % of the time, the longest {}{}: a run is \
+             joined through a gap in which nothing can have changed; the other time in gaps is in \
              no share",
             summary.gaps,
             show(summary.longest_gap_ns),

@@ -164,21 +164,6 @@ fn rows(csv: &str, signal: &str) -> Vec<Row> {
     of_signal.map(row).collect()
 }
 
-/// Of a number that only grows: where it is the same on both sides of a gap, it was in between.
-fn through_gaps(rows: Vec<Row>) -> Vec<Row> {
-    let mut whole: Vec<Row> = Vec::with_capacity(rows.len());
-    for row in rows {
-        whole.push(row);
-        if let [.., (from, _, before), (_, _, None), (_, to, after)] = whole[..]
-            && before == after
-        {
-            whole.truncate(whole.len() - 3);
-            whole.push((from, to, before));
-        }
-    }
-    whole
-}
-
 /// Changes from one number to the next that nobody missed: when, and the two numbers.
 fn changes(rows: &[Row]) -> impl Iterator<Item = (u64, u64, u64)> {
     rows.windows(2).filter_map(|pair| Some((pair[1].0, pair[0].2?, pair[1].2?)))
@@ -227,7 +212,7 @@ fn collections_take_as_long_as_the_machine_says_itself() {
         .map(|line| line.rsplit(' ').next().unwrap().trim_end_matches("ms").parse().unwrap())
         .collect();
 
-    let [collections, ends] = [&began, &ended].map(|name| through_gaps(rows(&csv, name)));
+    let [collections, ends] = [&began, &ended].map(|name| rows(&csv, name));
     let began: Vec<_> = changes(&collections).collect();
     let all: u64 = began.iter().map(|(_, before, now)| now - before).sum();
     assert!(all > 100, "{all} collections\n{}", String::from_utf8_lossy(&output.stdout));

@@ -63,6 +63,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "WHAT", value_enum, default_value = "runs")]
     pub(super) keep: Keep,
 
+    /// Join equal tags or numbers through gaps that are no longer, as if nothing had changed in
+    /// them: the observer's own timer interrupts take some microseconds each. What is proven not to
+    /// have changed is joined anyway
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(super) bridge: Option<Duration>,
+
     /// Memory for the recording
     #[arg(long, value_name = "SIZE", default_value = "64MB", value_parser = size)]
     pub(super) memory: usize,

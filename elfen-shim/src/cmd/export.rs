@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
 
 use super::show::{between, open};
@@ -30,10 +32,14 @@ pub(super) struct Args {
     /// A part of it alone, by times from its beginning, as in 1.2s..1.3s
     #[arg(long, value_name = "FROM..TO", value_parser = between)]
     between: Option<(u64, u64)>,
+
+    /// Join equal tags or numbers through gaps that are no longer [default: as it was recorded]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    bridge: Option<Duration>,
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let recording = open(&args.file, args.between)?;
+    let recording = open(&args.file, args.between, args.bridge)?;
     let (events, most) = (export::events(&recording), args.form.events_max());
     if events > most {
         let why = format!("{events} events are more than a viewer takes, {most}");

@@ -39,6 +39,8 @@ pub(super) struct Known {
     pub(super) not_shared: u64,
     pub(super) layout: Layout,
     pub(super) signals: Vec<Signal>,
+    pub(super) keeps_samples: bool,
+    pub(super) bridge_ns: u64,
     /// Why no cost was measured.
     pub(super) cost_unknown: String,
 }
@@ -77,6 +79,8 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         refused_threads: known.refused_threads,
         entries: known.entries,
         ambiguous: known.ambiguous,
+        keeps_samples: known.keeps_samples,
+        bridge_ns: known.bridge_ns,
         rates: Vec::new(),
         dte: None,
         cost,

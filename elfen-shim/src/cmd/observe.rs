@@ -302,6 +302,8 @@ impl Run<'_> {
             not_shared: started.shared_pages.saturating_sub(self.layout.shared_pages),
             layout: std::mem::take(&mut self.layout),
             signals,
+            keeps_samples: self.args.keep == Keep::Samples,
+            bridge_ns: self.args.bridge.map_or(0, nanos),
             cost_unknown,
         };
         Ok((known, seen, end))

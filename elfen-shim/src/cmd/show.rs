@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
+use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output;
 
@@ -27,20 +29,28 @@ pub(super) struct Args {
     #[arg(long, value_name = "FROM..TO", value_parser = between)]
     between: Option<(u64, u64)>,
 
+    /// Join equal tags or numbers through gaps that are no longer [default: as it was recorded]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    bridge: Option<Duration>,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let recording = open(&args.file, args.between)?;
+    let recording = open(&args.file, args.between, args.bridge)?;
     let summary = Summary::of(&recording);
     output::print(out, args.json, &summary, || text(&summary, &[]))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Reads a recording, or a part of it; one that is cut is warned about.
-pub(super) fn open(file: &Path, between: Option<(u64, u64)>) -> Result<Recording, Failure> {
+pub(super) fn open(
+    file: &Path,
+    between: Option<(u64, u64)>,
+    bridge: Option<Duration>,
+) -> Result<Recording, Failure> {
     let mut recording = recording::open(file).map_err(|error| {
         let fix = "give a file that `elfen shim -o` wrote";
         Failure::new(Status::Failed, named("recording", file), error, fix)
@@ -48,6 +58,9 @@ pub(super) fn open(file: &Path, between: Option<(u64, u64)>) -> Result<Recording
     if recording.cut {
         let what = named("recording", file);
         output::warn(&format!("{what}: it is cut, and read up to its last whole chunk"));
+    }
+    if let Some(bridge) = bridge {
+        recording.head.bridge_ns = u64::try_from(bridge.as_nanos()).unwrap_or(u64::MAX);
     }
     if let Some((from, to)) = between {
         recording.between(from, to);

@@ -1,6 +1,6 @@
 //! A lane whose running thread is followed, and the words of that thread.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 
 use elfen_rt::signal::task::TaskSlot;
 use elfen_rt::signal::thread::ThreadSlot;
@@ -18,6 +18,8 @@ pub struct Follow {
     pub(super) seen_switches: u64,
     /// Switches of the lane when the observer began, and when it ended.
     counted: (u64, u64),
+    /// Switches that the lane had begun, counted between the sample at this time and the next.
+    begun: Option<(u64, u64)>,
 }
 
 /// A word of a thread's slot.
@@ -56,7 +58,30 @@ impl Follow {
         thread_words: Vec<(usize, ThreadWord)>,
     ) -> Self {
         let (task, runs, bound, seen_switches) = (u64::MAX - 1, false, false, 0);
-        Self { slot, task_word, thread_words, task, runs, bound, seen_switches, counted: (0, 0) }
+        let (counted, begun) = ((0, 0), None);
+        Self { slot, task_word, thread_words, task, runs, bound, seen_switches, counted, begun }
+    }
+
+    /// Counts what the lane has switched, behind the sample at `at`.
+    pub(super) fn count_switches(&mut self, at: u64) {
+        // Not before the sample's load of the task: the kernel counts a switch before it stores
+        // the task, so the count has the switch to that task.
+        compiler_fence(SeqCst);
+        let begun = self.slot.switches_begun.load(Relaxed);
+        // The same count from an earlier time says more.
+        if self.begun.is_none_or(|(known, _)| known != begun) {
+            self.begun = Some((begun, at));
+        }
+    }
+
+    /// Whether the lane ran this task all the time from the sample at `last` on. The count has to
+    /// be from before that sample: an observer that was held up between a sample and the count has
+    /// counted switches that lie in the gap.
+    pub(super) fn stayed(&self, last: u64, task: u64) -> bool {
+        // Behind the load of the task: see above.
+        compiler_fence(SeqCst);
+        let now = self.slot.switches_begun.load(Relaxed);
+        task == self.task && self.begun.is_some_and(|(begun, at)| at < last && begun == now)
     }
 
     /// Now somebody looks.

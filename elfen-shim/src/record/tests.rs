@@ -113,3 +113,62 @@ fn only_switches_while_somebody_looks_can_be_missed() {
     slot.switches.store(130, Relaxed);
     assert_eq!(recorder.missed_switches(), Some(7));
 }
+
+/// Goal: a gap is joined if the lane did not switch in it, and not if it did, or if nobody can
+/// know. Method: samples of a slot of our own, with gaps between them.
+#[test]
+fn only_a_lane_that_did_not_switch_stayed() {
+    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+    let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
+    let pool = Pool::new(0, 2, false);
+    let mut recorder: Recorder<false> = Recorder::new(pool, None, Arc::default());
+    (recorder.gap_ticks, recorder.process) = (100, OURS);
+    recorder.lanes.push(Follow::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    for (word, lane) in [(0, None), (1, Some(0))] {
+        let (kind, width) = (Kind::Tags, Width::U64);
+        recorder.feeds.push(Feed { kind, word, offset: 0, width, lane, ready: None });
+        let index = u8::try_from(word).unwrap();
+        recorder.series.push(Series::new(index, Kind::Tags, 1, 0));
+    }
+    let mut words = [&slot.task, &NOTHING];
+    let mut see = |at: u64, task: u64, switches: u64| {
+        slot.switches_begun.store(switches, Relaxed);
+        slot.task.store(task, Relaxed);
+        let words_now = words.map(|word| word.load(Relaxed));
+        recorder.take(&Sample { start: at, end: at, words: words_now }, &mut words);
+        recorder.goes_on(at, &mut words);
+    };
+    for (at, task, switches) in [
+        (1_000, 7, 1),
+        (1_050, 7, 1),
+        (2_000, 7, 1), // It stayed.
+        (2_050, 7, 1),
+        (3_000, 7, 3), // It was away and came back.
+        (3_050, 7, 3),
+        (4_000, 9, 4), // Another task.
+        (5_000, 9, 4), // Counted behind the last sample before the gap: not known.
+        (5_050, 9, 4),
+        (6_000, 9, 4), // It stayed.
+    ] {
+        see(at, task, switches);
+    }
+    recorder.close();
+    let names = ["task", "calls"].map(|name| crate::recording::Signal {
+        name: name.to_owned(),
+        source: crate::recording::Source::TaskMap,
+        kind: Kind::Tags,
+        signed: false,
+        names: Vec::new(),
+    });
+    let clock = crate::clock::Clock { ticks_per_second: 1, step_ticks: 1, unit_ticks: 0 };
+    let signals = names.to_vec();
+    let head = crate::recording::Head { clock, signals, ..Default::default() };
+    let recording = crate::recording::Recording::of(head, &recorder.pool).unwrap();
+    for signal in [0, 1] {
+        let runs = &recording.runs[signal];
+        let gaps = runs.iter().filter(|run| run.state == State::Gap && run.start_ticks >= 1_000);
+        let proven: Vec<u64> = gaps.map(|run| run.samples).collect();
+        // The last is the end of the recording.
+        assert_eq!(proven, [1, 0, 0, 0, 1, 0], "{runs:?}");
+    }
+}

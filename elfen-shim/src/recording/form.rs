@@ -40,6 +40,7 @@ pub enum State {
 pub struct Run {
     pub start_ticks: u64,
     pub state: State,
+    /// Of a gap: 1 if the observer has proven that nothing changed in it, else 0.
     pub samples: u64,
 }
 
@@ -125,6 +126,12 @@ pub struct Head {
     /// Those among them that another cannot be told from, and that say nothing.
     #[serde(default)]
     pub ambiguous: u64,
+    /// Whether each sample is a run of its own.
+    #[serde(default)]
+    pub keeps_samples: bool,
+    /// Gaps that are no longer are taken to change nothing.
+    #[serde(default)]
+    pub bridge_ns: u64,
     pub rates: Vec<RateFigure>,
     pub dte: Option<Dte>,
     pub cost: Option<Cost>,

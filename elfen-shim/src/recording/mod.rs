@@ -15,6 +15,7 @@ mod damaged;
 mod file;
 mod form;
 mod huffman;
+mod join;
 mod pack;
 mod part;
 mod pool;

@@ -176,7 +176,7 @@ mod tests {
             (0..samples).for_each(|_| series.see(at, state, &mut pool).unwrap());
             at += 1 + length;
             if which == 9 {
-                series.gap(at, &mut pool).unwrap();
+                series.gap(at, at % 2 == 0, &mut pool).unwrap();
                 at += 70;
             }
         }

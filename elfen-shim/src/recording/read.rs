@@ -244,8 +244,8 @@ impl Recording {
         Some((first, last))
     }
 
-    /// A signal's runs with their ends.
-    pub fn stretches(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> {
+    /// A signal's runs with their ends, and all gaps between them: see also `joined`.
+    pub fn stretches(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
         let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
         runs.windows(2).map(|pair| (pair[0], pair[1].start_ticks))
     }

@@ -3,6 +3,7 @@
 use super::form::{
     GAP, Kind, NOT_RUNNING, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State, TAGS_MAX, VALUE,
 };
+use super::join::PROVEN;
 use super::pool::{Full, Pool};
 use super::varint::{MOST, put, zigzag};
 
@@ -72,18 +73,21 @@ impl Series {
         self.change(at, state, pool)
     }
 
-    /// Whatever it is from `at` on, nobody looks.
-    pub fn gap(&mut self, at: u64, pool: &mut Pool) -> Result<(), Full> {
+    /// From `at` on nobody looks. `proven`: nothing changes until the next sample.
+    pub fn gap(&mut self, at: u64, proven: bool, pool: &mut Pool) -> Result<(), Full> {
         if self.now.state == State::Gap {
             return Ok(());
         }
+        let gap = Run { start_ticks: at, state: State::Gap, samples: u64::from(proven) * PROVEN };
         if self.now.start_ticks == at {
             // The observer may have been held up between the clock and the word: then this was seen
             // at the gap's end, or anywhere in it.
-            self.now = Run { start_ticks: at, state: State::Gap, samples: 0 };
+            self.now = gap;
             return Ok(());
         }
-        self.change(at, State::Gap, pool)
+        self.write(at, pool)?;
+        self.now = gap;
+        Ok(())
     }
 
     /// What it is now.
@@ -93,7 +97,7 @@ impl Series {
 
     /// Ends the last run.
     pub fn end(&mut self, at: u64, pool: &mut Pool) -> Result<(), Full> {
-        self.gap(at, pool)?;
+        self.gap(at, false, pool)?;
         self.write(at, pool)
     }
 
@@ -104,7 +108,7 @@ impl Series {
 
     fn change(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
         self.write(at, pool)?;
-        self.now = Run { start_ticks: at, state, samples: u64::from(state != State::Gap) };
+        self.now = Run { start_ticks: at, state, samples: 1 };
         Ok(())
     }
 
@@ -140,8 +144,10 @@ impl Series {
             Written::Gap => samples,
             _ => zigzag(samples.wrapping_sub(self.pace.samples(steps))),
         };
-        self.samples += samples;
-        self.steps += if samples > 0 { steps } else { 0 };
+        if !matches!(state, Written::Gap) {
+            self.samples += samples;
+            self.steps += steps;
+        }
         let tags = self.tags.is_some();
         let coded = match state {
             Written::Known(tag) if off < SHORT_DIFFERENCES => {

@@ -36,6 +36,8 @@ pub(super) fn head() -> Head {
         refused_threads: 0,
         entries: 0,
         ambiguous: 0,
+        keeps_samples: false,
+        bridge_ns: 0,
         rates: Vec::new(),
         dte: None,
         cost: None,
@@ -65,7 +67,7 @@ fn record(count: u64, bytes: usize, keeps_last: bool) -> (Pool, bool) {
     let mut full = false;
     let mut see = |series: &mut Series, at, state, pool: &mut Pool| {
         let seen = match state {
-            State::Gap => series.gap(at, pool),
+            State::Gap => series.gap(at, false, pool),
             state => series.see(at, state, pool),
         };
         full |= seen.is_err();
@@ -332,7 +334,7 @@ fn the_sample_before_a_gap_begins_nothing() {
     for (n, value) in [(1, 7), (2, 7), (3, 8)] {
         series.see(at(n), State::Value(value), &mut pool).unwrap();
     }
-    series.gap(at(3), &mut pool).unwrap();
+    series.gap(at(3), false, &mut pool).unwrap();
     series.see(at(9), State::Value(8), &mut pool).unwrap();
     series.end(at(10), &mut pool).unwrap();
     let recording = Recording::of(head(), &pool).unwrap();

@@ -5,10 +5,10 @@
 //! check.
 
 use elfen_console::duration::{number, show};
-use elfen_shim::recording::{Kind, RateFigure, Recording, State};
+use elfen_shim::recording::{Kind, RateFigure, Recording, Run, State};
 use elfen_shim::summary::{Summary, TagFigure};
-use elfen_shim::tally::Tags;
-use elfen_shim::text::NO_RETURNS;
+use elfen_shim::tags::Tags;
+use elfen_shim::text::{NO_RETURNS, length};
 
 use super::document::{Report, Table};
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Source, Style};
@@ -183,7 +183,7 @@ impl Maker<'_> {
         let names = Names::of(self.recording, index);
         let slices = Slices::of(self.recording);
         let mut sums = vec![[0.0; SLICES]; STYLES.len() + 1];
-        for (run, end) in self.recording.stretches(index) {
+        for (run, end) in self.recording.joined(index) {
             let row = match run.state {
                 State::Gap => STYLES.len(),
                 State::NotRunning => continue,
@@ -220,32 +220,38 @@ impl Maker<'_> {
         let (recording, names) = (self.recording, Names::of(self.recording, index));
         let clock = recording.head.clock;
         let first = recording.span().map_or(0, |(first, _)| first);
-        let mut runs: Vec<(u64, u64, State)> = Vec::new();
-        for (run, end) in recording.stretches(index) {
+        let mut stays: Vec<Stay> = Vec::new();
+        let mut is_seen = false;
+        for (run, end) in recording.joined(index) {
             if matches!(run.state, State::Gap | State::NotRunning) {
+                is_seen = false;
                 continue;
             }
-            // The same value in a row is one stay.
-            match runs.last_mut() {
-                Some((_, until, state)) if *until == run.start_ticks && *state == run.state => {
-                    *until = end;
+            match stays.last_mut().filter(|stay| stay.state == run.state) {
+                Some(stay) if is_seen => stay.go_on(stay.part_from, end),
+                Some(stay) => {
+                    stay.is_cut = true;
+                    stay.go_on(run.start_ticks, end);
                 }
-                _ => runs.push((run.start_ticks, end, run.state)),
+                None => stays.push(Stay::of(run, end)),
             }
+            is_seen = true;
         }
-        runs.sort_by_key(|(start, end, _)| std::cmp::Reverse(end.saturating_sub(*start)));
-        let row = |(start, end, state): &(u64, u64, State)| {
-            let at = clock.ns(start.saturating_sub(first));
-            let until = clock.ns(end.saturating_sub(first));
-            let name = clean(&names.of_state(*state));
+        stays.sort_by_key(|stay| std::cmp::Reverse(stay.longest_ticks));
+        let row = |stay: &Stay| {
+            let at = clock.ns(stay.from.saturating_sub(first));
+            let until = clock.ns(stay.until.saturating_sub(first));
+            let name = clean(&names.of_state(stay.state));
             let part = format!("--between {}us..{}us", at / 1_000, until / 1_000 + 1);
-            vec![name, show(until - at), show(at), part]
+            let length = show(clock.ns(stay.longest_ticks));
+            let length = if stay.is_cut { format!(">= {length}") } else { length };
+            vec![name, length, show(at), part]
         };
         let signal = clean(&recording.head.signals[index].name);
         Table {
             title: format!("The longest runs of {signal}"),
             head: ["name", "length", "begins at", "to cut it out"].map(str::to_owned).into(),
-            rows: runs.iter().take(LONGEST).map(row).collect(),
+            rows: stays.iter().take(LONGEST).map(row).collect(),
             note: "`elfen shim show` and `elfen shim export` take such a part of the recording."
                 .to_owned(),
         }
@@ -256,7 +262,7 @@ impl Maker<'_> {
         let signal = &self.recording.head.signals[index];
         let slices = Slices::of(self.recording);
         let mut found = vec![(0.0, 0.0, f64::MAX, f64::MIN); SLICES];
-        for (run, end) in self.recording.stretches(index) {
+        for (run, end) in self.recording.joined(index) {
             let State::Value(value) = run.state else { continue };
             let value = signal.number(value) as f64;
             slices.add(run.start_ticks, end, |slice, part| {
@@ -316,6 +322,32 @@ impl Maker<'_> {
     }
 }
 
+/// A run, of which gaps may have cut parts: it took at least as long as its longest part.
+struct Stay {
+    state: State,
+    from: u64,
+    until: u64,
+    part_from: u64,
+    longest_ticks: u64,
+    is_cut: bool,
+}
+
+impl Stay {
+    fn of(run: Run, end: u64) -> Self {
+        let (state, from) = (run.state, run.start_ticks);
+        let mut stay =
+            Self { state, from, until: end, part_from: from, longest_ticks: 0, is_cut: false };
+        stay.go_on(from, end);
+        stay
+    }
+
+    /// Its last part is this.
+    fn go_on(&mut self, part_from: u64, end: u64) {
+        (self.part_from, self.until) = (part_from, end);
+        self.longest_ticks = self.longest_ticks.max(end.saturating_sub(part_from));
+    }
+}
+
 fn asked(period_ns: u64) -> String {
     if period_ns == 0 { "as fast as it goes".to_owned() } else { show(period_ns) }
 }
@@ -323,9 +355,11 @@ fn asked(period_ns: u64) -> String {
 fn of_each(signal: &str, tags: &[&TagFigure]) -> Table {
     const ROWS: usize = 200;
     let row = |tag: &&TagFigure| {
-        let lengths = [tag.run_ns.median, tag.run_ns.p99, tag.run_ns.max].map(show);
+        let (whole, all) = (tag.run_ns, tag.run_ns_at_least);
+        let lengths = [(whole.median, all.median), (whole.p99, all.p99), (whole.max, all.max)];
+        let lengths = lengths.map(|(whole, all)| length(whole, all));
         let about = [clean(&tag.name), format!("{:.2} %", tag.share_percent), show(tag.time_ns)];
-        about.into_iter().chain([tag.runs.to_string()]).chain(lengths).collect()
+        about.into_iter().chain([(tag.runs + tag.cut_runs).to_string()]).chain(lengths).collect()
     };
     let heading = ["name", "share", "time", "runs", "median", "p99", "longest"];
     Table {

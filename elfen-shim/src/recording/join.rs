@@ -1,0 +1,136 @@
+//! Runs joined through gaps in which nothing changed.
+//!
+//! The observer's own timer interrupts cut each longer run into pieces of a tick. A piece and the
+//! next one are the same run if that is proven:
+//!
+//! - for the task of a lane, by the lane's count of switches, which the observer compares;
+//! - for a number that never shrinks, by the same number on both sides of the gap.
+//!
+//! Equal tags on both sides prove nothing, as another tag may have lain between. The user may
+//! decide that no such change fits into a gap of some length: `--bridge`.
+
+use super::form::{Head, Kind, Run, Signal, State};
+use super::read::Recording;
+
+/// A gap in which nothing changed, as the observer has proven, has this instead of samples.
+pub(super) const PROVEN: u64 = 1;
+
+/// What joins the runs of a signal.
+#[derive(Clone, Copy, Debug)]
+struct Rule {
+    joins: bool,
+    never_shrinks: bool,
+    bridge_ticks: u64,
+}
+
+impl Rule {
+    fn of(head: &Head, signal: &Signal, runs: &[Run]) -> Self {
+        let numbers = runs.iter().filter_map(|run| match run.state {
+            State::Value(value) => Some(signal.number(value)),
+            State::Gap | State::NotRunning | State::Other => None,
+        });
+        Self {
+            joins: !head.keeps_samples,
+            never_shrinks: signal.kind == Kind::Values && numbers.is_sorted(),
+            bridge_ticks: head.clock.ticks(head.bridge_ns),
+        }
+    }
+
+    /// Whether what was in `state` on both sides of a gap was so in between.
+    fn spans(self, gap: &Run, end_ticks: u64, state: State) -> bool {
+        let is_proven =
+            gap.samples == PROVEN || (self.never_shrinks && matches!(state, State::Value(_)));
+        self.joins && (is_proven || end_ticks - gap.start_ticks <= self.bridge_ticks)
+    }
+}
+
+impl Recording {
+    /// A signal's runs with their ends, joined through gaps in which nothing changed.
+    pub fn joined(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
+        let mut rest = self.stretches(signal);
+        let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
+        let rule = self.head.signals.get(signal).map(|signal| Rule::of(&self.head, signal, runs));
+        let joined = move || {
+            let (mut run, mut end) = rest.next()?;
+            while run.state != State::Gap {
+                let mut ahead = rest.clone();
+                match (ahead.next(), ahead.next(), rule) {
+                    (Some((gap, gap_end)), Some((next, next_end)), Some(rule))
+                        if gap.state == State::Gap
+                            && next.state == run.state
+                            && rule.spans(&gap, gap_end, run.state) =>
+                    {
+                        run.samples += next.samples;
+                        (end, rest) = (next_end, ahead);
+                    }
+                    _ => break,
+                }
+            }
+            Some((run, end))
+        };
+        std::iter::from_fn(joined)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::recording::Source;
+
+    fn recording(kind: Kind, signed: bool, runs: &[(u64, State, u64)]) -> Recording {
+        let signal = Signal {
+            name: "a".to_owned(),
+            source: Source::Mapped,
+            kind,
+            signed,
+            names: Vec::new(),
+        };
+        let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
+        let head = Head { clock, signals: vec![signal], ..Head::default() };
+        let run = |&(start_ticks, state, samples)| Run { start_ticks, state, samples };
+        Recording { head, runs: vec![runs.iter().map(run).collect()], cut: false }
+    }
+
+    fn rows(recording: &Recording) -> Vec<(u64, u64, State)> {
+        recording.joined(0).map(|(run, end)| (run.start_ticks, end, run.state)).collect()
+    }
+
+    /// Goal: only what is proven is joined. Method: the same pieces as tags with a proof, as tags
+    /// without, as a number that grows, and as one that shrinks later.
+    #[test]
+    fn pieces_are_joined_where_nothing_changed() {
+        use State::{Gap, Value};
+        let pieces = |proven, last| {
+            [
+                (0, Value(3), 5),
+                (10, Gap, proven),
+                (12, Value(3), 5),
+                (20, Gap, proven),
+                (22, Value(last), 5),
+                (30, Gap, 0),
+            ]
+        };
+        let cut = |last| {
+            let values = [(0, 10, Value(3)), (12, 20, Value(3)), (22, 30, Value(last))];
+            let gaps = [(10, 12, Gap), (20, 22, Gap)];
+            vec![values[0], gaps[0], values[1], gaps[1], values[2]]
+        };
+        let of = |kind, signed, proven, last| recording(kind, signed, &pieces(proven, last));
+        let whole = |last| vec![(0, 20, Value(3)), (20, 22, Gap), (22, 30, Value(last))];
+        assert_eq!(rows(&of(Kind::Tags, false, PROVEN, 4)), whole(4));
+        assert_eq!(rows(&of(Kind::Tags, false, PROVEN, 3)), [(0, 30, Value(3))]);
+        assert_eq!(rows(&of(Kind::Tags, false, 0, 4)), cut(4));
+        assert_eq!(rows(&of(Kind::Values, false, 0, 4)), whole(4));
+        assert_eq!(rows(&of(Kind::Values, false, 0, 2)), cut(2));
+        // -1 is less than 3, though its 64 bits are more.
+        assert_eq!(rows(&of(Kind::Values, true, 0, u64::MAX)), cut(u64::MAX));
+        let mut bridged = of(Kind::Tags, false, 0, 4);
+        for (bridge_ns, expected) in [(1, cut(4)), (2, whole(4))] {
+            bridged.head.bridge_ns = bridge_ns;
+            assert_eq!(rows(&bridged), expected);
+        }
+        bridged.head.keeps_samples = true;
+        assert_eq!(rows(&bridged), cut(4));
+    }
+}

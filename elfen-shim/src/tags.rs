@@ -1,0 +1,255 @@
+//! The tags of a signal: how long each was there, and the lengths of its runs.
+//!
+//! A run has a length if both its ends were seen, or lie in gaps that are short beside it. Of other
+//! runs a part was seen: the run took at least as long as its longest part.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::clock::Clock;
+use crate::histogram::Histogram;
+use crate::recording::{Recording, State};
+use crate::symbols::NO_NAME;
+
+/// What is known of one tag.
+#[derive(Clone, Debug, Default)]
+pub struct Tag {
+    pub ticks: u64,
+    /// Of runs whose length is known.
+    pub lengths: Histogram,
+    /// Of other runs, what was seen of each at a stretch: it took no less.
+    pub at_least: Histogram,
+}
+
+/// The tags of a signal by what they are called, and how long it was not seen.
+#[derive(Clone, Debug, Default)]
+pub struct Tags {
+    pub by_name: BTreeMap<String, Tag>,
+    pub ran_ticks: u64,
+    pub not_running_ticks: u64,
+}
+
+impl Tag {
+    /// Of all runs, as far as they were seen.
+    pub fn all_lengths(&self) -> Histogram {
+        let mut all = self.lengths.clone();
+        all.add_all(&self.at_least);
+        all
+    }
+}
+
+impl Tags {
+    pub fn of(recording: &Recording, signal: usize) -> Self {
+        let head = &recording.head;
+        let names = &head.signals[signal].names;
+        let mut joining = Joining::of(names, head.clock);
+        for (run, end) in recording.joined(signal) {
+            joining.see(run.state, end.saturating_sub(run.start_ticks));
+        }
+        joining.end()
+    }
+
+    /// Whether it said anything.
+    pub fn has_names(&self) -> bool {
+        self.by_name.keys().any(|name| name != NO_NAME)
+    }
+
+    pub(crate) fn add(&mut self, next: Self) {
+        self.ran_ticks += next.ran_ticks;
+        self.not_running_ticks += next.not_running_ticks;
+        for (name, next) in next.by_name {
+            let tag = self.by_name.entry(name).or_default();
+            tag.ticks += next.ticks;
+            tag.lengths.add_all(&next.lengths);
+            tag.at_least.add_all(&next.at_least);
+        }
+    }
+}
+
+/// What lies between two tags, or before the first and behind the last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Between {
+    Nothing,
+    /// So many ticks of gaps: one tag ended in them, and the next began.
+    Gap(u64),
+    /// The thread did not run, or the recording had not begun, or was over.
+    Unseen,
+}
+
+impl Between {
+    fn and(self, next: Self) -> Self {
+        match (self, next) {
+            (Self::Gap(one), Self::Gap(next)) => Self::Gap(one + next),
+            (Self::Nothing, next) => next,
+            _ => Self::Unseen,
+        }
+    }
+
+    /// Ticks in which a run may have ended or begun, if that is known.
+    fn ticks(self) -> Option<u64> {
+        match self {
+            Self::Nothing => Some(0),
+            Self::Gap(ticks) => Some(ticks),
+            Self::Unseen => None,
+        }
+    }
+}
+
+/// A run that goes on.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    /// Index of its name.
+    tag: usize,
+    before: Between,
+    /// Since it was last not seen.
+    part_ticks: u64,
+    longest_ticks: u64,
+    is_whole: bool,
+}
+
+/// Runs, joined where values that follow each other have one name: so does a function that was
+/// entered and returned to in several places.
+struct Joining<'a> {
+    given: HashMap<u64, &'a str>,
+    clock: Clock,
+    /// What values are called, by index.
+    indices: HashMap<State, usize>,
+    by_name: HashMap<String, usize>,
+    tags: Vec<Tag>,
+    not_running_ticks: u64,
+    open: Option<Open>,
+    /// Since the last tag.
+    between: Between,
+}
+
+/// A length is known if it is off by no more than a hundredth.
+const EXACT_PARTS: u64 = 100;
+
+impl<'a> Joining<'a> {
+    fn of(names: &'a [(u64, String)], clock: Clock) -> Self {
+        Self {
+            given: names.iter().map(|(value, name)| (*value, name.as_str())).collect(),
+            clock,
+            indices: HashMap::new(),
+            by_name: HashMap::new(),
+            tags: Vec::new(),
+            not_running_ticks: 0,
+            open: None,
+            between: Between::Unseen,
+        }
+    }
+
+    fn index(&mut self, state: State) -> usize {
+        if let Some(&index) = self.indices.get(&state) {
+            return index;
+        }
+        let name = match state {
+            State::Value(value) => match self.given.get(&value) {
+                Some(name) => (*name).to_owned(),
+                None if value == 0 => NO_NAME.to_owned(),
+                None => format!("{value:#x}"),
+            },
+            State::Gap | State::NotRunning | State::Other => "(others)".to_owned(),
+        };
+        let index = *self.by_name.entry(name).or_insert(self.tags.len());
+        if index == self.tags.len() {
+            self.tags.push(Tag::default());
+        }
+        self.indices.insert(state, index);
+        index
+    }
+
+    fn see(&mut self, state: State, ticks: u64) {
+        let tag = match state {
+            State::Gap => return self.between = self.between.and(Between::Gap(ticks)),
+            State::NotRunning => {
+                self.not_running_ticks += ticks;
+                return self.between = Between::Unseen;
+            }
+            State::Value(_) | State::Other => self.index(state),
+        };
+        self.tags[tag].ticks += ticks;
+        match &mut self.open {
+            Some(open) if open.tag == tag => {
+                if self.between == Between::Nothing {
+                    open.part_ticks += ticks;
+                } else {
+                    (open.part_ticks, open.is_whole) = (ticks, false);
+                }
+                open.longest_ticks = open.longest_ticks.max(open.part_ticks);
+            }
+            _ => {
+                self.close();
+                let (part_ticks, longest_ticks, is_whole) = (ticks, ticks, true);
+                let before = self.between;
+                self.open = Some(Open { tag, before, part_ticks, longest_ticks, is_whole });
+            }
+        }
+        self.between = Between::Nothing;
+    }
+
+    /// Another tag follows behind `between`, or none.
+    fn close(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let tag = &mut self.tags[open.tag];
+        let unseen = open.before.ticks().zip(self.between.ticks()).map(|(one, other)| one + other);
+        // In the mean, half of a gap is the run's.
+        match unseen.map(|ticks| ticks / 2) {
+            Some(off) if open.is_whole && off * EXACT_PARTS <= open.part_ticks => {
+                tag.lengths.add(self.clock.ns(open.part_ticks + off));
+            }
+            _ => tag.at_least.add(self.clock.ns(open.longest_ticks)),
+        }
+    }
+
+    fn end(mut self) -> Tags {
+        self.between = Between::Unseen;
+        self.close();
+        let ran_ticks = self.tags.iter().map(|tag| tag.ticks).sum();
+        let tags = &mut self.tags;
+        let by_name =
+            self.by_name.into_iter().map(|(name, index)| (name, std::mem::take(&mut tags[index])));
+        Tags { by_name: by_name.collect(), ran_ticks, not_running_ticks: self.not_running_ticks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of each tag from 1 on: its time, lengths that are known, and those that are bounds.
+    fn seen(states: &[(State, u64)]) -> Vec<(u64, Vec<u64>, Vec<u64>)> {
+        let names: Vec<(u64, String)> = (1..4).map(|value| (value, value.to_string())).collect();
+        let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
+        let mut joining = Joining::of(&names, clock);
+        states.iter().for_each(|(state, ticks)| joining.see(*state, *ticks));
+        let column = |histogram: &Histogram| {
+            let columns = histogram.columns();
+            columns.flat_map(|(low, _, count)| (0..count).map(move |_| low)).collect()
+        };
+        let tags = joining.end().by_name.into_values();
+        tags.map(|tag| (tag.ticks, column(&tag.lengths), column(&tag.at_least))).collect()
+    }
+
+    /// Goal: a length is what was seen from end to end, or is off by a hundredth at most; all else
+    /// is a bound. Method: runs with every kind of end. Columns are exact below 32.
+    #[test]
+    fn runs_have_lengths_or_bounds() {
+        use State::{Gap, NotRunning, Value};
+        let [one, two, three] = [1, 2, 3].map(Value);
+        // The first and the last are cut by the recording itself.
+        let plain = [(one, 8), (two, 10), (three, 20), (two, 12), (one, 5)];
+        let expected =
+            [(13, vec![], vec![5, 8]), (22, vec![10, 12], vec![]), (20, vec![20], vec![])];
+        assert_eq!(seen(&plain), expected);
+        // A gap between two tags is an end; beside a short run it is too long for a length.
+        let ends = [(one, 8), (Gap, 4), (two, 4096), (Gap, 4), (three, 16), (Gap, 4), (one, 2)];
+        let expected =
+            [(10, vec![], vec![2, 8]), (4096, vec![4096], vec![]), (16, vec![], vec![16])];
+        assert_eq!(seen(&ends), expected);
+        // The same tag on both sides of a gap, and of time without the thread.
+        let cut = [(one, 1), (two, 8), (Gap, 1), (two, 9), (NotRunning, 7), (two, 3), (one, 1)];
+        assert_eq!(seen(&cut)[1], (20, vec![], vec![9]));
+        let left = [(one, 1), (two, 8), (NotRunning, 1), (three, 9), (one, 1)];
+        assert_eq!(seen(&left)[1..], [(8, vec![], vec![8]), (9, vec![], vec![9])]);
+    }
+}

@@ -7,6 +7,7 @@
 use std::arch::x86_64::{__cpuid, __rdtscp, _mm_lfence, _rdtsc};
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::SystemTime;
 
 use elfen_console::duration::number;
 use elfen_rt::clock::monotonic_ns;
@@ -172,6 +173,43 @@ pub fn both() -> (u64, u64) {
     (ticks, ns)
 }
 
+/// A moment by the counter and by both of the kernel's clocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct Moment {
+    pub ticks: u64,
+    /// CLOCK_MONOTONIC.
+    pub monotonic_ns: u64,
+    /// CLOCK_REALTIME: since 1970, UTC.
+    pub realtime_ns: u64,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        let (ticks, at_ns) = both();
+        let since_1970 = || {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+        };
+        // The nearest of some tries: see `both`.
+        let one = |_| {
+            let (before, realtime_ns, after) = (monotonic_ns(), since_1970(), monotonic_ns());
+            (after - before, realtime_ns.saturating_sub(before + (after - before) / 2))
+        };
+        let (_, apart_ns) = (0..16).map(one).min().expect("sixteen tries");
+        Self { ticks, monotonic_ns: at_ns, realtime_ns: at_ns + apart_ns }
+    }
+
+    /// The same clocks when the counter was at `ticks`, earlier or later.
+    pub fn at(self, ticks: u64, clock: &Clock) -> Self {
+        let shift = |ns: u64| match ticks.checked_sub(self.ticks) {
+            Some(later) => ns.saturating_add(clock.ns(later)),
+            None => ns.saturating_sub(clock.ns(self.ticks - ticks)),
+        };
+        let (monotonic_ns, realtime_ns) = (shift(self.monotonic_ns), shift(self.realtime_ns));
+        Self { ticks, monotonic_ns, realtime_ns }
+    }
+}
+
 /// What the differences that are met most are multiples of: a few others come from the host, which
 /// may move us in between.
 fn step() -> u64 {
@@ -211,6 +249,19 @@ mod tests {
             [(0, 26), (26, 0), (52, 78), (7, 3)].map(|(a, b)| common_divisor(a, b)),
             [26, 26, 26, 1]
         );
+    }
+
+    #[test]
+    fn moments_are_the_same_on_all_clocks() {
+        let clock = Clock { ticks_per_second: 2_000_000_000, step_ticks: 1, unit_ticks: 0 };
+        let moment = Moment { ticks: 1_000, monotonic_ns: 50_000, realtime_ns: 9_000_000 };
+        let of = |moment: Moment| (moment.ticks, moment.monotonic_ns, moment.realtime_ns);
+        assert_eq!(of(moment.at(3_000, &clock)), (3_000, 51_000, 9_001_000));
+        assert_eq!(of(moment.at(200, &clock)), (200, 49_600, 8_999_600));
+        let now = Moment::now();
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let off = since.as_nanos().abs_diff(now.realtime_ns.into());
+        assert!(off < 60_000_000_000 && now.monotonic_ns <= monotonic_ns(), "{now:?}");
     }
 
     #[test]

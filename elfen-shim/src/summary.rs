@@ -17,6 +17,9 @@ pub struct Summary {
     pub from: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub observers: Vec<ObserverFigure>,
+    /// When the recording began, by CLOCK_MONOTONIC and by CLOCK_REALTIME (UTC).
+    pub began_monotonic_ns: Option<u64>,
+    pub began_realtime_ns: Option<u64>,
     pub period_ns: Periods,
     pub samples: u64,
     /// Of all observers together, as all times are in which somebody looked or did not.
@@ -196,6 +199,8 @@ impl Summary {
             on: head.on.clone(),
             from: head.from,
             observers: head.observers.iter().zip(&tally.looked).map(figure).collect(),
+            began_monotonic_ns: head.began.map(|began| began.monotonic_ns),
+            began_realtime_ns: head.began.map(|began| began.realtime_ns),
             period_ns: head.period_ns,
             samples: head.samples,
             observed_ns: clock.ns(all.observed_ticks),

@@ -182,7 +182,8 @@ fn tags_are_seen_recorded_and_exported() {
     let trace: Value = serde_json::from_slice(&elfen(&["export", path, "--as", "perfetto"]).stdout)
         .expect("a viewer can parse it");
     assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["name"] == "reply"));
-    let folded = String::from_utf8(elfen(&["export", path, "--as", "folded"]).stdout).unwrap();
+    let words = ["export", path, "--as", "folded"];
+    let folded = String::from_utf8(elfen(&words).stdout).unwrap();
     assert!(folded.lines().any(|line| line.contains(";tag;reply ")), "{folded}");
     let profile: Value =
         serde_json::from_slice(&elfen(&["export", path, "--as", "firefox"]).stdout)
@@ -446,7 +447,7 @@ fn the_end_alone_or_every_sample_is_kept() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("--memory is full after"), "{said}");
     let csv = String::from_utf8(elfen(&["export", path]).stdout).unwrap();
-    let kept = csv.lines().skip(1).filter(|row| !row.contains("(gap)"));
+    let kept = csv.lines().skip(2).filter(|row| !row.contains("(gap)"));
     let mut samples = kept.map(|row| row.rsplit(',').next().unwrap());
     assert!(samples.all(|samples| samples == "1"), "{csv}");
 }

@@ -113,3 +113,50 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
     let never = run(&["shim", "--watch", "seven", "--until", "seven > -2", "--", program]);
     assert_eq!(never.status.code(), Some(2), "{never:?}");
 }
+
+/// Goal: a flame graph has each moment once. Method: a recording of functions, tags and tasks, as
+/// far as this user sees them; the sum of each signal's stacks, against the recording's length.
+#[test]
+fn a_flame_graph_is_of_one_signal() {
+    if !possible() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("tagged.c");
+    let tagged = "#include \"elfen_tag.h\"\n\
+        int main(void) { elfen_tag(\"spins\"); \
+        for (volatile long i = 0; i < 100000000; i++) ; return 0; }\n";
+    fs::write(&source, tagged).unwrap();
+    let program = folder.path().join("tagged");
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen-rt/include");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-pthread", "-finstrument-functions", "-I"]).arg(include);
+    assert!(compiler.arg("-o").arg(&program).arg(&source).status().unwrap().success());
+    let file = folder.path().join("run.shim");
+    let (program, file) = (program.to_str().unwrap(), file.to_str().unwrap());
+    text(&["shim", "--watch", "function", "--watch", "tag", "-o", file, "--", program]);
+    let stacks = |words: &[&str]| -> Vec<(String, u64)> {
+        let all = text(&[&["shim", "export", file, "--as", "folded"], words].concat());
+        let row = |line: &str| {
+            let (stack, ns) = line.rsplit_once(' ').unwrap();
+            (stack.split(';').nth(1).unwrap().to_owned(), ns.parse().unwrap())
+        };
+        all.lines().map(row).collect()
+    };
+    let default = stacks(&[]);
+    assert!(!default.is_empty() && default.iter().all(|(signal, _)| signal == "function"));
+    assert_eq!(default, stacks(&["--signal", "function"]));
+    assert!(stacks(&["--signal", "tag"]).iter().all(|(signal, _)| signal == "tag"));
+    let summary: Value = serde_json::from_str(&text(&["shim", "show", file, "--json"])).unwrap();
+    let whole = ["observed_ns", "gap_ns"].map(|key| summary[key].as_u64().unwrap());
+    let sum: u64 = default.iter().map(|(_, ns)| ns).sum();
+    assert!(sum <= whole.iter().sum(), "{sum} of {whole:?}");
+    for (words, why) in [
+        (["--as", "folded", "--signal", "none"], "function"),
+        (["--as", "csv", "--signal", "tag"], "all signals"),
+    ] {
+        let refused = run(&[&["shim", "export", file], &words[..]].concat());
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && said.contains(why), "{said}");
+    }
+}

@@ -16,7 +16,8 @@ Examples:
   elfen shim export run.shim --as csv > runs.csv
   elfen shim export run.shim --as perfetto --between 1.2s..1.3s > trace.json
   elfen shim export run.shim --as firefox > profile.json
-  elfen shim export run.shim --as folded | flamegraph.pl > flame.svg";
+  elfen shim export run.shim --as folded | flamegraph.pl > flame.svg
+  elfen shim export run.shim --as folded --signal task";
 
 /// Write a recording as other tools read it
 #[derive(clap::Args, Debug)]
@@ -28,6 +29,10 @@ pub(super) struct Args {
     /// csv; perfetto; firefox, for profiler.firefox.com; or folded stacks for flame graphs
     #[arg(long = "as", value_name = "FORM", value_enum, default_value = "csv")]
     form: Form,
+
+    /// What folded stacks are made of, as in tag [default: function, else tag, else task]
+    #[arg(long, value_name = "SIGNAL")]
+    signal: Option<String>,
 
     /// A part of it alone, by times from its beginning, as in 1.2s..1.3s
     #[arg(long, value_name = "FROM..TO", value_parser = between)]
@@ -46,6 +51,19 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "name a part of it by --between";
         return Err(Failure::new(Status::Failed, "the export", why, fix));
     }
-    export::write(&recording, args.form, out).map_err(Failure::output)?;
+    let wanted = args.signal.as_deref();
+    let wrong = |why: String, fix: &str| {
+        let what = format!("--signal {:?}", wanted.unwrap_or_default());
+        Failure::new(Status::Usage, what, why, fix)
+    };
+    if wanted.is_some() && args.form != Form::Folded {
+        let fix = "leave it out, or ask for --as folded";
+        return Err(wrong("other forms have all signals".to_owned(), fix));
+    }
+    let signals = export::stacked(&recording, wanted).map_err(|names| {
+        let why = format!("its signals with names are {}", names.join(", "));
+        wrong(why, "name one of them")
+    })?;
+    export::write(&recording, args.form, &signals, out).map_err(Failure::output)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use elfen_console::duration::number;
 use elfen_console::failure::Failure;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::naming::{name, name_all};
 use crate::reach::Stopped;
 use crate::record::Ended;
@@ -25,6 +25,8 @@ pub(super) struct Known {
     /// If there are several.
     pub(super) observers: Vec<Observing>,
     pub(super) clock: Clock,
+    /// Just before the first sample.
+    pub(super) began: Moment,
     pub(super) asked_period_ns: u64,
     pub(super) line_round_trip_ns: Option<u64>,
     pub(super) steal_ns: u64,
@@ -67,6 +69,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         from: known.from,
         observers: known.observers,
         clock,
+        began: Some(known.began),
         asked_period_ns: known.asked_period_ns,
         line_round_trip_ns: known.line_round_trip_ns,
         signals: known.signals,
@@ -120,6 +123,12 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         all.shrunk += dte.shrunk;
     }
     let mut found = Recording::of(head, &seen.pool)?;
+    // What was added up before is not in these runs.
+    if seen.tally.is_none()
+        && let Some((first, _)) = found.span()
+    {
+        found.head.began = Some(known.began.at(first, &clock));
+    }
     name_all(&mut found, &mut names, &own);
     Ok(found)
 }

@@ -25,7 +25,7 @@ use super::more::more;
 use super::process::{check_process, task_map};
 use super::start::{Started, behind, not_started, start};
 use super::wait::{End, blocked_signals, not_waited, outlast, take_signals, wait};
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::costing::Costing;
 use crate::fold::Fold;
 use crate::live::Live;
@@ -245,6 +245,7 @@ impl Run<'_> {
         }
         let orders = Arc::new(Orders::default());
         let (rate, steal) = (crate::clock::Rate::begin(), program::steal_ns(&self.chosen.on));
+        let began = Moment::now();
         let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
         take_signals()?;
         let each = gathered.into_iter().zip(hows).map(|(one, how)| (one.words, how, one.reader));
@@ -287,6 +288,7 @@ impl Run<'_> {
             from: self.chosen.first(),
             observers: observing(&parts, &counts),
             clock: self.clock,
+            began,
             asked_period_ns: self.clock.ns(period_ticks),
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
             steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),

@@ -77,12 +77,15 @@ fn ms(ns: u64) -> f64 {
 }
 
 fn meta(recording: &Recording) -> Value {
+    let began = recording.head.began.unwrap_or_default();
     json!({
         "preprocessedProfileVersion": VERSION,
         "version": GECKO_VERSION,
         "product": recording.head.program,
         "interval": ms(recording.head.period_ns.median.max(1)),
-        "startTime": 0.0,
+        // Milliseconds since 1970, and the same moment since the machine began.
+        "startTime": ms(began.realtime_ns),
+        "startTimeAsClockMonotonicNanosecondsSinceBoot": began.monotonic_ns,
         "processType": 0,
         "oscpu": recording.head.machine,
         "categories": [{"name": "Other", "color": "grey", "subcategories": ["Other"]}],

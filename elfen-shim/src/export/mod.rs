@@ -10,7 +10,8 @@ use std::io::{self, Write};
 use elfen_console::duration::number;
 use serde_json::json;
 
-use crate::recording::{Kind, Recording, State};
+use crate::clock::Moment;
+use crate::recording::{Kind, Recording, Signal, State};
 use crate::symbols::NO_NAME;
 use rows::{Row, names, rows, shown};
 
@@ -39,16 +40,28 @@ pub fn events(recording: &Recording) -> usize {
     recording.runs.iter().map(Vec::len).sum()
 }
 
-pub fn write(recording: &Recording, form: Form, out: &mut dyn Write) -> io::Result<()> {
+/// `signals` are those that folded stacks are made of: see [`stacked`].
+pub fn write(
+    recording: &Recording,
+    form: Form,
+    signals: &[usize],
+    out: &mut dyn Write,
+) -> io::Result<()> {
     match form {
         Form::Csv => csv(recording, out),
         Form::Perfetto => perfetto(recording, out),
         Form::Firefox => firefox::write(recording, out),
-        Form::Folded => folded(recording, out),
+        Form::Folded => folded(recording, signals, out),
     }
 }
 
 fn csv(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+    if let Some(Moment { monotonic_ns, realtime_ns, .. }) = recording.head.began {
+        writeln!(
+            out,
+            "# 0 ns: CLOCK_MONOTONIC {monotonic_ns} ns, CLOCK_REALTIME {realtime_ns} ns"
+        )?;
+    }
     writeln!(out, "signal,start_ns,end_ns,state,samples")?;
     for index in 0..recording.runs.len() {
         let names = names(&recording.head.signals[index]);
@@ -70,7 +83,10 @@ fn quoted(field: &str) -> String {
 /// Chrome's trace format: a slice a tag, a counter a number. Times are in microseconds.
 fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let process = recording.head.process;
-    write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+    let began = recording.head.began.unwrap_or_default();
+    let other = json!({"start_monotonic_ns": began.monotonic_ns,
+        "start_realtime_ns": began.realtime_ns});
+    write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{other},\"traceEvents\":[")?;
     let about = json!({"name": "process_name", "ph": "M", "pid": process,
         "args": {"name": recording.head.program}});
     write!(out, "{about}")?;
@@ -96,14 +112,12 @@ fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "]}}")
 }
 
-/// `program;tag NANOSECONDS`, of every signal that has tags and says something.
-fn folded(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+/// `program;signal;name NANOSECONDS`.
+fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::Result<()> {
     let mut times: BTreeMap<String, u64> = BTreeMap::new();
-    for (index, signal) in recording.head.signals.iter().enumerate() {
+    for &index in signals {
+        let signal = &recording.head.signals[index];
         let names = names(signal);
-        if signal.kind != Kind::Tags || names.values().all(|name| *name == NO_NAME) {
-            continue;
-        }
         for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
             if matches!(state, State::Gap | State::NotRunning) {
                 continue;
@@ -114,4 +128,43 @@ fn folded(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     times.iter().try_for_each(|(stack, ns)| writeln!(out, "{stack} {ns}"))
+}
+
+/// What a flame graph is made of, unless the user says it. Each second is in one signal of these,
+/// so two of them in one graph would count it twice.
+const STACKED: [&str; 4] = ["function", "tag", "task", "state"];
+
+/// A signal of several lanes or threads has a number behind its name.
+fn base(signal: &Signal) -> &str {
+    signal.name.split(['#', '@']).next().unwrap_or(&signal.name)
+}
+
+/// The signals that are stacked: all of one name, by their lanes or threads. The error has the
+/// names that there are.
+pub fn stacked(recording: &Recording, wanted: Option<&str>) -> Result<Vec<usize>, Vec<String>> {
+    let all = recording.head.signals.iter().enumerate();
+    let tags: Vec<(usize, &Signal)> = all.filter(|(_, one)| one.kind == Kind::Tags).collect();
+    let of = |name: &str| -> Vec<usize> {
+        let its = tags.iter().filter(|(_, one)| base(one) == name || one.name == name);
+        its.map(|(index, _)| *index).collect()
+    };
+    let says = |index: &usize| {
+        let names = &recording.head.signals[*index].names;
+        names.iter().any(|(_, name)| name != NO_NAME)
+    };
+    let found = match wanted {
+        Some(wanted) => of(wanted),
+        None => {
+            let mut each = STACKED.iter().map(|name| of(name));
+            each.find(|its| its.iter().any(says)).unwrap_or_default()
+        }
+    };
+    match (found.is_empty(), wanted) {
+        (true, Some(_)) => {
+            let mut names: Vec<String> = tags.iter().map(|(_, one)| base(one).to_owned()).collect();
+            names.dedup();
+            Err(names)
+        }
+        _ => Ok(found),
+    }
 }

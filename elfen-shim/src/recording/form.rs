@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 
 /// Of the file's form.
 pub const VERSION: u32 = 5;
@@ -104,6 +104,9 @@ pub struct Head {
     #[serde(default)]
     pub observers: Vec<Observing>,
     pub clock: Clock,
+    /// When its first run began; earlier recordings do not tell.
+    #[serde(default)]
+    pub began: Option<Moment>,
     /// 0 for as fast as it goes.
     pub asked_period_ns: u64,
     pub line_round_trip_ns: Option<u64>,

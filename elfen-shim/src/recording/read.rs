@@ -252,6 +252,13 @@ impl Recording {
 
     /// The part between two times, in nanoseconds from the beginning.
     pub fn between(&mut self, from_ns: u64, to_ns: u64) {
+        self.cut(from_ns, to_ns);
+        if let (Some(began), Some((first, _))) = (self.head.began, self.span()) {
+            self.head.began = Some(began.at(first, &self.head.clock));
+        }
+    }
+
+    fn cut(&mut self, from_ns: u64, to_ns: u64) {
         let Some((first, _)) = self.span() else { return };
         let clock = self.head.clock;
         // In whole units, as what is written again is.

@@ -24,6 +24,7 @@ pub(super) fn head() -> Head {
         from: 1,
         observers: Vec::new(),
         clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP, unit_ticks: 0 },
+        began: None,
         asked_period_ns: 1000,
         line_round_trip_ns: Some(100),
         signals: vec![signal("tag", Kind::Tags), signal("value", Kind::Values)],

@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_period_is_named_at_which_little_is_paid() {
-        let period = Periods { asked: 100, median: 1_000, p99: 2_000 };
+        let period = Periods { asked: Some(100), median: 1_000, p99: 2_000 };
         let of = |median| two_percent_at(&Cost { median, low: 0.0, high: 0.0 }, &period);
         assert_eq!(
             [of(-1.0), of(0.0), of(2.0), of(3.0), of(31.0)],

@@ -69,6 +69,23 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     assert!(output.status.success(), "{output:?}");
     refuses(&shim(&["--watch", "table+4:u64", "--", &program]), 2, "no multiple of 8");
     refuses(&shim(&["--rate", "table+0:u32", "--", &program]), 2, "has eight bytes");
+    refuses(&shim(&["--watch", "table", "--", &program]), 2, "has 128 bytes and is not one number");
+    refuses(&shim(&["--watch", "table+8", "--", &program]), 2, "as in table+8:u64");
+    let twice: Vec<&str> = [["--watch", "table:u64"]; 9].concat();
+    refuses(&shim(&[&twice[..], &["--", &program]].concat()), 2, "named twice");
+    refuses(&shim(&["--share", "--watch", "table:u64", "--", &program]), 2, "-p");
+    let counted = shim(&["--rate", "instructions/cycles", "--", &program]);
+    let status = counted.status.code().unwrap();
+    assert!(matches!(status, 2 | 3), "by whether hardware counts here: {counted:?}");
+    refuses(&counted, status, "--rate");
+    // The same program, for another kind of machine.
+    let mut bytes = fs::read(&program).unwrap();
+    bytes[4] = 1;
+    let other = folder.path().join("other");
+    fs::write(&other, bytes).unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    let other = other.to_str().unwrap();
+    refuses(&shim(&["--watch", "table:u64", "--", other]), 2, "no 64-bit x86 program");
     let observers = ["--measure-cost", "--from", "0,1", "--", &program];
     refuses(&shim(&observers), 2, "another looks at");
     refuses(&shim(&["--on", "0", "--from", "0,1", "--", &program]), 2, "cannot observe itself");
@@ -115,6 +132,21 @@ fn files_that_are_no_recordings_are_refused() {
     }
     let output = shim(&["export", &at("empty"), "--as", "svg"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+/// Goal: the summary says which period was asked for, and of a period that follows the cost that
+/// there was none.
+#[test]
+fn a_period_that_follows_the_cost_was_not_asked_for() {
+    if !two_cpus() {
+        return;
+    }
+    let cases = [("auto", serde_json::Value::Null), ("max", 0.into()), ("20us", 20_000.into())];
+    for (period, asked) in cases {
+        let output = shim(&["--json", "--period", period, "--", "true"]);
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(summary["period_ns"]["asked"], asked, "{period}: {summary:#}");
+    }
 }
 
 /// Goal: a recording that could not be written costs no run, and a run that does not begin leaves

@@ -94,7 +94,7 @@ pub(super) struct Args {
     /// Of a process that runs: share the pages of what is watched while it is, instead of reading
     /// them each 100 us; it is stopped for that twice, for a millisecond, and traced in between, so
     /// that each of its signals costs two switches more
-    #[arg(long, requires = "process")]
+    #[arg(long)]
     pub(super) share: bool,
 
     /// Observe forked children as well, until they start another program: each has tags and

@@ -27,7 +27,7 @@ pub(super) struct Known {
     pub(super) clock: Clock,
     /// Just before the first sample.
     pub(super) began: Moment,
-    pub(super) asked_period_ns: u64,
+    pub(super) asked_period_ns: Option<u64>,
     pub(super) line_round_trip_ns: Option<u64>,
     pub(super) steal_ns: u64,
     pub(super) stopped: Stopped,

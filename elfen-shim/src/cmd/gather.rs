@@ -244,6 +244,11 @@ pub(super) fn share(
     if wanted.is_empty() {
         return Ok((Vec::new(), None));
     }
+    if Symbols::read(program, program).is_none() {
+        let why = "it is no 64-bit x86 program; a script's interpreter may be one";
+        let why = Unreached::Wrong(why.to_owned());
+        return Err(refuse(&program.display().to_string(), &why));
+    }
     let all = reach::globals_of(program);
     let io = |error: std::io::Error| refuse("globals", &Unreached::Io(error));
     let mut shared = SharedGlobals::new().map_err(io)?;

@@ -14,6 +14,7 @@ mod show;
 mod signals;
 mod start;
 mod wait;
+mod wanted;
 
 pub use signals::{Allowed, Not, allowed};
 
@@ -30,7 +31,7 @@ SYMBOL[+OFFSET][:u8 to u64, i8 to i64], 0xADDRESS:TYPE, map:FILE+OFFSET:TYPE, jv
 Examples:
   elfen shim -- lua5.4 script.lua           what can be seen without any right
   elfen shim -- ./program       its functions, built with room at their entries
-  sudo elfen shim -p 4242 --watch server.stat_numcommands --for 2s
+  sudo elfen shim -p 4242 --watch hits --for 2s   a global, by its name
   sudo elfen shim -p 4242 --watch 0x55d0c010a0:u64 --share --for 1s
   elfen shim -o run.shim -- ./service && elfen shim show run.shim
   elfen shim signals redis-server           what could be watched, and how

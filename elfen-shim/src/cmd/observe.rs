@@ -25,6 +25,7 @@ use super::more::more;
 use super::process::{check_process, task_map};
 use super::start::{Started, behind, not_started, start};
 use super::wait::{End, blocked_signals, not_waited, outlast, take_signals, wait};
+use super::wanted::check_wanted;
 use crate::clock::{Clock, Moment};
 use crate::costing::Costing;
 use crate::fold::Fold;
@@ -54,16 +55,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     if let Some(process) = args.process {
         check_process(process)?;
     }
-    if args.keep == Keep::Histogram && (args.output.is_some() || args.last.is_some()) {
-        let why = "it keeps no runs that could be written or cut";
-        let fix = "leave out -o and --last, and take the numbers from --json";
-        return Err(Failure::new(Status::Usage, "--keep histogram", why, fix));
-    }
-    if args.measure_cost && args.from.as_ref().is_some_and(|from| from.len() > 1) {
-        let why = "what one observer leaves alone, another looks at";
-        let fix = "leave it out, or name one lane with --from";
-        return Err(Failure::new(Status::Usage, "--measure-cost", why, fix));
-    }
+    check_wanted(args)?;
     let target = args.output.as_deref().map(Target::open).transpose()?;
     let beside = match args.process {
         Some(process) => affinity::of(process),
@@ -76,7 +68,6 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "use a machine whose kernel keeps time by the time stamp counter";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
     })?;
-    check_memory(args.memory)?;
     let signals = blocked_signals().map_err(not_waited)?;
     let pin = |error| {
         Failure::new(
@@ -289,7 +280,11 @@ impl Run<'_> {
             observers: observing(&parts, &counts),
             clock: self.clock,
             began,
-            asked_period_ns: self.clock.ns(period_ticks),
+            asked_period_ns: match self.args.period {
+                Pace::Auto => None,
+                Pace::Max => Some(0),
+                Pace::Every(every) => Some(nanos(every)),
+            },
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
             steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),
             stopped,
@@ -387,22 +382,6 @@ impl Run<'_> {
         let more = more(self.args, summary, no_map, *saying, own_globals);
         output::print(out, self.args.json, summary, || crate::text::text(summary, &more))
     }
-}
-
-/// Whether a recording of this size fits beside what runs.
-fn check_memory(bytes: usize) -> Result<(), Failure> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = text.lines().find_map(|line| {
-        let line = line.strip_prefix("MemAvailable:")?.trim_end_matches("kB");
-        line.trim().parse::<usize>().ok()
-    });
-    let available = available.map_or(usize::MAX, |kib| kib << 10);
-    if bytes <= available {
-        return Ok(());
-    }
-    let why = format!("only {} MB are available", available >> 20);
-    let fix = "name less, or keep sums with --keep histogram";
-    Err(Failure::new(Status::Failed, format!("--memory of {} MB", bytes >> 20), why, fix))
 }
 
 /// Gives for how long the process was stopped.

@@ -28,7 +28,12 @@ pub(super) fn check_process(process: u32) -> Result<(), Failure> {
         Ok(_) => Ok(()),
         Err(error) => {
             let why = format!("its memory is not for this user: {error}");
-            fail(Status::Failed, &why, "run this as its user, or as root")
+            // SAFETY: takes nothing.
+            let fix = match unsafe { libc::geteuid() } {
+                0 => "this root may not look into it: a container lacks CAP_SYS_PTRACE for that",
+                _ => "run this as its user, or as root",
+            };
+            fail(Status::Failed, &why, fix)
         }
     }
 }

@@ -61,8 +61,12 @@ pub fn find<'a>(
     let width = match Width::of_size(global.size.saturating_sub(offset)) {
         _ if width.is_said() => width,
         Some(width) => width,
-        None if offset.is_multiple_of(8) => Width::U64,
-        None => Width { bytes: 4, signed: false },
+        None => {
+            return wrong(format!(
+                "{name:?} has {} bytes and is not one number: say which, as in {name}+8:u64",
+                global.size
+            ));
+        }
     };
     if offset.saturating_add(width.bytes) > global.size {
         return wrong(format!(
@@ -221,7 +225,12 @@ mod tests {
             global("twice", "/a", 0x1018, Writable),
             global("constant", "/a", 0x2000, ReadOnly),
             global("mine", "/a", 0x8, ThreadLocal),
+            Global { size: 4368, ..global("table", "/a", 0x3000, Writable) },
         ];
+        assert_eq!(
+            find(&all, "table", 16, Width::U64).map(|(_, width)| width).ok(),
+            Some(Width::U64)
+        );
         let unsaid = Width { bytes: 0, signed: false };
         let found = |name, offset, width| {
             find(&all, name, offset, width)
@@ -236,7 +245,8 @@ mod tests {
             ("twice", 0, "ambiguous: /a (0x1010), /a (0x1018)"),
             ("constant", 0, "read-only"),
             ("mine", 0, "thread-local"),
-            ("hits", 8, "no place in it"),
+            ("hits", 8, "not one number"),
+            ("table", 0, "has 4368 bytes and is not one number"),
         ] {
             let error = found(name, offset, unsaid).unwrap_err();
             assert!(error.contains(why), "{error}");

@@ -107,8 +107,8 @@ pub struct Head {
     /// When its first run began; earlier recordings do not tell.
     #[serde(default)]
     pub began: Option<Moment>,
-    /// 0 for as fast as it goes.
-    pub asked_period_ns: u64,
+    /// 0 for as fast as it goes; `None` if it followed the cost.
+    pub asked_period_ns: Option<u64>,
     pub line_round_trip_ns: Option<u64>,
     pub signals: Vec<Signal>,
     pub samples: u64,
@@ -169,7 +169,8 @@ impl Head {
 /// What time passed between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Periods {
-    pub asked: u64,
+    /// See `asked_period_ns` of [`Head`].
+    pub asked: Option<u64>,
     pub median: u64,
     pub p99: u64,
 }

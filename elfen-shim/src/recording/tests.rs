@@ -25,7 +25,7 @@ pub(super) fn head() -> Head {
         observers: Vec::new(),
         clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP, unit_ticks: 0 },
         began: None,
-        asked_period_ns: 1000,
+        asked_period_ns: Some(1000),
         line_round_trip_ns: Some(100),
         signals: vec![signal("tag", Kind::Tags), signal("value", Kind::Values)],
         samples: 12,

@@ -348,8 +348,12 @@ impl Stay {
     }
 }
 
-fn asked(period_ns: u64) -> String {
-    if period_ns == 0 { "as fast as it goes".to_owned() } else { show(period_ns) }
+fn asked(period_ns: Option<u64>) -> String {
+    match period_ns {
+        None => "as often as costs some 2 %".to_owned(),
+        Some(0) => "as fast as it goes".to_owned(),
+        Some(period_ns) => show(period_ns),
+    }
 }
 
 fn of_each(signal: &str, tags: &[&TagFigure]) -> Table {

@@ -12,6 +12,10 @@ use crate::tally::{Looked, Tally, Weighed};
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Summary {
     pub program: String,
+    /// 0 if no process was named.
+    pub process: u32,
+    /// Whether forked children of it were observed as well.
+    pub children: bool,
     pub on: String,
     /// The first observer's; the others are beside it, in `observers`.
     pub from: u32,
@@ -196,6 +200,8 @@ impl Summary {
         let half = head.line_round_trip_ns.map_or(0.0, |ns| number(ns) / 2.0);
         Self {
             program: head.program.clone(),
+            process: head.process,
+            children: head.children,
             on: head.on.clone(),
             from: head.from,
             observers: head.observers.iter().zip(&tally.looked).map(figure).collect(),

@@ -4,6 +4,7 @@ use elfen_console::duration::{number, show};
 use elfen_console::paragraph::wrap;
 use elfen_console::table;
 
+use crate::recording::Source;
 use crate::summary::{SignalFigure, Summary, TagFigure, Values};
 
 const COLUMNS: usize = 80;
@@ -69,24 +70,65 @@ fn tags(summary: &Summary) -> String {
     for signal in signals {
         let tags: Vec<&TagFigure> =
             summary.tags.iter().filter(|tag| tag.signal == signal).collect();
-        let row = |tag: &&TagFigure| {
-            vec![
-                clipped(&tag.name),
-                format!("{:.1} %", tag.share_percent),
-                show(tag.time_ns),
-                (tag.runs + tag.cut_runs).to_string(),
-                length(tag.run_ns.median, tag.run_ns_at_least.median),
-                length(tag.run_ns.max, tag.run_ns_at_least.max),
-            ]
+        let is_task =
+            |known: &SignalFigure| known.name == signal && known.source == Source::TaskMap;
+        let of_process = summary.process != 0 && !summary.children;
+        let (rows, more) = match of_process && summary.signals.iter().any(is_task) {
+            true => (tasks(summary, &tags), 0),
+            false => {
+                let rows = tags.iter().take(ROWS).map(|tag| row(tag)).collect();
+                (rows, tags.len().saturating_sub(ROWS))
+            }
         };
-        let rows: Vec<Vec<String>> = tags.iter().take(ROWS).map(row).collect();
         text += "\n";
         text += &table::lines(&[signal, "share", "time", "runs", "median", "longest"], &rows);
-        if tags.len() > ROWS {
-            text += &format!("and {} more\n", tags.len() - ROWS);
+        if more > 0 {
+            text += &format!("and {more} more\n");
         }
     }
     text
+}
+
+fn row(tag: &TagFigure) -> Vec<String> {
+    let lengths = [
+        length(tag.run_ns.median, tag.run_ns_at_least.median),
+        length(tag.run_ns.max, tag.run_ns_at_least.max),
+    ];
+    cells(&tag.name, tag.share_percent, tag.time_ns, tag.runs + tag.cut_runs, lengths)
+}
+
+fn cells(name: &str, percent: f64, ns: u64, runs: u64, lengths: [String; 2]) -> Vec<String> {
+    let about = [clipped(name), format!("{percent:.1} %"), show(ns), runs.to_string()];
+    about.into_iter().chain(lengths).collect()
+}
+
+/// The observed process's threads, also if it never ran, then the idle lane, then all others in one
+/// row: on a busy machine those fill the screen.
+fn tasks(summary: &Summary, tags: &[&TagFigure]) -> Vec<Vec<String>> {
+    let process = summary.process.to_string();
+    let is_own = |tag: &&TagFigure| {
+        let id = tag.name.rsplit(' ').next().unwrap_or_default();
+        id.split('/').next() == Some(process.as_str())
+    };
+    let (own, rest): (Vec<&TagFigure>, Vec<&TagFigure>) = tags.iter().partition(|tag| is_own(tag));
+    let (idle, others): (Vec<&TagFigure>, Vec<&TagFigure>) =
+        rest.into_iter().partition(|tag| tag.name == "(idle)");
+    let none = || ["-", "-"].map(str::to_owned);
+    let mut rows: Vec<Vec<String>> = own.iter().take(ROWS).map(|tag| row(tag)).collect();
+    if own.is_empty() {
+        rows.push(cells(&format!("{} {process}", summary.program), 0.0, 0, 0, none()));
+    }
+    let (_, unnamed) = own.split_at(own.len().min(ROWS));
+    rows.extend(idle.iter().map(|tag| row(tag)));
+    for (what, folded) in [("more threads of it", unnamed), ("others", &others)] {
+        if !folded.is_empty() {
+            let percent = folded.iter().map(|tag| tag.share_percent).sum();
+            let ns = folded.iter().map(|tag| tag.time_ns).sum();
+            let runs = folded.iter().map(|tag| tag.runs + tag.cut_runs).sum();
+            rows.push(cells(&format!("{} {what}", folded.len()), percent, ns, runs, none()));
+        }
+    }
+    rows
 }
 
 /// A length of the runs that were seen whole; `>=` if those that were cut make it more than it is
@@ -212,4 +254,41 @@ fn notes(summary: &Summary) -> Vec<String> {
         notes.push(format!("of this recording: {}", summary.ended));
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::{Head, Kind, Recording, Run, Signal, State};
+
+    /// Goal: the named process comes first, also if it never ran, and others are one row. Method:
+    /// a lane that ran strangers, idled, and ran two threads of the process, or none.
+    #[test]
+    fn the_named_process_comes_first() {
+        let names = ["apt 7", "(idle)", "redis 42", "redis 42/43", "dpkg 742", "redis 4"];
+        let names = (1..).zip(names).map(|(value, name)| (value, name.to_owned())).collect();
+        let (name, source, kind) = ("task".to_owned(), Source::TaskMap, Kind::Tags);
+        let signal = Signal { name, source, kind, signed: false, names };
+        let clock =
+            crate::clock::Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
+        let (program, process) = ("redis".to_owned(), 42);
+        let head = Head { clock, program, process, signals: vec![signal], ..Head::default() };
+        let first_cells = |values: &[u64]| {
+            let run = |(at, value): (u64, &u64)| Run {
+                start_ticks: at * 1_000,
+                state: State::Value(*value),
+                samples: 1,
+            };
+            let runs = vec![(0..).zip(values).map(run).collect()];
+            let summary = Summary::of(&Recording { head: head.clone(), runs, cut: false });
+            let text = text(&summary, &[]);
+            let table = text.lines().skip_while(|line| !line.starts_with("task"));
+            let rows = table.skip(1).take_while(|line| !line.is_empty());
+            let name = |line: &str| line.split("  ").next().unwrap().to_owned();
+            rows.map(name).collect::<Vec<String>>()
+        };
+        let seen = first_cells(&[1, 2, 3, 4, 5, 6, 1, 2, 2]);
+        assert_eq!(seen, ["redis 42", "redis 42/43", "(idle)", "3 others"]);
+        assert_eq!(first_cells(&[1, 2, 5, 2]), ["redis 42", "(idle)", "2 others"]);
+    }
 }

@@ -21,7 +21,8 @@ fn possible() -> bool {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     if online.trim() == "0" {
         let why = "observer and observed take two CPUs";
-        writeln!(std::io::stderr(), "skipped: ends of elfen shim: {why}").unwrap();
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: ends of elfen shim: {why}").unwrap();
     }
     online.trim() != "0"
 }

@@ -71,6 +71,14 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     refuses(&shim(&["--rate", "table+0:u32", "--", &program]), 2, "has eight bytes");
     refuses(&shim(&["--watch", "table", "--", &program]), 2, "has 128 bytes and is not one number");
     refuses(&shim(&["--watch", "table+8", "--", &program]), 2, "as in table+8:u64");
+    refuses(&shim(&["--watch", "tabel", "--", &program]), 2, "did you mean table?");
+    let listed = shim(&["signals", &program, "--like", "tabl"]);
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let signals = listed.lines().skip(1).filter(|line| !line.starts_with("not "));
+    assert!(
+        listed.contains("table") && signals.clone().all(|line| line.contains("tabl")),
+        "{listed}"
+    );
     let twice: Vec<&str> = [["--watch", "table:u64"]; 9].concat();
     refuses(&shim(&[&twice[..], &["--", &program]].concat()), 2, "named twice");
     refuses(&shim(&["--share", "--watch", "table:u64", "--", &program]), 2, "-p");

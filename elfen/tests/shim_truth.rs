@@ -87,7 +87,8 @@ fn take(folder: &Path, period: &str, turns: &[&str]) -> Taken {
 #[test]
 fn an_export_agrees_with_the_programs_own_stamps() {
     if let Some(why) = missing() {
-        writeln!(std::io::stderr(), "skipped: elfen shim and the truth: {why}").unwrap();
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: elfen shim and the truth: {why}").unwrap();
         return;
     }
     let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +144,8 @@ static LANES: Mutex<()> = Mutex::new(());
 #[test]
 fn turns_of_milliseconds_have_their_length() {
     if let Some(why) = missing() {
-        writeln!(std::io::stderr(), "skipped: elfen shim and long turns: {why}").unwrap();
+        let mut terminal = std::io::stderr();
+        writeln!(terminal, "skipped: elfen shim and long turns: {why}").unwrap();
         return;
     }
     const ROUNDS: u32 = 12;

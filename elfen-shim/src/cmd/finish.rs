@@ -20,6 +20,7 @@ use crate::symbols::{Layout, Names};
 pub(super) struct Known {
     pub(super) program: String,
     pub(super) process: u32,
+    pub(super) children: bool,
     pub(super) on: String,
     pub(super) from: u32,
     /// If there are several.
@@ -64,6 +65,7 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
     let mut head = Head {
         program: known.program,
         process: known.process,
+        children: known.children,
         machine: machine(),
         on: known.on,
         from: known.from,

@@ -275,6 +275,7 @@ impl Run<'_> {
         let known = finish::Known {
             program: started.name.clone(),
             process: started.process,
+            children: self.args.follow,
             on: self.chosen.on.to_string(),
             from: self.chosen.first(),
             observers: observing(&parts, &counts),

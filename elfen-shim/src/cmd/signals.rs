@@ -18,6 +18,7 @@ use crate::symbols::{Global, GlobalKind, Layout, Saying, Symbols};
 const EXAMPLES: &str = "\
 Examples:
   elfen shim signals redis-server
+  elfen shim signals redis-server --like stat
   sudo elfen shim signals -p 4242 --json | jq '.signals[].name'";
 
 /// What programs lack.
@@ -41,6 +42,10 @@ pub(super) struct Args {
     /// A program that could be started
     #[arg(required_unless_present = "process")]
     program: Option<OsString>,
+
+    /// Only signals whose name contains this; prints all of them
+    #[arg(long, value_name = "TEXT")]
+    like: Option<String>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -78,7 +83,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         (None, Some(program)) => of_program(program, &mut report)?,
         (None, None) => unreachable!("clap asks for one of them"),
     }
-    output::print(out, args.json, &report, || report.text())?;
+    if let Some(like) = &args.like {
+        report.signals.retain(|row| row.name.contains(like));
+    }
+    let rows = if args.like.is_some() { usize::MAX } else { ROWS };
+    output::print(out, args.json, &report, || report.text(rows))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -91,12 +100,13 @@ impl Report {
         self.not.push(Not { what, why: why.to_owned() });
     }
 
-    fn text(&self) -> String {
+    fn text(&self, most: usize) -> String {
         let row = |row: &Row| vec![row.name.clone(), row.source.to_owned(), row.how.clone()];
-        let rows: Vec<Vec<String>> = self.signals.iter().take(ROWS).map(row).collect();
+        let rows: Vec<Vec<String>> = self.signals.iter().take(most).map(row).collect();
         let mut text = table::lines(&["signal", "source", "how"], &rows);
-        if self.signals.len() > ROWS {
-            text += &format!("and {} more; --json has all\n", self.signals.len() - ROWS);
+        if self.signals.len() > most {
+            let more = self.signals.len() - most;
+            text += &format!("and {more} more: --like TEXT finds some, --json has all\n");
         }
         for Not { what, why } in &self.not {
             text += &format!("not {what}: {why}\n");

@@ -14,7 +14,8 @@ pub(super) struct Row<'a> {
     pub(super) samples: u64,
 }
 
-/// All runs of a signal, joined through gaps in which nothing changed, in nanoseconds from the recording's beginning.
+/// All runs of a signal, joined through gaps in which nothing changed; in nanoseconds from the
+/// recording's beginning.
 pub(super) fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = Row<'_>> {
     let (clock, signal) = (recording.head.clock, &recording.head.signals[index]);
     let first = recording.span().map_or(0, |(first, _)| first);

@@ -47,7 +47,13 @@ pub fn find<'a>(
         found.iter().map(place).collect::<Vec<_>>().join(", ")
     };
     let global = match found[..] {
-        [] => return wrong(format!("no object of the program has a global {name:?}")),
+        [] => {
+            let like = match &names_like(all, name)[..] {
+                [] => String::new(),
+                names => format!("; did you mean {}?", names.join(" or ")),
+            };
+            return wrong(format!("no object of the program has a global {name:?}{like}"));
+        }
         [one] => one,
         _ => return wrong(format!("{name:?} is ambiguous: {}", places(&found))),
     };
@@ -76,6 +82,18 @@ pub fn find<'a>(
     }
     crate::signal::aligned(global.address + offset, width).map_err(Unreached::Wrong)?;
     Ok((global, width))
+}
+
+/// Names that a user may have meant, the nearest first.
+fn names_like<'a>(all: &'a [Global], name: &str) -> Vec<&'a str> {
+    const NEAR: f64 = 0.85;
+    const SUGGESTED: usize = 3;
+    let writable = all.iter().filter(|one| one.kind == GlobalKind::Writable);
+    let near = writable.map(|one| (strsim::jaro_winkler(name, &one.name), one.name.as_str()));
+    let mut near: Vec<(f64, &str)> = near.filter(|(near, _)| *near >= NEAR).collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    near.dedup_by(|a, b| a.1 == b.1);
+    near.into_iter().take(SUGGESTED).map(|(_, name)| name).collect()
 }
 
 /// The globals of a program that has not started, and of the libraries that it is linked with.
@@ -242,6 +260,7 @@ mod tests {
         assert_eq!(found("count", 0, Width { bytes: 2, signed: true }), Ok((0x1008, 2)));
         for (name, offset, why) in [
             ("none", 0, "no object"),
+            ("hist", 0, "did you mean hits?"),
             ("twice", 0, "ambiguous: /a (0x1010), /a (0x1018)"),
             ("constant", 0, "read-only"),
             ("mine", 0, "thread-local"),

@@ -96,6 +96,9 @@ impl Signal {
 pub struct Head {
     pub program: String,
     pub process: u32,
+    /// Whether forked children of it were observed as well.
+    #[serde(default)]
+    pub children: bool,
     pub machine: String,
     /// Lanes that were observed, and the one that the first observer had.
     pub on: String,

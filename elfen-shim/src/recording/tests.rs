@@ -19,6 +19,7 @@ pub(super) fn head() -> Head {
     Head {
         program: "program".to_owned(),
         process: 4242,
+        children: false,
         machine: "a CPU".to_owned(),
         on: "0".to_owned(),
         from: 1,

@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Goal: an observer that is told to end does, however long its period is. Method: a period of
+    /// Goal: an observer ends when its sink says so, however long its period is. Method: a period of
     /// centuries, and a sink that ends at the first question.
     #[test]
     fn a_long_period_ends_when_it_is_told() {

@@ -285,7 +285,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.costing.iter_mut().for_each(Costing::begin_anew);
     }
 
-    /// Nobody looked between the sample at `last` and this one.
+    /// There was no look between the sample at `last` and this one.
     #[cold]
     fn gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
         let lanes = &self.lanes;

@@ -104,12 +104,12 @@ pub struct TagFigure {
     /// Of the time in which the signal was observed and its thread ran.
     pub share_percent: f64,
     pub time_ns: u64,
-    /// Those whose length is known, and their lengths.
+    /// Runs whose length is known, and their lengths.
     pub runs: u64,
     pub run_ns: Lengths,
-    /// Those that were not seen from end to end.
+    /// Runs that were not seen from end to end.
     pub cut_runs: u64,
-    /// Of all runs; those that were cut count with what was seen of them at a stretch.
+    /// Of all runs; a run that was cut counts with its longest part.
     pub run_ns_at_least: Lengths,
     /// From how many nanoseconds up to how many, and how many runs; only if it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,7 +1,7 @@
 //! The tags of a signal: how long each was there, and the lengths of its runs.
 //!
-//! A run has a length if both its ends were seen, or lie in gaps that are short beside it. Of other
-//! runs a part was seen: the run took at least as long as its longest part.
+//! A run has a length if both its ends were seen, or lie in gaps that are short compared with it. Of
+//! other runs parts were seen: the run took at least as long as its longest part.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -69,7 +69,7 @@ impl Tags {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Between {
     Nothing,
-    /// So many ticks of gaps: one tag ended in them, and the next began.
+    /// Ticks of gaps, in which one tag ended and the next began.
     Gap(u64),
     /// The thread did not run, or the recording had not begun, or was over.
     Unseen,
@@ -216,7 +216,7 @@ impl<'a> Joining<'a> {
 mod tests {
     use super::*;
 
-    /// Of each tag from 1 on: its time, lengths that are known, and those that are bounds.
+    /// Of each tag from 1 on: its time, its known lengths, and its lower bounds.
     fn seen(states: &[(State, u64)]) -> Vec<(u64, Vec<u64>, Vec<u64>)> {
         let names: Vec<(u64, String)> = (1..4).map(|value| (value, value.to_string())).collect();
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
@@ -241,7 +241,7 @@ mod tests {
         let expected =
             [(13, vec![], vec![5, 8]), (22, vec![10, 12], vec![]), (20, vec![20], vec![])];
         assert_eq!(seen(&plain), expected);
-        // A gap between two tags is an end; beside a short run it is too long for a length.
+        // A gap between two tags is an end; for a length it has to be short compared with the run.
         let ends = [(one, 8), (Gap, 4), (two, 4096), (Gap, 4), (three, 16), (Gap, 4), (one, 2)];
         let expected =
             [(10, vec![], vec![2, 8]), (4096, vec![4096], vec![]), (16, vec![], vec![16])];

@@ -131,8 +131,8 @@ fn tasks(summary: &Summary, tags: &[&TagFigure]) -> Vec<Vec<String>> {
     rows
 }
 
-/// A length of the runs that were seen whole; `>=` if those that were cut make it more than it is
-/// exact anyway.
+/// A length of the runs that were seen whole; a lower bound if the runs that were cut make it
+/// clearly longer.
 pub fn length(whole_ns: u64, at_least_ns: u64) -> String {
     const EXACT_PARTS: u64 = 20;
     match at_least_ns > whole_ns + whole_ns / EXACT_PARTS {

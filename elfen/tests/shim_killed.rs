@@ -233,7 +233,7 @@ fn tracer_of(process: u32) -> u32 {
 
 fn is_shared(process: u32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
-    maps.contains("memfd:elfen-globals")
+    maps.contains("memfd:elfen-shared")
 }
 
 /// Ended, if not yet waited for by whoever has to.

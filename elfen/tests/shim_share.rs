@@ -161,7 +161,7 @@ fn shim(process: u32, words: &[&str]) -> Command {
 }
 
 fn is_shared(process: u32) -> bool {
-    fs::read_to_string(format!("/proc/{process}/maps")).unwrap().contains("memfd:elfen-globals")
+    fs::read_to_string(format!("/proc/{process}/maps")).unwrap().contains("memfd:elfen-shared")
 }
 
 fn is_traced(process: u32) -> bool {

@@ -139,7 +139,7 @@ static LANES: Mutex<()> = Mutex::new(());
 
 /// Goal: a run that is longer than the observer's timer tick has a length. Method: turns of 1 to 10
 /// ms, whose numbers join the pieces that ticks leave; 90 % of the rows are within 1 % of the
-/// stamps. Turns beside a long gap or a time without the thread do not count: then other work had
+/// stamps. Turns next to a long gap or a time without the thread do not count: then other work had
 /// one of the lanes.
 #[test]
 fn turns_of_milliseconds_have_their_length() {
@@ -169,7 +169,7 @@ fn turns_of_milliseconds_have_their_length() {
                     u64::from((row.end - row.start).abs_diff(truth[turn]) * 100 <= truth[turn]);
             }
         }
-        // Beside other work, few turns of one run can be compared.
+        // While other work runs, few turns of one run can be compared.
         if compared >= ENOUGH {
             break;
         }
@@ -183,11 +183,11 @@ fn turns_of_milliseconds_have_their_length() {
     assert!(offset < 20_000, "both clocks are the same: {offset} ns");
 }
 
-/// Gaps and times without the thread beside a row, on one side, are short.
-fn is_seen(beside: &mut dyn Iterator<Item = &Row>) -> bool {
+/// Whether gaps next to a row, on one side, are short, and the thread ran.
+fn is_seen(next_to: &mut dyn Iterator<Item = &Row>) -> bool {
     const LONG_NS: u64 = 30_000;
     let mut unseen_ns = 0;
-    for row in beside {
+    for row in next_to {
         match row.state.as_str() {
             "(gap)" => unseen_ns += row.end - row.start,
             "(not running)" => return false,

@@ -215,7 +215,7 @@ impl<'a> Target<'a> {
 impl Drop for Target<'_> {
     fn drop(&mut self) {
         if self.is_new {
-            // On the way out because of another failure, which is told.
+            // Another failure ends this run, and is printed.
             let _removed = std::fs::remove_file(self.path);
         }
     }

@@ -36,7 +36,8 @@ Examples:
   elfen shim -o run.shim -- ./service && elfen shim show run.shim
   elfen shim signals redis-server           what could be watched, and how
 
-The observer spins on a lane of its own at an ordinary priority. Exit status: the program's own; 1 \
+The observer spins on a lane of its own at an ordinary priority. SIGINT and SIGTERM go to the \
+program and end the run within a second, with its recording and summary. Exit status: the program's own; 1 \
 if the recording ended early, 2 for wrong arguments, 3 where the machine has no clock for it. \
 With --json the program's standard output goes to standard error.";
 

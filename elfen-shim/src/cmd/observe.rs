@@ -56,7 +56,6 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         check_process(process)?;
     }
     check_wanted(args)?;
-    let target = args.output.as_deref().map(Target::open).transpose()?;
     let beside = match args.process {
         Some(process) => affinity::of(process),
         None => affinity::allowed(),
@@ -92,6 +91,8 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             }
         }
     };
+    // Behind the split: the process that only waits there has no recording to write.
+    let target = args.output.as_deref().map(Target::open).transpose()?;
     let behind = match &screen {
         Some(_) if !args.program.is_empty() => Some(behind()?),
         _ => None,

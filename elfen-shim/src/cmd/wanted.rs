@@ -47,7 +47,7 @@ fn check_counters(args: &Args) -> Result<(), Failure> {
     })
 }
 
-/// Whether a recording of this size fits beside what runs.
+/// Refuses a recording that is larger than the memory that is available.
 fn check_memory(bytes: usize) -> Result<(), Failure> {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = text.lines().find_map(|line| {

@@ -19,8 +19,9 @@ const PAGE_BYTES: usize = 4096;
 /// From a thread's pointer to both sides: what the C library keeps of it, which others may wait on.
 const THREAD_BYTES: u64 = 4096;
 const TRIES: u32 = 50;
-const NAME: &[u8] = b"elfen-globals\0";
-const MAPPED_NAME: &str = "/memfd:elfen-globals";
+/// Not that of pages that are shared from a program's start: those have no keeper.
+const NAME: &[u8] = b"elfen-shared\0";
+const MAPPED_NAME: &str = "/memfd:elfen-shared";
 
 /// The pages of one process.
 #[derive(Debug)]
@@ -154,7 +155,7 @@ impl SharedPages {
     }
 }
 
-/// Puts pages of the process's own in the place of those that are shared.
+/// Replaces shared pages by pages of the process's own.
 fn private(file: &File, memory: &Memory, pages: &[u64], call: Call<'_>) -> Result<(), TouchError> {
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED).unsigned_abs();
     let io = |what| move |error| TouchError::Call { what, error };

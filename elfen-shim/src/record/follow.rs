@@ -84,12 +84,12 @@ impl Follow {
         task == self.task && self.begun.is_some_and(|(begun, at)| at < last && begun == now)
     }
 
-    /// Now somebody looks.
+    /// Before the first look.
     pub fn begin(&mut self) {
         self.counted.0 = self.slot.switches.load(Relaxed);
     }
 
-    /// Now nobody does.
+    /// Behind the last.
     pub fn end(&mut self) {
         self.counted.1 = self.slot.switches.load(Relaxed);
     }

@@ -114,8 +114,8 @@ fn only_switches_while_somebody_looks_can_be_missed() {
     assert_eq!(recorder.missed_switches(), Some(7));
 }
 
-/// Goal: a gap is joined if the lane did not switch in it, and not if it did, or if nobody can
-/// know. Method: samples of a slot of our own, with gaps between them.
+/// Goal: a gap is joined if the lane did not switch in it, and not if it did, or if that is not
+/// known. Method: samples of a slot of our own, with gaps between them.
 #[test]
 fn only_a_lane_that_did_not_switch_stayed() {
     // SAFETY: all bits zero is a slot that the kernel has not written yet.

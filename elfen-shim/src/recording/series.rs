@@ -73,7 +73,7 @@ impl Series {
         self.change(at, state, pool)
     }
 
-    /// From `at` on nobody looks. `proven`: nothing changes until the next sample.
+    /// There is no sample from `at` on. `proven`: nothing changes until the next one.
     pub fn gap(&mut self, at: u64, proven: bool, pool: &mut Pool) -> Result<(), Full> {
         if self.now.state == State::Gap {
             return Ok(());

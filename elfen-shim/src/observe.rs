@@ -202,8 +202,8 @@ mod tests {
         }
     }
 
-    /// Goal: an observer ends when its sink says so, however long its period is. Method: a period of
-    /// centuries, and a sink that ends at the first question.
+    /// Goal: an observer ends when its sink says so, however long its period is. Method: a period
+    /// of centuries, and a sink that ends at the first question.
     #[test]
     fn a_long_period_ends_when_it_is_told() {
         let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));

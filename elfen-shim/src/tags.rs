@@ -1,7 +1,7 @@
 //! The tags of a signal: how long each was there, and the lengths of its runs.
 //!
-//! A run has a length if both its ends were seen, or lie in gaps that are short compared with it. Of
-//! other runs parts were seen: the run took at least as long as its longest part.
+//! A run has a length if both its ends were seen, or lie in gaps that are short compared with it.
+//! Of other runs parts were seen: the run took at least as long as its longest part.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -194,7 +194,7 @@ impl<'a> Joining<'a> {
         let unseen = open.before.ticks().zip(self.between.ticks()).map(|(one, other)| one + other);
         // In the mean, half of a gap is the run's.
         match unseen.map(|ticks| ticks / 2) {
-            Some(off) if open.is_whole && off * EXACT_PARTS <= open.part_ticks => {
+            Some(off) if open.is_whole && off <= open.part_ticks / EXACT_PARTS => {
                 tag.lengths.add(self.clock.ns(open.part_ticks + off));
             }
             _ => tag.at_least.add(self.clock.ns(open.longest_ticks)),

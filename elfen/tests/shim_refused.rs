@@ -195,3 +195,22 @@ fn a_full_disk_leaves_the_summary() {
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(summary["samples"].as_u64() > Some(0), "{summary:#}");
 }
+
+/// Goal: a recording that is shown on a terminal is written, also to a new file: two processes of
+/// the command know of it. Method: `script`, which gives it a terminal.
+#[test]
+fn a_recording_that_is_shown_is_written() {
+    if !two_cpus() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.shim");
+    let file = file.to_str().unwrap();
+    let words = format!("{} shim --live -o {file} -- sleep 0.2", env!("CARGO_BIN_EXE_elfen"));
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).stdout(Stdio::null());
+    match terminal.status() {
+        Err(_) => skipped("there is no script(1), which gives it a terminal"),
+        Ok(status) => assert!(status.success() && shim(&["show", file]).status.success()),
+    }
+}

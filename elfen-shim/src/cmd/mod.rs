@@ -37,9 +37,9 @@ Examples:
   elfen shim signals redis-server           what could be watched, and how
 
 The observer spins on a lane of its own at an ordinary priority. SIGINT and SIGTERM go to the \
-program and end the run within a second, with its recording and summary. Exit status: the program's own; 1 \
-if the recording ended early, 2 for wrong arguments, 3 where the machine has no clock for it. \
-With --json the program's standard output goes to standard error.";
+program and end the run within a second, with its recording and summary. Exit status: the \
+program's own; 1 if the recording ended early, 2 for wrong arguments, 3 where the machine has no \
+clock for it. With --json the program's standard output goes to standard error.";
 
 /// See what a running thread does, tens of nanoseconds at a time, without stopping it
 ///

@@ -40,7 +40,7 @@ impl Rule {
     fn spans(self, gap: &Run, end_ticks: u64, state: State) -> bool {
         let is_proven =
             gap.samples == PROVEN || (self.never_shrinks && matches!(state, State::Value(_)));
-        self.joins && (is_proven || end_ticks - gap.start_ticks <= self.bridge_ticks)
+        self.joins && (is_proven || end_ticks.saturating_sub(gap.start_ticks) <= self.bridge_ticks)
     }
 }
 
@@ -60,7 +60,7 @@ impl Recording {
                             && next.state == run.state
                             && rule.spans(&gap, gap_end, run.state) =>
                     {
-                        run.samples += next.samples;
+                        run.samples = run.samples.saturating_add(next.samples);
                         (end, rest) = (next_end, ahead);
                     }
                     _ => break,

@@ -81,7 +81,7 @@ impl Keeper {
                 };
                 let file = File::options().read(true).open(format!("/proc/{child}/fd/{fd}"))?;
                 let killed = Arc::new(AtomicBool::new(false));
-                let mut shared = SharedPages::of(pages.clone());
+                let mut shared = SharedPages::of(&pages);
                 shared.file = Some(file.try_clone()?);
                 let standby = Standby { process, keeper: child, shared, killed: killed.clone() };
                 let thread = std::thread::Builder::new().name("elfen-standby".to_owned());
@@ -97,9 +97,9 @@ impl Keeper {
                 drop((orders, answered));
                 let _own = setsid();
                 let _lanes = lanes.impose_on(0);
-                // Only root may: another user's keeper is as likely a victim as the front.
+                // It takes CAP_SYS_RESOURCE. Without that, the front is there if the keeper dies.
                 let _spared = fs::write("/proc/self/oom_score_adj", "-1000");
-                let done = keep(process, pages, &ordered, &answers);
+                let done = keep(process, &pages, &ordered, &answers);
                 if let Err(error) = &done {
                     answer(&answers, &error.to_string());
                 }
@@ -149,7 +149,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // On the way out because of another failure, which is told.
+        // Another failure ends this run, and is printed.
         let _ended = self.end();
     }
 }
@@ -163,7 +163,8 @@ struct Standby {
 }
 
 impl Standby {
-    /// Gives how long it took to do the keeper's last work in its place; `None` if it did it.
+    /// Gives how long it took to do the keeper's last work in its place; `None` if the keeper did
+    /// it.
     fn wait(mut self) -> Result<Option<Duration>, Unreached> {
         match waitpid(self.keeper, None).map_err(io::Error::from)? {
             WaitStatus::Exited(_, 0) => Ok(None),
@@ -212,7 +213,7 @@ fn check(process: u32, pages: &[u64]) -> Result<(), Unreached> {
 /// The keeper's life.
 fn keep(
     process: u32,
-    pages: Vec<u64>,
+    pages: &[u64],
     orders: &PipeReader,
     answers: &PipeWriter,
 ) -> Result<(), Unreached> {

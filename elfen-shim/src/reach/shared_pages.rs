@@ -23,11 +23,18 @@ const TRIES: u32 = 50;
 const NAME: &[u8] = b"elfen-shared\0";
 const MAPPED_NAME: &str = "/memfd:elfen-shared";
 
+/// A page of the process, and where it is in the file.
+#[derive(Clone, Copy, Debug)]
+struct SharedPage {
+    address: u64,
+    offset: u64,
+}
+
 /// The pages of one process.
 #[derive(Debug)]
 pub(super) struct SharedPages {
     pub(super) file: Option<File>,
-    pub(super) pages: Vec<u64>,
+    pages: Vec<SharedPage>,
     /// Forked children, and those of a process with several threads: their pages are as they were
     /// a moment after the fork.
     pub(super) children: (u64, u64),
@@ -54,15 +61,18 @@ fn of_thread(page: u64, stacks: &[(u64, u64)], all: &[Mapping]) -> bool {
 }
 
 impl SharedPages {
-    pub(super) fn of(pages: Vec<u64>) -> Self {
-        Self { file: None, pages, children: (0, 0) }
+    pub(super) fn of(pages: &[u64]) -> Self {
+        let offsets = (0..).step_by(PAGE_BYTES);
+        let page = |(&address, offset)| SharedPage { address, offset };
+        Self { file: None, pages: pages.iter().zip(offsets).map(page).collect(), children: (0, 0) }
     }
 
     pub(super) fn share(&mut self, group: &mut Group) -> Result<(), Unreached> {
         let failed = |error: TouchError| Unreached::Failed(error.to_string());
         let thread = stop(group, |group, made| _ = group.adopt(made)).map_err(failed)?;
         let (stacks, all) = (group.stacks(), mappings(group.process)?);
-        if let Some(page) = self.pages.iter().find(|page| of_thread(**page, &stacks, &all)) {
+        let mut addresses = self.pages.iter().map(|page| page.address);
+        if let Some(page) = addresses.find(|page| of_thread(*page, &stacks, &all)) {
             let why = format!("{page:#x} is of a thread's stack or control block");
             return Err(Unreached::Wrong(why));
         }
@@ -128,19 +138,21 @@ impl SharedPages {
     }
 
     /// After another tracer's death: makes those pages private that the process still has from the
-    /// file.
+    /// file. The tracer may have been at that, and the process may have written to others since.
     pub(super) fn make_private_alone(&mut self, process: u32) -> Result<(), Unreached> {
         let Some(file) = &self.file else { return Ok(()) };
         let failed = |error: TouchError| Unreached::Failed(error.to_string());
         let inode = file.metadata()?.ino();
-        let still_shared = |all: &[Mapping]| {
-            let ours = |one: &&Mapping| {
-                is_ours(one) && one.file.as_ref().is_some_and(|(_, number)| *number == inode)
-            };
-            all.iter().any(|one| ours(&one))
-        };
         // A process that has ended, or runs another program, has nothing left to repair.
-        if !mappings(process).is_ok_and(|all| still_shared(&all)) {
+        let all = mappings(process).unwrap_or_default();
+        let of_file = |one: &&Mapping| {
+            is_ours(one) && one.file.as_ref().is_some_and(|(_, number)| *number == inode)
+        };
+        let shared: Vec<&Mapping> = all.iter().filter(of_file).collect();
+        let is_shared =
+            |page: &SharedPage| shared.iter().any(|one| one.range.contains(&page.address));
+        self.pages.retain(is_shared);
+        if self.pages.is_empty() {
             return Ok(());
         }
         let mut group = Group::seize(process).map_err(failed)?;
@@ -156,15 +168,20 @@ impl SharedPages {
 }
 
 /// Replaces shared pages by pages of the process's own.
-fn private(file: &File, memory: &Memory, pages: &[u64], call: Call<'_>) -> Result<(), TouchError> {
+fn private(
+    file: &File,
+    memory: &Memory,
+    pages: &[SharedPage],
+    call: Call<'_>,
+) -> Result<(), TouchError> {
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED).unsigned_abs();
     let io = |what| move |error| TouchError::Call { what, error };
-    for (index, &page) in pages.iter().enumerate() {
+    for &SharedPage { address, offset } in pages {
         let mut bytes = [0; PAGE_BYTES];
-        file.read_exact_at(&mut bytes, index as u64 * PAGE).map_err(io("the pages"))?;
-        let own = [page, PAGE, RIGHTS, flags.into(), u64::MAX, 0];
+        file.read_exact_at(&mut bytes, offset).map_err(io("the pages"))?;
+        let own = [address, PAGE, RIGHTS, flags.into(), u64::MAX, 0];
         call("mmap", libc::SYS_mmap, own)?;
-        memory.write(page, &bytes).map_err(io("its pages"))?;
+        memory.write(address, &bytes).map_err(io("its pages"))?;
     }
     Ok(())
 }
@@ -178,7 +195,7 @@ fn map(
     process: u32,
     fd: u64,
     memory: &Memory,
-    pages: &[u64],
+    pages: &[SharedPage],
     call: Call<'_>,
 ) -> Result<File, TouchError> {
     let io = |what| move |error| TouchError::Call { what, error };
@@ -189,12 +206,11 @@ fn map(
     // SAFETY: F_ADD_SEALS takes numbers. Without them, a process that maps the file could cut it.
     let _sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
     let flags = (libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs();
-    for (index, &page) in pages.iter().enumerate() {
-        let bytes = memory.read_vec(page, PAGE_BYTES).map_err(io("its pages"))?;
-        let offset = index as u64 * PAGE;
+    for (index, &SharedPage { address, offset }) in pages.iter().enumerate() {
+        let bytes = memory.read_vec(address, PAGE_BYTES).map_err(io("its pages"))?;
         file.write_all_at(&bytes, offset).map_err(io("the memory file"))?;
-        let shared = [page, PAGE, RIGHTS, flags.into(), fd, offset];
-        let not_inherited = [page, PAGE, libc::MADV_DONTFORK.unsigned_abs().into(), 0, 0, 0];
+        let shared = [address, PAGE, RIGHTS, flags.into(), fd, offset];
+        let not_inherited = [address, PAGE, libc::MADV_DONTFORK.unsigned_abs().into(), 0, 0, 0];
         let mapped =
             call("mmap", libc::SYS_mmap, shared).map_err(|error| (index, error)).and_then(|_| {
                 let done = call("madvise", libc::SYS_madvise, not_inherited);

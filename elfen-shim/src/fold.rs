@@ -18,6 +18,8 @@ pub struct Fold {
     names: Names,
     /// The observed process, by id and name.
     own: (u32, String),
+    /// See `bridge_ns` of [`Head`].
+    bridge_ns: u64,
     pub tally: Tally,
 }
 
@@ -25,7 +27,12 @@ impl Fold {
     pub fn of(signals: &[Signal], clock: Clock, own: (u32, String)) -> Self {
         let names = Names::of(Layout::default());
         let tally = Tally::empty(signals.len());
-        Self { signals: signals.to_vec(), clock, names, own, tally }
+        Self { signals: signals.to_vec(), clock, names, own, bridge_ns: 0, tally }
+    }
+
+    /// The same, with equal tags joined through gaps that are no longer than this.
+    pub fn bridging(self, bridge_ns: u64) -> Self {
+        Self { bridge_ns, ..self }
     }
 
     /// Adds the runs of a pool, which ended all that was open.
@@ -34,7 +41,8 @@ impl Fold {
             self.names.look(self.own.0);
         }
         let signals = self.signals.clone();
-        let head = Head { signals, clock: self.clock, ..Head::default() };
+        let Self { clock, bridge_ns, .. } = *self;
+        let head = Head { signals, clock, bridge_ns, ..Head::default() };
         // What was just written is read back.
         if let Ok(mut part) = Recording::of(head, pool) {
             name_all(&mut part, &mut self.names, &self.own);

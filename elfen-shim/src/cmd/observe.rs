@@ -219,8 +219,10 @@ impl Run<'_> {
         let hows = of_each.map(|(index, (Gathered { words, .. }, (from, _)))| How {
             until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
             costing: costing.take(),
-            fold: (self.args.keep == Keep::Histogram)
-                .then(|| Fold::of(&words.signals, self.clock, own.clone())),
+            fold: (self.args.keep == Keep::Histogram).then(|| {
+                let fold = Fold::of(&words.signals, self.clock, own.clone());
+                fold.bridging(self.args.bridge.map_or(0, nanos))
+            }),
             live: self.args.live.then(|| Arc::new(Live::of(words.signals.len()))),
             ..self.how(*from, parts.len())
         });

@@ -187,9 +187,9 @@ fn notes(summary: &Summary) -> Vec<String> {
         let share =
             100.0 * number(summary.gap_ns) / number((summary.gap_ns + summary.observed_ns).max(1));
         notes.push(format!(
-            "nobody looked in {} gaps, {share:.1} % of the time, the longest {}{}: a run is \
-             joined through a gap in which nothing can have changed; the other time in gaps is in \
-             no share",
+            "the observer did not look in {} gaps, {share:.1} % of the time, the longest {}{}: a \
+             run goes on through a gap if nothing can have changed in it; the other time in gaps \
+             is in no share",
             summary.gaps,
             show(summary.longest_gap_ns),
             // More than interrupts take.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::log::{Level, gets_on, say};
 use super::release;
 use super::settings::{Lent, Which};
-use super::units::Units;
+use super::units::{Found, Units};
 use super::waiting::Waiting;
 use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
@@ -71,7 +71,7 @@ impl Confining {
         if found.is_empty() {
             return Err(format!("{which} does not run"));
         }
-        for (unit, path) in found {
+        for Found { unit, path, .. } in found {
             let group = Group::new(terms.hierarchies, path);
             if !group.has_cpus() {
                 return Err(format!("there is no cgroup {}", group.path));

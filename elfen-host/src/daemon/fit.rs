@@ -45,9 +45,9 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
     for fence in &settings.fences {
         let what = format!("fence {:?}", fence.name);
         takes_systemd(&what, &fence.which)?;
-        let Which::Cgroup(path) = &fence.which else { continue };
+        let (Which::Cgroup(path) | Which::Cgroups(path)) = &fence.which else { continue };
         let group = Group::new(&hierarchies, path.clone());
-        if group.exists() {
+        if matches!(fence.which, Which::Cgroup(_)) && group.exists() {
             let fits = fit(&group, &settings.lent);
             fits.map_err(|why| usage(&what, why, "name another cgroup"))?;
         }
@@ -71,7 +71,7 @@ pub fn offline(settings: &Settings) -> Option<String> {
 fn holds_home<'a>(place: &'a Which, home: &CgroupPath) -> Option<&'a CgroupPath> {
     match place {
         Which::Cgroup(path) => home.is_within(path).then_some(path),
-        Which::Unit(_) => None,
+        Which::Unit(_) | Which::Cgroups(_) => None,
     }
 }
 

@@ -14,6 +14,7 @@ use super::lent::Lanes;
 use super::log::{Level, say};
 use super::settings::{Fence, Which};
 use super::tally::Tally;
+use super::units::Found;
 use crate::cgroup::{CgroupPath, Error, Freezer, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::promises::{self, Broken, Promise, Terms};
@@ -29,6 +30,8 @@ const GUARDS_WAKE: Duration = Duration::from_millis(60);
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) name: String,
+    /// What comes behind its fence's name, where that means several cgroups.
+    label: Option<String>,
     /// What the settings say of it.
     pub(super) which: Which,
     pub(super) group: Group,
@@ -54,15 +57,20 @@ impl Held {
     /// Takes a cgroup over, frozen: what it was before is not known to be guarded.
     pub(super) fn take(
         fence: &Fence,
-        name: String,
-        unit: Option<String>,
+        found: Found,
         group: Group,
         folder: &Folder,
     ) -> io::Result<Self> {
         let freezer = group.freezer();
+        let Found { unit, label, .. } = found;
+        let name = match &label {
+            Some(label) => format!("{}:{label}", fence.name),
+            None => fence.name.clone(),
+        };
         let tally = Tally::of(group.id().map_err(io::Error::other)?);
         let held = Self {
             name,
+            label,
             which: fence.which.clone(),
             group,
             lanes: fence.lanes.clone(),
@@ -97,8 +105,8 @@ impl Held {
         self.nodes = nodes_of(&fence.lanes);
         // Its next look sets other lanes, which is no repair.
         self.was_seen = false;
-        let before = match &self.unit {
-            Some(unit) => self.name.strip_suffix(&format!(":{unit}")).unwrap_or(&self.name),
+        let before = match &self.label {
+            Some(label) => self.name.strip_suffix(&format!(":{label}")).unwrap_or(&self.name),
             None => &self.name,
         };
         if before == fence.name {

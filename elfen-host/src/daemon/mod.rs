@@ -55,7 +55,7 @@ use self::serving::Serving;
 use self::settings::{Settings, Which};
 use self::socket::Listener;
 use self::uevents::Uevents;
-use self::units::Units;
+use self::units::{Found, Units};
 use self::waiting::Waiting;
 use self::watchdog::Watchdog;
 use self::written::Written;
@@ -173,7 +173,7 @@ impl Daemon {
     fn require_fences(&mut self) -> Result<(), Failure> {
         let is_held = |fence: &&settings::Fence| match &fence.which {
             Which::Cgroup(path) => self.held.iter().any(|held| held.group.path == *path),
-            Which::Unit(_) => true,
+            Which::Cgroups(_) | Which::Unit(_) => true,
         };
         if self.settings.fences.iter().all(|fence| is_held(&fence)) {
             return Ok(());
@@ -325,18 +325,14 @@ impl Daemon {
             gets_on();
             match self.units.find(&fence.which, &self.hierarchies) {
                 Ok(found) => {
-                    let one = found.len() == 1;
                     if found.is_empty() {
-                        self.wait_for(&fence.name, &format!("{} does not run", fence.which));
-                    }
-                    for (unit, path) in found {
-                        let name = match &unit {
-                            Some(unit) if !one => format!("{}:{unit}", fence.name),
-                            _ => fence.name.clone(),
+                        let none = match &fence.which {
+                            Which::Unit(unit) => format!("unit {unit} does not run"),
+                            which => format!("there is no {which}"),
                         };
-                        let group = Group::new(&self.hierarchies, path);
-                        self.take(&fence, name, unit, group);
+                        self.wait_for(&fence.name, &none);
                     }
+                    found.into_iter().for_each(|found| self.take(&fence, found));
                 }
                 Err(error) => self.wait_for(&fence.name, &error.to_string()),
             }
@@ -347,7 +343,8 @@ impl Daemon {
         self.waiting.add(&format!("fence {name:?}"), why);
     }
 
-    fn take(&mut self, fence: &settings::Fence, name: String, unit: Option<String>, group: Group) {
+    fn take(&mut self, fence: &settings::Fence, found: Found) {
+        let group = Group::new(&self.hierarchies, found.path.clone());
         let shares = |held: &&Held| {
             held.group.path.is_within(&group.path) || group.path.is_within(&held.group.path)
         };
@@ -363,12 +360,12 @@ impl Daemon {
             };
             return self.wait_for(&fence.name, &why);
         }
-        let made = match unit {
-            None => group.make().map_err(|error| error.to_string()),
-            Some(_) => Ok(()),
+        let made = match &fence.which {
+            Which::Cgroup(_) => group.make().map_err(|error| error.to_string()),
+            Which::Cgroups(_) | Which::Unit(_) => Ok(()),
         };
         let taken = made.and_then(|()| fit(&group, &self.settings.lent)).and_then(|()| {
-            let held = Held::take(fence, name, unit, group, &self.folder);
+            let held = Held::take(fence, found, group, &self.folder);
             held.map_err(|error| error.to_string())
         });
         match taken {

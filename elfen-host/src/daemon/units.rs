@@ -1,4 +1,4 @@
-//! Where the cgroups of the settings' units are.
+//! Where the cgroups are that the settings name: by units and by patterns.
 //!
 //! A question to systemd is two processes, and who asks has fences to see to. So it is asked for
 //! units whose cgroups are not there, or not any more; and now and then what else a pattern means,
@@ -14,6 +14,16 @@ use crate::systemd;
 /// For how long a pattern is what it was, while all of that is there.
 const HOLDS: Duration = Duration::from_secs(5);
 
+/// A cgroup that the settings mean.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    pub(super) path: CgroupPath,
+    /// Where systemd owns it.
+    pub(super) unit: Option<String>,
+    /// What it is called besides the fence's name, where there may be several.
+    pub(super) label: Option<String>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Units {
     answers: BTreeMap<String, Answer>,
@@ -26,14 +36,17 @@ struct Answer {
 }
 
 impl Units {
-    /// The cgroups that are meant, each with its unit.
+    /// The cgroups that are meant.
     pub(super) fn find(
         &mut self,
         which: &Which,
         hierarchies: &Hierarchies,
-    ) -> Result<Vec<(Option<String>, CgroupPath)>, systemd::Error> {
+    ) -> Result<Vec<Found>, systemd::Error> {
         let named = match which {
-            Which::Cgroup(path) => return Ok(vec![(None, path.clone())]),
+            Which::Cgroup(path) => {
+                return Ok(vec![Found { path: path.clone(), unit: None, label: None }]);
+            }
+            Which::Cgroups(pattern) => return Ok(matching(pattern, hierarchies)),
             Which::Unit(named) => named,
         };
         let is_there = |path: &CgroupPath| Group::new(hierarchies, path.clone()).exists();
@@ -47,7 +60,55 @@ impl Units {
             let found = systemd::cgroups_of(named)?;
             self.answers.insert(named.clone(), Answer { found, since: Instant::now() });
         }
-        let found = self.answers.get(named).into_iter().flat_map(|answer| &answer.found);
-        Ok(found.map(|(unit, path)| (Some(unit.clone()), path.clone())).collect())
+        let found = self.answers.get(named).map_or(&[][..], |answer| &answer.found);
+        let label = |unit: &String| (found.len() > 1).then(|| unit.clone());
+        let one = |(unit, path): &(String, CgroupPath)| Found {
+            path: path.clone(),
+            unit: Some(unit.clone()),
+            label: label(unit),
+        };
+        Ok(found.iter().map(one).collect())
+    }
+}
+
+fn matching(pattern: &CgroupPath, hierarchies: &Hierarchies) -> Vec<Found> {
+    let parent = pattern.parent();
+    let wanted = pattern.parts().last().unwrap_or_default();
+    // One that is in no hierarchy of the three is no fence; any of them says which there are.
+    let folders = Group::new(hierarchies, parent.clone()).folders();
+    let entries = folders.first().and_then(|folder| std::fs::read_dir(folder).ok());
+    let folders = entries.into_iter().flatten().flatten();
+    let folders = folders.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| matches(wanted, name)).collect();
+    names.sort_unstable();
+    let one = |name: String| Found { path: parent.child(&name), unit: None, label: Some(name) };
+    names.into_iter().map(one).collect()
+}
+
+/// Whether a name is that of a pattern, in which a `*` stands for any text.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
+    let Some(rest) = name.strip_prefix(before) else { return false };
+    (0..=rest.len()).filter_map(|at| rest.get(at..)).any(|rest| matches(after, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (pattern, name, is_one) in [
+            ("pod*", "pod12", true),
+            ("pod*", "pod", true),
+            ("pod*", "apod", false),
+            ("*a*b", "xaabb", true),
+            ("*a*b", "xaabc", false),
+            ("a", "a", true),
+            ("a", "ab", false),
+        ] {
+            assert_eq!(matches(pattern, name), is_one, "{pattern} {name}");
+        }
     }
 }

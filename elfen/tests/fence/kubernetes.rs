@@ -1,33 +1,38 @@
-//! The cgroups of a kubelet, made by hand: its tiers, a pod of elfend's beside them, and somebody
+//! The cgroups of a kubelet, made by hand: its tier of BestEffort pods, elfend in it, and somebody
 //! who writes what a kubelet writes. No kubelet runs.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-use elfen_host::fence::promises::Promise;
 
 use super::SPIN;
 use super::stage::{
     Fenced, Own, borrows, comm, kill, or_skip, ran_ns, settings, share, wait_until,
 };
 
-/// What a container gets whose CPU is requested by thousandths.
-const WEIGHT_OF_A_CPU: u64 = 39;
+const TIER: &str = "kubepods/besteffort";
+/// As often as it writes the weight of its tier.
+const STARTS: usize = 1_000;
 
-/// A pod of the fenced tier that was there before, with its container on a pool of CPUs that the
-/// fence does not have; and elfend's pod beside the tiers.
+/// A pod of the tier that was there before, with its container on a pool of CPUs that the fence
+/// does not have; and elfend's cgroup beside it in the tier.
 fn kubepods(heavy: &Own) -> (Own, Own) {
-    let [tier, container, home] = ["besteffort", "besteffort/pod1", "pod-elfend"]
-        .map(|name| heavy.child(&format!("kubepods/{name}")));
+    let [pod, container, home] = ["pod1", "pod1/c", "elfend"].map(|name| in_tier(heavy, name));
     container.0.make().unwrap();
     container.0.keep_to(&"0".parse().unwrap()).unwrap();
-    // It goes with its tier.
+    // It goes with its pod.
     std::mem::forget(container);
     home.0.make().unwrap();
-    home.set_weight(WEIGHT_OF_A_CPU);
-    (home, tier)
+    (home, pod)
+}
+
+fn in_tier(heavy: &Own, name: &str) -> Own {
+    heavy.child(&format!("{TIER}/{name}"))
+}
+
+/// All pods of the tier are fences.
+fn settings_of_pods(heavy: &Own) -> String {
+    settings(heavy.name(), &format!("{}/{TIER}/pod*", heavy.name()))
 }
 
 fn container(cgroup: &Own) -> Child {
@@ -35,8 +40,22 @@ fn container(cgroup: &Own) -> Child {
     Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap()
 }
 
-/// Goal: elfend in a cgroup that does not outrank the tier is refused, with both names. Method: its
-/// own check, from beside the pods; and the settings of the manifest.
+/// What a kubelet does to its tier at each start, and each minute: with the cgroupfs driver it
+/// writes the least weight that there is.
+fn kubelet_starts(tier: &Own) -> std::io::Result<()> {
+    for folder in tier.0.folders() {
+        for (file, least) in [("cpu.shares", "2"), ("cpu.weight", "1")] {
+            if folder.join(file).exists() {
+                fs::write(folder.join(file), least)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Goal: elfend in a cgroup that does not outrank the pods is refused, with both names, and so is a
+/// tier as a fence, with the reason. Method: its own check, from beside the tier; and the settings
+/// of the manifest.
 #[test]
 fn guards_stand_among_the_pods() {
     if !or_skip("guards_stand_among_the_pods") {
@@ -44,14 +63,22 @@ fn guards_stand_among_the_pods() {
     }
     let fenced = Fenced::start_in(kubepods);
     fenced.wait_until_it_runs();
+    let tier = fenced.heavy.child(TIER);
     let beside = fenced.heavy.child("system");
     beside.0.make().unwrap();
     let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
+    fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
     let said = fenced.says_in(&beside, &check);
     assert!(said.contains(&format!("from {}, where elfend is", beside.0.path)), "{said}");
-    assert!(said.contains(&format!("start elfend in {}", fenced.fence.0.parent().path)), "{said}");
+    assert!(said.contains(&format!("start elfend in {}", tier.0.path)), "{said}");
     let said = fenced.says_in(&fenced.home, &check);
     assert!(said.starts_with("guards at home in "), "{said}");
+
+    fs::write(fenced.settings_file(), settings(fenced.heavy.name(), tier.name())).unwrap();
+    let said = fenced.says_in(&fenced.home, &check);
+    assert!(said.contains("does not start") && said.contains("fence its pods"), "{said}");
+    // It was made by those of its parts.
+    std::mem::forget(tier);
 
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let manifest = fs::read_to_string(root.join("packaging/kubernetes/elfend.yaml")).unwrap();
@@ -59,64 +86,66 @@ fn guards_stand_among_the_pods() {
     let (_, text) = manifest.split_once("elfend.toml: |\n").unwrap();
     let lines = text.lines().take_while(|line| line.starts_with("    ")).map(str::trim);
     let text = lines.collect::<Vec<_>>().join("\n");
-    assert!(text.contains("kubepods.slice/kubepods-besteffort.slice"));
-    let tier = fenced.fence.name();
-    let text = text.replace("kubepods.slice/kubepods-besteffort.slice", tier);
-    fs::write(fenced.settings_file(), text).unwrap();
+    let theirs = "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod*.slice";
+    assert!(text.contains(theirs));
+    let ours = format!("{}/{TIER}/pod*", fenced.heavy.name());
+    fs::write(fenced.settings_file(), text.replace(theirs, &ours)).unwrap();
     let said = fenced.says_in(&fenced.home, &check);
     assert!(said.contains("fence \"besteffort\"") && said.contains("on CPUs 16,17"), "{said}");
-    fs::write(fenced.settings_file(), settings(fenced.heavy.name(), tier)).unwrap();
+    fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
 }
 
-/// Goal: a tier stays fenced although a kubelet sets its weight again and again, and a container
-/// stays on the batch lanes although its own CPUs are others. Method: a hand that writes both, and
-/// what the scheduler says of the container's process.
+/// Goal: a kubelet starts beside fenced pods, and pods come, are fenced, and go. Method: a hand that
+/// writes the weight of the tier as often as a kubelet in its life, before and after; and what the
+/// kernel says of the pods' processes.
 #[test]
-fn a_tier_stays_fenced_under_a_kubelet() {
-    if !or_skip("a_tier_stays_fenced_under_a_kubelet") {
+fn pods_are_fenced_and_a_kubelet_starts() {
+    if !or_skip("pods_are_fenced_and_a_kubelet_starts") {
         return;
     }
     let fenced = Fenced::start_in(kubepods);
     fenced.wait_until_it_runs();
-    let tier = &fenced.fence;
-    let [first, second] = ["pod1", "pod2"].map(|name| tier.child(name));
-    let mut old = container(&first);
+    let tier = fenced.heavy.child(TIER);
+    fenced.reload(&settings_of_pods(&fenced.heavy));
+    let names = || {
+        let all = fenced.status().fences.into_iter().filter(|fence| fence.frozen.is_none());
+        all.map(|fence| fence.name).collect::<Vec<_>>()
+    };
+    wait_until("a fence of the pod", || names() == ["batch:pod1"]);
+    let second = in_tier(&fenced.heavy, "pod2");
     second.0.make().unwrap();
     // Version 1 refuses it, version 2 does not heed it.
     let _refused = second.0.keep_to(&"0".parse().unwrap());
-    let mut new = container(&second);
-    for pod in [&old, &new] {
+    let mut pods = [container(&fenced.fence), container(&second)];
+    wait_until("a fence of the new one", || names() == ["batch:pod1", "batch:pod2"]);
+    for pod in &pods {
         wait_until("its start", || comm(pod.id()) == "sh" && ran_ns(pod.id()) > 10_000_000);
         let status = fs::read_to_string(format!("/proc/{}/status", pod.id())).unwrap();
         assert!(status.contains("Cpus_allowed_list:\t1\n"), "{status}");
     }
-    kill(old.id(), libc::SIGKILL);
-    old.wait().unwrap();
-
-    let times = || {
-        let repaired = fenced.fence().repaired;
-        repaired.iter().find(|one| one.promise == Promise::Rank).map_or(0, |one| one.times)
-    };
-    let before = times();
-    let mut longest = Duration::ZERO;
-    for round in 1..=5 {
-        tier.0.set_idle(false).unwrap();
-        tier.set_weight(1);
-        let began = Instant::now();
-        wait_until("being repaired", || tier.0.rank().unwrap().idle);
-        longest = longest.max(began.elapsed());
-        wait_until("counting it", || times() == before + round);
+    for start in 0..STARTS {
+        kubelet_starts(&tier).unwrap_or_else(|error| panic!("start {start}: {error}"));
     }
-    println!("a tier that a kubelet made heavy was idle again after {longest:?} at the latest");
+    assert_eq!(names(), ["batch:pod1", "batch:pod2"], "{}", fenced.said());
+    let repaired = fenced.status().fences.into_iter().flat_map(|fence| fence.repaired);
+    println!("{STARTS} starts of a kubelet, repaired since: {:?}", repaired.collect::<Vec<_>>());
+
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
     wait_until("a guard", || fenced.guard().is_some());
-    let mut busy = [0; 3].map(|_: u64| share(new.id(), fenced.guard().unwrap()));
+    let mut busy = [0; 3].map(|_: u64| share(pods[0].id(), fenced.guard().unwrap()));
     busy.sort_unstable();
-    println!("a container of the tier: {} per mille of the held lane", busy[1]);
+    println!("a pod of the tier: {} per mille of the held lane", busy[1]);
     worker.end();
-    borrows(new.id());
-    kill(new.id(), libc::SIGKILL);
-    new.wait().unwrap();
+    drop(worker);
+    borrows(pods[0].id());
     assert!(busy[1] <= 30, "{busy:?}");
+
+    kill(pods[1].id(), libc::SIGKILL);
+    pods[1].wait().unwrap();
+    drop(second);
+    wait_until("letting it go", || names() == ["batch:pod1"]);
+    kill(pods[0].id(), libc::SIGKILL);
+    pods[0].wait().unwrap();
+    std::mem::forget(tier);
 }

@@ -64,6 +64,17 @@ cgroup = \"elfen.slice\"
     }
 
     #[test]
+    fn pods_of_a_tier_are_a_pattern() {
+        for (place, reads) in [
+            ("cgroup = \"kubepods/besteffort/pod*\"", "cgroup /kubepods/besteffort/pod*"),
+            ("unit = \"kubepods-besteffort-pod*.slice\"", "unit kubepods-besteffort-pod*.slice"),
+        ] {
+            let settings = parse(&USUAL.replace("cgroup = \"elfen.slice\"", place)).unwrap();
+            assert_eq!(settings.fences[0].which.to_string(), reads);
+        }
+    }
+
+    #[test]
     fn the_example_is_read() {
         let settings = parse(include_str!("../../../../packaging/elfend.toml")).unwrap();
         assert!(settings.lent[0].confine && settings.lent.len() == 2);
@@ -102,6 +113,11 @@ cgroup = \"elfen.slice\"
             (fence("name = \"b\"\nunit = \"system.slice\""), "has to run at once"),
             (fence("name = \"b\"\ncgroup = \"/system.slice\""), "has to run at once"),
             (fence("name = \"b\"\nunit = \"elfen\""), "no slice, scope or service"),
+            (fence("name = \"b\"\ncgroup = \"kubepods/besteffort/\""), "fence its pods"),
+            (fence("name = \"b\"\nunit = \"kubepods-besteffort.slice\""), "does not start"),
+            (fence("name = \"b\"\nunit = \"k3s-kubepods-burstable.slice\""), "does not start"),
+            (fence("name = \"b\"\ncgroup = \"a*/b\""), "only the last name"),
+            (service("cgroup = \"pod*\""), "only a fence has a pattern"),
             (
                 format!(
                     "{USUAL}[[fence]]\nname = \"s\"\ncgroup = \"a/s\"\n[[fence]]\nname = \"k\"\n\

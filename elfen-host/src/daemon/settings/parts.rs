@@ -51,6 +51,8 @@ pub struct Fence {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Which {
     Cgroup(CgroupPath),
+    /// All cgroups of a parent whose names match: the last name of the path is the pattern.
+    Cgroups(CgroupPath),
     /// A unit of systemd's, or a pattern of several.
     Unit(String),
 }
@@ -58,7 +60,7 @@ pub enum Which {
 impl fmt::Display for Which {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cgroup(path) => write!(f, "cgroup {path}"),
+            Self::Cgroup(path) | Self::Cgroups(path) => write!(f, "cgroup {path}"),
             Self::Unit(unit) => write!(f, "unit {unit}"),
         }
     }

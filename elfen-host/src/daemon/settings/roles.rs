@@ -32,7 +32,7 @@ pub(super) fn require_apart(fences: &[Fence]) -> Result<(), String> {
     let paths: Vec<CgroupPath> = fences
         .iter()
         .filter_map(|fence| match &fence.which {
-            Which::Cgroup(path) => Some(path.clone()),
+            Which::Cgroup(path) | Which::Cgroups(path) => Some(path.clone()),
             Which::Unit(_) => None,
         })
         .collect();

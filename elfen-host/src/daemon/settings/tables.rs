@@ -190,7 +190,10 @@ impl ServiceTable {
 
     fn places(&self, what: &str) -> Result<Vec<Which>, String> {
         let units = self.unit.all().iter().map(|unit| checked_unit(what, unit).map(Which::Unit));
-        let cgroups = self.cgroup.all().iter().map(|path| checked_cgroup(what, path));
+        let cgroups = self.cgroup.all().iter().map(|path| match checked_cgroup(what, path)? {
+            Which::Cgroups(path) => Err(format!("{what}: only a fence has a pattern like {path}")),
+            one => Ok(one),
+        });
         let places = units.chain(cgroups).collect::<Result<Vec<Which>, String>>()?;
         if self.confine && places.is_empty() {
             return Err(format!("{what}: confine takes its unit or its cgroup"));
@@ -208,8 +211,14 @@ impl FenceTable {
             return Err(format!("{what}: a name is letters, digits, - _ and ., and not none"));
         }
         let which = match (cgroup, unit) {
-            (Some(path), None) => checked_cgroup(&what, path)?,
-            (None, Some(unit)) => Which::Unit(checked_unit(&what, unit)?),
+            (Some(path), None) => {
+                refuse_tier(&what, path)?;
+                checked_cgroup(&what, path)?
+            }
+            (None, Some(unit)) => {
+                refuse_tier(&what, unit)?;
+                Which::Unit(checked_unit(&what, unit)?)
+            }
             _ => return Err(format!("{what}: it takes either a cgroup or a unit")),
         };
         let lanes = match lanes.as_deref() {
@@ -227,6 +236,31 @@ impl FenceTable {
 /// Slices and scopes of systemd's that hold what a fence would keep from running.
 const NEEDED: [&str; 4] = ["system.slice", "user.slice", "-.slice", "init.scope"];
 
+/// A kubelet sets the weight of its tiers at each start, and the kernel refuses that of a cgroup
+/// that is idle, as a fence is: the kubelet would not start.
+fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
+    const TIERS: [&str; 6] = [
+        "kubepods",
+        "besteffort",
+        "burstable",
+        "kubepods.slice",
+        "kubepods-besteffort.slice",
+        "kubepods-burstable.slice",
+    ];
+    let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let is_kubelets = place.contains("kubepods");
+    // A kubelet may have a prefix of its own before the names of its slices.
+    if is_kubelets && TIERS.iter().any(|tier| name == *tier || name.ends_with(&format!("-{tier}")))
+    {
+        return Err(format!(
+            "{what}: a kubelet whose tier {name} is idle does not start (it writes its weight, \
+             which the kernel refuses); fence its pods: cgroup = \"kubepods/besteffort/pod*\" or \
+             unit = \"kubepods-besteffort-pod*.slice\""
+        ));
+    }
+    Ok(())
+}
+
 fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
     match CgroupPath::parse(path) {
         Some(path) if NEEDED.contains(&path.as_str().trim_start_matches('/')) => {
@@ -238,6 +272,10 @@ fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
         Some(path) if path.as_str().split('/').any(|name| name.trim() != name) => {
             Err(format!("{what}: \"{path}\" begins or ends a name with a space"))
         }
+        Some(path) if path.parent().as_str().contains('*') => {
+            Err(format!("{what}: {path}: only the last name of a path may have a *"))
+        }
+        Some(path) if path.as_str().contains('*') => Ok(Which::Cgroups(path)),
         Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
         Some(_) => Err(format!("{what}: the root holds everything")),
         None => Err(format!("{what}: {path:?} is no path of a cgroup")),

@@ -95,9 +95,9 @@ fn guards_stand_among_the_pods() {
     fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
 }
 
-/// Goal: a kubelet starts beside fenced pods, and pods come, are fenced, and go. Method: a hand that
-/// writes the weight of the tier as often as a kubelet in its life, before and after; and what the
-/// kernel says of the pods' processes.
+/// Goal: a kubelet starts beside fenced pods, and pods come, are fenced, and go. Method: a hand
+/// that writes the weight of the tier as often as a kubelet in its life, and what the kernel says
+/// of the pods' processes.
 #[test]
 fn pods_are_fenced_and_a_kubelet_starts() {
     if !or_skip("pods_are_fenced_and_a_kubelet_starts") {

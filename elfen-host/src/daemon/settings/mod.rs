@@ -81,6 +81,37 @@ cgroup = \"elfen.slice\"
         assert_eq!(settings.fences[0].which.to_string(), "unit elfen.slice");
     }
 
+    #[test]
+    fn the_minimal_example_is_read() {
+        let text = include_str!("../../../../packaging/elfend-minimal.toml");
+        assert_eq!(parse(text).unwrap().fences.len(), 1);
+    }
+
+    /// Goal: the man page has every key. Method: the keys that an unknown one is told of, table by
+    /// table.
+    #[test]
+    fn the_man_page_has_every_key() {
+        let page = include_str!("../../../../packaging/man/elfend.toml.5").replace("\\-", "-");
+        let mut known = 0;
+        for table in ["", "[[service]]", "[[lent]]", "[[fence]]"] {
+            let part = match table {
+                "" => page.split(".SH [[").next().unwrap(),
+                _ => {
+                    let (_, rest) = page.split_once(&format!(".SH {table}")).expect(table);
+                    rest.split("\n.SH ").next().unwrap()
+                }
+            };
+            let told = parse(&format!("{table}\nunknown-key = 1\n")).unwrap_err();
+            let (_, keys) = told.split_once("expected").expect(&told);
+            let keys = keys.split('`').skip(1).step_by(2);
+            for key in keys.filter(|key| !["service", "lent", "fence"].contains(key)) {
+                known += 1;
+                assert!(part.contains(&format!(" {key} \"")), "{table} {key}: {part}");
+            }
+        }
+        assert!(known > 15, "{known} keys");
+    }
+
     /// Goal: what is wrong is refused with the word that is wrong. Method: one mistake at a time.
     #[test]
     fn mistakes_are_named() {

@@ -10,7 +10,7 @@
 #ifndef ELFEN_ABI_H
 #define ELFEN_ABI_H
 
-#define ELFEN_ABI_VERSION 6
+#define ELFEN_ABI_VERSION 7
 
 typedef __UINT32_TYPE__ elfen_u32;
 typedef __UINT64_TYPE__ elfen_u64;
@@ -112,13 +112,18 @@ ELFEN_AT(elfen_task_slot, busy_since_ns, 56);
 /* What readers ask of the kernel about one CPU. */
 struct elfen_watch_slot {
 	elfen_u64 renewals; /* counted up: the next switches are timed, for a lease */
-	elfen_u64 request;  /* of a batch lane: one more than its request lane's CPU */
-	elfen_u64 claims[ELFEN_ACCOUNTS]; /* of a batch lane: whose descendants to count, or 0 */
-	elfen_u64 reserved[3];
+	elfen_u64 reserved[7];
 } __attribute__((aligned(64)));
 ELFEN_ASSERT(sizeof(struct elfen_watch_slot) == 64);
-ELFEN_AT(elfen_watch_slot, request, 8);
-ELFEN_AT(elfen_watch_slot, claims, 16);
+
+/* Of a batch lane: whom to count. Only root writes it, in a map of its own. */
+struct elfen_claim_slot {
+	elfen_u64 request; /* one more than its request lane's CPU */
+	elfen_u64 claims[ELFEN_ACCOUNTS]; /* whose descendants to count, or 0 */
+	elfen_u64 reserved[4];
+} __attribute__((aligned(64)));
+ELFEN_ASSERT(sizeof(struct elfen_claim_slot) == 64);
+ELFEN_AT(elfen_claim_slot, claims, 8);
 #define ELFEN_LEASE_NS 4000000000ULL
 
 /* 16 buckets to every power of two, exact below 32 ns, up to 2^40 ns. */

@@ -128,7 +128,8 @@ pub fn tasks(path: &[u8]) -> Result<TaskMap, TasksError> {
     let (_, mut received) = answered.ok_or(TasksError::Refused)?;
     let mut next = || received.next().ok_or(TasksError::Refused);
     let (tasks, watch, link) = (next()?, next()?, next()?);
-    TaskMap::from_descriptors(Descriptors { tasks, watch, link }).map_err(TasksError::Map)
+    let descriptors = Descriptors { tasks, watch, claims: None, link };
+    TaskMap::from_descriptors(descriptors).map_err(TasksError::Map)
 }
 
 /// Asks, and waits for one of the answers that are known: which, and all descriptors.

@@ -58,7 +58,7 @@ fn each_wrong_header_is_named_with_both_values() {
         says(&|page| page[..8].copy_from_slice(b"ELFNTASK")),
         "the lane page has magic 0x4b5341544e464c45, expected 0x454e414c4e464c45"
     );
-    assert_eq!(says(&|page| put(page, 8, 77)), "the lane page has version 77, this build reads 6");
+    assert_eq!(says(&|page| put(page, 8, 77)), "the lane page has version 77, this build reads 7");
     assert_eq!(says(&|page| put(page, 12, 0)), "the lane page has 0 slots, possible are 1 to 8192");
     assert_eq!(
         says(&|page| put(page, 12, SLOTS_MAX + 1)),
@@ -103,9 +103,9 @@ fn a_leftover_of_another_version_is_replaced_once_nobody_maps_it() {
     let old = Service::open(&name, 1).unwrap();
     old.page().header().version.store(99, Relaxed);
     let refused = Service::open(&name, 1).unwrap_err();
-    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 6");
+    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 7");
     let refused = ServiceReader::open(&name).unwrap_err();
-    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 6");
+    assert_eq!(refused.to_string(), "the service page has version 99, this build reads 7");
     drop(old);
     let new = Service::open(&name, 1).unwrap();
     ServiceReader::open(&name).unwrap();

@@ -25,9 +25,7 @@ struct {
 	struct elfen_task_slot *value;
 } elfen_tasks SECTION(".maps");
 
-/*
- * What readers ask: to have a CPU's switches timed for a while, and a batch's tasks counted there.
- */
+/* What readers ask: to have a CPU's switches timed for a while. */
 struct {
 	int (*type)[BPF_MAP_TYPE_ARRAY];
 	int (*max_entries)[1];
@@ -35,6 +33,15 @@ struct {
 	elfen_u32 *key;
 	struct elfen_watch_slot *value;
 } elfen_watch SECTION(".maps");
+
+/* What privileged ones ask: to have a batch's tasks counted on a CPU. */
+struct {
+	int (*type)[BPF_MAP_TYPE_ARRAY];
+	int (*max_entries)[1];
+	int (*map_flags)[BPF_F_MMAPABLE];
+	elfen_u32 *key;
+	struct elfen_claim_slot *value;
+} elfen_claims SECTION(".maps");
 
 /* The fields we read; the loader finds their offsets in the running kernel. */
 struct kernfs_node {
@@ -285,19 +292,20 @@ INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 /*
  * On a batch lane: what each of its runs' batches had of it. Everywhere else, one look at one word.
  */
-INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct lane_switch *lane)
+INLINE void count_batches(elfen_u32 cpu, struct lane_switch *lane)
 {
+	struct elfen_claim_slot *asked = map_lookup_elem(&elfen_claims, &cpu);
 	/*
 	 * One more than its CPU, which is also its entry in the task map; 0, the header, says
 	 * that this is no batch lane.
 	 */
-	elfen_u32 entry = (elfen_u32)LOAD(watch->request);
+	elfen_u32 entry = asked ? (elfen_u32)LOAD(asked->request) : 0;
 	struct elfen_page_header *header;
 	struct elfen_account *account;
 	struct elfen_task_slot *request;
 	elfen_u32 i;
 
-	if (!entry)
+	if (!entry || !asked)
 		return;
 	request = map_lookup_elem(&elfen_tasks, &entry);
 	entry = 0;
@@ -311,8 +319,8 @@ INLINE void count_batches(elfen_u32 cpu, struct elfen_watch_slot *watch, struct 
 		if (!account)
 			continue;
 		if (lane->unseen && lane->now)
-			make_up(account, LOAD(watch->claims[i]), request, lane);
-		count_batch(account, LOAD(watch->claims[i]), request, lane);
+			make_up(account, LOAD(asked->claims[i]), request, lane);
+		count_batch(account, LOAD(asked->claims[i]), request, lane);
 	}
 }
 
@@ -323,7 +331,7 @@ INLINE elfen_u64 task_word(struct task_struct *task)
 
 /* sched_switch(preempt, prev, next, ...) */
 SECTION("tp_btf/sched_switch")
-int elfen_switch_6(elfen_u64 *arguments)
+int elfen_switch_7(elfen_u64 *arguments)
 {
 	struct lane_switch lane = {
 		.prev = (struct task_struct *)arguments[1],
@@ -352,7 +360,7 @@ int elfen_switch_6(elfen_u64 *arguments)
 	count_busy(slot, task, now);
 	STORE(slot->switches, count);
 	lane.now = now;
-	count_batches(cpu, watch, &lane);
+	count_batches(cpu, &lane);
 	return 0;
 }
 

@@ -31,9 +31,10 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
 
 /// It ends in the version of the pages that it writes: a build that reads another version does not
 /// find it, and attaches its own beside it.
-const PROGRAM: &str = "elfen_switch_6";
+const PROGRAM: &str = "elfen_switch_7";
 const TASKS: &str = "elfen_tasks";
 const WATCH: &str = "elfen_watch";
+const CLAIMS: &str = "elfen_claims";
 /// Entries that follow the CPUs.
 #[expect(clippy::cast_possible_truncation, reason = "a handful")]
 const ACCOUNTS_EACH: u32 = ACCOUNTS as u32;
@@ -85,18 +86,21 @@ pub fn is_attached() -> Option<bool> {
     running().ok().map(|found| found.is_some())
 }
 
-/// An attached program and its two maps.
+/// An attached program and its maps.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) tasks: OwnedFd,
     pub(crate) watch: OwnedFd,
+    pub(crate) claims: OwnedFd,
     pub(crate) link: OwnedFd,
 }
 
 impl Parts {
     pub(crate) fn into_map(self) -> Result<TaskMap, Error> {
-        let [tasks, watch, link] = [self.tasks, self.watch, self.link].map(descriptor);
-        Ok(TaskMap::from_descriptors(Descriptors { tasks, watch, link })?)
+        let Self { tasks, watch, claims, link } = self;
+        let [tasks, watch, claims, link] = [tasks, watch, claims, link].map(descriptor);
+        let claims = Some(claims);
+        Ok(TaskMap::from_descriptors(Descriptors { tasks, watch, claims, link })?)
     }
 }
 
@@ -111,8 +115,8 @@ pub(crate) fn running() -> Result<Option<Parts>, Error> {
         let (link, info) = link.map_err(Error::call("looking for links"))?;
         let Some(program) = program_of_ours(info.program) else { continue };
         let Ok(Some(maps)) = program.map_ids() else { continue };
-        if let Some((tasks, watch)) = maps_of_ours(&maps) {
-            return Ok(Some(Parts { tasks, watch, link }));
+        if let Some([tasks, watch, claims]) = maps_of_ours(&maps) {
+            return Ok(Some(Parts { tasks, watch, claims, link }));
         }
     }
     Ok(None)
@@ -124,14 +128,14 @@ fn program_of_ours(id: u32) -> Option<ProgramInfo> {
         .find(|program| program.id() == id && program.name() == PROGRAM.as_bytes())
 }
 
-fn maps_of_ours(ids: &[u32]) -> Option<(OwnedFd, OwnedFd)> {
+fn maps_of_ours(ids: &[u32]) -> Option<[OwnedFd; 3]> {
     let named = |name: &str| {
         let id = ids.iter().copied().find(|&id| {
             aya::maps::MapInfo::from_id(id).is_ok_and(|map| map.name() == name.as_bytes())
         })?;
         bpf_call::map_by_id(id).ok()
     };
-    Some((named(TASKS)?, named(WATCH)?))
+    Some([named(TASKS)?, named(WATCH)?, named(CLAIMS)?])
 }
 
 /// Loads the program, attaches it, and looks who runs on the CPUs that don't switch.
@@ -149,6 +153,7 @@ pub struct Loaded {
     program: OwnedFd,
     tasks: OwnedFd,
     watch: OwnedFd,
+    claims: OwnedFd,
     cpus: u32,
 }
 
@@ -156,13 +161,15 @@ impl Loaded {
     /// Loads the program, writes the task map's header, and freezes the map.
     pub fn load() -> Result<Self, Error> {
         let cpus = possible_cpus()?;
-        let mut object =
-            Object::load(OBJECT, &[(TASKS, 1 + cpus + cpus * ACCOUNTS_EACH), (WATCH, cpus)])?;
+        let mut object = Object::load(
+            OBJECT,
+            &[(TASKS, 1 + cpus + cpus * ACCOUNTS_EACH), (WATCH, cpus), (CLAIMS, cpus)],
+        )?;
         let program = object.program(PROGRAM, "sched_switch")?;
-        let (tasks, watch) = (object.map(TASKS)?, object.map(WATCH)?);
+        let (tasks, watch, claims) = (object.map(TASKS)?, object.map(WATCH)?, object.map(CLAIMS)?);
         fill(tasks.as_fd(), cpus)?;
         bpf_call::freeze(tasks.as_fd()).map_err(Error::call("freezing the task map"))?;
-        Ok(Self { program, tasks, watch, cpus })
+        Ok(Self { program, tasks, watch, claims, cpus })
     }
 
     /// Attaches the program until the map is dropped. CPUs that don't switch are
@@ -174,8 +181,9 @@ impl Loaded {
     fn attach(&self) -> Result<Parts, Error> {
         let again = |fd: &OwnedFd| fd.try_clone().map_err(Error::call(DUPLICATING));
         let (tasks, watch) = (again(&self.tasks)?, again(&self.watch)?);
+        let claims = again(&self.claims)?;
         let link = bpf_call::attach(self.program.as_fd()).map_err(Error::call("attaching"))?;
-        Ok(Parts { tasks, watch, link })
+        Ok(Parts { tasks, watch, claims, link })
     }
 }
 

@@ -4,12 +4,15 @@
 use std::os::fd::RawFd;
 
 use elfen_rt::bpf::Descriptor;
+use elfen_rt::signal::account::Claim;
 
 use super::Daemon;
 use super::held::Held;
 use super::log::{Level, say};
 use super::socket::{Asked, Peer};
 use crate::fence::status::{Answer, Asker, Request, Status, Wanted};
+use crate::process::descends;
+use crate::run::channels::is_dead;
 
 fn refused(why: impl Into<String>, fix: &str) -> Answer {
     Answer::Refused { why: why.into(), fix: fix.to_owned() }
@@ -28,6 +31,9 @@ impl Daemon {
                 Ok((peer, Request::Enter { fence })) => self.enter(&asked, *peer, fence),
                 Ok((peer, Request::Pages)) => self.pages(*peer, &mut handed),
                 Ok((peer, Request::Tasks)) => self.tasks(*peer, &mut handed),
+                Ok((peer, Request::Count { pairs, front })) => {
+                    self.count(&asked, *peer, pairs, *front)
+                }
                 Ok((peer, Request::Set { page, wanted })) => self.set(&asked, *peer, page, *wanted),
                 Err(why) => refused(why, "see `elfend --help`"),
             };
@@ -125,7 +131,7 @@ impl Daemon {
     }
 
     /// The machine's task map for users without privileges. The leases are writable, and all they
-    /// can do is to have switches timed and tasks counted.
+    /// can do is to have switches timed.
     fn tasks(&self, peer: Peer, handed: &mut Vec<RawFd>) -> Answer {
         if !peer.may_enter {
             let why = "only root and members of group elfen are given the task map";
@@ -137,6 +143,31 @@ impl Daemon {
         };
         *handed = [&tasks.tasks, &tasks.watch, &tasks.link].map(Descriptor::raw).to_vec();
         Answer::Tasks
+    }
+
+    /// Claims accounts for a run of such a user. Whose tasks are counted is the kernel's word, and
+    /// a lane keeps the request lane that it is counted beside.
+    fn count(&self, asked: &Asked, peer: Peer, pairs: &[(u32, u32)], front: u32) -> Answer {
+        if !peer.may_enter {
+            let why = "only root and members of group elfen have their batches counted";
+            return refused(why, "have root add this user to the group");
+        }
+        let Some(map) = self.opened.map() else {
+            return refused("elfend has no task map", "see what elfend has written");
+        };
+        let front = if descends(peer.pid, front) { front } else { 0 };
+        if asked.is_gone() {
+            return refused("the process that asked is gone", "ask again");
+        }
+        let claim = Claim::of_run(front, peer.pid);
+        let lent: Vec<(u32, u32)> = self.opened.pairs().collect();
+        let account = |&(batch, request): &(u32, u32)| {
+            let others = lent.iter().any(|&(lane, beside)| lane == batch && beside != request);
+            let counted = map.counted_beside(batch).is_none_or(|beside| beside == request);
+            let index = (counted && !others).then(|| map.claim(batch, request, claim, is_dead))?;
+            index.map(|index| index as u64)
+        };
+        Answer::Counted { claim: claim.word(), accounts: pairs.iter().map(account).collect() }
     }
 
     fn set(&self, asked: &Asked, peer: Peer, page: &str, wanted: Wanted) -> Answer {

@@ -12,7 +12,7 @@ use elfen_rt::nap::Nap;
 use elfen_rt::pages::MOST;
 use elfen_rt::process::Identity;
 use elfen_rt::signal::control::Settings;
-use elfen_rt::signal::task::Descriptors;
+use elfen_rt::signal::task::{Descriptors, TaskMap};
 
 use super::log::{Level, say};
 use super::settings::{Lent, Settings as File};
@@ -56,8 +56,17 @@ impl Opened {
 
     /// The program that the first has attached or found: all of them have the same, or its like.
     pub(super) fn tasks(&self) -> Option<&Descriptors> {
+        self.map().and_then(TaskMap::descriptors)
+    }
+
+    pub(super) fn map(&self) -> Option<&TaskMap> {
         let tasks = self.lanes.iter().find_map(|lanes| lanes.channels.tasks.as_ref());
-        tasks.and_then(|(map, _)| map.descriptors())
+        tasks.map(|(map, _)| map)
+    }
+
+    /// Every batch lane that is lent, with its request lane.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.lanes.iter().flat_map(|lanes| lanes.channels.assigned()).copied()
     }
 
     /// Has the lanes with this page take over other settings; `false` if there are none.

@@ -35,6 +35,12 @@ pub enum Request {
     /// Hand over the task map, for reading who runs and for having lanes timed:
     /// [`elfen_rt::pages::tasks`].
     Tasks,
+    /// Have the kernel count what the process that asks, and its front, have below them on the
+    /// batch lanes of these (batch, request) pairs.
+    Count {
+        pairs: Vec<(u32, u32)>,
+        front: u32,
+    },
     /// Other settings for the lanes with this page.
     Set {
         page: String,
@@ -91,6 +97,12 @@ pub enum Answer {
     },
     /// With descriptors.
     Tasks,
+    /// The claim that was made, and which account of each batch lane it has; nothing where all are
+    /// others'.
+    Counted {
+        claim: u64,
+        accounts: Vec<Option<u64>>,
+    },
     /// The keeper takes the settings over within a moment.
     Set,
     Refused {

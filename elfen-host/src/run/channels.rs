@@ -29,6 +29,7 @@ use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, Writer as
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::Order;
+use super::accounts::claimed_by_elfend;
 use super::hotplug::Online;
 use super::ipc::{Counts, NoCounts};
 use super::live::words::LiveWords;
@@ -355,8 +356,17 @@ impl Channels {
         else {
             return;
         };
-        for (slot, &(batch, request)) in self.lanes.slots().zip(&self.assigned) {
-            let Some(index) = map.claim(batch, request, claim, is_dead) else {
+        let claimed = match writer {
+            Writer::Program(Source::Handed) => claimed_by_elfend(&self.assigned, claim),
+            _ => {
+                let claim_lane = |&(batch, request)| map.claim(batch, request, claim, is_dead);
+                Some((claim, self.assigned.iter().map(claim_lane).collect()))
+            }
+        };
+        let (claim, accounts) = claimed.unwrap_or_else(|| (claim, Vec::new()));
+        let accounts = accounts.into_iter().chain(std::iter::repeat(None));
+        for ((slot, &(batch, _)), index) in self.lanes.slots().zip(&self.assigned).zip(accounts) {
+            let Some(index) = index else {
                 if *writer != Writer::Module {
                     warn(&uncounted(batch));
                 }
@@ -432,7 +442,7 @@ impl Channels {
 /// The inode of the first pid namespace, the same on every kernel (PROC_PID_INIT_INO).
 const INITIAL_NAMESPACE: u32 = 0xeffffffc;
 
-fn is_dead(claim: Claim) -> bool {
+pub(crate) fn is_dead(claim: Claim) -> bool {
     let gone = |process: u32| {
         // SAFETY: signal 0 sends nothing; kill only looks the id up.
         process == 0

@@ -11,6 +11,7 @@
 //! and naps there itself. That reaches any program, needs nothing of it, and costs the request
 //! nothing: see ARCHITECTURE.md for why it is not a signal.
 
+mod accounts;
 mod beside;
 pub(crate) mod care;
 pub mod channels;

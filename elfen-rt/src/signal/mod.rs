@@ -28,4 +28,4 @@ pub mod task;
 pub mod thread;
 
 /// Goes up when the meaning or the place of any field changes. `ELFEN_ABI_VERSION` in `elfen.h`.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;

@@ -153,16 +153,25 @@ impl TaskSlot {
 pub struct WatchSlot {
     /// Counted up: the CPU's switches are timed for [`LEASE_NS`] from the next switch on.
     pub renewals: AtomicU64,
-    /// Of a batch lane: one more than its request lane's CPU; 0 before the first claim.
-    pub request: AtomicU64,
-    /// Of a batch lane: the [`Claim`]s of the runs that want an account; 0 where there is room.
-    pub claims: [AtomicU64; ACCOUNTS],
-    reserved: [AtomicU64; 3],
+    reserved: [AtomicU64; 7],
 }
 
 const _: () = assert!(size_of::<WatchSlot>() == 64);
-const _: () = assert!(offset_of!(WatchSlot, request) == 8);
-const _: () = assert!(offset_of!(WatchSlot, claims) == 16);
+
+/// Of a batch lane: whom to count there. In a third map, which goes to nobody: who could write it
+/// could falsify every account of the machine.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ClaimSlot {
+    /// One more than its request lane's CPU; 0 before the first claim.
+    pub request: AtomicU64,
+    /// The [`Claim`]s of the runs that want an account; 0 where there is room.
+    pub claims: [AtomicU64; ACCOUNTS],
+    reserved: [AtomicU64; 4],
+}
+
+const _: () = assert!(size_of::<ClaimSlot>() == 64);
+const _: () = assert!(offset_of!(ClaimSlot, claims) == 8);
 
 /// How long a lease lasts after the first switch that sees it. Watchers renew four times as often.
 pub const LEASE_NS: u64 = 4_000_000_000;
@@ -174,7 +183,9 @@ impl WatchSlot {
         // stored: watchers share the word.
         self.renewals.fetch_add(1, Relaxed);
     }
+}
 
+impl ClaimSlot {
     /// Puts `own` into a word without a living claim; returns its index.
     fn claim(&self, own: Claim, is_dead: impl Fn(Claim) -> bool) -> Option<usize> {
         let words = || self.claims.iter().map(|word| word.load(Relaxed)).enumerate();
@@ -227,7 +238,7 @@ pub struct TaskMap {
 #[derive(Debug)]
 enum MapWriter {
     /// The eBPF program: its leases, and the descriptors with its link.
-    Program { watch: Memory, descriptors: Descriptors },
+    Program { watch: Memory, claims: Option<Memory>, descriptors: Descriptors },
     /// The eBPF program, for a process that asks nothing of it: its link alone.
     Lent { _link: Descriptor },
     /// The nanonap module, which cannot go while its map is mapped; timing needs its file.
@@ -240,6 +251,8 @@ enum MapWriter {
 pub struct Descriptors {
     pub tasks: Descriptor,
     pub watch: Descriptor,
+    /// Only privileged processes have this one.
+    pub claims: Option<Descriptor>,
     /// The program's link: an open descriptor of it keeps the program running whichever other
     /// process dies.
     pub link: Descriptor,
@@ -252,13 +265,16 @@ impl TaskMap {
     pub fn from_descriptors(descriptors: Descriptors) -> Result<Self, TaskMapError> {
         let tasks = bpf::map_array(&descriptors.tasks, size_of::<TaskSlot>(), Access::Read);
         let page = Page::open(tasks.map_err(TaskMapError::Open)?)?;
-        let watch = bpf::map_array(&descriptors.watch, size_of::<WatchSlot>(), Access::Write);
-        let watch = watch.map_err(TaskMapError::Open)?;
-        let expected = size_of::<WatchSlot>() * page.slot_count() as usize;
-        if watch.len() < expected {
-            return Err(TaskMapError::Open(MemoryError::Size));
-        }
-        Ok(Self { page, writer: MapWriter::Program { watch, descriptors } })
+        let cpus = page.slot_count() as usize;
+        let asked = |map: &Descriptor, slot: usize| {
+            let asked = bpf::map_array(map, slot, Access::Write).map_err(TaskMapError::Open)?;
+            let is_whole = asked.len() >= slot * cpus;
+            if is_whole { Ok(asked) } else { Err(TaskMapError::Open(MemoryError::Size)) }
+        };
+        let watch = asked(&descriptors.watch, size_of::<WatchSlot>())?;
+        let claims = descriptors.claims.as_ref();
+        let claims = claims.map(|claims| asked(claims, size_of::<ClaimSlot>())).transpose()?;
+        Ok(Self { page, writer: MapWriter::Program { watch, claims, descriptors } })
     }
 
     /// Maps a task map for reading alone: no CPU is timed, and nothing is counted, on behalf of it.
@@ -338,10 +354,10 @@ impl TaskMap {
         own: Claim,
         is_dead: impl Fn(Claim) -> bool,
     ) -> Option<usize> {
-        let watch = self.watch(batch)?;
+        let asked = self.asked(batch)?;
         // Relaxed: every run on this lane stores the same.
-        watch.request.store(u64::from(request) + 1, Relaxed);
-        watch.claim(own, is_dead)
+        asked.request.store(u64::from(request) + 1, Relaxed);
+        asked.claim(own, is_dead)
     }
 
     /// Whether whoever writes the map counts cgroups, which the module does not.
@@ -356,7 +372,7 @@ impl TaskMap {
 
     /// Ends a claim.
     pub fn disclaim(&self, batch: u32, own: Claim) {
-        let claims = self.watch(batch).map(|watch| &watch.claims);
+        let claims = self.asked(batch).map(|asked| &asked.claims);
         for claim in claims.into_iter().flatten() {
             // Relaxed: see `claim`. Another claim stays.
             let _ours = claim.compare_exchange(own.word(), 0, Relaxed, Relaxed);
@@ -394,6 +410,26 @@ impl TaskMap {
         // offset is a multiple of 128, and an account is nothing but atomics, which the
         // kernel writes while we read.
         Some(unsafe { account.as_ref() })
+    }
+
+    fn asked(&self, cpu: u32) -> Option<&ClaimSlot> {
+        let MapWriter::Program { claims: Some(claims), .. } = &self.writer else { return None };
+        if cpu >= self.cpus() {
+            return None;
+        }
+        // SAFETY: `from_descriptors` checked that there are as many slots as CPUs.
+        let slot = unsafe { claims.base().cast::<ClaimSlot>().add(cpu as usize) };
+        // SAFETY: the mapping lives as long as `self`, starts at a page
+        // boundary, and holds atomics alone.
+        Some(unsafe { slot.as_ref() })
+    }
+
+    /// Beside which request lane a batch lane's tasks are counted; `None` if nobody has claimed an
+    /// account there.
+    pub fn counted_beside(&self, batch: u32) -> Option<u32> {
+        // Relaxed: every claim on this lane stores the same.
+        let word = self.asked(batch)?.request.load(Relaxed).checked_sub(1)?;
+        u32::try_from(word).ok()
     }
 
     fn watch(&self, cpu: u32) -> Option<&WatchSlot> {
@@ -435,13 +471,13 @@ mod tests {
     #[test]
     fn the_dead_make_room() {
         // SAFETY: nothing but atomic integers, of which zero is a value.
-        let watch: WatchSlot = unsafe { core::mem::zeroed() };
+        let slot: ClaimSlot = unsafe { core::mem::zeroed() };
         let nobody = |_| false;
-        let all = [10, 20, 30].map(|front| watch.claim(claim(front), nobody));
+        let all = [10, 20, 30].map(|front| slot.claim(claim(front), nobody));
         assert_eq!(all, [Some(0), Some(1), Some(2)]);
-        assert_eq!(watch.claim(claim(20), nobody), Some(1), "its own, again");
-        assert_eq!(watch.claim(claim(40), nobody), None, "all of them live");
-        assert_eq!(watch.claim(claim(40), |held| held == claim(30)), Some(2));
-        assert_eq!(watch.claim(claim(20), |_| true), Some(1), "never twice");
+        assert_eq!(slot.claim(claim(20), nobody), Some(1), "its own, again");
+        assert_eq!(slot.claim(claim(40), nobody), None, "all of them live");
+        assert_eq!(slot.claim(claim(40), |held| held == claim(30)), Some(2));
+        assert_eq!(slot.claim(claim(20), |_| true), Some(1), "never twice");
     }
 }

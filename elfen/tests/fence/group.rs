@@ -5,8 +5,11 @@
 //! the test's.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+
+use elfen_rt::signal::account::Claim;
 
 use super::stage::{Fenced, NOBODY, found, or_skip};
 
@@ -103,6 +106,11 @@ fn members_are_given_the_task_map() {
     assert!(status == Some(0) && said.contains("signal tasks (elfend)"), "{status:?} {said}");
     let (status, said) = as_member(&fenced, &[&run[..], &["--", "sh", "-c", "exit 7"]].concat());
     assert_eq!(status, Some(7), "{said}");
+    assert!(said.contains("borrowed") && !said.contains("is not counted"), "{said}");
+    // What it was handed lets it claim no account itself.
+    let socket = fenced.run_dir().join("elfend.sock");
+    let map = elfen_rt::pages::tasks(socket.as_os_str().as_bytes()).unwrap();
+    assert!(map.renew(0) && map.claim(1, 0, Claim::of_program(1), |_| true).is_none());
     let (status, said) = as_nobody(&fenced, &dry);
     assert!(status == Some(1) && said.contains("member of group elfen"), "{status:?} {said}");
 

@@ -1,0 +1,24 @@
+//! Accounts of a run without privileges: elfend claims them for it.
+//!
+//! Who can write claims can falsify every account of the machine, so members of group elfen are
+//! handed the task map without them. elfend takes the claimed processes from the kernel's word on
+//! who asks.
+
+use elfen_kernel::task_map;
+use elfen_rt::signal::account::Claim;
+
+use crate::fence::status::{Answer, Request, ask};
+
+/// The claim as elfend has made it, and of each pair which account of its batch lane it is.
+pub(super) fn claimed_by_elfend(
+    pairs: &[(u32, u32)],
+    claim: Claim,
+) -> Option<(Claim, Vec<Option<usize>>)> {
+    let Claim::Processes { front, .. } = claim else { return None };
+    let request = Request::Count { pairs: pairs.to_vec(), front };
+    let Ok(Answer::Counted { claim, accounts }) = ask(&task_map::elfend(), &request) else {
+        return None;
+    };
+    let accounts = accounts.into_iter().map(|one| one.and_then(|one| usize::try_from(one).ok()));
+    Some((Claim::from_word(claim)?, accounts.collect()))
+}

@@ -422,16 +422,28 @@ fn events() -> impl Strategy<Value = Vec<(usize, Event)>> {
 }
 
 proptest! {
-    /// Whatever a file holds, nothing panics, and every account sums up: the walk asserts it.
+    /// Whatever a file holds, also out of order and beyond all time, nothing panics, and what is
+    /// explained sums up.
     #[test]
-    fn any_events_are_accounted_for(events in events(), began_ns in 0..2_000_u64) {
+    fn any_events_are_accounted_for(
+        mut events in events(), began_ns in 0..2_000_u64, is_sorted: bool,
+        strange in proptest::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 0..4),
+    ) {
+        for (index, at_ns) in strange {
+            if !events.is_empty() {
+                index.get_mut(&mut events).1.at_ns = at_ns;
+            }
+        }
         let mut story = Story::new();
         story.tale.head.began_ns = began_ns;
         story.tale.head.cores = vec![vec![0, 1]];
         for (cpu, event) in events {
             story.tale.events[cpu].push(event);
         }
-        story.tale.events.iter_mut().for_each(|events| events.sort_by_key(|event| event.at_ns));
+        if is_sorted {
+            let events = story.tale.events.iter_mut();
+            events.for_each(|events| events.sort_by_key(|event| event.at_ns));
+        }
         for one in Account::of(&story.tale).explained {
             let mut at_ns = one.arrived_ns;
             for segment in &one.segments {

@@ -287,4 +287,53 @@ mod tests {
         let at = heap.as_ptr().expose_provenance() as u64;
         assert!(matches!(bounds(at), Err(Missed::NoFunction)));
     }
+
+    /// Goal: what a hostile program has in its memory is read or refused. Method: the image of a
+    /// program, in which some bytes are others, most of them where tables are, and any address.
+    #[test]
+    fn damaged_objects_are_read_or_refused() {
+        const CASES: u64 = 1_000;
+        let own = std::process::id();
+        let memory = Memory::open(own).unwrap();
+        let image = std::fs::read("/bin/true").unwrap();
+        let mut bytes = image.clone();
+        let base = bytes.as_ptr().expose_provenance() as u64;
+        let mapped = [Mapping {
+            range: base..base + bytes.len() as u64,
+            writable: false,
+            executable: true,
+            private: true,
+            offset: 0,
+            file: Some(("8:1".to_owned(), 1)),
+            name: "/bin/true".to_owned(),
+        }];
+        let found = |ip: u64| {
+            Objects::default().function(own, &memory, &mapped, &mapped[0], base + ip).is_ok()
+        };
+        let length = image.len() as u64;
+        assert!((0..length).step_by(64).any(found), "a function of it is found");
+        let mut seed = 88_172_645_463_325_252_u64;
+        let mut next = |below: u64| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed % below
+        };
+        let tables = Loaded::read(&memory, base).unwrap().segment(PT_GNU_EH_FRAME).unwrap();
+        let tables = tables.0 - base;
+        let mut still = 0;
+        for _ in 0..CASES {
+            bytes.copy_from_slice(&image);
+            for _ in 0..=next(6) {
+                let near = [0, 0x40, tables, tables + 16, next(length)];
+                let place = near[usize::try_from(next(5)).unwrap()] + next(0x200);
+                let with = [0, 0xff, 0x7f, 0x80, next(256)][usize::try_from(next(5)).unwrap()];
+                if let Some(byte) = bytes.get_mut(usize::try_from(place).unwrap()) {
+                    *byte = u8::try_from(with).unwrap();
+                }
+            }
+            still += u32::from(found(next(length)));
+        }
+        assert!(still > 0, "some are read all the same");
+    }
 }

@@ -362,7 +362,8 @@ impl Daemon {
         }
         let made = match &fence.which {
             Which::Cgroup(_) => group.make().map_err(|error| error.to_string()),
-            Which::Cgroups(_) | Which::Unit(_) => Ok(()),
+            Which::Cgroups(_) => group.want_cpus().map_err(|error| error.to_string()),
+            Which::Unit(_) => Ok(()),
         };
         let taken = made.and_then(|()| fit(&group, &self.settings.lent)).and_then(|()| {
             let held = Held::take(fence, found, group, &self.folder);

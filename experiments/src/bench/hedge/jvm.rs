@@ -173,8 +173,8 @@ impl Servers {
         Ok((java, served))
     }
 
-    /// Asks again on a new connection if the answer breaks off: a proxy can't mend one whose
-    /// server was killed in its middle.
+    /// Asks again on a new connection if the answer breaks off, or there is none: a proxy can't mend
+    /// one whose server was killed in its middle, and tries only so many again that were dropped.
     fn ask(&self, stream: &mut TcpStream, number: usize) -> io::Result<()> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         // One that was reset has none.
@@ -218,6 +218,7 @@ fn is_whole(answer: &[u8]) -> io::Result<bool> {
         .and_then(|(_, length)| length.parse::<usize>().ok());
     match length {
         Some(length) if status.starts_with("HTTP/1.1 200 ") => Ok(body.len() >= length),
+        _ if status.starts_with("HTTP/1.1 502 ") => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Err(io::Error::other(format!("the answer was {status:?}"))),
     }
 }

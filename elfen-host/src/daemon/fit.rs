@@ -45,28 +45,17 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
     for fence in &settings.fences {
         let what = format!("fence {:?}", fence.name);
         takes_systemd(&what, &fence.which)?;
-        let paths = match &fence.which {
-            Which::Cgroup(path) => {
-                let group = Group::new(&hierarchies, path.clone());
-                if group.exists() {
-                    let fits = fit(&group, &settings.lent);
-                    fits.map_err(|why| usage(&what, why, "name another cgroup"))?;
-                }
-                vec![path.clone()]
-            }
-            Which::Cgroups(pattern) => vec![pattern.clone()],
-            // Units that come later are looked at when they do.
-            Which::Unit(unit) => {
-                let found = systemd::cgroups_of(unit).unwrap_or_default();
-                found.into_iter().map(|(_, path)| path).collect()
-            }
-        };
-        for path in paths {
-            let parent = path.parent();
-            if !home.is_within(&parent) {
-                let why = format!("from {home}, where elfend is, guards do not outrank {path}");
-                return Err(usage(&what, why, &format!("start elfend in {parent}")));
-            }
+        // Units come and go, and are looked at when they are there.
+        let (Which::Cgroup(path) | Which::Cgroups(path)) = &fence.which else { continue };
+        let group = Group::new(&hierarchies, path.clone());
+        if matches!(fence.which, Which::Cgroup(_)) && group.exists() {
+            let fits = fit(&group, &settings.lent);
+            fits.map_err(|why| usage(&what, why, "name another cgroup"))?;
+        }
+        let parent = path.parent();
+        if !home.is_within(&parent) {
+            let why = format!("from {home}, where elfend is, guards do not outrank {path}");
+            return Err(usage(&what, why, &format!("start elfend in {parent}")));
         }
     }
     Ok((hierarchies, home))

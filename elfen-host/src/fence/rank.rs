@@ -18,10 +18,10 @@ pub enum Outranked {
     #[error("cgroup {child} ranks beside the guard in {home}: it is not idle (cpu.idle)")]
     NotIdle { child: CgroupPath, home: CgroupPath },
     #[error(
-        "the guard's cgroup {home} is in {child}, which is not idle although the fence in it is; \
-         the guard has to be in {child} itself, or anywhere in it but in the fence"
+        "the guard, in {home}, does not outrank the fence: {child} is not idle, although the fence \
+         in it is; start elfend in {parent}"
     )]
-    TooFar { child: CgroupPath, home: CgroupPath },
+    TooFar { child: CgroupPath, home: CgroupPath, parent: CgroupPath },
     #[error("the guard's own cgroup {0} is idle")]
     GuardIdle(CgroupPath),
     #[error("the guard's own cgroup {path} has weight {weight}, and takes {LEAST_WEIGHT}")]
@@ -65,7 +65,7 @@ pub fn outranked(
         let home = home.clone();
         let too_far = child != *fence && rank(fence)?.idle;
         return Ok(Some(match too_far {
-            true => Outranked::TooFar { child, home },
+            true => Outranked::TooFar { child, home, parent: fence.parent() },
             false => Outranked::NotIdle { child, home },
         }));
     }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use elfen_rt::service::Service;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, Own, borrows, kill, or_skip, settings, wait_until};
+use super::stage::{Fenced, NOBODY, Own, borrows, comm, kill, or_skip, settings, wait_until};
 
 /// Of a process that publishes for another test: the name of its page.
 const PUBLISHES: &str = "FENCE_TEST_PUBLISHES";
@@ -190,8 +190,8 @@ fn metrics_are_served_where_the_settings_say() {
         all.collect::<Vec<u32>>()
     };
     let keeper = fenced.status().keeper.unwrap();
-    let [server] = *children().into_iter().filter(|child| *child != keeper).collect::<Vec<_>>()
-    else {
+    let is_server = |child: &u32| *child != keeper && comm(*child) != "elfend-watchdog";
+    let [server] = *children().into_iter().filter(is_server).collect::<Vec<_>>() else {
         panic!("{:?}", children())
     };
     kill(server, libc::SIGKILL);

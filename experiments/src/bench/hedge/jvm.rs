@@ -173,8 +173,8 @@ impl Servers {
         Ok((java, served))
     }
 
-    /// Asks again on a new connection if the answer breaks off, or there is none: a proxy can't mend
-    /// one whose server was killed in its middle, and tries only so many again that were dropped.
+    /// Asks again on a new connection if the answer breaks off, or there is none. A proxy can't
+    /// mend one whose server was killed in its middle, and tries again only some that were dropped.
     fn ask(&self, stream: &mut TcpStream, number: usize) -> io::Result<()> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         // One that was reset has none.

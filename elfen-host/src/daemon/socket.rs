@@ -1,8 +1,8 @@
 //! The daemon's socket: who asks, and what.
 //!
-//! One request and one answer for each connection, each a message of its own. The kernel says who
-//! asks. A silent connection is closed after a while, and sooner if its user has many or all places
-//! are taken: silent processes of one user must not keep others waiting.
+//! One request and one answer for each connection, each a message of its own. The kernel names the
+//! process that asks. A silent connection is closed after a while, and sooner if its user has many
+//! or all places are taken: silent processes of one user must not keep others waiting.
 
 use std::io;
 use std::mem::size_of;

@@ -1,8 +1,8 @@
 //! Accounts of a run without privileges: elfend claims them for it.
 //!
-//! Who can write claims can falsify every account of the machine, so members of group elfen are
-//! handed the task map without them. elfend takes the claimed processes from the kernel's word on
-//! who asks.
+//! A process that can write claims can falsify every account of the machine. So members of group
+//! elfen are handed the task map without them, and elfend claims for the process that asks, as the
+//! kernel names it.
 
 use elfen_kernel::task_map;
 use elfen_rt::signal::account::Claim;

@@ -3,8 +3,8 @@
 //!
 //! Orphans of a killed keeper are the spare's children, so it becomes the keeper, whether or not
 //! the launcher still runs. Without it, a batch whose launcher and keeper were killed together
-//! would run unguarded next to requests for as long as it lives. It has a name of its own: who
-//! kills by name kills the other two.
+//! would run unguarded next to requests for as long as it lives. It has another name, so that
+//! `killall elfen` leaves it.
 
 use std::fs::File;
 use std::io;

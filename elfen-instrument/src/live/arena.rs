@@ -150,8 +150,8 @@ impl Arena {
             if is_taken { Missed::Busy } else { missed }
         })?;
         let write = |at, bytes: &[u8]| memory.write(at, bytes).map_err(Missed::of_io);
-        // Who looks at a backtrace finds the name in the maps of the process. A kernel without such
-        // names says EINVAL, and the arena is as good without.
+        // For readers of backtraces: the name is in the maps of the process. A kernel without such
+        // names returns EINVAL, and the arena works without.
         write(code, NAME)?;
         let named = [PR_SET_VMA, PR_SET_VMA_ANON_NAME, code, sizes[0], code, 0];
         let _unnamed = seized.call("naming", libc::SYS_prctl, named);

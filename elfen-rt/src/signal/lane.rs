@@ -1,8 +1,9 @@
 //! What a batch lane's guard and batch threads publish about it: its state, what was borrowed, how
 //! fast they react.
 //!
-//! One slot for each batch lane. Whoever has the lane writes it, and a thread can be switched out
-//! between two stores. So counts are added in one instruction, and the last writer sets the state.
+//! One slot for each batch lane. Guard and batch threads take turns in writing it, and a thread can
+//! be switched out between two stores. So counts are added in one instruction, and the last writer
+//! sets the state.
 //!
 //! Every process of the batch can write the slot, so a guard reads nothing from it that decides
 //! whether the batch runs. [`LaneInputs`] exist twice: in the slot for threads with checks, and in

@@ -158,8 +158,8 @@ pub struct WatchSlot {
 
 const _: () = assert!(size_of::<WatchSlot>() == 64);
 
-/// Of a batch lane: whom to count there. In a third map, which goes to nobody: who could write it
-/// could falsify every account of the machine.
+/// Of a batch lane: which tasks to count there. A third map, which is handed to no other process:
+/// writing it falsifies every account of the machine.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ClaimSlot {
@@ -424,8 +424,8 @@ impl TaskMap {
         Some(unsafe { slot.as_ref() })
     }
 
-    /// Beside which request lane a batch lane's tasks are counted; `None` if nobody has claimed an
-    /// account there.
+    /// The request lane beside which a batch lane's tasks are counted; `None` before the first
+    /// claim there.
     pub fn counted_beside(&self, batch: u32) -> Option<u32> {
         // Relaxed: every claim on this lane stores the same.
         let word = self.asked(batch)?.request.load(Relaxed).checked_sub(1)?;

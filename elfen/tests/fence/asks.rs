@@ -1,4 +1,4 @@
-//! What elfend grants to those who ask, and whom it keeps waiting.
+//! What elfend grants over its socket, and how long a request waits.
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,7 +11,7 @@ use super::SPIN;
 use super::stage::{Fenced, kill, or_skip, wait_until};
 
 /// Goal: root in a fence, or without capabilities as in a container, commands no fence. Method:
-/// both ask for another budget and for the end of a pause; then root outside, who is granted it.
+/// both ask for another budget and for the end of a pause; then root outside, which is granted it.
 #[test]
 fn root_commands_only_from_outside() {
     if !or_skip("root_commands_only_from_outside") {

@@ -80,7 +80,7 @@ enum Victim {
     Front,
     Keeper,
     Spare,
-    /// Two at once, as by an operator who kills what is called `elfen`.
+    /// Two at once, as by `killall -9 elfen`.
     FrontAndKeeper,
     KeeperAndSpare,
     Batch,

@@ -13,7 +13,7 @@ use crate::stage::{Running, Serving, kill, parent_of, two_cpus_or_skip, wait_unt
 
 /// Goal: a batch that writes another process into the page that it was handed has no signal sent
 /// there. Method: the page names a process of the test's before the front passes on its first
-/// signal, and keeper and spare are killed, too: then the front has nobody to ask.
+/// signal, and keeper and spare are killed, too: then the front has to know it by itself.
 #[test]
 fn a_page_that_names_another_process_is_not_believed() {
     if !two_cpus_or_skip("a_page_that_names_another_process_is_not_believed") {

@@ -191,7 +191,7 @@ impl Rehearsal {
             return;
         };
         self.exchange.written.fetch_add(1, Relaxed);
-        // Before the lock is let go: who finds no change there finds its outcome.
+        // Before the lock is free: where the change is gone, its outcome is there.
         self.exchange.outcome.store(outcome, Release);
         drop(waiting);
         self.planner.unpark();

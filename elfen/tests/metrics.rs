@@ -205,8 +205,9 @@ fn a_service_and_a_run_beside_it_are_served() {
         seen.value("elfen_batch_slo_seconds", &[&format!("pid=\"{pid}\""), "program=\"sleep\""])
     };
     while pid.is_none() && start.elapsed() < Duration::from_secs(20) {
-        // A run's pid is its program's, which the keeper starts: the child of the front's child.
-        pid = grandchild(batch.id()).filter(|pid| lane_of(&server.scrape(), *pid).is_some());
+        // A run's pid is its program's, which the front has others start.
+        let seen = server.scrape();
+        pid = descendants(batch.id()).into_iter().find(|pid| lane_of(&seen, *pid).is_some());
     }
     let pid = format!("pid=\"{}\"", pid.expect("the run shows up"));
     (1..=5).for_each(|request| {
@@ -239,13 +240,11 @@ fn a_service_and_a_run_beside_it_are_served() {
     service.remove().ok();
 }
 
-/// The process that the only child of a process has started.
-fn grandchild(pid: u32) -> Option<u32> {
-    let child = |pid: u32| {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-        children.split_whitespace().next()?.parse().ok()
-    };
-    child(child(pid)?)
+/// All that a process and its children have started.
+fn descendants(pid: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = list.split_whitespace().filter_map(|pid| pid.parse().ok());
+    children.flat_map(|pid| [vec![pid], descendants(pid)].concat()).collect()
 }
 
 /// Goal: rude clients keep no other client waiting. Method: more of them than there are places, of

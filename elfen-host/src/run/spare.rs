@@ -15,6 +15,7 @@ use std::sync::Arc;
 use elfen_rt::inherit::Inherited;
 use elfen_rt::signal::account::Claim;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 use super::Order;
@@ -70,16 +71,8 @@ pub(super) fn stand_by(
 /// Waits for a child's end, and does not reap it: reaping may take long (see [`super::spins`]), and
 /// the lane is not guarded meanwhile.
 fn was_killed(child: Pid) -> io::Result<bool> {
-    // SAFETY: nothing but numbers and pointers, of which zeros are a value.
-    let mut ended: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let id = child.as_raw().unsigned_abs();
-    // SAFETY: the kernel writes what it says into `ended`.
-    let waited =
-        unsafe { libc::waitid(libc::P_PID, id, &raw mut ended, libc::WEXITED | libc::WNOWAIT) };
-    match waited {
-        0 => Ok(ended.si_code != libc::CLD_EXITED),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let ended = waitid(Id::Pid(child), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
+    Ok(!matches!(ended, WaitStatus::Exited(..)))
 }
 
 pub(super) fn become_the_parent_of_orphans() -> io::Result<()> {

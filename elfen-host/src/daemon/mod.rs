@@ -19,6 +19,7 @@ mod log;
 mod reflex;
 pub mod release;
 mod reload;
+mod respawned;
 mod serving;
 pub mod settings;
 mod socket;

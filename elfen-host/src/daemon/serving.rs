@@ -6,21 +6,19 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use elfen_console::failure::{Failure, Status};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 use super::log::{Level, say};
+use super::respawned::Respawned;
 use crate::metrics::machine::Machine;
 use crate::metrics::server;
-
-/// One that ends again and again is started this often.
-const LEAST_LIFE: Duration = Duration::from_secs(1);
 
 /// Served at an address, or not at all.
 #[derive(Debug, Default)]
@@ -30,8 +28,7 @@ pub(super) struct Serving(Option<Server>);
 struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    process: Option<Pid>,
-    began: Option<Instant>,
+    process: Respawned,
 }
 
 impl Serving {
@@ -48,7 +45,7 @@ impl Serving {
             say(Level::Warning, why);
         }
         say(Level::Info, format_args!("metrics at http://{address}/metrics"));
-        Ok(Self(Some(Server { listener, address, process: None, began: None })))
+        Ok(Self(Some(Server { listener, address, process: Respawned::default() })))
     }
 
     /// The same listener goes on where the address has stayed.
@@ -63,31 +60,19 @@ impl Serving {
     /// A process that serves, where there is none.
     pub(super) fn mind(&mut self, socket: &Path) {
         let Some(server) = &mut self.0 else { return };
-        if let Some(process) = server.process {
-            let ended = waitpid(process, Some(WaitPidFlag::WNOHANG));
-            if ended == Ok(WaitStatus::StillAlive) {
-                return;
-            }
-            say(Level::Warning, format_args!("who serves metrics has ended: {ended:?}"));
-            server.process = None;
-        }
-        if server.began.is_some_and(|began| began.elapsed() < LEAST_LIFE) {
-            return;
-        }
-        server.began = Some(Instant::now());
-        match start(&server.listener, socket) {
-            Ok(process) => server.process = Some(process),
-            Err(error) => say(Level::Error, format_args!("nobody serves metrics: {error}")),
+        let start = || start(&server.listener, socket);
+        if let Err(error) = server.process.mind("metrics server", start) {
+            say(Level::Error, format_args!("nobody serves metrics: {error}"));
         }
     }
 }
 
-impl Drop for Serving {
+impl Drop for Server {
+    /// Other children of the daemon have this listener too, and would keep the address.
     fn drop(&mut self) {
-        let Some(process) = self.0.as_ref().and_then(|server| server.process) else { return };
-        // The daemon's child; both can fail only if it is gone already.
-        let _ended = kill(process, Signal::SIGKILL);
-        let _reaped = waitpid(process, None);
+        self.process.end();
+        // It fails only if it listens no more.
+        let _deaf = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
     }
 }
 

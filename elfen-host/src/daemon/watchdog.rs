@@ -8,29 +8,25 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
 use super::log::{Level, say};
 use super::release::freeze;
+use super::respawned::Respawned;
 use crate::cgroup::{CgroupPath, Group, Hierarchies, Version};
 use crate::fence::state::Folder;
 use crate::pidfd::PidFd;
 
 const NAME: &std::ffi::CStr = c"elfend-watchdog";
-/// One that ends again and again is started this often.
-const LEAST_LIFE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Watchdog {
     folder: Folder,
     /// Its own cgroup's; `None` where there is no version 2.
     own: Option<PathBuf>,
-    process: Option<Pid>,
-    began: Option<Instant>,
+    process: Respawned,
 }
 
 impl Watchdog {
@@ -38,8 +34,7 @@ impl Watchdog {
         let mut watchdog = Self {
             folder: folder.clone(),
             own: own(hierarchies, home),
-            process: None,
-            began: None,
+            process: Respawned::default(),
         };
         watchdog.mind();
         watchdog
@@ -47,68 +42,51 @@ impl Watchdog {
 
     /// Starts it where it does not run.
     pub(super) fn mind(&mut self) {
-        if let Some(process) = self.process {
-            let ended = waitpid(process, Some(WaitPidFlag::WNOHANG));
-            if ended == Ok(WaitStatus::StillAlive) {
-                return;
-            }
-            say(Level::Warning, format_args!("the watchdog has ended: {ended:?}"));
-            self.process = None;
-        }
-        if self.began.is_some_and(|began| began.elapsed() < LEAST_LIFE) {
-            return;
-        }
-        self.began = Some(Instant::now());
-        match self.fork() {
-            Ok(process) => self.process = Some(process),
-            Err(error) => say(
+        let (folder, own) = (&self.folder, self.own.as_deref());
+        if let Err(error) = self.process.mind("watchdog", || watch(folder, own)) {
+            say(
                 Level::Error,
                 format_args!("no watchdog, so nothing freezes if all of elfend is killed: {error}"),
-            ),
+            );
         }
     }
+}
 
-    fn fork(&self) -> io::Result<Pid> {
-        let daemon =
-            PidFd::open(std::process::id(), || true).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: as for the keeper: the daemon's other threads make system calls alone.
-        match unsafe { fork() }? {
-            ForkResult::Parent { child } => Ok(child),
-            ForkResult::Child => {
-                self.stand_apart();
-                daemon.await_end();
-                if let Err(failure) = freeze(&self.folder) {
-                    say(Level::Error, failure);
-                }
-                self.own.iter().for_each(|own| leave(own));
-                // SAFETY: ends the process; what else the daemon had open was the daemon's.
-                unsafe { libc::_exit(0) }
+fn watch(folder: &Folder, own: Option<&Path>) -> io::Result<Pid> {
+    let daemon = PidFd::open(std::process::id(), || true).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: as for the keeper: the daemon's other threads make system calls alone.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(child),
+        ForkResult::Child => {
+            stand_apart(own);
+            daemon.await_end();
+            if let Err(failure) = freeze(folder) {
+                say(Level::Error, failure);
             }
+            own.iter().for_each(|own| leave(own));
+            // SAFETY: ends the process; what else the daemon had open was the daemon's.
+            unsafe { libc::_exit(0) }
         }
     }
+}
 
-    /// As far as it is allowed: a process that stands among others does the same work.
-    fn stand_apart(&self) {
-        let _deaf = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
-        let _session = setsid();
-        // SAFETY: this prctl takes a name that ends in NUL.
-        unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
-        let _spared = fs::write("/proc/self/oom_score_adj", "-1000");
-        if let Some(own) = &self.own {
-            let _made = fs::create_dir(own);
-            let _inside = fs::write(own.join("cgroup.procs"), "0");
-        }
+/// As far as it is allowed: a process that stands among others does the same work.
+fn stand_apart(own: Option<&Path>) {
+    let _deaf = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
+    let _session = setsid();
+    // SAFETY: this prctl takes a name that ends in NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    let _spared = fs::write("/proc/self/oom_score_adj", "-1000");
+    if let Some(own) = own {
+        let _made = fs::create_dir(own);
+        let _inside = fs::write(own.join("cgroup.procs"), "0");
     }
 }
 
 impl Drop for Watchdog {
     /// The daemon has frozen what has to be.
     fn drop(&mut self) {
-        if let Some(process) = self.process.take() {
-            // The daemon's child; both can fail only if it is gone already.
-            let _ended = kill(process, Signal::SIGKILL);
-            let _reaped = waitpid(process, None);
-        }
+        self.process.end();
         self.own.iter().for_each(|own| _ = fs::remove_dir(own));
     }
 }

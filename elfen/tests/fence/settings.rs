@@ -198,8 +198,15 @@ fn metrics_are_served_where_the_settings_say() {
     wait_until("another", || children().iter().all(|child| *child != server));
     wait_until("a scrape", || says("elfen_elfend_up 1\n"));
     assert_eq!(fenced.fence().frozen, None);
+    // A watchdog that is started now has the listener too.
+    let watchdog = || children().into_iter().find(|child| comm(*child) == "elfend-watchdog");
+    let first = watchdog().unwrap();
+    kill(first, libc::SIGKILL);
+    wait_until("another watchdog", || watchdog().is_some_and(|second| second != first));
     fenced.reload(&usual);
-    wait_until("its end", || scraped(address).is_none());
+    wait_until("its end", || TcpStream::connect(address).is_err());
+    fenced.reload(&served);
+    wait_until("a scrape", || says("elfen_elfend_up 1\n"));
 }
 
 /// Before the test runner begins: a process that was started to publish is no test.

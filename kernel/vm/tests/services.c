@@ -26,18 +26,18 @@ static const char SETTINGS[] = "nap = \"spin\"\n"
 
 /* What a service's process and the test share. */
 struct served {
-	int hold;     /* the request that comes next lasts as long as this is set */
+	int hold;     /* a request that begins while this is set lasts until it is not */
 	int holds;    /* it does */
 	int measure;  /* rounds asked for */
 	int measured; /* rounds done */
 	uint64_t latency_ns[REQUESTS];
 };
 
-static void work(const struct served *served)
+static void work(const struct served *served, int held)
 {
 	uint64_t end = now_ns() + WORK_NS;
 
-	while (now_ns() < end || __atomic_load_n(&served->hold, __ATOMIC_RELAXED))
+	while (now_ns() < end || (held && __atomic_load_n(&served->hold, __ATOMIC_RELAXED)))
 		;
 }
 
@@ -48,7 +48,7 @@ static void serve(const char *name, int cpu, struct served *served)
 	struct elfen_error error;
 	struct elfen_service_slot *slot;
 	uint64_t came, request = 0;
-	int at = 0;
+	int held, at = 0;
 
 	pin(cpu);
 	if (elfen_service_open(&service, name, 1, &error) ||
@@ -59,8 +59,9 @@ static void serve(const char *name, int cpu, struct served *served)
 		while (now_ns() < came)
 			usleep((came - now_ns()) / US + 1);
 		elfen_service_begin(slot, ++request, came);
-		__atomic_store_n(&served->holds, served->hold, __ATOMIC_RELEASE);
-		work(served);
+		held = __atomic_load_n(&served->hold, __ATOMIC_ACQUIRE);
+		__atomic_store_n(&served->holds, held, __ATOMIC_RELEASE);
+		work(served, held);
 		elfen_service_end(slot);
 		if (__atomic_exchange_n(&served->holds, 0, __ATOMIC_RELEASE))
 			came = now_ns();

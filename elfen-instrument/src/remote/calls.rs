@@ -7,10 +7,11 @@
 //! Stops are seen by whether the kernel lets us read registers, and not by waiting for them: the
 //! threads that wait for children of this process would have them, and an exit status as well.
 
+use std::cell::RefCell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::maps::mappings;
 use super::memory::Memory;
@@ -30,6 +31,9 @@ pub enum TouchError {
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// A thread that has not stopped by then is left alone. It may sleep where nothing wakes it, as in
+/// vfork(2) or on a disk that does not answer, or have no CPU.
+const STOPS_WITHIN: Duration = Duration::from_millis(50);
 /// `op` of `struct ptrace_syscall_info`, its first byte.
 pub(super) const AT_ENTRY: u8 = 1;
 pub(super) const AT_EXIT: u8 = 2;
@@ -41,6 +45,31 @@ const RSEQ_WORDS: usize = 3;
 const STOPS_MAX: u32 = 8;
 /// In `si_code` of a stop that PTRACE_INTERRUPT made, above SIGTRAP.
 const EVENT_STOP: i32 = 128;
+
+thread_local! {
+    /// Threads that this one told to stop, and that had not by [`STOPS_WITHIN`]. The kernel lets
+    /// them go on when this thread ends.
+    static LATE: RefCell<Vec<libc::pid_t>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets those threads go on that stopped too late for [`Seized::take`]. To be called often by a
+/// thread that takes any: until then they stand still.
+pub fn let_late_ones_go() {
+    LATE.with_borrow_mut(|late| {
+        late.retain(|&thread| {
+            let is_ended = || {
+                parent_if_dead(thread).is_some_and(|parent| {
+                    bury(thread, parent);
+                    true
+                })
+            };
+            let signal = get(thread).ok().map(|_| signal_of_stop(thread).unwrap_or(0));
+            let has_stopped =
+                signal.is_some_and(|signal| ask(libc::PTRACE_DETACH, thread, 0, signal).is_ok());
+            !has_stopped && !is_ended()
+        });
+    });
+}
 
 /// A thread that is stopped in its own code, until this drops.
 #[derive(Debug)]
@@ -57,14 +86,19 @@ impl Seized {
     pub fn take(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
         let syscall = find_syscall(process, memory).ok_or(TouchError::NoVdso)?;
         let thread = thread.cast_signed();
-        // If this process is killed meanwhile, the thread has registers of ours.
-        let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
-        let options = options.unsigned_abs() as usize;
-        ask(libc::PTRACE_SEIZE, thread, 0, options).map_err(TouchError::Refused)?;
+        let_late_ones_go();
+        if LATE.with_borrow(|late| late.contains(&thread)) {
+            return Err(TouchError::Busy);
+        }
+        ask(libc::PTRACE_SEIZE, thread, 0, 0).map_err(TouchError::Refused)?;
         match stop(thread) {
             Ok((registers, signals)) => Ok(Self { thread, syscall, registers, signals }),
-            Err(signal) => {
+            Err(NotTaken::Stopped(signal)) => {
                 let_go(thread, signal);
+                Err(TouchError::Busy)
+            }
+            Err(NotTaken::Late) => {
+                LATE.with_borrow_mut(|late| late.push(thread));
                 Err(TouchError::Busy)
             }
         }
@@ -134,19 +168,38 @@ impl Drop for Seized {
     }
 }
 
-/// Stops a thread that is seized, and holds its signals back. The error is a signal that has to be
-/// given to it when it is let go; 0 for none.
-fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), usize> {
-    ask(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(|_| 0_usize)?;
-    let registers = wait(thread).ok_or(0_usize)?;
+/// Why a thread is not made to call anything.
+enum NotTaken {
+    /// It is to be let go with this signal; 0 for none.
+    Stopped(usize),
+    /// It has not stopped in time.
+    Late,
+}
+
+/// Stops a thread that is seized, and holds its signals back.
+fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), NotTaken> {
+    const NO_SIGNAL: NotTaken = NotTaken::Stopped(0);
+    ask(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(|_| NO_SIGNAL)?;
+    let deadline = Instant::now() + STOPS_WITHIN;
+    let registers = loop {
+        match look(thread) {
+            Look::Stopped(registers) => break registers,
+            Look::Ended => return Err(NO_SIGNAL),
+            Look::Runs if Instant::now() > deadline => return Err(NotTaken::Late),
+            Look::Runs => std::thread::sleep(LOOK_EVERY),
+        }
+    };
     match signal_of_stop(thread) {
         Some(0) => {}
         // A stop of the whole process has no signal.
-        other => return Err(other.unwrap_or(0)),
+        other => return Err(NotTaken::Stopped(other.unwrap_or(0))),
     }
     let in_call = registers.orig_rax.cast_signed() >= 0;
-    let signals = get_signals(thread).ok().filter(|_| !in_call).ok_or(0_usize)?;
-    set_signals(thread, u64::MAX).map_err(|_| 0_usize)?;
+    let signals = get_signals(thread).ok().filter(|_| !in_call).ok_or(NO_SIGNAL)?;
+    // If this process is killed from here on, the thread may have registers of ours.
+    let options = (libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD).unsigned_abs();
+    ask(libc::PTRACE_SETOPTIONS, thread, 0, options as usize).map_err(|_| NO_SIGNAL)?;
+    set_signals(thread, u64::MAX).map_err(|_| NO_SIGNAL)?;
     Ok((registers, signals))
 }
 
@@ -177,18 +230,35 @@ fn let_go(thread: libc::pid_t, signal: usize) {
     }
 }
 
-/// Waits until a thread that was told to stop has; `None` if it ended instead. However long that
-/// takes: only a thread that has stopped can be let go, and one that is not would stop for good.
+/// A thread that was told to stop.
+enum Look {
+    Stopped(libc::user_regs_struct),
+    Ended,
+    Runs,
+}
+
+fn look(thread: libc::pid_t) -> Look {
+    if let Ok(registers) = get(thread) {
+        return Look::Stopped(registers);
+    }
+    match parent_if_dead(thread) {
+        Some(parent) => {
+            bury(thread, parent);
+            Look::Ended
+        }
+        None => Look::Runs,
+    }
+}
+
+/// Waits until a thread that is on its way to a stop is there; `None` if it ended instead. However
+/// long that takes: it has registers of ours.
 fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
     loop {
-        if let Ok(registers) = get(thread) {
-            return Some(registers);
+        match look(thread) {
+            Look::Stopped(registers) => return Some(registers),
+            Look::Ended => return None,
+            Look::Runs => std::thread::sleep(LOOK_EVERY),
         }
-        if let Some(parent) = parent_if_dead(thread) {
-            bury(thread, parent);
-            return None;
-        }
-        std::thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -335,6 +405,39 @@ mod tests {
             assert!(matches!(result, Err(TouchError::Call { what: "getpid", .. })), "{result:?}");
         }
         assert_eq!(parent.wait().unwrap().code(), Some(5));
+    }
+
+    /// Goal: nobody waits for a thread that does not stop, and it goes on afterwards. Method: a
+    /// parent in vfork(2), whose child sleeps.
+    #[test]
+    fn a_thread_that_does_not_stop_is_left_alone() {
+        const PROGRAM: &str = "#include <unistd.h>\n#include <stdio.h>\n\
+            int main(void) { if (!vfork()) { write(1, \"x\", 1); usleep(700000); _exit(0); }\n\
+            return 7; }";
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("vfork.c");
+        std::fs::write(&source, PROGRAM).unwrap();
+        let program = folder.path().join("vfork");
+        let built = Command::new("cc").arg("-o").arg(&program).arg(&source).status().unwrap();
+        assert!(built.success());
+        let mut parent =
+            Command::new(&program).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        io::Read::read_exact(&mut parent.stdout.take().unwrap(), &mut [0]).unwrap();
+        let memory = Memory::open(parent.id()).unwrap();
+        let began = Instant::now();
+        for _ in 0..2 {
+            let taken = Seized::take(parent.id(), parent.id(), &memory);
+            assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
+        }
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        let status = loop {
+            let_late_ones_go();
+            match parent.try_wait().unwrap() {
+                Some(status) => break status,
+                None => std::thread::sleep(LOOK_EVERY),
+            }
+        };
+        assert_eq!(status.code(), Some(7));
     }
 
     #[test]

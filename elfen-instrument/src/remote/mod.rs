@@ -9,7 +9,7 @@ mod group;
 mod maps;
 mod memory;
 
-pub use calls::{Seized, TouchError};
+pub use calls::{Seized, TouchError, let_late_ones_go};
 pub use group::{Event, Group};
 pub use maps::{Mapping, mappings};
 pub use memory::Memory;

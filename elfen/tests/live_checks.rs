@@ -65,10 +65,19 @@ impl Drop for Turns {
 }
 
 fn elfen(options: &[&str], program: &Path) -> Command {
+    let live = ["--signal", "tasks", "--inject", "live"];
+    run(&[&live, options].concat(), program)
+}
+
+/// With the checks that it chooses itself.
+fn elfen_by_default(program: &Path) -> Command {
+    run(&[], program)
+}
+
+fn run(options: &[&str], program: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["run", "--lanes", "0:1", "--signal", "tasks", "--inject", "live"]);
-    command.args(options).arg("--").arg(program).env_remove("ELFEN_LANES");
-    command.stdin(Stdio::null());
+    command.args(["run", "--lanes", "0:1"]).args(options).arg("--").arg(program);
+    command.env_remove("ELFEN_LANES").stdin(Stdio::null());
     command
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use aya::maps::{Map, MapData, RingBuf};
 use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
-use aya::programs::{BtfTracePoint, PerfEvent, UProbe};
+use aya::programs::{BtfTracePoint, FExit, PerfEvent, Program, UProbe};
 use aya::{Btf, Ebpf, EbpfLoader};
 
 use crate::error::Error;
@@ -38,12 +38,16 @@ impl Object {
 
     /// Loads one program for a tracepoint; it is not attached.
     pub(crate) fn program(&mut self, name: &str, tracepoint: &str) -> Result<OwnedFd, Error> {
-        let program: &mut BtfTracePoint = self
-            .ebpf
-            .program_mut(name)
-            .and_then(|program| program.try_into().ok())
-            .ok_or_else(|| Error::Refused(format!("it holds no program {name}")))?;
+        let program: &mut BtfTracePoint = named(&mut self.ebpf, name)?;
         program.load(tracepoint, &self.types).map_err(refused)?;
+        let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+        program.map_err(Error::call(DUPLICATING))
+    }
+
+    /// Loads one program for the return of a function of the kernel; it is not attached.
+    pub(crate) fn exit_program(&mut self, name: &str, function: &str) -> Result<OwnedFd, Error> {
+        let program: &mut FExit = named(&mut self.ebpf, name)?;
+        program.load(function, &self.types).map_err(refused)?;
         let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
         program.map_err(Error::call(DUPLICATING))
     }
@@ -56,11 +60,7 @@ impl Object {
         (file, offset, cookie): (&Path, u64, u64),
         process: NonZeroU32,
     ) -> Result<(), Error> {
-        let program: &mut UProbe = self
-            .ebpf
-            .program_mut(name)
-            .and_then(|program| program.try_into().ok())
-            .ok_or_else(|| Error::Refused(format!("it holds no probe {name}")))?;
+        let program: &mut UProbe = named(&mut self.ebpf, name)?;
         // Loaded once, for all places.
         if program.fd().is_err() {
             program.load().map_err(refused)?;
@@ -76,11 +76,7 @@ impl Object {
     pub(crate) fn faults(&mut self, name: &str) -> Result<OwnedFd, Error> {
         const SORTS: [SoftwareEvent; 2] =
             [SoftwareEvent::PageFaultsMin, SoftwareEvent::PageFaultsMaj];
-        let program: &mut PerfEvent = self
-            .ebpf
-            .program_mut(name)
-            .and_then(|program| program.try_into().ok())
-            .ok_or_else(|| Error::Refused(format!("it holds no program {name}")))?;
+        let program: &mut PerfEvent = named(&mut self.ebpf, name)?;
         program.load().map_err(refused)?;
         let online = aya::util::online_cpus();
         for cpu in online.map_err(|(_, error)| Error::Cpus(error))? {
@@ -107,6 +103,14 @@ impl Object {
         let map = map.ok_or_else(|| Error::Refused(format!("it holds no map {name}")))?;
         map.fd().as_fd().try_clone_to_owned().map_err(Error::call(DUPLICATING))
     }
+}
+
+fn named<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, Error>
+where
+    &'a mut P: TryFrom<&'a mut Program>,
+{
+    let program = ebpf.program_mut(name).and_then(|program| program.try_into().ok());
+    program.ok_or_else(|| Error::Refused(format!("it holds no program {name}")))
 }
 
 /// The kinds of maps that our programs have.

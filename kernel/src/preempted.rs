@@ -1,6 +1,7 @@
-//! Where batch tasks stood when their CPUs were given to others, by `kernel/bpf/preempted.bpf.c`.
+//! Where batch tasks stood when their CPUs were given to others, and on which CPUs they filter
+//! their system calls, by `kernel/bpf/preempted.bpf.c`.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::bpf_call;
 use crate::error::Error;
@@ -10,6 +11,12 @@ use crate::task_map::possible_cpus;
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/preempted.bpf.o");
 
 const PREEMPTED: &str = "elfen_preempted";
+const FILTERS: &str = "elfen_filters";
+const CPUS_IN_PAGE: u32 = 512;
+const PAGE_BYTES: u64 = 4096;
+/// Of the two system calls by which a task enters a filter.
+const ENTRIES: [(&str, &str); 2] =
+    [("elfen_prctl", "__x64_sys_prctl"), ("elfen_seccomp", "__x64_sys_seccomp")];
 
 /// A batch task that had to leave its CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,19 +33,40 @@ pub struct Preempted {
     pub until_ns: u64,
 }
 
-/// The program that takes note, attached as long as this lives.
+/// The programs that take note, attached as long as this lives.
 #[derive(Debug)]
 pub struct Notes {
     preempted: OwnedFd,
-    _link: OwnedFd,
+    filters: Option<(OwnedFd, u64)>,
+    _links: Vec<OwnedFd>,
 }
 
 impl Notes {
     pub fn attach() -> Result<Self, Error> {
-        let mut object = Object::load(OBJECT, &[(PREEMPTED, possible_cpus()?)])?;
-        let program = object.program("elfen_preempt", "sched_switch")?;
-        let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
-        Ok(Self { preempted: object.map(PREEMPTED)?, _link: link })
+        let cpus = possible_cpus()?;
+        let pages = cpus.div_ceil(CPUS_IN_PAGE);
+        let mut object = Object::load(OBJECT, &[(PREEMPTED, cpus), (FILTERS, pages)])?;
+        let attach =
+            |program: &OwnedFd| bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"));
+        let mut links = vec![attach(&object.program("elfen_preempt", "sched_switch")?)?];
+        let preempted = object.map(PREEMPTED)?;
+        let mut entries = || {
+            let filters = object.map(FILTERS)?;
+            bpf_call::freeze(filters.as_fd()).map_err(Error::call("freezing a map"))?;
+            for (name, function) in ENTRIES {
+                links.push(attach(&object.exit_program(name, function)?)?);
+            }
+            Ok::<_, Error>((filters, u64::from(pages) * PAGE_BYTES))
+        };
+        // There are kernels that let nobody trace their functions.
+        let filters = entries().ok();
+        Ok(Self { preempted, filters, _links: links })
+    }
+
+    /// The map that batch processes read, and its length: for each CPU a word that is not 0 while
+    /// the batch task there filters its system calls. `None` where the kernel can't say so in time.
+    pub fn filters(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.filters.as_ref().map(|(map, bytes)| (map.as_fd(), *bytes))
     }
 
     /// The batch task that had `cpu` until the calling thread got it; `None` if another task, or

@@ -39,6 +39,10 @@ pub struct Answers {
     /// The same.
     #[serde(default)]
     pub(crate) tracepoints: Option<Tracepoints>,
+    /// Whether the kernel notes at once when a thread begins to filter its calls; `None` also where
+    /// it was not permitted to ask.
+    #[serde(default)]
+    pub(crate) filters: Option<bool>,
 }
 
 /// What this process may do, as far as Elfen needs it. CAP_SYS_ADMIN stands for both.

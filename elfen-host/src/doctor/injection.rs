@@ -59,20 +59,25 @@ fn live(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             "no program is given checks as it runs: Yama lets no process trace another",
             "boot with another kernel.yama.ptrace_scope; it cannot be lowered",
         ),
-        _ if several > 1 => Finding::yes(
-            "any 64-bit program whose threads say on which CPU they are, as the GNU C library has \
-             them do from 2.35 on (rseq): its guards write checks into its loops as it runs, for \
-             which they take all lanes at once, for a moment; others, as Go's, are given them on \
-             one lane alone (--lanes 0:1); Java methods that HotSpot compiles are among these; \
-             code of other JITs, and time in the kernel, stay with the guards",
-        ),
-        _ => Finding::yes(
-            "any 64-bit program on one batch lane: its guard writes checks into its loops as it \
-             runs, and into the Java methods that HotSpot compiles; code of other JITs, and time \
-             in the kernel, stay with the guard alone",
-        ),
+        _ => {
+            let what = if several > 1 { ON_SEVERAL_LANES } else { ON_ONE_LANE };
+            let unnoted = if machine.answers.filters == Some(false) { UNNOTED } else { "" };
+            Finding::yes(format!("{what}{unnoted}"))
+        }
     })
 }
+
+const ON_ONE_LANE: &str = "any 64-bit program on one batch lane: its guard writes checks into its \
+     loops as it runs, and into the Java methods that HotSpot compiles; code of other JITs, and \
+     time in the kernel, stay with the guard alone";
+const ON_SEVERAL_LANES: &str = "any 64-bit program whose threads say on which CPU they are, as the \
+     GNU C library has them do from 2.35 on (rseq): its guards write checks into its loops as it \
+     runs, for which they take all lanes at once, for a moment; others, as Go's, are given them on \
+     one lane alone (--lanes 0:1); Java methods that HotSpot compiles are among these; code of \
+     other JITs, and time in the kernel, stay with the guards";
+const UNNOTED: &str = "; this kernel lets nobody trace its functions, so a program that begins to \
+     filter its system calls is noted by the C library's calls alone: --inject guard for one that \
+     does so otherwise, as Go's do";
 
 fn inlined(_: &Machine<'_>) -> Result<Finding, SourceError> {
     let what = "programs with checks in their source: elfen_rt::check!(), elfen_check()";

@@ -9,6 +9,7 @@ use std::{fs, io};
 use elfen_instrument::remote::mappings;
 use elfen_kernel::counters;
 use elfen_kernel::events::{self, Needs};
+use elfen_kernel::preempted::Notes;
 use elfen_kernel::task_map::{self, Loaded, TasksError};
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::nanonap::DeviceError;
@@ -61,6 +62,7 @@ pub fn ask(trial: Trial) -> Answers {
         systemd: systemd(),
         looks: Some(looks()),
         tracepoints: Some(tracepoints()),
+        filters: filters(),
     }
 }
 
@@ -164,6 +166,10 @@ fn kernel_types() -> KernelTypes {
         }
         Ok(_) => KernelTypes::WithoutSchedSwitch,
     }
+}
+
+fn filters() -> Option<bool> {
+    Notes::attach().ok().map(|notes| notes.filters().is_some())
 }
 
 fn attach() -> Attach {

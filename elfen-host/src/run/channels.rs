@@ -32,6 +32,7 @@ use super::Order;
 use super::accounts::claimed_by_elfend;
 use super::hotplug::Online;
 use super::ipc::{Counts, NoCounts};
+use super::live::page::LivePage;
 use super::live::words::LiveWords;
 use super::pages::{
     GuardSlot, PagesError, keep_open, lane_slots, page, page_name, private_page, sealed_page,
@@ -161,8 +162,8 @@ pub struct Channels {
     lanes: Page<LaneSlot>,
     /// What guards decide by.
     guards: Page<GuardSlot>,
-    /// What live checks did, where there are any.
-    live: Option<Page<LiveWords>>,
+    /// Where there are live checks.
+    live: Option<LivePage>,
     /// The pairs of the lane page's slots, as (batch, request).
     assigned: Vec<(u32, u32)>,
     /// The lane page and the control page, for others to map.
@@ -210,7 +211,7 @@ impl Channels {
         for (slot, &(batch, request)) in lanes.slots().zip(&assigned) {
             slot.assign(batch, request);
         }
-        let live = order.notes.is_some().then(|| page::<LiveWords>(1, &page_name(order)));
+        let live = order.notes.as_ref().map(|notes| LivePage::make(notes, &page_name(order)));
         let live = live.transpose()?;
         let (guards, counts) = (private_page(lanes.slot_count())?, None);
         let mut channels =
@@ -256,7 +257,7 @@ impl Channels {
     }
 
     pub fn live(&self) -> Option<&LiveWords> {
-        self.live.as_ref()?.slot(0)
+        self.live.as_ref()?.words()
     }
 
     /// What checks look at that are written into a batch, and that batch's descriptor of the task
@@ -275,6 +276,7 @@ impl Channels {
             lanes_bytes: word(self.lanes.memory().len()),
             tasks_fd: tasks,
             tasks_bytes: word(map.bytes()),
+            filters: self.live.as_ref()?.filters,
             lanes: (0..).zip(&self.assigned).map(lane).collect(),
             cpus: u64::from(map.cpus()),
             bell_at: word(offset_of!(LaneSlot, bell)),

@@ -4,16 +4,21 @@
 //! back, and the stack holds 48 bytes more meanwhile. It makes one system call at most, and only
 //! for the thread that finds the bell: a futex wake for a guard that sleeps (1), and a yield for
 //! one that has the lane (2), from whom the scheduler has taken it. One that looks by itself, or
-//! is dead, has left the bell at 0.
+//! is dead, has left the bell at 0. A thread that filters its system calls (seccomp) makes none: a
+//! filter could end its process. That it does has been noted by the time its code runs again: by
+//! the kernel for each CPU, or by the process, before it asked for the filter. It answers no drill
+//! either: in strict mode the time-stamp counter may not be read.
 
 use crate::trampoline::{Code, Patch};
 
-/// The words that the routine reads and writes, each of 8 bytes.
+/// The words that the routine reads and writes, each of 8 bytes; `filters` may lie anywhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bell {
     /// Not 0 while the request lane is busy.
     pub task: u64,
     pub bell: u64,
+    /// Not 0 while the thread that has the batch lane filters its system calls.
+    pub filters: u64,
     pub drill: u64,
     pub answer_tsc: u64,
     pub answer_place: u64,
@@ -25,6 +30,11 @@ impl Bell {
         let mut code = Code::at(at);
         // push %rcx; push %rdx; push %r11; push %rax, which is where to go back to
         code.push(&[0x51, 0x52, 0x41, 0x53, 0x50]);
+        // movabs $filters, %rcx; cmpq $0, (%rcx); jne
+        code.push(&[0x48, 0xb9]);
+        code.push(&self.filters.to_le_bytes());
+        code.push(&[0x48, 0x83, 0x39, 0]);
+        let filters = code.push_open(&[0x0f, 0x85]);
         // cmpq $0, drill; je
         code.push_relative(&[0x48, 0x83, 0x3d], self.drill, &[0])?;
         let no_drill = code.push_open(&[0x0f, 0x84]);
@@ -53,7 +63,7 @@ impl Bell {
         call(&mut code)?;
         // pop %rsi; pop %rdi
         code.push(&[0x5e, 0x5f]);
-        [idle, awake, rung].into_iter().try_for_each(|open| code.close(open))?;
+        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.close(open))?;
         // pop %rax; pop %r11; pop %rdx; pop %rcx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5a, 0x59, 0xff, 0xe0]);
         Some(code.patch())
@@ -67,6 +77,8 @@ pub struct LaneBell {
     pub bell: i8,
     pub answer_tsc: i8,
     pub answer_place: i8,
+    /// The process's own word, anywhere; `None`: the block says where the CPU's word is.
+    pub filters: Option<u64>,
 }
 
 impl LaneBell {
@@ -76,6 +88,17 @@ impl LaneBell {
         let mut code = Code::at(at);
         // push %rdx; push %rsi; push %rdi; push %r11; push %rax, which is where to go back to
         code.push(&[0x52, 0x56, 0x57, 0x41, 0x53, 0x50]);
+        match self.filters {
+            Some(word) => {
+                // movabs $filters, %rdx; cmpq $0, (%rdx)
+                code.push(&[0x48, 0xba]);
+                code.push(&word.to_le_bytes());
+                code.push(&[0x48, 0x83, 0x3a, 0]);
+            }
+            // movslq 8(%rcx),%rdx; cmpq $0, (%rcx,%rdx)
+            None => code.push(&[0x48, 0x63, 0x51, 8, 0x48, 0x83, 0x3c, 0x11, 0]),
+        }
+        let filters = code.push_open(&[0x0f, 0x85]);
         // movslq (%rcx),%rsi; add %rcx,%rsi: task; movslq 4(%rcx),%rdi; add %rcx,%rdi: drill
         code.push(&[0x48, 0x63, 0x31, 0x48, 0x01, 0xce]);
         code.push(&[0x48, 0x63, 0x79, 4, 0x48, 0x01, 0xcf]);
@@ -102,7 +125,7 @@ impl LaneBell {
         // mov $FUTEX_WAKE, %esi; mov $1, %edx
         code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
         call(&mut code)?;
-        [idle, awake, rung].into_iter().try_for_each(|open| code.close(open))?;
+        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.close(open))?;
         // pop %rax; pop %r11; pop %rdi; pop %rsi; pop %rdx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5f, 0x5e, 0x5a, 0xff, 0xe0]);
         Some(code.patch())
@@ -124,17 +147,19 @@ fn call(code: &mut Code) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, Register};
+    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
     const BELL: Bell = Bell {
         task: 0x3000,
         bell: 0x4000,
+        filters: 1 << 41,
         drill: 0x4008,
         answer_tsc: 0x4010,
         answer_place: 0x4018,
     };
 
-    const LANE: LaneBell = LaneBell { bell: -8, answer_tsc: 8, answer_place: 16 };
+    const LANE: LaneBell = LaneBell { bell: -8, answer_tsc: 8, answer_place: 16, filters: None };
+    const LANE_OWN: LaneBell = LaneBell { filters: Some(1 << 40), ..LANE };
 
     fn decoded(routine: Option<Patch>) -> Vec<Instruction> {
         let bytes = routine.unwrap().bytes;
@@ -145,6 +170,7 @@ mod tests {
     fn what_is_pushed_is_popped_on_every_way_through() {
         ends_as_it_began(&decoded(BELL.routine(0x2000)));
         ends_as_it_began(&decoded(LANE.routine(0x2000)));
+        ends_as_it_began(&decoded(LANE_OWN.routine(0x2000)));
     }
 
     fn ends_as_it_began(code: &[Instruction]) {
@@ -160,7 +186,7 @@ mod tests {
                     ends += 1;
                     continue;
                 }
-                Mnemonic::Je => {
+                Mnemonic::Je | Mnemonic::Jne => {
                     let to = one.near_branch_target();
                     let to = code.iter().position(|other| other.ip() == to).expect("inside");
                     open.push((to, stack.clone()));
@@ -169,7 +195,7 @@ mod tests {
             }
             open.push((index + 1, stack));
         }
-        assert_eq!(ends, 10, "two of drills, times five of the bell");
+        assert_eq!(ends, 11, "two of drills, times five of the bell, and one that filters");
     }
 
     /// Goal: a guard that sleeps is woken, and to one that has the lane it is given back. Method:
@@ -231,6 +257,8 @@ mod tests {
         use Mnemonic::{Cmp, Lea, Mov, Movsxd, Xchg};
         use Register::{RCX, RDI, RSI, RSP};
         let expected = [
+            (Movsxd, RCX, 8),
+            (Cmp, RCX, 0),
             (Movsxd, RCX, 0),
             (Movsxd, RCX, 4),
             (Cmp, RDI, 0),
@@ -251,6 +279,34 @@ mod tests {
             .map(|one| [one.op0_register(), one.op1_register()])
             .collect();
         assert_eq!(sums, [[RSI, RCX], [RDI, RCX]]);
+    }
+
+    /// Goal: a thread that filters makes no call, and does not read the time-stamp counter. Method:
+    /// one jump is taken where the word is not 0; it comes before both, and skips them.
+    #[test]
+    fn who_filters_makes_no_call() {
+        let names_word = |one: &Instruction, word: Option<u64>| match word {
+            Some(word) => one.op1_kind() == OpKind::Immediate64 && one.immediate(1) == word,
+            None => one.mnemonic() == Mnemonic::Movsxd && one.memory_displacement64() == 8,
+        };
+        for (routine, word) in [
+            (BELL.routine(0x2000), Some(BELL.filters)),
+            (LANE.routine(0x2000), None),
+            (LANE_OWN.routine(0x2000), LANE_OWN.filters),
+        ] {
+            let code = decoded(routine);
+            let is_jump = |one: &Instruction| one.mnemonic() == Mnemonic::Jne;
+            assert_eq!(code.iter().filter(|one| is_jump(one)).count(), 1);
+            let jump = code.iter().position(is_jump).unwrap();
+            assert!(names_word(&code[jump - 2], word), "{:?}", code[jump - 2]);
+            let compared = &code[jump - 1];
+            assert_eq!((compared.mnemonic(), compared.immediate(1)), (Mnemonic::Cmp, 0));
+            let named = code[jump - 2].op0_register();
+            assert!([compared.memory_base(), compared.memory_index()].contains(&named));
+            let first = code.iter().position(|one| one.mnemonic() == Mnemonic::Rdtsc).unwrap();
+            let called = code.iter().position(|one| one.mnemonic() == Mnemonic::Syscall).unwrap();
+            assert!(jump < first && code[jump].near_branch_target() > code[called].ip());
+        }
     }
 
     #[test]

@@ -34,8 +34,9 @@ pub enum Words {
     OfCpu(OfCpu),
 }
 
-/// Blocks of [`BLOCK_BYTES`], one for each CPU: each begins with the distances of two words from
-/// the block, of 4 bytes each. A block of zeros names itself, and so words that are 0.
+/// Blocks of [`BLOCK_BYTES`], one for each CPU: each begins with the distances of words from the
+/// block, of 4 bytes each: a check reads two, and the routine that rings a third. A block of zeros
+/// names itself, and so words that are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OfCpu {
     pub blocks: u64,

@@ -1,10 +1,11 @@
 //! What is mapped into a process for its checks, within reach of its code.
 //!
 //! ```text
-//! code   64 KiB, r-x, never writable    header, the routine that rings, trampolines
-//! counts  4 KiB                         how often each check ran
+//! code    64 KiB, r-x, never writable   header, the routine that rings, trampolines
+//! counts  4 KiB                         how often each check ran; whether a filter was asked for
 //! lanes   the run's lane page           bell, drill, answers
 //! tasks   the task map, read-only       whether the request lane is busy
+//! filters a word for each CPU, read-only  whether the thread there filters its calls
 //! ```
 //!
 //! In a run with several lanes there are counts for each CPU, which begin with where the words of
@@ -20,8 +21,9 @@ use elfen_rewrite::{BLOCK_BYTES, Bell, Hooks, LaneBell, OfCpu, Patch, Words};
 
 use super::missed::Missed;
 use super::status::{FILTERED, Status};
-use crate::remote::{Mapping, Memory, Seized, mappings};
+use crate::remote::{Mapping, Memory, Seized, TouchError, mappings};
 
+const PARTS: usize = 5;
 const CODE_BYTES: u64 = 1 << 16;
 const COUNTS_BYTES: u64 = 4096;
 const PAGE: u64 = 4096;
@@ -33,6 +35,8 @@ const MARGIN: u64 = 1 << 20;
 const LOWEST: u64 = 1 << 20;
 /// `magic`, a number of its own, and how much of the code is taken.
 const HEADER_BYTES: u64 = 32;
+/// What the block of a CPU begins with.
+const DISTANCES_BYTES: u64 = 16;
 const MAGIC: u64 = u64::from_le_bytes(*b"ELFARENA");
 const CODE_ALIGNED: u64 = 16;
 
@@ -45,6 +49,9 @@ pub struct Pages {
     /// The task map: a descriptor of ours that the batch has inherited, and how long it is.
     pub tasks_fd: RawFd,
     pub tasks_bytes: u64,
+    /// And the map that says on which CPUs threads filter their system calls, with its length.
+    /// Where the kernel has none, processes say so themselves.
+    pub filters: Option<(RawFd, u64)>,
     /// The lanes that a thread of the batch may be on: one at least.
     pub lanes: Vec<LaneAt>,
     /// One more than the highest number of a CPU that there may be.
@@ -66,10 +73,12 @@ pub struct LaneAt {
 }
 
 impl Pages {
-    fn sizes(&self) -> [u64; 4] {
+    fn sizes(&self) -> [u64; PARTS] {
         let whole = |bytes: u64| bytes.next_multiple_of(PAGE);
         let counts = if self.lanes.len() == 1 { COUNTS_BYTES } else { self.cpus * BLOCK_BYTES };
-        [CODE_BYTES, counts, whole(self.lanes_bytes), whole(self.tasks_bytes)]
+        let filters_bytes = self.filters.map_or(0, |(_, bytes)| bytes);
+        let maps = [self.tasks_bytes, filters_bytes].map(whole);
+        [CODE_BYTES, counts, whole(self.lanes_bytes), maps[0], maps[1]]
     }
 }
 
@@ -80,6 +89,9 @@ pub(super) struct Arena {
     counts: u64,
     lanes: Lanes,
     ring: u64,
+    /// The word by which the process says that it asked for a filter of its system calls: the same
+    /// in all arenas of a process.
+    pub(super) said: u64,
     /// In its header, and in no other arena's of this run.
     number: u64,
 }
@@ -108,13 +120,14 @@ const PR_SET_VMA: u64 = 0x5356_4d41;
 const PR_SET_VMA_ANON_NAME: u64 = 0;
 
 impl Arena {
-    /// Maps an arena into a process, near an address of its code.
+    /// Maps an arena into a process, near an address of its code. `said`: the word of its first
+    /// arena.
     pub(super) fn map(
-        process: u32,
-        thread: u32,
+        (process, thread): (u32, u32),
         memory: &Memory,
         near: u64,
         pages: &Pages,
+        said: Option<u64>,
     ) -> Result<Self, Missed> {
         let sizes = pages.sizes();
         let bytes = sizes.iter().sum();
@@ -134,6 +147,10 @@ impl Arena {
         let counts = code + sizes[0];
         let lanes = counts + sizes[1];
         let tasks = lanes + sizes[2];
+        let filters = tasks + sizes[3];
+        let in_counts = if pages.lanes.len() == 1 { 0 } else { DISTANCES_BYTES };
+        let said = said.unwrap_or(counts + in_counts);
+        let parts = Parts { lanes, tasks, filters, said };
         let lanes_of_process = match pages.lanes.as_slice() {
             [one] => Lanes::One([tasks + one.task_at, lanes + one.lane_at + pages.drill_at]),
             several => {
@@ -144,11 +161,14 @@ impl Arena {
                 Lanes::Several { cpu_at, cpus: several.iter().map(|lane| lane.cpu).collect() }
             }
         };
-        map_all(&seized, [code, counts, lanes, tasks], sizes, pages).map_err(|missed| {
-            let is_there = |one: &Mapping| one.range.start < code + bytes && code < one.range.end;
-            let is_taken = mappings(process).is_ok_and(|mapped| mapped.iter().any(is_there));
-            if is_taken { Missed::Busy } else { missed }
-        })?;
+        map_all(&seized, [code, counts, lanes, tasks, filters], sizes, pages).map_err(
+            |missed| {
+                let is_there =
+                    |one: &Mapping| one.range.start < code + bytes && code < one.range.end;
+                let is_taken = mappings(process).is_ok_and(|mapped| mapped.iter().any(is_there));
+                if is_taken { Missed::Busy } else { missed }
+            },
+        )?;
         let write = |at, bytes: &[u8]| memory.write(at, bytes).map_err(Missed::of_io);
         // For readers of backtraces: the name is in the maps of the process. A kernel without such
         // names returns EINVAL, and the arena works without.
@@ -157,15 +177,15 @@ impl Arena {
         let _unnamed = seized.call("naming", libc::SYS_prctl, named);
         drop(seized);
         if let Lanes::Several { .. } = lanes_of_process {
-            for (block, distances) in blocks(pages, counts, lanes, tasks) {
-                write(block, &distances.to_le_bytes())?;
+            for (block, distances) in blocks(pages, counts, parts) {
+                write(block, distances.map(u64::to_le_bytes).as_flattened())?;
             }
         }
         let ring = code + HEADER_BYTES;
-        let routine = routine(pages, ring, lanes, tasks).ok_or(Missed::NoPlace)?;
+        let routine = routine(pages, ring, parts).ok_or(Missed::NoPlace)?;
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let number = u64::from(std::process::id()) << 32 | NUMBERS.fetch_add(1, Relaxed);
-        let arena = Self { code, counts, lanes: lanes_of_process, ring, number };
+        let arena = Self { code, counts, lanes: lanes_of_process, ring, said, number };
         let taken = ring + routine.bytes.len() as u64;
         write(ring, &routine.bytes)?;
         write(code, &header(number, taken))?;
@@ -230,27 +250,45 @@ impl Arena {
         sums
     }
 
-    /// Where counts begin: behind the distances of a block.
+    /// Where counts begin: behind the distances of a block, and the word of the first.
     fn first_count(&self) -> u64 {
         match self.lanes {
-            Lanes::One(_) => 0,
-            Lanes::Several { .. } => 8,
+            Lanes::One(_) => 8,
+            Lanes::Several { .. } => DISTANCES_BYTES + 8,
         }
     }
 }
 
-/// The block of each lane's CPU, and what it begins with, as one word: how far it is from there to
-/// the request lane's task, and to the drill. All of it lies in one arena, which is small.
-fn blocks(pages: &Pages, counts: u64, lanes: u64, tasks: u64) -> Vec<(u64, u64)> {
+/// Where the parts begin that a run's processes share.
+#[derive(Clone, Copy)]
+struct Parts {
+    lanes: u64,
+    tasks: u64,
+    filters: u64,
+    said: u64,
+}
+
+impl Parts {
+    fn filters_of(&self, cpu: u32) -> u64 {
+        self.filters + u64::from(cpu) * 8
+    }
+}
+
+/// The block of each lane's CPU, and what it begins with, as two words of two halves each: how far
+/// it is from there to the request lane's task, to the drill, and to whether the thread filters.
+/// All of it lies in one arena, which is small.
+fn blocks(pages: &Pages, counts: u64, parts: Parts) -> Vec<(u64, [u64; 2])> {
     let of = |lane: &LaneAt| {
         let block = counts + u64::from(lane.cpu) * BLOCK_BYTES;
-        let (task, drill) = (tasks + lane.task_at, lanes + lane.lane_at + pages.drill_at);
-        (block, (task - block) & 0xffff_ffff | (drill - block) << 32)
+        let task = parts.tasks + lane.task_at;
+        let drill = parts.lanes + lane.lane_at + pages.drill_at;
+        let first = (task - block) & 0xffff_ffff | (drill - block) << 32;
+        (block, [first, (parts.filters_of(lane.cpu) - block) & 0xffff_ffff])
     };
     pages.lanes.iter().map(of).collect()
 }
 
-fn routine(pages: &Pages, at: u64, lanes: u64, tasks: u64) -> Option<Patch> {
+fn routine(pages: &Pages, at: u64, parts: Parts) -> Option<Patch> {
     let [one] = pages.lanes.as_slice() else {
         let from_drill =
             |word: u64| i8::try_from(word.cast_signed() - pages.drill_at.cast_signed()).ok();
@@ -258,13 +296,15 @@ fn routine(pages: &Pages, at: u64, lanes: u64, tasks: u64) -> Option<Patch> {
             bell: from_drill(pages.bell_at)?,
             answer_tsc: from_drill(pages.answer_tsc_at)?,
             answer_place: from_drill(pages.answer_place_at)?,
+            filters: pages.filters.is_none().then_some(parts.said),
         };
         return bell.routine(at);
     };
-    let slot = lanes + one.lane_at;
+    let slot = parts.lanes + one.lane_at;
     let bell = Bell {
-        task: tasks + one.task_at,
+        task: parts.tasks + one.task_at,
         bell: slot + pages.bell_at,
+        filters: pages.filters.map_or(parts.said, |_| parts.filters_of(one.cpu)),
         drill: slot + pages.drill_at,
         answer_tsc: slot + pages.answer_tsc_at,
         answer_place: slot + pages.answer_place_at,
@@ -280,7 +320,12 @@ fn header(number: u64, taken: u64) -> [u8; 24] {
 }
 
 /// All parts, or none.
-fn map_all(seized: &Seized, at: [u64; 4], sizes: [u64; 4], pages: &Pages) -> Result<(), Missed> {
+fn map_all(
+    seized: &Seized,
+    at: [u64; PARTS],
+    sizes: [u64; PARTS],
+    pages: &Pages,
+) -> Result<(), Missed> {
     let mut done = 0;
     map_parts(seized, at, sizes, pages, &mut done).inspect_err(|_| {
         if done > 0 {
@@ -293,8 +338,8 @@ fn map_all(seized: &Seized, at: [u64; 4], sizes: [u64; 4], pages: &Pages) -> Res
 /// Counts in `done` the bytes that are mapped.
 fn map_parts(
     seized: &Seized,
-    at: [u64; 4],
-    sizes: [u64; 4],
+    at: [u64; PARTS],
+    sizes: [u64; PARTS],
     pages: &Pages,
     done: &mut u64,
 ) -> Result<(), Missed> {
@@ -313,22 +358,32 @@ fn map_parts(
     let segment = i64::from(pages.lanes_segment).cast_unsigned();
     seized.call("attaching the lane page", libc::SYS_shmat, [segment, at[2], 0, 0, 0, 0])?;
     *done += sizes[2];
-    let tasks = |fd: i64| {
-        let shared = flags(libc::MAP_SHARED);
-        map("mapping the task map", 3, rights(libc::PROT_READ), shared, fd)
-    };
-    if tasks(pages.tasks_fd.into()).is_ok() {
-        return Ok(());
+    let tasks = ("mapping the task map", pages.tasks_fd);
+    let filters = pages.filters.map(|(fd, _)| ("mapping the map of filters", fd));
+    for (part, (what, fd)) in (3..).zip([tasks].into_iter().chain(filters)) {
+        let shared = |fd| map(what, part, rights(libc::PROT_READ), flags(libc::MAP_SHARED), fd);
+        if shared(fd.into()).is_err() {
+            map_copy(seized, fd, shared)?;
+        }
+        *done += sizes[part];
     }
-    // The program has closed what it inherited: it takes a copy of ours.
+    Ok(())
+}
+
+/// For a program that has closed what it inherited: it takes a copy of ours.
+fn map_copy(
+    seized: &Seized,
+    fd: RawFd,
+    map: impl Fn(i64) -> Result<u64, TouchError>,
+) -> Result<(), Missed> {
     let own = u64::from(std::process::id());
     let keeper = seized.call("finding elfen", libc::SYS_pidfd_open, [own, 0, 0, 0, 0, 0])?;
-    let copy = [keeper, i64::from(pages.tasks_fd).cast_unsigned(), 0, 0, 0, 0];
+    let copy = [keeper, i64::from(fd).cast_unsigned(), 0, 0, 0, 0];
     let copied = seized.call("copying a descriptor", libc::SYS_pidfd_getfd, copy);
     let close = |fd| seized.call("closing", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
     close(keeper)?;
     let copied = copied?;
-    let mapped = tasks(copied.cast_signed());
+    let mapped = map(copied.cast_signed());
     close(copied)?;
     Ok(mapped.map(drop)?)
 }
@@ -398,6 +453,7 @@ mod tests {
             lanes_bytes: PAGE,
             tasks_fd: -1,
             tasks_bytes: PAGE,
+            filters: None,
             lanes,
             cpus: 1,
             bell_at: 0,
@@ -407,7 +463,7 @@ mod tests {
         };
         // It may be met in the kernel.
         let missed = (0..1000).find_map(|_| {
-            let mapped = Arena::map(process, process, &memory, before[0].start, &pages);
+            let mapped = Arena::map((process, process), &memory, before[0].start, &pages, None);
             mapped.err().filter(|missed| !matches!(missed, Missed::Busy))
         });
         let why = missed.unwrap().to_string();

@@ -12,6 +12,7 @@ use super::functions::Functions;
 use super::hotspot::{Compiled, HotSpot};
 use super::missed::Missed;
 use super::object::Objects;
+use super::sites::Notices;
 use super::status::{FILTERED, Status, is_filtered};
 use crate::remote::{Mapping, Memory, mappings};
 
@@ -43,6 +44,7 @@ pub struct Patched {
     pub(super) machine: Machine,
     pub(super) thinned: Option<Thinned>,
     pub(super) functions: Functions,
+    pub(super) notices: Notices,
     pub(super) dense_per_ms: u64,
 }
 
@@ -124,6 +126,7 @@ impl Patched {
             machine: Machine::Unknown,
             thinned: None,
             functions: Functions::default(),
+            notices: Notices::default(),
             dense_per_ms,
         })
     }
@@ -146,7 +149,7 @@ impl Patched {
         let (probe, objects) = (self.probe, self.objects.clone());
         let machine = self.machine.clone();
         let (thinned, functions) = (None, self.functions.clone());
-        let dense_per_ms = self.dense_per_ms;
+        let (notices, dense_per_ms) = (self.notices.clone(), self.dense_per_ms);
         Some(Self {
             process,
             memory,
@@ -157,6 +160,7 @@ impl Patched {
             machine,
             thinned,
             functions,
+            notices,
             dense_per_ms,
         })
     }
@@ -169,7 +173,7 @@ impl Patched {
 
     /// A check for the code in which a thread was interrupted; or, where that has no room for one
     /// or would run it too often, for the code that called it; or else one there that ran too
-    /// often.
+    /// often. Before the first check come notices, where a process has to say that it filters.
     pub fn propose(&mut self, stood: Stood, pages: &Pages) -> Result<Change, Missed> {
         if self.arenas.iter().any(|used| used.arena.contains(stood.ip)) {
             return Err(Missed::Ours);
@@ -178,6 +182,9 @@ impl Patched {
             return Err(settled);
         }
         let mapped = mappings(self.process).map_err(|_| Missed::Gone)?;
+        if let Some(notice) = self.notice(stood.thread, &mapped, pages)? {
+            return Ok(notice);
+        }
         let proposed = self.propose_anew(stood, &mapped, pages);
         match &proposed {
             Ok(_) => self.functions.unsettle(),
@@ -298,6 +305,7 @@ impl Patched {
                 jump.copy_from_slice(&place.original);
             }
         }
+        self.notices.take_out_jumps(start, bytes);
     }
 
     /// Loops around the address, the outermost first, then the function's entry. A loop whose check
@@ -375,7 +383,8 @@ impl Patched {
         if self.arenas.len() == ARENAS_MAX {
             return Err(Missed::Process("it has as many checks as there is room for".to_owned()));
         }
-        let arena = Arena::map(self.process, thread, &self.memory, place, pages)?;
+        let whose = (self.process, thread);
+        let arena = Arena::map(whose, &self.memory, place, pages, self.said())?;
         let room = arena.room(&self.memory, bytes, 0).ok_or(Missed::Gone)?;
         self.arenas.push(Used { arena, checks: Vec::new() });
         Ok((self.arenas.len() - 1, room))

@@ -1,15 +1,19 @@
 /*
- * Works for a while, filters its system calls, and works for another while, as sandboxes do.
- * Arguments: milliseconds of CPU time before and after, and the call that is fatal from then on.
+ * Works for a while, gives up rights as sandboxes do, and works for another while. Arguments: what
+ * it does, and milliseconds of CPU time before and after. What it does is the number of a system
+ * call that is fatal from then on, or one of the words below. Its status is 3 if all went well.
  */
+#define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 static volatile unsigned long sum;
 
@@ -19,39 +23,65 @@ __attribute__((noinline)) static void work(unsigned long round)
 		sum += i * round ^ sum >> 3;
 }
 
-static long now_ms(void)
+static long now_us(void)
 {
 	struct timespec now;
 
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+	return now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-static void work_for(long ms)
+static int filter(unsigned call, unsigned if_call, unsigned otherwise, int by_seccomp)
 {
-	const long end = now_ms() + ms;
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, if_call),
+		BPF_STMT(BPF_RET | BPF_K, otherwise),
+	};
+	struct sock_fprog all = { sizeof(code) / sizeof(code[0]), code };
 
-	for (unsigned long round = 0; now_ms() < end; round++)
-		work(round);
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		return 1;
+	if (by_seccomp)
+		return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &all) != 0;
+	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &all) != 0;
+}
+
+static int give_up(const char *what)
+{
+	if (!strcmp(what, "strict"))
+		return prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) != 0;
+	if (!strcmp(what, "all-but-exit") || !strcmp(what, "all-but-exit-by-seccomp"))
+		return filter(SYS_exit, SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS,
+			      strlen(what) > 12);
+	if (!strcmp(what, "no-new-privs"))
+		return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0;
+	if (!strcmp(what, "user-namespace"))
+		return unshare(CLONE_NEWUSER) != 0;
+	if (!strcmp(what, "chroot"))
+		return chdir("/proc/self/fdinfo") || chroot(".");
+	return filter(atoi(what), SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_ALLOW, 0);
 }
 
 int main(int argc, char **argv)
 {
-	const unsigned fatal = argc > 3 ? atoi(argv[3]) : SYS_mmap;
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, fatal, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog filter = { sizeof(code) / sizeof(code[0]), code };
+	unsigned long rounds = 0, after;
+	long start, us;
 
-	if (argc < 3)
+	if (argc < 4)
 		return 9;
-	work_for(atol(argv[1]));
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
-	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+	/* No clock may be asked afterwards, so rounds are counted. */
+	start = now_us();
+	do {
+		work(rounds++);
+		us = now_us() - start;
+	} while (us < 1000 * atol(argv[2]) || us < 1000);
+	after = rounds * 1000 * atol(argv[3]) / us;
+	if (give_up(argv[1]))
 		return 8;
-	work_for(atol(argv[2]));
-	return 3;
+	while (after--)
+		work(rounds++);
+	/* Strict mode knows no exit of the whole process. */
+	syscall(SYS_exit, 3);
 }

@@ -65,6 +65,7 @@ int hotplug_rounds(void); /* as `kernel/vm/run -r` says */
 int output_of(char *const words[], char *text, size_t bytes);
 long number_of(const char *json, const char *key); /* after `"key": `; -1 if there is none */
 int batch(char **words);                           /* wide.c: this program as a batch */
+int confined(char **words);                        /* and as one that filters its calls */
 
 static inline uint64_t peek(const uint64_t *word)
 {

@@ -249,6 +249,8 @@ int main(int count, char **words)
 		return 2;
 	if (!strcmp(words[1], "batch"))
 		return batch(words + 2);
+	if (!strcmp(words[1], "confined"))
+		return confined(words + 2);
 	test_seed = seed && *seed ? strtoull(seed, NULL, 10) : now_ns();
 	if (!list) {
 		kernel_log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);

@@ -7,9 +7,12 @@
 #include "harness.h"
 
 #include <errno.h>
+#include <linux/seccomp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,6 +96,34 @@ int batch(char **words)
 		pthread_join(all[thread].thread, NULL);
 		printf("%d.%d %016llx\n", process, thread, (unsigned long long)all[thread].sum);
 	}
+	return 0;
+}
+
+/*
+ * Works, allows itself no system calls but read, write and exit, and works on. Prints before how
+ * many maps of eBPF programs it has by then.
+ */
+int confined(char **words)
+{
+	long rounds = words[0] ? atol(words[0]) : 1000;
+	static char maps[65536];
+	const char *at;
+	uint64_t sum = 1;
+	int turn, found = 0;
+
+	setvbuf(stdout, NULL, _IONBF, 0);
+	for (turn = 0; turn < 40; turn++)
+		sum = mix(sum, rounds);
+	if (read_text("/proc/self/maps", maps, sizeof(maps)) <= 0)
+		return 1;
+	for (at = maps; (at = strstr(at, "bpf-map")); at++)
+		found++;
+	printf("maps: %d\n", found);
+	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT))
+		return 2;
+	for (turn = 0; turn < 10; turn++)
+		sum = mix(sum, rounds);
+	syscall(SYS_exit, sum ? 3 : 4);
 	return 0;
 }
 
@@ -199,7 +230,37 @@ static verdict live_on_two_lanes(void)
 	return why;
 }
 
+/*
+ * Goal: a program that has checks, and then filters its system calls, makes none of ours. Method:
+ * strict mode, in which any other call is fatal, beside requests. The kernel notes it, in a map of
+ * its own beside the task map.
+ */
+static verdict filter_while_checked(void)
+{
+	static const char *const rounds[] = { "120000", "480000", "1920000", NULL };
+	static char text[65536];
+	int status, at, maps = 0;
+
+	for (at = 0; rounds[at] && maps < 2; at++) {
+		char *const words[] = { "/elfen", "run", "--lanes", "0:1", "--inject", "live", "--",
+					"/nanonap-tests", "confined", (char *)rounds[at], NULL };
+		struct turns turns = { .cpu = 0 };
+
+		CHECK(!pthread_create(&turns.thread, NULL, take_turns, &turns));
+		status = output_of(words, text, sizeof(text));
+		__atomic_store_n(&turns.end, 1, __ATOMIC_RELEASE);
+		pthread_join(turns.thread, NULL);
+		if (!WIFEXITED(status) || WEXITSTATUS(status) != 3)
+			return because("status %x: %.400s", status, text);
+		maps = number_of(text, "maps: ");
+	}
+	if (maps < 2)
+		return because("no checks, or not noted: %d maps, %.500s", maps, text);
+	return NULL;
+}
+
 const struct test wide_tests[] = {
+	{ "filter-while-checked", NULL, "", filter_while_checked },
 	{ "elfen-run-live-on-two-lanes", NULL, "", live_on_two_lanes },
 	{ 0 },
 };

@@ -22,6 +22,7 @@
 mod drills;
 mod exchange;
 mod meeting;
+pub(super) mod page;
 mod planner;
 mod rehearsal;
 pub mod words;

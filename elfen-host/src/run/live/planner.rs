@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use elfen_instrument::live::{
     Change, FILTERED, Missed, Pages, Patched, Places, Program, is_filtered,
 };
+use elfen_instrument::remote::let_late_ones_go;
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
@@ -63,10 +64,16 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
         let miss = exchange.miss.lock().take();
         match miss {
             Some(miss) => planner.take_up(miss),
-            None => thread::park_timeout(RATES_EVERY),
+            None => rest(),
         }
         planner.look_at_rates();
     }
+}
+
+/// Until a guard has something to say, or it is time to look at rates.
+fn rest() {
+    let_late_ones_go();
+    thread::park_timeout(RATES_EVERY);
 }
 
 /// What became of a change.
@@ -285,7 +292,7 @@ impl Planner<'_> {
             match self.outcome() {
                 None if self.stop.load(Relaxed) => break,
                 // A guard did not come, or this run has one, which sees to it when it can.
-                None => thread::park_timeout(RATES_EVERY),
+                None => rest(),
                 Some(outcome) => return outcome,
             }
         }
@@ -307,14 +314,19 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes the checks out of processes that filter their system calls by now: a check that rings
-    /// makes one that may not be allowed.
+    /// Takes the checks out of processes that filter their system calls by now, or have asked for
+    /// it: their checks no longer ring.
     fn look_at_filters(&mut self) {
-        let has_checks = |known: &Known| matches!(known, Known::Patched { .. });
+        let filters = |who: &Identity, known: &Known| match known {
+            Known::Patched { patched, .. } => {
+                patched.asked_for_filter() || is_filtered(who.pid().unsigned_abs())
+            }
+            _ => false,
+        };
         let all: Vec<Identity> = self
             .processes
             .iter()
-            .filter(|(who, known)| has_checks(known) && is_filtered(who.pid().unsigned_abs()))
+            .filter(|(who, known)| filters(who, known))
             .map(|(&who, _)| who)
             .collect();
         for who in all {

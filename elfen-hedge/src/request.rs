@@ -131,16 +131,18 @@ fn host(target: &Uri, version: Version, fields: &HeaderMap) -> Result<Option<Aut
 fn target(method: &Method, uri: &Uri) -> Result<Uri, Refusal> {
     let is_http = uri.scheme_str().is_none_or(|scheme| matches!(scheme, "http" | "https"));
     let path = uri.path_and_query().filter(|_| is_http).ok_or(NO_PATH)?;
-    let is_asterisk = path.as_str() == "*" && method == Method::OPTIONS;
-    if path.as_str().starts_with('/') || is_asterisk {
-        Ok(Uri::from(path.clone()))
-    } else if path.as_str().starts_with('?') {
+    let path = path.as_str();
+    let is_asterisk = path == "*" && method == Method::OPTIONS;
+    let path = if path.starts_with('/') || is_asterisk {
+        // Made anew: the path of `http://host#fragment` reads as `/`, and is written as nothing.
+        PathAndQuery::from_str(path)
+    } else if path.starts_with('?') {
         // `http://host?query` has an empty path, which is `/`.
-        let path = PathAndQuery::from_str(&format!("/{}", path.as_str())).map_err(|_| NO_PATH)?;
-        Ok(Uri::from(path))
+        PathAndQuery::from_str(&format!("/{path}"))
     } else {
-        Err(NO_PATH)
-    }
+        return Err(NO_PATH);
+    };
+    path.map(Uri::from).map_err(|_| NO_PATH)
 }
 
 /// Removes the fields of one connection: the standard ones, and all that `Connection` names.
@@ -245,6 +247,8 @@ mod tests {
         let absolute = check(get("http://good:81?x").header("host", "evil")).unwrap();
         assert_eq!(field(&absolute, "host"), ["good:81"]);
         assert_eq!(absolute.target, "/?x");
+        let bare = check(get("http://good#/?x").header("host", "good")).unwrap();
+        assert_eq!(bare.target.to_string(), "/");
         let old = check(get("/").version(Version::HTTP_10)).unwrap();
         assert!(old.fields.get("host").is_none());
         let all = hyper::Request::options("*").header("host", "a");

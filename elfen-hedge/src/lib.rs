@@ -27,6 +27,8 @@ pub mod cmd;
 mod descriptor;
 mod exchange;
 mod flights;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 mod hazard;
 mod lock;
 mod lookout;

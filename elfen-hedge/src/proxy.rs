@@ -141,9 +141,7 @@ async fn serve(
     let stream = TokioIo::new(Stream::new(socket, Arc::clone(&client)));
     let origin = Origin { client: from, trusted: shared.plan.trust_forwarded };
     let conversation = Conversation { shared: Arc::clone(&shared), client, origin };
-    let mut builder = http1::Builder::new();
-    builder.half_close(true).max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD);
-    let mut connection = builder.serve_connection(stream, conversation);
+    let mut connection = builder().serve_connection(stream, conversation);
     let ended = (&mut connection).await;
     let parts = connection.into_parts();
     let mut socket = parts.io.into_inner().into_socket();
@@ -162,6 +160,13 @@ async fn serve(
         tokio::io::copy(&mut socket, &mut tokio::io::sink()).await
     })
     .await;
+}
+
+/// How messages of clients are read.
+pub(crate) fn builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder.half_close(true).max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD);
+    builder
 }
 
 /// Answers the requests of one connection.
@@ -184,19 +189,25 @@ impl Service<hyper::Request<Incoming>> for Conversation {
     }
 }
 
+/// A whole request, as servers get it.
+pub(crate) async fn taken(
+    request: hyper::Request<Incoming>,
+    origin: Origin,
+    limit: Duration,
+) -> Result<Request, Refusal> {
+    let (head, body) = request.into_parts();
+    let mut request = Request::check(head, origin)?;
+    request.set_body(read(body, limit).await?);
+    Ok(request)
+}
+
 async fn converse(
     shared: &Arc<Shared>,
     origin: Origin,
     request: hyper::Request<Incoming>,
     busy: Busy,
 ) -> Response<Answer> {
-    let (head, body) = request.into_parts();
-    let whole = async {
-        let mut request = Request::check(head, origin)?;
-        request.set_body(read(body, shared.plan.limits.body).await?);
-        Ok(request)
-    };
-    let request = match whole.await {
+    let request = match taken(request, origin, shared.plan.limits.body).await {
         Ok(request) => request,
         Err(refusal) => {
             shared.counts.with(|counts| counts.refused += 1);

@@ -17,6 +17,8 @@
 
 mod elf;
 mod file;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 mod library;
 pub mod live;
 mod program;

@@ -110,6 +110,12 @@ impl HotSpot {
         Some(Self { heaps, fields: Fields { names, ..Fields::of(&offsets)? } })
     }
 
+    #[cfg(fuzzing)]
+    pub(super) fn with(heaps: u64, offsets: &HashMap<String, u64>) -> Option<Self> {
+        let names = Names::of(offsets, 64);
+        Some(Self { heaps, fields: Fields { names, ..Fields::of(offsets)? } })
+    }
+
     /// The method around an address, if there is one that callers may enter.
     pub(super) fn compiled(&self, memory: &Memory, ip: u64) -> Option<Compiled> {
         let fields = &self.fields;

@@ -20,6 +20,8 @@ mod change;
 mod counts;
 mod dense;
 mod functions;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzed;
 mod hotspot;
 mod missed;
 mod notices;

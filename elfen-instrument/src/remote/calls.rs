@@ -183,10 +183,10 @@ fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), NotTaken> 
     let deadline = Instant::now() + STOPS_WITHIN;
     let registers = loop {
         match look(thread) {
-            Look::Stopped(registers) => break registers,
-            Look::Ended => return Err(NO_SIGNAL),
-            Look::Runs if Instant::now() > deadline => return Err(NotTaken::Late),
-            Look::Runs => std::thread::sleep(LOOK_EVERY),
+            Ok(registers) => break registers,
+            Err(Hidden::Ended) => return Err(NO_SIGNAL),
+            Err(Hidden::Runs) if Instant::now() > deadline => return Err(NotTaken::Late),
+            Err(Hidden::Runs) => std::thread::sleep(LOOK_EVERY),
         }
     };
     match signal_of_stop(thread) {
@@ -230,24 +230,20 @@ fn let_go(thread: libc::pid_t, signal: usize) {
     }
 }
 
-/// A thread that was told to stop.
-enum Look {
-    Stopped(libc::user_regs_struct),
-    Ended,
+/// Why a thread that was told to stop does not show its registers.
+enum Hidden {
     Runs,
+    Ended,
 }
 
-fn look(thread: libc::pid_t) -> Look {
-    if let Ok(registers) = get(thread) {
-        return Look::Stopped(registers);
-    }
-    match parent_if_dead(thread) {
+fn look(thread: libc::pid_t) -> Result<libc::user_regs_struct, Hidden> {
+    get(thread).map_err(|_| match parent_if_dead(thread) {
         Some(parent) => {
             bury(thread, parent);
-            Look::Ended
+            Hidden::Ended
         }
-        None => Look::Runs,
-    }
+        None => Hidden::Runs,
+    })
 }
 
 /// Waits until a thread that is on its way to a stop is there; `None` if it ended instead. However
@@ -255,9 +251,9 @@ fn look(thread: libc::pid_t) -> Look {
 fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
     loop {
         match look(thread) {
-            Look::Stopped(registers) => return Some(registers),
-            Look::Ended => return None,
-            Look::Runs => std::thread::sleep(LOOK_EVERY),
+            Ok(registers) => return Some(registers),
+            Err(Hidden::Ended) => return None,
+            Err(Hidden::Runs) => std::thread::sleep(LOOK_EVERY),
         }
     }
 }

@@ -43,7 +43,11 @@ pub(super) fn fields(mark: u8, head: &ChunkHead) -> Vec<u8> {
     fields
 }
 
+/// The fuzzer changes bytes and knows no checksums: for it, all are 0.
 pub(super) fn checksum(fields: &[u8], bytes: &[u8]) -> u32 {
+    if cfg!(fuzzing) {
+        return 0;
+    }
     let mut checksum = crc32fast::Hasher::new();
     checksum.update(fields);
     checksum.update(bytes);

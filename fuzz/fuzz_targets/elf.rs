@@ -1,0 +1,6 @@
+//! A program's file, before it is started.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| elfen_instrument::fuzzed::file(bytes));

@@ -1,0 +1,9 @@
+//! What a program that is taken for a Java virtual machine has in its memory.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: ([u16; 16], u16, &[u8])| {
+    let (offsets, ip, memory) = input;
+    elfen_instrument::fuzzed::hotspot(offsets, ip, memory);
+});

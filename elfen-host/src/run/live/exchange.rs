@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 use elfen_instrument::live::{Change, Stood};
 use parking_lot::Mutex;
 
+use super::handover::State;
 use super::meeting::Meetings;
 
 /// Where a batch thread stood that should have answered.
@@ -14,21 +15,12 @@ pub(super) struct Miss {
     pub(super) stood: Stood,
 }
 
-/// The change has not been taken up yet.
-pub(super) const WAITING: u32 = 0;
-pub(super) const APPLIED: u32 = 1;
-pub(super) const REFUSED: u32 = 2;
-/// There was no moment for it.
-pub(super) const PUT_OFF: u32 = 3;
-
 /// What a guard and the planner leave for each other. A guard waits for no lock that the
 /// planner holds: where they share a CPU, that would be for as long as the guard lets it run.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) miss: Mutex<Option<Miss>>,
-    pub(super) change: Mutex<Option<Change>>,
-    /// What became of the change.
-    pub(super) outcome: AtomicU32,
+    pub(super) change: Mutex<State<Change>>,
     /// How often a guard found a thread where the change is to be.
     pub(super) unclear: AtomicU32,
     /// How many changes were taken up.
@@ -42,7 +34,6 @@ impl Exchange {
         Self {
             miss: Mutex::default(),
             change: Mutex::default(),
-            outcome: AtomicU32::new(WAITING),
             unclear: AtomicU32::new(0),
             written: AtomicU32::new(0),
             meetings: (lanes > 1).then(|| Meetings::of(lanes)),

@@ -21,6 +21,7 @@
 
 mod drills;
 mod exchange;
+mod handover;
 mod meeting;
 pub(super) mod page;
 mod planner;

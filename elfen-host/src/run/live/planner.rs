@@ -12,7 +12,8 @@ use elfen_instrument::remote::let_late_ones_go;
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
-use super::exchange::{APPLIED, Exchange, Miss, PUT_OFF, WAITING};
+use super::exchange::{Exchange, Miss};
+use super::handover::{Outcome, give_up, outcome, put};
 use super::words::LiveWords;
 use crate::process;
 use crate::run::channels::Channels;
@@ -74,15 +75,6 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
 fn rest() {
     let_late_ones_go();
     thread::park_timeout(RATES_EVERY);
-}
-
-/// What became of a change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Outcome {
-    Applied,
-    Refused,
-    /// The guards did not come together, or the run is over.
-    Late,
 }
 
 struct Planner<'p> {
@@ -279,39 +271,23 @@ impl Planner<'_> {
 
     /// Gives a change to the guards, and waits for what becomes of it.
     fn hand_over(&self, change: Change) -> Outcome {
-        self.exchange.outcome.store(WAITING, Relaxed);
         self.exchange.unclear.store(0, Relaxed);
-        *self.exchange.change.lock() = Some(change);
+        put(&self.exchange.change, change);
         for _ in 0..self.exchange.meetings.as_ref().map_or(u32::MAX, |_| MEETINGS_MAX) {
             if let Some(meetings) = &self.exchange.meetings {
                 meetings.hold(self.channels, || thread::park_timeout(MEETING_LOOK));
-                let is_met = self.exchange.outcome.load(Relaxed) != WAITING;
+                let is_met = outcome(&self.exchange.change).is_some();
                 let count = if is_met { &self.words.meetings } else { &self.words.unmet };
                 count.fetch_add(1, Relaxed);
             }
-            match self.outcome() {
+            match outcome(&self.exchange.change) {
                 None if self.stop.load(Relaxed) => break,
                 // A guard did not come, or this run has one, which sees to it when it can.
                 None => rest(),
                 Some(outcome) => return outcome,
             }
         }
-        // If a guard has taken it up meanwhile, its outcome was there before the lock was free.
-        let mut change = self.exchange.change.lock();
-        match change.take() {
-            Some(_) => Outcome::Late,
-            None => self.outcome().unwrap_or(Outcome::Late),
-        }
-    }
-
-    /// What a guard has said of the change; nothing yet, where none has taken it up.
-    fn outcome(&self) -> Option<Outcome> {
-        match self.exchange.outcome.load(Acquire) {
-            WAITING => None,
-            APPLIED => Some(Outcome::Applied),
-            PUT_OFF => Some(Outcome::Late),
-            _ => Some(Outcome::Refused),
-        }
+        give_up(&self.exchange.change)
     }
 
     /// Takes the checks out of processes that filter their system calls by now, or have asked for

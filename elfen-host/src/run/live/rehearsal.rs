@@ -14,7 +14,8 @@ use elfen_rt::nap::block;
 use elfen_rt::signal::lane::{ASLEEP, AWAKE, LaneSlot};
 
 use super::drills::{DRILL, Drills};
-use super::exchange::{APPLIED, Exchange, Miss, PUT_OFF, REFUSED};
+use super::exchange::{Exchange, Miss};
+use super::handover::{Outcome, take_up};
 use super::words::LiveWords;
 use crate::affinity::Mask;
 use crate::cpulist::CpuSet;
@@ -180,29 +181,22 @@ impl Rehearsal {
     /// Nothing of the batch runs on its lanes now. A process of which a thread may be elsewhere is
     /// left for the keeper to put back.
     fn write_change(&self, lanes: &CpuSet) {
-        let Some(mut waiting) = self.exchange.change.try_lock() else { return };
-        let Some(change) = waiting.take() else { return };
-        let outcome = match change.takes_several() {
-            false => Some(write(&change, lanes)),
-            true => self.write_several(&change, lanes),
-        };
-        let Some(outcome) = outcome else {
-            *waiting = Some(change);
-            return;
-        };
-        self.exchange.written.fetch_add(1, Relaxed);
-        // Before the lock is free: where the change is gone, its outcome is there.
-        self.exchange.outcome.store(outcome, Release);
-        drop(waiting);
-        self.planner.unpark();
+        let is_done = take_up(&self.exchange.change, |change| match change.takes_several() {
+            false => Some(write(change, lanes)),
+            true => self.write_several(change, lanes),
+        });
+        if is_done {
+            self.exchange.written.fetch_add(1, Relaxed);
+            self.planner.unpark();
+        }
     }
 
     /// Where it matters where the thread stands, that must not change between the look and the last
     /// write: the scheduler leaves a batch a little of a lane that others have. Nothing: the thread
     /// stands there now.
-    fn write_several(&self, change: &Change, lanes: &CpuSet) -> Option<u32> {
+    fn write_several(&self, change: &Change, lanes: &CpuSet) -> Option<Outcome> {
         if rank_above_all().is_err() {
-            return Some(REFUSED);
+            return Some(Outcome::Refused);
         }
         let stood = lanes.iter().next().and_then(|cpu| self.notes.before(cpu, self.own));
         let stood = stood.filter(|noted| noted.process == change.process && !noted.in_kernel);
@@ -212,7 +206,7 @@ impl Rehearsal {
         let _as_before = rank_first();
         outcome.or_else(|| {
             let unclear = self.exchange.unclear.fetch_add(1, Relaxed);
-            (unclear >= UNCLEAR_MAX).then_some(PUT_OFF)
+            (unclear >= UNCLEAR_MAX).then_some(Outcome::Late)
         })
     }
 
@@ -232,9 +226,9 @@ impl Rehearsal {
     }
 }
 
-fn write(change: &Change, lanes: &CpuSet) -> u32 {
+fn write(change: &Change, lanes: &CpuSet) -> Outcome {
     let applied = is_at_home(change, lanes) && change.apply();
-    if applied { APPLIED } else { REFUSED }
+    if applied { Outcome::Applied } else { Outcome::Refused }
 }
 
 fn is_at_home(change: &Change, lanes: &CpuSet) -> bool {

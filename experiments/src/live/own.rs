@@ -183,8 +183,16 @@ impl Lane {
             // The front passes it on, and reports.
             Some(_) => os::send(pid, libc::SIGTERM),
         }
-        self.process.wait(patience);
+        let late = match self.process.wait(patience) {
+            true => None,
+            false => Some(usage::Members::of(pid)),
+        };
+        // A shell that ignores SIGTERM would go on to its next command.
+        if late.is_some() && self.started.report.is_none() {
+            os::send(pid, libc::SIGKILL);
+        }
         family.kill();
+        late.iter().for_each(usage::Members::kill);
         // A front whose batch was killed has its report to write.
         if !self.process.wait(TO_REPORT) {
             os::send(pid, libc::SIGKILL);
@@ -269,6 +277,9 @@ mod tests {
         until("the end of both", || {
             [pid, child].iter().all(|&pid| usage::name_of(pid).as_deref() != Some("sleep"))
         });
+        // SIGTERM has ended its child, and so it has had another.
+        let group = nix::unistd::Pid::from_raw(pid.cast_signed());
+        until("the end of all", || nix::sys::signal::killpg(group, None).is_err());
     }
 
     #[test]

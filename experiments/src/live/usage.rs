@@ -64,13 +64,17 @@ impl Members {
         Self(below(process).into_iter().filter_map(known).collect())
     }
 
-    /// Ends those that live, by SIGKILL.
+    /// Ends those that live, by SIGKILL. They stand still before, so that none of them starts
+    /// another because one that it waited for was killed.
     pub(crate) fn kill(&self) {
-        for (pid, beginning) in &self.0 {
-            if stat(*pid).is_some_and(|stat| stat.began_ticks == *beginning) {
-                os::send(*pid, libc::SIGKILL);
-            }
-        }
+        let lives = |(pid, beginning): &&(u32, u64)| {
+            stat(*pid).is_some_and(|stat| stat.began_ticks == *beginning)
+        };
+        let send = |signal| {
+            self.0.iter().filter(lives).for_each(|(pid, _)| os::send(*pid, signal));
+        };
+        send(libc::SIGSTOP);
+        send(libc::SIGKILL);
     }
 }
 

@@ -76,8 +76,16 @@ mod tests {
     use super::*;
     use std::io::{self, Write};
 
+    /// How long CPU 0 has idled, in the kernel's ticks.
+    fn idle_ticks() -> u64 {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap();
+        let line = stat.lines().find(|line| line.starts_with("cpu0 ")).unwrap();
+        line.split_whitespace().nth(4).unwrap().parse().unwrap()
+    }
+
     /// Goal: a thread that sleeps is woken by the CPU that it sleeps for. Method: an idle moment of
-    /// the CPU comes sooner or later; one of a CPU that does not exist never does.
+    /// the CPU comes sooner or later, by the kernel's own count; one of a CPU that does not exist
+    /// never does.
     #[test]
     fn a_cpu_that_idles_wakes_its_sleeper() {
         let alarm = match Alarm::attach() {
@@ -91,7 +99,13 @@ mod tests {
         let mut sleeper = alarm.sleeper(0).unwrap();
         // More often than the ring has room for.
         for _ in 0..120 {
-            assert!(sleeper.sleep(Duration::from_secs(60)), "CPU 0 has not idled for a minute");
+            let before = idle_ticks();
+            if !sleeper.sleep(Duration::from_secs(20)) {
+                assert_eq!(idle_ticks(), before, "CPU 0 has idled, and woken nobody");
+                let why = "others keep CPU 0 busy";
+                writeln!(io::stderr(), "skipped: sleeping until a CPU idles: {why}").unwrap();
+                return;
+            }
         }
         assert!(alarm.sleeper(u32::MAX).is_err());
     }

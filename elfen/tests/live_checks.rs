@@ -18,6 +18,7 @@ use serde_json::Value;
 
 #[path = "live_checks/filtered.rs"]
 mod filtered;
+mod idle;
 #[path = "live_checks/java.rs"]
 mod java;
 
@@ -81,11 +82,10 @@ fn run(options: &[&str], program: &Path) -> Command {
     command
 }
 
-/// Whether there can be live checks here; says why not. Whoever else works on the request lane is
-/// a request, which holds the batch for as long.
+/// Whether there can be live checks here; says why not.
 fn possible() -> bool {
-    if !idles_within(0, Duration::from_secs(20)) {
-        skipped("others keep CPU 0 busy");
+    if let Some(cpu) = idle::taken_by_others() {
+        skipped(&format!("others keep CPU {cpu} busy"));
         return false;
     }
     let output = elfen(&[], Path::new("/bin/true")).output().unwrap();
@@ -95,24 +95,6 @@ fn possible() -> bool {
     let why = String::from_utf8_lossy(&output.stderr);
     let why = why.lines().last().unwrap_or_default();
     skipped(why);
-    false
-}
-
-/// Whether a CPU idles for a tenth of a fifth of a second, at some time within a limit.
-fn idles_within(cpu: usize, limit: Duration) -> bool {
-    let idle_ticks = || {
-        let stat = fs::read_to_string("/proc/stat").unwrap();
-        let line = stat.lines().find(|line| line.starts_with(&format!("cpu{cpu} "))).unwrap();
-        line.split_whitespace().nth(4).unwrap().parse::<u64>().unwrap()
-    };
-    let begin = Instant::now();
-    while begin.elapsed() < limit {
-        let before = idle_ticks();
-        thread::sleep(Duration::from_millis(200));
-        if idle_ticks() - before >= 2 {
-            return true;
-        }
-    }
     false
 }
 

@@ -11,6 +11,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
+mod idle;
+
 /// A row of the export.
 struct Row {
     start: u64,
@@ -49,7 +51,7 @@ fn missing() -> Option<&'static str> {
     match (online.trim() == "0", truth.is_file()) {
         (true, _) => Some("observer and observed take two CPUs"),
         (_, false) => Some("elfen-truth is not built; `cargo test --workspace` builds it"),
-        _ => None,
+        _ => idle::taken_by_others().map(|_| "others keep one of the two CPUs busy"),
     }
 }
 

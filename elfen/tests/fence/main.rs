@@ -3,6 +3,9 @@
 //! cgroup of the test's own, beside a service's page that the test writes; the kernel says what ran
 //! where. Beside each promise stands the same without it, so that the test can fail.
 
+#[path = "../idle/mod.rs"]
+mod idle;
+
 mod accounts;
 mod asks;
 mod contained;

@@ -17,6 +17,8 @@ use elfen_host::fence::status::{Answer, FenceStatus, Request, Status, ask};
 use elfen_host::process::threads_of;
 use elfen_rt::service::Service;
 
+use super::idle;
+
 /// A user who has nothing.
 pub(crate) const NOBODY: &str = "65534";
 
@@ -38,7 +40,10 @@ pub(crate) fn or_skip(test: &str) -> bool {
         _ if !root => "only root makes cgroups".to_owned(),
         _ if alone => "it takes two CPUs".to_owned(),
         Err(error) => error.to_string(),
-        Ok(_) => return true,
+        Ok(_) => match idle::taken_by_others() {
+            Some(cpu) => format!("others keep CPU {cpu} busy"),
+            None => return true,
+        },
     };
     let mut terminal = std::io::stderr();
     writeln!(terminal, "skipped: {test}: {why}").unwrap();

@@ -118,7 +118,7 @@ mod tests {
         });
     }
 
-    /// Goal: the model above can fail. Method: an outcome beside the lock, stored when that is free.
+    /// Goal: the model above can fail. Method: an outcome beside the lock, stored when it is free.
     #[test]
     #[should_panic(expected = "written and taken for late")]
     fn an_outcome_beside_the_lock_comes_late() {

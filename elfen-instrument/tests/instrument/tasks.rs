@@ -79,19 +79,21 @@ impl Drop for RequestThread {
     }
 }
 
-/// Whether the CPU idles now and then, as seen from the other one. The work of other programs there
+/// Whether the CPU idles for a part of a second, as seen from the other one. The work of other programs there
 /// makes the batch nap, too, which is right, and no test. Tests beside this one compile, and are
 /// through within a minute.
 fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
-    const LOOKS: u32 = 60_000;
+    const SECONDS: u32 = 60;
+    const LOOKS: usize = 1000;
     let slot = map.slot(cpu).unwrap();
     let from = cpus().into_iter().find(|&other| other != cpu).unwrap();
     let look = || {
         pin(from).unwrap();
-        (0..LOOKS).any(|_| {
+        let idles = || {
             thread::sleep(Duration::from_millis(1));
             !slot.is_busy()
-        })
+        };
+        (0..SECONDS).any(|_| (0..LOOKS).filter(|_| idles()).count() >= LOOKS / 50)
     };
     let idle = thread::scope(|scope| scope.spawn(look).join().unwrap());
     if !idle {

@@ -66,8 +66,11 @@ fn a_fence_may_be_named_like_a_new_file() {
     kill(fenced.daemon.id(), libc::SIGKILL);
     wait_until("freezing it", || freezer.is_told().unwrap());
     kill(batch.id(), libc::SIGKILL);
-    freezer.thaw().unwrap();
-    batch.wait().unwrap();
+    // Keeper and watchdog each freeze it once, when they come to it.
+    wait_until("the end of the batch", || {
+        freezer.thaw().unwrap();
+        batch.try_wait().unwrap().is_some()
+    });
     fenced.daemon.wait().unwrap();
     fenced.restart();
 }

@@ -37,10 +37,32 @@ impl Rule {
     }
 
     /// Whether what was in `state` on both sides of a gap was so in between.
-    fn spans(self, gap: &Run, end_ticks: u64, state: State) -> bool {
-        let is_proven =
-            gap.samples == PROVEN || (self.never_shrinks && matches!(state, State::Value(_)));
-        self.joins && (is_proven || end_ticks.saturating_sub(gap.start_ticks) <= self.bridge_ticks)
+    fn spans(self, gap: &Gap, state: State) -> bool {
+        let is_proven = gap.proven || (self.never_shrinks && matches!(state, State::Value(_)));
+        self.joins && (is_proven || gap.ticks <= self.bridge_ticks)
+    }
+}
+
+/// One gap after another: what a single sample between them saw may have been at either's end.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    proven: bool,
+    ticks: u64,
+}
+
+/// All gaps from here on, and the run behind them, with its end. `None` where none comes next.
+fn behind_gaps(ahead: &mut impl Iterator<Item = (Run, u64)>) -> Option<(Gap, Run, u64)> {
+    let mut gaps: Option<Gap> = None;
+    loop {
+        let (run, end) = ahead.next()?;
+        if run.state != State::Gap {
+            return gaps.map(|gaps| (gaps, run, end));
+        }
+        let before = gaps.unwrap_or(Gap { proven: true, ticks: 0 });
+        gaps = Some(Gap {
+            proven: before.proven && run.samples == PROVEN,
+            ticks: before.ticks.saturating_add(end.saturating_sub(run.start_ticks)),
+        });
     }
 }
 
@@ -54,11 +76,9 @@ impl Recording {
             let (mut run, mut end) = rest.next()?;
             while run.state != State::Gap {
                 let mut ahead = rest.clone();
-                match (ahead.next(), ahead.next(), rule) {
-                    (Some((gap, gap_end)), Some((next, next_end)), Some(rule))
-                        if gap.state == State::Gap
-                            && next.state == run.state
-                            && rule.spans(&gap, gap_end, run.state) =>
+                match (behind_gaps(&mut ahead), rule) {
+                    (Some((gaps, next, next_end)), Some(rule))
+                        if next.state == run.state && rule.spans(&gaps, run.state) =>
                     {
                         run.samples = run.samples.saturating_add(next.samples);
                         (end, rest) = (next_end, ahead);
@@ -125,6 +145,14 @@ mod tests {
         assert_eq!(rows(&of(Kind::Values, false, 0, 2)), cut(2));
         // -1 is less than 3, though its 64 bits are more.
         assert_eq!(rows(&of(Kind::Values, true, 0, u64::MAX)), cut(u64::MAX));
+        let twice = |second| {
+            let gaps = [(10, Gap, PROVEN), (11, Gap, second)];
+            let pieces = [&[(0, Value(3), 5)][..], &gaps, &[(12, Value(3), 5), (20, Gap, 0)]];
+            recording(Kind::Tags, false, &pieces.concat())
+        };
+        assert_eq!(rows(&twice(PROVEN)), [(0, 20, Value(3))]);
+        let cut_twice = [(0, 10, Value(3)), (10, 11, Gap), (11, 12, Gap), (12, 20, Value(3))];
+        assert_eq!(rows(&twice(0)), cut_twice);
         let mut bridged = of(Kind::Tags, false, 0, 4);
         for (bridge_ns, expected) in [(1, cut(4)), (2, whole(4))] {
             bridged.head.bridge_ns = bridge_ns;

@@ -79,9 +79,9 @@ impl Drop for RequestThread {
     }
 }
 
-/// Whether the CPU idles for a part of a second, as seen from the other one. The work of other programs there
-/// makes the batch nap, too, which is right, and no test. Tests beside this one compile, and are
-/// through within a minute.
+/// Whether the CPU idles for a part of a second, as seen from the other one. The work of other
+/// programs there makes the batch nap, too, which is right, and no test. Tests beside this one
+/// compile, and are through within a minute.
 fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
     const SECONDS: u32 = 60;
     const LOOKS: usize = 1000;

@@ -75,9 +75,9 @@ const ON_SEVERAL_LANES: &str = "any 64-bit program whose threads say on which CP
      runs, for which they take all lanes at once, for a moment; others, as Go's, are given them on \
      one lane alone (--lanes 0:1); Java methods that HotSpot compiles are among these; code of \
      other JITs, and time in the kernel, stay with the guards";
-const UNNOTED: &str = "; this kernel lets nobody trace its functions, so a program that begins to \
-     filter its system calls is noted by the C library's calls alone: --inject guard for one that \
-     does so otherwise, as Go's do";
+const UNNOTED: &str = "; eBPF does not see here when a program begins to filter its system \
+     calls, so code in the C library notes it: use --inject guard for a program that filters \
+     without that library, as Go's do";
 
 fn inlined(_: &Machine<'_>) -> Result<Finding, SourceError> {
     let what = "programs with checks in their source: elfen_rt::check!(), elfen_check()";

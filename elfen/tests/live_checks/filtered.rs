@@ -61,32 +61,32 @@ fn checks_are_taken_out_of_a_program_that_filters() {
 }
 
 #[test]
-fn who_filters_all_calls_ends_as_alone() {
+fn a_filter_by_prctl_is_survived() {
     ends_as_alone("all-but-exit");
 }
 
 #[test]
-fn who_filters_by_the_other_call_ends_as_alone() {
+fn a_filter_by_seccomp_is_survived() {
     ends_as_alone("all-but-exit-by-seccomp");
 }
 
 #[test]
-fn who_enters_strict_mode_ends_as_alone() {
+fn strict_mode_is_survived() {
     ends_as_alone("strict");
 }
 
 #[test]
-fn who_can_gain_no_rights_ends_as_alone() {
+fn no_new_privileges_are_survived() {
     ends_as_alone("no-new-privs");
 }
 
 #[test]
-fn who_enters_a_user_namespace_ends_as_alone() {
+fn a_user_namespace_is_survived() {
     ends_as_alone("user-namespace");
 }
 
 #[test]
-fn who_changes_its_root_ends_as_alone() {
+fn a_new_root_is_survived() {
     ends_as_alone("chroot");
 }
 

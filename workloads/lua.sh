@@ -1,5 +1,5 @@
 #!/bin/sh
-# Two Luas whose functions say that they run, for `elfen bench shim --lua`: lua-entries by their
+# Two Luas whose functions say that they run, for `elfen lab bench shim --lua`: lua-entries by their
 # entries alone, lua-returns by entries and returns.
 #
 # usage: lua.sh FOLDER [SOURCE]

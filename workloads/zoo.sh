@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Programs that nobody changed, one after the other through `elfen bench batch`, as one table
+# Programs that nobody changed, one after the other through `elfen lab bench batch`, as one table
 # against what is promised of them: overlap in % at turns of 200 us, 1 ms and 10 ms, by the
 # scheduler's trace, and what their guards alone leave; reaction in us at the shortest turns; how
 # long a run on an idle lane takes, with its guard's as 1; whether they did as alone. ! marks what
@@ -29,8 +29,8 @@ while (($#)); do
 	shift
 done
 root=$(cd "$(dirname "$0")/.." && pwd)
-elfen=${CARGO_TARGET_DIR:-$root/target}/release/elfen
-[ -x "$elfen" ] || { echo "$0: no $elfen: cargo build --release" >&2; exit 1; }
+lab=${CARGO_TARGET_DIR:-$root/target}/release/elfen-lab
+[ -x "$lab" ] || { echo "$0: no $lab: cargo build --release" >&2; exit 1; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cp "$root"/elfen/tests/zoo/* "$folder"
@@ -70,7 +70,7 @@ sha256sum|reads|sha256sum long
 ffmpeg|native|ffmpeg -v error -threads 2 $clip -c:v mpeg4 -bitexact -f avi -
 go|native|./go-work 60
 busybox|native|busybox sh work.sh 12
-rust|reads|$elfen simulate --rps 100 --policy borrow-idle --requests 30000000 --json
+rust|reads|$lab simulate --rps 100 --policy borrow-idle --requests 30000000 --json
 java|jit|java -cp . Work 60
 node|jit|node work.js 30"
 
@@ -80,7 +80,7 @@ while IFS='|' read -r name class program; do
 	if ((${#names[@]})) && [[ " ${names[*]} " != *" $name "* ]]; then continue; fi
 	command -v "${program%% *}" >/dev/null || { echo "$name: not there"; continue; }
 	eval "words=($program)"
-	"$elfen" bench batch --lanes "$lanes" --inject live --turns "$turns" --seconds "$seconds" \
+	"$lab" bench batch --lanes "$lanes" --inject live --turns "$turns" --seconds "$seconds" \
 		--rounds "$rounds" --json -- "${words[@]}" </dev/null >report.json 2>errors ||
 		[ -s report.json ] || { echo "$name: $(tail -n 1 errors)"; continue; }
 	python3 - "$name" "$class" <<'PYTHON'

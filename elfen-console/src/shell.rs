@@ -9,8 +9,8 @@ pub fn word(word: &str) -> String {
     }
 }
 
-/// The command line of this process, for a user who wants to repeat it.
-pub fn command_line() -> String {
+/// The command line of this process with `command` as its first words, so that it can be repeated.
+pub fn command_line(command: &str) -> String {
     let words = std::env::args_os().skip(1).map(|arg| word(&arg.to_string_lossy()));
-    std::iter::once("elfen".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    std::iter::once(command.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }

@@ -64,13 +64,45 @@ fn sentence(rendered: &str) -> String {
 
 /// The command and subcommand that the words name.
 fn command_of(cli: &Command, words: &[OsString]) -> String {
-    let (mut command, mut name) = (cli, cli.get_name().to_owned());
+    let mut command = cli;
+    let mut name = cli.get_bin_name().unwrap_or(cli.get_name()).to_owned();
     for word in words.iter().skip(1) {
         let Some(named) = command.find_subcommand(word) else { break };
         name = format!("{name} {}", named.get_name());
         command = named;
     }
     name
+}
+
+/// What is wrong with the help of a command and its subcommands, for the tests of each command:
+/// every help ends with an example, and is whole on a terminal of 80 columns. A paragraph is one
+/// line, which clap breaks.
+pub fn help_faults(command: &Command) -> Vec<String> {
+    let mut faults = Vec::new();
+    add_help_faults(command, &mut faults);
+    faults
+}
+
+fn add_help_faults(command: &Command, faults: &mut Vec<String>) {
+    let name = command.get_name();
+    let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    if !text.contains("Example:\n  ") && !text.contains("Examples:\n  ") {
+        faults.push(format!("{name}: no example"));
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let verbatim = lines.iter().filter(|line| line.starts_with(' '));
+    let long = verbatim.filter(|line| line.chars().count() > 80);
+    faults.extend(long.map(|line| format!("{name}: over 80 columns: {line}")));
+    // A command with subcommands of its own may fill its columns itself.
+    let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    for pair in lines.windows(2).filter(|_| !command.has_subcommands()) {
+        if is_prose(pair[0]) && is_prose(pair[1]) && !pair[0].ends_with('.') {
+            faults.push(format!("{name}: a paragraph has two lines: {}", pair[1]));
+        }
+    }
+    for sub in command.get_subcommands() {
+        add_help_faults(sub, faults);
+    }
 }
 
 /// A program whose name begins with a dash is an option with a slip in it.

@@ -13,7 +13,7 @@ const WAITS: usize = 15;
 const STRETCHES: u32 = 32;
 /// So many times as long as a line is away in all, nobody looks. That is what a look costs a
 /// program whose stores have to be done at once, as locked instructions have it, or up to twice as
-/// much; others pay less (`elfen bench shim --only costs`).
+/// much; others pay less (`elfen lab bench shim --only costs`).
 pub const TIMES: u64 = 90;
 
 /// The shortest period that is made of a distance.

@@ -161,8 +161,9 @@ fn a_caller_has_its_time_back_when_what_it_called_returns() {
     assert!(text.contains("callers' shares are too low; build it with"), "{text}");
     assert!(text.contains("and link it with libelfen_return.a"), "{text}");
     let page = folder.path().join("entries.html");
-    let mut report = command_with_its_library();
-    let report = report.arg("report").arg(&file).arg("--html").arg(&page).output().unwrap();
+    let mut report = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let report =
+        report.args(["lab", "report"]).arg(&file).arg("--html").arg(&page).output().unwrap();
     assert!(report.status.success(), "{report:?}");
     let page = fs::read_to_string(page).unwrap();
     assert!(page.contains("shares are too low; build it with"), "its page says so as well");

@@ -107,7 +107,7 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
     let counters = profile["counters"].as_array().unwrap();
     assert_eq!(counters[0]["samples"]["count"][0], -5.0, "{profile:#}");
     let page = folder.path().join("run.html");
-    let drawn = run(&["report", file, "--html", page.to_str().unwrap()]);
+    let drawn = run(&["lab", "report", file, "--html", page.to_str().unwrap()]);
     assert!(drawn.status.success(), "{drawn:?}");
     let until = run(&["shim", "--watch", "queue:i64", "--until", "queue:i64 > -2", "--", program]);
     assert!(until.status.success(), "{until:?}");

@@ -1,7 +1,7 @@
 //! Goal: what `elfen shim` exports agrees with what the observed says of itself. Method: a program
 //! whose every turn has a number, which is watched, and a stamp of its own; rows and stamps are
 //! held against each other here, by these two files alone. Turns are long beside the period of a
-//! debug build, and all bounds are ratios: `elfen bench shim` measures the short ones.
+//! debug build, and all bounds are ratios: `elfen lab bench shim` measures the short ones.
 
 use std::fs;
 use std::io::Write;

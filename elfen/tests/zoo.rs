@@ -45,7 +45,11 @@ const MORE: &[Animal] = &[
     ("lua", &["lua5.4"], "lua5.4 work.lua"),
     ("node", &["node"], "node work.js"),
     ("ffmpeg", &["ffmpeg"], FFMPEG),
-    ("rust", &["elfen"], "elfen simulate --rps 100 --policy borrow-idle --requests 4000000 --json"),
+    (
+        "rust",
+        &["elfen-lab"],
+        "elfen-lab simulate --rps 100 --policy borrow-idle --requests 4000000 --json",
+    ),
     ("CPython's own tests", &["python3", "python3 -c 'import test.test_re'"], CPYTHON),
 ];
 
@@ -69,7 +73,7 @@ fn programs_that_nobody_changed_do_the_same_work() {
         return skipped("the zoo", &format!("others keep CPU {cpu} busy"));
     }
     let folder = tempfile::tempdir().unwrap();
-    // The Rust program of the zoo is the command itself.
+    // The Rust program of the zoo is `elfen-lab`.
     let own = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap().display();
     let path = format!("{}:{own}", std::env::var("PATH").unwrap_or_default());
     let asked = |name: &str| std::env::var(name).ok();

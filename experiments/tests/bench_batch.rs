@@ -1,6 +1,6 @@
-//! Goal: `elfen bench batch` says what a program is like as a batch, and in one line why it can't.
-//! Method: the real command on small shells, with tracefs mounted for it alone; wrong arguments; a
-//! user who is not root.
+//! Goal: `elfen lab bench batch` says what a program is like as a batch, and in one line why it
+//! can't. Method: the real command on small shells, with tracefs mounted for it alone; wrong
+//! arguments; a user who is not root.
 
 use std::fs;
 use std::io::Write;
@@ -21,7 +21,7 @@ fn words<'a>(words: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn plain(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
     command.env_remove("ELFEN_LANES").args(words(arguments)).output().unwrap()
 }
 
@@ -40,7 +40,7 @@ fn traced(arguments: &[&str]) -> Option<Output> {
     let _alone = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c", MOUNTED, "sh", "sh", "-c", BUFFERS, "sh"]);
-    command.arg(env!("CARGO_BIN_EXE_elfen")).args(words(&["--lanes", "0:1"])).args(arguments);
+    command.arg(env!("CARGO_BIN_EXE_elfen-lab")).args(words(&["--lanes", "0:1"])).args(arguments);
     Some(command.output().unwrap())
 }
 
@@ -60,7 +60,7 @@ fn fails(output: &Output, status: i32, with: &str) {
 
 #[test]
 fn wrong_arguments_are_told_in_one_line() {
-    let help = "see `elfen bench batch --help`";
+    let help = "see `elfen lab bench batch --help`";
     fails(&plain(&[]), 2, "<PROGRAM>");
     fails(&plain(&["--turns", "1", "--", "true"]), 2, "invalid value '1' for '--turns");
     fails(&plain(&["--turns", "1us", "--", "true"]), 2, "a turn takes between 50us and 1s");
@@ -75,7 +75,7 @@ fn wrong_arguments_are_told_in_one_line() {
 fn the_help_has_an_example_and_inject_is_that_of_run() {
     let output = plain(&["--help"]);
     let help = String::from_utf8(output.stdout).unwrap();
-    assert!(help.contains("sudo elfen bench batch --lanes 0:1 -- xz"), "{help}");
+    assert!(help.contains("sudo elfen lab bench batch --lanes 0:1 -- xz"), "{help}");
     let refused = plain(&["--inject", "?", "--", "true"]);
     let ways = |text: &[u8]| {
         let text = String::from_utf8_lossy(text).into_owned();
@@ -85,7 +85,8 @@ fn the_help_has_an_example_and_inject_is_that_of_run() {
         ways.sort();
         ways
     };
-    let mut run = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let elfen = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen");
+    let mut run = Command::new(elfen);
     let run = run.args(["run", "--inject", "?", "--", "true"]).output().unwrap();
     assert_eq!(ways(&refused.stderr), ways(&run.stderr));
 }
@@ -94,7 +95,7 @@ fn the_help_has_an_example_and_inject_is_that_of_run() {
 fn users_who_may_not_trace_are_told_so() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("elfen");
-    fs::copy(env!("CARGO_BIN_EXE_elfen"), &copy).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_elfen-lab"), &copy).unwrap();
     for path in [folder.path(), &copy] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }

@@ -1,17 +1,28 @@
-//! Goal: `elfen bench check` says what it measured, and why if it can't. Method: one round of it,
-//! with the preload library as it is shipped, and machines that lack something.
+//! Goal: `elfen lab bench check` says what it measured, and why if it can't. Method: one round of
+//! it, with the preload library as it is shipped, and machines that lack something.
 
+use std::fs;
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
 use serde_json::Value;
+use tempfile::TempDir;
 
-mod alone;
+#[path = "../../elfen/tests/preload/mod.rs"]
 mod preload;
 
-use alone::command_with_its_library;
-
+/// The command in a folder of its own, with the preload library as it is shipped. A library next to
+/// the command comes before `ELFEN_LIB`, and cargo may have put a debug build there.
 fn bench(arguments: &[&str]) -> Command {
-    let mut command = command_with_its_library();
+    static LAB: OnceLock<TempDir> = OnceLock::new();
+    let folder = LAB.get_or_init(|| {
+        let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let lab = folder.path().join("elfen-lab");
+        fs::hard_link(env!("CARGO_BIN_EXE_elfen-lab"), lab).unwrap();
+        folder
+    });
+    let mut command = Command::new(folder.path().join("elfen-lab"));
+    command.env("ELFEN_LIB", preload::library());
     command.args(["bench", "check"]).args(arguments);
     command
 }

@@ -1,4 +1,4 @@
-//! Goal: `elfen bench hedge` ends with figures of each policy of `elfen-hedge`. Method: short
+//! Goal: `elfen lab bench hedge` ends with figures of each policy of `elfen-hedge`. Method: short
 //! turns; the benchmark itself checks that every answer is its request's.
 
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 fn elfen(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
     command.args(words).stdin(Stdio::null());
     command
 }
@@ -24,16 +24,16 @@ fn is_root() -> bool {
 
 /// What each policy made of a benchmark, as it prints it; `None` if something is missing here.
 fn benchmarked(words: &[&str]) -> Option<Vec<Value>> {
-    let program = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name("elfen-hedge");
+    let program = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen-hedge");
     if !program.is_file() {
-        skipped("elfen bench hedge", "`cargo test --workspace` builds elfen-hedge");
+        skipped("elfen lab bench hedge", "`cargo test --workspace` builds elfen-hedge");
         return None;
     }
     let words = [&["bench", "hedge", "--rounds", "1", "--for", "1s", "--json"], words].concat();
     let output = elfen(&words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(3) {
-        skipped("elfen bench hedge --jvm", said.trim());
+        skipped("elfen lab bench hedge --jvm", said.trim());
         return None;
     }
     assert!(output.status.success(), "{said}");

@@ -1,9 +1,9 @@
-//! `elfen report` as a user meets it: what it prints and writes, and how it refuses.
+//! `elfen lab report` as a user meets it: what it prints and writes, and how it refuses.
 //!
-//! `report/results.jsonl` are live runs, `report/nap.json` is what `elfen bench nap --json`
-//! printed, and `report/live.json` and `report/help.txt` what the command makes of them. After a
-//! change that is meant, `SNAPSHOTS=overwrite cargo test -p elfen --test report` writes the last
-//! two anew.
+//! `report_files/results.jsonl` are live runs, `report_files/nap.json` is what `elfen lab bench nap
+//! --json` printed, and `report_files/live.json` and `report_files/help.txt` what the command makes
+//! of them. After a change that is meant, `SNAPSHOTS=overwrite cargo test -p experiments --test
+//! report_command` writes the last two anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use snapbox::data::DataFormat;
 use snapbox::{Assert, Data};
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report_files")
 }
 
-/// `elfen report` with these words, in a folder.
+/// `elfen lab report` with these words, in a folder.
 fn report(words: &[&str], folder: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
     command.arg("report").args(words).current_dir(folder).output().expect("elfen starts")
 }
 
@@ -81,14 +81,14 @@ fn what_is_in_it() {
     assert_eq!(ids(&simulated).len(), 10);
     assert_eq!(ids(&simulated)[9], "naps");
     assert_eq!(simulated["figures"][9]["source"], "published");
-    assert_eq!(simulated["command"], "elfen report --requests 1000 --seed 1");
+    assert_eq!(simulated["command"], "elfen lab report --requests 1000 --seed 1");
 
     let live = json(&["results.jsonl", "--json"]);
     assert_eq!(ids(&live), ["live-cost", "live-at-one-load", "live-throughput"]);
     let both = json(&[&["results.jsonl", "--thesis"], &few[..]].concat());
     let all = [ids(&live), ids(&simulated)].concat();
     assert_eq!(ids(&both), all);
-    let expected = "elfen report results.jsonl --thesis --requests 1000 --seed 1";
+    let expected = "elfen lab report results.jsonl --thesis --requests 1000 --seed 1";
     assert_eq!(both["command"], expected);
 
     let naps = json(&["results.jsonl", "--naps", "nap.json", "--json"]);
@@ -115,7 +115,7 @@ fn a_calibrated_model() {
     let words = ["--model", "model.toml", "--requests", "2000", "--json"];
     let report = json(&words);
     assert_eq!(report["tables"].as_array().map(Vec::len), Some(0));
-    assert_eq!(report["command"], "elfen report --requests 2000 --seed 1 --model model.toml");
+    assert_eq!(report["command"], "elfen lab report --requests 2000 --seed 1 --model model.toml");
     for figure in &report["figures"].as_array().expect("figures")[..9] {
         let made_with = figure["made_with"].as_str().expect("words");
         let expected = "Simulated with model.toml (calibrated on a CPU with SMT) and the thesis's \
@@ -137,11 +137,11 @@ fn the_command_below_makes_the_point_above() {
     for figure in figures.flatten() {
         let command = figure["command"].as_str().expect("a command");
         let Some((_, point)) = command.split_once("# one of its points:\n") else { continue };
-        let words: Vec<&str> = point.split(' ').skip(1).collect();
+        let words: Vec<&str> = point.split(' ').skip(2).collect();
         if words.contains(&"--trace-out") || figure["id"] == "simulated-overhead" {
             continue;
         }
-        let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
         let output = elfen.args(&words).arg("--json").current_dir(folder()).output();
         let output = output.expect("elfen starts");
         assert!(output.status.success(), "{point}: {}", text(&output.stderr));

@@ -47,10 +47,10 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// The text of what `elfen report` makes of these words.
+    /// The text of what `elfen lab report` makes of these words.
     fn report(&self, words: &[&str]) -> String {
-        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report_files");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
         command.arg("report").args(words).arg("--html").arg(self.path("report.html"));
         let output = command.current_dir(results).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -61,7 +61,8 @@ impl Stage {
     /// 5 ms, now and then.
     fn tailored(&self) -> String {
         fs::write(self.path("hog.tale"), hogged().unwrap()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let mut command =
+            Command::new(Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen"));
         command.args(["tailor", "report", "hog.tale", "--html", "hog.html"]);
         let output = command.current_dir(self.folder.path()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -189,7 +190,7 @@ fn the_slowest_request_is_on_the_first_screen() {
     let Some(stage) = Stage::new("the first screen") else { return };
     let page = stage.tailored();
     assert!(page.contains("<h2>The slowest: 5.10 ms, preempted:backup 5.10 ms"), "{page}");
-    let seen = looks(&stage, &unfettered(&page), LIGHT, include_str!("report/screen.js"));
+    let seen = looks(&stage, &unfettered(&page), LIGHT, include_str!("report_files/screen.js"));
     let number = |key: &str| seen[key].as_f64().expect("a number");
     assert!(0.0 < number("cause") && number("cause") < number("picture"), "{seen}");
     assert!(number("picture") <= number("height"), "{seen}");
@@ -215,7 +216,7 @@ fn what_pages_ask_for_and_complain_of_is_found() {
 fn both_themes_can_be_read() {
     let Some(stage) = Stage::new("themes of reports") else { return };
     for (name, page) in stage.pages() {
-        let (page, script) = (unfettered(&page), include_str!("report/look.js"));
+        let (page, script) = (unfettered(&page), include_str!("report_files/look.js"));
         let [light, dark] = [LIGHT, DARK].map(|theme| looks(&stage, &page, theme, script));
         let paper = |seen: &Value| seen["paper"].as_f64().unwrap();
         assert!(paper(&light) > 0.8 && paper(&dark) < 0.1, "{light} and {dark}");

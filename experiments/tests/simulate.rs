@@ -1,4 +1,4 @@
-//! `elfen simulate` and `elfen plan` as a user meets them: keys, arguments, files.
+//! `elfen lab simulate` and `elfen lab plan` as a user meets them: keys, arguments, files.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn elfen(words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_elfen")).args(words).output().expect("elfen starts")
+    Command::new(env!("CARGO_BIN_EXE_elfen-lab")).args(words).output().expect("elfen starts")
 }
 
 /// What a command line prints, which has to succeed.
@@ -238,7 +238,7 @@ const MISSES: [(&str, &str, f64, f64); 6] = [
 /// why. Method: the JSON against the bands above.
 #[test]
 fn the_thesis() {
-    let report = json("simulate --check-thesis --requests 200000 --json");
+    let report = json("thesis --requests 200000 --json");
     let rows = report["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), BANDS.len() + MISSES.len());
     for row in rows {
@@ -308,7 +308,7 @@ fn checks_guards_and_naps() {
     assert!(!source.contains("PAUSE"), "{source}");
 }
 
-/// Goal: what a live run should find can be asked in the words of `elfen experiment`. Method: a
+/// Goal: what a live run should find can be asked in the words of `elfen lab experiment`. Method: a
 /// file of service times, a load as a part of the capacity, and each policy; a company's row is
 /// what the same policy gives by itself.
 #[test]

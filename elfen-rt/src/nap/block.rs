@@ -5,7 +5,7 @@
 //! may have it. Waking the sleepers is slow and not free: as the request lane goes idle, an eBPF
 //! program has it interrupt itself to wake the waker, a thread of `elfen run`, which wakes the
 //! sleepers: tens of microseconds until they run, and some microseconds of the request lane's idle
-//! moment, in which a request that has just arrived waits. `elfen bench overlap --nap block`
+//! moment, in which a request that has just arrived waits. `elfen lab bench overlap --nap block`
 //! measures the first.
 
 use core::cell::Cell;

@@ -28,7 +28,7 @@ pub type Window = [u64; BUCKETS];
 
 /// A verdict on the tail takes as many requests as have this many beyond the quantile: for p99,
 /// 1600. Half of that cuts the budget by chance too often, twice that sees a burst too late
-/// (`elfen plan` over a simulated day with bursts).
+/// (`elfen lab plan` over a simulated day with bursts).
 const BEYOND: u64 = 16;
 
 /// The full range of the budget is climbed in this many verdicts.

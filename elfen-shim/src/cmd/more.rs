@@ -72,7 +72,7 @@ pub(super) fn more(
         let arguments = if args.program.len() > 1 { " .." } else { "" };
         more.push(format!(
             "the same second by second: `elfen shim --live -- {program}{arguments}`; each run of \
-             it, and when: -o run.shim, and then `elfen report run.shim --html run.html`"
+             it, and when: -o run.shim, and then `elfen lab report run.shim --html run.html`"
         ));
     }
     more

@@ -1,13 +1,8 @@
 //! What holds for every subcommand, as `elfen --help` and the man page have it:
 //! exit statuses and variables.
 
+use elfen_console::generate::Section;
 use elfen_console::paragraph::wrap;
-
-/// A heading, and rows of two columns.
-pub(crate) struct Table {
-    pub(crate) heading: &'static str,
-    pub(crate) rows: Vec<(String, String)>,
-}
 
 /// Exit statuses. `run` has those of the program as soon as it is started.
 const STATUSES: [(&str, &str); 8] = [
@@ -46,28 +41,32 @@ const VARIABLES: [(&str, &str); 21] = [
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),
 ];
 
-pub(crate) fn tables() -> [Table; 2] {
+pub(crate) fn sections() -> [Section; 2] {
     let owned = |(left, right): &(&str, &str)| ((*left).to_owned(), (*right).to_owned());
     [
-        Table { heading: "Exit status", rows: STATUSES.iter().map(owned).collect() },
-        Table { heading: "Environment", rows: VARIABLES.iter().map(owned).collect() },
+        Section {
+            heading: "Exit status",
+            rows: STATUSES.iter().map(owned).collect(),
+            note: Some(FAILURES),
+        },
+        Section { heading: "Environment", rows: VARIABLES.iter().map(owned).collect(), note: None },
     ]
 }
 
 /// A failure's shape.
-pub(crate) const FAILURES: &str = "\
+const FAILURES: &str = "\
      A failure is one line on stderr: `elfen: what failed: why; what to do`. Where the machine \
      lacks what `run` needs, a screen below it says what works, what doesn't, and the next step.";
 
 const COLUMNS: usize = 78;
 
 pub(crate) fn all() -> String {
-    let table = |table: &Table| {
+    let table = |table: &Section| {
         let width = table.rows.iter().map(|(left, _)| left.len()).max().unwrap_or(0);
         let row = |(left, right): &(String, String)| format!("  {left:width$}  {right}\n");
         format!("{}:\n{}\n", table.heading, table.rows.iter().map(row).collect::<String>())
     };
-    let [status, environment] = tables();
+    let [status, environment] = sections();
     let example =
         "Example:\n  elfen doctor     what works on this machine, and what to do next\n\n";
     let failures = wrap(FAILURES, COLUMNS).join("\n");
@@ -77,36 +76,12 @@ pub(crate) fn all() -> String {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use elfen_console::usage::help_faults;
 
     use super::super::Cli;
 
-    /// Every command and its subcommands.
-    fn all(command: &clap::Command) -> Vec<&clap::Command> {
-        let mut found = vec![command];
-        found.extend(command.get_subcommands().flat_map(all));
-        found
-    }
-
-    /// Goal: every command's help ends with an example, and is whole on a terminal of 80 columns.
-    /// Method: what stands after the options; prose has one line a paragraph, for clap to break.
     #[test]
     fn every_command_has_an_example() {
-        let cli = Cli::command();
-        for command in all(&cli) {
-            let name = command.get_name();
-            let text = command.get_after_help().expect(name).to_string();
-            assert!(text.contains("Example:\n  ") || text.contains("Examples:\n  "), "{name}");
-            let lines: Vec<&str> = text.lines().collect();
-            let verbatim = |line: &&&str| line.starts_with(' ');
-            let long = lines.iter().filter(verbatim).find(|line| line.chars().count() > 80);
-            assert_eq!(long, None, "{name}");
-            let broken = |pair: &&[&str]| {
-                pair.iter().all(|line| !line.is_empty() && !line.starts_with(' '))
-                    && !pair[0].ends_with('.')
-            };
-            // The command's own is filled to its columns already.
-            let broken = lines.windows(2).find(broken).filter(|_| name != "elfen");
-            assert_eq!(broken, None, "{name}");
-        }
+        assert_eq!(help_faults(&Cli::command()), Vec::<String>::new());
     }
 }

@@ -1,12 +1,12 @@
-//! The operators' subcommands: one file each, with its arguments, one call, and what it prints.
-//! Those of performance engineers and researchers are in `experiments` and `elfen-shim`.
+//! The subcommands of `elfen`: one file each, with its arguments, one call, and what it prints.
+//! `elfen-shim` and `elfen-recorder` have their own; `lab` starts `elfen-lab`.
 
 mod cut_off;
 mod doctor;
 mod fenced;
-mod generate;
 mod help;
 mod inject_args;
+mod lab;
 mod lacking;
 mod lanes;
 mod metrics;
@@ -20,10 +20,11 @@ mod top;
 mod user;
 
 use std::io::Write;
-use std::process::ExitCode;
 
 use clap::CommandFactory;
+use elfen_console::command::Outcome;
 use elfen_console::failure::Failure;
+use elfen_console::generate;
 
 /// Lends the idle half of an SMT core to batch programs, and takes it back when a request comes.
 #[derive(clap::Parser)]
@@ -35,9 +36,11 @@ pub(crate) struct Cli {
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
+    Demo(lab::DemoArgs),
     Doctor(doctor::Args),
     #[command(hide = true)]
     Generate(generate::Args),
+    Lab(lab::LabArgs),
     Lanes(lanes::Args),
     Metrics(metrics::Args),
     Pause(pause::PauseArgs),
@@ -48,12 +51,10 @@ pub(crate) enum Command {
     Status(status::Args),
     Tailor(Box<elfen_recorder::cmd::Args>),
     Top(top::Args),
-    #[command(flatten)]
-    Experiments(Box<experiments::cmd::Command>),
 }
 
-/// What clap cannot know of the words that were typed.
-pub(crate) fn check(typed: &clap::ArgMatches) -> Result<(), Failure> {
+/// Refuses combinations of arguments that clap cannot express.
+pub(crate) fn refuse(typed: &clap::ArgMatches) -> Result<(), Failure> {
     match typed.subcommand() {
         Some(("run", run)) => fenced::check(run),
         _ => Ok(()),
@@ -61,10 +62,12 @@ pub(crate) fn check(typed: &clap::ArgMatches) -> Result<(), Failure> {
 }
 
 impl Command {
-    pub(crate) fn run(self, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    pub(crate) fn run(self, out: &mut dyn Write) -> Outcome {
         match self {
+            Self::Demo(args) => lab::demo(&args),
             Self::Doctor(args) => doctor::run(&args, out),
-            Self::Generate(args) => generate::run(&args, &Cli::command(), out),
+            Self::Generate(args) => generate::run(&args, &Cli::command(), &help::sections(), out),
+            Self::Lab(args) => lab::run(&args),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Metrics(args) => metrics::run(&args, out),
             Self::Pause(args) => pause::pause(&args, out),
@@ -75,7 +78,6 @@ impl Command {
             Self::Status(args) => status::run(&args, out),
             Self::Tailor(args) => elfen_recorder::cmd::run(&args, out),
             Self::Top(args) => top::run(&args, out),
-            Self::Experiments(command) => command.run(out),
         }
     }
 }

@@ -19,7 +19,6 @@ const ALLOWED: [(&str, &[&str]); 12] = [
     (
         "elfen",
         &[
-            "experiments",
             "elfen-recorder",
             "elfen-shim",
             "elfen-host",

@@ -126,7 +126,7 @@ fn members_are_given_the_task_map() {
     assert_eq!(row(&stranger)["status"], "no", "{stranger}");
     assert!(stranger.contains("only root and members of group elfen are given the task map"));
 
-    let bench = fenced.elfen(&["bench", "signal", "--lanes", "0:1"]);
+    let bench = fenced.elfen(&["lab", "bench", "signal", "--lanes", "0:1"]);
     let (status, told) = self::said(&bench);
     let holder = format!("{} (elfend)", fenced.daemon.id());
     assert!(status == Some(1) && told.contains(&holder), "{told}");

@@ -36,7 +36,7 @@ pub enum Demand {
     ///
     /// The last line leaves little choice: in a queue with one worker p99 rises that slowly from 70
     /// to 120 RPS only if the short requests differ little and the p99 of the demand itself is
-    /// above 50 ms. `elfen simulate --check-thesis` prints how well it fits.
+    /// above 50 ms. `elfen lab thesis` prints how well it fits.
     Search,
     /// Any of these, with equal chance.
     Recorded {

@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use elfen_console::programs::find_program;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rand::SeedableRng;
@@ -23,7 +24,6 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
 
 use self::asked::Asked;
-use crate::live::programs::find_program;
 
 /// The p99.9 of these needs some thousand requests.
 const POLICIES: [&str; 4] = ["none", "after=p95", "look", "hazard"];

@@ -41,8 +41,8 @@ enum SignalName {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct BatchArgs {
-    /// Take slowdowns and naps from this TOML file, which `elfen calibrate` writes, instead of the
-    /// thesis
+    /// Take slowdowns and naps from this TOML file, which `elfen lab calibrate` writes, instead of
+    /// the thesis
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 

@@ -1,5 +1,5 @@
-//! `elfen calibrate`: what programs that share a core do to each other, how fast a lane naps and
-//! what that does to a request, as the model's parameters.
+//! `elfen lab calibrate`: what programs that share a core do to each other, how fast a lane naps
+//! and what that does to a request, as the model's parameters.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -27,9 +27,9 @@ use crate::live::{self, Machine, experiment, plan};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen calibrate                the first pair of lanes, into elfen-model.toml
-  elfen calibrate --lanes 2:6 --batch loop,spin --rounds 10
-  elfen simulate --rps 80 --policy borrow-idle --model elfen-model.toml
+  elfen lab calibrate            the first pair of lanes, into elfen-model.toml
+  elfen lab calibrate --lanes 2:6 --batch loop,spin --rounds 10
+  elfen lab simulate --rps 80 --policy borrow-idle --model elfen-model.toml
 
 Every two programs run alone and then beside each other, round by round; the service is one worker \
 that searches without a pause, and runs beside every nap of the machine, too. On a machine without \
@@ -42,7 +42,7 @@ const NAPS: usize = 200;
 /// Measure how programs slow each other down on this machine's cores, for `simulate` and `plan`
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -164,7 +164,7 @@ fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured
         service_times: None,
         shim: None,
     };
-    let known = experiment::setup(&order, &Default::default(), shell::command_line());
+    let known = experiment::setup(&order, &Default::default(), shell::command_line("elfen lab"));
     let with_service = |slowdown: &&Slowdown| slowdown.first == SERVICE;
     let interference = |slowdown: &Slowdown| Interference {
         name: slowdown.second.clone(),

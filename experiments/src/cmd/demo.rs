@@ -36,7 +36,7 @@ const WHAT: &str = "the demo";
 /// protected
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -148,7 +148,7 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
         service_times: None,
         shim: None,
     };
-    let command = shell::command_line();
+    let command = shell::command_line("elfen lab");
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })
 }
 

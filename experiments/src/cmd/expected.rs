@@ -1,4 +1,4 @@
-//! `elfen simulate --company`: what `elfen experiment` should find, a row for each company.
+//! `elfen lab simulate --company`: what `elfen lab experiment` should find, a row for each company.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use crate::expected::{self, Expected};
 use crate::live::plan::Spec;
 use simulator::Model;
 
-/// What `--json` prints; the table shows the same. Columns are those of `elfen experiment`.
+/// What `--json` prints; the table shows the same. Columns are those of `elfen lab experiment`.
 #[derive(Serialize)]
 struct Report {
     seed: u64,

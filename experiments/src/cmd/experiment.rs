@@ -1,4 +1,5 @@
-//! `elfen experiment`: loads, companies, batch programs and invocations, measured on this machine.
+//! `elfen lab experiment`: loads, companies, batch programs and invocations, measured on this
+//! machine.
 
 use std::fs;
 use std::io::Write;
@@ -10,9 +11,9 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output::print;
 use serde::Serialize;
 
-use super::experiment_args::{Args, Other, WHAT};
+use super::experiment_args::{Args, WHAT};
 use super::meter::Meter;
-use super::{ladder, live_args, live_rows};
+use super::{live_args, live_rows};
 use crate::expected;
 use crate::live::experiment::{self as live_experiment, Experiment, Results};
 use crate::live::plan::{self, Job};
@@ -29,9 +30,6 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    if let Some(Other::Ladder(ladder)) = &args.other {
-        return ladder::run(ladder, out);
-    }
     let experiment = args.experiment()?;
     if args.dry_run {
         return dry_run(&experiment, out);

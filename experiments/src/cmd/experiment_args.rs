@@ -1,4 +1,5 @@
-//! What `elfen experiment` is asked for: its options, a plan's file, and the experiment they mean.
+//! What `elfen lab experiment` is asked for: its options, a plan's file, and the experiment they
+//! mean.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,9 +12,9 @@ use elfen_host::args::lanes::LaneArgs;
 use elfen_host::run::channels::Wanted;
 use serde::Deserialize;
 
+use super::live_args;
 use super::own_args::{AUTO, injects, refuse_no_program};
 use super::service_args::{self, ServiceArgs};
-use super::{ladder, live_args};
 use crate::live::experiment::Experiment;
 use crate::live::own::Own;
 use crate::live::plan;
@@ -23,14 +24,13 @@ use crate::record::Plan;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen experiment --load 50 --company none,borrow-idle --batch loop
-  elfen experiment --load 20,50,70 --invocations 20 --out night.jsonl
-  elfen experiment --company none,fixed-budget:2ms,slo-budget:p99=20ms
-  elfen experiment --plan plan.toml --out results.jsonl
-  elfen experiment --inject guard -- xz -9 -k -c backup.tar
-  elfen experiment --service-url http://127.0.0.1/ --service-pid 4711 --rps 200
-  sudo elfen experiment --shim runs --company borrow-idle --batch loop
-  sudo elfen experiment ladder
+  elfen lab experiment --load 50 --company none,borrow-idle --batch loop
+  elfen lab experiment --load 20,50,70 --invocations 20 --out night.jsonl
+  elfen lab experiment --company none,fixed-budget:2ms,slo-budget:p99=20ms
+  elfen lab experiment --plan plan.toml --out results.jsonl
+  elfen lab experiment --inject guard -- xz -9 -k -c backup.tar
+  elfen lab experiment --service-url http://127.0.0.1/ --service-pid 47 --rps 9
+  sudo elfen lab experiment --shim runs --company borrow-idle --batch loop
 
 A plan in TOML has the options' names as keys: load = [20, 50], company = [\"none\", \
 \"borrow-idle\"], duration = \"10s\"; an option on the command line goes before the file's.
@@ -47,19 +47,10 @@ const DEFAULT_COMPANIES: [&str; 5] =
     ["none", "unrestrained", "nice19", "sched-idle", "borrow-idle"];
 const CORE_SCHEDULING: &str = "core-scheduling";
 
-/// Experiments of another kind.
-#[derive(clap::Subcommand, Debug)]
-pub(super) enum Other {
-    Ladder(ladder::Args),
-}
-
 /// Measure a service with batch programs beside it, at many loads and under many policies
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
-pub struct Args {
-    #[command(subcommand)]
-    pub(super) other: Option<Other>,
-
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
     #[command(flatten)]
     pub(super) lanes: LaneArgs,
 
@@ -111,7 +102,7 @@ pub struct Args {
     ///
     /// For machines without SMT, where a batch takes no resources from a request. By the kernel's
     /// account of who ran beside whom, so it takes root; how the batch naps costs nothing. Beside
-    /// what is measured stands what the model of `elfen simulate` foresees.
+    /// what is measured stands what the model of `elfen lab simulate` foresees.
     #[arg(long, value_name = "FACTOR")]
     emulate_smt: Option<f64>,
 
@@ -143,8 +134,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub(super) report: Option<PathBuf>,
 
-    /// Write how long requests ran without company, in microseconds: for `elfen simulate --demand
-    /// file:FILE`, which says what the other companies should have found
+    /// Write how long requests ran without company, in microseconds: for `elfen lab simulate
+    /// --demand file:FILE`, which says what the other companies should have found
     #[arg(long, value_name = "FILE")]
     pub(super) service_times: Option<PathBuf>,
 
@@ -152,7 +143,8 @@ pub struct Args {
     /// what the service had to do
     ///
     /// As root, or in group elfen where elfend runs; the observer takes a lane of its own. The
-    /// results name the recording of each run, for `elfen report FILE.shim` and `elfen shim show`.
+    /// results name the recording of each run, for `elfen lab report FILE.shim` and `elfen shim
+    /// show`.
     #[arg(long, value_name = "FOLDER")]
     shim: Option<PathBuf>,
 
@@ -267,7 +259,7 @@ impl Args {
             service_times: self.service_times.clone(),
             shim: self.shim.clone().map(|folder| Shim { folder, beside_batch }),
         };
-        let command = shell::command_line();
+        let command = shell::command_line("elfen lab");
         Ok(Experiment { order, plan, specs, capacity_rps, limits, command })
     }
 }
@@ -304,7 +296,7 @@ fn inject(asked: Option<String>) -> Result<Option<String>, Failure> {
 }
 
 fn wrong_plan(why: &str) -> Failure {
-    Failure::new(Status::Usage, "the plan", why, "see `elfen experiment --help`")
+    Failure::new(Status::Usage, "the plan", why, "see `elfen lab experiment --help`")
 }
 
 fn read_plan(file: &Path) -> Result<PlanFile, Failure> {
@@ -315,6 +307,6 @@ fn read_plan(file: &Path) -> Result<PlanFile, Failure> {
     toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
         let why = format!("line {line}: {}", error.message());
-        Failure::new(Status::Usage, what(), why, "see `elfen experiment --help`")
+        Failure::new(Status::Usage, what(), why, "see `elfen lab experiment --help`")
     })
 }

@@ -1,4 +1,4 @@
-//! `elfen experiment ladder`: the thesis's causes of slow requests, taken away one by one.
+//! `elfen lab ladder`: the thesis's causes of slow requests, taken away one by one.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,8 +17,8 @@ use crate::live::{LiveError, heed_signals};
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen experiment ladder                                 as in the thesis
-  sudo elfen experiment ladder --iterations 2 --queries 200    a short one
+  sudo elfen lab ladder                                 as in the thesis
+  sudo elfen lab ladder --iterations 2 --queries 200    a short one
 
 It takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java), elfen-load and \
 elfen-hedge. Without root nothing is recorded, so no causes are named, and the proxy looks at its \
@@ -37,7 +37,7 @@ const CAUSES: usize = 3;
 /// were slow.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(super) struct Args {
     /// How often each rung is asked all queries
     #[arg(long, value_name = "N", default_value_t = 20,
         value_parser = clap::value_parser!(u32).range(1..=10_000))]

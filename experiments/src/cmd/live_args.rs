@@ -55,14 +55,15 @@ fn one_cpu(topology: &Topology, what: &str) -> Failure {
         "a service and a batch beside it take two CPUs, and this process may use CPU {} alone",
         topology.usable
     );
-    let fix = "give it a second one; `elfen simulate --rps 100 --policy borrow-idle` needs none";
+    let fix =
+        "give it a second one; `elfen lab simulate --rps 100 --policy borrow-idle` needs none";
     Failure::new(Status::Unsupported, what, why, fix)
 }
 
 /// In the words of every other failure.
 pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
     let fix = match error {
-        LiveError::NotFound { .. } => {
+        LiveError::Program(_) => {
             "build all of Elfen (`cargo build --release`), or name its folder in ELFEN_LIB"
         }
         LiveError::Io { error, .. } => match error.kind() {

@@ -121,7 +121,7 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     }
     if rows.iter().any(|row| row.expected.is_some()) {
         remarks.push(
-            "foreseen: by the model of `elfen simulate`, for the very requests of each run, as \
+            "foreseen: by the model of `elfen lab simulate`, for the very requests of each run, as \
              long as they worked there without what was emulated; behind the colon, how much more \
              was measured, invocation by invocation"
                 .to_owned(),
@@ -167,8 +167,8 @@ fn recordings(lines: &[Line]) -> Option<String> {
     let folder = files.last()?.parent()?.display();
     let count = files.len();
     Some(format!(
-        "recorded by Shim: {count} runs, each named in the results; `elfen report FILE.shim --html \
-         FILE.html` draws one of {folder}"
+        "recorded by Shim: {count} runs, each named in the results; `elfen lab report FILE.shim \
+         --html FILE.html` draws one of {folder}"
     ))
 }
 

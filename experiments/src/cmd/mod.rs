@@ -1,10 +1,8 @@
-//! The subcommands that measure, simulate and plan: one file each, with its arguments, one call,
-//! and what it prints. `elfen` mounts them beside its own.
+//! The subcommands of `elfen-lab`: one file each, with its arguments, one call, and what it prints.
 
 mod batch_args;
 mod bench;
 mod calibrate;
-mod check_thesis;
 mod demo;
 mod expected;
 mod experiment;
@@ -20,34 +18,66 @@ mod plan;
 mod report;
 mod service_args;
 mod simulate;
+mod thesis;
 
 use std::io::Write;
-use std::process::ExitCode;
 
-use elfen_console::failure::Failure;
+use clap::CommandFactory;
+use elfen_console::command::Outcome;
+use elfen_console::generate;
+
+/// The laboratory of Elfen: measures, simulates, plans and reports what `elfen run` does.
+///
+/// `elfen lab COMMAND` and `elfen-lab COMMAND` are the same.
+#[derive(clap::Parser, Debug)]
+#[command(name = "elfen-lab", bin_name = "elfen lab", version)]
+#[command(after_help = "Example:\n  elfen lab experiment --load 50 --company none,borrow-idle")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
 
 #[derive(clap::Subcommand, Debug)]
-pub enum Command {
+enum Command {
     Bench(bench::Args),
     Calibrate(calibrate::Args),
     Demo(demo::Args),
     Experiment(Box<experiment_args::Args>),
+    #[command(hide = true)]
+    Generate(generate::Args),
+    Ladder(ladder::Args),
     Plan(Box<plan::Args>),
     Report(report::Args),
     Simulate(Box<simulate::Args>),
+    Thesis(thesis::Args),
 }
 
-impl Command {
+impl Cli {
     /// Does what was asked for, and prints it to `out`.
-    pub fn run(self, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-        match self {
-            Self::Bench(args) => bench::run(&args, out),
-            Self::Calibrate(args) => calibrate::run(&args, out),
-            Self::Demo(args) => demo::run(&args, out),
-            Self::Experiment(args) => experiment::run(&args, out),
-            Self::Plan(args) => plan::run(&args, out),
-            Self::Report(args) => report::run(&args, out),
-            Self::Simulate(args) => simulate::run(&args, out),
+    pub fn run(self, out: &mut dyn Write) -> Outcome {
+        match self.command {
+            Command::Bench(args) => bench::run(&args, out),
+            Command::Calibrate(args) => calibrate::run(&args, out),
+            Command::Demo(args) => demo::run(&args, out),
+            Command::Experiment(args) => experiment::run(&args, out),
+            Command::Generate(args) => generate::run(&args, &Self::command(), &[], out),
+            Command::Ladder(args) => ladder::run(&args, out),
+            Command::Plan(args) => plan::run(&args, out),
+            Command::Report(args) => report::run(&args, out),
+            Command::Simulate(args) => simulate::run(&args, out),
+            Command::Thesis(args) => thesis::run(&args, out),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use elfen_console::usage::help_faults;
+
+    use super::*;
+
+    #[test]
+    fn every_command_has_an_example() {
+        assert_eq!(help_faults(&Cli::command()), Vec::<String>::new());
     }
 }

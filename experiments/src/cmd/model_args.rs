@@ -17,7 +17,7 @@ use simulator::source::{Requests, Until};
 use simulator::time::real;
 use simulator::{Model, Queue, trace};
 
-const DEFAULT_REQUESTS: u64 = 1_000_000;
+pub(super) const DEFAULT_REQUESTS: u64 = 1_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum QueueName {
@@ -119,15 +119,10 @@ impl ModelArgs {
         })
     }
 
-    /// Requests a simulation and the seed, of a check that has its own model.
-    pub(crate) fn of_thesis(&self) -> (u64, u64) {
-        (self.requests.unwrap_or(DEFAULT_REQUESTS), self.seed)
-    }
-
     fn requests(&self) -> Result<Requests, Failure> {
         if let Some(file) = &self.trace {
             let trace = trace::read(open(file, "trace")?).map_err(|error| {
-                let fix = "give a CSV that `elfen simulate --trace-out` wrote, or one like it";
+                let fix = "give a CSV that `elfen lab simulate --trace-out` wrote, or one like it";
                 wrong_file(file, "trace", error, fix)
             })?;
             return Ok(Requests::Trace(trace.into()));

@@ -1,5 +1,5 @@
-//! The model's parameters as a TOML file: `elfen calibrate` writes it, `simulate` and `plan` read
-//! it.
+//! The model's parameters as a TOML file: `elfen lab calibrate` writes it, `simulate` and `plan`
+//! read it.
 
 use std::fs;
 use std::path::Path;
@@ -117,7 +117,7 @@ impl ModelFile {
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
         let wrong = |why: String| {
             let what = named("model", file);
-            let fix = "give a file that `elfen calibrate` wrote, or one like it";
+            let fix = "give a file that `elfen lab calibrate` wrote, or one like it";
             Failure::new(Status::Usage, what, why, fix)
         };
         let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
@@ -162,9 +162,10 @@ impl ModelFile {
 
     /// As it is read.
     pub(crate) fn text(&self) -> String {
-        let mut text = "# What programs that share a core do to each other, for `elfen simulate \
-                        --model` and `elfen plan --model`.\n"
-            .to_owned();
+        let mut text =
+            "# What programs that share a core do to each other, for `elfen lab simulate \
+                        --model` and `elfen lab plan --model`.\n"
+                .to_owned();
         if !self.machine.siblings {
             text += "# NOT MEASURED ON SMT: nothing says that these lanes share a core.\n";
         }
@@ -184,7 +185,7 @@ mod tests {
                 cpu: "a \"quoted\" \\ \u{7f} one".to_owned(),
                 lanes: "0:4".to_owned(),
                 siblings: true,
-                command: "elfen calibrate".to_owned(),
+                command: "elfen lab calibrate".to_owned(),
             },
             nap: vec![
                 NapTimes {

@@ -1,4 +1,5 @@
-//! `elfen plan`: which policies keep an SLO on a service, with which budgets, and what that buys.
+//! `elfen lab plan`: which policies keep an SLO on a service, with which budgets, and what that
+//! buys.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -22,11 +23,11 @@ use simulator::windows::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen plan --slo p99=100ms --rps 60      the thesis's service, any program
-  elfen plan --slo p99=100ms --rps 80 --nap device --batch-checks source
-  elfen plan --slo p99=100ms --rps 400 --cores 7 --machines 20 --batch-load 60
-  elfen plan --slo p99=5ms --rps 2000 --demand file:service.csv --slowdown 1.4
-  elfen plan --slo p99=100ms --rps 10 --noon-rps 50 --burst-rps 45 \\
+  elfen lab plan --slo p99=100ms --rps 60      the thesis's service, any program
+  elfen lab plan --slo p99=100ms --rps 80 --nap device --batch-checks source
+  elfen lab plan --slo p99=100ms --rps 9 --cores 7 --machines 20 --batch-load 60
+  elfen lab plan --slo p99=5ms --rps 2000 --demand file:times.csv --slowdown 1.4
+  elfen lab plan --slo p99=100ms --rps 10 --noon-rps 50 --burst-rps 45 \\
       --duration 86400s --held 99.9 --nap device
 
 Unless told otherwise, the batch is what `elfen run` makes of any program on any machine: a guard \
@@ -43,7 +44,7 @@ a window is lost before it knows.";
 /// Find the policies and budgets that keep an SLO, and the machines that they save
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 

@@ -1,4 +1,4 @@
-//! `elfen report`: one HTML file with the figures of live runs, of the thesis's chapter 5
+//! `elfen lab report`: one HTML file with the figures of live runs, of the thesis's chapter 5
 //! simulated, or of both; or of one recording of `elfen shim`.
 
 use std::fs;
@@ -18,11 +18,12 @@ use crate::report::{Report, live, shim};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen report                   the thesis's figures, simulated, in report.html
-  elfen report runs.jsonl --html runs.html   what `elfen experiment` measured
-  elfen bench nap --json > nap.json && elfen report runs.jsonl --naps nap.json
-  elfen report run.shim --html run.html      what `elfen shim -o` recorded
-  elfen report runs.jsonl --json | jq '.figures[] | {id, reading}'
+  elfen lab report                           the thesis's figures, simulated
+  elfen lab report runs.jsonl --html it.html what an experiment measured
+  elfen lab report run.shim --html it.html   what `elfen shim -o` recorded
+  elfen lab bench nap --json > nap.json
+  elfen lab report runs.jsonl --naps nap.json
+  elfen lab report runs.jsonl --json | jq '.figures[] | {id, reading}'
 
 The file needs no network and no other file; each figure's numbers can be saved from it as CSV.";
 
@@ -32,7 +33,7 @@ const OUTPUT: &str = "report.html";
 /// Draw live runs, or the thesis's figures by the simulator, as one HTML file
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     /// JSON lines of live runs, or a recording of `elfen shim`; without one the thesis's figures
     /// are simulated
     results: Option<PathBuf>,
@@ -41,12 +42,12 @@ pub struct Args {
     #[arg(long)]
     thesis: bool,
 
-    /// Simulate with the slowdowns and nap times of this TOML file, which `elfen calibrate` writes,
-    /// instead of the thesis's
+    /// Simulate with the slowdowns and nap times of this TOML file, which `elfen lab calibrate`
+    /// writes, instead of the thesis's
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 
-    /// What `elfen bench nap --json` printed, for the figure of naps
+    /// What `elfen lab bench nap --json` printed, for the figure of naps
     #[arg(long = "naps", value_name = "FILE")]
     nap: Option<PathBuf>,
 
@@ -109,7 +110,7 @@ impl Args {
         report.command = self.command();
         if self.simulates() || naps.is_some() {
             let command = match &self.nap {
-                Some(_) => format!("elfen bench nap --json\n{}", report.command),
+                Some(_) => format!("elfen lab bench nap --json\n{}", report.command),
                 None => report.command.clone(),
             };
             report.figures.push(naps::figure(naps.as_ref(), &command));
@@ -160,7 +161,7 @@ impl Args {
 
     /// The command line that makes the same report, wherever it is written to.
     fn command(&self) -> String {
-        let mut words = vec!["elfen report".to_owned()];
+        let mut words = vec!["elfen lab report".to_owned()];
         words.extend(self.results.as_deref().map(shell_word));
         if self.thesis {
             words.push("--thesis".to_owned());
@@ -184,7 +185,7 @@ fn is_recording(file: &Path) -> bool {
 }
 
 fn of_results(file: &Path) -> Result<Report, Failure> {
-    const FIX: &str = "give a file that `elfen experiment` wrote";
+    const FIX: &str = "give a file that `elfen lab experiment` wrote";
     let results = record::read(&read(file, "results")?);
     let results = results.map_err(|error| wrong(file, "results", error, FIX))?;
     if let Some(line) = results.cut {
@@ -195,7 +196,9 @@ fn of_results(file: &Path) -> Result<Report, Failure> {
 
 fn measured_naps(file: &Path) -> Result<Naps, Failure> {
     let naps = serde_json::from_slice(&read(file, "nap")?);
-    naps.map_err(|error| wrong(file, "nap", error, "give what `elfen bench nap --json` printed"))
+    naps.map_err(|error| {
+        wrong(file, "nap", error, "give what `elfen lab bench nap --json` printed")
+    })
 }
 
 fn read(file: &Path, what: &str) -> Result<Vec<u8>, Failure> {

@@ -1,5 +1,5 @@
-//! `elfen experiment` with a service of the user's own: where it is asked, and the processes whose
-//! CPU time is its.
+//! `elfen lab experiment` with a service of the user's own: where it is asked, and the processes
+//! whose CPU time is its.
 
 use std::fs::File;
 use std::path::PathBuf;

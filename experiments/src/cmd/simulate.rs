@@ -1,5 +1,5 @@
-//! `elfen simulate`: one service, one batch program and one policy on SMT cores that one need not
-//! have.
+//! `elfen lab simulate`: one service, one batch program and one policy on SMT cores that one need
+//! not have.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -15,8 +15,8 @@ use elfen_rt::policy::slo::Slo;
 use serde::Serialize;
 
 use super::batch_args::{Parameters, Usual};
+use super::expected;
 use super::model_args::{self, ModelArgs};
-use super::{check_thesis, expected};
 use crate::live::plan::Spec;
 use simulator::outcome::Outcome;
 use simulator::pair::{Control, Signal};
@@ -27,14 +27,13 @@ use simulator::{Model, figure, trace};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen simulate --rps 100                          a service alone
-  elfen simulate --rps 100 --policy borrow-idle     a batch in its idle time
-  elfen simulate --rps 80 --policy fixed-budget --budget 37ms --json
-  elfen simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
+  elfen lab simulate --rps 100                          a service alone
+  elfen lab simulate --rps 100 --policy borrow-idle     a batch in its idle time
+  elfen lab simulate --rps 80 --policy fixed-budget --budget 37ms --json
+  elfen lab simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
       --policy slo-budget --slo p99=100ms           a day of it, with bursts
-  elfen simulate --rps 1200 --demand file:alone.csv --nap spin \\
-      --nap-slowdown 1 --company none,borrow-idle  what `elfen experiment` finds
-  elfen simulate --check-thesis                     the model against the thesis
+  elfen lab simulate --rps 1200 --demand file:alone.csv --nap spin \\
+      --nap-slowdown 1 --company none,borrow-idle  what an experiment finds
 
 Every fraction is one of a core's time, so that utilisation, which is 2.0 when both lanes are \
 always busy, is their sum: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
@@ -61,7 +60,7 @@ use PolicyName as Name;
 /// Simulate a service with a batch program beside it, under the policies that `elfen run` has
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -94,8 +93,9 @@ pub struct Args {
         conflicts_with = "trace_out")]
     threads: Option<u16>,
 
-    /// What `elfen experiment` should find, a row for each of these companies, in its words: none,
-    /// unrestrained, borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9, slo-budget:p99=20ms
+    /// What `elfen lab experiment` should find, a row for each of these companies, in its words:
+    /// none, unrestrained, borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9,
+    /// slo-budget:p99=20ms
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = company,
         conflicts_with_all = ["policy", "budget", "slo", "trace_out", "threads"])]
     company: Vec<Spec>,
@@ -103,18 +103,9 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-
-    /// Print what the thesis measured and what the model gives, row by row; only --seed, --requests
-    /// and --json count besides
-    #[arg(long)]
-    check_thesis: bool,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    if args.check_thesis {
-        let (requests, seed) = args.model.of_thesis();
-        return check_thesis::run(requests, seed, args.json, out);
-    }
     let parameters = args.model.parameters(Usual::Thesis)?;
     let mut model = args.model.model(Usual::Thesis)?;
     if !args.company.is_empty() {
@@ -183,7 +174,7 @@ impl Args {
     }
 }
 
-/// For clap: as in `elfen experiment`.
+/// For clap: as in `elfen lab experiment`.
 fn company(text: &str) -> Result<Spec, String> {
     text.parse()
 }

@@ -21,11 +21,10 @@ use serde::Serialize;
 use super::company::Worked;
 use super::os::{Place, Rank};
 use super::process::{Process, wait_for};
-use super::programs::Programs;
 use super::scratch::Scratch;
 use super::service::{Corpus, Searching};
 use super::summary::{Figure, figure};
-use super::{LiveError, Pair, sleep_until, usage};
+use super::{LiveError, Pair, Programs, sleep_until, usage};
 
 /// For an iteration to end that began before the time was over.
 const TO_END: Duration = Duration::from_secs(30);

@@ -13,10 +13,9 @@ use super::os::{Place, Rank};
 use super::own::{self, Own};
 use super::plan::Spec;
 use super::process::{Process, TO_END, TO_START, wait_for};
-use super::programs::Programs;
 use super::reported::read_report;
 use super::scratch::Scratch;
-use super::{LiveError, Machine, usage};
+use super::{LiveError, Machine, Programs, usage};
 use crate::record::Company;
 
 /// The command of the batch programs, as the kernel names its processes.

@@ -12,6 +12,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use elfen_console::duration::number;
+use elfen_console::programs::find_program;
 use serde::{Deserialize, Serialize};
 
 use super::latencies::{Latencies, TIMEOUT};
@@ -19,7 +20,6 @@ use super::lucene::{Java, Lucene, TEMPLATE};
 use super::os::Place;
 use super::os::Rank::Normal;
 use super::process::{Process, TO_END, TO_START, wait_for};
-use super::programs::{find_program, running};
 use super::rungs::{Phase, Rung};
 use super::scratch::Scratch;
 use super::{LiveError, go_on};
@@ -251,7 +251,7 @@ impl Ladder<'_> {
         if self.not_recorded.is_some() {
             return Ok(None);
         }
-        let mut command = Command::new(running()?);
+        let mut command = Command::new(find_program("elfen")?);
         let detail = if phase == Phase::Filling { "full" } else { "sched" };
         command.args(["tailor", "record", "--port", &port.to_string(), "--detail", detail]);
         command.arg("-o").arg(self.scratch.path("tale"));
@@ -281,7 +281,7 @@ impl Ladder<'_> {
             tail_ns: u64,
         }
         recorder.finish(Some(libc::SIGINT), TO_END)?;
-        let mut command = Command::new(running()?);
+        let mut command = Command::new(find_program("elfen")?);
         let slow = format!("p{}", 100 - self.plan.slow_percent());
         command
             .args(["tailor", "report", "--json", "-k", "0", "--slow", &slow])

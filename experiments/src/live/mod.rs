@@ -35,7 +35,6 @@ pub(crate) mod os;
 pub mod own;
 pub mod plan;
 pub(crate) mod process;
-pub mod programs;
 pub(crate) mod reported;
 pub(crate) mod rungs;
 pub(crate) mod scratch;
@@ -52,13 +51,15 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+use elfen_console::programs::{ProgramError, find_program};
+
 use crate::record::BadLine;
 
 /// Why a live run did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
-    #[error("no {name} at {}", listed(.tried))]
-    NotFound { name: &'static str, tried: Vec<PathBuf> },
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     #[error("{what}: {error}")]
     Io { what: String, error: io::Error },
     /// In the words of the program that failed.
@@ -89,8 +90,24 @@ pub enum LiveError {
     Interrupted(i32),
 }
 
-fn listed(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+/// The programs that a live run starts.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    pub elfen: PathBuf,
+    pub search: PathBuf,
+    pub load: PathBuf,
+    pub batch: PathBuf,
+}
+
+impl Programs {
+    pub fn find() -> Result<Self, LiveError> {
+        Ok(Self {
+            elfen: find_program("elfen")?,
+            search: find_program("elfen-search")?,
+            load: find_program("elfen-load")?,
+            batch: find_program("elfen-batch")?,
+        })
+    }
 }
 
 impl LiveError {

@@ -10,9 +10,8 @@ use serde_json::Value;
 
 use super::os::{self, Place, Rank};
 use super::process::{Process, wait_for};
-use super::programs::Programs;
 use super::scratch::Scratch;
-use super::{LiveError, Machine, usage};
+use super::{LiveError, Machine, Programs, usage};
 
 /// Tasks that match many documents; so many of them make one query of several words. A request has
 /// to take long beside what coordinator and generator take for it: most of a millisecond with the

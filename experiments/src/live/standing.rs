@@ -17,10 +17,9 @@ use elfen_host::process::{below, threads_of};
 use serde::Deserialize;
 
 use super::process::Process;
-use super::programs::Programs;
 use super::scratch::Scratch;
 use super::service::Helpers;
-use super::{LiveError, Machine, usage};
+use super::{LiveError, Machine, Programs, usage};
 use crate::record::Service;
 
 /// For its working threads to show.

@@ -15,13 +15,12 @@ use super::latencies::{self, Latencies, TIMEOUT, append, number_of};
 use super::own;
 use super::plan::{Job, Spec};
 use super::process::Process;
-use super::programs::Programs;
 use super::scratch::Scratch;
 use super::service::{self, Helpers};
 pub use super::tested::Order;
 use super::tested::Tested;
 use super::watched::{Watched, Watching};
-use super::{LOOK_EVERY, LiveError, go_on, sleep_until, usage};
+use super::{LOOK_EVERY, LiveError, Programs, go_on, sleep_until, usage};
 use crate::record::{Alone, Company, Plan, Run};
 
 /// Every request of a run, for what the generator's summary leaves out.

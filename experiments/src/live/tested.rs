@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::own::Own;
-use super::programs::Programs;
 use super::scratch::Scratch;
 use super::service::{Corpus, Helpers, Serving};
 use super::standing::Standing;
 use super::watched::Shim;
-use super::{LiveError, Machine};
+use super::{LiveError, Machine, Programs};
 
 /// What a testbed is set up for.
 #[derive(Clone, Debug)]

@@ -14,10 +14,9 @@ use elfen_shim::session::OBSERVER;
 use super::os::{Place, Rank};
 use super::plan::Job;
 use super::process::{Process, TO_START, wait_for};
-use super::programs::Programs;
 use super::scratch::Scratch;
 use super::service::Helpers;
-use super::{LiveError, Machine, usage};
+use super::{LiveError, Machine, Programs, usage};
 
 /// Pairs whose service's words fit beside who runs: an observer reads eight words.
 const PAIRS_WITH_WORDS: usize = 3;

@@ -6,7 +6,7 @@
 //! | [`live`] | figures and the summary of a results file |
 //! | [`simulated`] | the thesis's figures, by the model |
 //! | [`shim`] | a recording of `elfen shim` |
-//! | [`naps`] | how long naps take, by `elfen bench nap` |
+//! | [`naps`] | how long naps take, by `elfen lab bench nap` |
 //! | `lines`, `rows` | a figure's picture, over numbers and over names |
 //! | `document` | a report before it is drawn |
 //! | `page`, `csv` | the HTML around it, and its numbers |

@@ -1,12 +1,12 @@
 //! Figure 5.8: how long a lane takes to fall asleep and to wake, as the thesis measured it, and as
-//! `elfen bench nap --json` does here.
+//! `elfen lab bench nap --json` does here.
 
 use serde::Deserialize;
 
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Source, Style};
 use super::scale::short;
 
-/// What `elfen bench nap --json` printed, as far as the figure needs it.
+/// What `elfen lab bench nap --json` printed, as far as the figure needs it.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Naps {
     pub request_cpu: u32,
@@ -91,7 +91,7 @@ fn here_too(here: &[Nap]) -> String {
 fn made_with(measured: Option<&Naps>) -> String {
     let thesis = "The thesis's cycles are those of 2 GHz, means of 100.";
     match measured {
-        None => format!("{thesis} Nothing was measured here: elfen bench nap --json does."),
+        None => format!("{thesis} Nothing was measured here: elfen lab bench nap --json does."),
         Some(Naps { request_cpu, batch_cpu, tsc_mhz, .. }) => format!(
             "{thesis} Here: medians, cycles of a {tsc_mhz} MHz counter; CPU {request_cpu} asks CPU \
              {batch_cpu}."

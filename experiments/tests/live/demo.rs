@@ -14,13 +14,13 @@ const SHORT: &str =
     "demo --lanes 0:1 --signal service --docs 200 --batch loop --invocations 1 --duration 300ms";
 /// One that has to be ended.
 const ENDLESS: &str = "demo --lanes 0:1 --signal service --docs 200 --batch loop --duration 600s";
-const FAMILY: [&str; 4] = ["elfen", "elfen-search", "elfen-load", "elfen-batch"];
+const FAMILY: [&str; 5] = ["elfen-lab", "elfen", "elfen-search", "elfen-load", "elfen-batch"];
 
 #[test]
 fn a_demo_shows_three_kinds_of_runs_and_writes_a_report() {
     let Some(place) = Place::new("a_demo_shows_three_kinds_of_runs") else { return };
     let output =
-        place.elfen(&format!("{SHORT} --html it.html --report it.json --json")).output().unwrap();
+        place.lab(&format!("{SHORT} --html it.html --report it.json --json")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let written = fs::read(place.path("it.json")).unwrap();
@@ -115,7 +115,7 @@ fn a_child_that_dies_is_named_and_the_others_end() {
 
 #[test]
 fn one_cpu_is_too_few_and_that_is_said() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
     command.arg("demo").env_remove("ELFEN_LANES");
     let first = [1_u64];
     let stay = move || {
@@ -134,14 +134,14 @@ fn one_cpu_is_too_few_and_that_is_said() {
     assert!(said.contains("take two CPUs, and this process may use CPU 0 alone"), "{said}");
 }
 
-/// Goal: what is missing is said before anything runs. Method: an `elfen` without the other
+/// Goal: what is missing is said before anything runs. Method: an `elfen-lab` without the other
 /// programs, a report that cannot be written, no folder for temporary files.
 #[test]
 fn what_is_missing_is_said_at_once() {
     let Some(place) = Place::new("what_is_missing") else { return };
-    let alone = place.path("bin/elfen");
+    let alone = place.path("bin/elfen-lab");
     fs::create_dir(place.path("bin")).unwrap();
-    fs::hard_link(env!("CARGO_BIN_EXE_elfen"), &alone).unwrap();
+    fs::hard_link(env!("CARGO_BIN_EXE_elfen-lab"), &alone).unwrap();
     let fails = |command: &mut Command, says: &str| {
         let output = command.stdin(Stdio::null()).output().unwrap();
         let said = text(&output.stderr);
@@ -152,12 +152,12 @@ fn what_is_missing_is_said_at_once() {
     let words = ["demo", "--lanes", "0:1"];
     let mut command = Command::new(&alone);
     command.args(words).current_dir(place.path("")).env("ELFEN_LIB", "/no/such/folder");
-    let tried = format!("no elfen-search at {}/elfen-search, ", place.path("bin").display());
+    let tried = format!("no elfen at {}/elfen, ", place.path("bin").display());
     fails(&mut command, &tried);
-    fails(&mut command, "/no/such/folder/elfen-search; build all of Elfen");
+    fails(&mut command, "/no/such/folder/elfen; build all of Elfen");
     let nowhere = "demo --lanes 0:1 --html /no/such/folder/it.html";
-    fails(&mut place.elfen(nowhere), "name a file that can be written");
-    let mut command = place.elfen(SHORT);
+    fails(&mut place.lab(nowhere), "name a file that can be written");
+    let mut command = place.lab(SHORT);
     fails(command.env("TMPDIR", Path::new("/no/such/folder")), "/no/such/folder");
     place.assert_nothing_left(&[]);
 }

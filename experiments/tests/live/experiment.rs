@@ -66,7 +66,7 @@ fn an_experiment_goes_on_where_it_was() {
     fs::write(&file, &begun[..cut]).unwrap();
 
     let output =
-        place.elfen(&format!("{SHORT} --json --html it.html --report it.json")).output().unwrap();
+        place.lab(&format!("{SHORT} --json --html it.html --report it.json")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(runs(&file), ALL);
     assert_eq!(fs::read_to_string(&file).unwrap().lines().next().unwrap(), setup);
@@ -84,13 +84,13 @@ fn an_experiment_goes_on_where_it_was() {
 
     // Nothing is missing any more: nothing is run, and the same is said.
     let whole = fs::read(&file).unwrap();
-    let again = place.elfen(&format!("{SHORT} --json")).output().unwrap();
+    let again = place.lab(&format!("{SHORT} --json")).output().unwrap();
     let again: Value = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!(again["rows"], report["rows"]);
     assert!(fs::read(&file).unwrap() == whole);
 
     // Another plan is not added to it.
-    let other = place.elfen(&SHORT.replace("--load 20", "--load 30")).output().unwrap();
+    let other = place.lab(&SHORT.replace("--load 20", "--load 30")).output().unwrap();
     let said = text(&other.stderr);
     assert_eq!(other.status.code(), Some(2), "{said}");
     assert!(said.contains("loads of its plan is [0.2] and not [0.3]; name another file"), "{said}");
@@ -98,7 +98,7 @@ fn an_experiment_goes_on_where_it_was() {
 }
 
 fn elfen(folder: &Path, words: &str) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
     command.args(words.split_whitespace()).current_dir(folder).env_remove("ELFEN_LANES");
     let output = command.output().unwrap();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
@@ -238,7 +238,7 @@ fn parameters_reach_the_model() {
     let Some(place) = Place::new("parameters_reach_the_model") else { return };
     let words =
         "calibrate --lanes 0:1 --batch loop,spin --rounds 1 --duration 50ms --docs 200 --json";
-    let output = place.elfen(words).output().unwrap();
+    let output = place.lab(words).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let slowdowns = report["slowdowns"].as_array().unwrap();
@@ -296,7 +296,7 @@ fn models_and_batches_that_are_none_are_refused() {
     fs::write(folder.join("key.toml"), "[machine]\nelfen = \"0\"\nlanes = 3\n").unwrap();
     for (words, says) in [
         ("--model key.toml", "line 3: "),
-        ("--model none.toml", "elfen calibrate"),
+        ("--model none.toml", "elfen lab calibrate"),
         ("--batch loop", "use typical or pause"),
     ] {
         let (status, _, said) = elfen(&folder, &format!("simulate --rps 80 {words}"));

@@ -1,12 +1,12 @@
-//! Goal: `elfen experiment ladder` climbs every rung, says why its slow requests were slow, and
+//! Goal: `elfen lab ladder` climbs every rung, says why its slow requests were slow, and
 //! leaves nothing behind however it ends. Method: a short ladder on few articles, whole and
 //! interrupted. Nothing is asserted about times.
 
 use crate::place::{Place, descendants, lives, skip, text, wait_until};
 use serde_json::Value;
 
-const SHORT: &str = "experiment ladder --iterations 2 --queries 50 --rps 100 --articles 300";
-const FAMILY: [&str; 5] = ["elfen", "elfen-hedge", "elfen-load", "java", "bash"];
+const SHORT: &str = "ladder --iterations 2 --queries 50 --rps 100 --articles 300";
+const FAMILY: [&str; 6] = ["elfen-lab", "elfen", "elfen-hedge", "elfen-load", "java", "bash"];
 
 /// Whether it says that Java or Lucene is missing.
 fn lacks(test: &str, status: Option<i32>, said: &str) -> bool {
@@ -19,7 +19,7 @@ fn lacks(test: &str, status: Option<i32>, said: &str) -> bool {
 #[test]
 fn a_short_ladder_has_all_its_rungs() {
     let Some(place) = Place::new("a_short_ladder") else { return };
-    let output = place.elfen(&format!("{SHORT} --json")).output().unwrap();
+    let output = place.lab(&format!("{SHORT} --json")).output().unwrap();
     let said = text(&output.stderr);
     if lacks("a_short_ladder", output.status.code(), &said) {
         return;
@@ -59,13 +59,13 @@ fn a_short_ladder_has_all_its_rungs() {
 #[test]
 fn an_interrupted_ladder_leaves_nothing() {
     let Some(place) = Place::new("an_interrupted_ladder") else { return };
-    let running = place.start("experiment ladder --articles 300");
+    let running = place.start("ladder --articles 300");
     let mut family = Vec::new();
     // A generator runs once the first machine serves; one that lacks Java ends before.
     wait_until("a generator, or the end", || {
         family = descendants(running.id());
         let loads = family.iter().any(|&pid| lives(pid, &["elfen-load"]));
-        loads || !lives(running.id(), &["elfen"])
+        loads || !lives(running.id(), &["elfen-lab"])
     });
     running.signal(libc::SIGINT);
     let output = running.end();
@@ -83,14 +83,14 @@ fn an_interrupted_ladder_leaves_nothing() {
 fn what_a_ladder_takes() {
     let Some(place) = Place::new("what_a_ladder_takes") else { return };
     let cases = [
-        ("experiment ladder --iterations 0", "invalid value '0'"),
-        ("experiment ladder --queries 5", "invalid value '5'"),
-        ("experiment ladder --rps 0", "invalid value '0'"),
-        ("experiment ladder -- xz", "unexpected argument"),
+        ("ladder --iterations 0", "invalid value '0'"),
+        ("ladder --queries 5", "invalid value '5'"),
+        ("ladder --rps 0", "invalid value '0'"),
+        ("ladder -- xz", "unexpected argument"),
         ("experiment --invocations 2 ladder", "unexpected argument"),
     ];
     for (words, why) in cases {
-        let output = place.elfen(words).output().unwrap();
+        let output = place.lab(words).output().unwrap();
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{words}: {said}");
         assert!(said.lines().count() == 1 && said.contains(why), "{words}: {said}");

@@ -1,4 +1,4 @@
-//! `elfen demo`, `elfen experiment` and `elfen calibrate`, with real children.
+//! `elfen demo`, `elfen lab experiment` and `elfen lab calibrate`, with real children.
 
 mod demo;
 mod experiment;

@@ -30,7 +30,7 @@ fn a_program_of_ones_own_is_measured() {
     let words = SHORT.replace("none,borrow-idle", "none,unrestrained,borrow-idle");
     let words = words
         .replace("--batch loop --invocations 2 --duration 300ms", "--invocations 1 --duration 1s");
-    let output = place.elfen(&format!("{words} --json -- ./worker")).output().unwrap();
+    let output = place.lab(&format!("{words} --json -- ./worker")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let remarks = report["remarks"].to_string();
@@ -52,7 +52,7 @@ fn a_program_of_ones_own_is_measured() {
     }
     place.assert_nothing_left(&[]);
 
-    let other = place.elfen(&format!("{words} -- ./worker 0")).output().unwrap();
+    let other = place.lab(&format!("{words} -- ./worker 0")).output().unwrap();
     let said = text(&other.stderr);
     assert_eq!(other.status.code(), Some(2), "{said}");
     assert!(said.contains("command of its plan is [\"./worker\"] and not"), "{said}");
@@ -60,7 +60,7 @@ fn a_program_of_ones_own_is_measured() {
 
 /// A service whose response times are known, on CPUs as taskset takes them; and its address.
 fn reference_server(cpus: &str) -> (Child, String) {
-    let load = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name("elfen-load");
+    let load = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen-load");
     let mut command = Command::new("taskset");
     command.args(["-c", cpus]).arg(load);
     command.args(["--reference-server", "127.0.0.1:0", "--service", "fixed:1ms"]);
@@ -80,7 +80,7 @@ fn a_service_of_ones_own_is_measured_and_left_alone() {
     let words = "experiment --lanes 0:1 --signal service --batch loop --company none,unrestrained \
                  --rps 40 --invocations 1 --duration 300ms --warmup 0ms --out it.jsonl --json";
     let fails = |more: &str, says: &str| {
-        let output = place.elfen(&format!("{words} {more}")).output().unwrap();
+        let output = place.lab(&format!("{words} {more}")).output().unwrap();
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(says), "{more}: {said}");
@@ -89,7 +89,7 @@ fn a_service_of_ones_own_is_measured_and_left_alone() {
     let (mut server, address) = reference_server("0");
     let pid = server.id();
     let command = format!("{words} --service-url http://{address}/x --service-pid {pid}");
-    let output = place.elfen(&command).output().unwrap();
+    let output = place.lab(&command).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["setup"]["plan"]["service"]["url"], format!("http://{address}/x"));
@@ -145,7 +145,7 @@ fn an_interrupted_experiment_leaves_no_program_behind() {
 fn a_program_of_ones_own_that_fails_is_told() {
     let Some(place) = Place::new("a_program_of_ones_own_that_fails") else { return };
     own_program(&place, "worker");
-    let output = place.elfen(&format!("{SHORT} -- ./worker 7")).output().unwrap();
+    let output = place.lab(&format!("{SHORT} -- ./worker 7")).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("worker ended by itself (exit status: 7): it said nothing"), "{said}");
@@ -153,7 +153,7 @@ fn a_program_of_ones_own_that_fails_is_told() {
     // Only a batch that Elfen runs has its channels.
     let script = "#!/bin/sh\n[ -z \"$ELFEN_RUN\" ] || { echo no luck >&2; exit 9; }\n";
     fs::write(place.path("worker"), format!("{script}{OWN}")).unwrap();
-    let output = place.elfen(&format!("{SHORT} --inject guard -- ./worker")).output().unwrap();
+    let output = place.lab(&format!("{SHORT} --inject guard -- ./worker")).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("worker ended by itself (exit status: 9): no luck; "), "{said}");

@@ -38,9 +38,9 @@ impl Place {
         self.folder.join(name)
     }
 
-    /// `elfen` in this place.
-    pub(crate) fn elfen(&self, words: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    /// `elfen-lab` in this place.
+    pub(crate) fn lab(&self, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
         command.args(words.split_whitespace()).current_dir(&self.folder);
         command.env("TMPDIR", self.path("tmp"));
         command.env_remove("ELFEN_LANES").stdin(Stdio::null());
@@ -49,7 +49,7 @@ impl Place {
 
     /// One that runs in the background, its output kept.
     pub(crate) fn start(&self, words: &str) -> Running {
-        let mut command = self.elfen(words);
+        let mut command = self.lab(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Running { child: Some(command.spawn().unwrap()) }
     }
@@ -91,13 +91,13 @@ fn missing() -> Option<String> {
     if online.trim() == "0" {
         return Some("it takes two CPUs".to_owned());
     }
-    let folder = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap();
+    let folder = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).parent().unwrap();
     let programs = ["elfen-search", "elfen-load", "elfen-batch", "elfen-hedge"];
     let absent = programs.into_iter().find(|program| !folder.join(program).is_file())?;
     Some(format!("{absent} is not built; `cargo test --workspace` builds it"))
 }
 
-/// An `elfen` that must not outlive its test.
+/// An `elfen-lab` that must not outlive its test.
 pub(crate) struct Running {
     child: Option<Child>,
 }

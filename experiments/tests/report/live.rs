@@ -20,7 +20,7 @@ fn setup() -> Line {
         cpu: "a CPU".to_owned(),
         cpus: 2,
         lanes: "0:1".to_owned(),
-        command: "elfen experiment --lanes 0:1".to_owned(),
+        command: "elfen lab experiment --lanes 0:1".to_owned(),
         capacity_rps: 1000.0,
         documents: 500,
         alone: vec![Alone { batch: "xz".to_owned(), per_second: 1e4, ..Alone::default() }],

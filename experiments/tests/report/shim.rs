@@ -16,7 +16,7 @@ fn recording() -> Recording {
 
 #[test]
 fn a_recording_is_a_page() {
-    let report = shim::report(&recording(), "elfen report truth.shim");
+    let report = shim::report(&recording(), "elfen lab report truth.shim");
     let ids: Vec<&str> = report.figures.iter().map(|figure| figure.id.as_str()).collect();
     assert_eq!(ids, ["time-0", "lengths-0", "when-0", "value-1", "rate-0"]);
     let points = |figure: usize, series: usize| {
@@ -49,7 +49,7 @@ fn names_of_a_file_are_text() {
         signal.names.iter_mut().for_each(|(_, name)| *name = nasty.to_owned());
     }
     recording.head.rates.iter_mut().for_each(|rate| rate.tag = nasty.to_owned());
-    let (html, _) = render(&shim::report(&recording, "elfen report"));
+    let (html, _) = render(&shim::report(&recording, "elfen lab report"));
     assert!(!html.contains("<script>") && !html.contains('\u{1b}'));
 }
 
@@ -74,6 +74,6 @@ proptest! {
         let run = |(&start_ticks, &value)| Run { start_ticks, state: state(value), samples: value };
         let runs: Vec<Run> = times.iter().zip(&values).map(run).collect();
         recording.runs = vec![runs.clone(), runs];
-        let _either = shim::report(&recording, "elfen report").render(&mut Vec::new());
+        let _either = shim::report(&recording, "elfen lab report").render(&mut Vec::new());
     }
 }

@@ -10,7 +10,7 @@ use simulator::demand::Demand;
 use super::page::{csv_of, render};
 
 fn simulation(requests: u64, seed: u64) -> Simulation {
-    let command = format!("elfen report --requests {requests} --seed {seed}");
+    let command = format!("elfen lab report --requests {requests} --seed {seed}");
     Simulation { parameters: Parameters::default(), requests, seed, command }
 }
 
@@ -106,7 +106,7 @@ fn every_figure_says_how_it_was_made() {
         assert!(figure.made_with.contains("the thesis's parameters"), "{}", figure.made_with);
         assert!(figure.made_with.contains("2000 requests a point, seed 5"));
         assert!(figure.reading.ends_with('.'), "{}", figure.reading);
-        assert!(figure.command.starts_with("elfen report --requests 2000 --seed 5"));
+        assert!(figure.command.starts_with("elfen lab report --requests 2000 --seed 5"));
         assert_eq!(drawn.of_class("source")[0].text, "simulated");
         assert_eq!(drawn.named("code")[0].text, figure.command);
         assert!(!csv_of(drawn).is_empty() && drawn.named("table").len() == figure.panels.len());

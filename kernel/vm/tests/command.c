@@ -50,12 +50,12 @@ static long measured(const char *json, const char *key)
 
 /*
  * Goal: the Rust side naps through the device, and measures every nap that the request lane ended,
- * however late its host lets the batch lane wake up. Method: `elfen bench nap`, beside what the
+ * however late its host lets the batch lane wake up. Method: `elfen lab bench nap`, beside what the
  * module counted.
  */
 static verdict bench_nap(void)
 {
-	char *const words[] = { "/elfen", "bench", "nap",     "--json", "-n",
+	char *const words[] = { "/elfen-lab", "bench", "nap",     "--json", "-n",
 				"100",   "--lanes", "0:1", NULL };
 	static char text[65536];
 	struct nanonap_stats stats = { .cpu = 1 };
@@ -63,7 +63,7 @@ static verdict bench_nap(void)
 	long woken;
 
 	if (output_of(words, text, sizeof(text)))
-		return because("elfen bench nap failed: %.300s", text);
+		return because("elfen lab bench nap failed: %.300s", text);
 	CHECK(strstr(text, "\"nap\": \"device\",\n      \"available\": true"));
 	CHECK(strstr(text, "\"auto\": \"device\""));
 	CHECK(!ioctl(fd, NANONAP_STATS, &stats) && stats.naps >= 50);

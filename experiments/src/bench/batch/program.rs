@@ -8,6 +8,7 @@ use std::process::{Command, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
+use elfen_console::programs::find_program;
 use elfen_host::run::report::Report;
 
 use super::output::Ended;
@@ -63,7 +64,7 @@ impl Starts<'_> {
 
     pub(super) fn under(&self, inject: &str) -> Result<Running, LiveError> {
         let report = self.folder.join("report.json");
-        let mut command = self.elfen_run(inject);
+        let mut command = self.elfen_run(inject)?;
         command.arg("--report").arg(&report).arg("--").args(self.words);
         // The front passes it on; killed, it would leave its batch behind.
         let place = Place { last_word: libc::SIGTERM, ..Place::anywhere(Rank::Normal) };
@@ -72,7 +73,7 @@ impl Starts<'_> {
 
     /// Fails, in the words of `elfen run`, where it would refuse the program.
     pub(super) fn check(&self, inject: &str) -> Result<(), LiveError> {
-        let mut command = self.elfen_run(inject);
+        let mut command = self.elfen_run(inject)?;
         command.args(["--dry-run", "--"]).args(self.words);
         let place = Place::anywhere(Rank::Normal);
         let mut running = self.start(ELFEN_RUN, command, &place, "output", None)?;
@@ -83,14 +84,14 @@ impl Starts<'_> {
         }
     }
 
-    fn elfen_run(&self, inject: &str) -> Command {
+    fn elfen_run(&self, inject: &str) -> Result<Command, LiveError> {
         let (request, batch) = self.lanes;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(find_program("elfen")?);
         // The same user's as where it runs alone.
         command.env_remove("SUDO_UID");
         command.args(["run", "--policy", "borrow-idle", "--signal", "tasks", "--inject", inject]);
         command.args(["--lanes", &format!("{request}:{batch}")]).args(self.options);
-        command
+        Ok(command)
     }
 
     fn start(

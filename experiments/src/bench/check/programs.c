@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What `elfen bench check` puts checks into: programs that differ in how often they enter a
+ * What `elfen lab bench check` puts checks into: programs that differ in how often they enter a
  * function. Built once for each kind of check; with -DINLINE checks are in the source, and with
  * -DCOUNT they are counted instead.
  *

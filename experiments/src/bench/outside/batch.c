@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The batch's side of `elfen bench overlap`: reads the clock all the time, and notes when it was
- * off its lane. With -DCHECKS each round has a check, and that is all that it shares with Elfen.
- * With -DLOOP it works in a loop without a call, and notes its switches alone.
+ * The batch's side of `elfen lab bench overlap`: reads the clock all the time, and notes when it
+ * was off its lane. With -DCHECKS each round has a check, and that is all that it shares with
+ * Elfen. With -DLOOP it works in a loop without a call, and notes its switches alone.
  *
  * It is off its lane while another task has the CPU, and while a check holds it up. An interrupt
  * leaves it on its lane.

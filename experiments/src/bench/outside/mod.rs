@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use elfen_console::programs::{ProgramError, find_program};
 use elfen_host::affinity;
 use elfen_host::run::find::{Batch, runs};
 use elfen_rt::signal::lane::LaneSlot;
@@ -69,6 +70,8 @@ pub(crate) enum Error {
     Io { doing: &'static str, error: io::Error },
     #[error("the C compiler refuses {0}")]
     Compiler(&'static str),
+    #[error(transparent)]
+    Missing(#[from] ProgramError),
     #[error("`elfen run` did not start the batch: {0}")]
     Run(String),
     #[error("the program of the requests: {0}; 3 if the kernel notes no switches for it")]
@@ -220,7 +223,7 @@ impl Run {
         case: &Case<'_>,
         notes: &Path,
     ) -> Result<Self, Error> {
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(find_program("elfen")?);
         // Its files are of who runs the benchmark.
         command.env_remove("SUDO_UID");
         command.args(["run", "--lanes", &format!("{request}:{batch}"), "--signal", "tasks"]);

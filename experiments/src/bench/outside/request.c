@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The request's side of `elfen bench overlap`: busy for TURN ns, then asleep for a time drawn
+ * The request's side of `elfen lab bench overlap`: busy for TURN ns, then asleep for a time drawn
  * evenly from half of that to one and a half times that and 1 ms more, for SECONDS. It notes when
  * its lane was busy, by itself and by others; nothing here knows of Elfen.
  *

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use elfen_console::duration::number;
+use elfen_console::programs::find_program;
 use elfen_instrument::find_library;
 use serde::Serialize;
 use serde_json::Value;
@@ -59,7 +60,7 @@ pub(super) fn measure(lanes: Lanes) -> Result<Result<Vec<Functions>, String>, Er
         Ok(library) => library,
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let built = Built { lanes, folder: tempfile::tempdir()?, elfen: std::env::current_exe()? };
+    let built = Built { lanes, folder: tempfile::tempdir()?, elfen: find_program("elfen")? };
     fs::write(built.path("functions.c"), SOURCE)?;
     for (says, flags) in WAYS {
         if let Err(why) = built.compile(says, flags, &library) {

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use elfen_console::duration::number;
+use elfen_console::programs::find_program;
 use elfen_shim::round_trip;
 use serde::Serialize;
 use serde_json::Value;
@@ -112,7 +113,7 @@ impl<'a> Program<'a> {
     ) -> Result<Self, Error> {
         let path = folder.join(format!("{}.lua", script.0));
         fs::write(&path, format!("{}{ROUNDS}", script.1))?;
-        let elfen = std::env::current_exe()?;
+        let elfen = find_program("elfen")?;
         let stores = String::new();
         let mut program = Self { lanes, elfen, lua, folder, script: path, watch: &[], stores };
         let looked = program.shim(&["--json", "--watch", "function", "--period", UNOBSERVED], 1)?;

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 
 use elfen_console::duration::number;
+use elfen_console::programs::ProgramError;
 use elfen_host::affinity;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
@@ -30,6 +31,8 @@ pub(crate) enum Error {
     Io(#[from] std::io::Error),
     #[error("the other lane was not to be had: others use it")]
     NoRoundTrip,
+    #[error(transparent)]
+    Missing(#[from] ProgramError),
     #[error("the truth: {0}")]
     Truth(String),
     #[error("a program: {0}")]

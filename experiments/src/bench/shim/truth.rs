@@ -11,11 +11,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
 use elfen_console::duration::number;
+use elfen_console::programs::find_program;
 use elfen_shim::recording::{self, Recording, State, again, write};
 use serde::Serialize;
 
 use super::stage::{Error, Lanes, at, percent};
-use crate::live::programs::find_program;
 
 const RUN: &str = "3s";
 /// How it is asked, and how it is called.
@@ -79,8 +79,8 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn new() -> Result<Self, Error> {
-        let truth = find_program("elfen-truth").map_err(|error| Error::Truth(error.to_string()))?;
-        Ok(Self { elfen: std::env::current_exe()?, truth, folder: tempfile::tempdir()? })
+        let truth = find_program("elfen-truth")?;
+        Ok(Self { elfen: find_program("elfen")?, truth, folder: tempfile::tempdir()? })
     }
 
     fn recording(&self) -> PathBuf {

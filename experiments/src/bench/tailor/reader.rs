@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use elfen_console::duration::number;
+use elfen_console::programs::find_program;
 
 use crate::live::scratch::Scratch;
 use crate::live::usage;
@@ -26,7 +27,7 @@ pub(crate) struct Reader {
 pub(crate) fn measure(service: &[String], time: Duration) -> io::Result<Reader> {
     let scratch = Scratch::new(1)?;
     let all = time + SETTLED * 2;
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(find_program("elfen").map_err(io::Error::other)?);
     command.args(["tailor", "record"]).args(service).arg("--for");
     command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("reader.tale"));
     let told = File::options().write(true).create_new(true).open(scratch.path("told"))?;

@@ -1,4 +1,4 @@
-//! `elfen bench check`: what each kind of check costs, against the same program without it.
+//! `elfen lab bench check`: what each kind of check costs, against the same program without it.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,8 +13,8 @@ use crate::bench::check::{self, Cost, Costs, Error, KINDS};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench check              every kind, on the last CPU of this process
-  elfen bench check --cpu 3 --json | jq '.checks[] | {program, kind}'
+  elfen lab bench check              every kind, on the last CPU of this process
+  elfen lab bench check --cpu 3 --json | jq '.checks[] | {program, kind}'
 
 The programs are built by cc and take no privileges. A slowdown of 1.2 is a fifth more time than \
 without checks; a kind `X-return` calls hooks that do nothing, which shows how much of `X` is the \

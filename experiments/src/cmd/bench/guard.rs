@@ -1,4 +1,4 @@
-//! `elfen bench guard`: what a guard takes from a batch while the request lane idles.
+//! `elfen lab bench guard`: what a guard takes from a batch while the request lane idles.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use crate::bench::guard::{self, Taken};
 
 const EXAMPLE: &str = "\
 Example:
-  elfen bench guard --lanes 0:1 --look-every 200us";
+  elfen lab bench guard --lanes 0:1 --look-every 200us";
 
 /// Measure what a guard takes from a batch while the request lane idles
 ///

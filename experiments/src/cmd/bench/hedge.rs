@@ -1,4 +1,4 @@
-//! `elfen bench hedge`: what each policy of `elfen-hedge` makes of the same pauses.
+//! `elfen lab bench hedge`: what each policy of `elfen-hedge` makes of the same pauses.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -15,12 +15,12 @@ use crate::live::heed_signals;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench hedge                           7 stops of 20 ms in 4 s, 5 times
-  elfen bench hedge --pauses 20 --rounds 10   5 stops a second
-  elfen bench hedge --work 15ms --rps 20 --pauses 0
+  elfen lab bench hedge                          7 stops of 20 ms in 4 s
+  elfen lab bench hedge --pauses 20 --rounds 10  5 stops a second
+  elfen lab bench hedge --work 15ms --rps 20 --pauses 0
                                               long requests: none sent twice
-  sudo elfen bench hedge --jvm                servers in Java that collect
-  elfen bench hedge --alone --for 2s          nobody stops: the proxy itself
+  sudo elfen lab bench hedge --jvm               servers in Java that collect
+  elfen lab bench hedge --alone --for 2s         no stops: the proxy itself
 
 With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java).";
 

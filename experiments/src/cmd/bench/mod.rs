@@ -1,4 +1,4 @@
-//! `elfen bench`: what Elfen's parts cost on this machine. One file a benchmark.
+//! `elfen lab bench`: what Elfen's parts cost on this machine. One file a benchmark.
 
 mod batch;
 mod check;
@@ -20,19 +20,19 @@ use elfen_console::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen bench batch -- xz -6 -k -c big.tar   any program, beside requests
-  elfen bench check               what each kind of check adds to a call
-  elfen bench hedge               what a hedging proxy makes of pauses
-  elfen bench nap                 how long a lane takes to sleep and to wake
-  sudo elfen bench overlap        how long a batch runs next to requests
-  sudo elfen bench signal         how late the task map is, and what it costs
-  elfen bench service --json      what publishing a request costs, for scripts
-  elfen bench shim                what elfen shim sees, and what that costs";
+  sudo elfen lab bench batch -- xz -6 -k -c a.tar  any program, beside requests
+  elfen lab bench check               what each kind of check adds to a call
+  elfen lab bench hedge               what a hedging proxy makes of pauses
+  elfen lab bench nap                 how long a lane takes to sleep and to wake
+  sudo elfen lab bench overlap        how long a batch runs next to requests
+  sudo elfen lab bench signal         how late the task map is, and its cost
+  elfen lab bench service --json      what publishing a request costs
+  elfen lab bench shim                what elfen shim sees, and what that costs";
 
 /// Measure what Elfen's parts cost on this machine
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     #[command(subcommand)]
     benchmark: Benchmark,
 }

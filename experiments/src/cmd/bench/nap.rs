@@ -1,4 +1,4 @@
-//! `elfen bench nap`: how long a lane takes to fall asleep and to wake, beside the thesis's
+//! `elfen lab bench nap`: how long a lane takes to fall asleep and to wake, beside the thesis's
 //! numbers.
 
 use std::io::Write;
@@ -14,9 +14,9 @@ use crate::bench::nap::{self, Error, Figures, Lanes, Measured, SleepSeenBy};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench nap                      every nap, on the first pair of lanes
-  elfen bench nap --lanes 2:6 -n 100   on this pair, as often as the thesis did
-  elfen bench nap --json | jq '.naps[] | select(.available | not) | {nap, why}'";
+  elfen lab bench nap                    every nap, on the first pair of lanes
+  elfen lab bench nap --lanes 2:6 -n 100 on this pair, 100 times
+  elfen lab bench nap --json | jq '.naps[] | select(.available) | .nap'";
 
 /// Measure how long a lane takes to fall asleep and to wake
 ///

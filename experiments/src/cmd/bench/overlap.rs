@@ -1,5 +1,5 @@
-//! `elfen bench overlap`: how long a batch runs next to requests, and how fast it is off its lane
-//! and back.
+//! `elfen lab bench overlap`: how long a batch runs next to requests, and how fast it is off its
+//! lane and back.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -19,9 +19,9 @@ use crate::bench::outside::{Case, Error, Inject, Measured, Programs};
 
 const EXAMPLE: &str = "\
 Examples:
-  sudo elfen bench overlap --lanes 0:1
-  sudo elfen bench overlap --lanes 0:1 --nice 19     what `nice elfen run` gives
-  sudo elfen bench overlap --lanes 0:1 --stranger    beside somebody's program";
+  sudo elfen lab bench overlap --lanes 0:1
+  sudo elfen lab bench overlap --lanes 0:1 --nice 19   as under `nice`
+  sudo elfen lab bench overlap --lanes 0:1 --stranger  next to another program";
 
 /// Measure how long a batch runs next to requests under borrow-idle, and how fast it is off its
 /// lane
@@ -130,6 +130,9 @@ fn failed(error: Error) -> Failure {
             (Status::Unsupported, "install a C compiler (`cc`), and allow this process both CPUs")
         }
         Error::NoAccount => (Status::Unsupported, "the kernel's account takes eBPF: be root"),
+        Error::Missing(_) => {
+            (Status::Failed, "build all of Elfen (`cargo build --release`), or set ELFEN_LIB")
+        }
         Error::Run(_) => (Status::Failed, "try `elfen run` with the same options"),
     };
     Failure::new(status, "measuring the overlap", error, fix)

@@ -1,4 +1,4 @@
-//! `elfen bench service`: what a service pays for publishing a request.
+//! `elfen lab bench service`: what a service pays for publishing a request.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::bench::service::{self, Cost};
 
 const EXAMPLE: &str = "\
 Example:
-  elfen bench service --json | jq .begin_end_ns.median";
+  elfen lab bench service --json | jq .begin_end_ns.median";
 
 /// Measure what publishing a request costs a service
 #[derive(clap::Args, Debug)]

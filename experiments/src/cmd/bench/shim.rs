@@ -1,4 +1,4 @@
-//! `elfen bench shim`: what observing by `elfen shim` gives, and what it costs.
+//! `elfen lab bench shim`: what observing by `elfen shim` gives, and what it costs.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -20,10 +20,10 @@ use crate::bench::shim::{
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen bench shim --only rates --only dte       rates, and wrong ones
-  elfen bench shim --on 0 --from 1 --json        all of it: some minutes
+  elfen lab bench shim --only rates --only dte       rates, and wrong ones
+  elfen lab bench shim --on 0 --from 1 --json        all of it: some minutes
   workloads/lua.sh luas
-  elfen bench shim --only programs --lua luas/lua-returns
+  elfen lab bench shim --only programs --lua luas/lua-returns
                                                  by a Lua that says what runs";
 
 /// Measure what `elfen shim` sees, and what being observed costs
@@ -75,7 +75,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let measured = shim::measure(&order).map_err(|error| {
         let fix = match error {
             Error::Program(_) => "see that it runs by itself",
-            Error::Truth(_) => "build all of Elfen, or name the folder in ELFEN_LIB",
+            Error::Missing(_) | Error::Truth(_) => {
+                "build all of Elfen, or name the folder in ELFEN_LIB"
+            }
             Error::Io(_) | Error::NoRoundTrip => "leave both lanes to it, and try again",
         };
         Failure::new(Status::Failed, "measuring elfen shim", error, fix)
@@ -97,7 +99,7 @@ fn lanes(args: &Args) -> Result<Lanes, Failure> {
     };
     if allowed.len() < 2 {
         let (why, fix) = ("observer and observed need a CPU each", "allow this process a second");
-        return Err(Failure::new(Status::Unsupported, "elfen bench shim", why, fix));
+        return Err(Failure::new(Status::Unsupported, "elfen lab bench shim", why, fix));
     }
     let free = |taken: Option<u32>| allowed.iter().filter(move |cpu| Some(*cpu) != taken);
     let on = args.on.or_else(|| free(args.from).next()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `elfen bench signal`: how late the task map is, and what it costs.
+//! `elfen lab bench signal`: how late the task map is, and what it costs.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use crate::bench::signal::{self, Costs, Cpus, Error};
 
 const EXAMPLE: &str = "\
 Example:
-  sudo elfen bench signal --lanes 0:1     switches on CPU 0, seen from CPU 1";
+  sudo elfen lab bench signal --lanes 0:1     switches on CPU 0, seen from CPU 1";
 
 /// Measure how late the task map is, and what it costs
 ///

@@ -1,4 +1,4 @@
-//! `elfen bench tailor`: what recording costs those who are recorded.
+//! `elfen lab bench tailor`: what recording costs those who are recorded.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -18,13 +18,13 @@ use crate::bench::tailor::{self, Costs, Error};
 
 const EXAMPLE: &str = "\
 Examples:
-  sudo elfen bench tailor                    with and without its programs
-  sudo elfen bench tailor --service search   CPU of a request of a service
+  sudo elfen lab bench tailor                    with and without its programs
+  sudo elfen lab bench tailor --service search   CPU of a request of a service
                                              that is under load
-  sudo elfen bench tailor --service search --pairs 150 --for 200ms
+  sudo elfen lab bench tailor --service search --pairs 150 --for 200ms
                                              the same, by more and shorter
                                              times: a narrower interval
-  sudo elfen bench tailor --redis 6379 --duty 10% --for 4s
+  sudo elfen lab bench tailor --redis 6379 --duty 10% --for 4s
                                              CPU of a command of a Redis
                                              that is under load, recorded
                                              for a tenth of each 4 s";

@@ -86,7 +86,7 @@ impl<'a> Lab<'a> {
         };
         format!(
             "{command}\n# one of its points:\n\
-             elfen simulate {point}{options} --requests {requests} --seed {seed}"
+             elfen lab simulate {point}{options} --requests {requests} --seed {seed}"
         )
     }
 

@@ -64,7 +64,7 @@ fn published(simulation: &Simulation) -> Table {
         rows: thesis::rows(requests, seed).into_iter().map(row).collect(),
         note: format!(
             "* No evidence: a parameter of the model was fitted to it, or it is built in. Made by \
-             elfen simulate --check-thesis --requests {requests} --seed {seed}, which says more."
+             elfen lab thesis --requests {requests} --seed {seed}, which says more."
         ),
     }
 }

@@ -15,7 +15,7 @@ pub struct Parameters {
     pub batches: Vec<(String, Batch)>,
     /// Of the 99th percentile.
     pub slo_ms: u64,
-    /// The options that make `elfen simulate` use them; empty for its defaults.
+    /// The options that make `elfen lab simulate` use them; empty for its defaults.
     pub options: String,
     /// Whether the thesis's published numbers belong beside them.
     pub are_of_thesis: bool,

@@ -91,7 +91,8 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Judged every minute, steered every second, as `elfen simulate` does unless told otherwise.
+    /// Judged every minute, steered every second, as `elfen lab simulate` does unless told
+    /// otherwise.
     fn steered(&self, batch: &Batch, slo: Slo) -> Vec<Outcome> {
         let watch = Watch { slo, judge_ns: 60 * S, control_ns: Some(S) };
         let start = Control::Policy(Policy::SloBudget { budget_ns: 0, until_ns: 0 });

@@ -1,4 +1,4 @@
-//! `elfen bench batch`: what a program of the user's own is like as a batch.
+//! `elfen lab bench batch`: what a program of the user's own is like as a batch.
 
 mod table;
 
@@ -23,9 +23,9 @@ use table::Report;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen bench batch --lanes 0:1 -- xz -6 -k -c big.tar
-  sudo elfen bench batch --inject patch --turns 200us -- ./batch
-  sudo elfen bench batch --rounds 0 -- ./does-not-end     turns alone
+  sudo elfen lab bench batch --lanes 0:1 -- xz -6 -k -c big.tar
+  sudo elfen lab bench batch --inject patch --turns 200us -- ./batch
+  sudo elfen lab bench batch --rounds 0 -- ./does-not-end     turns alone
 
 Overlap and reaction are the scheduler's own account, in its trace. Overlap is the time in which a \
 task of the program was on the batch lane, in % of the time in which the request was on its own: \

@@ -1,4 +1,4 @@
-//! What `elfen bench batch` says: one JSON object, or tables.
+//! What `elfen lab bench batch` says: one JSON object, or tables.
 
 use elfen_console::duration::{self, number};
 use elfen_console::table;

@@ -1,7 +1,5 @@
-//! `elfen generate`: man pages and completions from the command line itself, for packages.
-//!
-//! Hidden from help: a packager calls it, and no user needs it. Pages say what `--help` says, in
-//! the sections that readers of manuals look for.
+//! The hidden subcommand `generate`: man pages and completions from a command line itself, for
+//! packages. Pages have what `--help` prints, in the sections that readers of manuals look for.
 
 use std::fs;
 use std::io::{self, Write};
@@ -12,14 +10,22 @@ use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
-use elfen_console::failure::{Failure, Status};
 
-use super::help;
+use crate::failure::{Failure, Status};
+
+/// A section of a command's own page that holds for all its subcommands: rows of two columns, and a
+/// paragraph below them.
+#[derive(Debug)]
+pub struct Section {
+    pub heading: &'static str,
+    pub rows: Vec<(String, String)>,
+    pub note: Option<&'static str>,
+}
 
 /// Write man pages or completions into a folder
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen generate man /usr/local/share/man/man1")]
-pub(crate) struct Args {
+pub struct Args {
     what: What,
 
     /// The folder, which must exist
@@ -34,10 +40,17 @@ enum What {
     Completions,
 }
 
-pub(crate) fn run(args: &Args, cli: &Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+/// Writes the files of the command `cli`, and prints their paths.
+pub fn run(
+    args: &Args,
+    cli: &Command,
+    sections: &[Section],
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let mut command = visible(cli);
     let written = match args.what {
-        What::Man => man(cli, &args.folder),
-        What::Completions => completions(cli, &args.folder),
+        What::Man => pages(command, sections, &args.folder),
+        What::Completions => completions(&mut command, &args.folder),
     };
     let written = written.map_err(|error| {
         let what = format!("writing into {:?}", args.folder.display().to_string());
@@ -49,58 +62,72 @@ pub(crate) fn run(args: &Args, cli: &Command, out: &mut dyn Write) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command as users see it.
+/// The command as users see it: without its hidden subcommands.
 fn visible(cli: &Command) -> Command {
     let hidden = Command::is_hide_set;
     let shown: Vec<Command> = cli.get_subcommands().filter(|sub| !hidden(sub)).cloned().collect();
-    let bare = Command::new("elfen")
+    Command::new(cli.get_name().to_owned())
         .version(env!("CARGO_PKG_VERSION"))
         .about(cli.get_about().cloned().unwrap_or_default())
-        .subcommand_required(true);
-    bare.subcommands(shown).disable_help_subcommand(true)
+        .subcommand_required(true)
+        .subcommands(shown)
+        .disable_help_subcommand(true)
 }
 
-fn completions(cli: &Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut command = visible(cli);
+fn completions(command: &mut Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let name = command.get_name().to_owned();
     let shells = [Shell::Bash, Shell::Zsh, Shell::Fish];
     shells
-        .map(|shell| clap_complete::generate_to(shell, &mut command, "elfen", folder))
+        .map(|shell| clap_complete::generate_to(shell, command, &name, folder))
         .into_iter()
         .collect()
 }
 
-fn man(cli: &Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut command = visible(cli);
+fn pages(mut command: Command, sections: &[Section], folder: &Path) -> io::Result<Vec<PathBuf>> {
     command.build();
+    let name = command.get_name().to_owned();
     let mut written = Vec::new();
-    pages(&command, "elfen", folder, &mut written)?;
+    let rest = top_sections(&command, sections);
+    write_page(&command, &name, &rest, folder, &mut written)?;
+    for sub in command.get_subcommands() {
+        write_pages_of(sub, &format!("{name}-{}", sub.get_name()), folder, &mut written)?;
+    }
     Ok(written)
 }
 
-/// The page of a command, and those of the subcommands below it.
-fn pages(
+/// The page of a subcommand, and those of the subcommands below it.
+fn write_pages_of(
     command: &Command,
     name: &str,
     folder: &Path,
     written: &mut Vec<PathBuf>,
 ) -> io::Result<()> {
-    let path = folder.join(format!("{name}.1"));
-    fs::write(&path, page(command, name)?)?;
-    written.push(path);
+    write_page(command, name, &sections_of_help(command), folder, written)?;
     for sub in command.get_subcommands() {
-        pages(sub, &format!("{name}-{}", sub.get_name()), folder, written)?;
+        write_pages_of(sub, &format!("{name}-{}", sub.get_name()), folder, written)?;
     }
     Ok(())
 }
 
-fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
-    let is_top = name == "elfen";
-    // The page's name has hyphens, its synopsis the words that one types;
-    // clap's own Display is the name.
+fn write_page(
+    command: &Command,
+    name: &str,
+    rest: &Roff,
+    folder: &Path,
+    written: &mut Vec<PathBuf>,
+) -> io::Result<()> {
+    let path = folder.join(format!("{name}.1"));
+    fs::write(&path, page(command, name, rest)?)?;
+    written.push(path);
+    Ok(())
+}
+
+fn page(command: &Command, name: &str, rest: &Roff) -> io::Result<Vec<u8>> {
+    // The page's name has hyphens, its synopsis the words as they are typed.
     let titled = command.clone().display_name(name.to_owned()).disable_help_subcommand(true);
     let man = Man::new(titled);
     let mut page = Vec::new();
-    // The empty field is a date, which a page that is made at each build does not have.
+    // The empty field is the date: builds of the same sources are identical.
     let (title, version) = (name.to_uppercase(), env!("CARGO_PKG_VERSION"));
     writeln!(page, ".TH {title} 1 \"\" \"elfen {version}\" \"Elfen\"")?;
     man.render_name_section(&mut page)?;
@@ -110,13 +137,12 @@ fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
     if command.get_subcommands().next().is_some() {
         man.render_subcommands_section(&mut page)?;
     }
-    let rest = if is_top { top_sections(command) } else { sections(command) };
     rest.to_writer(&mut page)?;
     Ok(page)
 }
 
-/// What a subcommand's help has after its options: examples as they stand, the rest as paragraphs.
-fn sections(command: &Command) -> Roff {
+/// What a subcommand's help has after its options: examples verbatim, the rest as paragraphs.
+fn sections_of_help(command: &Command) -> Roff {
     let mut roff = Roff::new();
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let mut heading = "";
@@ -146,25 +172,24 @@ fn sections(command: &Command) -> Roff {
     roff
 }
 
-/// What holds for all subcommands.
-fn top_sections(command: &Command) -> Roff {
+/// What holds for all subcommands, and their list.
+fn top_sections(command: &Command, sections: &[Section]) -> Roff {
     let mut roff = Roff::new();
-    for table in help::tables() {
-        roff.control("SH", [table.heading.to_uppercase().as_str()]);
-        for (left, right) in &table.rows {
+    for section in sections {
+        roff.control("SH", [section.heading.to_uppercase().as_str()]);
+        for (left, right) in &section.rows {
             roff.control("TP", []);
             roff.text([bold(left.as_str())]);
             roff.text([roman(right.as_str())]);
         }
-        let note = match table.heading {
-            "Exit status" => help::FAILURES,
-            _ => continue,
-        };
-        roff.control("PP", []);
-        roff.text([roman(note)]);
+        if let Some(note) = section.note {
+            roff.control("PP", []);
+            roff.text([roman(note)]);
+        }
     }
     roff.control("SH", ["SEE ALSO"]);
-    let names = command.get_subcommands().map(|sub| format!("elfen-{}", sub.get_name()));
+    let top = command.get_name();
+    let names = command.get_subcommands().map(|sub| format!("{top}-{}", sub.get_name()));
     let mut list: Vec<Inline> = names.flat_map(|name| [bold(name), roman("(1), ")]).collect();
     list.pop();
     list.push(roman("(1)"));

@@ -1,5 +1,4 @@
-//! `elfen simulate --check-thesis`: every number that the thesis prints beside what the model
-//! gives.
+//! `elfen lab thesis`: every number that the thesis prints next to the number that the model gives.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,6 +9,26 @@ use elfen_console::table;
 use serde::Serialize;
 
 use simulator::thesis::{self, Basis, Claim};
+
+use super::model_args::DEFAULT_REQUESTS;
+
+/// Compare the model with every number that the thesis prints
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:\n  elfen lab thesis --requests 200000 --json")]
+pub(super) struct Args {
+    /// Requests of each simulation
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_REQUESTS,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    requests: u64,
+
+    /// The same seed gives the same numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 #[derive(Serialize)]
 struct ThesisRow {
@@ -30,12 +49,8 @@ struct Thesis {
     rows: Vec<ThesisRow>,
 }
 
-pub(crate) fn run(
-    requests: u64,
-    seed: u64,
-    json: bool,
-    out: &mut dyn Write,
-) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let &Args { requests, seed, json } = args;
     let rows: Vec<ThesisRow> = thesis::rows(requests, seed)
         .into_iter()
         .map(|row| ThesisRow {

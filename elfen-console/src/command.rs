@@ -1,0 +1,47 @@
+//! What every command's `main` does: parse, run, flush, exit status.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+
+use crate::failure::Failure;
+use crate::usage;
+
+/// The outcome of a command.
+pub type Outcome = Result<ExitCode, Failure>;
+
+/// Parses this process's arguments as a `Cli` and runs it with a buffer for its output.
+///
+/// `refuse` sees the arguments as they were typed, and can refuse combinations that clap cannot
+/// express.
+pub fn main<Cli: CommandFactory + FromArgMatches>(
+    refuse: impl FnOnce(&ArgMatches) -> Result<(), Failure>,
+    run: impl FnOnce(Cli, &mut dyn Write) -> Outcome,
+) -> ExitCode {
+    let words: Vec<OsString> = env::args_os().collect();
+    let parsed = Cli::command().try_get_matches_from(&words).and_then(|typed| {
+        let cli = Cli::from_arg_matches(&typed)?;
+        Ok((cli, typed))
+    });
+    with_output(|out| match parsed {
+        Ok((cli, typed)) => {
+            refuse(&typed)?;
+            run(cli, out)
+        }
+        Err(error) => usage::report(&error, &Cli::command(), &words, out),
+    })
+}
+
+/// Runs a command with a buffer for its output, and flushes it before the exit status is decided:
+/// a full disk or a closed pipe may only show then.
+pub fn with_output(run: impl FnOnce(&mut dyn Write) -> Outcome) -> ExitCode {
+    let mut out = BufWriter::new(io::stdout().lock());
+    let outcome = run(&mut out).and_then(|code| {
+        out.flush().map_err(Failure::output)?;
+        Ok(code)
+    });
+    outcome.unwrap_or_else(|failure| failure.report())
+}

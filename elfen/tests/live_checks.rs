@@ -4,7 +4,6 @@
 //! output and status have to be those that it has alone.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -18,9 +17,9 @@ use serde_json::Value;
 
 #[path = "live_checks/filtered.rs"]
 mod filtered;
-mod idle;
 #[path = "live_checks/java.rs"]
 mod java;
+mod needs;
 
 /// The lanes are there once.
 static LANES: Mutex<()> = Mutex::new(());
@@ -82,42 +81,27 @@ fn run(options: &[&str], program: &Path) -> Command {
     command
 }
 
-/// Whether there can be live checks here; says why not.
-fn possible() -> bool {
-    if let Some(cpu) = idle::taken_by_others() {
-        skipped(&format!("others keep CPU {cpu} busy"));
-        return false;
-    }
+/// Fails where there can be no live checks.
+#[track_caller]
+fn require_live_checks() {
+    needs::idle_lanes();
     let output = elfen(&[], Path::new("/bin/true")).output().unwrap();
-    if output.status.success() {
-        return true;
-    }
-    let why = String::from_utf8_lossy(&output.stderr);
-    let why = why.lines().last().unwrap_or_default();
-    skipped(why);
-    false
+    assert!(output.status.success(), "needs live checks: {output:?}");
 }
 
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: live checks: {why}").unwrap();
-}
-
-/// The program, stripped, linked as asked; `None` where the compiler can't link like that.
-fn build(folder: &Path, name: &str, options: &[&str]) -> Option<PathBuf> {
+/// Builds the program, stripped, and linked by these options.
+fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
     build_of("work.c", folder, name, options)
 }
 
-fn build_of(source: &str, folder: &Path, name: &str, options: &[&str]) -> Option<PathBuf> {
+fn build_of(source: &str, folder: &Path, name: &str, options: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks").join(source);
     let program = folder.join(name);
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-pthread", "-s"]).args(options).arg("-o").arg(&program).arg(source);
-    let built = compiler.stderr(Stdio::null()).status().unwrap().success();
-    if !built {
-        skipped(&format!("cc does not link what is {name}"));
-    }
-    built.then_some(program)
+    let output = compiler.output().unwrap();
+    assert!(output.status.success(), "needs a compiler that links what is {name}: {output:?}");
+    program
 }
 
 fn did(output: &Output) -> (String, Option<i32>) {
@@ -153,14 +137,13 @@ fn lent_for(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) 
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn programs_do_the_same_work_with_checks_written_into_them() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     for (name, options) in [("dynamic", &[][..]), ("static", &["-static"][..])] {
-        let Some(program) = build(folder.path(), name, options) else { continue };
+        let program = build(folder.path(), name, options);
         let alone = did(&Command::new(&program).output().unwrap());
         assert_eq!(alone.1, Some(3), "{alone:?}");
         let report = folder.path().join("report");
@@ -183,16 +166,15 @@ fn programs_do_the_same_work_with_checks_written_into_them() {
 /// stripped, dynamic and static, for as long as it takes: several instructions are moved together,
 /// rounds stand behind the check, and it rings.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn loops_without_a_call_are_given_checks_and_rounds() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     let has_rounds =
         |live: &Value| all_there(live, ["/places/several", "/places/rounds", "/bells"]);
     for (name, options) in [("loops", &[][..]), ("static loops", &["-static"][..])] {
-        let Some(program) = build_of("rounds.c", folder.path(), name, options) else { continue };
+        let program = build_of("rounds.c", folder.path(), name, options);
         let last = lent_for(&program, ["500000000", "2000000000", "8000000000"], has_rounds);
         assert!(has_rounds(&last), "{name}: {last}");
     }
@@ -201,15 +183,12 @@ fn loops_without_a_call_are_given_checks_and_rounds() {
 /// Goal: an interpreter, of which no loop is known and every place runs too often, keeps a check,
 /// and does what it did. Method: a small one, for as long as it takes.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn an_interpreter_keeps_a_check_that_runs_too_often() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = build_of("interpreter.c", folder.path(), "interpreter", &[]) else {
-        return;
-    };
+    let program = build_of("interpreter.c", folder.path(), "interpreter", &[]);
     let has_one = |live: &Value| all_there(live, ["/places/dense", "/bells"]);
     let last = lent_for(&program, ["20000000", "100000000", "400000000"], has_one);
     assert!(has_one(&last), "{last}");
@@ -217,16 +196,15 @@ fn an_interpreter_keeps_a_check_that_runs_too_often() {
 
 /// Goal: a program that meets no request is left as it is. Method: its mappings, while it runs.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_program_that_meets_no_request_is_not_touched() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
     let options = ["--report", report.to_str().unwrap()];
     // On a machine where other programs use CPU 0, those are its requests.
-    let program = build(folder.path(), "alone", &[]).expect("a compiler");
+    let program = build(folder.path(), "alone", &[]);
     let output = elfen(&options, &program).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
@@ -238,13 +216,12 @@ fn a_program_that_meets_no_request_is_not_touched() {
 /// Method: a program that nobody lends anything, beside a batch that sleeps: drills miss it, and it
 /// is left as it is.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn who_is_none_of_the_batch_is_not_touched() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = build_of("rounds.c", folder.path(), "stranger", &[]) else { return };
+    let program = build_of("rounds.c", folder.path(), "stranger", &[]);
     let mut stranger = Command::new("taskset");
     let stranger = stranger.args(["-c", "1", "chrt", "-i", "0"]).arg(&program);
     let mut stranger = stranger.arg("100000000000").stdout(Stdio::null()).spawn().unwrap();
@@ -270,13 +247,13 @@ fn who_is_none_of_the_batch_is_not_touched() {
 /// Goal: a program that somebody else traces is left to its guard, which says so, and does the same
 /// work. Method: strace and gdb, as batch programs that start it.
 #[test]
+#[ignore = "needs root, two idle CPUs, eBPF, strace and gdb"]
 fn traced_programs_are_left_to_their_guards() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
+    needs::programs(&["strace", "gdb"]);
     let folder = tempfile::tempdir().unwrap();
-    let program = build(folder.path(), "traced", &[]).expect("a compiler");
+    let program = build(folder.path(), "traced", &[]);
     let program = program.to_str().unwrap();
     let (alone, _) = did(&Command::new(program).arg(WORK).output().unwrap());
     let (report, calls) = (folder.path().join("report"), folder.path().join("calls"));
@@ -285,10 +262,6 @@ fn traced_programs_are_left_to_their_guards() {
     let quietly = "handle all nostop noprint pass";
     let gdb = ["-batch", "-nx", "-ex", quietly, "-ex", "run", "--args", program, WORK];
     for (tracer, words) in [("strace", &strace[..]), ("gdb", &gdb[..])] {
-        if Command::new(tracer).arg("--version").output().is_err() {
-            skipped(&format!("no {tracer} to trace a batch with"));
-            continue;
-        }
         let turns = Turns::start();
         let output = elfen(&options, Path::new(tracer)).args(words).output().unwrap();
         drop(turns);
@@ -308,13 +281,12 @@ fn traced_programs_are_left_to_their_guards() {
 /// Goal: who is traced for a while is left to the guard for as long, and has checks afterwards.
 /// Method: a program whose child traces it in its first half second, for as long as it takes.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_tracer_that_has_gone_leaves_nothing_behind() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = build_of("traced.c", folder.path(), "traced", &[]) else { return };
+    let program = build_of("traced.c", folder.path(), "traced", &[]);
     let has_checks = |live: &Value| {
         all_there(live, ["/places/on", "/bells"])
             && live["missed_by"]["refused"].as_u64() > Some(0)
@@ -328,17 +300,16 @@ fn a_tracer_that_has_gone_leaves_nothing_behind() {
 /// the batch is killed as well. Method: rounds; a seed says when. `LIVE_KILLED_ROUNDS=200` plays
 /// that many, `ELFEN_SEED` repeats one.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_keeper_that_is_killed_leaves_no_wrong_output() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let number = |name: &str| std::env::var(name).ok()?.parse().ok();
     let rounds = number("LIVE_KILLED_ROUNDS").unwrap_or(ROUNDS);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let first = number("ELFEN_SEED").unwrap_or(now.subsec_nanos());
     let folder = tempfile::tempdir().unwrap();
-    let program = build(folder.path(), "killed", &[]).expect("a compiler");
+    let program = build(folder.path(), "killed", &[]);
     let alone = did(&Command::new(&program).arg(WORK).output().unwrap());
     assert_eq!(alone.1, Some(3), "{alone:?}");
     let _turns = Turns::start();

@@ -3,6 +3,8 @@
 //! a run beside it are there; clients that send nothing, too much, or leave. The dashboard's
 //! expressions are held against the same text.
 
+mod needs;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -186,12 +188,7 @@ impl Drop for Server {
 
 #[test]
 fn a_service_and_a_run_beside_it_are_served() {
-    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
-        // Not through a macro of std, whose output the test runner keeps to itself.
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: metrics of a run: a pair of lanes takes two CPUs").unwrap();
-        return;
-    }
+    needs::two_cpus();
     let name = format!("metrics-{}", std::process::id());
     let service = Service::open(&name, 1).expect("a page");
     let mut worker = service.claim(0, 0).expect("nobody else has it");

@@ -4,7 +4,6 @@
 //! instruction that reads a counter, which faults, with numbers that it knows.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -15,6 +14,7 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 
 mod alone;
+mod needs;
 mod preload;
 
 use alone::command_with_its_library;
@@ -168,23 +168,10 @@ int main(int count, char **arguments)
 }
 "#;
 
-/// Past the capture of output: a test that was skipped must be seen.
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: counts of functions: {why}").unwrap();
-}
-
-fn stage() -> Option<tempfile::TempDir> {
+fn stage() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("counts.c"), SOURCE).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-fpatchable-function-entry=43", "-c", "-o", "/dev/null"]);
-    let possible = compiler.arg(folder.path().join("counts.c")).output().unwrap();
-    if !possible.status.success() {
-        skipped("this compiler leaves no room at entries");
-        return None;
-    }
-    Some(folder)
+    folder
 }
 
 fn build(folder: &Path, options: &[&str]) -> std::path::PathBuf {
@@ -224,12 +211,12 @@ fn run(program: &Path, words: &[&str]) -> (Output, Page<ThreadSlot>) {
 }
 
 #[test]
+#[ignore = "needs GCC, for room at the entries of functions"]
 fn functions_publish_what_their_thread_has_executed() {
     let rule = fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc");
-    if rule.is_ok_and(|rule| rule.trim() == "2") {
-        return skipped("every process may read real counters here");
-    }
-    let Some(folder) = stage() else { return };
+    let all_may_read = rule.is_ok_and(|rule| rule.trim() == "2");
+    assert!(!all_may_read, "needs a machine where not every process may read counters");
+    let folder = stage();
     for options in [
         &["-fpatchable-function-entry=43"][..],
         &["-fpatchable-function-entry=5"],
@@ -254,21 +241,20 @@ fn functions_publish_what_their_thread_has_executed() {
 /// Goal: a program that lets nobody open events is not ended by what we do in it. Method: one that
 /// says so between its first thread and the second.
 #[test]
+#[ignore = "needs GCC, for room at the entries of functions"]
 fn who_shuts_himself_in_goes_on() {
-    let Some(folder) = stage() else { return };
+    let folder = stage();
     let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
     let (ended, page) = run(&program, &["shut"]);
-    if ended.status.code() == Some(2) {
-        return skipped("no process may filter its system calls here");
-    }
     assert_eq!(ended.status.code(), Some(6), "{ended:?}");
     assert_eq!(page.slot(0).unwrap().uncounted.load(Relaxed), 1);
 }
 
 /// Goal: what cannot be counted is refused in one line, and where no hardware counts, that is said.
 #[test]
+#[ignore = "needs GCC, for room at the entries of functions"]
 fn what_cannot_be_counted_is_refused() {
-    let Some(folder) = stage() else { return };
+    let folder = stage();
     let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
     let shim = |words: &[&str], program: &Path| {
         let mut command = command_with_its_library();
@@ -277,10 +263,7 @@ fn what_cannot_be_counted_is_refused() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.code(), said.trim_end().to_owned())
     };
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if online.trim() == "0" {
-        return skipped("observer and observed take two CPUs");
-    }
+    needs::two_cpus();
     let (status, said) = shim(&["--count-at", "nowhere"], &program);
     assert!(status == Some(2) && said.contains("no such function"), "{status:?} {said}");
     assert_eq!(said.lines().count(), 1, "{said}");

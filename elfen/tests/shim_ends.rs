@@ -3,29 +3,20 @@
 //! at various moments; all time-outs are generous, and a run that does not end fails the test.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 mod alone;
+mod needs;
 mod preload;
 
 use alone::command_with_its_library;
 
 /// A run that hangs takes this long to fail the test.
 const LIMIT: Duration = Duration::from_secs(30);
-
-fn possible() -> bool {
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if online.trim() == "0" {
-        let why = "observer and observed take two CPUs";
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: ends of elfen shim: {why}").unwrap();
-    }
-    online.trim() != "0"
-}
 
 /// A run in a process group of its own, ended with the test.
 struct Run(Child);
@@ -89,9 +80,7 @@ impl Drop for Run {
 
 #[test]
 fn long_periods_end_with_the_program_the_time_and_a_signal() {
-    if !possible() {
-        return;
-    }
+    needs::two_cpus();
     for period in ["10ms", "1s", "3600s"] {
         let (status, said) = Run::start(&["--period", period, "--", "true"]).end();
         assert!(status.success(), "{period}: {said}");
@@ -112,9 +101,7 @@ fn long_periods_end_with_the_program_the_time_and_a_signal() {
 /// Goal: a program that ignores the signal keeps no run from ending, with its recording written.
 #[test]
 fn a_run_ends_though_its_program_does_not() {
-    if !possible() {
-        return;
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.shim");
     let ignores = ["sh", "-c", "trap '' TERM; while :; do :; done"];
@@ -135,9 +122,7 @@ fn a_run_ends_though_its_program_does_not() {
 /// Goal: memory that is large delays no start and no end, and more than there is is refused.
 #[test]
 fn large_memory_is_had_as_it_is_needed() {
-    if !possible() {
-        return;
-    }
+    needs::two_cpus();
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
     let available: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();

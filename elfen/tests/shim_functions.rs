@@ -4,13 +4,13 @@
 //! own.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
 mod alone;
+mod needs;
 mod preload;
 
 use alone::command_with_its_library;
@@ -48,28 +48,9 @@ int main(void)
 
 const RETURNS: &str = "-mfunction-return=thunk-extern";
 
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: functions under elfen shim: {why}").unwrap();
-}
-
-/// Whether there are two CPUs and a compiler that leaves room at entries; gives a folder.
-fn stage() -> Option<tempfile::TempDir> {
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if online.trim() == "0" {
-        skipped("observer and observed take two CPUs");
-        return None;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let none = folder.path().join("none.c");
-    fs::write(&none, "").unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-fpatchable-function-entry=43", RETURNS, "-c", "-o", "/dev/null"]).arg(none);
-    if !compiler.output().unwrap().status.success() {
-        skipped("this compiler has no -fpatchable-function-entry and -mfunction-return");
-        return None;
-    }
-    Some(folder)
+fn stage() -> tempfile::TempDir {
+    needs::two_cpus();
+    tempfile::tempdir().unwrap()
 }
 
 fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
@@ -133,8 +114,9 @@ fn share(summary: &Value, name: &str) -> f64 {
 }
 
 #[test]
+#[ignore = "needs GCC, for room at the entries of functions"]
 fn a_caller_has_its_time_back_when_what_it_called_returns() {
-    let Some(folder) = stage() else { return };
+    let folder = stage();
     let room = "-fpatchable-function-entry=43";
     for (name, room) in [("both", room), ("jump", "-fpatchable-function-entry=5")] {
         let program = build(folder.path(), name, &[room, RETURNS]);
@@ -171,8 +153,9 @@ fn a_caller_has_its_time_back_when_what_it_called_returns() {
 
 /// Goal: a rate of calls counts each, and what cannot be patched is observed as far as it goes.
 #[test]
+#[ignore = "needs GCC, for room at the entries of functions"]
 fn calls_are_counted_and_static_programs_go_without_functions() {
-    let Some(folder) = stage() else { return };
+    let folder = stage();
     let room = "-fpatchable-function-entry=43";
     let program = build(folder.path(), "both", &[room, RETURNS]);
     let found = summary(&["--rate", "calls", "--watch", "function"], &program);
@@ -194,12 +177,10 @@ fn calls_are_counted_and_static_programs_go_without_functions() {
 
 /// Goal: what a forked child does is seen with --follow, and is nobody's without it.
 #[test]
+#[ignore = "needs root and GCC"]
 fn children_are_observed_where_that_is_asked_for() {
-    // SAFETY: takes nothing.
-    if unsafe { libc::geteuid() } != 0 {
-        return skipped("who runs takes root");
-    }
-    let Some(folder) = stage() else { return };
+    needs::root();
+    let folder = stage();
     let room = "-fpatchable-function-entry=43";
     let program = build_of(FORKS, folder.path(), "forks", &[room, RETURNS, "-O0"]);
     let alone = summary(&["--watch", "function"], &program);

@@ -4,7 +4,7 @@
 //! thread of the front. `SHIM_KILLED_ROUNDS=200` plays that many, `ELFEN_SEED` repeats one.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use elfen_shim::random::Random;
 
 mod alone;
+mod needs;
 mod preload;
 
 use alone::command_with_its_library;
@@ -75,16 +76,10 @@ impl Round {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn whoever_is_killed_nothing_is_left() {
-    // SAFETY: takes nothing.
-    let root = unsafe { libc::geteuid() } == 0;
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if !root || online.trim() == "0" {
-        let why = "it takes root and two CPUs";
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: elfen shim and SIGKILL: {why}").unwrap();
-        return;
-    }
+    needs::root();
+    needs::two_cpus();
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -3,13 +3,13 @@
 //! summary, the text, and each export and the report of its recording.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
 mod alone;
+mod needs;
 mod preload;
 
 use alone::command_with_its_library;
@@ -32,16 +32,6 @@ int main(void)
 }
 "#;
 
-fn possible() -> bool {
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if online.trim() == "0" {
-        let why = "observer and observed take two CPUs";
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: numbers of elfen shim: {why}").unwrap();
-    }
-    online.trim() != "0"
-}
-
 fn build(folder: &Path) -> PathBuf {
     let (source, program) = (folder.join("numbers.c"), folder.join("numbers"));
     fs::write(&source, NUMBERS).unwrap();
@@ -62,9 +52,7 @@ fn text(words: &[&str]) -> String {
 
 #[test]
 fn signed_numbers_are_signed_and_constants_do_not_change() {
-    if !possible() {
-        return;
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path());
     let file = folder.path().join("run.shim");
@@ -119,9 +107,7 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
 /// far as this user sees them; the sum of each signal's stacks, against the recording's length.
 #[test]
 fn a_flame_graph_is_of_one_signal() {
-    if !possible() {
-        return;
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("tagged.c");
     let tagged = "#include \"elfen_tag.h\"\n\

@@ -4,13 +4,13 @@
 //! `elfen-shim` and in `shim.rs` and `shim_share.rs` beside this.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 mod alone;
+mod needs;
 mod preload;
 
 use alone::command_with_its_library;
@@ -18,11 +18,6 @@ use alone::command_with_its_library;
 /// More numbers than are read at a time.
 const TABLE: &str = "unsigned long table[16];\n\
     int main(void) { for (long i = 0; i < 3000000; i++) table[i % 16]++; return 0; }\n";
-
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: elfen shim refuses: {why}").unwrap();
-}
 
 fn shim(words: &[&str]) -> Output {
     let mut command = command_with_its_library();
@@ -37,14 +32,6 @@ fn refuses(output: &Output, status: i32, why: &str) {
     assert!(ours.len() == 1 && said.contains(why), "{why}: {said}");
 }
 
-fn two_cpus() -> bool {
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if online.trim() == "0" {
-        skipped("observer and observed take two CPUs");
-    }
-    online.trim() != "0"
-}
-
 fn table(folder: &Path) -> String {
     let (source, program) = (folder.join("table.c"), folder.join("table"));
     fs::write(&source, TABLE).unwrap();
@@ -55,9 +42,7 @@ fn table(folder: &Path) -> String {
 
 #[test]
 fn too_much_and_what_is_not_one_number_is_refused() {
-    if !two_cpus() {
-        return;
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let program = table(folder.path());
     let nine: Vec<String> = (0..9).map(|index| format!("table+{}:u64", index * 8)).collect();
@@ -146,9 +131,7 @@ fn files_that_are_no_recordings_are_refused() {
 /// there was none.
 #[test]
 fn a_period_that_follows_the_cost_was_not_asked_for() {
-    if !two_cpus() {
-        return;
-    }
+    needs::two_cpus();
     let cases = [("auto", serde_json::Value::Null), ("max", 0.into()), ("20us", 20_000.into())];
     for (period, asked) in cases {
         let output = shim(&["--json", "--period", period, "--", "true"]);
@@ -161,9 +144,7 @@ fn a_period_that_follows_the_cost_was_not_asked_for() {
 /// files as they were.
 #[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_runs() {
-    if !two_cpus() {
-        return;
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let touch = format!("echo ran >{}", at("ran"));
@@ -185,9 +166,7 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_runs() {
 /// Goal: a disk that is full takes the file and not the summary.
 #[test]
 fn a_full_disk_leaves_the_summary() {
-    if !two_cpus() {
-        return;
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let program = table(folder.path());
     let output = shim(&["--json", "--watch", "table:u64", "-o", "/dev/full", "--", &program]);
@@ -199,18 +178,15 @@ fn a_full_disk_leaves_the_summary() {
 /// Goal: a recording that is shown on a terminal is written, also to a new file: two processes of
 /// the command know of it. Method: `script`, which gives it a terminal.
 #[test]
+#[ignore = "needs script(1)"]
 fn a_recording_that_is_shown_is_written() {
-    if !two_cpus() {
-        return;
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.shim");
     let file = file.to_str().unwrap();
     let words = format!("{} shim --live -o {file} -- sleep 0.2", env!("CARGO_BIN_EXE_elfen"));
     let mut terminal = Command::new("script");
     terminal.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).stdout(Stdio::null());
-    match terminal.status() {
-        Err(_) => skipped("there is no script(1), which gives it a terminal"),
-        Ok(status) => assert!(status.success() && shim(&["show", file]).status.success()),
-    }
+    let status = terminal.status().expect("needs script(1), which gives it a terminal");
+    assert!(status.success() && shim(&["show", file]).status.success());
 }

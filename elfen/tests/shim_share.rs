@@ -4,6 +4,8 @@
 //! command on a program that checks itself, of few threads and of many, and on a Redis whose every
 //! answer is checked. `--nocapture` prints for how long they were stopped, to share and at the end.
 
+mod needs;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -90,22 +92,6 @@ int main(int words, char **word)
 }
 "#;
 
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: elfen shim --share: {why}").unwrap();
-}
-
-fn possible() -> bool {
-    // SAFETY: takes nothing.
-    let root = unsafe { libc::geteuid() } == 0;
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    let possible = root && online.trim() != "0";
-    if !possible {
-        skipped("it takes root and two CPUs");
-    }
-    possible
-}
-
 struct Checked {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -180,10 +166,10 @@ fn json(output: &std::process::Output) -> Value {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_program_that_checks_itself_finds_nothing_wrong() {
-    if !possible() {
-        return;
-    }
+    needs::root();
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     // The Redis has five threads.
     for sleepers in [3, 64] {
@@ -245,10 +231,10 @@ impl std::fmt::Display for Stops {
 
 /// Goal: nothing is left when the front is killed, and the program goes on when its keeper is.
 #[test]
+#[ignore = "needs root"]
 fn whoever_is_killed_the_program_goes_on() {
-    if !possible() {
-        return;
-    }
+    needs::root();
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let checked = start(folder.path(), 3);
     let process = checked.child.id();
@@ -295,13 +281,11 @@ fn said_to_run(process: u32) -> String {
 /// Goal: a Redis under load answers right while pages of its globals are shared and private again,
 /// twenty times. Method: a client that knows each answer.
 #[test]
+#[ignore = "needs root and Redis"]
 fn a_redis_under_load_answers_right() {
-    if !possible() {
-        return;
-    }
-    if Command::new("redis-server").arg("--version").output().is_err() {
-        return skipped("there is no redis-server");
-    }
+    needs::root();
+    needs::two_cpus();
+    needs::programs(&["redis-server"]);
     let folder = tempfile::tempdir().unwrap();
     let port = {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -414,10 +398,10 @@ fn has_observer(front: u32) -> bool {
 /// front then makes the pages private and ends. A child that is forked in that moment may end by a
 /// signal, and never goes on with wrong memory.
 #[test]
+#[ignore = "needs root"]
 fn forks_stay_right_when_the_keeper_is_killed() {
-    if !possible() {
-        return;
-    }
+    needs::root();
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let mut checked = start_of(folder.path(), FORKS, "forks", 0);
     let process = checked.child.id();
@@ -450,10 +434,10 @@ fn forks_stay_right_when_the_keeper_is_killed() {
 /// Goal: with front and keeper killed together, the parent's memory stays right, and the next run
 /// repairs what they left. Method: the same program; its children end at the hole in their memory.
 #[test]
+#[ignore = "needs root"]
 fn a_later_run_repairs_what_a_killed_front_and_keeper_left() {
-    if !possible() {
-        return;
-    }
+    needs::root();
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let mut checked = start_of(folder.path(), FORKS, "forks", 0);
     let process = checked.child.id();

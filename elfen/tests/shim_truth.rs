@@ -4,14 +4,13 @@
 //! debug build, and all bounds are ratios: `elfen lab bench shim` measures the short ones.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-mod idle;
+mod needs;
 
 /// A row of the export.
 struct Row {
@@ -45,14 +44,9 @@ fn unbroken(rows: &[Row]) -> Vec<Vec<(usize, u64, u64)>> {
     found
 }
 
-fn missing() -> Option<&'static str> {
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    let truth = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name("elfen-truth");
-    match (online.trim() == "0", truth.is_file()) {
-        (true, _) => Some("observer and observed take two CPUs"),
-        (_, false) => Some("elfen-truth is not built; `cargo test --workspace` builds it"),
-        _ => idle::taken_by_others().map(|_| "others keep one of the two CPUs busy"),
-    }
+fn require_truth() {
+    needs::built("elfen-truth");
+    needs::idle_lanes();
 }
 
 /// A run of the program: what the command says, its export, and the length of each turn.
@@ -87,12 +81,9 @@ fn take(folder: &Path, period: &str, turns: &[&str]) -> Taken {
 }
 
 #[test]
+#[ignore = "needs two idle CPUs"]
 fn an_export_agrees_with_the_programs_own_stamps() {
-    if let Some(why) = missing() {
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: elfen shim and the truth: {why}").unwrap();
-        return;
-    }
+    require_truth();
     let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let turns = ["--for", "2s", "--shortest", "20us", "--longest", "2ms"];
@@ -144,12 +135,9 @@ static LANES: Mutex<()> = Mutex::new(());
 /// stamps. Turns next to a long gap or a time without the thread do not count: then other work had
 /// one of the lanes.
 #[test]
+#[ignore = "needs two idle CPUs"]
 fn turns_of_milliseconds_have_their_length() {
-    if let Some(why) = missing() {
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: elfen shim and long turns: {why}").unwrap();
-        return;
-    }
+    require_truth();
     const ROUNDS: u32 = 12;
     const ENOUGH: u64 = 40;
     let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,6 +3,8 @@
 //! own log. Method: both run on a lane of their own; nothing is told to them, and no bound is a
 //! time: counts are equal, and lengths are held against each other.
 
+mod needs;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,27 +24,6 @@ public class Garbage {
     }
 }
 ";
-
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: elfen shim of programs as they are: {why}").unwrap();
-}
-
-fn two_cpus() -> bool {
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if online.trim() == "0" {
-        skipped("observer and observed take two CPUs");
-    }
-    online.trim() != "0"
-}
-
-fn is_there(program: &str) -> bool {
-    let is_there = Command::new(program).arg("-version").output().is_ok();
-    if !is_there {
-        skipped(&format!("there is no {program}"));
-    }
-    is_there
-}
 
 /// A program that runs on the first lane, ended when the test is over.
 struct Running(Child);
@@ -92,14 +73,11 @@ fn ask(port: u16) -> Option<()> {
 /// Its workers count in memory that they share: behind three words of its own, each on 128 bytes,
 /// stand the connections that it accepted, those that it handled, and the requests.
 #[test]
+#[ignore = "needs root and nginx"]
 fn an_nginx_counts_as_many_requests_as_its_client() {
-    // SAFETY: takes nothing.
-    if unsafe { libc::geteuid() } != 0 {
-        return skipped("memory that another process shares takes root");
-    }
-    if !two_cpus() || !is_there("nginx") {
-        return;
-    }
+    needs::root();
+    needs::two_cpus();
+    needs::programs(&["nginx"]);
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -121,9 +99,8 @@ fn an_nginx_counts_as_many_requests_as_its_client() {
     let worker: u32 = worker.split_whitespace().next().unwrap().parse().unwrap();
     let maps = fs::read_to_string(format!("/proc/{worker}/maps")).unwrap();
     let counters = maps.lines().find(|line| line.contains("rw-s") && line.contains("/dev/zero"));
-    let Some((start, _)) = counters.and_then(|line| line.split_once('-')) else {
-        return skipped("this nginx was built without its counters");
-    };
+    let counters = counters.and_then(|line| line.split_once('-'));
+    let (start, _) = counters.expect("needs an nginx with its stub_status module");
     let watched = [3, 5].map(|word| format!("map:0x{start}+{}:u64", word * 128));
     let words = watched.iter().flat_map(|signal| ["--watch", signal.as_str()]);
     let observer = shim(worker, &words.collect::<Vec<_>>()).spawn().unwrap();
@@ -175,10 +152,10 @@ fn median(mut of: Vec<f64>) -> f64 {
 }
 
 #[test]
+#[ignore = "needs a JDK"]
 fn collections_take_as_long_as_the_machine_says_itself() {
-    if !two_cpus() || !is_there("java") || !is_there("javac") {
-        return;
-    }
+    needs::two_cpus();
+    needs::programs(&["java", "javac"]);
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(at("Garbage.java"), GARBAGE).unwrap();

@@ -4,7 +4,6 @@
 //! Shells and make fork meanwhile.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +13,7 @@ use elfen_rt::memory::Memory;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 
+mod needs;
 mod preload;
 
 use preload::library;
@@ -52,11 +52,6 @@ const ZOO: &[(&str, &[&str])] = &[
     ("awk", &["{ n += length($0) } END { print n }", "data"]),
     ("jq", &["-n", "[range(10000)] | add"]),
 ];
-
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: globals of programs as they are: {why}").unwrap();
-}
 
 /// Debian's, and no other of this name.
 fn file_of(program: &str) -> Option<PathBuf> {
@@ -116,10 +111,9 @@ fn run(file: &Path, words: &[&str], folder: &Path, pages: &[u64]) -> (Output, us
 }
 
 #[test]
+#[ignore = "needs readelf, and the programs of a Debian machine"]
 fn programs_do_the_same_with_all_of_their_data_shared() {
-    if Command::new("readelf").arg("--version").output().is_err() {
-        return skipped("there is no readelf");
-    }
+    needs::programs(&["readelf"]);
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::write(at("Makefile"), MAKEFILE).unwrap();

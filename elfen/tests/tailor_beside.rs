@@ -2,7 +2,6 @@
 //! its core, by the batch's name. Method: a live run on a pair of lanes named by hand, with a
 //! budget longer than any request; and a recording of the same service once it has ended.
 
-use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,12 +16,6 @@ use serde_json::Value;
 /// For a batch to have some of a lane that others use as well.
 const PATIENCE: Duration = Duration::from_secs(60);
 const WORK: Duration = Duration::from_millis(3);
-
-/// Past the capture of output: a test that was skipped must be seen.
-fn skipped(why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: elfen tailor beside a batch: {why}").unwrap();
-}
 
 fn tailor(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
@@ -69,18 +62,15 @@ fn batch(name: &str) -> Batch {
     Batch(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
-/// A report of a second of it; `None` where nothing can be recorded.
-fn recorded(name: &str, tale: &str) -> Option<Value> {
+/// A report of a second of it.
+fn recorded(name: &str, tale: &str) -> Value {
     let words = ["record", "--for", "1s", "--service", name, "--lanes", "0:1", "-o", tale];
     let output = tailor(&words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
-    if said.contains("the kernel shows nothing") {
-        skipped(&said);
-        return None;
-    }
+    assert!(!said.contains("the kernel shows nothing"), "needs root and eBPF: {said}");
     let told = tailor(&["report", tale, "--slow", "1ms", "-k", "1000", "--json"]).output().unwrap();
-    Some(serde_json::from_slice(&told.stdout).expect("JSON"))
+    serde_json::from_slice(&told.stdout).expect("JSON")
 }
 
 /// Of each request, how long it had the batch beside it.
@@ -97,10 +87,8 @@ fn overlaps(told: &Value) -> Vec<u64> {
 }
 
 #[test]
+#[ignore = "needs root, two CPUs and eBPF"]
 fn each_request_says_how_long_a_batch_was_beside_it() {
-    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
-        return skipped("it takes two CPUs");
-    }
     let name = format!("beside-{}", std::process::id());
     let folder = tempfile::tempdir().unwrap();
     let tale = folder.path().join("beside.tale");
@@ -111,23 +99,21 @@ fn each_request_says_how_long_a_batch_was_beside_it() {
     let deadline = Instant::now() + PATIENCE;
     let batch = batch(&name);
     // The batch has what others leave of its lane: at some time it has a request's length of it.
-    let found = loop {
-        let Some(told) = recorded(&name, tale) else { break None };
+    let told = loop {
+        let told = recorded(&name, tale);
         let most = overlaps(&told).into_iter().max().unwrap_or(0);
         if most > 1_000_000 {
-            break Some(told);
+            break told;
         }
         assert!(Instant::now() < deadline, "beside for {most} ns at most: {:#}", told["beside"]);
     };
     drop(batch);
-    if let Some(told) = found {
-        let rows = told["beside"].as_array().unwrap();
-        let row = rows.iter().find(|row| row["name"] == "sh").expect("a row of its own");
-        assert!(row["tail_ns"].as_u64() > Some(0), "{row:#}");
-        let alone = recorded(&name, tale).unwrap();
-        assert!(!alone["slowest"].as_array().unwrap().is_empty(), "{alone:#}");
-        assert_eq!(overlaps(&alone).into_iter().max(), Some(0), "it has ended");
-    }
+    let rows = told["beside"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["name"] == "sh").expect("a row of its own");
+    assert!(row["tail_ns"].as_u64() > Some(0), "{row:#}");
+    let alone = recorded(&name, tale);
+    assert!(!alone["slowest"].as_array().unwrap().is_empty(), "{alone:#}");
+    assert_eq!(overlaps(&alone).into_iter().max(), Some(0), "it has ended");
     ends.store(true, Relaxed);
     serves.join().unwrap();
 }

@@ -15,26 +15,18 @@ use elfen_rt::signal::event::{Event, Kind, Runtime};
 use serde_json::Value;
 use served::{Ends, Load, tailor as elfen};
 
-fn skipped(why: &str) {
-    served::skipped("elfen tailor with a JVM", why);
-}
-
-/// A JVM of the test's own, whose log has times of the machine's clock; `None` if there is none.
-fn java(folder: &Path, options: &[&str]) -> Option<(Ends, u16)> {
+/// A JVM of the test's own, whose log has times of the machine's clock.
+fn java(folder: &Path, options: &[&str]) -> (Ends, u16) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/java/Collects.java");
     let log = format!("-Xlog:gc:file={}:timenanos", folder.join("gc.log").display());
     let mut command = Command::new("java");
     command.args(["-Xmx512m", "-XX:+UseSerialGC", "-Dsun.net.httpserver.nodelay=true", &log]);
     command.args(options).arg(source).stdin(Stdio::null()).stdout(Stdio::piped());
-    let Ok(java) = command.spawn() else {
-        skipped("there is no java");
-        return None;
-    };
-    let mut java = Ends(java);
+    let mut java = Ends(command.spawn().expect("needs java"));
     let mut line = String::new();
     BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let port = line.trim().parse().unwrap_or_else(|_| panic!("java said {line:?}"));
-    Some((java, port))
+    (java, port)
 }
 
 /// Collections, from when to when: `[123456789ns] GC(0) Pause Full (System.gc()) 9M->8M(9M) 4.5ms`.
@@ -58,13 +50,9 @@ struct Told {
 }
 
 /// Records a JVM.
-fn told() -> Option<Told> {
-    if !nix::unistd::geteuid().is_root() {
-        skipped("it takes root");
-        return None;
-    }
+fn told() -> Told {
     let folder = tempfile::tempdir().unwrap();
-    let (java, port) = java(folder.path(), &[])?;
+    let (java, port) = java(folder.path(), &[]);
     let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, |answer| answer.ends_with(b"hello"));
     let (port, tale) = (port.to_string(), folder.path().join("java.tale"));
@@ -74,15 +62,11 @@ fn told() -> Option<Told> {
     load.end();
     drop(java);
     let said = String::from_utf8(recorded.stderr).unwrap();
-    if said.contains("not permitted") || recorded.status.code() == Some(3) {
-        skipped(said.trim());
-        return None;
-    }
     assert!(recorded.status.success(), "{said}");
     let report = elfen(&["report", tale, "--slow", "p97", "--json"]).output().unwrap();
     let report = serde_json::from_slice(&report.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&report.stderr)));
-    Some(Told { said, report, truth: collections(&folder.path().join("gc.log")) })
+    Told { said, report, truth: collections(&folder.path().join("gc.log")) }
 }
 
 /// How much of the slowest requests was a collection, and how much of that the JVM's log has.
@@ -106,8 +90,9 @@ fn first(report: &Value) -> &str {
 }
 
 #[test]
+#[ignore = "needs root, eBPF and a JDK"]
 fn collections_are_named_by_the_probes_of_a_jvm() {
-    let Some(found) = told() else { return };
+    let found = told();
     assert!(found.said.contains("is a JVM: by its probes"), "{}", found.said);
     assert_eq!(first(&found.report), "gc", "{:#}", found.report);
     let (charged, true_ns) = collected(&found);
@@ -122,9 +107,10 @@ fn collections_are_named_by_the_probes_of_a_jvm() {
 /// Goal: without rights to probes, a JVM's counters tell of its collections, and without those it
 /// is known as a JVM. Method: both asked for what they tell, against the JVM's log.
 #[test]
+#[ignore = "needs a JDK"]
 fn and_by_its_counters_where_there_are_no_probes() {
     let folder = tempfile::tempdir().unwrap();
-    let Some((java, _)) = java(folder.path(), &[]) else { return };
+    let (java, _) = java(folder.path(), &[]);
     let mut jvms = Jvms::none();
     let said = jvms.refresh(&[java.0.id(), std::process::id()], None);
     assert!(said.len() == 1 && said[0].contains("is a JVM: by its counters"), "{said:?}");
@@ -149,9 +135,10 @@ fn and_by_its_counters_where_there_are_no_probes() {
 }
 
 #[test]
+#[ignore = "needs a JDK"]
 fn and_by_the_names_of_its_threads() {
     let folder = tempfile::tempdir().unwrap();
-    let Some((java, _)) = java(folder.path(), &["-XX:-UsePerfData"]) else { return };
+    let (java, _) = java(folder.path(), &["-XX:-UsePerfData"]);
     let said = Jvms::none().refresh(&[java.0.id()], None);
     assert!(said.len() == 1 && said[0].contains("by the names of its threads"), "{said:?}");
 }

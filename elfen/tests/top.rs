@@ -2,6 +2,8 @@
 //! what they say. Method: a terminal of the test's own (a pty), every way to end, and a run
 //! whose policy the keys change.
 
+mod needs;
+
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -177,12 +179,7 @@ fn status_of(batch: &str) -> Option<(String, u64, u64)> {
 
 #[test]
 fn keys_change_policy_and_budget_of_the_selected_batch() {
-    if thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
-        // Not through a macro of std, whose output the test runner keeps to itself.
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: keys of elfen top: a pair of lanes takes two CPUs").unwrap();
-        return;
-    }
+    needs::two_cpus();
     let name = format!("top-{}", std::process::id());
     let service = Service::open(&name, 1).expect("a page");
     let worker = service.claim(0, 0).expect("nobody else has it");

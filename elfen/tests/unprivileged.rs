@@ -2,6 +2,8 @@
 //! works, what doesn't, and one next step; and two capabilities are enough to record a service.
 //! Method: the real command as an unprivileged user, on the machine at hand.
 
+mod needs;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -45,25 +47,15 @@ fn rows(text: &str) -> usize {
     text.lines().map(|line| line.chars().count().div_ceil(COLUMNS).max(1)).sum()
 }
 
-fn skipped(what: &str, why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: {what}: {why}").unwrap();
-}
-
 #[test]
 fn a_run_without_anything_is_one_screen() {
-    if fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() == "0" {
-        return skipped("run without a signal", "a pair by hand takes two CPUs");
-    }
+    needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
     let elfen = copy(Path::new(ELFEN), folder.path());
     for lanes in [&[][..], &["--lanes", "0:1"]] {
         let words = [&["run"], lanes, &["--", "echo", "started"]].concat();
         let output = run_as_nobody(&elfen, &words);
         let said = String::from_utf8(output.stderr).expect("UTF-8");
-        if output.status.success() && !is_root() {
-            return skipped("run without a signal", "this user may see who runs");
-        }
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b""[..]), "{said}");
         assert!(rows(&said) <= LINES, "{said}");
         let (above, screen) = said.split_once("\n\n").expect("a line, and a screen");
@@ -94,15 +86,10 @@ impl Drop for Ends {
 /// Goal: CAP_BPF and CAP_PERFMON are all that recording takes, and without them it is refused in a
 /// line. Method: a service of nobody's, recorded as nobody with those two and with none.
 #[test]
+#[ignore = "needs root and eBPF of Linux 6.3"]
 fn two_capabilities_are_enough_to_record() {
-    let what = "recording with two capabilities";
-    if !is_root() {
-        return skipped(what, "root alone can hand them out");
-    }
-    let server = Path::new(ELFEN).with_file_name("elfen-hedge");
-    if !server.is_file() {
-        return skipped(what, "`cargo test --workspace` builds elfen-hedge");
-    }
+    needs::root();
+    let server = needs::built("elfen-hedge");
     let folder = tempfile::tempdir().unwrap();
     let [elfen, server] =
         [Path::new(ELFEN), server.as_path()].map(|program| copy(program, folder.path()));
@@ -136,9 +123,6 @@ fn two_capabilities_are_enough_to_record() {
     }
     let recorded = recorder.wait_with_output().unwrap();
     let said = String::from_utf8(recorded.stderr).unwrap();
-    if said.contains("use Linux 6.3") || said.contains("kernel types") {
-        return skipped(what, &said);
-    }
     assert!(recorded.status.success(), "{said}");
     let words = ["tailor", "report", tale.to_str().unwrap(), "--json"];
     let told = Command::new(&elfen).args(words).output().unwrap();

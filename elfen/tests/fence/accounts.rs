@@ -9,7 +9,7 @@ use std::time::Duration;
 use elfen_host::fence::status::LaneAccount;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, wait_until};
 
 /// Run times are brought up to date every tick, which comes every 10 ms at the least.
 const LATE_NS: u64 = 20_000_000;
@@ -93,10 +93,9 @@ fn counted(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
 /// scheduler's own account of the batch, with a hog on the request lane and a stranger on the
 /// batch lane.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn what_a_fence_ran_is_counted() {
-    if !or_skip("what_a_fence_ran_is_counted") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start_by_tasks();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
@@ -149,11 +148,10 @@ fn what_a_fence_ran_is_counted() {
 /// Goal: who comes when all accounts of a lane are others' is told that nothing is counted. Method:
 /// a fence and runs, as many as a lane has accounts for, and one more of either.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn who_is_not_counted_is_told() {
     const TOLD: &str = "CPU 1: what this batch runs there is not counted, as 3 others' there is";
-    if !or_skip("who_is_not_counted_is_told") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start_by_tasks();
     fenced.wait_until_it_runs();
     wait_until("an account", || account(&fenced).is_some());

@@ -8,15 +8,14 @@ use elfen_host::fence::status::Request;
 use elfen_rt::pages;
 
 use super::SPIN;
-use super::stage::{Fenced, kill, or_skip, wait_until};
+use super::stage::{Fenced, kill, require_fences, wait_until};
 
 /// Goal: root in a fence, or without capabilities as in a container, commands no fence. Method:
 /// both ask for another budget and for the end of a pause; then root outside, which is granted it.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn root_commands_only_from_outside() {
-    if !or_skip("root_commands_only_from_outside") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let elfen = env!("CARGO_BIN_EXE_elfen");
@@ -44,10 +43,9 @@ fn root_commands_only_from_outside() {
 /// Goal: a fence whose name ends as that of a file that is being written is held like others.
 /// Method: such a name; its guard, a pause, and the daemon's death.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_may_be_named_like_a_new_file() {
-    if !or_skip("a_fence_may_be_named_like_a_new_file") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     let settings = fs::read_to_string(fenced.settings_file()).unwrap();
     fenced.end_daemon();
@@ -99,10 +97,9 @@ fn is_open(socket: &OwnedFd) -> bool {
 /// Goal: connections that say nothing take no places from others. Method: more of them than there
 /// are places, then a question; it is answered although the last of them are still open.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn silent_connections_keep_nobody_waiting() {
-    if !or_skip("silent_connections_keep_nobody_waiting") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     for _ in 0..3 {
         let all: Vec<OwnedFd> = (0..100).map(|_| silent(&fenced)).collect();

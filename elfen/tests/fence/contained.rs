@@ -42,9 +42,9 @@ const CHECKS: [&str; 2] = ["/checked/checked", "/checked/last"];
 /// Goal: it naps by itself, by the task map. Method: podman with runc, a hog on the request lane,
 /// and guards that stand still.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn contained_programs_are_given_their_pages() {
-    const NAME: &str = "contained_programs_are_given_their_pages";
-    let Some(stage) = Stage::of(NAME, &PODMAN, Fenced::start_by_tasks) else { return };
+    let stage = Stage::of(&PODMAN, Fenced::start_by_tasks);
     let (checked, fenced) = (Checked::build(), &stage.fenced);
     let pages = handed(fenced);
     let container = contained(&stage, &checked, &CHECKS);
@@ -93,9 +93,9 @@ fn reactions(fenced: &Fenced, checked: &Checked) -> String {
 /// Goal: what a container is handed it cannot spoil: neither cut nor lengthen a page, nor write its
 /// own budget. Method: a program that asks as the library does, and tries.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn contained_programs_do_not_spoil_their_pages() {
-    const NAME: &str = "contained_programs_do_not_spoil_their_pages";
-    let Some(stage) = Stage::of(NAME, &PODMAN, Fenced::start_by_tasks) else { return };
+    let stage = Stage::of(&PODMAN, Fenced::start_by_tasks);
     let checked = Checked::build();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fence/cuts.c");
     let mut cc = Command::new("cc");
@@ -116,9 +116,9 @@ fn contained_programs_do_not_spoil_their_pages() {
 /// pages of its own to the programs that it starts. Method: daemons that end beside one that starts
 /// a program again and again.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn contained_programs_are_given_pages_by_each_daemon() {
-    const NAME: &str = "contained_programs_are_given_pages_by_each_daemon";
-    let Some(mut stage) = Stage::of(NAME, &PODMAN, Fenced::start_by_tasks) else { return };
+    let mut stage = Stage::of(&PODMAN, Fenced::start_by_tasks);
     let checked = Checked::build();
     let again = format!("while :; do busybox timeout 1 {} {}; done", CHECKS[0], CHECKS[1]);
     let words = ["/bin/sh", "-c", &again];

@@ -1,7 +1,6 @@
 //! Containers that know nothing of fences, in one by their parent cgroup.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,19 +10,10 @@ use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
 use tempfile::TempDir;
 
 use super::SPIN;
+use super::needs;
 use super::stage::{
-    Fenced, Own, borrows, comm, found, idle_share, kill, or_skip, ran_ns, share, wait_until,
+    Fenced, Own, borrows, comm, idle_share, kill, ran_ns, require_fences, share, wait_until,
 };
-
-/// Whether it takes a program that is not here; says which.
-fn lacking(test: &str, programs: &[&str]) -> bool {
-    let lacks = programs.iter().find(|name| found(name).is_none());
-    if let Some(lacks) = lacks {
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: {test}: there is no {lacks}").unwrap();
-    }
-    lacks.is_some()
-}
 
 pub(crate) const PODMAN: [&str; 3] = ["podman", "runc", "busybox"];
 const BY_CRUN: [&str; 3] = ["podman", "crun", "busybox"];
@@ -107,7 +97,7 @@ fn image(folder: &Path) -> PathBuf {
     for name in ["lib", "lib64"] {
         symlink(format!("usr/{name}"), image.join(name)).unwrap();
     }
-    fs::copy(found("busybox").unwrap(), image.join("bin/busybox")).unwrap();
+    fs::copy(needs::find("busybox").unwrap(), image.join("bin/busybox")).unwrap();
     symlink("busybox", image.join("bin/sh")).unwrap();
     image
 }
@@ -173,16 +163,14 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// `None` where the test can't be, which is said.
-    pub(crate) fn of(test: &str, programs: &[&str], start: fn() -> Fenced) -> Option<Self> {
-        if !or_skip(test) || lacking(test, programs) {
-            return None;
-        }
+    pub(crate) fn of(programs: &[&str], start: fn() -> Fenced) -> Self {
+        require_fences();
+        needs::programs(programs);
         let folder = tempfile::tempdir().unwrap();
         let image = image(folder.path());
         let fenced = start();
         fenced.wait_until_it_runs();
-        Some(Self { _elsewhere: Elsewhere(fenced.heavy.0.path.clone()), fenced, folder, image })
+        Self { _elsewhere: Elsewhere(fenced.heavy.0.path.clone()), fenced, folder, image }
     }
 }
 
@@ -258,9 +246,9 @@ fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
 /// without. Method: podman with runc, in the fence and then in a cgroup beside it, on the same
 /// lane; what the scheduler says of its process.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn a_container_is_fenced_by_its_parent() {
-    const NAME: &str = "a_container_is_fenced_by_its_parent";
-    let Some(stage) = Stage::of(NAME, &PODMAN, Fenced::start) else { return };
+    let stage = Stage::of(&PODMAN, Fenced::start);
     let Stage { fenced, folder, image, .. } = &stage;
     let runs = |parent: &Own, options: &[&str]| {
         let mut podman = podman(folder.path(), parent);
@@ -287,9 +275,9 @@ fn a_container_is_fenced_by_its_parent() {
 
 /// Goal: the same by another runtime. Method: podman with crun.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups, podman and crun"]
 fn a_container_by_crun_is_fenced() {
-    const NAME: &str = "a_container_by_crun_is_fenced";
-    let Some(stage) = Stage::of(NAME, &BY_CRUN, Fenced::start) else { return };
+    let stage = Stage::of(&BY_CRUN, Fenced::start);
     let Stage { fenced, folder, image, .. } = &stage;
     let mut podman = podman_by_crun(folder.path(), &fenced.fence);
     // Where crun's first process is killed, podman waits 20 s for word of its end.
@@ -304,9 +292,9 @@ fn a_container_by_crun_is_fenced() {
 /// Goal: the same of another engine, by the cgroup that it is told. Method: containerd and its
 /// command.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups, containerd"]
 fn a_container_of_containerds_is_fenced() {
-    const NAME: &str = "a_container_of_containerds_is_fenced";
-    let Some(stage) = Stage::of(NAME, &CONTAINERD, Fenced::start) else { return };
+    let stage = Stage::of(&CONTAINERD, Fenced::start);
     let Stage { fenced, folder, image, .. } = &stage;
     let containerd = Containerd::start(folder.path());
     let mut ctr = containerd.ctr(image, &fenced.fence);

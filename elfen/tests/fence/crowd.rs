@@ -8,7 +8,7 @@ use elfen_rt::clock::monotonic_ns;
 
 use super::SPIN;
 use super::hostile::cpu_of;
-use super::stage::{Fenced, NOBODY, kill, or_skip, wait_until};
+use super::stage::{Fenced, NOBODY, kill, require_fences, wait_until};
 use super::stops::{rounds, say};
 
 const CROWD: usize = 600;
@@ -59,10 +59,9 @@ impl Drop for Unfenced {
 /// it is told to. Method: as many processes as a unit's TasksMax might allow, somebody who logs in,
 /// and the same without a fence.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_crowd_keeps_nobody_out() {
-    if !or_skip("a_crowd_keeps_nobody_out") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let logins = |of: usize| (0..rounds(of)).map(|_| logs_in()).collect();

@@ -11,7 +11,8 @@ use std::process::Output;
 
 use elfen_rt::signal::account::Claim;
 
-use super::stage::{Fenced, NOBODY, found, or_skip};
+use super::needs;
+use super::stage::{Fenced, NOBODY, require_fences};
 
 /// Ids that only these tests use: of the group, of a member, and of one outside.
 const GROUP: &str = "64900";
@@ -64,10 +65,9 @@ fn said(output: &Output) -> (Option<i32>, String) {
 /// Goal: a member puts itself into the fence, asked or not, and changes nothing of what elfend was
 /// told: its batches could ask the same. Method: each request, by the command.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn members_enter_and_change_nothing() {
-    if !or_skip("members_enter_and_change_nothing") {
-        return;
-    }
+    require_fences();
     let fenced = start();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
     let where_am_i = ["--", "cat", "/proc/self/cgroup"];
@@ -94,10 +94,9 @@ fn members_enter_and_change_nothing() {
 /// and a stranger does not. Method: a run and what `doctor` says, of both; who else holds the
 /// program is named.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn members_are_given_the_task_map() {
-    if !or_skip("members_are_given_the_task_map") {
-        return;
-    }
+    require_fences();
     let mut fenced = start();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
     let run = [elfen.as_str(), "run", "--lanes", "0:1", "--signal", "tasks"];
@@ -139,11 +138,9 @@ fn members_are_given_the_task_map() {
 /// Goal: a C program of the group reads who runs, and a stranger's does not. Method: one that
 /// includes `elfen.h` only.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_c_program_of_a_member_reads_who_runs() {
-    const NAME: &str = "a_c_program_of_a_member_reads_who_runs";
-    if !or_skip(NAME) {
-        return;
-    }
+    require_fences();
     let mut fenced = start();
     let reader = fenced.copy(&who_runs(&fenced));
     let (status, lines) = as_member(&fenced, &[&reader, "0"]);
@@ -164,7 +161,8 @@ fn who_runs(fenced: &Fenced) -> PathBuf {
     fs::create_dir(&program).unwrap();
     let program = program.join("who-runs");
     let socket = fenced.run_dir().join("elfend.sock");
-    let mut cc = fenced.command(found("cc").unwrap().to_str().unwrap(), &["-Wall", "-Werror"]);
+    let mut cc =
+        fenced.command(needs::find("cc").unwrap().to_str().unwrap(), &["-Wall", "-Werror"]);
     cc.arg(format!("-DELFEN_SOCKET=\"{}\"", socket.display()));
     cc.arg("-I").arg(runtime.join("include")).arg(runtime.join("examples/who-runs.c"));
     let compiled = cc.arg("-o").arg(&program).output().unwrap();

@@ -1,13 +1,13 @@
 //! What a program in a fence can do to get out.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use elfen_host::fence::status::Frozen;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, wait_until};
 
 /// A name, what to type, and what the shell says of it. `$ROOT` is the root of the cgroups.
 const ATTEMPTS: [(&str, &str); 8] = [
@@ -34,10 +34,9 @@ pub(crate) fn cpu_of(process: u32) -> Option<u32> {
 /// Method: attempts by a user who has nothing, in sessions and processes of their own, and a
 /// sampler; and the same user outside of the fence, whose first attempt works.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn an_outsider_stays_on_its_lanes() {
-    if !or_skip("an_outsider_stays_on_its_lanes") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let folders = fenced.fence.0.folders();
@@ -106,10 +105,9 @@ fn an_outsider_stays_on_its_lanes() {
 /// another outside, nor the system's, which would take it out. Method: what they listen at, in a
 /// `/run` of the test's own, and who looks there from inside and from outside.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn service_managers_of_users_are_out_of_reach() {
-    if !or_skip("service_managers_of_users_are_out_of_reach") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let looks = |manager: &str, by: &str| {
@@ -137,18 +135,12 @@ fn service_managers_of_users_are_out_of_reach() {
 /// has the service managers that are hidden. Method: the files of such a process as `/proc` has
 /// them, from inside and from outside.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups and Linux 6.12"]
 fn other_processes_of_its_user_are_out_of_reach() {
-    const NAME: &str = "other_processes_of_its_user_are_out_of_reach";
-    if !or_skip(NAME) {
-        return;
-    }
+    require_fences();
     // SAFETY: asks for the version, and hands nothing over.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
-    if version < 6 {
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: {NAME}: Landlock has no scopes here").unwrap();
-        return;
-    }
+    assert!(version >= 6, "needs scopes of Landlock, which Linux has from 6.12 on");
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let user = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
@@ -173,10 +165,9 @@ fn other_processes_of_its_user_are_out_of_reach() {
 /// Goal: a class that ranks above every cgroup is found, and the fence stands still until it is
 /// gone. Method: root, which is the only user that may.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_class_above_guards_freezes_the_fence() {
-    if !or_skip("a_class_above_guards_freezes_the_fence") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     // A kernel with groups of real-time tasks gives a new one no time.
@@ -209,10 +200,9 @@ fn a_class_above_guards_freezes_the_fence() {
 /// Goal: a process that stands in the fence with one leg is put into it. Method: one that is moved
 /// out where the hierarchies are several.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn nobody_is_half_inside() {
-    if !or_skip("nobody_is_half_inside") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
@@ -230,10 +220,9 @@ fn nobody_is_half_inside() {
 
 /// Goal: somebody who lets a paused fence go is not the one who decides. Method: a hand that thaws.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_paused_fence_that_is_thawed_is_frozen_again() {
-    if !or_skip("a_paused_fence_that_is_thawed_is_frozen_again") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     assert!(fenced.elfen(&["pause"]).status.success());

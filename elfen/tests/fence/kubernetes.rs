@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::SPIN;
 use super::stage::{
-    Fenced, Own, borrows, comm, kill, or_skip, ran_ns, settings, share, wait_until,
+    Fenced, Own, borrows, comm, kill, ran_ns, require_fences, settings, share, wait_until,
 };
 
 const TIER: &str = "kubepods/besteffort";
@@ -57,10 +57,9 @@ fn kubelet_starts(tier: &Own) -> std::io::Result<()> {
 /// tier as a fence, with the reason. Method: its own check, from beside the tier; and the settings
 /// of the manifest.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_stand_among_the_pods() {
-    if !or_skip("guards_stand_among_the_pods") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start_in(kubepods);
     fenced.wait_until_it_runs();
     let tier = fenced.heavy.child(TIER);
@@ -99,10 +98,9 @@ fn guards_stand_among_the_pods() {
 /// that writes the weight of the tier as often as a kubelet in its life, and what the kernel says
 /// of the pods' processes.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn pods_are_fenced_and_a_kubelet_starts() {
-    if !or_skip("pods_are_fenced_and_a_kubelet_starts") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start_in(kubepods);
     fenced.wait_until_it_runs();
     let tier = fenced.heavy.child(TIER);

@@ -3,8 +3,8 @@
 //! cgroup of the test's own, beside a service's page that the test writes; the kernel says what ran
 //! where. Beside each promise stands the same without it, so that the test can fail.
 
-#[path = "../idle/mod.rs"]
-mod idle;
+#[path = "../needs/mod.rs"]
+mod needs;
 
 mod accounts;
 mod asks;
@@ -36,7 +36,7 @@ use elfen_host::cgroup::Rank;
 use elfen_host::fence::promises::Promise;
 use elfen_host::fence::status::Frozen;
 
-use stage::{Fenced, NOBODY, borrows, comm, kill, or_skip, ran_ns, share, wait_until};
+use stage::{Fenced, NOBODY, borrows, comm, kill, ran_ns, require_fences, share, wait_until};
 
 /// For ever, without a system call.
 pub(crate) const SPIN: &str = "while :; do :; done";
@@ -44,10 +44,9 @@ pub(crate) const SPIN: &str = "while :; do :; done";
 /// Goal: a held lane is its guard's. Method: what guard and batch get of it, by the scheduler's
 /// account; and what the same program gets in a cgroup of its own, outside of the fence.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds() {
-    if !or_skip("a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut worker = fenced.service().claim(0, 0).unwrap();
@@ -85,10 +84,9 @@ fn a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds() {
 /// Goal: guards rest where there is nobody to guard against. Method: an empty fence beside a
 /// request.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_rest_while_the_fence_is_empty() {
-    if !or_skip("guards_rest_while_the_fence_is_empty") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
@@ -103,10 +101,9 @@ fn guards_rest_while_the_fence_is_empty() {
 
 /// Goal: what others set is set again, and counted. Method: a hand that writes the fence's files.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn what_others_change_is_repaired_and_counted() {
-    if !or_skip("what_others_change_is_repaired_and_counted") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let group = &fenced.fence.0;
@@ -142,10 +139,9 @@ fn what_others_change_is_repaired_and_counted() {
 /// Goal: a guard that the fence outweighs guards nothing, and says so. Method: a daemon in a cgroup
 /// of little weight.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_guard_of_little_weight_is_no_guard() {
-    if !or_skip("a_guard_of_little_weight_is_no_guard") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start_with_weight(1);
     let light = &fenced.home;
     assert!(light.0.rank().unwrap().weight < 30);
@@ -161,10 +157,9 @@ fn a_guard_of_little_weight_is_no_guard() {
 /// Goal: pausing stops what runs and what comes, whether the daemon runs or not; resuming lets both
 /// go. Method: batches before and after, and a daemon that is stopped.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_kill_switch_works_with_the_daemon_stopped() {
-    if !or_skip("the_kill_switch_works_with_the_daemon_stopped") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let file = fenced.run_dir().join("came");

@@ -2,20 +2,18 @@
 //! not.
 
 use std::fs;
-use std::io::Write;
 
 use elfen_host::fence::status::{Answer, Request};
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, borrows, kill, or_skip, settings, wait_until};
+use super::stage::{Fenced, NOBODY, borrows, kill, require_fences, settings, wait_until};
 
 /// Goal: a fence whose cgroup was deleted, or has no CPUs, is a fence again, for who comes then.
 /// Method: an empty one, and a hand that removes it and takes its CPUs.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_that_was_deleted_is_made_anew() {
-    if !or_skip("a_fence_that_was_deleted_is_made_anew") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let group = &fenced.fence.0;
@@ -45,20 +43,15 @@ fn a_fence_that_was_deleted_is_made_anew() {
 /// there once it has. Method: a daemon that stands still while a hand does what the kernel does on
 /// version 1 when a lane goes offline.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups of version 1"]
 fn a_batch_that_hotplug_moves_comes_back() {
-    const NAME: &str = "a_batch_that_hotplug_moves_comes_back";
-    if !or_skip(NAME) {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let group = &fenced.fence.0;
     let mut folders = group.folders().into_iter();
-    let Some(cpuset) = folders.find(|folder| folder.join("cpuset.effective_cpus").exists()) else {
-        let mut terminal = std::io::stderr();
-        let why = "version 2 leaves the batch where it is";
-        return writeln!(terminal, "skipped: {NAME}: {why}").unwrap();
-    };
+    let cpuset = folders.find(|folder| folder.join("cpuset.effective_cpus").exists());
+    let cpuset = cpuset.expect("needs cpusets of version 1: version 2 leaves the batch in place");
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     borrows(batch.id());
     kill(fenced.daemon.id(), libc::SIGSTOP);
@@ -78,10 +71,9 @@ fn a_batch_that_hotplug_moves_comes_back() {
 /// Goal: lanes of CPUs that are not there are no mistake: they may come. Method: settings that name
 /// some beside the machine's own.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn lanes_that_are_absent_are_said() {
-    if !or_skip("lanes_that_are_absent_are_said") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.end_daemon();
     let usual = settings(fenced.heavy.name(), fenced.fence.name());
@@ -102,10 +94,9 @@ fn lanes_that_are_absent_are_said() {
 /// Goal: a process of another pid namespace goes into the fence as any other. Method: one that
 /// knows itself by another id.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn who_has_another_id_enters() {
-    if !or_skip("who_has_another_id_enters") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let elfen = env!("CARGO_BIN_EXE_elfen");
@@ -120,10 +111,9 @@ fn who_has_another_id_enters() {
 /// Goal: a process that has no id where elfend is, gets nothing, and is told why. Method: a daemon
 /// in a pid namespace of its own, which is asked from outside.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn who_has_no_id_gets_nothing() {
-    if !or_skip("who_has_no_id_gets_nothing") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.end_daemon();
     let daemon = fenced.daemon_command();
@@ -153,10 +143,9 @@ fn who_has_no_id_gets_nothing() {
 /// Goal: who asks for a fence after the daemon's end is told so. Method: a daemon that was
 /// stopped, and a file in the place of its socket.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn without_a_daemon_nothing_hangs() {
-    if !or_skip("without_a_daemon_nothing_hangs") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     fenced.end_daemon();

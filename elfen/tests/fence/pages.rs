@@ -15,7 +15,7 @@ use elfen_rt::pages::{self, Pages};
 use elfen_rt::signal::lane::LaneState;
 
 use super::preload;
-use super::stage::{Fenced, NOBODY, comm, kill, or_skip, ran_ns, share, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, share, wait_until};
 
 pub(crate) const PROGRAM: &str = "checked";
 const LIBRARY: &str = "libelfen_preload.so";
@@ -125,10 +125,9 @@ pub(crate) fn stands_by_itself(fenced: &Fenced, program: u32, checked: &Checked)
 /// restart of elfend too; who is outside is given nothing. Method: a request on the service's page,
 /// guards that stand still, and the same program outside of the fence.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_with_checks_is_given_its_pages() {
-    if !or_skip("a_program_with_checks_is_given_its_pages") {
-        return;
-    }
+    require_fences();
     let checked = Checked::build();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
@@ -169,10 +168,9 @@ fn a_program_with_checks_is_given_its_pages() {
 /// Goal: a program whose library finds no elfend runs as without it, and its guard holds the lane
 /// all the same. Method: a socket that is not there, beside a request; and no daemon any more.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_that_finds_no_elfend_runs_unchecked() {
-    if !or_skip("a_program_that_finds_no_elfend_runs_unchecked") {
-        return;
-    }
+    require_fences();
     let checked = Checked::build();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
@@ -203,10 +201,9 @@ fn a_program_that_finds_no_elfend_runs_unchecked() {
 /// Goal: settings of elfend's lanes can be changed while it runs, by root alone. Method: `elfen
 /// set`, and what its pages say.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn root_changes_the_settings_of_lent_lanes() {
-    if !or_skip("root_changes_the_settings_of_lent_lanes") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     let pages = handed(&fenced);
     let settings = || pages.control.slot(0).unwrap().settings().map(|(_, settings)| settings);
@@ -223,10 +220,9 @@ fn root_changes_the_settings_of_lent_lanes() {
 /// Goal: each service's lanes have settings of their own. Method: two services, of which one has
 /// not come yet; those of one are set, by its name, and no other's.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn settings_are_each_services_own() {
-    if !or_skip("settings_are_each_services_own") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start_by_tasks();
     fenced.end_daemon();
     let usual = fenced.settings_by_tasks();
@@ -261,10 +257,9 @@ fn settings_are_each_services_own() {
 /// program of who asked `sudo`. Method: the first line of runs that are dry, of users, of root, and
 /// of a program in the fence; who the program is.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_run_is_elfends_where_it_may_be() {
-    if !or_skip("a_run_is_elfends_where_it_may_be") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));

@@ -10,15 +10,14 @@ use std::process::Command;
 use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
 use elfen_host::fence::status::{Answer, Request, address, ask};
 
-use super::stage::{Fenced, NOBODY, Own, kill, or_skip, settings, wait_until};
+use super::stage::{Fenced, NOBODY, Own, kill, require_fences, settings, wait_until};
 
 /// Goal: settings that cannot be held are refused before anything is made, whether they are only
 /// checked or not. Method: one mistake each.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn settings_that_cannot_be_held() {
-    if !or_skip("settings_that_cannot_be_held") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     let (file, other) = (fenced.run_dir().join("other.toml"), fenced.run_dir().join("other"));
     let elfend = |text: &str, words: &[&str]| {
@@ -92,10 +91,9 @@ fn settings_that_cannot_be_held() {
 /// says its level, and runs. Method: one without any cgroups, and one without those of CPUs, as the
 /// daemon and the command see them.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_machine_without_cgroups() {
-    if !or_skip("a_machine_without_cgroups") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.end_daemon();
     let cpusets = "/sys/fs/cgroup/cpuset";
@@ -132,10 +130,9 @@ fn a_machine_without_cgroups() {
 /// Goal: a program that has more rights than its user asks for no fence in root's name. Method:
 /// `elfen` with the bit of root's, started by nobody.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_setuid_program_is_not_its_user() {
-    if !or_skip("a_setuid_program_is_not_its_user") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
@@ -150,10 +147,9 @@ fn a_setuid_program_is_not_its_user() {
 
 /// Goal: who may not, is told so. Method: nobody, and root without a user.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn users_who_may_not() {
-    if !or_skip("users_who_may_not") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
@@ -221,10 +217,9 @@ fn answer(socket: &OwnedFd) -> String {
 
 /// Goal: nothing that is sent stops the daemon. Method: halves, lengths, and who says nothing.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn requests_that_make_no_sense() {
-    if !or_skip("requests_that_make_no_sense") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     for bytes in [&b"{\"do\":\"sta"[..], b"[]", b"\xff\xfe", b"{}"] {
         let said = answer(&sent(&fenced, bytes).unwrap());
@@ -257,10 +252,9 @@ fn requests_that_make_no_sense() {
 /// that live are answered, and nothing of the others stays. Method: 10,000 connections of each
 /// kind, and the daemon's descriptors before and after.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn crowds_leave_nothing_behind() {
-    if !or_skip("crowds_leave_nothing_behind") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let open = || fs::read_dir(format!("/proc/{}/fd", fenced.daemon.id())).unwrap().count();
@@ -322,10 +316,9 @@ fn has_peers() -> bool {
 /// another's by then. Method: this process asks and hangs up, while the daemon stands still;
 /// another one asks and ends, and leaves the connection open.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn who_is_gone_is_put_nowhere() {
-    if !or_skip("who_is_gone_is_put_nowhere") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     kill(fenced.daemon.id(), libc::SIGSTOP);
@@ -351,10 +344,9 @@ fn who_is_gone_is_put_nowhere() {
 
 /// Goal: without root, elfend says what it takes. Method: nobody, and Ctrl-C to one that runs.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn elfend_without_root_and_by_ctrl_c() {
-    if !or_skip("elfend_without_root_and_by_ctrl_c") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     let elfend = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfend")));
     for words in [&[][..], &["--release"]] {

@@ -9,7 +9,9 @@ use std::process::{Child, Command, Stdio};
 use elfen_rt::service::Service;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, Own, borrows, comm, kill, or_skip, settings, wait_until};
+use super::stage::{
+    Fenced, NOBODY, Own, borrows, comm, kill, require_fences, settings, wait_until,
+};
 
 /// Of a process that publishes for another test: the name of its page.
 const PUBLISHES: &str = "FENCE_TEST_PUBLISHES";
@@ -44,10 +46,9 @@ fn taskset(cpu: &str, process: u32) -> bool {
 /// its settings come by SIGHUP, go by SIGHUP, and by `--release`. Method: one that pins itself to
 /// the batch lane; what the kernel says of it.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_service_is_kept_to_its_request_lane() {
-    if !or_skip("a_service_is_kept_to_its_request_lane") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let place = fenced.heavy.child("service");
@@ -106,10 +107,9 @@ fn a_service_is_kept_to_its_request_lane() {
 /// Goal: settings that are wrong change nothing; a fence that has another name is the same fence,
 /// and one that is not named any more is an ordinary cgroup. Method: SIGHUP, with a batch inside.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn settings_are_read_anew() {
-    if !or_skip("settings_are_read_anew") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
@@ -163,10 +163,9 @@ fn scraped(address: SocketAddr) -> Option<String> {
 /// nowhere else; an address that is taken changes nothing. Method: settings with and without, a
 /// client, and a hand that kills who serves.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn metrics_are_served_where_the_settings_say() {
-    if !or_skip("metrics_are_served_where_the_settings_say") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let usual = settings(fenced.heavy.name(), fenced.fence.name());
@@ -227,10 +226,9 @@ extern "C" fn publish_if_asked() {
 /// Goal: a fence that holds a service's own process is refused. Method: a process that publishes,
 /// in a cgroup that the settings call a fence.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_does_not_hold_its_service() {
-    if !or_skip("a_fence_does_not_hold_its_service") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     let own = fenced.heavy.child("service");
     own.0.make().unwrap();

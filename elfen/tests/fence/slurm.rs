@@ -5,7 +5,6 @@
 //! a machine with systemd and cgroups of version 2 shows, is said there.
 
 use std::fs;
-use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use elfen_host::fence::status::Frozen;
 
+use super::needs;
 use super::preload;
 use super::stage::{
-    Fenced, NOBODY, Own, comm, found, idle_share, kill, or_skip, share, wait_until,
+    Fenced, NOBODY, Own, comm, idle_share, kill, require_fences, share, wait_until,
 };
 use super::stops::rounds;
 
@@ -204,7 +204,7 @@ fn spawn(folder: &Path, cgroup: &Own, program: &str, words: &[&[&str]]) -> Child
     let log = log.create(true).append(true).open(folder.join(format!("{program}.out"))).unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{} exec \"$0\" \"$@\"", cgroup.enter_script())]);
-    command.arg(found(program).unwrap()).args(words.concat());
+    command.arg(needs::find(program).unwrap()).args(words.concat());
     command.env("SLURM_CONF", folder.join("slurm.conf")).stdin(Stdio::null());
     command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
@@ -293,16 +293,12 @@ fn answers(cluster: &Cluster, seconds: usize) {
 /// slurmctld, slurmd and munge, jobs of an ordinary user's, one of them as the guide has it, and
 /// what the scheduler says of them.
 #[test]
+#[ignore = "needs root, two idle CPUs, cgroups and Slurm"]
 fn jobs_of_slurms_are_fenced() {
-    const NAME: &str = "jobs_of_slurms_are_fenced";
-    if !or_skip(NAME) {
-        return;
-    }
-    let needed = ["munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "scontrol", "make"];
-    if let Some(lacks) = needed.into_iter().find(|name| found(name).is_none()) {
-        writeln!(std::io::stderr(), "skipped: {NAME}: there is no {lacks}").unwrap();
-        return;
-    }
+    require_fences();
+    const SLURM: [&str; 7] =
+        ["munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "scontrol", "make"];
+    needs::programs(&SLURM);
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut cluster = Cluster::start(&fenced);

@@ -4,7 +4,6 @@
 //! Whatever a test does, its fence is thawed, emptied and removed when it ends.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -17,7 +16,7 @@ use elfen_host::fence::status::{Answer, FenceStatus, Request, Status, ask};
 use elfen_host::process::threads_of;
 use elfen_rt::service::Service;
 
-use super::idle;
+use super::needs;
 
 /// A user who has nothing.
 pub(crate) const NOBODY: &str = "65534";
@@ -31,29 +30,14 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Fences take root, two CPUs and the two controllers.
-pub(crate) fn or_skip(test: &str) -> bool {
-    // SAFETY: takes nothing.
-    let root = unsafe { libc::geteuid() } == 0;
-    let alone = fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() == "0";
-    let why = match Hierarchies::read() {
-        _ if !root => "only root makes cgroups".to_owned(),
-        _ if alone => "it takes two CPUs".to_owned(),
-        Err(error) => error.to_string(),
-        Ok(_) => match idle::taken_by_others() {
-            Some(cpu) => format!("others keep CPU {cpu} busy"),
-            None => return true,
-        },
-    };
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: {test}: {why}").unwrap();
-    false
-}
-
-/// A program of this machine's.
-pub(crate) fn found(program: &str) -> Option<PathBuf> {
-    let path = std::env::var("PATH").unwrap() + ":/usr/sbin";
-    path.split(':').map(|folder| Path::new(folder).join(program)).find(|file| file.is_file())
+/// Fails where no fence can be tested, with what is missing.
+#[track_caller]
+pub(crate) fn require_fences() {
+    needs::root();
+    needs::idle_lanes();
+    if let Err(error) = Hierarchies::read() {
+        panic!("needs cgroups: {error}");
+    }
 }
 
 /// A cgroup of the test's own, which goes with everybody in it.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::clock::monotonic_ns;
 
-use super::stage::{Fenced, NOBODY, comm, kill, or_skip, wait_until};
+use super::stage::{Fenced, NOBODY, comm, kill, require_fences, wait_until};
 
 const PROGRAM: &str = "stamps";
 
@@ -80,10 +80,9 @@ pub(crate) fn say(what: &str, mut all: Vec<u64>) {
 /// Goal: the batch stands still when the kernel says so, on a lane that is free and on one that a
 /// guard holds. Method: the time that it writes down itself, and the fence's freezer.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn stops_by_the_freezer() {
-    if !or_skip("stops_by_the_freezer") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let stamps = Stamps::start(&fenced);
@@ -115,10 +114,9 @@ fn stops_by_the_freezer() {
 /// Goal: `elfen pause` ends when nothing runs any more, with elfend and while that stands still
 /// itself. Method: the time that the batch writes down, and how long the command takes.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn stops_by_the_command() {
-    if !or_skip("stops_by_the_command") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let stamps = Stamps::start(&fenced);
@@ -149,10 +147,9 @@ fn stops_by_the_command() {
 /// Goal: when guards are killed, the batch stands still until there are others, each time. Method:
 /// SIGKILL, the fence's freezer, and the daemon's count of keepers.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn stops_when_guards_die() {
-    if !or_skip("stops_when_guards_die") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let stamps = Stamps::start(&fenced);
@@ -181,10 +178,9 @@ fn stops_when_guards_die() {
 /// Goal: a batch outlives as many daemons as there are upgrades, and none of them lets it run
 /// unguarded. Method: daemons that end, with the batch inside; the fence is frozen in between.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn stops_for_each_other_daemon() {
-    if !or_skip("stops_for_each_other_daemon") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut stamps = Stamps::start(&fenced);
@@ -202,10 +198,9 @@ fn stops_for_each_other_daemon() {
 /// after them. Method: SIGKILL of both, in either order, at once and up to 50 ms apart, and of both
 /// while they are stopped.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn stops_when_all_of_elfend_dies() {
-    if !or_skip("stops_when_all_of_elfend_dies") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     let freezer = fenced.fence.0.freezer();
     let mut frozen = Vec::new();

@@ -3,15 +3,14 @@
 use elfen_host::fence::status::Frozen;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, borrows, kill, or_skip, ran_ns, wait_until};
+use super::stage::{Fenced, NOBODY, borrows, kill, ran_ns, require_fences, wait_until};
 
 /// Goal: a batch without guards stands still, and goes on when there are new ones. Method: the
 /// process that holds them is killed, again and again.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_are_killed_are_replaced() {
-    if !or_skip("guards_that_are_killed_are_replaced") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
@@ -41,10 +40,9 @@ fn guards_that_are_killed_are_replaced() {
 /// do, or when there are others. Method: the process that holds them is stopped, and either goes on
 /// or not.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_hang_are_noticed() {
-    if !or_skip("guards_that_hang_are_noticed") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
@@ -79,10 +77,9 @@ fn guards_that_hang_are_noticed() {
 /// its fence stands still until it does. Method: a cpuset that takes the lane from elfend's cgroup,
 /// and a tracer that holds the thread alone.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_do_not_stand_are_missed() {
-    if !or_skip("guards_that_do_not_stand_are_missed") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
@@ -122,10 +119,9 @@ fn guards_that_do_not_stand_are_missed() {
 /// Goal: a daemon that was stopped itself blames nobody. Method: stopped for longer than its
 /// patience.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_daemon_that_was_stopped_freezes_nothing() {
-    if !or_skip("a_daemon_that_was_stopped_freezes_nothing") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     kill(fenced.daemon.id(), libc::SIGSTOP);
@@ -139,10 +135,9 @@ fn a_daemon_that_was_stopped_freezes_nothing() {
 /// Goal: a daemon that is killed leaves a fence that stands still, and the next one finds its batch
 /// where it was. Method: SIGKILL, and a new daemon.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_survives_the_daemon() {
-    if !or_skip("a_batch_survives_the_daemon") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
@@ -180,10 +175,9 @@ fn a_batch_survives_the_daemon() {
 /// Goal: a pause outlives the daemon, and a fence is not thawed by a start. Method: pause without a
 /// daemon, and start one.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_new_daemon_keeps_a_pause() {
-    if !or_skip("a_new_daemon_keeps_a_pause") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     fenced.end_daemon();

@@ -4,7 +4,7 @@
 use std::fs;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, borrows, kill, or_skip, wait_until};
+use super::stage::{Fenced, NOBODY, borrows, kill, require_fences, wait_until};
 
 /// What a command ends with, and all that it says.
 fn told(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
@@ -19,10 +19,9 @@ const ELFEND: &str = env!("CARGO_BIN_EXE_elfend");
 /// Goal: a folder or file that is none is named, with the option that names another. Method: root,
 /// of whom nothing is kept, and each command.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_wrong_folder_is_named() {
-    if !or_skip("a_wrong_folder_is_named") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     let file = fenced.run_dir().join("file");
     fs::write(&file, "").unwrap();
@@ -50,10 +49,9 @@ fn a_wrong_folder_is_named() {
 /// Goal: a fence that elfend has left is no secret: whether it stands still, and what lets it go.
 /// Method: a daemon that was stopped, and a hand that thaws.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_that_is_left_is_listed() {
-    if !or_skip("a_fence_that_is_left_is_listed") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.wait_until_it_runs();
     fenced.end_daemon();
@@ -80,10 +78,9 @@ fn a_fence_that_is_left_is_listed() {
 
 /// Goal: a daemon that does not answer is given up, in words. Method: one that is stopped.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_daemon_that_hangs_is_given_up() {
-    if !or_skip("a_daemon_that_hangs_is_given_up") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     kill(fenced.daemon.id(), libc::SIGSTOP);
@@ -105,10 +102,9 @@ fn a_daemon_that_hangs_is_given_up() {
 /// it is refused, and fits a run that is to have guards of its own. Method: the variable of lanes,
 /// and the option.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn variables_are_for_other_runs() {
-    if !or_skip("variables_are_for_other_runs") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let by_variable = ["env", "ELFEN_LANES=0:1", "ELFEN_LOOK_EVERY=1ms", ELFEN];
@@ -131,11 +127,10 @@ fn variables_are_for_other_runs() {
 /// Goal: Ctrl-C is the program's own, and leaves its fence as it was. Method: a program that ends
 /// by it, also where whoever runs this test ignores it.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn ctrl_c_is_the_programs() {
     use std::os::unix::process::ExitStatusExt;
-    if !or_skip("ctrl_c_is_the_programs") {
-        return;
-    }
+    require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
     let mut batch = fenced.batch(&["env", "--default-signal=INT"], NOBODY, SPIN);
@@ -150,10 +145,9 @@ fn ctrl_c_is_the_programs() {
 /// guard, and counts who did. Method: a program that puts two of its processes into a cgroup beside
 /// its own, and one that stays.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn who_leaves_the_rank_below_its_guard_is_named() {
-    if !or_skip("who_leaves_the_rank_below_its_guard_is_named") {
-        return;
-    }
+    require_fences();
     let mut fenced = Fenced::start();
     fenced.end_daemon();
     let beside = fenced.heavy.child("beside");

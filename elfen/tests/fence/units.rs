@@ -5,14 +5,13 @@
 //! that do what a file says. With the real one, `packaging/test` has a booted root.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use elfen_host::fence::status::FenceStatus;
 
-use super::stage::{Fenced, NOBODY, Own, comm, kill, or_skip, wait_until};
+use super::stage::{Fenced, NOBODY, Own, comm, kill, require_fences, wait_until};
 
 /// Made of what follows, with what it says about them.
 const SYSTEMCTL: &str = "\
@@ -45,7 +44,7 @@ struct Units {
 
 impl Units {
     /// `None` where no file can be mounted over what `/proc` says of the first process.
-    fn start(test: &str) -> Option<Self> {
+    fn start() -> Self {
         let mut fenced = Fenced::start();
         fenced.end_daemon();
         let folder = fenced.run_dir().join("systemd");
@@ -71,13 +70,8 @@ impl Units {
         units.lists(&["x-a.slice", "x-b.slice"]);
         units.does("answer");
         let tried = units.booted("true").status().unwrap();
-        if !tried.success() {
-            let mut terminal = std::io::stderr();
-            let why = "nothing can be mounted over /proc/1/comm";
-            writeln!(terminal, "skipped: {test}: {why}").unwrap();
-            return None;
-        }
-        Some(units)
+        assert!(tried.success(), "needs to mount a file over /proc/1/comm");
+        units
     }
 
     /// What a shell does on a machine that systemd runs.
@@ -143,12 +137,10 @@ impl Units {
 /// systemd, and takes processes by it; one that does not run is waited for, aloud. Method: two
 /// units, a third, and one that is not there.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_pattern_is_all_of_its_units() {
-    const NAME: &str = "a_pattern_is_all_of_its_units";
-    if !or_skip(NAME) {
-        return;
-    }
-    let Some(mut units) = Units::start(NAME) else { return };
+    require_fences();
+    let mut units = Units::start();
     units.hold("x-*.slice", "bin");
     wait_until("both", || units.running().len() == 2);
     let mut names: Vec<String> = units.running().into_iter().map(|fence| fence.name).collect();
@@ -182,12 +174,10 @@ fn a_pattern_is_all_of_its_units() {
 /// Goal: units that lie in one another are one fence, and the other waits, aloud. Method: a unit
 /// that a pattern of another fence has already, and one that systemd has inside of it.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn units_in_one_another_are_one_fence() {
-    const NAME: &str = "units_in_one_another_are_one_fence";
-    if !or_skip(NAME) {
-        return;
-    }
-    let Some(mut units) = Units::start(NAME) else { return };
+    require_fences();
+    let mut units = Units::start();
     let inner = units.fences[0].child("inner");
     inner.0.make().unwrap();
     fs::write(units.folder.join("cgroup.x-c.slice"), format!("{}\n", inner.0.path)).unwrap();
@@ -205,12 +195,10 @@ fn units_in_one_another_are_one_fence() {
 /// its lanes, and again when a unit's cgroup was gone. Method: what it is asked over three looks,
 /// which see that somebody froze the fence and let it go, and after its cgroup was made anew.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn what_is_known_is_not_asked() {
-    const NAME: &str = "what_is_known_is_not_asked";
-    if !or_skip(NAME) {
-        return;
-    }
-    let Some(mut units) = Units::start(NAME) else { return };
+    require_fences();
+    let mut units = Units::start();
     let kept = "lanes = \"0:1\"\nunit = \"x-b.slice\"\nconfine = true";
     units.hold_by(&units.settings_of("x-a.slice").replacen("lanes = \"0:1\"", kept, 1), "bin");
     wait_until("holding it", || units.running().len() == 1);
@@ -235,12 +223,10 @@ fn what_is_known_is_not_asked() {
 /// waited for leave nothing that runs; without the command, it says so. Method: a systemd that
 /// refuses, one that hangs, and none.
 #[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_systemd_that_does_not_help() {
-    const NAME: &str = "a_systemd_that_does_not_help";
-    if !or_skip(NAME) {
-        return;
-    }
-    let Some(mut units) = Units::start(NAME) else { return };
+    require_fences();
+    let mut units = Units::start();
     units.does("refuse");
     units.hold("x-a.slice", "bin");
     wait_until("holding it", || units.running().len() == 1);

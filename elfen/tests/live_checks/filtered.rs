@@ -1,12 +1,11 @@
 //! Programs that give up rights while they run.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-use super::{LANES, Turns, build_of, elfen, elfen_by_default, possible};
+use super::{LANES, Turns, build_of, elfen, elfen_by_default, require_live_checks};
 
 const RUNS: u32 = 20;
 
@@ -14,13 +13,12 @@ const RUNS: u32 = 20;
 /// mmap is fatal, from moments on at which checks are about to be written; each ends as it does
 /// alone.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_program_that_forbids_mmap_survives() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let program = build_of("filtered.c", folder.path(), "filtered", &[]).expect("a compiler");
+    let program = build_of("filtered.c", folder.path(), "filtered", &[]);
     let turns = Turns::start();
     for run in 0..RUNS {
         let before = (run * 3 % 40).to_string();
@@ -34,13 +32,12 @@ fn a_program_that_forbids_mmap_survives() {
 /// Goal: a program that filters its calls has no checks soon afterwards, and the report says why.
 /// Method: one that has had checks before; the call that it forbids is none of ours.
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn checks_are_taken_out_of_a_program_that_filters() {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let program = build_of("filtered.c", folder.path(), "filtered", &[]).expect("a compiler");
+    let program = build_of("filtered.c", folder.path(), "filtered", &[]);
     let report = folder.path().join("report");
     let reboot = libc::SYS_reboot.to_string();
     let mut live = Value::Null;
@@ -61,31 +58,37 @@ fn checks_are_taken_out_of_a_program_that_filters() {
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_filter_by_prctl_is_survived() {
     ends_as_alone("all-but-exit");
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_filter_by_seccomp_is_survived() {
     ends_as_alone("all-but-exit-by-seccomp");
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn strict_mode_is_survived() {
     ends_as_alone("strict");
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn no_new_privileges_are_survived() {
     ends_as_alone("no-new-privs");
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_user_namespace_is_survived() {
     ends_as_alone("user-namespace");
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_new_root_is_survived() {
     ends_as_alone("chroot");
 }
@@ -95,16 +98,12 @@ fn a_new_root_is_survived() {
 /// check that rings. `SANDBOX_RUNS` says how often, each early and late.
 fn ends_as_alone(what: &str) {
     let _lanes = LANES.lock();
-    if !possible() {
-        return;
-    }
+    require_live_checks();
     let runs = std::env::var("SANDBOX_RUNS").map_or(4, |runs| runs.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let dynamic = build_of("filtered.c", folder.path(), "filtered", &[]).expect("a compiler");
+    let dynamic = build_of("filtered.c", folder.path(), "filtered", &[]);
     let fixed = build_of("filtered.c", folder.path(), "static", &["-static"]);
-    let programs: Vec<&Path> =
-        [Some(&dynamic), fixed.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
-    for (run, program) in (0..runs).zip(programs.iter().cycle()) {
+    for (run, program) in (0..runs).zip([&dynamic, &fixed].into_iter().cycle()) {
         for [before, after] in [[run * 3 % 40, 60], [300 + run * 37 % 500, 60]] {
             let arguments = [what.to_owned(), before.to_string(), after.to_string()];
             let alone = Command::new(program).args(&arguments).status().unwrap();

@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use super::{LANES, Turns, did, elfen, possible, skipped};
+use super::{LANES, Turns, did, elfen, require_live_checks};
 
 /// Both compilers; one alone; code that is thrown away, and its room used anew; collectors whose
 /// barriers change code as it runs; loops that are polled a thousand rounds at a time.
@@ -23,16 +23,12 @@ const MACHINES: [&[&str]; 6] = [
     &["-XX:+UseZGC", "-Xmx256m"],
 ];
 
-/// The program's class; `None`, and a line, without a JDK.
-fn build(folder: &Path) -> Option<()> {
+/// Compiles the program's class.
+fn build(folder: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks/Everything.java");
     let mut compiler = Command::new("javac");
     compiler.arg("-d").arg(folder).arg(source).stderr(Stdio::null());
-    let built = compiler.status().is_ok_and(|status| status.success());
-    if !built {
-        skipped("there is no JDK");
-    }
-    built.then_some(())
+    assert!(compiler.status().expect("needs javac").success());
 }
 
 fn arguments(folder: &Path, machine: &[&str], rest: &[&str]) -> Vec<String> {
@@ -56,12 +52,12 @@ fn lent(folder: &Path, arguments: &[String]) -> (Output, Value) {
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs, eBPF and a JDK"]
 fn java_does_the_same_with_checks_in_compiled_methods() {
     let _lanes = LANES.lock();
     let folder = tempfile::tempdir().unwrap();
-    if !possible() || build(folder.path()).is_none() {
-        return;
-    }
+    require_live_checks();
+    build(folder.path());
     let expected = alone(&arguments(folder.path(), &[], &[]));
     for machine in MACHINES {
         let arguments = arguments(folder.path(), machine, &[]);
@@ -76,12 +72,12 @@ fn java_does_the_same_with_checks_in_compiled_methods() {
 /// Goal: checks come into compiled methods, and answer drills; the report names the methods.
 /// Method: collections for as long as it takes, a dozen times as long at most.
 #[test]
+#[ignore = "needs root, two idle CPUs, eBPF and a JDK"]
 fn compiled_methods_answer() {
     let _lanes = LANES.lock();
     let folder = tempfile::tempdir().unwrap();
-    if !possible() || build(folder.path()).is_none() {
-        return;
-    }
+    require_live_checks();
+    build(folder.path());
     let mut last = Value::Null;
     for times in ["10", "40", "160"] {
         let turns = Turns::start();

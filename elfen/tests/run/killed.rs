@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime};
 use elfen_rt::service::Service;
 use elfen_rt::signal::lane::LaneState;
 
+use crate::needs;
 use crate::stage::{
-    Running, exists, kill, parent_if_alive, parent_of, two_cpus_or_skip, wait_until,
-    wait_until_gone,
+    Running, exists, kill, parent_if_alive, parent_of, wait_until, wait_until_gone,
 };
 
 const ROUNDS: u64 = 10;
@@ -96,9 +96,7 @@ fn next(seed: &mut u64) -> u64 {
 
 #[test]
 fn whoever_is_killed_the_others_go_on_and_nothing_is_left() {
-    if !two_cpus_or_skip("whoever_is_killed_the_others_go_on_and_nothing_is_left") {
-        return;
-    }
+    needs::two_cpus();
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
     let random = u64::try_from(clock % u128::from(u64::MAX)).unwrap() | 1;

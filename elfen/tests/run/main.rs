@@ -1,9 +1,10 @@
 //! Goal: under `elfen run` a program behaves as without it, in its place, whichever process is
 //! killed. Method: real programs, real signals, and a service's page that the test itself writes,
-//! so that no privilege is needed; the task map is covered where it can be had. One CPU is not
-//! enough: skipped there, in so many words.
+//! so that no privilege is needed; the task map is covered where it can be had.
 
 mod killed;
+#[path = "../needs/mod.rs"]
+mod needs;
 mod pages;
 mod set;
 mod stage;
@@ -23,15 +24,12 @@ use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::Page;
 
 use stage::{
-    Running, Serving, exists, kill, parent_of, two_cpus_or_skip, wait_until, wait_until_gone,
-    without_counters,
+    Running, Serving, exists, kill, parent_of, wait_until, wait_until_gone, without_counters,
 };
 
 #[test]
 fn output_input_and_status_are_the_programs_own() {
-    if !two_cpus_or_skip("output_input_and_status_are_the_programs_own") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let mut command = serving.elfen(&[], &["sh", "-c", "cat; echo to stderr >&2; exit 42"]);
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -45,9 +43,7 @@ fn output_input_and_status_are_the_programs_own() {
 
 #[test]
 fn statuses_are_those_of_a_shell() {
-    if !two_cpus_or_skip("statuses_are_those_of_a_shell") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let status = |program: &[&str]| serving.elfen(&[], program).output().unwrap().status;
     assert_eq!(status(&["true"]).code(), Some(0));
@@ -62,9 +58,7 @@ fn statuses_are_those_of_a_shell() {
 
 #[test]
 fn the_batch_is_in_its_place_and_put_back_when_it_leaves() {
-    if !two_cpus_or_skip("the_batch_is_in_its_place_and_put_back_when_it_leaves") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let mut running =
         Running::start(&serving, "grep Cpus_allowed_list /proc/self/status; exec sleep 600");
@@ -100,9 +94,7 @@ fn rank(stat: &str) -> (String, i64, i64) {
 /// of front and keeper.
 #[test]
 fn guards_are_ordinary_threads_and_keepers_leave_the_request_lane() {
-    if !two_cpus_or_skip("guards_are_ordinary_threads_and_keepers_leave_the_request_lane") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     for prefix in [&["nice", "-n", "19"][..], &["chrt", "-i", "0"]] {
         let running = Running::start_by(prefix, &serving.name, "exec sleep 600");
@@ -126,17 +118,10 @@ fn guards_are_ordinary_threads_and_keepers_leave_the_request_lane() {
 /// Goal: where a guard may not rank that high, nothing is run. Method: a user
 /// without rights, at nice 19.
 #[test]
+#[ignore = "needs root"]
 fn a_run_whose_guards_would_be_weak_is_refused() {
-    const TEST: &str = "a_run_whose_guards_would_be_weak_is_refused";
-    // SAFETY: takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: {TEST}: only root can be another user").unwrap();
-        return;
-    }
-    if !two_cpus_or_skip(TEST) {
-        return;
-    }
+    needs::root();
+    needs::two_cpus();
     let name = format!("weak-{}", std::process::id());
     let service = Service::open_with_mode(&name, 1, 0o644).unwrap();
     let _worker = service.claim(0, 0).unwrap();
@@ -160,9 +145,7 @@ fn a_run_whose_guards_would_be_weak_is_refused() {
 /// says what the guard does.
 #[test]
 fn the_lane_naps_while_a_request_runs_and_borrows_when_it_ends() {
-    if !two_cpus_or_skip("the_lane_naps_while_a_request_runs_and_borrows_when_it_ends") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let running = Running::start(&serving, "while :; do :; done");
@@ -189,9 +172,7 @@ fn the_lane_naps_while_a_request_runs_and_borrows_when_it_ends() {
 /// what it took of the request is in its lane's slot.
 #[test]
 fn a_batch_that_is_told_to_end_gets_the_time_to() {
-    if !two_cpus_or_skip("a_batch_that_is_told_to_end_gets_the_time_to") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let script = "trap 'n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; exit 7' TERM; \
                   echo; while :; do :; done";
@@ -207,9 +188,7 @@ fn a_batch_that_is_told_to_end_gets_the_time_to() {
 
 #[test]
 fn signals_to_the_front_reach_the_batch() {
-    if !two_cpus_or_skip("signals_to_the_front_reach_the_batch") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let script = "trap 'echo usr1' USR1; trap 'echo term; exit 7' TERM; echo ready; \
                   while :; do sleep 0.02; done";
@@ -229,9 +208,7 @@ fn signals_to_the_front_reach_the_batch() {
 
 #[test]
 fn a_stopped_batch_is_a_stopped_job() {
-    if !two_cpus_or_skip("a_stopped_batch_is_a_stopped_job") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let mut running = Running::start(&serving, "kill -STOP $$; echo continued");
     let front = i32::try_from(running.front.id()).unwrap();
@@ -247,9 +224,7 @@ fn a_stopped_batch_is_a_stopped_job() {
 
 #[test]
 fn the_batch_goes_on_when_the_front_is_killed() {
-    if !two_cpus_or_skip("the_batch_goes_on_when_the_front_is_killed") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let mut running = Running::start(&serving, "sleep 0.3; echo done");
     let keeper = running.keeper();
@@ -262,9 +237,7 @@ fn the_batch_goes_on_when_the_front_is_killed() {
 
 #[test]
 fn the_lane_is_guarded_whoever_is_killed() {
-    if !two_cpus_or_skip("the_lane_is_guarded_whoever_is_killed") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let script = "while [ ! -e \"$GO\" ]; do sleep 0.02; done; exit 5";
@@ -293,9 +266,7 @@ fn the_lane_is_guarded_whoever_is_killed() {
 /// has it do. Method: a process in a session of its own; either is told.
 #[test]
 fn who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left() {
-    if !two_cpus_or_skip("who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     for (tells_keeper, signal) in [(false, libc::SIGKILL), (true, libc::SIGTERM)] {
         let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
@@ -313,9 +284,7 @@ fn who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left() {
 /// Forks, threads, exec chains, closed descriptors: the same output as without.
 #[test]
 fn programs_that_do_everything_give_the_same_output() {
-    if !two_cpus_or_skip("programs_that_do_everything_give_the_same_output") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
     let scripts = [
@@ -336,9 +305,7 @@ fn programs_that_do_everything_give_the_same_output() {
 
 #[test]
 fn a_report_has_the_keys_that_scripts_rely_on() {
-    if !two_cpus_or_skip("a_report_has_the_keys_that_scripts_rely_on") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", serving.name));
@@ -368,9 +335,7 @@ fn a_report_has_the_keys_that_scripts_rely_on() {
 
 #[test]
 fn a_running_batch_is_listed_and_can_be_given_another_policy() {
-    if !two_cpus_or_skip("a_running_batch_is_listed_and_can_be_given_another_policy") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
     let running = Running::start(&serving, "exec sleep 600");
@@ -405,9 +370,7 @@ fn a_running_batch_is_listed_and_can_be_given_another_policy() {
 /// service that counts, and whose requests slow down; the lane page shows what checks go by.
 #[test]
 fn dynamic_budget_goes_by_published_counters() {
-    if !two_cpus_or_skip("published counters") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let policy = ["--policy", "dynamic-budget", "--budget", "1ms", "--ref-ipc", "1.0"];

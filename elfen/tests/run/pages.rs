@@ -9,16 +9,15 @@ use elfen_rt::process::Identity;
 use elfen_rt::signal::control::ControlSlot;
 use elfen_rt::signal::page::Page;
 
-use crate::stage::{Running, Serving, kill, parent_of, two_cpus_or_skip, wait_until};
+use crate::needs;
+use crate::stage::{Running, Serving, kill, parent_of, wait_until};
 
 /// Goal: a batch that writes another process into the page that it was handed has no signal sent
 /// there. Method: the page names a process of the test's before the front passes on its first
 /// signal, and keeper and spare are killed, too: then the front has to know it by itself.
 #[test]
 fn a_page_that_names_another_process_is_not_believed() {
-    if !two_cpus_or_skip("a_page_that_names_another_process_is_not_believed") {
-        return;
-    }
+    needs::two_cpus();
     for kills_keeper in [false, true] {
         let serving = Serving::start();
         let mut running = Running::start(&serving, "exec sleep 600");

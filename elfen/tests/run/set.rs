@@ -4,15 +4,14 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::stage::{Serving, two_cpus_or_skip};
+use crate::needs;
+use crate::stage::Serving;
 
 /// Goal: a report names the policy that held at the end beside the budget that held then, and says
 /// that it was set. Method: a run of one policy that is given another, beside one that is not.
 #[test]
 fn a_report_is_of_the_policy_that_held_at_the_end() {
-    if !two_cpus_or_skip("a_report_is_of_the_policy_that_held_at_the_end") {
-        return;
-    }
+    needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -67,15 +67,6 @@ impl Drop for Serving {
     fn drop(&mut self) {
         self.service.take().unwrap().remove().unwrap();
     }
-}
-
-pub(crate) fn two_cpus_or_skip(test: &str) -> bool {
-    let enough = fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() != "0";
-    if !enough {
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: {test}: it takes two CPUs").unwrap();
-    }
-    enough
 }
 
 /// Waits for something that other processes do. A minute is for a machine that

@@ -1,7 +1,7 @@
-//! What tests of a recorded service share: processes that end with their test, clients that ask,
-//! and a word about what is skipped.
+//! What tests of a recorded service share: processes that end with their test, and clients that
+//! ask.
 
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -22,12 +22,6 @@ impl Drop for Ends {
         drop(self.0.kill());
         drop(self.0.wait());
     }
-}
-
-/// Past the capture of output: a test that was skipped must be seen.
-pub(crate) fn skipped(what: &str, why: &str) {
-    let mut terminal = io::stderr();
-    writeln!(terminal, "skipped: {what}: {why}").unwrap();
 }
 
 pub(crate) fn tailor(words: &[&str]) -> Command {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::place::{Place, skip, text, wait_until};
+use crate::place::{Place, text, two_cpus, wait_until};
 use serde_json::Value;
 
 pub(crate) const SHORT: &str = "experiment --lanes 0:1 --signal service --docs 200 --load 20 \
@@ -41,7 +41,7 @@ const ALL: [&str; 4] = [
 /// within the last line, go on.
 #[test]
 fn an_experiment_goes_on_where_it_was() {
-    let Some(place) = Place::new("an_experiment_goes_on") else { return };
+    let place = Place::new("an_experiment_goes_on");
     let file = place.path("it.jsonl");
     let running = place.start(SHORT);
     wait_until("the first run", || {
@@ -111,20 +111,9 @@ fn folder(test: &str) -> std::path::PathBuf {
     folder
 }
 
-/// Whether two CPUs are there to be named.
-fn two_cpus_or_skip(test: &str) -> bool {
-    let enough = fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim() != "0";
-    if !enough {
-        skip(test, "it takes two CPUs");
-    }
-    enough
-}
-
 #[test]
 fn a_plan_is_read_from_a_file_and_options_go_before_it() {
-    if !two_cpus_or_skip("a_plan_is_read_from_a_file_and_options_go_before_it") {
-        return;
-    }
+    two_cpus();
     let folder = folder("plan");
     let plan = "load = [20, 50]\ncompany = [\"none\", \"fixed-budget:2ms\"]\n\
                 batch = [\"loop\", \"spin\"]\n\
@@ -150,9 +139,7 @@ fn a_plan_is_read_from_a_file_and_options_go_before_it() {
 /// the file. Method: plans of both kinds, not run.
 #[test]
 fn a_program_of_ones_own_is_planned() {
-    if !two_cpus_or_skip("a_program_of_ones_own_is_planned") {
-        return;
-    }
+    two_cpus();
     let folder = folder("own");
     let plan = "load = [20]\ncompany = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
                 inject = \"guard\"\ninvocations = 1\n";
@@ -176,9 +163,7 @@ fn a_program_of_ones_own_is_planned() {
 
 #[test]
 fn mistakes_are_named_before_anything_runs() {
-    if !two_cpus_or_skip("mistakes_are_named_before_anything_runs") {
-        return;
-    }
+    two_cpus();
     let folder = folder("mistakes");
     fs::write(folder.join("key.toml"), "load = [20]\nloads = [20]\n").unwrap();
     fs::write(folder.join("type.toml"), "\ninvocations = \"two\"\n").unwrap();
@@ -235,7 +220,7 @@ fn mistakes_are_named_before_anything_runs() {
 /// and simulate with the file.
 #[test]
 fn parameters_reach_the_model() {
-    let Some(place) = Place::new("parameters_reach_the_model") else { return };
+    let place = Place::new("parameters_reach_the_model");
     let words =
         "calibrate --lanes 0:1 --batch loop,spin --rounds 1 --duration 50ms --docs 200 --json";
     let output = place.lab(words).output().unwrap();
@@ -277,7 +262,7 @@ fn parameters_reach_the_model() {
 
 #[test]
 fn an_interrupted_calibration_says_so_and_leaves_nothing() {
-    let Some(place) = Place::new("an_interrupted_calibration") else { return };
+    let place = Place::new("an_interrupted_calibration");
     let running = place.start("calibrate --lanes 0:1 --batch loop --duration 600s --docs 200");
     running.await_child("elfen-batch");
     let scratch = place.scratch();

@@ -25,7 +25,7 @@ fn own_program(place: &Place, name: &str) {
 /// within a run, unrestrained and under Elfen.
 #[test]
 fn a_program_of_ones_own_is_measured() {
-    let Some(place) = Place::new("a_program_of_ones_own_is_measured") else { return };
+    let place = Place::new("a_program_of_ones_own_is_measured");
     own_program(&place, "worker");
     let words = SHORT.replace("none,borrow-idle", "none,unrestrained,borrow-idle");
     let words = words
@@ -76,7 +76,7 @@ fn reference_server(cpus: &str) -> (Child, String) {
 /// the request lane and on both.
 #[test]
 fn a_service_of_ones_own_is_measured_and_left_alone() {
-    let Some(place) = Place::new("a_service_of_ones_own_is_measured") else { return };
+    let place = Place::new("a_service_of_ones_own_is_measured");
     let words = "experiment --lanes 0:1 --signal service --batch loop --company none,unrestrained \
                  --rps 40 --invocations 1 --duration 300ms --warmup 0ms --out it.jsonl --json";
     let fails = |more: &str, says: &str| {
@@ -122,7 +122,7 @@ fn a_service_of_ones_own_is_measured_and_left_alone() {
 /// child sleeps, interrupted while it is measured alone.
 #[test]
 fn an_interrupted_experiment_leaves_no_program_behind() {
-    let Some(place) = Place::new("an_interrupted_experiment_leaves_no_program") else { return };
+    let place = Place::new("an_interrupted_experiment_leaves_no_program");
     let script = "#!/bin/sh\nsleep 599 &\nwhile :; do :; done\n";
     fs::write(place.path("worker"), script).unwrap();
     let all = fs::Permissions::from_mode(0o755);
@@ -143,7 +143,7 @@ fn an_interrupted_experiment_leaves_no_program_behind() {
 /// Method: one that fails alone already, and one that fails under Elfen.
 #[test]
 fn a_program_of_ones_own_that_fails_is_told() {
-    let Some(place) = Place::new("a_program_of_ones_own_that_fails") else { return };
+    let place = Place::new("a_program_of_ones_own_that_fails");
     own_program(&place, "worker");
     let output = place.lab(&format!("{SHORT} -- ./worker 7")).output().unwrap();
     let said = text(&output.stderr);

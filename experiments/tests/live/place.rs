@@ -2,7 +2,6 @@
 //! a look at what it leaves behind.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -21,17 +20,18 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// `None`, with a word about it, where a live run is not possible.
-    pub(crate) fn new(test: &str) -> Option<Self> {
-        if let Some(why) = missing() {
-            skip(test, &why);
-            return None;
+    pub(crate) fn new(test: &str) -> Self {
+        two_cpus();
+        let programs = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).parent().unwrap();
+        for program in ["elfen", "elfen-search", "elfen-load", "elfen-batch", "elfen-hedge"] {
+            let is_built = programs.join(program).is_file();
+            assert!(is_built, "needs {program}, which `cargo test --workspace` builds");
         }
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("live-{test}"));
         fs::remove_dir_all(&folder).ok();
         fs::create_dir_all(folder.join("tmp")).unwrap();
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(Self { folder, _turn: turn })
+        Self { folder, _turn: turn }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -80,21 +80,10 @@ impl Drop for Place {
     }
 }
 
-/// Past the capture of output: a test that was skipped must be seen.
-pub(crate) fn skip(test: &str, why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: {test}: {why}").unwrap();
-}
-
-fn missing() -> Option<String> {
+#[track_caller]
+pub(crate) fn two_cpus() {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if online.trim() == "0" {
-        return Some("it takes two CPUs".to_owned());
-    }
-    let folder = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).parent().unwrap();
-    let programs = ["elfen-search", "elfen-load", "elfen-batch", "elfen-hedge"];
-    let absent = programs.into_iter().find(|program| !folder.join(program).is_file())?;
-    Some(format!("{absent} is not built; `cargo test --workspace` builds it"))
+    assert_ne!(online.trim(), "0", "needs two CPUs");
 }
 
 /// An `elfen-lab` that must not outlive its test.

@@ -1,0 +1,80 @@
+//! What tests need besides Rust and a C compiler. A test that needs more is `#[ignore]`d with the
+//! reason; one that was asked for all the same fails here, with what is missing.
+//!
+//! Work on CPU 0 that never ends is a request without an end, and such work on CPU 1 leaves a batch
+//! at SCHED_IDLE three parts in a thousand. So tests whose batch has work to finish need both CPUs
+//! idle now and then.
+
+#![allow(dead_code, reason = "each test program uses some of these functions")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+#[track_caller]
+pub(crate) fn root() {
+    assert!(nix::unistd::geteuid().is_root(), "needs root");
+}
+
+#[track_caller]
+pub(crate) fn two_cpus() {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    assert_ne!(online.trim(), "0", "needs two CPUs");
+}
+
+/// CPUs 0 and 1, on which other processes leave time.
+#[track_caller]
+pub(crate) fn idle_lanes() {
+    two_cpus();
+    if let Some(cpu) = taken_by_others() {
+        panic!("needs two idle CPUs: others keep CPU {cpu} busy");
+    }
+}
+
+/// Programs of this machine's.
+#[track_caller]
+pub(crate) fn programs(names: &[&str]) {
+    let missing: Vec<&&str> = names.iter().filter(|name| find(name).is_none()).collect();
+    assert!(missing.is_empty(), "needs {missing:?}, which are not installed");
+}
+
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap() + ":/usr/sbin";
+    path.split(':').map(|folder| Path::new(folder).join(program)).find(|file| file.is_file())
+}
+
+/// One of this workspace's programs, next to `elfen`.
+#[track_caller]
+pub(crate) fn built(program: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name(program);
+    assert!(path.is_file(), "needs {program}, which `cargo test --workspace` builds");
+    path
+}
+
+/// The CPU of the lanes on which others leave nothing for so long.
+fn taken_by_others() -> Option<usize> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    static TAKEN: OnceLock<Option<usize>> = OnceLock::new();
+    *TAKEN.get_or_init(|| [0, 1].into_iter().find(|&cpu| !idles_within(cpu, PATIENCE)))
+}
+
+/// Whether a CPU idles for a tenth of a fifth of a second, at some time within a limit.
+fn idles_within(cpu: usize, limit: Duration) -> bool {
+    let begin = Instant::now();
+    while begin.elapsed() < limit {
+        let before = idle_ticks(cpu);
+        sleep(Duration::from_millis(200));
+        if idle_ticks(cpu) - before >= 2 {
+            return true;
+        }
+    }
+    false
+}
+
+fn idle_ticks(cpu: usize) -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap();
+    let line = stat.lines().find(|line| line.starts_with(&format!("cpu{cpu} ")));
+    line.unwrap().split_whitespace().nth(4).unwrap().parse().unwrap()
+}

@@ -95,7 +95,10 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
     let counters = profile["counters"].as_array().unwrap();
     assert_eq!(counters[0]["samples"]["count"][0], -5.0, "{profile:#}");
     let page = folder.path().join("run.html");
-    let drawn = run(&["lab", "report", file, "--html", page.to_str().unwrap()]);
+    // The laboratory lies next to the command that cargo built.
+    let mut lab = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let drawn = lab.args(["lab", "report", file, "--html", page.to_str().unwrap()]);
+    let drawn = drawn.output().unwrap();
     assert!(drawn.status.success(), "{drawn:?}");
     let until = run(&["shim", "--watch", "queue:i64", "--until", "queue:i64 > -2", "--", program]);
     assert!(until.status.success(), "{until:?}");

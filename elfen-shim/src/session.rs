@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use elfen_host::affinity;
 use elfen_host::cpulist::CpuSet;
-use elfen_host::run::place::be_ordinary;
+use elfen_host::run::placement::be_ordinary;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;

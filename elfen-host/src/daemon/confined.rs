@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 
 use super::log::{Level, gets_on, say};
+use super::pending::Waiting;
 use super::release;
 use super::settings::{Lent, Which};
 use super::units::{Found, Units};
-use super::waiting::Waiting;
 use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::state::{Confined, Folder};

@@ -7,28 +7,28 @@
 //! every fence before anything else when its keeper ends or hangs, and the keeper does when the
 //! daemon ends. On a stop fences stay frozen; `--release` lets them go for good.
 
-mod asked;
-mod beat;
 mod confined;
-mod fit;
-mod guarding;
-mod held;
-mod keeper;
-mod lent;
+mod fence_accounts;
+mod file_watch;
+mod freeze_on_exit;
+mod guard_monitor;
+mod guard_process;
+mod heartbeat;
+mod lent_lanes;
 mod log;
-mod reflex;
+mod managed_fence;
+mod metrics_process;
+mod pending;
 pub mod release;
 mod reload;
+mod requests;
+mod requirements;
 mod respawned;
-mod serving;
 pub mod settings;
 mod socket;
-mod tally;
 mod uevents;
 mod units;
-mod waiting;
 mod watchdog;
-mod written;
 
 use std::fs::File;
 use std::io;
@@ -45,28 +45,28 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use self::confined::Confining;
-use self::fit::fit;
-pub use self::fit::{offline, require};
-use self::guarding::Guarding;
-use self::held::Held;
-use self::keeper::Duties;
-use self::lent::Opened;
+use self::file_watch::Written;
+use self::guard_monitor::Guarding;
+use self::guard_process::Duties;
+use self::lent_lanes::Opened;
 use self::log::{Level, gets_on, notify, say};
-use self::serving::Serving;
+use self::managed_fence::Held;
+use self::metrics_process::Serving;
+use self::pending::Waiting;
+use self::requirements::fit;
+pub use self::requirements::{offline, require};
 use self::settings::{Settings, Which};
 use self::socket::Listener;
 use self::uevents::Uevents;
 use self::units::{Found, Units};
-use self::waiting::Waiting;
 use self::watchdog::Watchdog;
-use self::written::Written;
 use crate::affinity;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::state::Folder;
 use crate::fence::status::Frozen;
 use crate::run::hotplug::online;
-use crate::run::place;
+use crate::run::placement;
 
 const TICK_MS: u16 = 100;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -128,7 +128,7 @@ impl Daemon {
             .map_err(|error| Failure::new(Exit::Failed, "signals", error, "start it again"))?;
         let began_on = affinity::allowed().unwrap_or_default();
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
-        let _left = place::leave_from(&began_on, &settings.requests());
+        let _left = placement::leave_from(&began_on, &settings.requests());
         let nap = Arc::new(settings.open_nap()?);
         let socket = folder.socket();
         let listener = Listener::bind(&socket);
@@ -144,7 +144,7 @@ impl Daemon {
             _lock: lock,
             hierarchies,
             home,
-            opened: lent::open_all(&settings, &nap)?,
+            opened: lent_lanes::open_all(&settings, &nap)?,
             nap,
             held: Vec::new(),
             units: Units::default(),
@@ -250,7 +250,7 @@ impl Daemon {
             self.freeze_all(&Frozen::Unguarded);
             self.guarding.end();
             // The channels of a service that publishes by now replace those without its page.
-            match lent::open_all(&self.settings, &self.nap) {
+            match lent_lanes::open_all(&self.settings, &self.nap) {
                 Ok(opened) => self.opened = opened,
                 Err(failure) => say(Level::Error, failure),
             }
@@ -285,7 +285,7 @@ impl Daemon {
             lanes.any(|lanes| lanes.order.pairs == lent.pairs && !lanes.awaits_service)
         };
         let mut waiting = self.settings.lent.iter().filter(|lent| !has_page(lent));
-        waiting.any(|lent| matches!(lent::published(lent), Ok(Some(Ok(_)))))
+        waiting.any(|lent| matches!(lent_lanes::published(lent), Ok(Some(Ok(_)))))
     }
 
     fn confine(&mut self) {

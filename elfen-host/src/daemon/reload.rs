@@ -10,9 +10,9 @@ use elfen_console::failure::{Failure, Status as Exit};
 use super::log::{Level, say};
 use super::settings::Settings;
 use super::units::Units;
-use super::{Daemon, lent, release, require};
+use super::{Daemon, lent_lanes, release, require};
 use crate::fence::status::Frozen;
-use crate::run::place;
+use crate::run::placement;
 
 impl Daemon {
     pub(super) fn reload(&mut self) {
@@ -27,12 +27,12 @@ impl Daemon {
             .map_err(|error| Failure::new(Exit::Usage, "reading them", error, "correct it"))?;
         require(&settings)?;
         let nap = Arc::new(settings.open_nap()?);
-        let opened = lent::open_all(&settings, &nap)?;
+        let opened = lent_lanes::open_all(&settings, &nap)?;
         let serving = self.serving.rebind(settings.metrics)?;
         self.freeze_all(&Frozen::Unguarded);
         self.guarding.end();
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
-        let _left = place::leave_from(&self.began_on, &settings.requests());
+        let _left = placement::leave_from(&self.began_on, &settings.requests());
         (self.settings, self.nap, self.opened) = (settings, nap, opened);
         self.units = Units::default();
         if let Some(serving) = serving {

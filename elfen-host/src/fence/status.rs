@@ -11,7 +11,7 @@ use elfen_rt::pages;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use serde::{Deserialize, Serialize};
 
-use super::promises::{Broken, Promise};
+use super::guarantees::{Broken, Promise};
 use crate::cgroup::CgroupPath;
 
 /// The longest request. An answer may be as long as the kernel passes on at once.

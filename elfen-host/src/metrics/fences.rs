@@ -1,9 +1,9 @@
 //! What elfend says of its fences, as families.
 
 use super::exposition::{Family, Kind};
-use crate::fence::promises::Promise;
+use crate::fence::guarantees::Promise;
 use crate::fence::status::{Frozen, Status};
-use crate::run::find::Batch;
+use crate::run::batches::Batch;
 use crate::run::level::Level;
 
 /// How many are kept in their place by what.

@@ -11,7 +11,7 @@ use elfen_rt::pages;
 use super::server::Scraped;
 use super::{Seen, scrape};
 use crate::fence::status::{Answer, Request, ask};
-use crate::run::find;
+use crate::run::batches;
 use crate::services::{Tails, services};
 use crate::watches::watches;
 
@@ -30,7 +30,7 @@ impl Machine {
 
 impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
-        let (batches, services) = (find::batches(&self.socket)?, services()?);
+        let (batches, services) = (batches::batches(&self.socket)?, services()?);
         let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),

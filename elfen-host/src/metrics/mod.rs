@@ -19,7 +19,7 @@ use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot, LaneState, REQUEST_OFFLINE
 use elfen_rt::signal::task::TaskMap;
 
 use super::fence::status::Status;
-use super::run::find::Batch;
+use super::run::batches::Batch;
 use super::services::{Published, Tails};
 use super::watches::Tail;
 use exposition::{Family, Kind, Labels};

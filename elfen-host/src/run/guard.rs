@@ -22,9 +22,9 @@ use elfen_rt::signal::task::TaskSlot;
 use super::channels::Channels;
 use super::ipc::Meter;
 use super::live::Rehearsal;
-use super::looks::{Activity, Idling, Looks};
 use super::pacer::Pacer;
-use super::place;
+use super::placement;
+use super::poll_timing::{Activity, Idling, Looks};
 use crate::affinity;
 
 /// How long a guard holds its lane before it sees to the run again (its end, a batch that was told
@@ -58,7 +58,7 @@ impl Guards {
     ) -> io::Result<Self> {
         // Threads begin with the rank of the one that starts them: a guard at SCHED_IDLE might
         // not come to raise its own.
-        let _ranked = place::rank_first();
+        let _ranked = placement::rank_first();
         let stop = Arc::new(AtomicBool::new(false));
         let mut guards = Self { stop: stop.clone(), threads: Vec::new(), turns: Vec::new() };
         for (index, &(cpu, _)) in channels.assigned().iter().enumerate() {
@@ -106,7 +106,7 @@ fn guard(
     let memory = Memory::default();
     let Some(lane) = channels.lane(index, &memory) else { return };
     // `may_rank_first` has found that this is allowed.
-    let _ranked = place::rank_first();
+    let _ranked = placement::rank_first();
     let mut guard = Guard { rehearsal, ..Guard::of(channels, &lane, (how, pacer), looks, stop) };
     while !stop.load(Relaxed) {
         match guard.is_offline() {
@@ -123,15 +123,15 @@ fn guard(
     lane.leave(monotonic_ns());
 }
 
-/// Whether guards of ours would get the rank that they need: see [`place::rank_first`].
+/// Whether guards of ours would get the rank that they need: see [`placement::rank_first`].
 pub fn may_rank_first() -> io::Result<()> {
     // In a thread of its own, so that nothing else of this process changes its rank.
-    thread::spawn(place::rank_first).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    thread::spawn(placement::rank_first).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
 /// Whether they would get the one that it takes to write into a program on several lanes.
 pub fn may_rank_above_all() -> io::Result<()> {
-    let taken = thread::spawn(place::rank_above_all).join();
+    let taken = thread::spawn(placement::rank_above_all).join();
     taken.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 

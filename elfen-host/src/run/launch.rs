@@ -17,7 +17,7 @@ use nix::unistd::{setgid, setgroups, setuid};
 use super::Order;
 use super::channels::Channels;
 use super::event::{Event, ToFront};
-use super::place::Place;
+use super::placement::Place;
 use crate::cpulist::CpuSet;
 
 /// The loader's list of libraries that come before all others.

@@ -12,28 +12,28 @@
 //! nothing: see ARCHITECTURE.md for why it is not a signal.
 
 mod accounts;
+pub mod batches;
 mod beside;
-pub(crate) mod care;
 pub mod channels;
 mod event;
 pub mod figures;
-pub mod find;
-pub mod front;
 pub mod guard;
 pub(crate) mod hotplug;
 pub mod ipc;
-mod keeper;
 pub mod latency;
 pub mod launch;
+pub mod launcher;
 pub mod level;
 pub mod live;
-pub mod looks;
 mod pacer;
 mod pages;
-pub mod place;
+pub mod placement;
+pub mod poll_timing;
 pub mod report;
 mod spare;
 mod spins;
+mod supervisor;
+pub(crate) mod upkeep;
 pub mod waker;
 
 use std::ffi::{CString, OsString};
@@ -48,7 +48,7 @@ use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::Settings;
 use nix::unistd::{Gid, Uid};
 
-use self::looks::Looks;
+use self::poll_timing::Looks;
 use super::pair::Pair;
 
 /// Everything that is decided before anything is started.

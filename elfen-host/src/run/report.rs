@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::Figures;
 use super::live::words::Live;
-use super::looks::Looked;
+use super::poll_timing::Looked;
 
 /// Times are nanoseconds.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]

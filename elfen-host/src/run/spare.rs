@@ -21,7 +21,7 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 use super::Order;
 use super::channels::Channels;
 use super::event::{Event, ToFront};
-use super::keeper::{self, Tending};
+use super::supervisor::{self, Tending};
 use crate::pidfd::PidFd;
 
 const NAME: &std::ffi::CStr = c"elfen-spare";
@@ -48,12 +48,12 @@ pub(super) fn stand_by(
             drop(started);
             become_the_parent_of_orphans()?;
             front.spare = Some(to_spare.into());
-            return keeper::keep(order, channels, inheritance, found, front);
+            return supervisor::keep(order, channels, inheritance, found, front);
         }
         ForkResult::Parent { child } => child,
     };
     drop(to_spare);
-    keeper::let_go_of_the_terminal();
+    supervisor::let_go_of_the_terminal();
     // SAFETY: this prctl takes a name that ends in NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
     if !was_killed(keeper)? {
@@ -65,7 +65,7 @@ pub(super) fn stand_by(
     let claim = Claim::of_run(front.pid, std::process::id());
     let mut tending = Tending::start(order, channels, inheritance, claim)?;
     tending.adopt(batch.pid());
-    keeper::tend(tending, &mut front)
+    supervisor::tend(tending, &mut front)
 }
 
 /// Waits for a child's end, and does not reap it: reaping may take long (see [`super::spins`]), and

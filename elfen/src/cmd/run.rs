@@ -12,17 +12,17 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
 use elfen_console::{duration, usage};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
+use elfen_host::args::poll_timing::LookArgs;
 use elfen_host::args::signals::{self as signal_args, refuse};
 use elfen_host::pair;
 use elfen_host::pair::Pair;
 use elfen_host::run::Order;
 use elfen_host::run::channels::{Channels, Error, Service, Signals, Wanted, Writer};
 use elfen_host::run::figures::{self, Figures};
-use elfen_host::run::front::{self, Ended, Ending};
 use elfen_host::run::guard;
 use elfen_host::run::ipc::Counts;
+use elfen_host::run::launcher::{self, Ended, Ending};
 use elfen_host::run::level::Level;
 use elfen_host::run::live::words::LiveWords;
 use elfen_host::run::report::Report;
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let failed = |error| Failure::new(Status::Failed, "running the batch", error, "try again");
     let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
     let Ended { ending, beside_guards } =
-        front::run(&order, &channels, &inheritance).map_err(failed)?;
+        launcher::run(&order, &channels, &inheritance).map_err(failed)?;
     let request_busy_ns = figures::busy_between(busy_ns, figures::request_busy_ns(&channels));
     let holds = channels.settings().unwrap_or(order.settings);
     let measured = Report {
@@ -476,7 +476,7 @@ fn exit_status(ending: Ending) -> u8 {
 
 fn end(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
     match ending {
-        Ending::Killed { signal } => front::die_of(signal),
+        Ending::Killed { signal } => launcher::die_of(signal),
         Ending::Exited { code } => Ok(ExitCode::from(code)),
         Ending::Refused { errno } => {
             let why = std::io::Error::from_raw_os_error(errno);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
+use elfen_host::run::batches::Batch;
 use elfen_host::run::channels::Service;
-use elfen_host::run::find::Batch;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::LaneSlot;
 

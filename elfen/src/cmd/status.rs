@@ -10,8 +10,8 @@ use elfen_console::{duration, table};
 use elfen_host::cgroup::CgroupPath;
 use elfen_host::fence::state::Noted;
 use elfen_host::fence::status::{Answer, FenceStatus, Request, Status as Fences, ask};
+use elfen_host::run::batches::{self, Batch};
 use elfen_host::run::figures::Figures;
-use elfen_host::run::find::{self, Batch};
 use elfen_rt::signal::lane::LaneSlot;
 use serde::Serialize;
 
@@ -133,7 +133,7 @@ fn left(run_dir: &RunDir) -> Result<Vec<Left>, Failure> {
 }
 
 pub(super) fn batches(run_dir: &RunDir) -> Result<Vec<Batch>, Failure> {
-    find::batches(&run_dir.folder().socket()).map_err(|error| {
+    batches::batches(&run_dir.folder().socket()).map_err(|error| {
         let fix = "use a kernel with System V shared memory (CONFIG_SYSVIPC)";
         Failure::new(Status::Unsupported, "looking for batches", error, fix)
     })

@@ -33,7 +33,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use elfen_host::cgroup::Rank;
-use elfen_host::fence::promises::Promise;
+use elfen_host::fence::guarantees::Promise;
 use elfen_host::fence::status::Frozen;
 
 use stage::{Fenced, NOBODY, borrows, comm, kill, or_skip, ran_ns, share, wait_until};

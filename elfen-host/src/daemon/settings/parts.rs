@@ -13,7 +13,7 @@ use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 use crate::pair::Pair;
 use crate::run::channels::Wanted;
-use crate::run::looks::Looks;
+use crate::run::poll_timing::Looks;
 
 #[derive(Clone, Debug)]
 pub struct Settings {

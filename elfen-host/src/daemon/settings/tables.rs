@@ -16,7 +16,7 @@ use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 use crate::pair::{self, Pair};
 use crate::run::channels::Wanted;
-use crate::run::looks::Looks;
+use crate::run::poll_timing::Looks;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

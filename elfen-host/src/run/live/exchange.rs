@@ -6,7 +6,7 @@ use elfen_instrument::live::{Change, Stood};
 use parking_lot::Mutex;
 
 use super::handover::State;
-use super::meeting::Meetings;
+use super::rendezvous::Meetings;
 
 /// Where a batch thread stood that should have answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

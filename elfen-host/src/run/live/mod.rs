@@ -19,13 +19,13 @@
 //! With several lanes the guards meet before one of them writes (`meeting.rs`), and checks look at
 //! the lane that their thread is on.
 
-mod drills;
 mod exchange;
 mod handover;
-mod meeting;
 pub(super) mod page;
 mod planner;
-mod rehearsal;
+mod probe_schedule;
+mod rendezvous;
+mod site_probe;
 pub mod words;
 
 use std::io;
@@ -37,9 +37,9 @@ use elfen_instrument::live::Pages;
 use elfen_kernel::preempted::Notes;
 
 use self::exchange::Exchange;
-pub(super) use self::rehearsal::Rehearsal;
+pub(super) use self::site_probe::Rehearsal;
 use super::channels::Channels;
-use super::place::Place;
+use super::placement::Place;
 
 /// The planner of a run. It ends when this drops.
 #[derive(Debug)]

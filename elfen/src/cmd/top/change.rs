@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration;
-use elfen_host::run::find::Batch;
+use elfen_host::run::batches::Batch;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 
 use super::picture::BatchView;

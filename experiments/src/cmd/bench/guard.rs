@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::table;
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
-use elfen_host::run::looks::Looked;
+use elfen_host::args::poll_timing::LookArgs;
+use elfen_host::run::poll_timing::Looked;
 use elfen_rt::service::Service;
 use serde::Serialize;
 

@@ -9,7 +9,7 @@ use elfen_host::args::nap::NapName;
 use elfen_host::args::signals::refuse;
 use elfen_host::run::Order;
 use elfen_host::run::channels::{Channels, Service, Signals};
-use elfen_host::run::looks::Looks;
+use elfen_host::run::poll_timing::Looks;
 use elfen_instrument::Inject;
 use elfen_rt::signal::control::Settings;
 

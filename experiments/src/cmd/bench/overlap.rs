@@ -9,9 +9,9 @@ use elfen_console::duration::number;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, table};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
-use elfen_host::run::looks::Looked;
+use elfen_host::args::poll_timing::LookArgs;
+use elfen_host::run::poll_timing::Looked;
 use serde::Serialize;
 
 use crate::bench::distribution::Distribution;

@@ -11,8 +11,8 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output::{print, warn};
 use elfen_console::{duration, usage};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
+use elfen_host::args::poll_timing::LookArgs;
 
 use crate::bench::batch::{self, Error, Order};
 use crate::bench::trace::buffer;

@@ -2,7 +2,7 @@
 
 use elfen_console::duration::{self, number};
 use elfen_console::table;
-use elfen_host::run::looks::Looked;
+use elfen_host::run::poll_timing::Looked;
 use elfen_rt::clock::nanos;
 use serde::Serialize;
 

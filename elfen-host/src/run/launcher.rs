@@ -23,9 +23,9 @@ use nix::unistd::{ForkResult, Pid, fork};
 use super::Order;
 use super::channels::Channels;
 use super::event::Event;
-use super::keeper::Tending;
-use super::place;
+use super::placement;
 use super::spare::{self, become_the_parent_of_orphans};
+use super::supervisor::Tending;
 use crate::pidfd::PidFd;
 
 /// How the batch program ended.
@@ -74,7 +74,7 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), Some(&mut found))?;
     become_the_parent_of_orphans()?;
     // Front and keeper both; where a cpuset of ours says otherwise, they stay where they are.
-    let _left = place::leave(&channels.requests().into_iter().collect());
+    let _left = placement::leave(&channels.requests().into_iter().collect());
     let (events, to_us) = UnixStream::pair()?;
     let (events, to_us) = (OwnedFd::from(events), OwnedFd::from(to_us));
     let front = std::process::id();

@@ -7,8 +7,8 @@ use elfen_rt::bpf::Descriptor;
 use elfen_rt::signal::account::Claim;
 
 use super::Daemon;
-use super::held::Held;
 use super::log::{Level, say};
+use super::managed_fence::Held;
 use super::socket::{Asked, Peer};
 use crate::fence::status::{Answer, Asker, Request, Status, Wanted};
 use crate::process::descends;

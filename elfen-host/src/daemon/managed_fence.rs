@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::signal::account::Claim;
 
-use super::lent::Lanes;
+use super::fence_accounts::Tally;
+use super::lent_lanes::Lanes;
 use super::log::{Level, say};
 use super::settings::{Fence, Which};
-use super::tally::Tally;
 use super::units::Found;
 use crate::cgroup::{CgroupPath, Error, Freezer, Group, Hierarchies};
 use crate::cpulist::CpuSet;
-use crate::fence::promises::{self, Broken, Promise, Terms};
+use crate::fence::guarantees::{self, Broken, Promise, Terms};
 use crate::fence::state::{Folder, Noted};
 use crate::fence::status::{FenceStatus, Frozen, Repaired};
 use crate::run::channels::uncounted;
@@ -167,10 +167,10 @@ impl Held {
         if !self.group.exists() && self.unit.is_none() {
             self.group.make()?;
         }
-        let broken = promises::look(&self.group, terms)?;
+        let broken = guarantees::look(&self.group, terms)?;
         if broken.is_empty() {
             self.was_seen = true;
-            if promises::lacks_lanes(&self.group, terms)? {
+            if guarantees::lacks_lanes(&self.group, terms)? {
                 let why = format!("its batch lanes are {} again", terms.lanes);
                 say(Level::Info, format_args!("fence {:?}: {why}", self.name));
                 self.repair(&Broken { promise: Promise::Place, why }, terms)?;
@@ -182,7 +182,7 @@ impl Held {
                 say(Level::Warning, format_args!("fence {:?}: {error}", self.name));
             }
         }
-        let left = promises::look(&self.group, terms)?;
+        let left = guarantees::look(&self.group, terms)?;
         if !std::mem::replace(&mut self.was_seen, true) {
             return Ok(left);
         }
@@ -207,7 +207,7 @@ impl Held {
         if let Some(Err(why)) = told {
             say(Level::Warning, format_args!("{why}; its files are written"));
         }
-        promises::repair(&self.group, broken, terms)
+        guarantees::repair(&self.group, broken, terms)
     }
 
     /// Freezes or thaws, by what speaks against running.

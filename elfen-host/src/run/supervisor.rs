@@ -19,15 +19,15 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::Order;
 use super::beside::Beside;
-use super::care::Care;
 use super::channels::Channels;
 use super::event::{Event, ToFront};
 use super::guard::Guards;
 use super::hotplug::{Hotplug, online};
 use super::launch::launch;
 use super::live::Planner;
-use super::place::{Place, lighten_session};
+use super::placement::{Place, lighten_session};
 use super::spins::{OwnSpins, Spins};
+use super::upkeep::Care;
 use super::waker::Wakers;
 use crate::pidfd::PidFd;
 use crate::process::{below, stat, threads_of};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
 
-use crate::run::looks::Looks;
+use crate::run::poll_timing::Looks;
 
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct LookArgs {

@@ -4,7 +4,7 @@ use elfen_console::failure::{Failure, Status as Exit};
 use elfen_rt::process::Liveness;
 use elfen_rt::signal::service::Writer;
 
-use super::lent;
+use super::lent_lanes;
 use super::settings::{Lent, Settings, Which};
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::cpulist::CpuSet;
@@ -92,7 +92,7 @@ pub(super) fn fit(group: &Group, lent: &[Lent]) -> Result<(), String> {
 
 /// The processes that write a service's page now, as far as their ids mean something here.
 fn publishers(lent: &Lent) -> Vec<(u32, String)> {
-    let Ok(Some(Ok(service))) = lent::published(lent) else { return Vec::new() };
+    let Ok(Some(Ok(service))) = lent_lanes::published(lent) else { return Vec::new() };
     let writer = |lane| match service.reader.writer(lane) {
         Writer::Process(identity, Liveness::Alive) => {
             let process = identity.pid().unsigned_abs();

@@ -8,10 +8,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
-use super::beat::Heard;
-use super::keeper::{self, Duties, Keeper};
+use super::freeze_on_exit::Reflex;
+use super::guard_process::{self, Duties, Keeper};
+use super::heartbeat::Heard;
 use super::log::{Level, say};
-use super::reflex::Reflex;
 use crate::fence::status::Frozen;
 
 /// A keeper that ends sooner than this after it started is started again only then.
@@ -76,7 +76,7 @@ impl Guarding {
 
     pub(super) fn start(&mut self, duties: &Duties<'_>) {
         self.began = Instant::now();
-        match keeper::start(duties) {
+        match guard_process::start(duties) {
             Ok(keeper) => {
                 let reflex = Reflex::at_the_end_of(keeper.pid, duties.folder);
                 let late = "when guards end, fences are frozen at the next round";

@@ -19,8 +19,8 @@ use super::settings::{Lent, Settings as File};
 use crate::args::signals::refuse;
 use crate::cpulist::CpuSet;
 use crate::fence::status::RequestLane;
+use crate::run::batches::lent_beside;
 use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
-use crate::run::find::lent_beside;
 use crate::run::{Order, User};
 
 /// Lanes with one policy, and their channels.

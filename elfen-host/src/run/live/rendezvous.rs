@@ -18,7 +18,7 @@ use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::block::ring;
 
 use crate::run::channels::Channels;
-use crate::run::place::{rank_above_all, rank_first};
+use crate::run::placement::{rank_above_all, rank_first};
 
 /// How long a guard keeps its lane for the others.
 const PATIENCE: Duration = Duration::from_millis(5);

@@ -10,7 +10,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::account::Claim;
 use elfen_rt::signal::task::TaskMap;
 
-use super::lent::Lanes;
+use super::lent_lanes::Lanes;
 use crate::cpulist::CpuSet;
 use crate::fence::status::LaneAccount;
 

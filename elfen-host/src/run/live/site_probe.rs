@@ -13,15 +13,15 @@ use elfen_rt::lane::Lane;
 use elfen_rt::nap::block;
 use elfen_rt::signal::lane::{ASLEEP, AWAKE, LaneSlot};
 
-use super::drills::{DRILL, Drills};
 use super::exchange::{Exchange, Miss};
 use super::handover::{Outcome, take_up};
+use super::probe_schedule::{DRILL, Drills};
 use super::words::LiveWords;
 use crate::affinity::Mask;
 use crate::cpulist::CpuSet;
 use crate::process::threads_of;
 use crate::run::channels::Channels;
-use crate::run::place::{rank_above_all, rank_first};
+use crate::run::placement::{rank_above_all, rank_first};
 
 /// A batch thread that came onto its lane later than this after the question, or after the request,
 /// was not asked for long enough.

@@ -14,15 +14,15 @@ use elfen_rt::nap::Nap;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, getppid, pipe2};
 
-use super::beat::{Beat, Heard, Silence};
-use super::lent::Lanes;
+use super::heartbeat::{Beat, Heard, Silence};
+use super::lent_lanes::Lanes;
 use super::log::{Level, say};
 use crate::cgroup::{Group, Hierarchies};
 use crate::fence::state::Folder;
-use crate::run::care::Care;
 use crate::run::guard::Guards;
 use crate::run::hotplug::{Online, online};
-use crate::run::looks::Looks;
+use crate::run::poll_timing::Looks;
+use crate::run::upkeep::Care;
 
 /// How long a fence may be full before its guards wake.
 const REST: Duration = Duration::from_millis(20);

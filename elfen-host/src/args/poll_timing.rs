@@ -5,10 +5,10 @@ use std::time::Duration;
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
 
-use crate::run::poll_timing::Looks;
+use crate::run::poll_timing::PollTiming;
 
 #[derive(clap::Args, Clone, Copy, Debug)]
-pub struct LookArgs {
+pub struct PollTimingArgs {
     /// How often a guard looks at its request lane: the longest reaction while the lane is in use
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
         env = "ELFEN_LOOK_EVERY")]
@@ -23,14 +23,14 @@ pub struct LookArgs {
     look_slack: Duration,
 }
 
-impl LookArgs {
-    pub fn looks(self) -> Result<Looks, Failure> {
+impl PollTimingArgs {
+    pub fn timing(self) -> Result<PollTiming, Failure> {
         if self.look_every.is_zero() {
             let (why, fix) =
                 ("the guard would never sleep", "give it 50us or more, as in --look-every 500us");
             return Err(Failure::new(Status::Usage, "--look-every 0", why, fix));
         }
-        Ok(Looks { every: self.look_every, slack: self.look_slack })
+        Ok(PollTiming { interval: self.look_every, slack: self.look_slack })
     }
 
     /// Whether these are the defaults.

@@ -21,8 +21,8 @@ use crate::cgroup::{Group, Hierarchies};
 use crate::fence::state::Folder;
 use crate::run::guard::Guards;
 use crate::run::hotplug::{Online, online};
-use crate::run::poll_timing::Looks;
-use crate::run::upkeep::Care;
+use crate::run::poll_timing::PollTiming;
+use crate::run::upkeep::LaneUpkeep;
 
 /// How long a fence may be full before its guards wake.
 const REST: Duration = Duration::from_millis(20);
@@ -44,7 +44,7 @@ pub(super) struct Keeper {
 pub(super) struct Duties<'a> {
     pub(super) lanes: &'a [Lanes],
     pub(super) nap: &'a Arc<Nap>,
-    pub(super) looks: Looks,
+    pub(super) poll_timing: PollTiming,
     pub(super) folder: &'a Folder,
     pub(super) hierarchies: &'a Hierarchies,
 }
@@ -80,8 +80,8 @@ fn keep(duties: &Duties<'_>, beat: &Beat, mut ready: File, daemon: Pid) -> io::R
     if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut cares: Vec<Care> =
-        duties.lanes.iter().map(|lanes| Care::begin(&lanes.order, &lanes.channels)).collect();
+    let mut cares: Vec<LaneUpkeep> =
+        duties.lanes.iter().map(|lanes| LaneUpkeep::start(&lanes.order, &lanes.channels)).collect();
     let mut guards = Standing::default();
     let mut known: Option<Online> = None;
     let mut said = false;
@@ -125,7 +125,7 @@ impl Standing {
             *self = Self { listened: self.listened, ..Self::default() };
         } else if self.guards.is_empty() {
             for lanes in duties.lanes {
-                self.guards.push(Guards::start(&lanes.channels, duties.nap, duties.looks)?);
+                self.guards.push(Guards::start(&lanes.channels, duties.nap, duties.poll_timing)?);
                 let batches = lanes.channels.assigned().iter().map(|&(batch, _)| batch);
                 self.silences.extend(batches.map(|batch| (batch, Silence::default())));
             }
@@ -137,10 +137,10 @@ impl Standing {
     /// thread. Said once.
     fn missed(&mut self) -> Option<u32> {
         let since = self.listened.replace(Instant::now()).map_or(REST, |at| at.elapsed());
-        let turns = self.guards.iter().flat_map(Guards::turns);
+        let polls = self.guards.iter().flat_map(Guards::polls);
         let mut missed = None;
-        for ((lane, silence), turns) in self.silences.iter_mut().zip(turns) {
-            if silence.listen(turns, since) != Heard::Lately {
+        for ((lane, silence), polls) in self.silences.iter_mut().zip(polls) {
+            if silence.listen(polls, since) != Heard::Lately {
                 missed = Some(*lane);
             }
         }

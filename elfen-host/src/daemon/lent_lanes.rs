@@ -19,8 +19,8 @@ use super::settings::{Lent, Settings as File};
 use crate::args::signals::refuse;
 use crate::cpulist::CpuSet;
 use crate::fence::status::RequestLane;
-use crate::run::batches::lent_beside;
-use crate::run::channels::{Channels, Error, Service, Signals, Wanted};
+use crate::run::batches::lent_page_name;
+use crate::run::channels::{Channels, Error, Service, Signals, SourceChoice};
 use crate::run::{Order, User};
 
 /// Lanes with one policy, and their channels.
@@ -49,7 +49,7 @@ impl Opened {
             of.is_none_or(|own| batches.any(|batch| own.contains(batch)))
         };
         let own = self.lanes.iter().filter(concerns);
-        let pages = own.filter_map(|lanes| lanes.channels.handed()).take(MOST);
+        let pages = own.filter_map(|lanes| lanes.channels.shared_files()).take(MOST);
         let tasks = self.tasks().map(|tasks| [tasks.tasks.raw(), tasks.link.raw()]);
         pages.flatten().chain(tasks.into_iter().flatten()).collect()
     }
@@ -74,7 +74,7 @@ impl Opened {
         let named = |lanes: &&Lanes| lanes.channels.name() == page;
         let lanes = self.lanes.iter().find(named);
         lanes.is_some_and(|lanes| {
-            lanes.channels.wanted().publish(settings);
+            lanes.channels.requested().publish(settings);
             true
         })
     }
@@ -114,12 +114,12 @@ fn open(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Result<Option<Lanes>, F
         None => None,
     };
     let awaits_service = service.is_none() && lent.service.is_some();
-    if service.is_none() && settings.signal == Wanted::Service {
+    if service.is_none() && settings.signal == SourceChoice::Service {
         return Ok(None);
     }
     let signals = Signals::open(settings.signal, service).map_err(|error| refuse(&error))?;
     let order = order(lent, settings, nap);
-    let channels = Channels::open_to_hand_on(&order, signals).map_err(|error| refuse(&error))?;
+    let channels = Channels::open_shared(&order, signals).map_err(|error| refuse(&error))?;
     let own = Identity::own().map_or(0, Identity::word);
     channels.control().batch.store(own, Relaxed);
     Ok(Some(Lanes { order, channels: Arc::new(channels), awaits_service }))
@@ -144,7 +144,7 @@ fn uid_of(name: &str) -> Result<u32, Failure> {
 
 /// A batch without a program: whoever is in a fence is the batch.
 fn order(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Order {
-    let name = lent.service.as_ref().map_or("elfend".to_owned(), |name| lent_beside(name));
+    let name = lent.service.as_ref().map_or("elfend".to_owned(), |name| lent_page_name(name));
     Order {
         pairs: lent.pairs.clone(),
         settings: lent.policy,
@@ -154,7 +154,7 @@ fn order(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Order {
         notes: None,
         nap: nap.clone(),
         alarm: None,
-        looks: settings.looks,
+        poll_timing: settings.poll_timing,
         user: None,
         program: name.into(),
         arguments: Vec::new(),

@@ -20,7 +20,7 @@ use crate::cpulist::CpuSet;
 use crate::fence::guarantees::{self, Broken, Promise, Terms};
 use crate::fence::state::{Folder, Noted};
 use crate::fence::status::{FenceStatus, Frozen, Repaired};
-use crate::run::channels::uncounted;
+use crate::run::channels::uncounted_warning;
 use crate::systemd;
 use crate::topology::nodes_of;
 
@@ -134,7 +134,7 @@ impl Held {
         let Ok(id) = self.group.id() else { return };
         self.tally.follow(id, opened);
         for lane in self.tally.count(opened, &self.lanes, known) {
-            say(Level::Warning, format_args!("fence {:?}: {}", self.name, uncounted(lane)));
+            say(Level::Warning, format_args!("fence {:?}: {}", self.name, uncounted_warning(lane)));
         }
     }
 

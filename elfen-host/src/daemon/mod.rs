@@ -128,7 +128,7 @@ impl Daemon {
             .map_err(|error| Failure::new(Exit::Failed, "signals", error, "start it again"))?;
         let began_on = affinity::allowed().unwrap_or_default();
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
-        let _left = placement::leave_from(&began_on, &settings.requests());
+        let _left = placement::avoid_lanes_within(&began_on, &settings.requests());
         let nap = Arc::new(settings.open_nap()?);
         let socket = folder.socket();
         let listener = Listener::bind(&socket);
@@ -385,7 +385,7 @@ impl Daemon {
         self.guarding.start(&Duties {
             lanes: &self.opened.lanes,
             nap: &self.nap,
-            looks: self.settings.looks,
+            poll_timing: self.settings.poll_timing,
             folder: &self.folder,
             hierarchies: &self.hierarchies,
         });

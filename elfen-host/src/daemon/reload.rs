@@ -32,7 +32,7 @@ impl Daemon {
         self.freeze_all(&Frozen::Unguarded);
         self.guarding.end();
         // Where a cpuset of ours says otherwise, the daemon stays where it is.
-        let _left = placement::leave_from(&self.began_on, &settings.requests());
+        let _left = placement::avoid_lanes_within(&self.began_on, &settings.requests());
         (self.settings, self.nap, self.opened) = (settings, nap, opened);
         self.units = Units::default();
         if let Some(serving) = serving {

@@ -21,7 +21,7 @@ use elfen_rt::signal::service::ServiceSlot;
 use crate::fence::status::{self, Answer, Request};
 use crate::hsperf;
 use crate::mapped;
-use crate::run::guard::may_rank_first;
+use crate::run::guard::may_take_guard_rank;
 
 use super::answers::{
     Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, Handed, Jvm, KernelTypes,
@@ -50,7 +50,7 @@ pub fn ask(trial: Trial) -> Answers {
         umwait: nap(Kind::Umwait),
         mwaitx: nap(Kind::Mwaitx),
         idle_class: rank(idle_class()),
-        guard_rank: rank(may_rank_first()),
+        guard_rank: rank(may_take_guard_rank()),
         preload_library: match elfen_instrument::find_library() {
             Ok(path) => Library::Found(path.display().to_string()),
             Err(error) => Library::Missing(error.to_string()),

@@ -1,15 +1,15 @@
-//! Accounts of a run without privileges: elfend claims them for it.
+//! Accounts of a run without privileges: elfend claims them on its behalf.
 //!
 //! A process that can write claims can falsify every account of the machine. So members of group
-//! elfen are handed the task map without them, and elfend claims for the process that asks, as the
-//! kernel names it.
+//! elfen receive the task map without claims. elfend claims for the process that asks, and takes
+//! its id from the kernel.
 
 use elfen_kernel::task_map;
 use elfen_rt::signal::account::Claim;
 
 use crate::fence::status::{Answer, Request, ask};
 
-/// The claim as elfend has made it, and of each pair which account of its batch lane it is.
+/// The claim that elfend has made, and which account of each pair's batch lane it has.
 pub(super) fn claimed_by_elfend(
     pairs: &[(u32, u32)],
     claim: Claim,

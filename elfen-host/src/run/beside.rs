@@ -1,8 +1,9 @@
-//! Batch processes that do not rank below their guards any more.
+//! Batch processes that no longer rank below their guards.
 //!
-//! SCHED_IDLE ranks a thread below others of its own cgroup. One that starts a cgroup of its own,
-//! as a container does, shares a held lane with the guard by their cgroups' weights, whatever its
-//! class is. No run can undo that; a fence does. So each such process is found, and told once.
+//! SCHED_IDLE ranks a thread below others of its own cgroup only. A process that starts a cgroup of
+//! its own, as a container does, shares an occupied lane with the guard by the weights of their
+//! cgroups, whatever its class is. A run cannot change that; a fence can. So the supervisor reports
+//! each such process once.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +11,14 @@ use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
 use crate::fence::rank::parting;
 
 #[derive(Debug)]
-pub(super) struct Beside {
-    /// The guards' own place; `None` where the kernel ranks no cgroups.
+pub(super) struct UnrankedProcesses {
+    /// The cgroup of the guards; `None` where the kernel ranks no cgroups.
     own: Option<(Hierarchies, CgroupPath)>,
     known: BTreeSet<u32>,
 }
 
-impl Beside {
-    pub(super) fn guards_of_this_process() -> Self {
+impl UnrankedProcesses {
+    pub(super) fn next_to_this_process() -> Self {
         let own = Hierarchies::read().and_then(|hierarchies| {
             let home = hierarchies.home_of(std::process::id())?;
             Ok((hierarchies, home))
@@ -25,15 +26,15 @@ impl Beside {
         Self { own: own.ok(), known: BTreeSet::new() }
     }
 
-    /// Those that rank beside their guard, and were not known to.
-    pub(super) fn new_ones(&mut self, processes: &[u32]) -> Vec<u32> {
+    /// The processes that rank next to their guard, and did not at the last call.
+    pub(super) fn find_new(&mut self, processes: &[u32]) -> Vec<u32> {
         let Some((hierarchies, home)) = &self.own else { return Vec::new() };
         let is_beside = |process: u32| -> Result<bool, Error> {
             let place = hierarchies.home_of(process)?;
             let Some(child) = parting(home, &place).to_fence else { return Ok(false) };
             Ok(!Group::new(hierarchies, child).rank()?.idle)
         };
-        // One that has ended is nowhere.
+        // A process that has ended is in no cgroup.
         let mut beside: BTreeSet<u32> = processes.iter().copied().collect();
         beside.retain(|process| is_beside(*process).unwrap_or(false));
         let new = beside.difference(&self.known).copied().collect();

@@ -1,5 +1,5 @@
-//! Starting the batch program: in its place, with its inheritance, and with the
-//! signals as the front found them.
+//! Starts the batch program: on its lanes, with its inheritance, and with the signal mask of the
+//! launcher.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,24 +16,24 @@ use nix::unistd::{setgid, setgroups, setuid};
 
 use super::Order;
 use super::channels::Channels;
-use super::event::{Event, ToFront};
-use super::placement::Place;
+use super::event::{Event, LauncherLink};
+use super::placement::Placement;
 use crate::cpulist::CpuSet;
 
-/// The loader's list of libraries that come before all others.
+/// The environment variable that names the libraries to load before all others.
 pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// Starts the program. `signals` is the mask that the front was started with, `front` the one
-/// that the child tells who it is.
+/// Starts the program. `signals` is the signal mask with which the launcher was started. The child
+/// sends its identity to `front`.
 pub(super) fn launch(
     order: &Order,
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
-    front: &ToFront,
+    front: &LauncherLink,
 ) -> io::Result<Child> {
     let lanes: CpuSet = order.lanes().map(|(batch, _)| batch).collect();
-    let place = Place::new(&lanes);
+    let placement = Placement::new(&lanes);
     let mut command = Command::new(&order.program);
     let variable = VARIABLE.to_str().unwrap_or_else(|_| unreachable!("ASCII"));
     command.args(&order.arguments).env(variable, inheritance.to_string());
@@ -51,7 +51,7 @@ pub(super) fn launch(
         let batch = Identity::own();
         channels.control().batch.store(batch.map_or(0, Identity::word), Relaxed);
         sockets.iter().flatten().for_each(|&socket| Event::Started { batch }.send(socket));
-        place.take(0)?;
+        placement.apply(0)?;
         if let Some(user) = &user {
             setgroups(&user.groups)?;
             setgid(user.gid)?;
@@ -60,7 +60,7 @@ pub(super) fn launch(
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&signals), None)?;
         Ok(())
     };
-    // SAFETY: `settle` makes system calls on memory that exists already: no allocation, no lock.
+    // SAFETY: `settle` only makes system calls, on memory that exists: no allocation, no lock.
     unsafe { command.pre_exec(settle) };
     command.spawn()
 }

@@ -1,10 +1,10 @@
-//! What keeps a batch in its place: one word, wherever it is said.
+//! What keeps a batch on its lanes.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// elfend holds a cgroup's promises.
+    /// elfend enforces the guarantees of a cgroup.
     Fence,
-    /// Its affinity and its class, which are put back once a second.
+    /// The batch's affinity and scheduling class, which the supervisor restores once a second.
     Affinity,
 }
 

@@ -1,8 +1,8 @@
-//! The keeper: parent of the batch, holder of its guards, reaper of the processes that the batch
-//! leaves behind.
+//! The supervisor: the process that is the parent of the batch, holds its guards, and reaps the
+//! processes that the batch leaves behind.
 //!
-//! [`Tending`] is the work; the keeper process does it, and the front does it after the keeper was
-//! killed. It ends when no process of the batch is left.
+//! [`Supervision`] is the work. The supervisor process does it. After its death the spare does it
+//! (see [`super::spare`]), or the launcher. The work ends when no process of the batch is left.
 
 use std::fs::File;
 use std::io;
@@ -18,42 +18,42 @@ use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::Order;
-use super::beside::Beside;
+use super::beside::UnrankedProcesses;
 use super::channels::Channels;
-use super::event::{Event, ToFront};
+use super::event::{Event, LauncherLink};
 use super::guard::Guards;
 use super::hotplug::{Hotplug, online};
 use super::launch::launch;
 use super::live::Planner;
-use super::placement::{Place, lighten_session};
-use super::spins::{OwnSpins, Spins};
-use super::upkeep::Care;
+use super::placement::{Placement, lower_session_weight};
+use super::spins::{OwnSpinWatch, SpinDetector};
+use super::upkeep::LaneUpkeep;
 use super::waker::Wakers;
 use crate::pidfd::PidFd;
 use crate::process::{below, stat, threads_of};
 
 const TICK_MS: u16 = 100;
 
-/// The care of one running batch.
+/// The supervision of one running batch.
 #[derive(Debug)]
-pub(super) struct Tending {
+pub(super) struct Supervision {
     channels: Arc<Channels>,
     claim: Claim,
-    place: Place,
+    placement: Placement,
     hotplug: Hotplug,
-    spins: Spins,
-    _own_spins: OwnSpins,
-    beside: Beside,
+    spins: SpinDetector,
+    _own_spins: OwnSpinWatch,
+    unranked: UnrankedProcesses,
     root: Option<i32>,
-    care: Care,
+    upkeep: LaneUpkeep,
     guards: Option<Guards>,
     _planner: Option<Planner>,
     _wakers: Option<Wakers>,
 }
 
-impl Tending {
-    /// Starts the guards, and names this process in the control page as the one that keeps the run.
-    /// The batch are the descendants of the processes in `claim`.
+impl Supervision {
+    /// Starts the guards, and records this process in the control page as the supervisor of the
+    /// run. The batch are the descendants of the processes in `claim`.
     pub(super) fn start(
         order: &Order,
         channels: &Arc<Channels>,
@@ -61,73 +61,78 @@ impl Tending {
         claim: Claim,
     ) -> io::Result<Self> {
         channels.claim(claim);
-        let care = Care::begin(order, channels);
+        let upkeep = LaneUpkeep::start(order, channels);
         let planner = order.notes.as_ref().and_then(|_| channels.pages(inheritance));
         let planner = planner.map(|pages| Planner::start(channels, pages)).transpose()?;
         let live = planner.as_ref().zip(order.notes.as_ref());
-        let rehearsal =
-            |index| live.and_then(|(planner, notes)| planner.rehearsal(notes.clone(), index));
+        let probe =
+            |index| live.and_then(|(planner, notes)| planner.site_probe(notes.clone(), index));
         Ok(Self {
             channels: channels.clone(),
             claim,
-            place: Place::new(&order.lanes().map(|(batch, _)| batch).collect()),
+            placement: Placement::new(&order.lanes().map(|(batch, _)| batch).collect()),
             hotplug: Hotplug::after(channels.batch_lanes_offline() == channels.assigned().len()),
-            spins: Spins::default(),
-            _own_spins: OwnSpins::watch(channels.requests())?,
-            beside: Beside::guards_of_this_process(),
+            spins: SpinDetector::default(),
+            _own_spins: OwnSpinWatch::watch(channels.requests())?,
+            unranked: UnrankedProcesses::next_to_this_process(),
             root: None,
-            care,
+            upkeep,
             _wakers: order.alarm.as_ref().map(|a| Wakers::start(channels, a)).transpose()?,
-            guards: Some(Guards::rehearsing(channels, &order.nap, order.looks, rehearsal)?),
+            guards: Some(Guards::start_with_probes(
+                channels,
+                &order.nap,
+                order.poll_timing,
+                probe,
+            )?),
             _planner: planner,
         })
     }
 
-    pub(super) fn adopt(&mut self, root: i32) {
+    pub(super) fn set_root(&mut self, root: i32) {
         self.root = Some(root);
     }
 
-    /// What has to be done ten times a second. Says if the batch lost its last lane, or has one
-    /// again, and of a process that left the rank below its guard.
+    /// To be called ten times a second. Returns an event if the batch lost its last lane or has one
+    /// again, and one for each process that no longer ranks below its guard.
     pub(super) fn tick(&mut self) -> impl Iterator<Item = Event> {
         let event = self.follow_hotplug();
-        let due = self.care.tick(event.is_some());
-        let beside = if due { self.put_back() } else { Vec::new() };
-        let beside = beside.into_iter().map(|pid| Event::Beside { pid: pid.cast_signed() });
-        event.into_iter().chain(beside)
+        let due = self.upkeep.tick(event.is_some());
+        let unranked = if due { self.restore_placement() } else { Vec::new() };
+        let unranked = unranked.into_iter().map(|pid| Event::Unranked { pid: pid.cast_signed() });
+        event.into_iter().chain(unranked)
     }
 
-    /// The kernel moves a thread whose CPU goes offline to any other, also to a request lane. So
-    /// the batch goes on on the lanes that are left, and is stopped where there is none.
+    /// Moves the batch to the lanes that are online, and stops it while there is none. Otherwise
+    /// the kernel would move its threads to any other CPU, also to a request lane.
     fn follow_hotplug(&mut self) -> Option<Event> {
-        let change = self.hotplug.look(&online()?, self.channels.assigned())?;
+        let change = self.hotplug.update(&online()?, self.channels.assigned())?;
         self.channels.follow_hotplug(&change.online);
         if let Some(lanes) = &change.lanes {
-            self.place = Place::new(lanes);
+            self.placement = Placement::new(lanes);
         }
         let signal = match change.event? {
             Event::LostLanes => libc::SIGSTOP,
             _ => libc::SIGCONT,
         };
-        send_to_all(signal);
+        signal_batch(signal);
         change.event
     }
 
-    /// Collects children that ended or stopped. `None` when there is none left.
+    /// Collects children that ended or stopped. `None` when no child is left.
     pub(super) fn reap(&mut self) -> Option<Vec<Event>> {
-        // Processes that the planner stops for a moment are not this thread's to hear of.
+        // The planner stops processes by ptrace for a moment; only its own thread waits for them.
         const OPTIONS: i32 = libc::WNOHANG | libc::WUNTRACED | libc::__WNOTHREAD;
         let mut events = Vec::new();
         loop {
             let mut status = 0;
-            // SAFETY: `status` is ours.
+            // SAFETY: `status` is a live local.
             let child = unsafe { libc::waitpid(-1, &mut status, OPTIONS) };
             match child {
                 0 => return Some(events),
                 -1 => return if events.is_empty() { None } else { Some(events) },
-                // Not the terminal's doing, which a shell would have to see.
+                // The terminal did not cause this stop, so a shell must not see it.
                 _ if libc::WIFSTOPPED(status)
-                    && (self.hotplug.has_stopped_it() || !is_job_control(status)) => {}
+                    && (self.hotplug.has_stopped_batch() || !is_job_control(status)) => {}
                 child if Some(child) == self.root => events.push(if libc::WIFSTOPPED(status) {
                     Event::Stopped { signal: libc::WSTOPSIG(status) }
                 } else {
@@ -139,23 +144,24 @@ impl Tending {
         }
     }
 
-    /// Told to end once the front is gone, which passes signals on: that is for all that is left of
-    /// the batch. Who had to kill the keeper instead would have a batch that nobody guards.
-    fn end_what_is_left(&self) {
+    /// Sends SIGTERM to all that is left of the batch. Called when this process receives SIGTERM
+    /// and the launcher, which forwards signals, is gone. Otherwise the user would have to kill the
+    /// supervisor, which would leave the batch unguarded.
+    fn terminate_batch(&self) {
         self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
-        send_to_all(libc::SIGTERM);
+        signal_batch(libc::SIGTERM);
     }
 
-    /// Brings back threads that left the batch lanes or their low priority. A dying process may
-    /// hurry: it runs nothing of its program any more, and on a lane that is always busy it would
-    /// keep its memory for long. Returns processes that cannot be brought back below their guard.
-    fn put_back(&mut self) -> Vec<u32> {
+    /// Brings back threads that left the batch lanes or SCHED_IDLE. A dying process gets ordinary
+    /// priority: it runs none of its program any more, and on a lane that is always busy it would
+    /// keep its memory for long. Returns processes that can't be brought back below their guard.
+    fn restore_placement(&mut self) -> Vec<u32> {
         let mut threads = Vec::new();
-        // A process that ends and is reaped by its parent leaves its id to others. So each is
-        // looked at again before it is touched.
+        // A process that is reaped by its parent frees its id for others. The pidfd tells whether
+        // that has happened before each thread is changed.
         let processes: Vec<PidFd> = descendants().collect();
         for process in processes.iter().filter(|process| !process.has_ended()) {
-            lighten_session(process.pid());
+            lower_session_weight(process.pid());
             let dying = stat(process.pid()).is_some_and(|stat| stat.dying);
             for thread in threads_of(process.pid()) {
                 if !process.has_thread(thread) {
@@ -163,92 +169,95 @@ impl Tending {
                 }
                 threads.push(thread);
                 if dying {
-                    let _raised = Place::raise(thread);
-                } else if self.place.is_left_by(thread) == Some(true) {
-                    // A thread that ends meanwhile, or a program of
-                    // another user, stays where it is.
-                    let _put_back = self.place.take(thread);
+                    let _raised = Placement::raise(thread);
+                } else if self.placement.is_left_by(thread) == Some(true) {
+                    // Fails for a thread that has ended meanwhile, and for a program of another
+                    // user.
+                    let _put_back = self.placement.apply(thread);
                 }
             }
         }
         let processes: Vec<u32> = processes.iter().map(PidFd::pid).collect();
-        self.spins.end(|| threads, || self.channels.requests());
-        self.beside.new_ones(&processes)
+        self.spins.move_spinning(|| threads, || self.channels.requests());
+        self.unranked.find_new(&processes)
     }
 }
 
-/// All processes below this one that still run.
+/// All processes below this one that have not ended.
 fn descendants() -> impl Iterator<Item = PidFd> {
     below(std::process::id()).into_iter().filter_map(PidFd::descendant)
 }
 
-fn send_to_all(signal: i32) {
+fn signal_batch(signal: i32) {
     descendants().for_each(|process| process.send(signal));
 }
 
-/// Whether a stop is one that a shell would see: not that of a process which the planner has
-/// stopped for a moment, to make a system call in its name.
+/// Whether a shell would see this stop. The planner's stops, to make a system call in the name of a
+/// process, are ptrace events instead.
 fn is_job_control(status: i32) -> bool {
     const STOPS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
     status >> 16 == 0 && STOPS.contains(&libc::WSTOPSIG(status))
 }
 
-impl Drop for Tending {
+impl Drop for Supervision {
     fn drop(&mut self) {
-        // The guards count to their end what the kernel counts for them.
+        // Guards add the kernel's account to their counters until they end, so they end first.
         drop(self.guards.take());
         self.channels.disclaim(self.claim);
     }
 }
 
-/// The keeper process, from fork to exit.
-pub(super) fn keep(
+/// Runs the supervisor process, from fork to exit.
+pub(super) fn supervise(
     order: &Order,
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
-    mut front: ToFront,
+    mut front: LauncherLink,
 ) -> io::Result<()> {
     let claim = Claim::of_run(front.pid, std::process::id());
-    let mut tending = Tending::start(order, channels, inheritance, claim)?;
+    let mut supervision = Supervision::start(order, channels, inheritance, claim)?;
     match launch(order, channels, inheritance, signals, &front) {
-        Ok(root) => tending.adopt(i32::try_from(root.id()).unwrap_or(i32::MAX)),
+        Ok(root) => supervision.set_root(i32::try_from(root.id()).unwrap_or(i32::MAX)),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            front.tell(Event::Refused { errno });
+            front.report(Event::Refused { errno });
             return Ok(());
         }
     }
-    let_go_of_the_terminal();
-    tend(tending, &mut front)
+    detach_from_terminal();
+    run_until_end(supervision, &mut front)
 }
 
-/// Looks after a batch until nothing of it is left.
-pub(super) fn tend(mut tending: Tending, front: &mut ToFront) -> io::Result<()> {
+/// Supervises a batch until none of its processes is left.
+pub(super) fn run_until_end(
+    mut supervision: Supervision,
+    front: &mut LauncherLink,
+) -> io::Result<()> {
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let children = SignalFd::with_flags(&SigSet::all(), flags)?;
-    front.tell(Event::Kept { by: std::process::id() });
-    while let Some(events) = tending.reap() {
-        events.into_iter().for_each(|event| front.tell(event));
-        tending.tick().for_each(|event| front.tell(event));
+    front.report(Event::Supervised { by: std::process::id() });
+    while let Some(events) = supervision.reap() {
+        events.into_iter().for_each(|event| front.report(event));
+        supervision.tick().for_each(|event| front.report(event));
         let mut wait = [PollFd::new(children.as_fd(), PollFlags::POLLIN)];
         poll(&mut wait, PollTimeout::from(TICK_MS))?;
         while let Ok(Some(signal)) = children.read_signal() {
-            let told_to_end = signal.ssi_signo.cast_signed() == libc::SIGTERM;
-            if told_to_end && front.is_gone() {
-                tending.end_what_is_left();
+            let is_sigterm = signal.ssi_signo.cast_signed() == libc::SIGTERM;
+            if is_sigterm && front.is_gone() {
+                supervision.terminate_batch();
             }
         }
     }
     Ok(())
 }
 
-/// A reader of the batch's output waits for the last process that could print: the keeper must not
-/// be that process.
-pub(super) fn let_go_of_the_terminal() {
+/// Replaces the standard streams of this process by /dev/null. A reader of the batch's output waits
+/// until the last process that could print has ended; that must not be the supervisor.
+pub(super) fn detach_from_terminal() {
     let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
     for standard in 0..3 {
-        // SAFETY: dup2 takes numbers; nothing in this process uses the three but by their numbers.
+        // SAFETY: dup2 takes numbers. This process uses the three descriptors only by number.
         unsafe { libc::dup2(null.as_raw_fd(), standard) };
     }
 }

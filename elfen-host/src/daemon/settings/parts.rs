@@ -12,14 +12,14 @@ use crate::args::nap::NapName;
 use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 use crate::pair::Pair;
-use crate::run::channels::Wanted;
-use crate::run::poll_timing::Looks;
+use crate::run::channels::SourceChoice;
+use crate::run::poll_timing::PollTiming;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub looks: Looks,
+    pub poll_timing: PollTiming,
     pub nap: NapName,
-    pub signal: Wanted,
+    pub signal: SourceChoice,
     /// Where to serve what `elfen metrics` serves.
     pub metrics: Option<SocketAddr>,
     pub lent: Vec<Lent>,

@@ -15,8 +15,8 @@ use crate::args::nap::NapName;
 use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 use crate::pair::{self, Pair};
-use crate::run::channels::Wanted;
-use crate::run::poll_timing::Looks;
+use crate::run::channels::SourceChoice;
+use crate::run::poll_timing::PollTiming;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -97,7 +97,7 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
         lent.push(service.read()?);
     }
     for table in &file.lent {
-        if signal == Wanted::Service {
+        if signal == SourceChoice::Service {
             return Err("[[lent]] goes by the task map, and signal is \"service\"".to_owned());
         }
         lent.push(Lent {
@@ -125,8 +125,8 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
         None => Ok(usual),
         Some(text) => duration::parse(text).map_err(|why| format!("{key}: {why}")),
     };
-    let every = time("look-every", &file.look_every, Duration::from_micros(500))?;
-    if every.is_zero() {
+    let interval = time("look-every", &file.look_every, Duration::from_micros(500))?;
+    if interval.is_zero() {
         return Err("look-every: the guards would never sleep".to_owned());
     }
     let slack = time("look-slack", &file.look_slack, Duration::from_millis(4))?;
@@ -139,7 +139,7 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
         let found = file.metrics.as_deref().unwrap_or_default();
         format!("metrics: {found:?} is no address with a port, as \"127.0.0.1:9752\"")
     })?;
-    Ok(Settings { looks: Looks { every, slack }, nap, signal, metrics, lent, fences })
+    Ok(Settings { poll_timing: PollTiming { interval, slack }, nap, signal, metrics, lent, fences })
 }
 
 impl ServiceTable {

@@ -1,4 +1,4 @@
-//! Between the guards and the planner.
+//! What guards and the planner pass to each other.
 
 use std::sync::atomic::AtomicU32;
 
@@ -6,27 +6,27 @@ use elfen_instrument::live::{Change, Stood};
 use parking_lot::Mutex;
 
 use super::handover::State;
-use super::rendezvous::Meetings;
+use super::rendezvous::Rendezvous;
 
-/// Where a batch thread stood that should have answered.
+/// Where a batch thread stood that did not answer a probe or ran next to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Miss {
     pub(super) process: u32,
     pub(super) stood: Stood,
 }
 
-/// What a guard and the planner leave for each other. A guard waits for no lock that the
-/// planner holds: where they share a CPU, that would be for as long as the guard lets it run.
+/// A guard must not wait for a lock that the planner holds. On a shared CPU that would last as long
+/// as the guard lets the planner run, so guards only try the locks.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) miss: Mutex<Option<Miss>>,
     pub(super) change: Mutex<State<Change>>,
-    /// How often a guard found a thread where the change is to be.
+    /// How often a guard found a thread inside the patch site of the change.
     pub(super) unclear: AtomicU32,
-    /// How many changes were taken up.
+    /// How many changes guards have finished.
     pub(super) written: AtomicU32,
-    /// Where there are several lanes.
-    pub(super) meetings: Option<Meetings>,
+    /// Only with several lanes.
+    pub(super) rendezvous: Option<Rendezvous>,
 }
 
 impl Exchange {
@@ -36,7 +36,7 @@ impl Exchange {
             change: Mutex::default(),
             unclear: AtomicU32::new(0),
             written: AtomicU32::new(0),
-            meetings: (lanes > 1).then(|| Meetings::of(lanes)),
+            rendezvous: (lanes > 1).then(|| Rendezvous::of(lanes)),
         }
     }
 }

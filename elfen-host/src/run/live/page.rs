@@ -1,4 +1,4 @@
-//! What a run with live checks has beside its other pages.
+//! The page of a run's live checks.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -11,8 +11,8 @@ use crate::run::pages::{PagesError, keep_open, page};
 #[derive(Debug)]
 pub(in crate::run) struct LivePage {
     words: Page<LiveWords>,
-    /// The kernel's map of CPUs whose thread filters its system calls, by a descriptor that batch
-    /// processes inherit, and its length; `None` where the kernel has none.
+    /// The kernel's map of CPUs whose thread filters its system calls: a descriptor that batch
+    /// processes inherit, and the map's length. `None` where the kernel has no such map.
     pub(in crate::run) filters: Option<(RawFd, u64)>,
 }
 

@@ -1,54 +1,60 @@
-//! When a guard rehearses, and what it makes of the answers: no clock, no memory of others.
+//! When a guard probes for checks, and what it learns from the answers. Without clock or I/O.
 
 use std::time::Duration;
 
-/// A drill is answered within this time, or not at all.
-pub(super) const DRILL: Duration = Duration::from_micros(50);
-/// While there is nothing to learn.
+/// A batch with a check answers a probe within this time.
+pub(super) const PROBE_TIME: Duration = Duration::from_micros(50);
+/// The time between probes while there is nothing to learn.
 const RARELY_NS: u64 = 50_000_000;
-/// Drills of which the share of misses is taken.
+/// The number of probes over which the share of misses is taken.
 const RECENT: u32 = 200;
-/// More misses than one in this many, and there is something to learn.
-const LEARNED: u32 = 100;
-/// So many answers in a row, and the batch does again what was learned: after a miss it may have
-/// come to a part of its program where it never was beside a request.
+/// There is something to learn if more than one probe in this many is missed.
+const MISSED_ONE_IN: u32 = 100;
+/// After this many answers in a row the batch runs known code again. After a miss it may have
+/// entered a part of its program in which it had never run next to a request.
 const IN_A_ROW: u32 = 20;
-/// After more drills in a row that showed nothing, the batch sleeps.
+/// After more than this many inconclusive probes in a row, the batch counts as asleep.
 const VOID_MAX: u32 = 3;
-/// A timer takes a sixth of a drill from the batch in a virtual machine, so what can't be learned
-/// is not asked for all the time: so many drills in all, and so many more for each place.
-const IN_ALL: u32 = 2000;
-const PER_PLACE: u32 = 40;
-/// Who meets few requests has little use for what is learned: so many for each.
+/// A probe's timer can cost the batch a sixth of the probe in a virtual machine. Probes whose
+/// misses lead to nothing must end: this many in all, and `PER_SITE` more for each patch site.
+const RESERVE_MAX: u32 = 2000;
+const PER_SITE: u32 = 40;
+/// The probes that each request allows. A batch next to few requests gains little from checks.
 const PER_REQUEST: u32 = 20;
-/// And so many for each that is asked while there is nothing to learn: a program that has used up
-/// its drills where nothing came of them comes to other parts, too.
+/// What each probe adds to the reserve while there is nothing to learn. A program that has used up
+/// its probes without success enters other parts, too.
 const PER_RARE: u32 = 5;
 
-/// The drills of one lane.
+/// The probe schedule of one lane.
 #[derive(Debug)]
-pub(super) struct Drills {
+pub(super) struct ProbeSchedule {
     next_ns: u64,
-    /// How many may follow each other at each look.
+    /// How many probes may follow each other, one at each poll.
     credit: u32,
-    /// How many more there may be, once there are requests for them.
+    /// How many more probes future requests can allow.
     reserve: u32,
-    asked: u32,
+    probes: u32,
     missed: u32,
     answered_in_a_row: u32,
-    /// Drills in a row that showed nothing.
+    /// The number of inconclusive probes in a row.
     void: u32,
 }
 
-impl Drills {
+impl ProbeSchedule {
     pub(super) fn new() -> Self {
-        let (next_ns, credit, reserve) = (0, 0, IN_ALL);
-        let (asked, missed, answered_in_a_row, void) = (0, 0, 0, 0);
-        Self { next_ns, credit, reserve, asked, missed, answered_in_a_row, void }
+        Self {
+            next_ns: 0,
+            credit: 0,
+            reserve: RESERVE_MAX,
+            probes: 0,
+            missed: 0,
+            answered_in_a_row: 0,
+            void: 0,
+        }
     }
 
-    /// A request came by.
-    pub(super) fn met(&mut self) {
+    /// To be called at each request.
+    pub(super) fn note_request(&mut self) {
         let more = self.reserve.min(PER_REQUEST);
         if self.credit == 0 && more > 0 && !self.has_learned() {
             self.next_ns = 0;
@@ -57,29 +63,30 @@ impl Drills {
         self.credit += more;
     }
 
-    /// The batch went on next to a request: worth asking at once.
-    pub(super) fn was_beside(&mut self) {
+    /// The batch ran on next to a request, so it is worth a probe at once.
+    pub(super) fn note_overlap(&mut self) {
         self.answered_in_a_row = 0;
         if self.credit > 0 {
             self.next_ns = 0;
         }
     }
 
-    /// Whether to ask now.
+    /// Whether it is time for a probe.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         now_ns >= self.next_ns
     }
 
-    /// A drill has been answered, or missed.
-    pub(super) fn judged(&mut self, missed: bool, now_ns: u64) {
-        if self.asked == RECENT {
+    /// A probe was answered or missed.
+    pub(super) fn record(&mut self, missed: bool, now_ns: u64) {
+        if self.probes == RECENT {
             // The older half counts half.
-            (self.asked, self.missed) = (RECENT / 2, self.missed / 2);
+            self.probes = RECENT / 2;
+            self.missed /= 2;
         }
         if self.has_learned() || self.credit == 0 {
-            self.reserve = (self.reserve + PER_RARE).min(IN_ALL);
+            self.reserve = (self.reserve + PER_RARE).min(RESERVE_MAX);
         }
-        self.asked += 1;
+        self.probes += 1;
         self.void = 0;
         self.missed += u32::from(missed);
         self.answered_in_a_row = if missed { 0 } else { self.answered_in_a_row + 1 };
@@ -88,19 +95,19 @@ impl Drills {
         self.next_ns = if learns { now_ns } else { now_ns + RARELY_NS };
     }
 
-    /// A drill showed nothing: the batch did not run, as the planner did, or as it sleeps.
-    pub(super) fn void(&mut self, now_ns: u64) {
+    /// A probe was inconclusive: the batch did not run, because the planner ran or the batch slept.
+    pub(super) fn record_void(&mut self, now_ns: u64) {
         self.void = self.void.saturating_add(1);
         self.next_ns = if self.void > VOID_MAX { now_ns + RARELY_NS / 10 } else { now_ns };
     }
 
-    /// A place was written, or a process met: there may be more to learn.
-    pub(super) fn changed(&mut self) {
-        self.reserve = (self.reserve + PER_PLACE).min(IN_ALL);
+    /// A patch site was written, or a process is new: there may be more to learn.
+    pub(super) fn note_change(&mut self) {
+        self.reserve = (self.reserve + PER_SITE).min(RESERVE_MAX);
     }
 
     fn has_learned(&self) -> bool {
-        let is_rare = self.asked >= RECENT / 2 && self.missed * LEARNED <= self.asked;
+        let is_rare = self.probes >= RECENT / 2 && self.missed * MISSED_ONE_IN <= self.probes;
         is_rare && self.answered_in_a_row >= IN_A_ROW
     }
 }
@@ -109,91 +116,91 @@ impl Drills {
 mod tests {
     use super::*;
 
-    const LOOK_NS: u64 = 500_000;
-    const LOOKS: u64 = 1_000_000_000 / LOOK_NS;
+    const POLL_NS: u64 = 500_000;
+    const POLLS: u64 = 1_000_000_000 / POLL_NS;
 
-    /// How many of the looks of a second are drills, if every `nth` is missed and a request comes
-    /// after every tenth look; from `drills` on.
-    fn in_a_second(drills: &mut Drills, from_ns: u64, nth: u64) -> u64 {
-        let mut asked = 0;
-        for (look, now_ns) in (0..LOOKS).map(|look| (look, from_ns + look * LOOK_NS)) {
-            if look % 10 == 0 {
-                drills.met();
+    /// How many polls of a second are probes, if every `nth` probe is missed and a request comes
+    /// with every tenth poll.
+    fn in_a_second(schedule: &mut ProbeSchedule, from_ns: u64, nth: u64) -> u64 {
+        let mut probes = 0;
+        for (poll, now_ns) in (0..POLLS).map(|poll| (poll, from_ns + poll * POLL_NS)) {
+            if poll % 10 == 0 {
+                schedule.note_request();
             }
-            if drills.is_due(now_ns) {
-                asked += 1;
-                drills.judged(nth != 0 && asked % nth == 0, now_ns);
+            if schedule.is_due(now_ns) {
+                probes += 1;
+                schedule.record(nth != 0 && probes % nth == 0, now_ns);
             }
         }
-        asked
+        probes
     }
 
     #[test]
-    fn drills_become_rare_where_all_are_answered() {
-        let mut drills = Drills::new();
-        let first = in_a_second(&mut drills, 0, 0);
+    fn probes_become_rare_where_all_are_answered() {
+        let mut schedule = ProbeSchedule::new();
+        let first = in_a_second(&mut schedule, 0, 0);
         assert!((100..140).contains(&first), "{first}: a hundred, then twenty a second");
-        assert_eq!(in_a_second(&mut drills, 1_000_000_000, 0), 20);
+        assert_eq!(in_a_second(&mut schedule, 1_000_000_000, 0), 20);
     }
 
     #[test]
-    fn misses_are_drilled_at_every_look_until_nothing_comes_of_it() {
-        let mut drills = Drills::new();
-        assert_eq!(in_a_second(&mut drills, 0, 2), 2000);
-        let used_up = in_a_second(&mut drills, 1_000_000_000, 2);
-        assert!(used_up <= 130, "{used_up}: twenty a second, and what each of them earns");
-        drills.changed();
-        let more = in_a_second(&mut drills, 2_000_000_000, 2);
-        assert!((140..=180).contains(&more), "{more}: and what a place earns");
+    fn missed_probes_repeat_at_every_poll_until_they_are_used_up() {
+        let mut schedule = ProbeSchedule::new();
+        assert_eq!(in_a_second(&mut schedule, 0, 2), 2000);
+        let used_up = in_a_second(&mut schedule, 1_000_000_000, 2);
+        assert!(used_up <= 130, "{used_up}: twenty a second, and what each of them adds");
+        schedule.note_change();
+        let more = in_a_second(&mut schedule, 2_000_000_000, 2);
+        assert!((140..=180).contains(&more), "{more}: and what a patch site adds");
     }
 
     #[test]
-    fn a_batch_that_comes_to_another_part_of_its_program_is_asked_at_once() {
-        let mut drills = Drills::new();
-        in_a_second(&mut drills, 0, 0);
+    fn a_batch_in_a_new_part_of_its_program_is_probed_at_once() {
+        let mut schedule = ProbeSchedule::new();
+        in_a_second(&mut schedule, 0, 0);
         let now_ns = 1_000_000_000;
-        let learned = drills.next_ns;
-        drills.was_beside();
+        let learned = schedule.next_ns;
+        schedule.note_overlap();
         for _ in 0..IN_A_ROW {
-            assert!(drills.is_due(now_ns), "at every look: next {learned} before");
-            drills.judged(false, now_ns);
+            assert!(schedule.is_due(now_ns), "at every poll: next {learned} before");
+            schedule.record(false, now_ns);
         }
-        assert!(!drills.is_due(now_ns), "it is where it was before");
-        drills.judged(true, now_ns + RARELY_NS);
-        assert!(drills.is_due(now_ns + RARELY_NS), "a drill finds it as a request does");
+        assert!(!schedule.is_due(now_ns), "the batch runs known code again");
+        schedule.record(true, now_ns + RARELY_NS);
+        assert!(schedule.is_due(now_ns + RARELY_NS), "a missed probe counts like a request");
     }
 
     #[test]
-    fn who_meets_few_requests_is_asked_seldom() {
-        let mut drills = Drills::new();
-        drills.met();
-        let missed = |drills: &mut Drills, from_ns| {
-            let looks = (0..LOOKS).map(|look| from_ns + look * LOOK_NS);
-            let due = looks.filter(|&now_ns| {
-                let is_due = drills.is_due(now_ns);
+    fn a_batch_next_to_few_requests_is_probed_rarely() {
+        let mut schedule = ProbeSchedule::new();
+        schedule.note_request();
+        let missed = |schedule: &mut ProbeSchedule, from_ns| {
+            let polls = (0..POLLS).map(|poll| from_ns + poll * POLL_NS);
+            let due = polls.filter(|&now_ns| {
+                let is_due = schedule.is_due(now_ns);
                 if is_due {
-                    drills.judged(true, now_ns);
+                    schedule.record(true, now_ns);
                 }
                 is_due
             });
             due.count()
         };
-        let first = missed(&mut drills, 0);
+        let first = missed(&mut schedule, 0);
         assert!((39..=41).contains(&first), "{first}: those of a request, then twenty a second");
-        drills.met();
-        let more = missed(&mut drills, 1_000_000_000);
+        schedule.note_request();
+        let more = missed(&mut schedule, 1_000_000_000);
         assert!((39..=41).contains(&more), "{more}");
     }
 
     #[test]
-    fn a_batch_that_sleeps_is_asked_now_and_then() {
-        let mut drills = Drills::new();
+    fn a_sleeping_batch_is_probed_now_and_then() {
+        let mut schedule = ProbeSchedule::new();
         for _ in 0..VOID_MAX {
-            drills.void(1_000_000);
-            assert!(drills.is_due(1_500_000), "the planner may have run");
+            schedule.record_void(1_000_000);
+            assert!(schedule.is_due(1_500_000), "the planner may have run");
         }
-        drills.void(1_000_000);
-        assert!(!drills.is_due(2_000_000));
-        assert!(drills.is_due(6_000_000));
+        schedule.record_void(1_000_000);
+        assert!(!schedule.is_due(2_000_000));
+        assert!(schedule.is_due(6_000_000));
     }
 }

@@ -1,4 +1,4 @@
-//! What live checks did, in words of a page: the keeper writes them, the front reports them.
+//! What live checks did, in words of a page: the supervisor writes them, the launcher reports them.
 
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::latency::Latency;
 
-/// Reasons for which a thread has no check where it stood, as reports name them.
+/// The reasons for which a thread has no check where it stood, as reports name them.
 pub(super) const REASONS: [&str; 8] =
     ["kernel", "jit", "ld_so", "no_function", "no_place", "too_dense", "refused", "passing"];
 const WHY_WORDS: usize = 16;
 const NAME_WORDS: usize = 8;
-/// Of methods with checks, the last.
+/// How many names of methods with checks are kept, the latest ones.
 const NAMES: usize = 16;
 
-/// Up to so many words of text, with zeros behind it.
+/// Text of up to this many words, padded with zeros.
 #[derive(Debug)]
 struct Text<const WORDS: usize>([AtomicU64; WORDS]);
 
@@ -38,7 +38,7 @@ impl<const WORDS: usize> Text<WORDS> {
     }
 }
 
-/// One slot, by the keeper's guards and planner.
+/// The page's only slot. The supervisor's guards and its planner write it.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct LiveWords {
@@ -51,16 +51,16 @@ pub struct LiveWords {
     pub(super) first_touch_ns: AtomicU64,
     places: [AtomicU64; 11],
     pub(super) checks_per_ms: AtomicU64,
-    /// The last reason to leave a process alone, as text.
+    /// The last reason to refuse a process, as text.
     why: Text<WHY_WORDS>,
-    /// Of all guards, before one writes.
+    /// Rendezvous of all guards, before one of them writes.
     pub(super) meetings: AtomicU64,
     pub(super) unmet: AtomicU64,
-    /// How many methods were named, and the last of them in turn.
+    /// How many methods were named; the latest names, in turn.
     named: AtomicU64,
     names: [Text<NAME_WORDS>; NAMES],
     reserved: [AtomicU64; 3],
-    /// From the question to the answer.
+    /// From the start of a probe to the answer.
     pub(super) gap: Histogram,
 }
 
@@ -78,16 +78,16 @@ impl LiveWords {
             self.reasons[at].fetch_add(1, Relaxed);
         }
         if let Missed::Process(why) | Missed::Traced(why) = missed {
-            self.say_why(why);
+            self.record_reason(why);
         }
     }
 
-    /// Why a process was left alone, or all were.
-    pub(super) fn say_why(&self, why: &str) {
+    /// Records why a process was refused, or why all were.
+    pub(super) fn record_reason(&self, why: &str) {
         self.why.store(why);
     }
 
-    /// A Java method has got a check. One planner writes.
+    /// Records a Java method that has received a check. Only the planner calls this.
     pub(super) fn name_method(&self, name: &str) {
         let stored = &name.as_bytes()[..name.len().min(8 * NAME_WORDS)];
         let is_it =
@@ -109,7 +109,7 @@ impl LiveWords {
         self.places.iter().zip(words).for_each(|(word, value)| word.store(value, Relaxed));
     }
 
-    /// As reports have it.
+    /// The live checks as reports show them.
     pub fn live(&self) -> Live {
         let load = |word: &AtomicU64| word.load(Relaxed);
         let [on, too_dense, refused, one, several, memory, flags, arenas, compiled, rounds, dense] =
@@ -147,36 +147,36 @@ impl LiveWords {
     }
 }
 
-/// The live checks of a run.
+/// The live checks of a run, in its report.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Live {
-    /// That have been touched, and how long the longest first touch took.
+    /// Processes that were patched, and the longest time that the first patch of one took.
     pub processes: u64,
     pub first_touch_ns: u64,
     pub places: LivePlaces,
-    /// How often checks ran, lately, in a millisecond of the lane's time.
+    /// How often checks ran lately in a millisecond of the lanes' time.
     pub checks_per_ms: u64,
     pub drills: u64,
     pub missed: u64,
-    /// Misses of drills and of requests, by why there was no check.
+    /// Misses of probes and of requests, by why there was no check.
     pub missed_by: std::collections::BTreeMap<String, u64>,
     pub gap_ns: Latency,
-    /// Requests that were seen by a check, and by a look of the guard.
+    /// Requests that a check noticed, and that a poll of the guard noticed.
     pub bells: u64,
     pub stopped_by_guard: u64,
-    /// With several lanes: how often all guards were on theirs to write, and how often one did not
+    /// With several lanes: how often all guards came to a rendezvous, and how often one did not
     /// come in time.
     pub meetings: u64,
     pub unmet: u64,
-    /// Why a process was left alone, if one was.
+    /// Why a process was refused, if one was.
     #[serde(deserialize_with = "Option::deserialize")]
     pub refused: Option<String>,
-    /// Java methods that got checks: the last sixteen, in no order.
+    /// Java methods that received checks: the last sixteen, in no order.
     #[serde(default)]
     pub methods: Vec<String>,
 }
 
-/// Places of checks, of all processes together; those that are on also by tactic.
+/// Patch sites of all processes together; those with a check also by tactic.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct LivePlaces {
     pub on: u64,
@@ -188,13 +188,13 @@ pub struct LivePlaces {
     pub memory: u64,
     pub flags: u64,
     pub arenas: u64,
-    /// Of those that are on, in Java methods that the virtual machine has compiled.
+    /// Of those with a check: in Java methods that the virtual machine has compiled.
     #[serde(default)]
     pub compiled: u64,
-    /// Of those that are on, behind which are rounds of their loop, as that takes nanoseconds.
+    /// Of those with a check: followed by copied rounds of their loop, which takes nanoseconds.
     #[serde(default)]
     pub rounds: u64,
-    /// Of those that are on, such that run too often: nothing else there answers.
+    /// Of those with a check: run too often, but are the only check of their loop.
     #[serde(default)]
     pub dense: u64,
 }

@@ -1,26 +1,26 @@
-//! That somebody writes what a fence's promises go by: the kernel tells who watches those files.
+//! Watches the cgroup files on which a fence's guarantees depend.
 //!
-//! A kubelet sets the weight of its tiers again and again, and a fence is as good as its lanes only
-//! while that is put right. A watch costs nothing until something is written. What is written to a
-//! cgroup above a fence, or what a thread in it makes of itself, waits for the look of each second.
+//! A kubelet sets the weights of its tiers repeatedly, and the guarantees hold again only after a
+//! repair. A watch costs nothing until a file is written. Writes to cgroups above the fence, and
+//! changes that threads make to themselves, wait for the check of each second.
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use crate::cgroup::Group;
 
-/// Watches of the fences that are held; none where the kernel gives none.
+/// The watches of all fences; none where the kernel provides no inotify.
 #[derive(Debug, Default)]
-pub(super) struct Written {
+pub(super) struct FileWatch {
     watches: Option<Inotify>,
-    /// The cgroups as the kernel knows them, and how many of these files each has: on version 2
-    /// they come with a controller.
+    /// The cgroup ids, and how many of these files each cgroup has: with version 2, files come with
+    /// their controller.
     of: Vec<(Option<u64>, usize)>,
 }
 
-impl Written {
-    /// Watches these from now on. All anew when one is another, as a watch keeps the kernel's part
-    /// of a cgroup that was removed.
-    pub(super) fn follow<'a>(&mut self, groups: impl Iterator<Item = &'a Group> + Clone) {
+impl FileWatch {
+    /// Watches the files of these cgroups from now on. Makes all watches again if one of the
+    /// cgroups has changed: a watch stays on the kernel's remains of a removed cgroup.
+    pub(super) fn watch<'a>(&mut self, groups: impl Iterator<Item = &'a Group> + Clone) {
         let there = |group: &Group| {
             let files = group.promised_files().into_iter().filter(|file| file.exists());
             (group.id().ok(), files.count())
@@ -34,13 +34,13 @@ impl Written {
         self.watches = watches.ok();
         let Some(watches) = &self.watches else { return };
         for file in groups.flat_map(Group::promised_files) {
-            // One that this version of cgroups does not have.
+            // Fails for a file that this version of cgroups does not have.
             let _absent = watches.add_watch(&file, AddWatchFlags::IN_MODIFY);
         }
     }
 
-    /// Whether anybody has written since the last time, the daemon included.
-    pub(super) fn heard(&self) -> bool {
+    /// Whether any process, including the daemon, has written since the last call.
+    pub(super) fn was_written(&self) -> bool {
         let Some(watches) = &self.watches else { return false };
         let mut heard = false;
         while watches.read_events().is_ok_and(|events| !events.is_empty()) {
@@ -55,32 +55,32 @@ mod tests {
     use super::*;
     use crate::cgroup::{CgroupPath, Hierarchies};
 
-    /// Goal: what is written into a fence is heard once, also after its cgroup was made anew, and
-    /// silence is silence. Method: a cgroup of the test's own.
+    /// Goal: a write into a fence is noticed once, also after its cgroup was made again. Method: a
+    /// cgroup of the test's own.
     #[test]
-    fn what_is_written_is_heard() {
+    fn a_write_is_noticed_once() {
         // SAFETY: takes nothing.
         let root = unsafe { libc::geteuid() } == 0;
         let Some(hierarchies) = Hierarchies::read().ok().filter(|_| root) else {
             use std::io::Write;
-            let why = "skipped: what_is_written_is_heard: it takes root and cgroups";
+            let why = "skipped: a_write_is_noticed_once: requires root and cgroups";
             return writeln!(std::io::stderr(), "{why}").unwrap();
         };
         let name = format!("elfen-test-{}-written", std::process::id());
         let group = Group::new(&hierarchies, CgroupPath::parse(&name).unwrap());
-        let mut written = Written::default();
-        assert!(!written.heard());
+        let mut written = FileWatch::default();
+        assert!(!written.was_written());
         for _ in 0..2 {
             group.make().unwrap();
-            written.follow([&group].into_iter());
-            assert!(!written.heard());
+            written.watch([&group].into_iter());
+            assert!(!written.was_written());
             for idle in [true, false] {
                 group.set_idle(idle).unwrap();
-                written.follow([&group].into_iter());
-                assert!(written.heard() && !written.heard());
+                written.watch([&group].into_iter());
+                assert!(written.was_written() && !written.was_written());
             }
             group.keep_to(&group.effective_cpus().unwrap()).unwrap();
-            assert!(written.heard());
+            assert!(written.was_written());
             group.remove().unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! The keeper as the daemon knows it: whether its guards stand, and another one when they do not.
+//! The daemon's view of the guard process: whether its guards are ready, and when to start another.
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -8,128 +8,142 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
-use super::freeze_on_exit::Reflex;
-use super::guard_process::{self, Duties, Keeper};
-use super::heartbeat::Heard;
-use super::log::{Level, say};
+use super::freeze_on_exit::FreezeOnExit;
+use super::guard_process::{self, GuardInputs, GuardProcess};
+use super::heartbeat::Pulse;
+use super::log::{Level, report};
 use crate::fence::status::Frozen;
 
-/// A keeper that ends sooner than this after it started is started again only then.
+/// The shortest time between two starts of guard processes.
 const LEAST_LIFE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct Guarding {
-    keeper: Option<Keeper>,
-    /// What freezes every fence when the keeper ends, whatever the daemon waits for then.
-    reflex: Option<Reflex>,
-    /// Whether its guards are known to stand.
-    stands: bool,
-    /// Whether it misses one of them since.
-    misses: bool,
+pub(super) struct GuardMonitor {
+    process: Option<GuardProcess>,
+    /// Freezes every fence when the guard process ends, even while the daemon waits for systemd.
+    freeze_on_exit: Option<FreezeOnExit>,
+    /// Whether its guards have started.
+    is_ready: bool,
+    /// Whether one of its guards is missing.
+    lacks_guard: bool,
     /// Whether it has been silent for too long.
-    hangs: bool,
-    began: Instant,
-    minded: Instant,
-    /// How often it was lost.
+    is_hung: bool,
+    started_at: Instant,
+    checked_at: Instant,
+    /// How many guard processes have ended.
     pub(super) lost: u64,
 }
 
-impl Guarding {
-    pub(super) fn nobody() -> Self {
+impl GuardMonitor {
+    pub(super) fn new() -> Self {
         let now = Instant::now();
         Self {
-            keeper: None,
-            reflex: None,
-            stands: false,
-            misses: false,
-            hangs: false,
-            began: now,
-            minded: now,
+            process: None,
+            freeze_on_exit: None,
+            is_ready: false,
+            lacks_guard: false,
+            is_hung: false,
+            started_at: now,
+            checked_at: now,
             lost: 0,
         }
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
-        self.keeper.as_ref().map(|keeper| keeper.pid.as_raw().unsigned_abs())
+        self.process.as_ref().map(|process| process.pid.as_raw().unsigned_abs())
     }
 
-    /// What is readable when its guards stand.
-    pub(super) fn awaited(&self) -> Option<RawFd> {
-        let keeper = self.keeper.as_ref().filter(|_| !self.stands);
-        keeper.map(|keeper| keeper.ready.as_raw_fd())
+    /// A descriptor that becomes readable when the guards have started.
+    pub(super) fn ready_fd(&self) -> Option<RawFd> {
+        let process = self.process.as_ref().filter(|_| !self.is_ready);
+        process.map(|process| process.ready.as_raw_fd())
     }
 
-    /// What speaks against running: that nobody guards.
-    pub(super) fn against(&self) -> Option<Frozen> {
+    /// The reason to keep fences frozen: no guards, or guards that may enforce nothing.
+    pub(super) fn reason_to_freeze(&self) -> Option<Frozen> {
         match self {
-            Self { hangs: true, .. } => Some(Frozen::Hung),
-            Self { stands: false, .. } | Self { misses: true, .. } => Some(Frozen::Unguarded),
+            Self { is_hung: true, .. } => Some(Frozen::Hung),
+            Self { is_ready: false, .. } | Self { lacks_guard: true, .. } => {
+                Some(Frozen::Unguarded)
+            }
             _ => None,
         }
     }
 
-    /// Whether there is none, and it is time for one.
+    /// Whether there is no guard process, and it is time to start one.
     pub(super) fn may_start(&self) -> bool {
-        let lived = self.began.elapsed() >= LEAST_LIFE || self.lost <= 1;
-        self.keeper.is_none() && lived
+        let lived = self.started_at.elapsed() >= LEAST_LIFE || self.lost <= 1;
+        self.process.is_none() && lived
     }
 
-    pub(super) fn start(&mut self, duties: &Duties<'_>) {
-        self.began = Instant::now();
-        match guard_process::start(duties) {
-            Ok(keeper) => {
-                let reflex = Reflex::at_the_end_of(keeper.pid, duties.folder);
-                let late = "when guards end, fences are frozen at the next round";
-                self.reflex = reflex
-                    .inspect_err(|error| say(Level::Warning, format_args!("{late}: {error}")))
+    pub(super) fn start(&mut self, inputs: &GuardInputs<'_>) {
+        self.started_at = Instant::now();
+        match guard_process::start(inputs) {
+            Ok(process) => {
+                let freeze_on_exit = FreezeOnExit::start(process.pid, inputs.folder);
+                let late = "when guards end, fences are frozen only in the next round";
+                self.freeze_on_exit = freeze_on_exit
+                    .inspect_err(|error| report(Level::Warning, format_args!("{late}: {error}")))
                     .ok();
-                self.keeper = Some(keeper);
+                self.process = Some(process);
             }
-            Err(error) => say(Level::Error, format_args!("no process for guards: {error}")),
+            Err(error) => {
+                report(Level::Error, format_args!("starting the guards' process: {error}"))
+            }
         }
     }
 
-    /// Freezes first when nobody guards any more; asks afterwards.
-    pub(super) fn mind(&mut self, mut freeze: impl FnMut(Frozen)) {
-        let since = std::mem::replace(&mut self.minded, Instant::now()).elapsed();
-        let Some(keeper) = &mut self.keeper else { return };
-        let ended = waitpid(keeper.pid, Some(WaitPidFlag::WNOHANG));
+    /// Checks the guard process. Freezes the fences first when the guards no longer enforce
+    /// anything.
+    pub(super) fn check(&mut self, mut freeze: impl FnMut(Frozen)) {
+        let since = std::mem::replace(&mut self.checked_at, Instant::now()).elapsed();
+        let Some(process) = &mut self.process else { return };
+        let ended = waitpid(process.pid, Some(WaitPidFlag::WNOHANG));
         if !matches!(ended, Ok(WaitStatus::StillAlive)) {
             freeze(Frozen::Unguarded);
-            self.reflex.take().into_iter().for_each(Reflex::await_end);
-            (self.keeper, self.stands, self.misses, self.hangs) = (None, false, false, false);
+            if let Some(freeze_on_exit) = self.freeze_on_exit.take() {
+                freeze_on_exit.join();
+            }
+            self.process = None;
+            self.is_ready = false;
+            self.lacks_guard = false;
+            self.is_hung = false;
             self.lost += 1;
-            say(Level::Error, format_args!("the guards' process has ended: {ended:?}"));
+            report(Level::Error, format_args!("the guards' process has ended: {ended:?}"));
             return;
         }
-        let heard = keeper.silence.listen(keeper.beat.beats(), since);
-        if heard != Heard::Lately && !self.hangs {
+        let pulse = process.silence.observe(process.heartbeat.count(), since);
+        if pulse != Pulse::Alive && !self.is_hung {
             freeze(Frozen::Hung);
         }
-        if heard == Heard::GivenUp {
-            // Nobody waits for it here: one that the kernel holds ends when it is let go.
-            let _ended = kill(keeper.pid, Signal::SIGKILL);
+        if pulse == Pulse::Lost {
+            // Not waited for: the process may be stuck in the kernel for some time.
+            let _ended = kill(process.pid, Signal::SIGKILL);
         }
-        self.hangs = heard != Heard::Lately;
-        if keeper.beat.misses() && !self.misses {
+        self.is_hung = pulse != Pulse::Alive;
+        if process.heartbeat.lacks_guard() && !self.lacks_guard {
             freeze(Frozen::Unguarded);
         }
-        self.misses = keeper.beat.misses();
-        if !self.stands {
-            let mut waits = [PollFd::new(keeper.ready.as_fd(), PollFlags::POLLIN)];
+        self.lacks_guard = process.heartbeat.lacks_guard();
+        if !self.is_ready {
+            let mut waits = [PollFd::new(process.ready.as_fd(), PollFlags::POLLIN)];
             let readable = poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
-            // The end of the pipe is the keeper's end, which is seen above the next time.
-            self.stands = readable && keeper.ready.read(&mut [0]).is_ok_and(|bytes| bytes == 1);
+            // End of file means that the process has ended, which the next round notices.
+            self.is_ready = readable && process.ready.read(&mut [0]).is_ok_and(|bytes| bytes == 1);
         }
     }
 
-    /// For good: what it kept is somebody else's. The caller has frozen every fence.
-    pub(super) fn end(&mut self) {
-        (self.stands, self.misses, self.hangs) = (false, false, false);
-        let Some(keeper) = self.keeper.take() else { return };
-        // Its child; both calls can fail only if it is gone already.
-        let _ended = kill(keeper.pid, Signal::SIGKILL);
-        let _reaped = waitpid(keeper.pid, None);
-        self.reflex.take().into_iter().for_each(Reflex::await_end);
+    /// Ends the guard process, to start another or none. The caller has frozen every fence.
+    pub(super) fn stop(&mut self) {
+        self.is_ready = false;
+        self.lacks_guard = false;
+        self.is_hung = false;
+        let Some(process) = self.process.take() else { return };
+        // The process is our child. Both calls fail only if it has ended and was reaped.
+        let _ended = kill(process.pid, Signal::SIGKILL);
+        let _reaped = waitpid(process.pid, None);
+        if let Some(freeze_on_exit) = self.freeze_on_exit.take() {
+            freeze_on_exit.join();
+        }
     }
 }

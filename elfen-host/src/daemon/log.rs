@@ -1,5 +1,4 @@
-//! Lines of a daemon: with the priority that the journal reads where it listens, for people
-//! elsewhere.
+//! Log lines of the daemon: with the priority that the journal reads, or with a name for people.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -12,22 +11,22 @@ pub(super) enum Level {
     Info = 6,
 }
 
-pub(super) fn say(level: Level, line: impl fmt::Display) {
+pub(super) fn report(level: Level, line: impl fmt::Display) {
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let prefix = if journal { format!("<{}>", level as u8) } else { "elfend: ".to_owned() };
     let line = line.to_string().replace(|c: char| c.is_control(), " ");
-    // With stderr gone there is nobody left to tell, and the fences are more than words.
+    // If stderr is gone there is no other place for the line, and fences matter more.
     writeln!(io::stderr(), "{prefix}{line}").ok();
 }
 
-/// For systemd's watchdog. A look at many units may take longer than it waits, where systemd itself
-/// is slow to answer: so each step of it says this.
-pub(super) fn gets_on() {
-    notify("WATCHDOG=1");
+/// Tells systemd's watchdog that the daemon makes progress. A check of many units may take longer
+/// than the watchdog's limit if systemd itself answers slowly, so each step of it calls this.
+pub(super) fn pet_watchdog() {
+    notify_systemd("WATCHDOG=1");
 }
 
-/// What systemd is told of a service of type notify; nothing where it did not ask.
-pub(super) fn notify(words: &str) {
+/// Sends a message to systemd, if this is a service of type notify.
+pub(super) fn notify_systemd(words: &str) {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::UnixDatagram;
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -40,6 +39,6 @@ pub(super) fn notify(words: &str) {
         _ => socket.send_to(words.as_bytes(), &path),
     });
     if let Err(error) = sent {
-        say(Level::Warning, format_args!("systemd cannot be told {words:?}: {error}"));
+        report(Level::Warning, format_args!("systemd cannot be told {words:?}: {error}"));
     }
 }

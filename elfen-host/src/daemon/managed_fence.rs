@@ -1,8 +1,8 @@
-//! One fence that the daemon holds: whether it may run, and making it so.
+//! One fence of the daemon: decides whether it may run, and freezes or thaws it.
 //!
-//! A fence runs while nothing speaks against it: its promises hold, guards stand, a lane of it is
-//! online, nobody paused it. What speaks against it freezes it at once; it is thawed when nothing
-//! has for a moment, by when guards that rested are awake.
+//! A fence runs while there is no reason to freeze it: its guarantees hold, its guards run, one of
+//! its lanes is online, and it is not paused. A reason freezes it at once. It is thawed after 60 ms
+//! without a reason, so that sleeping guards have started.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::signal::account::Claim;
 
-use super::fence_accounts::Tally;
-use super::lent_lanes::Lanes;
-use super::log::{Level, say};
+use super::fence_accounts::FenceAccounts;
+use super::lent_lanes::LaneGroup;
+use super::log::{Level, report};
 use super::settings::{Fence, Which};
 use super::units::Found;
 use crate::cgroup::{CgroupPath, Error, Freezer, Group, Hierarchies};
@@ -24,38 +24,38 @@ use crate::run::channels::uncounted_warning;
 use crate::systemd;
 use crate::topology::nodes_of;
 
-/// Longer than guards rest: see the keeper.
-const GUARDS_WAKE: Duration = Duration::from_millis(60);
+/// Longer than guards take to start when a fence is populated: see the guard process.
+const GUARDS_START: Duration = Duration::from_millis(60);
 
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ManagedFence {
     pub(super) name: String,
-    /// What comes behind its fence's name, where that means several cgroups.
+    /// The part of the name behind the fence's own, if the fence has several cgroups.
     label: Option<String>,
-    /// What the settings say of it.
+    /// How the settings name the cgroup.
     pub(super) which: Which,
     pub(super) group: Group,
-    /// All batch lanes that it was given.
+    /// All batch lanes that the fence was given, online or not.
     lanes: CpuSet,
-    /// Whose memory they are beside.
+    /// The memory nodes of these lanes.
     nodes: CpuSet,
-    /// Its unit, where systemd owns it.
+    /// The systemd unit that owns the cgroup, if one does.
     pub(super) unit: Option<String>,
     pub(super) freezer: Freezer,
     frozen: Option<Frozen>,
-    /// Since when nothing speaks against running.
-    clear: Option<Instant>,
-    /// Whether it was looked at before: what its first look sets is no repair.
-    was_seen: bool,
+    /// Since when there has been no reason to freeze it.
+    clear_since: Option<Instant>,
+    /// Whether it was checked before. What the first check sets does not count as a repair.
+    was_checked: bool,
     broken: Vec<Broken>,
     unreadable: Option<String>,
     repaired: BTreeMap<Promise, u64>,
-    pub(super) tally: Tally,
+    pub(super) accounts: FenceAccounts,
 }
 
-impl Held {
-    /// Takes a cgroup over, frozen: what it was before is not known to be guarded.
-    pub(super) fn take(
+impl ManagedFence {
+    /// Takes a cgroup over, and freezes it: until now it was not known to be guarded.
+    pub(super) fn adopt(
         fence: &Fence,
         found: Found,
         group: Group,
@@ -67,8 +67,8 @@ impl Held {
             Some(label) => format!("{}:{label}", fence.name),
             None => fence.name.clone(),
         };
-        let tally = Tally::of(group.id().map_err(io::Error::other)?);
-        let held = Self {
+        let accounts = FenceAccounts::of(group.id().map_err(io::Error::other)?);
+        let fence = Self {
             name,
             label,
             which: fence.which.clone(),
@@ -78,16 +78,16 @@ impl Held {
             unit,
             freezer,
             frozen: Some(Frozen::Unguarded),
-            clear: None,
-            was_seen: false,
+            clear_since: None,
+            was_checked: false,
             broken: Vec::new(),
             unreadable: None,
             repaired: BTreeMap::new(),
-            tally,
+            accounts,
         };
-        folder.note(&held.noted())?;
-        held.freezer.freeze().map_err(io::Error::other)?;
-        Ok(held)
+        folder.note(&fence.noted())?;
+        fence.freezer.freeze().map_err(io::Error::other)?;
+        Ok(fence)
     }
 
     pub(super) fn noted(&self) -> Noted {
@@ -99,12 +99,12 @@ impl Held {
         }
     }
 
-    /// What is said of it now.
-    pub(super) fn follow(&mut self, fence: &Fence, folder: &Folder) -> Result<(), Error> {
+    /// Applies settings that were read again.
+    pub(super) fn apply_settings(&mut self, fence: &Fence, folder: &Folder) -> Result<(), Error> {
         self.lanes = fence.lanes.clone();
         self.nodes = nodes_of(&fence.lanes);
-        // Its next look sets other lanes, which is no repair.
-        self.was_seen = false;
+        // The next check sets the new lanes, which is no repair.
+        self.was_checked = false;
         let before = match &self.label {
             Some(label) => self.name.strip_suffix(&format!(":{label}")).unwrap_or(&self.name),
             None => &self.name,
@@ -119,7 +119,7 @@ impl Held {
         folder.forget(&old).map_err(|error| Error::unnoted(&path(), error))
     }
 
-    /// All batch lanes that it was given.
+    /// All batch lanes that the fence was given, online or not.
     pub(super) fn lanes(&self) -> &CpuSet {
         &self.lanes
     }
@@ -128,18 +128,21 @@ impl Held {
         online.map_or_else(|| self.lanes.clone(), |online| self.lanes.and(online))
     }
 
-    /// Takes over what the kernel has counted of it. A cgroup that somebody has made anew is
-    /// another one to the kernel.
-    pub(super) fn add_up(&mut self, opened: &[Lanes], known: &[Claim]) {
+    /// Adds the kernel's counts to the fence's accounts. A cgroup that was removed and made again
+    /// has another id.
+    pub(super) fn update_accounts(&mut self, opened: &[LaneGroup], known: &[Claim]) {
         let Ok(id) = self.group.id() else { return };
-        self.tally.follow(id, opened);
-        for lane in self.tally.count(opened, &self.lanes, known) {
-            say(Level::Warning, format_args!("fence {:?}: {}", self.name, uncounted_warning(lane)));
+        self.accounts.set_cgroup(id, opened);
+        for lane in self.accounts.update(opened, &self.lanes, known) {
+            report(
+                Level::Warning,
+                format_args!("fence {:?}: {}", self.name, uncounted_warning(lane)),
+            );
         }
     }
 
-    /// Holds every promise against what the kernel says, and puts right what can be.
-    pub(super) fn look(
+    /// Checks every guarantee, and repairs what can be repaired.
+    pub(super) fn check(
         &mut self,
         hierarchies: &Hierarchies,
         home: &CgroupPath,
@@ -148,93 +151,97 @@ impl Held {
         let lanes = self.lanes_online(online);
         let nodes = self.nodes.clone();
         let terms = Terms { hierarchies, home, lanes: &lanes, nodes: &nodes };
-        let found = self.see_and_repair(&terms);
+        let found = self.check_and_repair(&terms);
         let (broken, unreadable) = match found {
             Ok(broken) => (broken, None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         for one in broken.iter().filter(|one| !self.broken.contains(one)) {
             let Broken { promise, why } = one;
-            say(Level::Error, format_args!("fence {:?}: {}: {why}", self.name, promise.name()));
+            report(Level::Error, format_args!("fence {:?}: {}: {why}", self.name, promise.name()));
         }
         if let Some(why) = unreadable.as_ref().filter(|_| self.unreadable != unreadable) {
-            say(Level::Error, format_args!("fence {:?}: {why}", self.name));
+            report(Level::Error, format_args!("fence {:?}: {why}", self.name));
         }
-        (self.broken, self.unreadable) = (broken, unreadable);
+        self.broken = broken;
+        self.unreadable = unreadable;
     }
 
-    fn see_and_repair(&mut self, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
+    fn check_and_repair(&mut self, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
         if !self.group.exists() && self.unit.is_none() {
             self.group.make()?;
         }
         let broken = guarantees::look(&self.group, terms)?;
         if broken.is_empty() {
-            self.was_seen = true;
+            self.was_checked = true;
             if guarantees::lacks_lanes(&self.group, terms)? {
                 let why = format!("its batch lanes are {} again", terms.lanes);
-                say(Level::Info, format_args!("fence {:?}: {why}", self.name));
+                report(Level::Info, format_args!("fence {:?}: {why}", self.name));
                 self.repair(&Broken { promise: Promise::Place, why }, terms)?;
             }
             return Ok(broken);
         }
         for one in &broken {
             if let Err(error) = self.repair(one, terms) {
-                say(Level::Warning, format_args!("fence {:?}: {error}", self.name));
+                report(Level::Warning, format_args!("fence {:?}: {error}", self.name));
             }
         }
         let left = guarantees::look(&self.group, terms)?;
-        if !std::mem::replace(&mut self.was_seen, true) {
+        if !std::mem::replace(&mut self.was_checked, true) {
             return Ok(left);
         }
         for one in broken {
             if left.iter().all(|left| left.promise != one.promise) {
                 *self.repaired.entry(one.promise).or_default() += 1;
                 let (name, promise) = (&self.name, one.promise.name());
-                say(Level::Notice, format_args!("fence {name:?}: {promise} repaired: {}", one.why));
+                report(
+                    Level::Notice,
+                    format_args!("fence {name:?}: {promise} repaired: {}", one.why),
+                );
             }
         }
         Ok(left)
     }
 
-    /// Where systemd owns the cgroup, it is told first: what is written behind its back it would
-    /// undo at its next reload.
+    /// Repairs a guarantee. A systemd unit gets its properties first: at its next reload systemd
+    /// would undo what is only written into the cgroup.
     fn repair(&self, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
         let by_unit = matches!(broken.promise, Promise::Rank | Promise::Place);
-        let told = self.unit.as_ref().filter(|_| by_unit).map(|unit| {
+        let unit_result = self.unit.as_ref().filter(|_| by_unit).map(|unit| {
             systemd::fence(unit, terms.lanes, terms.nodes)
                 .map_err(|why| format!("unit {unit}: {why}"))
         });
-        if let Some(Err(why)) = told {
-            say(Level::Warning, format_args!("{why}; its files are written"));
+        if let Some(Err(why)) = unit_result {
+            report(Level::Warning, format_args!("{why}; writing the cgroup's files instead"));
         }
         guarantees::repair(&self.group, broken, terms)
     }
 
-    /// Freezes or thaws, by what speaks against running.
-    pub(super) fn settle(
+    /// Freezes the fence if there is a reason, or thaws it.
+    pub(super) fn freeze_or_thaw(
         &mut self,
         folder: &Folder,
         unguarded: Option<&Frozen>,
         online: Option<&CpuSet>,
     ) {
-        let against = self.against(folder, unguarded, online);
-        self.clear = match against {
+        let reason = self.reason_to_freeze(folder, unguarded, online);
+        self.clear_since = match reason {
             Some(_) => None,
-            None => self.clear.or_else(|| Some(Instant::now())),
+            None => self.clear_since.or_else(|| Some(Instant::now())),
         };
-        let is_clear = self.clear.is_some_and(|since| since.elapsed() >= GUARDS_WAKE);
-        let done = match (&against, &self.frozen) {
-            (Some(why), _) => self.hold_still(why),
-            (None, None | Some(Frozen::ByOthers)) => self.see_others(),
-            (None, Some(_)) if is_clear && self.was_seen => self.let_go(folder),
+        let is_clear = self.clear_since.is_some_and(|since| since.elapsed() >= GUARDS_START);
+        let done = match (&reason, &self.frozen) {
+            (Some(why), _) => self.keep_frozen(why),
+            (None, None | Some(Frozen::ByOthers)) => self.notice_foreign_freeze(),
+            (None, Some(_)) if is_clear && self.was_checked => self.thaw(folder),
             (None, Some(_)) => return,
         };
         if let Err(error) = done {
-            say(Level::Error, format_args!("fence {:?}: {error}", self.name));
+            report(Level::Error, format_args!("fence {:?}: {error}", self.name));
         }
     }
 
-    fn against(
+    fn reason_to_freeze(
         &self,
         folder: &Folder,
         unguarded: Option<&Frozen>,
@@ -243,7 +250,7 @@ impl Held {
         match folder.paused() {
             Ok(None) => {}
             Ok(Some(why)) => return Some(Frozen::Paused(why)),
-            Err(error) => return Some(Frozen::Unreadable(format!("is it paused: {error}"))),
+            Err(error) => return Some(Frozen::Unreadable(format!("reading the pause: {error}"))),
         }
         if let Some(why) = &self.unreadable {
             return Some(Frozen::Unreadable(why.clone()));
@@ -257,32 +264,32 @@ impl Held {
         (!self.broken.is_empty()).then_some(Frozen::Broken)
     }
 
-    fn hold_still(&mut self, why: &Frozen) -> Result<(), Error> {
+    fn keep_frozen(&mut self, why: &Frozen) -> Result<(), Error> {
         let is_new = self.frozen.as_ref() != Some(why);
-        // Someone else may have let it go meanwhile.
+        // Another program may have thawed it meanwhile.
         if is_new || !self.freezer.is_told()? {
             self.freezer.freeze()?;
         }
         self.frozen = Some(why.clone());
         if is_new {
             let why = self.status(0).why().unwrap_or_default();
-            say(Level::Warning, format_args!("fence {:?} is frozen: {why}", self.name));
+            report(Level::Warning, format_args!("fence {:?} is frozen: {why}", self.name));
         }
         Ok(())
     }
 
-    /// A fence that ought to run, and that somebody else may have frozen.
-    fn see_others(&mut self) -> Result<(), Error> {
+    /// Notices whether another program has frozen or thawed a fence that should run.
+    fn notice_foreign_freeze(&mut self) -> Result<(), Error> {
         let frozen = self.freezer.is_told()?.then_some(Frozen::ByOthers);
         if frozen != self.frozen {
-            let now = if frozen.is_some() { "was frozen" } else { "was let go" };
-            say(Level::Warning, format_args!("fence {:?} {now} by somebody else", self.name));
+            let now = if frozen.is_some() { "was frozen" } else { "was thawed" };
+            report(Level::Warning, format_args!("fence {:?} {now} by another program", self.name));
         }
         self.frozen = frozen;
         Ok(())
     }
 
-    /// The pause is over, also one that came and went between two looks.
+    /// Ends a pause, also one that began and ended between two checks.
     pub(super) fn resume(&mut self) -> Result<(), Error> {
         let by_others = matches!(self.frozen, None | Some(Frozen::ByOthers));
         if by_others && self.freezer.is_told()? {
@@ -291,33 +298,33 @@ impl Held {
         Ok(())
     }
 
-    fn let_go(&mut self, folder: &Folder) -> Result<(), Error> {
+    fn thaw(&mut self, folder: &Folder) -> Result<(), Error> {
         self.freezer.thaw()?;
         self.frozen = None;
-        // The kill switch may have come between the last look and this.
+        // `elfen pause` may have come between the last check and the thaw.
         if let Ok(Some(why)) = folder.paused() {
-            return self.hold_still(&Frozen::Paused(why));
+            return self.keep_frozen(&Frozen::Paused(why));
         }
-        say(Level::Info, format_args!("fence {:?} runs", self.name));
+        report(Level::Info, format_args!("fence {:?} runs", self.name));
         Ok(())
     }
 
-    /// Puts a process into it.
+    /// Puts a process into the fence.
     pub(super) fn enter(&self, process: u32) -> Result<(), String> {
         match &self.unit {
             None => self.group.take_in(process).map_err(|error| error.to_string()),
             Some(unit) if unit.ends_with(".slice") => {
                 systemd::put_into(unit, process).map_err(|error| error.to_string())
             }
-            Some(unit) => Err(format!("unit {unit} is no slice, and takes no other's processes")),
+            Some(unit) => Err(format!("unit {unit} is no slice, so no process can be added")),
         }
     }
 
-    /// At once, and before anything else is done.
+    /// Freezes the fence at once.
     pub(super) fn freeze(&mut self, why: Frozen) {
-        self.clear = None;
-        if let Err(error) = self.hold_still(&why) {
-            say(Level::Error, format_args!("fence {:?} does not freeze: {error}", self.name));
+        self.clear_since = None;
+        if let Err(error) = self.keep_frozen(&why) {
+            report(Level::Error, format_args!("fence {:?} does not freeze: {error}", self.name));
         }
     }
 
@@ -331,12 +338,12 @@ impl Held {
             frozen: self.frozen.clone(),
             broken: self.broken.clone(),
             repaired: repaired.map(|(&promise, &times)| Repaired { promise, times }).collect(),
-            accounts: self.tally.accounts(),
+            accounts: self.accounts.lanes(),
         }
     }
 
     pub(super) fn count(&self) -> u64 {
-        // One that cannot be read says so in its status.
+        // A cgroup that cannot be read reports so in its status.
         self.group.processes().map_or(0, |all| all.len() as u64)
     }
 }

@@ -1,23 +1,23 @@
-//! What was asked for and cannot be had yet: said once, and gone from the list when it is had.
+//! What the settings request but the daemon cannot do yet. Each entry is logged once.
 
-use super::log::{Level, say};
+use super::log::{Level, report};
 
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct PendingList {
     before: Vec<String>,
     now: Vec<String>,
 }
 
-impl Waiting {
-    /// A new look at all of it.
-    pub(super) fn begin(&mut self) {
+impl PendingList {
+    /// Begins a new round of checks.
+    pub(super) fn begin_round(&mut self) {
         self.before = std::mem::take(&mut self.now);
     }
 
     pub(super) fn add(&mut self, what: &str, why: &str) {
         let line = format!("{what} waits: {why}");
         if !self.before.contains(&line) && !self.now.contains(&line) {
-            say(Level::Warning, &line);
+            report(Level::Warning, &line);
         }
         if !self.now.contains(&line) {
             self.now.push(line);

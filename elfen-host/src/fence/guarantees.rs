@@ -1,4 +1,4 @@
-//! What a fence promises, as the kernel says it now, and putting right what can be put right.
+//! The guarantees of a fence: reads from the kernel whether they hold, and repairs what it can.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +12,11 @@ use crate::process::threads_of;
 pub enum Promise {
     /// Guards outrank what is inside.
     Rank,
-    /// It runs on its batch lanes alone, in the memory beside them.
+    /// It runs only on its batch lanes, with memory of their nodes.
     Place,
-    /// Nothing in it is of a class that ranks above guards whatever its cgroup says.
+    /// No thread in it has a class that ranks above guards in any cgroup.
     Class,
-    /// Nobody but root can take a process out of it.
+    /// Only root can move a process out of it.
     Owner,
 }
 
@@ -39,7 +39,7 @@ pub struct Broken {
     pub why: String,
 }
 
-/// What promises are held against.
+/// What guarantees are checked against.
 #[derive(Debug)]
 pub struct Terms<'a> {
     pub hierarchies: &'a Hierarchies,
@@ -47,13 +47,12 @@ pub struct Terms<'a> {
     pub home: &'a CgroupPath,
     /// The fence's batch lanes that are online.
     pub lanes: &'a CpuSet,
-    /// The memory nodes of all its lanes, also of those that are offline; none where the kernel
-    /// tells no nodes apart.
+    /// The memory nodes of all its lanes, online or not; empty where the kernel has no nodes.
     pub nodes: &'a CpuSet,
 }
 
-/// The promises that do not hold, at most one reason each. An error is a cgroup that cannot be
-/// read: then none is known to hold.
+/// The guarantees that do not hold, each with one reason. An error means that the cgroup cannot be
+/// read, so that no guarantee is known to hold.
 pub fn look(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
     group.require_domain()?;
     let mut broken = Vec::new();
@@ -64,7 +63,7 @@ pub fn look(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
     note(Promise::Place, misplaced(group, terms)?);
     note(Promise::Class, of_a_higher_class(group)?);
     let writable = group.writable_by_others()?;
-    let why = |file: std::path::PathBuf| format!("others than root may write {}", file.display());
+    let why = |file: std::path::PathBuf| format!("users other than root may write {}", file.display());
     note(Promise::Owner, writable.map(why));
     Ok(broken)
 }
@@ -75,7 +74,7 @@ fn outranked(group: &Group, terms: &Terms<'_>) -> Result<Option<Outranked>, Erro
 }
 
 fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> {
-    // Without a lane it is frozen, wherever the kernel has put it.
+    // Without an online lane the fence is frozen, wherever the kernel has moved its threads.
     if terms.lanes.is_empty() {
         return Ok(None);
     }
@@ -94,20 +93,20 @@ fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> 
         return Ok(Some("its cpuset is a partition of its own (cpuset.cpus.partition)".to_owned()));
     }
     let half = group.half_inside()?;
-    // Who goes in or out just now is in one hierarchy before the other.
+    // A process that is moved just now is in one hierarchy before the other.
     let half = half.into_iter().find(|&process| is_half(group, process));
-    Ok(half.map(|process| format!("process {process} is in it in one hierarchy, not in another")))
+    Ok(half.map(|process| format!("process {process} is in it in only one of the hierarchies")))
 }
 
-/// The nodes that it ought to have memory of: those of its lanes, as far as its parent has them.
-/// Where neither says any, it is right as it is.
+/// The nodes of which the fence should have memory: those of its lanes, as far as its parent has
+/// them. If there are none, the present nodes are right.
 fn nodes(group: &Group, terms: &Terms<'_>, now: &CpuSet) -> Result<CpuSet, Error> {
     let wanted = terms.nodes.and(&group.parent().effective_memory()?);
     Ok(if wanted.is_empty() { now.clone() } else { wanted })
 }
 
-/// Whether it has less than its lanes: one came back online after it had been kept to the others.
-/// It is no broken promise, and is put right as one.
+/// Whether the fence has fewer CPUs or nodes than its lanes, because a lane came back online. That
+/// breaks no guarantee, but is repaired in the same way.
 pub fn lacks_lanes(group: &Group, terms: &Terms<'_>) -> Result<bool, Error> {
     let wanted = terms.lanes.and(&group.parent().effective_cpus()?);
     let now = group.effective_cpus()?;
@@ -120,7 +119,7 @@ fn is_half(group: &Group, process: u32) -> bool {
     group.half_inside().is_ok_and(|half| half.contains(&process))
 }
 
-/// `None` also of a thread that has ended.
+/// A thread of a real-time class; `None` also for a thread that has ended.
 fn of_a_higher_class(group: &Group) -> Result<Option<String>, Error> {
     for process in group.processes()? {
         for thread in threads_of(process) {
@@ -139,8 +138,8 @@ fn of_a_higher_class(group: &Group) -> Result<Option<String>, Error> {
     Ok(None)
 }
 
-/// Puts right what a cgroup's files can. What was set by others behind our back is set again; who
-/// owns them, and what threads made of themselves, is not ours to change.
+/// Repairs what the cgroup's files can: sets again what other programs have changed. It cannot
+/// change the owner of files, or the class of threads.
 pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
     match broken.promise {
         Promise::Rank => match outranked(group, terms)? {
@@ -153,7 +152,7 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
             }
             for process in group.half_inside()? {
                 if is_half(group, process) {
-                    // It may have ended meanwhile; if not, the next look finds it again.
+                    // It may have ended meanwhile. If not, the next check finds it again.
                     let _taken_in = group.take_in(process);
                 }
             }

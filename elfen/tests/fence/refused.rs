@@ -52,10 +52,10 @@ fn settings_that_cannot_be_held() {
         (settings("s", "x").replace("0:1", ""), 2, "the list of pairs is empty"),
         (settings("s", "x").replace("lanes", "lane"), 2, "unknown field"),
         (in_unit("a\\nb.slice"), 2, "no name of a unit"),
-        (in_unit("elfen.slice"), 3, "takes systemd"),
+        (in_unit("elfen.slice"), 3, "requires systemd"),
     ];
     for (text, status, why) in cases {
-        if why == "takes systemd" && elfen_host::systemd::is_running() {
+        if why == "requires systemd" && elfen_host::systemd::is_running() {
             continue;
         }
         for words in [&["--check"][..], &["--run-dir", other.to_str().unwrap()]] {
@@ -228,7 +228,7 @@ fn requests_that_make_no_sense() {
     let mut fenced = Fenced::start();
     for bytes in [&b"{\"do\":\"sta"[..], b"[]", b"\xff\xfe", b"{}"] {
         let said = answer(&sent(&fenced, bytes).unwrap());
-        assert!(said.contains("it is no request"), "{said}");
+        assert!(said.contains("invalid request"), "{said}");
     }
     let long = answer(&sent(&fenced, &[b' '; 5000]).unwrap());
     assert!(long.contains("at most 4096 bytes"), "{long}");

@@ -94,7 +94,7 @@ fn guards_that_do_not_stand_are_missed() {
     fenced.home.0.keep_to(&"0".parse().unwrap()).unwrap();
     is_missed();
     let said = fenced.said();
-    assert!(said.contains("CPU 1: its guard does not stand there"), "{said}");
+    assert!(said.contains("CPU 1: its guard does not run there"), "{said}");
     fenced.home.0.keep_to_parent().unwrap();
     fenced.wait_until_it_runs();
     borrows(batch.id());

@@ -246,7 +246,7 @@ fn a_systemd_that_does_not_help() {
     wait_until("holding it", || units.running().len() == 1);
     assert!(units.fences[0].0.rank().unwrap().idle);
     let said = units.fenced.said();
-    assert!(said.contains("refused by a test; its files are written"), "{said}");
+    assert!(said.contains("refused by a test; writing the cgroup's files instead"), "{said}");
 
     let (keeper, freezer) = (units.fenced.status().keeper.unwrap(), units.fences[0].0.freezer());
     let hangs = || fs::read_to_string(units.folder.join("hangs")).unwrap_or_default();

@@ -1,18 +1,18 @@
-//! Which CPUs the cgroup of this process may use.
+//! The CPUs that the cgroup of this process may use.
 //!
 //! The affinity mask is always inside the cgroup's cpuset, so this adds no limit that
-//! sched_getaffinity misses; it tells whether a missing CPU was taken away by the cgroup, which the
-//! process can't undo, or by taskset, which it can. Hence the standard mount points will do: where
-//! they are wrong, only the explanation is less precise.
+//! sched_getaffinity misses. It tells whether the cgroup took a CPU away, which the process cannot
+//! undo, or taskset, which it can. So the standard mount points suffice: where they are wrong, only
+//! the explanation is less precise.
 
 use super::cpulist::CpuSet;
 use super::source::{Source, SourceError};
 
-/// Mount points of the unified hierarchy: alone, and beside version 1.
+/// Mount points of the unified hierarchy: without version 1, and next to it.
 const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const V1: &str = "/sys/fs/cgroup/cpuset";
 
-/// The cpuset of the calling process's cgroup; `None` where no cpuset controller is to be seen.
+/// The cpuset of the calling process's cgroup; `None` where no cpuset controller is visible.
 pub(crate) fn effective(source: &Source) -> Result<Option<CpuSet>, SourceError> {
     let memberships = source.text("/proc/self/cgroup")?.unwrap_or_default();
     for membership in memberships.lines() {
@@ -38,9 +38,9 @@ pub(crate) fn effective(source: &Source) -> Result<Option<CpuSet>, SourceError> 
     Ok(None)
 }
 
-/// The file in the cgroup, or in its nearest ancestor that has one: a cgroup without the controller
-/// has its parent's CPUs, and in a container the path may name directories that only the host can
-/// see.
+/// Reads the file in the cgroup, or in its nearest ancestor that has the file. A cgroup without the
+/// controller has its parent's CPUs; and in a container the path may name directories that only the
+/// host can see.
 fn nearest(
     source: &Source,
     mount: &str,
@@ -50,7 +50,7 @@ fn nearest(
     let mut path = path.trim_end_matches('/');
     loop {
         let found = match source.cpus(&format!("{mount}{path}/{file}")) {
-            // A hardened container hides its cgroup: then the affinity mask has to do.
+            // A hardened container hides its cgroup, so only the affinity mask is left.
             Err(SourceError::Unreadable { .. }) => return Ok(None),
             found => found?,
         };

@@ -1,4 +1,4 @@
-//! Options that several commands share, and what their user can do where the machine refuses them.
+//! Options that several commands share, and how a user can solve what the machine refuses.
 
 pub mod lanes;
 pub mod nap;

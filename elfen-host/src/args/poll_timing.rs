@@ -1,4 +1,4 @@
-//! How often guards look, as `run` and the benchmarks take it.
+//! The options for how often guards poll, for `run` and the benchmarks.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use crate::run::poll_timing::PollTiming;
 
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct PollTimingArgs {
-    /// How often a guard looks at its request lane: the longest reaction while the lane is in use
+    /// How often a guard polls its request lane: the longest reaction while the lane is in use
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
         env = "ELFEN_LOOK_EVERY")]
     look_every: Duration,
 
-    /// How much later a look may come on a lane that idles, to share an
+    /// How much later a poll may come on a lane that idles, to share an
     /// interrupt with the kernel's tick
     ///
-    /// At most a sixty-fourth of how long the lane has idled, and this; 0us for never.
+    /// At most this, and at most a sixty-fourth of how long the lane has idled; 0us for never.
     #[arg(long, value_name = "TIME", default_value = "4ms", value_parser = duration::parse,
         env = "ELFEN_LOOK_SLACK")]
     look_slack: Duration,
@@ -38,7 +38,7 @@ impl PollTimingArgs {
         self.look_every == Duration::from_micros(500) && self.look_slack == Duration::from_millis(4)
     }
 
-    /// The options that say the same.
+    /// The options that give this poll timing.
     pub fn words(self) -> [String; 4] {
         let time = |time: Duration| format!("{}ns", time.as_nanos());
         let [every, slack] = [self.look_every, self.look_slack].map(time);

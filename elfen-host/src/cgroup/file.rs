@@ -18,12 +18,12 @@ pub enum Error {
     #[error("the cgroup of process {0} is not visible from here")]
     Elsewhere(u32),
     #[error("{path} cannot be recorded: {error}")]
-    Unnoted { path: super::path::CgroupPath, error: io::Error },
+    Unrecorded { path: super::path::CgroupPath, error: io::Error },
 }
 
 impl Error {
-    pub fn unnoted(path: &super::path::CgroupPath, error: io::Error) -> Self {
-        Self::Unnoted { path: path.clone(), error }
+    pub fn unrecorded(path: &super::path::CgroupPath, error: io::Error) -> Self {
+        Self::Unrecorded { path: path.clone(), error }
     }
 
     pub fn is_gone(&self) -> bool {

@@ -32,7 +32,7 @@ impl Freezer {
     }
 
     /// Whether freezing was requested; some tasks may not have stopped yet.
-    pub fn is_told(&self) -> Result<bool, Error> {
+    pub fn is_requested(&self) -> Result<bool, Error> {
         match self.version {
             Version::One => Ok(read(&self.folder.join("freezer.self_freezing"))? == "1"),
             Version::Two => Ok(read(&self.folder.join("cgroup.freeze"))? == "1"),

@@ -62,7 +62,7 @@ impl Group {
 
     /// The files by which other programs could move it off its lanes or raise its rank. Not every
     /// version has all of them.
-    pub fn promised_files(&self) -> Vec<PathBuf> {
+    pub fn watched_files(&self) -> Vec<PathBuf> {
         let place = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition"];
         let mut files = vec![self.cpu("cpu.idle")];
         files.extend(place.map(|file| self.cpuset(file)));
@@ -112,7 +112,7 @@ impl Group {
     }
 
     /// Enables the controllers in its parents, so that it has its own CPUs.
-    pub fn want_cpus(&self) -> Result<(), Error> {
+    pub fn enable_cpuset(&self) -> Result<(), Error> {
         let mut above = CgroupPath::root();
         for part in self.path.parts() {
             ask_for_controllers(&self.hierarchies.cpuset, &above)?;
@@ -256,7 +256,7 @@ impl Group {
     }
 
     /// Processes that are in it in some of its hierarchies only.
-    pub fn half_inside(&self) -> Result<BTreeSet<u32>, Error> {
+    pub fn partly_inside(&self) -> Result<BTreeSet<u32>, Error> {
         let mut all = Vec::new();
         for folder in self.folders() {
             let mut found = BTreeSet::new();
@@ -283,7 +283,7 @@ impl Group {
 
     /// Moves a process into it, in each hierarchy: first where its rank and CPUs change, last where
     /// it may be frozen.
-    pub fn take_in(&self, process: u32) -> Result<(), Error> {
+    pub fn add_process(&self, process: u32) -> Result<(), Error> {
         let folders = self.folders();
         folders
             .iter()

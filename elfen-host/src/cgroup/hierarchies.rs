@@ -58,7 +58,7 @@ impl Hierarchies {
         controllers_of_v2: impl Fn(&Path) -> Result<String, Error>,
     ) -> Result<Self, Error> {
         let find = |controller| {
-            let (point, version) = Self::place_of(controller, mounts, &controllers_of_v2)?;
+            let (point, version) = Self::mount_of(controller, mounts, &controllers_of_v2)?;
             let controller = if version == Version::One { controller } else { "" };
             Ok(Hierarchy { point, version, controller })
         };
@@ -66,7 +66,7 @@ impl Hierarchies {
     }
 
     /// The mount point of a controller, from the lines of mountinfo.
-    pub(crate) fn place_of(
+    pub(crate) fn mount_of(
         controller: &'static str,
         mounts: &str,
         controllers_of_v2: impl FnOnce(&Path) -> Result<String, Error>,
@@ -86,7 +86,7 @@ impl Hierarchies {
     }
 
     /// The cgroup of a process in the hierarchy that ranks it.
-    pub fn home_of(&self, process: u32) -> Result<CgroupPath, Error> {
+    pub fn cgroup_of(&self, process: u32) -> Result<CgroupPath, Error> {
         self.cpu.path_of(process)
     }
 

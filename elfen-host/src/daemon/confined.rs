@@ -94,7 +94,7 @@ impl Confinement {
         terms: &Terms<'_>,
     ) -> Result<(), Error> {
         let ServiceCgroup { service, which, unit, group, requests } = place;
-        group.want_cpus()?;
+        group.enable_cpuset()?;
         let above = group.parent().effective_cpus()?;
         let lanes = terms.online.map_or_else(|| requests.clone(), |now| requests.and(now));
         let lanes = lanes.and(&above);
@@ -109,7 +109,10 @@ impl Confinement {
             path: group.path.clone(),
             unit: unit.clone(),
         };
-        terms.folder.note_confined(&noted).map_err(|error| Error::unnoted(&noted.path, error))?;
+        terms
+            .folder
+            .record_confined(&noted)
+            .map_err(|error| Error::unrecorded(&noted.path, error))?;
         if let Some(unit) = unit
             && let Err(error) = systemd::keep_to(unit, &wanted)
         {

@@ -22,7 +22,7 @@ impl FileWatch {
     /// cgroups has changed: a watch stays on the kernel's remains of a removed cgroup.
     pub(super) fn watch<'a>(&mut self, groups: impl Iterator<Item = &'a Group> + Clone) {
         let there = |group: &Group| {
-            let files = group.promised_files().into_iter().filter(|file| file.exists());
+            let files = group.watched_files().into_iter().filter(|file| file.exists());
             (group.id().ok(), files.count())
         };
         let of: Vec<_> = groups.clone().map(there).collect();
@@ -33,7 +33,7 @@ impl FileWatch {
         let watches = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC);
         self.watches = watches.ok();
         let Some(watches) = &self.watches else { return };
-        for file in groups.flat_map(Group::promised_files) {
+        for file in groups.flat_map(Group::watched_files) {
             // Fails for a file that this version of cgroups does not have.
             let _absent = watches.add_watch(&file, AddWatchFlags::IN_MODIFY);
         }

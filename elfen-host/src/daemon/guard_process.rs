@@ -163,7 +163,7 @@ fn is_needed(inputs: &GuardInputs<'_>) -> io::Result<bool> {
     if inputs.folder.paused()?.is_some() {
         return Ok(false);
     }
-    for fence in inputs.folder.noted()? {
+    for fence in inputs.folder.recorded_fences()? {
         let group = Group::new(inputs.hierarchies, fence.path);
         if group.is_populated().map_err(io::Error::other)? {
             return Ok(true);
@@ -194,7 +194,7 @@ fn terminated_within(sigterm: &SigSet, time: Duration) -> bool {
 
 /// Freezes all fences, because the daemon, which checks their guarantees, has died.
 fn freeze_all(inputs: &GuardInputs<'_>) -> io::Error {
-    let noted = match inputs.folder.noted() {
+    let noted = match inputs.folder.recorded_fences() {
         Ok(noted) => noted,
         Err(error) => return error,
     };

@@ -17,8 +17,8 @@ use super::settings::{Fence, Which};
 use super::units::Found;
 use crate::cgroup::{CgroupPath, Error, Freezer, Group, Hierarchies};
 use crate::cpulist::CpuSet;
-use crate::fence::guarantees::{self, Broken, Promise, Terms};
-use crate::fence::state::{Folder, Noted};
+use crate::fence::guarantees::{self, Broken, Guarantee, Terms};
+use crate::fence::state::{Folder, RecordedFence};
 use crate::fence::status::{FenceStatus, Frozen, Repaired};
 use crate::run::channels::uncounted_warning;
 use crate::systemd;
@@ -49,7 +49,7 @@ pub(super) struct ManagedFence {
     was_checked: bool,
     broken: Vec<Broken>,
     unreadable: Option<String>,
-    repaired: BTreeMap<Promise, u64>,
+    repaired: BTreeMap<Guarantee, u64>,
     pub(super) accounts: FenceAccounts,
 }
 
@@ -85,13 +85,13 @@ impl ManagedFence {
             repaired: BTreeMap::new(),
             accounts,
         };
-        folder.note(&fence.noted())?;
+        folder.record(&fence.to_record())?;
         fence.freezer.freeze().map_err(io::Error::other)?;
         Ok(fence)
     }
 
-    pub(super) fn noted(&self) -> Noted {
-        Noted {
+    pub(super) fn to_record(&self) -> RecordedFence {
+        RecordedFence {
             name: self.name.clone(),
             path: self.group.path.clone(),
             unit: self.unit.clone(),
@@ -115,8 +115,8 @@ impl ManagedFence {
         let name = self.name.replacen(before, &fence.name, 1);
         let old = std::mem::replace(&mut self.name, name);
         let path = || self.group.path.clone();
-        folder.note(&self.noted()).map_err(|error| Error::unnoted(&path(), error))?;
-        folder.forget(&old).map_err(|error| Error::unnoted(&path(), error))
+        folder.record(&self.to_record()).map_err(|error| Error::unrecorded(&path(), error))?;
+        folder.forget(&old).map_err(|error| Error::unrecorded(&path(), error))
     }
 
     /// All batch lanes that the fence was given, online or not.
@@ -157,8 +157,11 @@ impl ManagedFence {
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         for one in broken.iter().filter(|one| !self.broken.contains(one)) {
-            let Broken { promise, why } = one;
-            report(Level::Error, format_args!("fence {:?}: {}: {why}", self.name, promise.name()));
+            let Broken { guarantee, why } = one;
+            report(
+                Level::Error,
+                format_args!("fence {:?}: {}: {why}", self.name, guarantee.name()),
+            );
         }
         if let Some(why) = unreadable.as_ref().filter(|_| self.unreadable != unreadable) {
             report(Level::Error, format_args!("fence {:?}: {why}", self.name));
@@ -171,13 +174,13 @@ impl ManagedFence {
         if !self.group.exists() && self.unit.is_none() {
             self.group.make()?;
         }
-        let broken = guarantees::look(&self.group, terms)?;
+        let broken = guarantees::check(&self.group, terms)?;
         if broken.is_empty() {
             self.was_checked = true;
             if guarantees::lacks_lanes(&self.group, terms)? {
                 let why = format!("its batch lanes are {} again", terms.lanes);
                 report(Level::Info, format_args!("fence {:?}: {why}", self.name));
-                self.repair(&Broken { promise: Promise::Place, why }, terms)?;
+                self.repair(&Broken { guarantee: Guarantee::Place, why }, terms)?;
             }
             return Ok(broken);
         }
@@ -186,17 +189,17 @@ impl ManagedFence {
                 report(Level::Warning, format_args!("fence {:?}: {error}", self.name));
             }
         }
-        let left = guarantees::look(&self.group, terms)?;
+        let left = guarantees::check(&self.group, terms)?;
         if !std::mem::replace(&mut self.was_checked, true) {
             return Ok(left);
         }
         for one in broken {
-            if left.iter().all(|left| left.promise != one.promise) {
-                *self.repaired.entry(one.promise).or_default() += 1;
-                let (name, promise) = (&self.name, one.promise.name());
+            if left.iter().all(|left| left.guarantee != one.guarantee) {
+                *self.repaired.entry(one.guarantee).or_default() += 1;
+                let (name, guarantee) = (&self.name, one.guarantee.name());
                 report(
                     Level::Notice,
-                    format_args!("fence {name:?}: {promise} repaired: {}", one.why),
+                    format_args!("fence {name:?}: {guarantee} repaired: {}", one.why),
                 );
             }
         }
@@ -206,7 +209,7 @@ impl ManagedFence {
     /// Repairs a guarantee. A systemd unit gets its properties first: at its next reload systemd
     /// would undo what is only written into the cgroup.
     fn repair(&self, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
-        let by_unit = matches!(broken.promise, Promise::Rank | Promise::Place);
+        let by_unit = matches!(broken.guarantee, Guarantee::Rank | Guarantee::Place);
         let unit_result = self.unit.as_ref().filter(|_| by_unit).map(|unit| {
             systemd::fence(unit, terms.lanes, terms.nodes)
                 .map_err(|why| format!("unit {unit}: {why}"))
@@ -267,7 +270,7 @@ impl ManagedFence {
     fn keep_frozen(&mut self, why: &Frozen) -> Result<(), Error> {
         let is_new = self.frozen.as_ref() != Some(why);
         // Another program may have thawed it meanwhile.
-        if is_new || !self.freezer.is_told()? {
+        if is_new || !self.freezer.is_requested()? {
             self.freezer.freeze()?;
         }
         self.frozen = Some(why.clone());
@@ -280,7 +283,7 @@ impl ManagedFence {
 
     /// Notices whether another program has frozen or thawed a fence that should run.
     fn notice_foreign_freeze(&mut self) -> Result<(), Error> {
-        let frozen = self.freezer.is_told()?.then_some(Frozen::ByOthers);
+        let frozen = self.freezer.is_requested()?.then_some(Frozen::ByOthers);
         if frozen != self.frozen {
             let now = if frozen.is_some() { "was frozen" } else { "was thawed" };
             report(Level::Warning, format_args!("fence {:?} {now} by another program", self.name));
@@ -292,7 +295,7 @@ impl ManagedFence {
     /// Ends a pause, also one that began and ended between two checks.
     pub(super) fn resume(&mut self) -> Result<(), Error> {
         let by_others = matches!(self.frozen, None | Some(Frozen::ByOthers));
-        if by_others && self.freezer.is_told()? {
+        if by_others && self.freezer.is_requested()? {
             self.frozen = Some(Frozen::Paused(String::new()));
         }
         Ok(())
@@ -312,7 +315,7 @@ impl ManagedFence {
     /// Puts a process into the fence.
     pub(super) fn enter(&self, process: u32) -> Result<(), String> {
         match &self.unit {
-            None => self.group.take_in(process).map_err(|error| error.to_string()),
+            None => self.group.add_process(process).map_err(|error| error.to_string()),
             Some(unit) if unit.ends_with(".slice") => {
                 systemd::put_into(unit, process).map_err(|error| error.to_string())
             }
@@ -337,7 +340,7 @@ impl ManagedFence {
             processes,
             frozen: self.frozen.clone(),
             broken: self.broken.clone(),
-            repaired: repaired.map(|(&promise, &times)| Repaired { promise, times }).collect(),
+            repaired: repaired.map(|(&guarantee, &times)| Repaired { guarantee, times }).collect(),
             accounts: self.accounts.lanes(),
         }
     }

@@ -375,7 +375,7 @@ impl Daemon {
         }
         let made = match &listed.which {
             Which::Cgroup(_) => group.make().map_err(|error| error.to_string()),
-            Which::Cgroups(_) => group.want_cpus().map_err(|error| error.to_string()),
+            Which::Cgroups(_) => group.enable_cpuset().map_err(|error| error.to_string()),
             Which::Unit(_) => Ok(()),
         };
         let adopted = made.and_then(|()| fit(&group, &self.settings.lent)).and_then(|()| {

@@ -8,13 +8,13 @@ use elfen_console::output::warn;
 
 use crate::cgroup::{Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
-use crate::fence::state::{Confined, Folder, Noted};
+use crate::fence::state::{Confined, Folder, RecordedFence};
 use crate::systemd;
 
 /// What was released.
 #[derive(Debug, Default)]
 pub struct Released {
-    pub fences: Vec<Noted>,
+    pub fences: Vec<RecordedFence>,
     pub services: Vec<Confined>,
 }
 
@@ -23,7 +23,7 @@ pub fn release(folder: &Folder) -> Result<Released, Failure> {
     let failed = |why: &dyn std::fmt::Display, fix: &str| {
         Failure::new(Status::Failed, "releasing fences", why, fix)
     };
-    let read = || Ok(Released { fences: folder.noted()?, services: folder.confined()? });
+    let read = || Ok(Released { fences: folder.recorded_fences()?, services: folder.confined()? });
     let noted = read().map_err(|error: std::io::Error| failed(&error, "remove that file"))?;
     let lock = match folder.path().exists() {
         true => folder.lock().map_err(|error| failed(&error, "run it as root"))?,
@@ -44,11 +44,11 @@ pub fn release(folder: &Folder) -> Result<Released, Failure> {
 
 /// Freezes every recorded fence when neither daemon nor guards run. The unit calls this when both
 /// have been killed. The next daemon thaws the fences that it can guard.
-pub fn freeze(folder: &Folder) -> Result<Vec<Noted>, Failure> {
+pub fn freeze(folder: &Folder) -> Result<Vec<RecordedFence>, Failure> {
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Status::Failed, "freezing fences", error, "run it as root")
     };
-    let noted = folder.noted().map_err(|error| failed(&error))?;
+    let noted = folder.recorded_fences().map_err(|error| failed(&error))?;
     let mut frozen = Vec::new();
     let mut refused = Vec::new();
     for fence in noted {
@@ -65,7 +65,7 @@ pub fn freeze(folder: &Folder) -> Result<Vec<Noted>, Failure> {
 }
 
 /// Turns a fence into an ordinary cgroup.
-pub(super) fn open(fence: &Noted, group: &Group, folder: &Folder) -> Result<(), Error> {
+pub(super) fn open(fence: &RecordedFence, group: &Group, folder: &Folder) -> Result<(), Error> {
     let opened = group.parent().effective_memory().and_then(|nodes| {
         let release = |unit: &str, all: &CpuSet| systemd::release(unit, all, &nodes);
         tell(fence.unit.as_deref(), group, release)?;
@@ -110,6 +110,6 @@ fn forget(
 ) -> Result<(), Error> {
     match done {
         Err(error) if !error.is_gone() => Err(error),
-        _ => forget().map_err(|error| Error::unnoted(&group.path, error)),
+        _ => forget().map_err(|error| Error::unrecorded(&group.path, error)),
     }
 }

@@ -53,7 +53,7 @@ impl Daemon {
             let listed = fences.iter().find(|listed| listed.which == fence.which);
             let done = match listed {
                 Some(listed) => fence.apply_settings(listed, folder),
-                None => release::open(&fence.noted(), &fence.group, folder),
+                None => release::open(&fence.to_record(), &fence.group, folder),
             };
             match done {
                 Ok(()) if listed.is_none() => {

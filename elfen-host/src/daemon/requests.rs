@@ -10,7 +10,7 @@ use super::Daemon;
 use super::log::{Level, report};
 use super::managed_fence::ManagedFence;
 use super::socket::{Peer, ReceivedRequest};
-use crate::fence::status::{Answer, Asker, Request, Status, Wanted};
+use crate::fence::status::{Answer, Asker, Request, Status, WantedSettings};
 use crate::process::descends;
 use crate::run::channels::is_dead;
 
@@ -181,7 +181,13 @@ impl Daemon {
         Answer::Counted { claim: claim.word(), accounts: pairs.iter().map(account).collect() }
     }
 
-    fn set(&self, request: &ReceivedRequest, peer: Peer, page: &str, wanted: Wanted) -> Answer {
+    fn set(
+        &self,
+        request: &ReceivedRequest,
+        peer: Peer,
+        page: &str,
+        wanted: WantedSettings,
+    ) -> Answer {
         if let Some(refusal) = self.refuse_command(request, peer) {
             return refusal;
         }

@@ -22,7 +22,7 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
         lacking(&error, "use a kernel with the cpu and cpuset controllers, or only `elfen run`")
     })?;
     let own = std::process::id();
-    let home = hierarchies.home_of(own).map_err(|error| lacking(&error, "mount /proc"))?;
+    let home = hierarchies.cgroup_of(own).map_err(|error| lacking(&error, "mount /proc"))?;
     let takes_systemd = |what: &str, which: &Which| match which {
         Which::Unit(unit) if !systemd::is_running() => {
             let why =

@@ -35,7 +35,7 @@ fn place(
 ) -> Result<Result<(String, &'static str), String>, SourceError> {
     let mounts = source.lines(MOUNTS, |line| line.contains(" - cgroup"))?.unwrap_or_default();
     let mut unread = None;
-    let found = Hierarchies::place_of(controller, &mounts, |point| {
+    let found = Hierarchies::mount_of(controller, &mounts, |point| {
         let file = format!("{}/cgroup.controllers", point.display());
         let has = source.text(&file).unwrap_or_else(|error| {
             unread = Some(error);

@@ -9,7 +9,7 @@ use crate::process::threads_of;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Promise {
+pub enum Guarantee {
     /// Guards outrank what is inside.
     Rank,
     /// It runs only on its batch lanes, with memory of their nodes.
@@ -20,7 +20,7 @@ pub enum Promise {
     Owner,
 }
 
-impl Promise {
+impl Guarantee {
     pub const ALL: [Self; 4] = [Self::Rank, Self::Place, Self::Class, Self::Owner];
 
     pub fn name(self) -> &'static str {
@@ -35,7 +35,8 @@ impl Promise {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Broken {
-    pub promise: Promise,
+    #[serde(rename = "promise")]
+    pub guarantee: Guarantee,
     pub why: String,
 }
 
@@ -53,18 +54,19 @@ pub struct Terms<'a> {
 
 /// The guarantees that do not hold, each with one reason. An error means that the cgroup cannot be
 /// read, so that no guarantee is known to hold.
-pub fn look(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
+pub fn check(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
     group.require_domain()?;
     let mut broken = Vec::new();
-    let mut note = |promise, why: Option<String>| {
-        broken.extend(why.map(|why| Broken { promise, why }));
+    let mut note = |guarantee, why: Option<String>| {
+        broken.extend(why.map(|why| Broken { guarantee, why }));
     };
-    note(Promise::Rank, outranked(group, terms)?.map(|why| why.to_string()));
-    note(Promise::Place, misplaced(group, terms)?);
-    note(Promise::Class, of_a_higher_class(group)?);
+    note(Guarantee::Rank, outranked(group, terms)?.map(|why| why.to_string()));
+    note(Guarantee::Place, misplaced(group, terms)?);
+    note(Guarantee::Class, realtime_thread(group)?);
     let writable = group.writable_by_others()?;
-    let why = |file: std::path::PathBuf| format!("users other than root may write {}", file.display());
-    note(Promise::Owner, writable.map(why));
+    let why =
+        |file: std::path::PathBuf| format!("users other than root may write {}", file.display());
+    note(Guarantee::Owner, writable.map(why));
     Ok(broken)
 }
 
@@ -92,9 +94,9 @@ fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> 
     if !group.is_member()? {
         return Ok(Some("its cpuset is a partition of its own (cpuset.cpus.partition)".to_owned()));
     }
-    let half = group.half_inside()?;
+    let half = group.partly_inside()?;
     // A process that is moved just now is in one hierarchy before the other.
-    let half = half.into_iter().find(|&process| is_half(group, process));
+    let half = half.into_iter().find(|&process| is_partly_inside(group, process));
     Ok(half.map(|process| format!("process {process} is in it in only one of the hierarchies")))
 }
 
@@ -115,12 +117,12 @@ pub fn lacks_lanes(group: &Group, terms: &Terms<'_>) -> Result<bool, Error> {
     Ok(lacks(&now, &wanted) || lacks(&memory, &nodes(group, terms, &memory)?))
 }
 
-fn is_half(group: &Group, process: u32) -> bool {
-    group.half_inside().is_ok_and(|half| half.contains(&process))
+fn is_partly_inside(group: &Group, process: u32) -> bool {
+    group.partly_inside().is_ok_and(|half| half.contains(&process))
 }
 
 /// A thread of a real-time class; `None` also for a thread that has ended.
-fn of_a_higher_class(group: &Group) -> Result<Option<String>, Error> {
+fn realtime_thread(group: &Group) -> Result<Option<String>, Error> {
     for process in group.processes()? {
         for thread in threads_of(process) {
             // SAFETY: takes a number.
@@ -141,19 +143,19 @@ fn of_a_higher_class(group: &Group) -> Result<Option<String>, Error> {
 /// Repairs what the cgroup's files can: sets again what other programs have changed. It cannot
 /// change the owner of files, or the class of threads.
 pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
-    match broken.promise {
-        Promise::Rank => match outranked(group, terms)? {
+    match broken.guarantee {
+        Guarantee::Rank => match outranked(group, terms)? {
             Some(Outranked::NotIdle { child, .. }) if child == group.path => group.set_idle(true),
             _ => Ok(()),
         },
-        Promise::Place => {
+        Guarantee::Place => {
             if !group.is_member()? {
                 group.set_member()?;
             }
-            for process in group.half_inside()? {
-                if is_half(group, process) {
+            for process in group.partly_inside()? {
+                if is_partly_inside(group, process) {
                     // It may have ended meanwhile. If not, the next check finds it again.
-                    let _taken_in = group.take_in(process);
+                    let _taken_in = group.add_process(process);
                 }
             }
             let (cpus, memory) = (group.effective_cpus()?, group.effective_memory()?);
@@ -166,6 +168,6 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
             }
             group.keep_to(terms.lanes)
         }
-        Promise::Class | Promise::Owner => Ok(()),
+        Guarantee::Class | Guarantee::Owner => Ok(()),
     }
 }

@@ -23,7 +23,7 @@ const UNFINISHED: &str = ".";
 
 /// A fence: what is needed to freeze it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Noted {
+pub struct RecordedFence {
     pub name: String,
     pub path: CgroupPath,
     /// The unit, where systemd owns the cgroup.
@@ -98,7 +98,7 @@ impl Folder {
         }
     }
 
-    pub fn note(&self, fence: &Noted) -> io::Result<()> {
+    pub fn record(&self, fence: &RecordedFence) -> io::Result<()> {
         let text = serde_json::to_string(fence)?;
         self.replace(&self.fences().join(&fence.name), &text)
     }
@@ -109,13 +109,13 @@ impl Folder {
 
     /// All fences, by name. An invalid file is an error, because a fence that cannot be read cannot
     /// be frozen.
-    pub fn noted(&self) -> io::Result<Vec<Noted>> {
-        let mut all: Vec<Noted> = all_of(&self.fences())?;
+    pub fn recorded_fences(&self) -> io::Result<Vec<RecordedFence>> {
+        let mut all: Vec<RecordedFence> = all_of(&self.fences())?;
         all.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(all)
     }
 
-    pub fn note_confined(&self, one: &Confined) -> io::Result<()> {
+    pub fn record_confined(&self, one: &Confined) -> io::Result<()> {
         self.replace(&self.confined_file(&one.path), &serde_json::to_string(one)?)
     }
 
@@ -200,27 +200,27 @@ mod tests {
     fn recorded_fences_are_found() {
         let path = std::env::temp_dir().join(format!("elfen-state-{}", std::process::id()));
         let folder = Folder::new(&path);
-        assert_eq!(folder.noted().unwrap(), []);
+        assert_eq!(folder.recorded_fences().unwrap(), []);
         assert_eq!(folder.paused().unwrap(), None);
         folder.make().unwrap();
         let freezer = Freezer { folder: "/sys/fs/cgroup/x".into(), version: Version::Two };
         let cgroup = CgroupPath::parse("x").unwrap();
-        let [b, a] = ["b.new", "a"].map(|name| Noted {
+        let [b, a] = ["b.new", "a"].map(|name| RecordedFence {
             name: name.to_owned(),
             path: cgroup.clone(),
             unit: None,
             freezer: freezer.clone(),
         });
-        folder.note(&b).unwrap();
-        folder.note(&a).unwrap();
-        assert_eq!(folder.noted().unwrap(), [a, b]);
+        folder.record(&b).unwrap();
+        folder.record(&a).unwrap();
+        assert_eq!(folder.recorded_fences().unwrap(), [a, b]);
         fs::write(path.join("fences/.a"), "{").unwrap();
-        assert_eq!(folder.noted().unwrap().len(), 2, "an unfinished file is ignored");
+        assert_eq!(folder.recorded_fences().unwrap().len(), 2, "an unfinished file is ignored");
         folder.pause("two\nlines").unwrap();
         assert_eq!(folder.paused().unwrap().as_deref(), Some("two\nlines"));
         assert!(folder.resume().unwrap() && !folder.resume().unwrap());
         fs::write(path.join("fences/odd"), "{").unwrap();
-        assert!(folder.noted().is_err_and(|error| error.to_string().contains("odd")));
+        assert!(folder.recorded_fences().is_err_and(|error| error.to_string().contains("odd")));
         let held = folder.lock().unwrap();
         assert!(held.is_some() && folder.lock().unwrap().is_none());
         fs::remove_dir_all(path).unwrap();

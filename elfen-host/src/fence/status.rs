@@ -11,7 +11,7 @@ use elfen_rt::pages;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use serde::{Deserialize, Serialize};
 
-use super::guarantees::{Broken, Promise};
+use super::guarantees::{Broken, Guarantee};
 use crate::cgroup::CgroupPath;
 
 /// The longest request. The longest answer is what the kernel passes in one message.
@@ -45,13 +45,13 @@ pub enum Request {
     /// Requests other settings for the lanes with this page.
     Set {
         page: String,
-        wanted: Wanted,
+        wanted: WantedSettings,
     },
 }
 
 /// [`elfen_rt::signal::control::Settings`] in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct WantedSettings {
     pub policy: u64,
     pub budget_ns: u64,
     pub budget_until_ns: u64,
@@ -60,7 +60,7 @@ pub struct Wanted {
     pub ref_ipc_milli: u64,
 }
 
-impl From<&Settings> for Wanted {
+impl From<&Settings> for WantedSettings {
     fn from(settings: &Settings) -> Self {
         let Settings { policy, budget_ns, budget_until_ns, .. } = *settings;
         let Settings { slo_latency_ns, slo_per_million, ref_ipc_milli, .. } = *settings;
@@ -69,7 +69,7 @@ impl From<&Settings> for Wanted {
     }
 }
 
-impl Wanted {
+impl WantedSettings {
     /// `None` for a policy that this version does not know.
     pub fn settings(self) -> Option<Settings> {
         let Self { budget_ns, budget_until_ns, slo_latency_ns, slo_per_million, .. } = self;
@@ -200,7 +200,8 @@ pub struct ConfinedStatus {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Repaired {
-    pub promise: Promise,
+    #[serde(rename = "promise")]
+    pub guarantee: Guarantee,
     pub times: u64,
 }
 
@@ -256,7 +257,8 @@ impl FenceStatus {
             Frozen::ByOthers => "somebody else froze it; `elfen resume` lets it go".to_owned(),
             Frozen::Broken => {
                 let broken = self.broken.iter();
-                let all = broken.map(|broken| format!("{}: {}", broken.promise.name(), broken.why));
+                let all =
+                    broken.map(|broken| format!("{}: {}", broken.guarantee.name(), broken.why));
                 all.collect::<Vec<_>>().join("; ")
             }
         })
@@ -355,8 +357,8 @@ mod tests {
             slo_per_million: 4,
             ref_ipc_milli: 5,
         };
-        let wanted = Wanted::from(&settings);
+        let wanted = WantedSettings::from(&settings);
         assert_eq!(wanted.settings(), Some(settings));
-        assert_eq!(Wanted { policy: 77, ..wanted }.settings(), None);
+        assert_eq!(WantedSettings { policy: 77, ..wanted }.settings(), None);
     }
 }

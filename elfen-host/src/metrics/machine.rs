@@ -1,4 +1,4 @@
-//! This machine as a scrape sees it, with the memory that tails need.
+//! The metrics of this machine, and the samples of latencies that tails need.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -18,7 +18,7 @@ use crate::watches::watches;
 #[derive(Debug)]
 pub struct Machine {
     tails: Mutex<Tails>,
-    /// elfend's.
+    /// The socket of elfend.
     socket: PathBuf,
 }
 
@@ -34,7 +34,7 @@ impl Scraped for Machine {
         let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),
-            // What it says else is not for a scrape: `elfen status` has it.
+            // Other answers are not part of a scrape; `elfen status` prints them.
             Ok(_) | Err(_) => None,
         };
         let tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,7 +49,7 @@ impl Scraped for Machine {
     }
 
     fn observe(&self) {
-        // Without the list, the scrape says what is wrong with it.
+        // If this fails, the next scrape reports the error.
         let Ok(services) = services() else { return };
         let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
         tails.observe(&services, monotonic_ns());

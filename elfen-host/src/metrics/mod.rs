@@ -1,8 +1,8 @@
-//! What batches, lanes, services, fences and watches say of themselves, as Prometheus families.
+//! Prometheus metrics of batches, lanes, services, fences and watches.
 //!
-//! Every family is there even while nothing runs, so that a dashboard knows its names.
-//! Counters are those of the pages, which begin with their run or service: a new one is a new
-//! pid or, for a service, a reset.
+//! Every family is present even while nothing runs, so that dashboards can find its name. Counters
+//! come from the pages and start with their run or service: a new one has a new pid or, for a
+//! service, resets the counter.
 
 pub(crate) mod exposition;
 mod fences;
@@ -24,17 +24,17 @@ use super::services::{Published, Tails};
 use super::watches::Tail;
 use exposition::{Family, Kind, Labels};
 
-/// Everything that is read for one scrape.
+/// All inputs of one scrape.
 #[derive(Debug)]
 pub struct Seen<'a> {
     pub batches: &'a [Batch],
     pub services: &'a [Published],
     pub tails: &'a Tails,
-    /// elfend's task map, where it hands us that.
+    /// The task map of elfend, if it gives that to us.
     pub tasks: Option<&'a TaskMap>,
-    /// What elfend says; nothing where none answers.
+    /// The status of elfend, if one answers.
     pub fences: Option<&'a Status>,
-    /// By service, the tails that somebody watches.
+    /// The tails that `elfen tailor watch` publishes, by service.
     pub watches: &'a BTreeMap<String, Tail>,
 }
 
@@ -65,7 +65,7 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
         "elfen_batch_budget_seconds",
         "How long the batch may share a core with a request; 0 where the policy has no budget.",
     );
-    let mut slo = gauge("elfen_batch_slo_seconds", "The latency that the batch is to keep.");
+    let mut slo = gauge("elfen_batch_slo_seconds", "The latency that the batch has to keep.");
     let mut tail = gauge(
         "elfen_batch_tail_seconds",
         "The latency at the SLO's percentile, over the last ten seconds of its request lanes.",
@@ -96,7 +96,7 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
     vec![info, budget, slo, tail, headroom]
 }
 
-/// What a tail leaves of its SLO: 1 is all, below 0 it is broken.
+/// The part of its SLO that a tail leaves: 1 is all of it, and below 0 the SLO is broken.
 pub(crate) fn headroom_of(tail_ns: u64, slo_ns: u64) -> f64 {
     let real = elfen_console::duration::number;
     1.0 - real(tail_ns) / real(slo_ns.max(1))
@@ -115,7 +115,7 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
     );
     let mut napped = counter("elfen_lane_napped_seconds_total", "Time for which the lane napped.");
     let mut naps = counter("elfen_lane_naps_total", "Naps begun.");
-    let mut state = Family::new("elfen_lane_state", Kind::Gauge, "1 for the lane's state now.");
+    let mut state = Family::new("elfen_lane_state", Kind::Gauge, "1 for the lane's current state.");
     let mut reaction = histogram(
         "elfen_lane_reaction_seconds",
         "From the request lane turning busy to the batch off its lane.",
@@ -148,9 +148,9 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
     vec![borrowed, overlapped, napped, naps, state, reaction, wake]
 }
 
-/// Of every lane that is lent, by its number.
+/// For every lent lane, by its number.
 fn of_hotplug(batches: &[Batch]) -> Family {
-    let help = "1 while a lane that is lent is offline.";
+    let help = "1 while a lent lane is offline.";
     let mut offline = Family::new("elfen_lane_offline", Kind::Gauge, help);
     let mut lanes: BTreeMap<u64, bool> = BTreeMap::new();
     for slot in batches.iter().flat_map(|batch| batch.lanes.slots()) {
@@ -179,7 +179,7 @@ fn of_request_lanes(seen: &Seen<'_>) -> Family {
     let mut busy = Family::new(
         "elfen_request_lane_busy_seconds_total",
         Kind::Counter,
-        "Time for which a request lane was not idle; with elfend's task map, all.",
+        "Time for which a request lane was not idle; with elfend's task map, all of its time.",
     );
     let fenced = seen.fences.iter().flat_map(|status| &status.requests);
     let mut lanes: BTreeMap<u64, u64> =
@@ -223,16 +223,16 @@ fn of_services(services: &[Published]) -> Vec<Family> {
     vec![up, running, queue, finished, latency]
 }
 
-/// 1, 2 and 5 of every power of ten from 1 us to 10 s.
+/// 1, 2 and 5 times every power of ten, from 1 us to 10 s.
 fn tops_ns() -> impl Iterator<Item = u64> {
     let decades = (3..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u64.pow(power)));
     decades.chain([10_000_000_000])
 }
 
-/// A page's buckets, taken together. A value counts as the highest of its own bucket there,
-/// at most a sixteenth more.
+/// Merges a page's buckets into the buckets of the metric. Each value counts as the highest value
+/// of its bucket in the page, which is at most a sixteenth more.
 fn buckets(family: &mut Family, labels: &Labels<'_>, histogram: &Histogram) {
-    // One reading: the last bucket and the count must agree.
+    // Read once, because the last bucket and the count must agree.
     let counts: Vec<u64> = histogram.counts().collect();
     let up_to = |top_ns| {
         let fine = counts.iter().enumerate().take_while(|(at, _)| bucket_top_ns(*at) <= top_ns);

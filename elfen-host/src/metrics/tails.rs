@@ -1,4 +1,4 @@
-//! The families of tails that are watched.
+//! The metric families of watched tails.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ pub(super) fn of_tails(tails: &BTreeMap<String, Tail>) -> Vec<Family> {
     let gauge = |name, help| Family::new(name, Kind::Gauge, help);
     let mut requests =
         gauge("elfen_tail_requests", "Requests that a watch saw in the last minute.");
-    let mut slow = gauge("elfen_tail_slow_requests", "Those of them that were slow.");
+    let mut slow = gauge("elfen_tail_slow_requests", "Slow requests among them.");
     let mut threshold =
         gauge("elfen_tail_threshold_seconds", "The latency above which a request is slow.");
     let mut causes = gauge(
         "elfen_tail_cause_ratio",
-        "The share of a cause in what made requests slow in the last minute.",
+        "The share of a cause in the delay of slow requests in the last minute.",
     );
     for (service, tail) in tails {
         let service = ("service", service.as_str());

@@ -20,7 +20,7 @@ use elfen_rt::signal::page::{NAME_BYTES, Page};
 
 use super::channels::Service;
 use super::level::Level;
-use crate::fence::status::{Answer, Request, Wanted, ask};
+use crate::fence::status::{Answer, Request, WantedSettings, ask};
 use crate::segment::{segments, text_of};
 
 /// One running batch.
@@ -56,7 +56,7 @@ impl Batch {
             }
             SettingsRoute::Daemon(socket) => {
                 let page = self.program.clone();
-                match ask(socket, &Request::Set { page, wanted: Wanted::from(settings) })? {
+                match ask(socket, &Request::Set { page, wanted: WantedSettings::from(settings) })? {
                     Answer::Set => Ok(()),
                     Answer::Refused { why, .. } if nix::unistd::geteuid().is_root() => {
                         Err(io::Error::other(why))

@@ -20,7 +20,7 @@ pub(super) struct UnrankedProcesses {
 impl UnrankedProcesses {
     pub(super) fn next_to_this_process() -> Self {
         let own = Hierarchies::read().and_then(|hierarchies| {
-            let home = hierarchies.home_of(std::process::id())?;
+            let home = hierarchies.cgroup_of(std::process::id())?;
             Ok((hierarchies, home))
         });
         Self { own: own.ok(), known: BTreeSet::new() }
@@ -30,7 +30,7 @@ impl UnrankedProcesses {
     pub(super) fn find_new(&mut self, processes: &[u32]) -> Vec<u32> {
         let Some((hierarchies, home)) = &self.own else { return Vec::new() };
         let is_beside = |process: u32| -> Result<bool, Error> {
-            let place = hierarchies.home_of(process)?;
+            let place = hierarchies.cgroup_of(process)?;
             let Some(child) = parting(home, &place).to_fence else { return Ok(false) };
             Ok(!Group::new(hierarchies, child).rank()?.idle)
         };

@@ -174,7 +174,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let measured = Report {
         policy: holds.policy.name().to_owned(),
         budget_ns: holds.budget_ns,
-        policy_was_set: channels.wanted().generation.load(Relaxed) != 0,
+        policy_was_set: channels.requested().generation.load(Relaxed) != 0,
         wall_ns: monotonic_ns() - start_ns,
         figures: Figures::of(channels.lanes()),
         request_busy_ns,
@@ -352,7 +352,7 @@ fn inject(
 /// learns nothing.
 fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
     let (None, Some(service)) = (&signals.tasks, &signals.service) else { return Ok(pairs) };
-    let serves = |pair: &Pair| service.living(&[pair.request]).next().is_some();
+    let serves = |pair: &Pair| service.living_slots(&[pair.request]).next().is_some();
     let (kept, left): (Vec<Pair>, Vec<Pair>) = pairs.into_iter().partition(serves);
     let what = format!("service {:?}", service.name);
     let why = || format!("it serves on none of the request lanes of {}", pair::list(&left));

@@ -53,7 +53,7 @@ fn guards_that_hang_are_noticed() {
     let stop = |keeper| {
         kill(keeper, libc::SIGSTOP);
         wait_until("being frozen", || fenced.fence().frozen == Some(Frozen::Hung));
-        assert!(fenced.fence.0.freezer().is_told().unwrap());
+        assert!(fenced.fence.0.freezer().is_requested().unwrap());
     };
     stop(first);
     assert!(fenced.fence().why().unwrap().contains("has not moved"));
@@ -89,7 +89,7 @@ fn guards_that_do_not_stand_are_missed() {
     borrows(batch.id());
     let is_missed = || {
         wait_until("missing it", || fenced.fence().frozen == Some(Frozen::Unguarded));
-        assert!(fenced.fence.0.freezer().is_told().unwrap());
+        assert!(fenced.fence.0.freezer().is_requested().unwrap());
     };
     fenced.home.0.keep_to(&"0".parse().unwrap()).unwrap();
     is_missed();
@@ -193,7 +193,7 @@ fn a_new_daemon_keeps_a_pause() {
     wait_until("finding it", || {
         fenced.fence().frozen == Some(Frozen::Paused("until Monday".to_owned()))
     });
-    assert!(fenced.fence.0.freezer().is_told().unwrap());
+    assert!(fenced.fence.0.freezer().is_requested().unwrap());
     let status = fenced.elfen(&["status", "--healthy"]);
     assert_eq!(status.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&status.stdout).contains("until Monday"));

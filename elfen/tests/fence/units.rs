@@ -255,7 +255,7 @@ fn a_systemd_that_does_not_help() {
     units.fences[0].0.set_idle(false).unwrap();
     wait_until("the daemon's question", asleep);
     kill(keeper, libc::SIGKILL);
-    wait_until("being frozen", || freezer.is_told().unwrap());
+    wait_until("being frozen", || freezer.is_requested().unwrap());
     assert!(asleep(), "while the daemon waits for its answer");
     let given_up = || units.fenced.said().contains("systemd has not answered within 5 s");
     wait_until("giving up", given_up);
@@ -266,5 +266,5 @@ fn a_systemd_that_does_not_help() {
     units.fenced.end_daemon();
     units.hold("x-a.slice", "no-such-folder");
     units.waits_for("cannot be started");
-    assert!(units.fences[0].0.freezer().is_told().unwrap(), "nobody guards it");
+    assert!(units.fences[0].0.freezer().is_requested().unwrap(), "nobody guards it");
 }

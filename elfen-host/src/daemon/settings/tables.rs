@@ -1,4 +1,4 @@
-//! The file as it is written: its tables, and what each says by itself.
+//! Parses the settings file: its tables, and what each table says by itself.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ struct ServiceTable {
     confine: bool,
 }
 
-/// One, or several.
+/// One name, or several.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Names {
@@ -98,7 +98,7 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
     }
     for table in &file.lent {
         if signal == SourceChoice::Service {
-            return Err("[[lent]] goes by the task map, and signal is \"service\"".to_owned());
+            return Err("[[lent]] requires the task map, but signal is \"service\"".to_owned());
         }
         lent.push(Lent {
             service: None,
@@ -132,12 +132,14 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
     let slack = time("look-slack", &file.look_slack, Duration::from_millis(4))?;
     let nap = word("nap", file.nap.as_deref().unwrap_or("auto"))?;
     if nap == NapName::Block {
-        return Err("nap: what is fenced has no checks, so nothing of it blocks".to_owned());
+        return Err(
+            "nap: block is for programs with checks, which fences do not require".to_owned()
+        );
     }
     let metrics = file.metrics.as_deref().map(str::parse).transpose();
     let metrics = metrics.map_err(|_| {
         let found = file.metrics.as_deref().unwrap_or_default();
-        format!("metrics: {found:?} is no address with a port, as \"127.0.0.1:9752\"")
+        format!("metrics: {found:?} is not an address with a port, such as \"127.0.0.1:9752\"")
     })?;
     Ok(Settings { poll_timing: PollTiming { interval, slack }, nap, signal, metrics, lent, fences })
 }
@@ -168,12 +170,12 @@ impl ServiceTable {
                 policy.slo_per_million = slo.per_million.into();
             }
             (PolicyKind::DynamicBudget, ..) => {
-                return Err(format!("{what}: dynamic-budget is for `elfen run` alone"));
+                return Err(format!("{what}: dynamic-budget works only with `elfen run`"));
             }
             _ => {
                 return Err(format!(
-                    "{what}: fixed-budget and refresh-budget take a budget, slo-budget an slo, \
-                     borrow-idle neither"
+                    "{what}: fixed-budget and refresh-budget need a budget, slo-budget needs an \
+                     slo, borrow-idle neither"
                 ));
             }
         }
@@ -196,7 +198,7 @@ impl ServiceTable {
         });
         let places = units.chain(cgroups).collect::<Result<Vec<Which>, String>>()?;
         if self.confine && places.is_empty() {
-            return Err(format!("{what}: confine takes its unit or its cgroup"));
+            return Err(format!("{what}: confine requires its unit or its cgroup"));
         }
         Ok(places)
     }
@@ -208,7 +210,9 @@ impl FenceTable {
         let what = format!("fence {name:?}");
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if ["", "none"].contains(&&**name) || !name.chars().all(plain) || name.starts_with('.') {
-            return Err(format!("{what}: a name is letters, digits, - _ and ., and not none"));
+            return Err(format!(
+                "{what}: a name consists of letters, digits, -, _ and ., and is not \"none\""
+            ));
         }
         let which = match (cgroup, unit) {
             (Some(path), None) => {
@@ -219,7 +223,7 @@ impl FenceTable {
                 refuse_tier(&what, unit)?;
                 Which::Unit(checked_unit(&what, unit)?)
             }
-            _ => return Err(format!("{what}: it takes either a cgroup or a unit")),
+            _ => return Err(format!("{what}: it needs either a cgroup or a unit")),
         };
         let lanes = match lanes.as_deref() {
             None | Some("all") => all.clone(),
@@ -227,17 +231,17 @@ impl FenceTable {
         };
         if !lanes.is_subset(all) {
             let others = lanes.without(all);
-            return Err(format!("{what}: CPUs {others} are nobody's batch lanes"));
+            return Err(format!("{what}: CPUs {others} are batch lanes of no service"));
         }
         Ok(Fence { name: name.clone(), which, lanes })
     }
 }
 
-/// Slices and scopes of systemd's that hold what a fence would keep from running.
+/// Slices and scopes of systemd whose processes must never be frozen.
 const NEEDED: [&str; 4] = ["system.slice", "user.slice", "-.slice", "init.scope"];
 
-/// A kubelet sets the weight of its tiers at each start, and the kernel refuses that of a cgroup
-/// that is idle, as a fence is: the kubelet would not start.
+/// Refuses the tiers of a kubelet. A kubelet sets the weight of its tiers at each start. The kernel
+/// refuses that for an idle cgroup, which a fence is, so the kubelet would not start.
 fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
     const TIERS: [&str; 6] = [
         "kubepods",
@@ -249,7 +253,7 @@ fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
     ];
     let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let is_kubelets = place.contains("kubepods");
-    // A kubelet may have a prefix of its own before the names of its slices.
+    // A kubelet may use another prefix for the names of its slices.
     if is_kubelets && TIERS.iter().any(|tier| name == *tier || name.ends_with(&format!("-{tier}")))
     {
         return Err(format!(
@@ -264,7 +268,7 @@ fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
 fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
     match CgroupPath::parse(path) {
         Some(path) if NEEDED.contains(&path.as_str().trim_start_matches('/')) => {
-            Err(format!("{what}: {path} holds what has to run at once"))
+            Err(format!("{what}: {path} holds processes that must never be frozen"))
         }
         Some(path) if path.as_str().starts_with("/sys/fs/cgroup") => {
             Err(format!("{what}: {path} is a folder; name the cgroup as /proc/PID/cgroup does"))
@@ -278,22 +282,22 @@ fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
         Some(path) if path.as_str().contains('*') => Ok(Which::Cgroups(path)),
         Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
         Some(_) => Err(format!("{what}: the root holds everything")),
-        None => Err(format!("{what}: {path:?} is no path of a cgroup")),
+        None => Err(format!("{what}: invalid cgroup path {path:?}")),
     }
 }
 
-/// Goes to systemctl as one argument; a unit's name has no other characters.
+/// Checks the name of a unit, which becomes an argument of systemctl.
 fn checked_unit(what: &str, unit: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:\\*?[]".contains(c);
     let kinds = [".slice", ".scope", ".service"];
     if unit.starts_with('-') || !unit.chars().all(plain) {
-        return Err(format!("{what}: {unit:?} is no name of a unit"));
+        return Err(format!("{what}: invalid unit name {unit:?}"));
     }
     if !kinds.iter().any(|kind| unit.ends_with(kind)) {
         return Err(format!("{what}: {unit:?} is no slice, scope or service"));
     }
     if NEEDED.contains(&unit) {
-        return Err(format!("{what}: {unit} holds what has to run at once"));
+        return Err(format!("{what}: {unit} holds processes that must never be frozen"));
     }
     Ok(unit.to_owned())
 }

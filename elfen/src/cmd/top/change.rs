@@ -112,7 +112,7 @@ impl Changes {
 }
 
 fn wish(batch: &Batch, settings: &Settings) -> String {
-    if batch.want(settings).is_err() {
+    if batch.request_settings(settings).is_err() {
         return "it is another user's".to_owned();
     }
     let policy = settings.policy.name();

@@ -60,7 +60,8 @@ pub fn span(token: &str) -> Result<Span, ListError> {
         Some((last, stride)) => (last, parse_stride(stride)?),
         None => (rest, 1),
     };
-    let (first, last) = (cpu(first)?, cpu(last)?);
+    let first = cpu(first)?;
+    let last = cpu(last)?;
     if first > last {
         return Err(ListError::Backwards(token.to_owned()));
     }

@@ -66,10 +66,13 @@ fn parse(bytes: &[u8]) -> Option<Vec<Counter>> {
     if magic != MAGIC || *bytes.get(4)? != LITTLE_ENDIAN || bytes.len() < HEAD_BYTES {
         return None;
     }
-    let (mut at, entries) = (number(24)?, number(28)?);
+    let mut at = number(24)?;
+    let entries = number(28)?;
     let mut found = Vec::new();
     for _ in 0..entries.min(bytes.len() / ENTRY_BYTES) {
-        let (length, name_at, values) = (number(at)?, number(at + 4)?, number(at + 8)?);
+        let length = number(at)?;
+        let name_at = number(at + 4)?;
+        let values = number(at + 8)?;
         let kind = *bytes.get(at + 12)?;
         let data_at = number(at + 16)?;
         if length < ENTRY_BYTES {

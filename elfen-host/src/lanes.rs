@@ -81,7 +81,8 @@ pub fn default_pairs(topology: &Topology) -> Vec<Pair> {
 pub fn first_pair(topology: &Topology) -> Option<Pair> {
     default_pairs(topology).into_iter().next().or_else(|| {
         let mut usable = topology.usable.clone();
-        let (request, batch) = (usable.pop_first()?, usable.pop_first()?);
+        let request = usable.pop_first()?;
+        let batch = usable.pop_first()?;
         Some(Pair { request, batch: [batch].into_iter().collect() })
     })
 }

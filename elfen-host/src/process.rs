@@ -59,7 +59,8 @@ pub fn cpu_time_ns(process: u32) -> Option<u64> {
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return None;
     }
-    let (seconds, ns) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let ns = u64::try_from(time.tv_nsec).ok()?;
     Some(seconds * 1_000_000_000 + ns)
 }
 
@@ -149,7 +150,8 @@ mod tests {
     fn fields_are_counted_from_the_name() {
         let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let line = format!("77 (a) R (b c) S {}", numbers.join(" "));
-        let (waited_for_ticks, began_ticks) = (16 + 17, 22);
+        let waited_for_ticks = 16 + 17;
+        let began_ticks = 22;
         let (state, parent, dying) = ('S', 4, false);
         let stat = Stat { state, parent, dying, waited_for_ticks, began_ticks };
         assert_eq!(parse(&line), Some(stat));
@@ -168,7 +170,8 @@ mod tests {
     #[test]
     fn descendants_are_found_by_their_parents() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        let own = std::process::id();
+        let parent = std::os::unix::process::parent_id();
         assert!(descends(child.id(), own) && descends(child.id(), parent));
         assert!(!descends(own, child.id()) && !descends(own, own) && !descends(u32::MAX, own));
         child.kill().unwrap();

@@ -17,7 +17,8 @@ pub(crate) fn segments() -> io::Result<Vec<Segment>> {
 /// `None` for the heading.
 fn parse(line: &str) -> Option<Segment> {
     let mut fields = line.split_whitespace();
-    let (key, id) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let key = fields.next()?.parse().ok()?;
+    let id = fields.next()?.parse().ok()?;
     Some(Segment { key, id, bytes: fields.nth(1)?.parse().ok()? })
 }
 

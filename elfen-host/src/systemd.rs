@@ -96,7 +96,8 @@ fn set(unit: &str, properties: &[&str]) -> Result<(), Error> {
 
 /// Moves a running process into a new scope inside a slice.
 pub fn put_into(slice: &str, process: u32) -> Result<(), Error> {
-    let (name, process) = (format!("elfen-{process}.scope"), process.to_string());
+    let name = format!("elfen-{process}.scope");
+    let process = process.to_string();
     let words = [
         "call",
         "org.freedesktop.systemd1",
@@ -148,7 +149,8 @@ fn run(program: &str, words: &[&str]) -> Result<String, Error> {
             }
         }
     };
-    let (mut out, mut said) = (String::new(), String::new());
+    let mut out = String::new();
+    let mut said = String::new();
     // The output fits a pipe. Output that is not UTF-8 contains no name of a unit.
     child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut out));
     child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut said));

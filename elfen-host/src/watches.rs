@@ -237,9 +237,12 @@ mod tests {
         let long = format!("io:{}", "\u{e4}".repeat(60));
         tail.causes = (0..40).map(|n| cause(&long, n)).collect();
         publisher.publish(&tail);
-        let told = seen().unwrap();
-        assert_eq!((told.causes.len(), told.causes[15].ns), (MOST_CAUSES, 15));
-        assert!(told.causes[0].name.len() <= CAUSE_BYTES && long.starts_with(&told.causes[0].name));
+        let published = seen().unwrap();
+        assert_eq!((published.causes.len(), published.causes[15].ns), (MOST_CAUSES, 15));
+        assert!(
+            published.causes[0].name.len() <= CAUSE_BYTES
+                && long.starts_with(&published.causes[0].name)
+        );
         // A page whose writer died in the middle of a change is ignored.
         publisher.slot().generation_begun.store(99, Relaxed);
         assert_eq!(seen(), None);

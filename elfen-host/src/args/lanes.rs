@@ -52,7 +52,8 @@ impl LaneArgs {
         let lanes = self.resolve(&topology)?;
         lanes.warnings.iter().for_each(|warning| elfen_console::output::warn(warning));
         if lanes.pairs.is_empty() {
-            let (why, fix) = ("this machine shows no pair of lanes", lanes::remedy(&topology));
+            let why = "this machine shows no pair of lanes";
+            let fix = lanes::remedy(&topology);
             return Err(Failure::new(Status::Unsupported, "lanes", why, fix));
         }
         Ok(lanes.pairs)

@@ -26,9 +26,11 @@ pub struct PollTimingArgs {
 impl PollTimingArgs {
     pub fn timing(self) -> Result<PollTiming, Failure> {
         if self.look_every.is_zero() {
-            let (why, fix) =
-                ("the guard would never sleep", "give it 50us or more, as in --look-every 500us");
-            return Err(Failure::new(Status::Usage, "--look-every 0", why, fix));
+            let (why, fix) = (
+                "the guard would never sleep",
+                "give it 50us or more, as in --look-interval 500us",
+            );
+            return Err(Failure::new(Status::Usage, "--look-interval 0", why, fix));
         }
         Ok(PollTiming { interval: self.look_every, slack: self.look_slack })
     }
@@ -41,7 +43,7 @@ impl PollTimingArgs {
     /// The options that give this poll timing.
     pub fn words(self) -> [String; 4] {
         let time = |time: Duration| format!("{}ns", time.as_nanos());
-        let [every, slack] = [self.look_every, self.look_slack].map(time);
-        ["--look-every".to_owned(), every, "--look-slack".to_owned(), slack]
+        let [interval, slack] = [self.look_every, self.look_slack].map(time);
+        ["--look-interval".to_owned(), interval, "--look-slack".to_owned(), slack]
     }
 }

@@ -336,7 +336,8 @@ fn ask_for_controllers(hierarchy: &Hierarchy, of: &CgroupPath) -> Result<(), Err
 /// Gives a new cgroup its parent's CPUs and memory: on version 1 it starts without, and accepts no
 /// process.
 fn inherit_cpus(hierarchy: &Hierarchy, path: &CgroupPath) -> Result<(), Error> {
-    let (own, parent) = (hierarchy.folder(path), hierarchy.folder(&path.parent()));
+    let own = hierarchy.folder(path);
+    let parent = hierarchy.folder(&path.parent());
     for file in ["cpuset.mems", "cpuset.cpus"] {
         if hierarchy.version == Version::One && own.join(file).exists() {
             write(&own.join(file), &read(&parent.join(file))?)?;

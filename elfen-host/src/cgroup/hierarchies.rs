@@ -113,9 +113,11 @@ impl<'a> Mounted<'a> {
     fn parse(line: &'a str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(3);
-        let (root, point) = (before.next()?, before.next()?);
+        let root = before.next()?;
+        let point = before.next()?;
         let mut after = after.split(' ');
-        let (kind, options) = (after.next()?, after.nth(1)?);
+        let kind = after.next()?;
+        let options = after.nth(1)?;
         (root == "/").then_some(Self { point, kind, options })
     }
 
@@ -128,7 +130,8 @@ impl<'a> Mounted<'a> {
 fn path_in<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
+        let controllers = fields.next()?;
+        let path = fields.next()?;
         controllers.split(',').any(|has| has == controller).then_some(path)
     })
 }

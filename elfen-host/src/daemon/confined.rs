@@ -6,11 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use super::log::{Level, pet_watchdog, report};
-use super::pending::PendingList;
+use super::log::{Level, PendingList, pet_watchdog, report};
 use super::release;
-use super::settings::{Lent, Which};
-use super::units::{Found, Units};
+use super::settings::{CgroupSelector, Lent};
+use super::units::{FoundCgroup, Units};
 use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::state::{Confined, Folder};
@@ -33,7 +32,7 @@ pub(super) struct Confinement {
 /// One cgroup of a service.
 struct ServiceCgroup<'a> {
     service: &'a str,
-    which: &'a Which,
+    which: &'a CgroupSelector,
     unit: Option<String>,
     group: Group,
     requests: CpuSet,
@@ -63,7 +62,7 @@ impl Confinement {
     fn confine_service(
         &mut self,
         lent: &Lent,
-        which: &Which,
+        which: &CgroupSelector,
         terms: &Terms<'_>,
         units: &mut Units,
     ) -> Result<(), String> {
@@ -71,7 +70,7 @@ impl Confinement {
         if found.is_empty() {
             return Err(format!("{which} does not run"));
         }
-        for Found { unit, path, .. } in found {
+        for FoundCgroup { unit, path, .. } in found {
             let group = Group::new(terms.hierarchies, path);
             if !group.has_cpus() {
                 return Err(format!("there is no cgroup {}", group.path));

@@ -71,7 +71,7 @@ impl FenceAccounts {
     }
 
     fn count_lane(&mut self, map: &TaskMap, (batch, request): (u32, u32), known: &[Claim]) {
-        let is_dead = |held: Claim| matches!(held, Claim::Cgroup(_)) && !known.contains(&held);
+        let is_dead = |claim: Claim| matches!(claim, Claim::Cgroup(_)) && !known.contains(&claim);
         let Some(index) = map.claim(batch, request, self.claim, is_dead) else {
             self.uncounted.insert(batch);
             return;

@@ -42,11 +42,11 @@ impl FileWatch {
     /// Whether any process, including the daemon, has written since the last call.
     pub(super) fn was_written(&self) -> bool {
         let Some(watches) = &self.watches else { return false };
-        let mut heard = false;
+        let mut written = false;
         while watches.read_events().is_ok_and(|events| !events.is_empty()) {
-            heard = true;
+            written = true;
         }
-        heard
+        written
     }
 }
 

@@ -1,18 +1,22 @@
 //! The daemon's view of the guard process: whether its guards are ready, and when to start another.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 
-use super::freeze_on_exit::FreezeOnExit;
 use super::guard_process::{self, GuardInputs, GuardProcess};
 use super::heartbeat::Pulse;
 use super::log::{Level, report};
+use super::release::freeze;
+use crate::fence::state::Folder;
 use crate::fence::status::Frozen;
+use crate::pidfd::PidFd;
 
 /// The shortest time between two starts of guard processes.
 const LEAST_LIFE: Duration = Duration::from_secs(1);
@@ -145,5 +149,39 @@ impl GuardMonitor {
         if let Some(freeze_on_exit) = self.freeze_on_exit.take() {
             freeze_on_exit.join();
         }
+    }
+}
+
+/// A thread that freezes every fence as soon as the guard process ends.
+///
+/// The daemon does this too, but only in its next round, and a round may wait for systemd for some
+/// seconds, during which the fences would run unguarded. This thread waits only for the end of the
+/// guard process. Like `elfen pause`, it finds the fences in the run folder.
+#[derive(Debug)]
+struct FreezeOnExit(JoinHandle<()>);
+
+impl FreezeOnExit {
+    /// `process` is a child that has not been reaped.
+    fn start(process: Pid, folder: &Folder) -> io::Result<Self> {
+        let pid = process.as_raw().unsigned_abs();
+        let process = PidFd::open(pid, || true).ok_or_else(io::Error::last_os_error)?;
+        let folder = folder.clone();
+        let thread = Builder::new().name("elfend-freezer".to_owned());
+        thread.spawn(move || freeze_after(&process, &folder)).map(Self)
+    }
+
+    /// Waits for the thread, after the guard process has ended. So later thaws come after this
+    /// freeze, and no such thread exists while the next guard process is forked.
+    fn join(self) {
+        if self.0.join().is_err() {
+            report(Level::Error, "the thread that freezes fences at once has panicked");
+        }
+    }
+}
+
+fn freeze_after(process: &PidFd, folder: &Folder) {
+    process.await_end();
+    if let Err(failure) = freeze(folder) {
+        report(Level::Error, failure);
     }
 }

@@ -2,7 +2,7 @@
 //! whether they hold any process.
 //!
 //! It runs no guards while all fences are empty or paused: occupying a lane without a batch would
-//! only cost the request. A fence that is populated gets its guards within [`REST`].
+//! only cost the request. A fence that is populated gets its guards within [`TICK`].
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,8 +24,8 @@ use crate::run::poll_timing::PollTiming;
 use crate::run::upkeep::LaneUpkeep;
 
 /// How long a fence may be populated before its guards start.
-const REST: Duration = Duration::from_millis(20);
-/// How many ticks of that pass between two rounds of the slow upkeep.
+const TICK: Duration = Duration::from_millis(20);
+/// How many ticks pass between two rounds of the slow upkeep.
 const TICKS_OF_UPKEEP: u32 = 5;
 
 /// The daemon's handle of the process.
@@ -95,7 +95,7 @@ fn run(
             return Err(freeze_all(inputs));
         }
         guards.start_or_stop(inputs, is_needed(inputs)?)?;
-        heartbeat.report_missing_guard(guards.missed());
+        heartbeat.report_missing_guard(guards.find_missing_guard());
         if tick % TICKS_OF_UPKEEP == 0 {
             upkeep.iter_mut().for_each(|lanes| {
                 lanes.tick(false);
@@ -107,7 +107,7 @@ fn run(
         }
         // The daemon ends this process by SIGKILL. SIGTERM comes from the kernel when the daemon
         // has died.
-        if terminated_within(&sigterm, REST) {
+        if terminated_within(&sigterm, TICK) {
             return Err(freeze_all(inputs));
         }
     }
@@ -121,7 +121,7 @@ struct RunningGuards {
     /// The batch lane of each guard, and how long the guard has not polled.
     silences: Vec<(u32, Silence)>,
     observed_at: Option<Instant>,
-    missed: Option<u32>,
+    missing: Option<u32>,
 }
 
 impl RunningGuards {
@@ -140,21 +140,21 @@ impl RunningGuards {
 
     /// The lane of a guard that does not poll: it may not run on its CPU, or its thread is stuck.
     /// Logged once.
-    fn missed(&mut self) -> Option<u32> {
-        let since = self.observed_at.replace(Instant::now()).map_or(REST, |at| at.elapsed());
+    fn find_missing_guard(&mut self) -> Option<u32> {
+        let since = self.observed_at.replace(Instant::now()).map_or(TICK, |at| at.elapsed());
         let polls = self.guards.iter().flat_map(Guards::polls);
-        let mut missed = None;
+        let mut missing = None;
         for ((lane, silence), polls) in self.silences.iter_mut().zip(polls) {
             if silence.observe(polls, since) != Pulse::Alive {
-                missed = Some(*lane);
+                missing = Some(*lane);
             }
         }
-        if let Some(lane) = missed.filter(|_| self.missed.is_none()) {
+        if let Some(lane) = missing.filter(|_| self.missing.is_none()) {
             let why = "its guard does not run there: is that CPU in the cpuset of elfend's cgroup?";
             report(Level::Error, format_args!("CPU {lane}: {why}"));
         }
-        self.missed = missed;
-        missed
+        self.missing = missing;
+        missing
     }
 }
 

@@ -1,4 +1,4 @@
-//! Log lines of the daemon: with the priority that the journal reads, or with a name for people.
+//! What the daemon reports: log lines, messages to systemd, and the list of what is pending.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,6 +11,7 @@ pub(super) enum Level {
     Info = 6,
 }
 
+/// Logs a line: with the priority that the journal reads, or with a name for people.
 pub(super) fn report(level: Level, line: impl fmt::Display) {
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let prefix = if journal { format!("<{}>", level as u8) } else { "elfend: ".to_owned() };
@@ -39,6 +40,34 @@ pub(super) fn notify_systemd(words: &str) {
         _ => socket.send_to(words.as_bytes(), &path),
     });
     if let Err(error) = sent {
-        report(Level::Warning, format_args!("systemd cannot be told {words:?}: {error}"));
+        report(Level::Warning, format_args!("telling systemd {words:?} failed: {error}"));
+    }
+}
+
+/// What the settings request but the daemon cannot do yet. Each entry is logged once.
+#[derive(Debug, Default)]
+pub(super) struct PendingList {
+    before: Vec<String>,
+    now: Vec<String>,
+}
+
+impl PendingList {
+    /// Begins a new round of checks.
+    pub(super) fn begin_round(&mut self) {
+        self.before = std::mem::take(&mut self.now);
+    }
+
+    pub(super) fn add(&mut self, what: &str, why: &str) {
+        let line = format!("{what} waits: {why}");
+        if !self.before.contains(&line) && !self.now.contains(&line) {
+            report(Level::Warning, &line);
+        }
+        if !self.now.contains(&line) {
+            self.now.push(line);
+        }
+    }
+
+    pub(super) fn lines(&self) -> &[String] {
+        &self.now
     }
 }

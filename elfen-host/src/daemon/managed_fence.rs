@@ -2,7 +2,7 @@
 //!
 //! A fence runs while there is no reason to freeze it: its guarantees hold, its guards run, one of
 //! its lanes is online, and it is not paused. A reason freezes it at once. It is thawed after 60 ms
-//! without a reason, so that sleeping guards have started.
+//! without a reason, so that the guards have started.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,8 +13,8 @@ use elfen_rt::signal::account::Claim;
 use super::fence_accounts::FenceAccounts;
 use super::lent_lanes::LaneGroup;
 use super::log::{Level, report};
-use super::settings::{Fence, Which};
-use super::units::Found;
+use super::settings::{CgroupSelector, Fence};
+use super::units::FoundCgroup;
 use crate::cgroup::{CgroupPath, Error, Freezer, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::guarantees::{self, Broken, Guarantee, Terms};
@@ -33,7 +33,7 @@ pub(super) struct ManagedFence {
     /// The part of the name behind the fence's own, if the fence has several cgroups.
     label: Option<String>,
     /// How the settings name the cgroup.
-    pub(super) which: Which,
+    pub(super) which: CgroupSelector,
     pub(super) group: Group,
     /// All batch lanes that the fence was given, online or not.
     lanes: CpuSet,
@@ -57,12 +57,12 @@ impl ManagedFence {
     /// Takes a cgroup over, and freezes it: until now it was not known to be guarded.
     pub(super) fn adopt(
         fence: &Fence,
-        found: Found,
+        found: FoundCgroup,
         group: Group,
         folder: &Folder,
     ) -> io::Result<Self> {
         let freezer = group.freezer();
-        let Found { unit, label, .. } = found;
+        let FoundCgroup { unit, label, .. } = found;
         let name = match &label {
             Some(label) => format!("{}:{label}", fence.name),
             None => fence.name.clone(),
@@ -196,7 +196,8 @@ impl ManagedFence {
         for one in broken {
             if left.iter().all(|left| left.guarantee != one.guarantee) {
                 *self.repaired.entry(one.guarantee).or_default() += 1;
-                let (name, guarantee) = (&self.name, one.guarantee.name());
+                let name = &self.name;
+                let guarantee = one.guarantee.name();
                 report(
                     Level::Notice,
                     format_args!("fence {name:?}: {guarantee} repaired: {}", one.why),

@@ -13,7 +13,6 @@
 mod confined;
 mod fence_accounts;
 mod file_watch;
-mod freeze_on_exit;
 mod guard_monitor;
 mod guard_process;
 mod heartbeat;
@@ -21,7 +20,6 @@ mod lent_lanes;
 mod log;
 mod managed_fence;
 mod metrics_process;
-mod pending;
 pub mod release;
 mod reload;
 mod requests;
@@ -52,16 +50,15 @@ use self::file_watch::FileWatch;
 use self::guard_monitor::GuardMonitor;
 use self::guard_process::GuardInputs;
 use self::lent_lanes::LentLanes;
-use self::log::{Level, notify_systemd, pet_watchdog, report};
+use self::log::{Level, PendingList, notify_systemd, pet_watchdog, report};
 use self::managed_fence::ManagedFence;
 use self::metrics_process::MetricsProcess;
-use self::pending::PendingList;
 use self::requirements::fit;
 pub use self::requirements::{offline, require};
-use self::settings::{Settings, Which};
+use self::settings::{CgroupSelector, Settings};
 use self::socket::Listener;
 use self::uevents::Uevents;
-use self::units::{Found, Units};
+use self::units::{FoundCgroup, Units};
 use self::watchdog::Watchdog;
 use crate::affinity;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
@@ -180,8 +177,10 @@ impl Daemon {
     /// later.
     fn require_fences(&mut self) -> Result<(), Failure> {
         let is_held = |fence: &&settings::Fence| match &fence.which {
-            Which::Cgroup(path) => self.fences.iter().any(|known| known.group.path == *path),
-            Which::Cgroups(_) | Which::Unit(_) => true,
+            CgroupSelector::Cgroup(path) => {
+                self.fences.iter().any(|known| known.group.path == *path)
+            }
+            CgroupSelector::Cgroups(_) | CgroupSelector::Unit(_) => true,
         };
         if self.settings.fences.iter().all(|fence| is_held(&fence)) {
             return Ok(());
@@ -273,7 +272,9 @@ impl Daemon {
     }
 
     fn check_fences(&mut self) {
-        let (hierarchies, home, online) = (&self.hierarchies, &self.home, self.online.as_ref());
+        let hierarchies = &self.hierarchies;
+        let home = &self.home;
+        let online = self.online.as_ref();
         for fence in &mut self.fences {
             pet_watchdog();
             fence.check(hierarchies, home, online);
@@ -298,7 +299,8 @@ impl Daemon {
     }
 
     fn confine(&mut self) {
-        let (folder, online) = (&self.folder, self.online.as_ref());
+        let folder = &self.folder;
+        let online = self.online.as_ref();
         let terms = confined::Terms { hierarchies: &self.hierarchies, folder, online };
         self.confinement.enforce(&self.settings.lent, &terms, &mut self.units, &mut self.pending);
     }
@@ -306,7 +308,8 @@ impl Daemon {
     fn freeze_or_thaw(&mut self) {
         let lacks_lanes = (!self.has_all_lanes()).then_some(Frozen::Unguarded);
         let unguarded = self.guards.reason_to_freeze().or(lacks_lanes);
-        let (folder, online) = (&self.folder, self.online.as_ref());
+        let folder = &self.folder;
+        let online = self.online.as_ref();
         self.fences
             .iter_mut()
             .for_each(|fence| fence.freeze_or_thaw(folder, unguarded.as_ref(), online));
@@ -321,8 +324,8 @@ impl Daemon {
         let folder = &self.folder;
         self.fences.retain(|fence| {
             let is_listed = |listed: &settings::Fence| match &listed.which {
-                Which::Cgroup(path) => *path == fence.group.path,
-                Which::Cgroups(_) | Which::Unit(_) => false,
+                CgroupSelector::Cgroup(path) => *path == fence.group.path,
+                CgroupSelector::Cgroups(_) | CgroupSelector::Unit(_) => false,
             };
             let stays = fence.group.exists() || self.settings.fences.iter().any(is_listed);
             if !stays {
@@ -339,7 +342,7 @@ impl Daemon {
                 Ok(found) => {
                     if found.is_empty() {
                         let none = match &listed.which {
-                            Which::Unit(unit) => format!("unit {unit} does not run"),
+                            CgroupSelector::Unit(unit) => format!("unit {unit} does not run"),
                             which => format!("there is no {which}"),
                         };
                         self.add_pending(&listed.name, &none);
@@ -356,13 +359,14 @@ impl Daemon {
     }
 
     /// Takes over one cgroup of a fence in the settings, unless it is taken over already.
-    fn adopt_fence(&mut self, listed: &settings::Fence, found: Found) {
+    fn adopt_fence(&mut self, listed: &settings::Fence, found: FoundCgroup) {
         let group = Group::new(&self.hierarchies, found.path.clone());
         let shares = |fence: &&ManagedFence| {
             fence.group.path.is_within(&group.path) || group.path.is_within(&fence.group.path)
         };
         if let Some(known) = self.fences.iter().find(shares) {
-            let (path, other) = (&group.path, &known.name);
+            let path = &group.path;
+            let other = &known.name;
             let why = if *path != known.group.path {
                 let its = &known.group.path;
                 format!("{path} and {its}, fence {other:?}: one is inside of the other")
@@ -374,9 +378,9 @@ impl Daemon {
             return self.add_pending(&listed.name, &why);
         }
         let made = match &listed.which {
-            Which::Cgroup(_) => group.make().map_err(|error| error.to_string()),
-            Which::Cgroups(_) => group.enable_cpuset().map_err(|error| error.to_string()),
-            Which::Unit(_) => Ok(()),
+            CgroupSelector::Cgroup(_) => group.make().map_err(|error| error.to_string()),
+            CgroupSelector::Cgroups(_) => group.enable_cpuset().map_err(|error| error.to_string()),
+            CgroupSelector::Unit(_) => Ok(()),
         };
         let adopted = made.and_then(|()| fit(&group, &self.settings.lent)).and_then(|()| {
             let fence = ManagedFence::adopt(listed, found, group, &self.folder);

@@ -25,10 +25,10 @@ pub fn release(folder: &Folder) -> Result<Released, Failure> {
     };
     let read = || Ok(Released { fences: folder.recorded_fences()?, services: folder.confined()? });
     let noted = read().map_err(|error: std::io::Error| failed(&error, "remove that file"))?;
-    let lock = match folder.path().exists() {
-        true => folder.lock().map_err(|error| failed(&error, "run it as root"))?,
-        false => return Ok(noted),
-    };
+    if !folder.path().exists() {
+        return Ok(noted);
+    }
+    let lock = folder.lock().map_err(|error| failed(&error, "run it as root"))?;
     let _lock = lock.ok_or_else(|| failed(&"elfend runs, and holds them", "stop it first"))?;
     let hierarchies = Hierarchies::read().map_err(|error| failed(&error, "see `elfen doctor`"))?;
     for fence in &noted.fences {

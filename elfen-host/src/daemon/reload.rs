@@ -48,7 +48,8 @@ impl Daemon {
 
     /// Turns fences that the file no longer lists into ordinary cgroups, as `--release` does.
     fn release_unlisted_fences(&mut self) {
-        let (folder, fences) = (&self.folder, &self.settings.fences);
+        let folder = &self.folder;
+        let fences = &self.settings.fences;
         self.fences.retain_mut(|fence| {
             let listed = fences.iter().find(|listed| listed.which == fence.which);
             let done = match listed {
@@ -57,7 +58,8 @@ impl Daemon {
             };
             match done {
                 Ok(()) if listed.is_none() => {
-                    let (name, path) = (&fence.name, &fence.group.path);
+                    let name = &fence.name;
+                    let path = &fence.group.path;
                     let line = format_args!("fence {name:?}: {path} is an ordinary cgroup again");
                     report(Level::Notice, line);
                 }

@@ -5,7 +5,7 @@ use elfen_rt::process::Liveness;
 use elfen_rt::signal::service::Writer;
 
 use super::lent_lanes;
-use super::settings::{Lent, Settings, Which};
+use super::settings::{CgroupSelector, Lent, Settings};
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::pair::Pair;
@@ -23,8 +23,8 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
     })?;
     let own = std::process::id();
     let home = hierarchies.cgroup_of(own).map_err(|error| lacking(&error, "mount /proc"))?;
-    let takes_systemd = |what: &str, which: &Which| match which {
-        Which::Unit(unit) if !systemd::is_running() => {
+    let takes_systemd = |what: &str, which: &CgroupSelector| match which {
+        CgroupSelector::Unit(unit) if !systemd::is_running() => {
             let why =
                 format!("{what}: unit {unit} requires systemd, which does not run this machine");
             Err(lacking(&why, "name a cgroup instead"))
@@ -46,9 +46,11 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
         let what = format!("fence {:?}", fence.name);
         takes_systemd(&what, &fence.which)?;
         // Units come and go; they are verified when they are there.
-        let (Which::Cgroup(path) | Which::Cgroups(path)) = &fence.which else { continue };
+        let (CgroupSelector::Cgroup(path) | CgroupSelector::Cgroups(path)) = &fence.which else {
+            continue;
+        };
         let group = Group::new(&hierarchies, path.clone());
-        if matches!(fence.which, Which::Cgroup(_)) && group.exists() {
+        if matches!(fence.which, CgroupSelector::Cgroup(_)) && group.exists() {
             let fits = fit(&group, &settings.lent);
             fits.map_err(|why| usage(&what, why, "name another cgroup"))?;
         }
@@ -69,10 +71,10 @@ pub fn offline(settings: &Settings) -> Option<String> {
     (!gone.is_empty()).then_some(line)
 }
 
-fn holds_home<'a>(place: &'a Which, home: &CgroupPath) -> Option<&'a CgroupPath> {
+fn holds_home<'a>(place: &'a CgroupSelector, home: &CgroupPath) -> Option<&'a CgroupPath> {
     match place {
-        Which::Cgroup(path) => home.is_within(path).then_some(path),
-        Which::Unit(_) | Which::Cgroups(_) => None,
+        CgroupSelector::Cgroup(path) => home.is_within(path).then_some(path),
+        CgroupSelector::Unit(_) | CgroupSelector::Cgroups(_) => None,
     }
 }
 

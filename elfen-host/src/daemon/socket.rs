@@ -205,7 +205,8 @@ impl ReceivedRequest {
     /// It has closed the connection, or has ended while another process has its end open.
     pub(super) fn is_gone(&self) -> bool {
         let mut byte = 0_u8;
-        let (fd, flags) = (self.socket.as_raw_fd(), libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        let fd = self.socket.as_raw_fd();
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: the kernel writes at most one byte.
         let hung_up = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, flags) == 0 };
         hung_up || process_of(fd).is_some_and(|process| has_ended(&process))
@@ -225,7 +226,8 @@ fn credentials(fd: RawFd) -> io::Result<libc::ucred> {
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the kernel writes at most `length` bytes into a ucred.
     let got = unsafe {
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        let level = libc::SOL_SOCKET;
+        let option = libc::SO_PEERCRED;
         libc::getsockopt(fd, level, option, (&raw mut credentials).cast(), &raw mut length)
     };
     if got != 0 {
@@ -264,7 +266,8 @@ fn groups(fd: RawFd) -> Vec<u32> {
     let mut length = libc::socklen_t::try_from(bytes).unwrap_or(0);
     // SAFETY: the kernel writes at most `length` bytes into `groups`.
     let got = unsafe {
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERGROUPS);
+        let level = libc::SOL_SOCKET;
+        let option = libc::SO_PEERGROUPS;
         libc::getsockopt(fd, level, option, groups.as_mut_ptr().cast(), &raw mut length)
     };
     let count = usize::try_from(length).unwrap_or(0) / size_of::<u32>();

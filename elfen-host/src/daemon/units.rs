@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::settings::Which;
+use super::settings::CgroupSelector;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::systemd;
 
@@ -16,7 +16,7 @@ const HOLDS: Duration = Duration::from_secs(5);
 
 /// A cgroup that the settings name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundCgroup {
     pub(super) path: CgroupPath,
     /// The unit, where systemd owns it.
     pub(super) unit: Option<String>,
@@ -39,15 +39,15 @@ impl Units {
     /// The cgroups that `which` names.
     pub(super) fn find(
         &mut self,
-        which: &Which,
+        which: &CgroupSelector,
         hierarchies: &Hierarchies,
-    ) -> Result<Vec<Found>, systemd::Error> {
+    ) -> Result<Vec<FoundCgroup>, systemd::Error> {
         let named = match which {
-            Which::Cgroup(path) => {
-                return Ok(vec![Found { path: path.clone(), unit: None, label: None }]);
+            CgroupSelector::Cgroup(path) => {
+                return Ok(vec![FoundCgroup { path: path.clone(), unit: None, label: None }]);
             }
-            Which::Cgroups(pattern) => return Ok(matching(pattern, hierarchies)),
-            Which::Unit(named) => named,
+            CgroupSelector::Cgroups(pattern) => return Ok(matching(pattern, hierarchies)),
+            CgroupSelector::Unit(named) => named,
         };
         let is_there = |path: &CgroupPath| Group::new(hierarchies, path.clone()).exists();
         let holds = |answer: &Answer| {
@@ -62,7 +62,7 @@ impl Units {
         }
         let found = self.answers.get(named).map_or(&[][..], |answer| &answer.found);
         let label = |unit: &String| (found.len() > 1).then(|| unit.clone());
-        let one = |(unit, path): &(String, CgroupPath)| Found {
+        let one = |(unit, path): &(String, CgroupPath)| FoundCgroup {
             path: path.clone(),
             unit: Some(unit.clone()),
             label: label(unit),
@@ -71,7 +71,7 @@ impl Units {
     }
 }
 
-fn matching(pattern: &CgroupPath, hierarchies: &Hierarchies) -> Vec<Found> {
+fn matching(pattern: &CgroupPath, hierarchies: &Hierarchies) -> Vec<FoundCgroup> {
     let parent = pattern.parent();
     let wanted = pattern.parts().last().unwrap_or_default();
     // The three hierarchies of a fence have the same cgroups, so any of them will do.
@@ -82,7 +82,8 @@ fn matching(pattern: &CgroupPath, hierarchies: &Hierarchies) -> Vec<Found> {
     let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| matches(wanted, name)).collect();
     names.sort_unstable();
-    let one = |name: String| Found { path: parent.child(&name), unit: None, label: Some(name) };
+    let one =
+        |name: String| FoundCgroup { path: parent.child(&name), unit: None, label: Some(name) };
     names.into_iter().map(one).collect()
 }
 

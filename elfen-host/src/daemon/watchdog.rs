@@ -42,7 +42,8 @@ impl Watchdog {
 
     /// Starts the process if it does not run.
     pub(super) fn ensure_running(&mut self) {
-        let (folder, cgroup) = (&self.folder, self.cgroup.as_deref());
+        let folder = &self.folder;
+        let cgroup = self.cgroup.as_deref();
         if let Err(error) = self.process.ensure_running("watchdog", || watch(folder, cgroup)) {
             report(
                 Level::Error,

@@ -158,7 +158,8 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
                     let _taken_in = group.add_process(process);
                 }
             }
-            let (cpus, memory) = (group.effective_cpus()?, group.effective_memory()?);
+            let cpus = group.effective_cpus()?;
+            let memory = group.effective_memory()?;
             let nodes = nodes(group, terms, &memory)?;
             if memory != nodes {
                 group.keep_memory_to(&nodes)?;

@@ -38,7 +38,8 @@ pub struct Parting {
 
 pub fn parting(home: &CgroupPath, fence: &CgroupPath) -> Parting {
     let mut above = CgroupPath::root();
-    let (mut to_home, mut to_fence) = (home.parts().peekable(), fence.parts().peekable());
+    let mut to_home = home.parts().peekable();
+    let mut to_fence = fence.parts().peekable();
     while let (Some(one), Some(other)) = (to_home.peek(), to_fence.peek()) {
         if one != other {
             break;
@@ -64,9 +65,10 @@ pub fn outranked(
     if !rank(&child)?.idle {
         let home = home.clone();
         let too_far = child != *fence && rank(fence)?.idle;
-        return Ok(Some(match too_far {
-            true => Outranked::TooFar { child, home, parent: fence.parent() },
-            false => Outranked::NotIdle { child, home },
+        return Ok(Some(if too_far {
+            Outranked::TooFar { child, home, parent: fence.parent() }
+        } else {
+            Outranked::NotIdle { child, home }
         }));
     }
     let mut path = home.clone();
@@ -106,7 +108,7 @@ mod tests {
         CgroupPath::parse(text).unwrap()
     }
 
-    fn asked(home: &str, fence: &str, ranks: &[(&str, bool, u64)]) -> Option<Outranked> {
+    fn reason_of(home: &str, fence: &str, ranks: &[(&str, bool, u64)]) -> Option<Outranked> {
         let rank = |at: &CgroupPath| {
             let known = ranks.iter().find(|(name, ..)| path(name) == *at);
             let (_, idle, weight) = known.copied().unwrap_or(("", false, 100));
@@ -118,25 +120,25 @@ mod tests {
     #[test]
     fn a_fence_must_be_idle_where_its_path_parts_from_the_guards() {
         let idle = ("elfen.slice", true, 100);
-        assert_eq!(asked("/", "elfen.slice", &[idle]), None);
-        assert_eq!(asked("system.slice/elfend", "elfen.slice", &[idle]), None);
-        let not = asked("/", "elfen.slice", &[]);
+        assert_eq!(reason_of("/", "elfen.slice", &[idle]), None);
+        assert_eq!(reason_of("system.slice/elfend", "elfen.slice", &[idle]), None);
+        let not = reason_of("/", "elfen.slice", &[]);
         assert!(matches!(not, Some(Outranked::NotIdle { .. })), "{not:?}");
         let inner = ("system.slice/slurm", true, 100);
-        assert_eq!(asked("system.slice/elfend", "system.slice/slurm", &[inner]), None);
-        let far = asked("/", "system.slice/slurm", &[inner]);
+        assert_eq!(reason_of("system.slice/elfend", "system.slice/slurm", &[inner]), None);
+        let far = reason_of("/", "system.slice/slurm", &[inner]);
         assert!(
             matches!(&far, Some(Outranked::TooFar { child, .. }) if *child == path("system.slice"))
         );
-        let inside = asked("elfen.slice/x", "elfen.slice", &[idle]);
+        let inside = reason_of("elfen.slice/x", "elfen.slice", &[idle]);
         assert!(matches!(inside, Some(Outranked::Inside { .. })), "{inside:?}");
         for (weight, holds) in [(1, false), (29, false), (30, true), (100, true)] {
             let light = ("system.slice", false, weight);
-            let found = asked("system.slice/elfend", "elfen.slice", &[idle, light]);
+            let found = reason_of("system.slice/elfend", "elfen.slice", &[idle, light]);
             assert_eq!(found.is_none(), holds, "{weight}: {found:?}");
         }
         let asleep = ("system.slice", true, 100);
-        let found = asked("system.slice/elfend", "elfen.slice", &[idle, asleep]);
+        let found = reason_of("system.slice/elfend", "elfen.slice", &[idle, asleep]);
         assert_eq!(found, Some(Outranked::GuardIdle(path("system.slice"))));
     }
 

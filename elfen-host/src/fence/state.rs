@@ -221,8 +221,8 @@ mod tests {
         assert!(folder.resume().unwrap() && !folder.resume().unwrap());
         fs::write(path.join("fences/odd"), "{").unwrap();
         assert!(folder.recorded_fences().is_err_and(|error| error.to_string().contains("odd")));
-        let held = folder.lock().unwrap();
-        assert!(held.is_some() && folder.lock().unwrap().is_none());
+        let lock = folder.lock().unwrap();
+        assert!(lock.is_some() && folder.lock().unwrap().is_none());
         fs::remove_dir_all(path).unwrap();
     }
 }

@@ -4,7 +4,7 @@ use super::exposition::{Family, Kind};
 use crate::fence::guarantees::Guarantee;
 use crate::fence::status::{Frozen, Status};
 use crate::run::batches::Batch;
-use crate::run::level::Level;
+use crate::run::batches::Level;
 
 /// How many batches each level keeps on their lanes.
 pub(super) fn of_levels(batches: &[Batch], status: Option<&Status>) -> Family {
@@ -60,7 +60,8 @@ pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
             repaired.number(&labels, times.map_or(0, |one| one.times));
         }
         for account in &fence.accounts {
-            let (lane, request) = (account.lane.to_string(), account.request.to_string());
+            let lane = account.lane.to_string();
+            let request = account.request.to_string();
             let labels = [name, ("lane", &lane), ("request_lane", &request)];
             borrowed.time(&labels, account.borrowed_ns);
             overlapped.time(&labels, account.overlapped_ns);

@@ -9,7 +9,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::pages;
 
 use super::server::Scraped;
-use super::{Seen, scrape};
+use super::{ScrapeInput, scrape};
 use crate::fence::status::{Answer, Request, ask};
 use crate::run::batches;
 use crate::services::{Tails, services};
@@ -30,7 +30,8 @@ impl Machine {
 
 impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
-        let (batches, services) = (batches::batches(&self.socket)?, services()?);
+        let batches = batches::batches(&self.socket)?;
+        let services = services()?;
         let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),
@@ -38,7 +39,7 @@ impl Scraped for Machine {
             Ok(_) | Err(_) => None,
         };
         let tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(scrape(&Seen {
+        Ok(scrape(&ScrapeInput {
             batches: &batches,
             services: &services,
             tails: &tails,

@@ -8,7 +8,6 @@ pub(crate) mod exposition;
 mod fences;
 pub mod machine;
 pub mod server;
-mod tails;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +25,7 @@ use exposition::{Family, Kind, Labels};
 
 /// All inputs of one scrape.
 #[derive(Debug)]
-pub struct Seen<'a> {
+pub struct ScrapeInput<'a> {
     pub batches: &'a [Batch],
     pub services: &'a [Published],
     pub tails: &'a Tails,
@@ -39,16 +38,16 @@ pub struct Seen<'a> {
 }
 
 /// The text of one scrape.
-pub fn scrape(seen: &Seen<'_>) -> String {
+pub fn scrape(input: &ScrapeInput<'_>) -> String {
     let mut families = vec![build()];
-    families.extend(of_batches(seen));
-    families.extend(of_lanes(seen.batches));
-    families.push(of_hotplug(seen.batches));
-    families.push(of_request_lanes(seen));
-    families.extend(of_services(seen.services));
-    families.push(fences::of_levels(seen.batches, seen.fences));
-    families.extend(fences::of_fences(seen.fences));
-    families.extend(tails::of_tails(seen.watches));
+    families.extend(of_batches(input));
+    families.extend(of_lanes(input.batches));
+    families.push(of_hotplug(input.batches));
+    families.push(of_request_lanes(input));
+    families.extend(of_services(input.services));
+    families.push(fences::of_levels(input.batches, input.fences));
+    families.extend(fences::of_fences(input.fences));
+    families.extend(of_tails(input.watches));
     exposition::text(&families)
 }
 
@@ -58,7 +57,7 @@ fn build() -> Family {
     info
 }
 
-fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
+fn of_batches(input: &ScrapeInput<'_>) -> Vec<Family> {
     let gauge = |name, help| Family::new(name, Kind::Gauge, help);
     let mut info = gauge("elfen_batch_info", "A running batch and its policy; always 1.");
     let mut budget = gauge(
@@ -74,7 +73,7 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
         "elfen_batch_slo_headroom_ratio",
         "1 less the tail's share of the SLO; below 0 the SLO is broken.",
     );
-    for batch in seen.batches {
+    for batch in input.batches {
         let Some(settings) = batch.settings() else { continue };
         let pid = batch.pid.to_string();
         let labels = [("pid", pid.as_str()), ("program", &batch.program)];
@@ -87,7 +86,7 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
         let quantile = (f64::from(per_million) / 1e6).to_string();
         let labels = [labels[0], labels[1], ("quantile", quantile.as_str())];
         slo.time(&labels, settings.slo_latency_ns);
-        let tail_ns = seen.tails.of_lanes_ns(seen.services, &batch.request_lanes(), per_million);
+        let tail_ns = input.tails.of_lanes_ns(input.services, &batch.request_lanes(), per_million);
         if let Some(tail_ns) = tail_ns {
             tail.time(&labels, tail_ns);
             headroom.ratio(&labels, headroom_of(tail_ns, settings.slo_latency_ns));
@@ -126,7 +125,8 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
     );
     for batch in batches {
         for slot in batch.lanes.slots() {
-            let (pid, lane) = (batch.pid.to_string(), slot.batch_cpu.load(Relaxed).to_string());
+            let pid = batch.pid.to_string();
+            let lane = slot.batch_cpu.load(Relaxed).to_string();
             let request = slot.request_cpu.load(Relaxed).to_string();
             let labels = [
                 ("pid", pid.as_str()),
@@ -175,17 +175,17 @@ fn states(family: &mut Family, labels: &[(&'static str, &str); 4], slot: &LaneSl
     }
 }
 
-fn of_request_lanes(seen: &Seen<'_>) -> Family {
+fn of_request_lanes(input: &ScrapeInput<'_>) -> Family {
     let mut busy = Family::new(
         "elfen_request_lane_busy_seconds_total",
         Kind::Counter,
         "Time for which a request lane was not idle; with elfend's task map, all of its time.",
     );
-    let fenced = seen.fences.iter().flat_map(|status| &status.requests);
+    let fenced = input.fences.iter().flat_map(|status| &status.requests);
     let mut lanes: BTreeMap<u64, u64> =
         fenced.map(|request| (u64::from(request.lane), request.busy_ns)).collect();
-    for cpu in seen.batches.iter().flat_map(Batch::request_lanes) {
-        let slot = u32::try_from(cpu).ok().and_then(|cpu| seen.tasks?.slot(cpu));
+    for cpu in input.batches.iter().flat_map(Batch::request_lanes) {
+        let slot = u32::try_from(cpu).ok().and_then(|cpu| input.tasks?.slot(cpu));
         if let Some(switch) = slot.and_then(|slot| slot.snapshot()) {
             lanes.entry(cpu).or_insert_with(|| switch.busy_until_ns(monotonic_ns()));
         }
@@ -221,6 +221,30 @@ fn of_services(services: &[Published]) -> Vec<Family> {
         }
     }
     vec![up, running, queue, finished, latency]
+}
+
+/// The tails that `elfen tailor watch` publishes.
+fn of_tails(tails: &BTreeMap<String, Tail>) -> Vec<Family> {
+    let gauge = |name, help| Family::new(name, Kind::Gauge, help);
+    let mut requests =
+        gauge("elfen_tail_requests", "Requests that a watch saw in the last minute.");
+    let mut slow = gauge("elfen_tail_slow_requests", "Slow requests among them.");
+    let mut threshold =
+        gauge("elfen_tail_threshold_seconds", "The latency above which a request is slow.");
+    let mut causes = gauge(
+        "elfen_tail_cause_ratio",
+        "The share of a cause in the delay of slow requests in the last minute.",
+    );
+    for (service, tail) in tails {
+        let service = ("service", service.as_str());
+        requests.number(&[service], tail.requests);
+        slow.number(&[service], tail.slow);
+        threshold.time(&[service], tail.threshold_ns);
+        for cause in &tail.causes {
+            causes.ratio(&[service, ("cause", &cause.name)], tail.share(cause));
+        }
+    }
+    vec![requests, slow, threshold, causes]
 }
 
 /// 1, 2 and 5 times every power of ten, from 1 us to 10 s.

@@ -61,15 +61,15 @@ fn admit(client: TcpStream, clients: &mut VecDeque<TcpStream>, scraped: &Arc<imp
         // Harmless if that connection has been answered and closed already.
         let _gone = clients.pop_front().map(|oldest| oldest.shutdown(Shutdown::Both));
     }
-    let Ok(held) = client.try_clone() else { return };
+    let Ok(copy) = client.try_clone() else { return };
     let scraped = scraped.clone();
-    let talk = move || {
-        let _rude = answer(&client, scraped.as_ref());
+    let serve_client = move || {
+        let _failed = answer(&client, scraped.as_ref());
         // Otherwise the clone in the list would keep the connection open.
         let _gone = client.shutdown(Shutdown::Both);
     };
-    if thread::Builder::new().name("elfen-scrape".into()).spawn(talk).is_ok() {
-        clients.push_back(held);
+    if thread::Builder::new().name("elfen-scrape".into()).spawn(serve_client).is_ok() {
+        clients.push_back(copy);
     }
 }
 
@@ -104,7 +104,8 @@ fn read_request(mut client: &TcpStream, deadline: Instant) -> io::Result<String>
 
 fn respond(request: &str, scraped: &impl Scraped) -> String {
     let mut words = request.lines().next().unwrap_or_default().split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let method = words.next().unwrap_or_default();
+    let target = words.next().unwrap_or_default();
     let path = target.split('?').next().unwrap_or_default();
     let (status, kind, body) = match (method, path) {
         ("GET" | "HEAD", "/metrics") => match scraped.scrape() {

@@ -19,9 +19,26 @@ use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::{NAME_BYTES, Page};
 
 use super::channels::Service;
-use super::level::Level;
 use crate::fence::status::{Answer, Request, WantedSettings, ask};
 use crate::segment::{segments, text_of};
+
+/// What keeps a batch on its lanes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    /// elfend enforces the guarantees of a cgroup.
+    Fence,
+    /// The batch's affinity and scheduling class, which the supervisor restores once a second.
+    Affinity,
+}
+
+impl Level {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fence => "fence",
+            Self::Affinity => "affinity",
+        }
+    }
+}
 
 /// One running batch.
 #[derive(Debug)]

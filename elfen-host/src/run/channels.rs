@@ -30,15 +30,14 @@ use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, Writer as
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::Order;
-use super::accounts::claimed_by_elfend;
 use super::hotplug::Online;
 use super::ipc::{Counts, NoCounts};
-use super::live::page::LivePage;
-use super::live::words::LiveWords;
+use super::live::page::{LivePage, LiveWords};
 use super::pages::{
     GuardSlot, PagesError, keep_open, lane_slots, page, page_name, private_page, sealed_page,
     segment,
 };
+use crate::fence::status::{Answer, Request, ask};
 use crate::segment::text_of;
 use crate::services::services;
 
@@ -365,7 +364,7 @@ impl Channels {
             return;
         };
         let claimed = match writer {
-            Writer::Program(Source::Handed) => claimed_by_elfend(&self.assigned, claim),
+            Writer::Program(Source::Handed) => claim_by_elfend(&self.assigned, claim),
             _ => {
                 let claim_lane = |&(batch, request)| map.claim(batch, request, claim, is_dead);
                 Some((claim, self.assigned.iter().map(claim_lane).collect()))
@@ -462,6 +461,22 @@ pub(crate) fn is_dead(claim: Claim) -> bool {
         // The claim of a fence. The daemon takes back the claims of an earlier daemon.
         Claim::Cgroup(_) => false,
     }
+}
+
+/// Has elfend claim accounts for a run without privileges. Returns the claim, and which account of
+/// each pair's batch lane it has.
+///
+/// A process that can write claims can falsify every account of the machine. So members of group
+/// elfen receive the task map without claims. elfend claims for the process that asks, and takes
+/// its id from the kernel.
+fn claim_by_elfend(pairs: &[(u32, u32)], claim: Claim) -> Option<(Claim, Vec<Option<usize>>)> {
+    let Claim::Processes { front, .. } = claim else { return None };
+    let request = Request::Count { pairs: pairs.to_vec(), front };
+    let Ok(Answer::Counted { claim, accounts }) = ask(&task_map::elfend(), &request) else {
+        return None;
+    };
+    let accounts = accounts.into_iter().map(|one| one.and_then(|one| usize::try_from(one).ok()));
+    Some((Claim::from_word(claim)?, accounts.collect()))
 }
 
 /// The settings in force, and those that `elfen set` requests.

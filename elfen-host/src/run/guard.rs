@@ -64,7 +64,9 @@ impl Guards {
         let stop = Arc::new(AtomicBool::new(false));
         let mut guards = Self { stop: stop.clone(), threads: Vec::new(), polls: Vec::new() };
         for (index, &(cpu, _)) in channels.assigned().iter().enumerate() {
-            let (channels, nap, stop) = (channels.clone(), nap.clone(), stop.clone());
+            let channels = channels.clone();
+            let nap = nap.clone();
+            let stop = stop.clone();
             let pacer = Pacer::start(cpu)?;
             let probe = probe(index);
             let polls = Arc::new(AtomicU64::new(0));

@@ -98,20 +98,20 @@ mod tests {
     fn a_batch_follows_its_lanes_and_stops_without_any() {
         const LANES: [(u32, u32); 2] = [(1, 0), (3, 2)];
         let mut hotplug = Hotplug::after(false);
-        let mut look = |cpus: &[u32]| hotplug.update(&online_are(cpus), &LANES);
+        let mut update = |cpus: &[u32]| hotplug.update(&online_are(cpus), &LANES);
         let lanes =
             |change: &Change| change.lanes.as_ref().map(|set| set.iter().collect::<Vec<_>>());
-        let first = look(&[0, 1, 2, 3]).unwrap();
+        let first = update(&[0, 1, 2, 3]).unwrap();
         assert_eq!((lanes(&first), first.event), (Some(vec![1, 3]), None));
-        assert!(look(&[0, 1, 2, 3]).is_none(), "nothing has changed");
-        let fewer = look(&[0, 1, 2]).unwrap();
+        assert!(update(&[0, 1, 2, 3]).is_none(), "nothing has changed");
+        let fewer = update(&[0, 1, 2]).unwrap();
         assert_eq!((lanes(&fewer), fewer.event), (Some(vec![1]), None));
         assert_eq!(LANES.map(|lane| fewer.online.bits_of(lane)), [0, BATCH_OFFLINE]);
-        let none = look(&[0]).unwrap();
+        let none = update(&[0]).unwrap();
         assert_eq!((lanes(&none), none.event), (None, Some(Event::LostLanes)));
-        let other = look(&[0, 2]).unwrap();
+        let other = update(&[0, 2]).unwrap();
         assert_eq!((lanes(&other), other.event), (None, None), "already stopped");
-        let back = look(&[3]).unwrap();
+        let back = update(&[3]).unwrap();
         assert_eq!((lanes(&back), back.event), (Some(vec![3]), Some(Event::HasLanes)));
         let mut successor = Hotplug::after(true);
         let change = successor.update(&online_are(&[1]), &LANES).unwrap();

@@ -76,14 +76,15 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
     // Keeps launcher and supervisor off the request lanes. Where a cpuset forbids that, they stay.
     let _left = placement::avoid_lanes(&channels.requests().into_iter().collect());
     let (events, to_us) = UnixStream::pair()?;
-    let (events, to_us) = (OwnedFd::from(events), OwnedFd::from(to_us));
-    let front = std::process::id();
+    let events = OwnedFd::from(events);
+    let to_us = OwnedFd::from(to_us);
+    let launcher_pid = std::process::id();
     // SAFETY: the only other thread that this process can have is the task map's visitor, which
     // only makes system calls, so no lock is held: the child may run any code.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(events);
-            let kept = spare::stand_by(order, channels, inheritance, found, to_us, front);
+            let kept = spare::stand_by(order, channels, inheritance, found, to_us, launcher_pid);
             // SAFETY: ends the process without writing its copies of buffers a second time.
             unsafe { libc::_exit(i32::from(kept.is_err())) }
         }
@@ -91,7 +92,7 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
             drop(to_us);
             let signals =
                 SignalFd::with_flags(&ours, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-            let mut front = Launcher {
+            let mut launcher = Launcher {
                 order,
                 channels,
                 inheritance,
@@ -104,8 +105,8 @@ pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> 
                 supervision: None,
                 beside_guards: 0,
             };
-            let ending = front.run_until_end()?;
-            Ok(Ended { ending, beside_guards: front.beside_guards })
+            let ending = launcher.run_until_end()?;
+            Ok(Ended { ending, beside_guards: launcher.beside_guards })
         }
     }
 }

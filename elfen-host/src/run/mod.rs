@@ -14,9 +14,7 @@
 //! lane and naps there itself. This works for any program and costs the request nothing;
 //! ARCHITECTURE.md says why guards send no signals instead.
 
-mod accounts;
 pub mod batches;
-mod beside;
 pub mod channels;
 mod event;
 pub mod figures;
@@ -24,9 +22,7 @@ pub mod guard;
 pub(crate) mod hotplug;
 pub mod ipc;
 pub mod latency;
-pub mod launch;
 pub mod launcher;
-pub mod level;
 pub mod live;
 mod pacer;
 mod pages;
@@ -77,6 +73,9 @@ pub struct Order {
     pub program: OsString,
     pub arguments: Vec<OsString>,
 }
+
+/// The environment variable that names the libraries to load before all others.
+pub const PRELOAD: &str = "LD_PRELOAD";
 
 /// A user to run a batch as.
 #[derive(Clone, Debug)]

@@ -10,11 +10,14 @@
 //! each other without sleeping, as in a virtual machine, would wait for a whole slice. Kernels
 //! before 6.12 ignore the length.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
 use crate::affinity::{self, Mask};
+use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
+use crate::fence::rank::parting;
 
 /// The longest slice that the kernel allows.
 const GUARD_SLICE_NS: u64 = 100_000_000;
@@ -173,6 +176,45 @@ fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
     // SAFETY: `none` is a live sched_param.
     let set = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &none) };
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Finds batch processes that no longer rank below their guards.
+///
+/// SCHED_IDLE ranks a thread below others of its own cgroup only. A process that starts a cgroup of
+/// its own, as a container does, shares an occupied lane with the guard by the weights of their
+/// cgroups, whatever its class is. A run cannot change that; a fence can. So the supervisor reports
+/// each such process once.
+#[derive(Debug)]
+pub(super) struct UnrankedProcesses {
+    /// The cgroup of the guards; `None` where the kernel ranks no cgroups.
+    home: Option<(Hierarchies, CgroupPath)>,
+    known: BTreeSet<u32>,
+}
+
+impl UnrankedProcesses {
+    pub(super) fn next_to_this_process() -> Self {
+        let home = Hierarchies::read().and_then(|hierarchies| {
+            let home = hierarchies.cgroup_of(std::process::id())?;
+            Ok((hierarchies, home))
+        });
+        Self { home: home.ok(), known: BTreeSet::new() }
+    }
+
+    /// The processes that rank next to their guard, and did not at the last call.
+    pub(super) fn find_new(&mut self, processes: &[u32]) -> Vec<u32> {
+        let Some((hierarchies, home)) = &self.home else { return Vec::new() };
+        let is_unranked = |process: u32| -> Result<bool, Error> {
+            let path = hierarchies.cgroup_of(process)?;
+            let Some(child) = parting(home, &path).to_fence else { return Ok(false) };
+            Ok(!Group::new(hierarchies, child).rank()?.idle)
+        };
+        // A process that has ended is in no cgroup.
+        let mut unranked: BTreeSet<u32> = processes.iter().copied().collect();
+        unranked.retain(|process| is_unranked(*process).unwrap_or(false));
+        let new = unranked.difference(&self.known).copied().collect();
+        self.known = unranked;
+        new
+    }
 }
 
 #[cfg(test)]

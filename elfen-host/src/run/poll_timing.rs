@@ -123,11 +123,11 @@ mod tests {
     #[test]
     fn a_request_resets_the_slack_whether_a_poll_sees_it_or_not() {
         let fresh = Duration::ZERO;
-        for met in [IDLE, BUSY] {
+        for seen in [IDLE, BUSY] {
             let mut idling = IdleTime::from(0, tasks(0));
-            assert!(idling.slack(met, tasks(20_000), 100 * MS) > fresh, "only housekeeping");
-            assert_eq!(idling.slack(met, tasks(130_000), 202 * MS), fresh);
-            assert!(idling.slack(met, tasks(130_000), 302 * MS) > fresh);
+            assert!(idling.slack(seen, tasks(20_000), 100 * MS) > fresh, "only housekeeping");
+            assert_eq!(idling.slack(seen, tasks(130_000), 202 * MS), fresh);
+            assert!(idling.slack(seen, tasks(130_000), 302 * MS) > fresh);
         }
 
         let served = |finished| Activity { busy_ns: None, finished };

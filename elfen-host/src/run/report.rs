@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::figures::Figures;
-use super::live::words::Live;
+use super::live::page::Live;
 use super::poll_timing::PollReport;
 
 /// Times are nanoseconds.

@@ -32,22 +32,22 @@ pub(super) fn stand_by(
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     found: SigSet,
-    to_front: OwnedFd,
-    front: u32,
+    to_launcher: OwnedFd,
+    launcher: u32,
 ) -> io::Result<()> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
     become_subreaper()?;
-    let process = PidFd::open(front, || getppid().as_raw().unsigned_abs() == front);
-    let socket = File::from(to_front);
-    let mut front = LauncherLink { socket, spare: None, pid: front, process };
+    let process = PidFd::open(launcher, || getppid().as_raw().unsigned_abs() == launcher);
+    let socket = File::from(to_launcher);
+    let mut launcher = LauncherLink { socket, spare: None, pid: launcher, process };
     let (mut started, to_spare) = UnixStream::pair()?;
     // SAFETY: this process has no other thread.
-    let keeper = match unsafe { fork() }? {
+    let child = match unsafe { fork() }? {
         ForkResult::Child => {
             drop(started);
             become_subreaper()?;
-            front.spare = Some(to_spare.into());
-            return supervisor::supervise(order, channels, inheritance, found, front);
+            launcher.spare = Some(to_spare.into());
+            return supervisor::supervise(order, channels, inheritance, found, launcher);
         }
         ForkResult::Parent { child } => child,
     };
@@ -55,16 +55,16 @@ pub(super) fn stand_by(
     supervisor::detach_from_terminal();
     // SAFETY: this prctl takes a name that ends in NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
-    if !was_killed(keeper)? {
+    if !was_killed(child)? {
         return Ok(());
     }
     // The batch sends its identity before its exec. Without that event nothing was started.
     let Event::Started { batch: Some(batch) } = Event::read(&mut started)? else { return Ok(()) };
-    channels.disclaim(Claim::of_run(front.pid, keeper.as_raw().unsigned_abs()));
-    let claim = Claim::of_run(front.pid, std::process::id());
+    channels.disclaim(Claim::of_run(launcher.pid, child.as_raw().unsigned_abs()));
+    let claim = Claim::of_run(launcher.pid, std::process::id());
     let mut supervision = Supervision::start(order, channels, inheritance, claim)?;
     supervision.set_root(batch.pid());
-    supervisor::run_until_end(supervision, &mut front)
+    supervisor::run_until_end(supervision, &mut launcher)
 }
 
 /// Waits for a child's end without reaping it. Reaping may take long (see [`super::spins`]), and

@@ -6,29 +6,33 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use elfen_instrument::preload;
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::inherit::Inherited;
+use elfen_rt::inherit::{Inherited, VARIABLE};
+use elfen_rt::process::Identity;
 use elfen_rt::signal::account::Claim;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{setgid, setgroups, setuid};
 
-use super::Order;
-use super::beside::UnrankedProcesses;
 use super::channels::Channels;
 use super::event::{Event, LauncherLink};
 use super::guard::Guards;
 use super::hotplug::{Hotplug, online};
-use super::launch::launch;
 use super::live::Planner;
-use super::placement::{Placement, lower_session_weight};
+use super::placement::{Placement, UnrankedProcesses, lower_session_weight};
 use super::spins::{OwnSpinWatch, SpinDetector};
 use super::upkeep::LaneUpkeep;
 use super::waker::Wakers;
+use super::{Order, PRELOAD};
+use crate::cpulist::CpuSet;
 use crate::pidfd::PidFd;
 use crate::process::{below, stat, threads_of};
 
@@ -213,38 +217,38 @@ pub(super) fn supervise(
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     signals: SigSet,
-    mut front: LauncherLink,
+    mut launcher: LauncherLink,
 ) -> io::Result<()> {
-    let claim = Claim::of_run(front.pid, std::process::id());
+    let claim = Claim::of_run(launcher.pid, std::process::id());
     let mut supervision = Supervision::start(order, channels, inheritance, claim)?;
-    match launch(order, channels, inheritance, signals, &front) {
+    match start_batch(order, channels, inheritance, signals, &launcher) {
         Ok(root) => supervision.set_root(i32::try_from(root.id()).unwrap_or(i32::MAX)),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            front.report(Event::Refused { errno });
+            launcher.report(Event::Refused { errno });
             return Ok(());
         }
     }
     detach_from_terminal();
-    run_until_end(supervision, &mut front)
+    run_until_end(supervision, &mut launcher)
 }
 
 /// Supervises a batch until none of its processes is left.
 pub(super) fn run_until_end(
     mut supervision: Supervision,
-    front: &mut LauncherLink,
+    launcher: &mut LauncherLink,
 ) -> io::Result<()> {
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let children = SignalFd::with_flags(&SigSet::all(), flags)?;
-    front.report(Event::Supervised { by: std::process::id() });
+    launcher.report(Event::Supervised { by: std::process::id() });
     while let Some(events) = supervision.reap() {
-        events.into_iter().for_each(|event| front.report(event));
-        supervision.tick().for_each(|event| front.report(event));
+        events.into_iter().for_each(|event| launcher.report(event));
+        supervision.tick().for_each(|event| launcher.report(event));
         let mut wait = [PollFd::new(children.as_fd(), PollFlags::POLLIN)];
         poll(&mut wait, PollTimeout::from(TICK_MS))?;
         while let Ok(Some(signal)) = children.read_signal() {
             let is_sigterm = signal.ssi_signo.cast_signed() == libc::SIGTERM;
-            if is_sigterm && front.is_gone() {
+            if is_sigterm && launcher.is_gone() {
                 supervision.terminate_batch();
             }
         }
@@ -260,4 +264,47 @@ pub(super) fn detach_from_terminal() {
         // SAFETY: dup2 takes numbers. This process uses the three descriptors only by number.
         unsafe { libc::dup2(null.as_raw_fd(), standard) };
     }
+}
+
+/// Starts the program. `signals` is the signal mask with which the launcher was started. The child
+/// sends its identity to `launcher`.
+fn start_batch(
+    order: &Order,
+    channels: &Arc<Channels>,
+    inheritance: &Inherited,
+    signals: SigSet,
+    launcher: &LauncherLink,
+) -> io::Result<Child> {
+    let lanes: CpuSet = order.lanes().map(|(batch, _)| batch).collect();
+    let placement = Placement::new(&lanes);
+    let mut command = Command::new(&order.program);
+    let variable = VARIABLE.to_str().unwrap_or_else(|_| unreachable!("ASCII"));
+    command.args(&order.arguments).env(variable, inheritance.to_string());
+    if let Some(user) = &order.user {
+        command.env("HOME", &user.home).env("USER", &user.name).env("LOGNAME", &user.name);
+    }
+    if let Some(library) = &order.library {
+        let before = std::env::var_os(PRELOAD);
+        command.env(PRELOAD, preload(library, before.as_deref()));
+    }
+    let channels = channels.clone();
+    let sockets =
+        [Some(launcher.socket.as_raw_fd()), launcher.spare.as_ref().map(OwnedFd::as_raw_fd)];
+    let user = order.user.clone();
+    let settle = move || {
+        let batch = Identity::own();
+        channels.control().batch.store(batch.map_or(0, Identity::word), Relaxed);
+        sockets.iter().flatten().for_each(|&socket| Event::Started { batch }.send(socket));
+        placement.apply(0)?;
+        if let Some(user) = &user {
+            setgroups(&user.groups)?;
+            setgid(user.gid)?;
+            setuid(user.uid)?;
+        }
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&signals), None)?;
+        Ok(())
+    };
+    // SAFETY: `settle` only makes system calls, on memory that exists: no allocation, no lock.
+    unsafe { command.pre_exec(settle) };
+    command.spawn()
 }

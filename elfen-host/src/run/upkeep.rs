@@ -13,7 +13,7 @@ use elfen_rt::signal::task::LEASE_NS;
 use super::Order;
 use super::channels::Channels;
 
-/// Leases are renewed four times as often as they expire, and so is other slow upkeep.
+/// The interval of the slow upkeep: a quarter of a lease, so that leases do not expire.
 const UPKEEP_INTERVAL_NS: u64 = LEASE_NS / 4;
 
 #[derive(Debug)]

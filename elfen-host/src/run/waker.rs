@@ -30,7 +30,9 @@ impl Wakers {
         let stop = Arc::new(AtomicBool::new(false));
         let mut wakers = Self { stop: stop.clone(), threads: Vec::new() };
         for request in channels.requests() {
-            let (channels, alarm, stop) = (channels.clone(), alarm.clone(), stop.clone());
+            let channels = channels.clone();
+            let alarm = alarm.clone();
+            let stop = stop.clone();
             let waker = move || wake(&channels, &alarm, request, &stop);
             wakers.threads.push(thread::Builder::new().name("elfen-waker".into()).spawn(waker)?);
         }

@@ -10,7 +10,7 @@ mod tables;
 
 use std::path::{Path, PathBuf};
 
-pub use parts::{Fence, Lent, Settings, Which};
+pub use parts::{CgroupSelector, Fence, Lent, Settings};
 
 /// The default path of the file.
 pub const FILE: &str = "/etc/elfen/elfend.toml";
@@ -18,14 +18,14 @@ pub const FILE: &str = "/etc/elfen/elfend.toml";
 /// Why a settings file is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("settings {file:?}: {why}")]
-pub struct Wrong {
+pub struct SettingsError {
     pub file: PathBuf,
     pub why: String,
 }
 
 impl Settings {
-    pub fn open(file: &Path) -> Result<Self, Wrong> {
-        let wrong = |why: String| Wrong { file: file.to_owned(), why };
+    pub fn open(file: &Path) -> Result<Self, SettingsError> {
+        let wrong = |why: String| SettingsError { file: file.to_owned(), why };
         let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
         tables::parse(&text).map_err(wrong)
     }
@@ -59,7 +59,8 @@ cgroup = \"elfen.slice\"
         let places =
             "unit = [\"a.service\", \"b.service\"]\ncgroup = \"c\"\nconfine = true\n[[lent]]";
         let settings = parse(&USUAL.replace("[[lent]]", places)).unwrap();
-        let places: Vec<String> = settings.lent[0].places.iter().map(Which::to_string).collect();
+        let places: Vec<String> =
+            settings.lent[0].places.iter().map(CgroupSelector::to_string).collect();
         assert_eq!(places, ["unit a.service", "unit b.service", "cgroup /c"]);
     }
 
@@ -101,8 +102,8 @@ cgroup = \"elfen.slice\"
                     rest.split("\n.SH ").next().unwrap()
                 }
             };
-            let told = parse(&format!("{table}\nunknown-key = 1\n")).unwrap_err();
-            let (_, keys) = told.split_once("expected").expect(&told);
+            let error = parse(&format!("{table}\nunknown-key = 1\n")).unwrap_err();
+            let (_, keys) = error.split_once("expected").expect(&error);
             let keys = keys.split('`').skip(1).step_by(2);
             for key in keys.filter(|key| !["service", "lent", "fence"].contains(key)) {
                 known += 1;

@@ -36,7 +36,7 @@ pub struct Lent {
     pub policy: Policy,
     pub slo: Option<Slo>,
     /// The cgroups of the service, if they are named.
-    pub places: Vec<Which>,
+    pub places: Vec<CgroupSelector>,
     /// Whether to confine these cgroups to the request lanes.
     pub confine: bool,
 }
@@ -44,12 +44,12 @@ pub struct Lent {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fence {
     pub name: String,
-    pub which: Which,
+    pub which: CgroupSelector,
     pub lanes: CpuSet,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Which {
+pub enum CgroupSelector {
     Cgroup(CgroupPath),
     /// All child cgroups of a parent whose names match: the last name of the path is the pattern.
     Cgroups(CgroupPath),
@@ -57,7 +57,7 @@ pub enum Which {
     Unit(String),
 }
 
-impl fmt::Display for Which {
+impl fmt::Display for CgroupSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cgroup(path) | Self::Cgroups(path) => write!(f, "cgroup {path}"),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::parts::{Fence, Lent, Which};
+use super::parts::{CgroupSelector, Fence, Lent};
 use crate::cgroup::CgroupPath;
 use crate::fence::rank;
 use crate::pair::Pair;
@@ -32,8 +32,8 @@ pub(super) fn require_apart(fences: &[Fence]) -> Result<(), String> {
     let paths: Vec<CgroupPath> = fences
         .iter()
         .filter_map(|fence| match &fence.which {
-            Which::Cgroup(path) | Which::Cgroups(path) => Some(path.clone()),
-            Which::Unit(_) => None,
+            CgroupSelector::Cgroup(path) | CgroupSelector::Cgroups(path) => Some(path.clone()),
+            CgroupSelector::Unit(_) => None,
         })
         .collect();
     for (at, one) in paths.iter().enumerate() {
@@ -52,7 +52,7 @@ pub(super) fn require_beside(fences: &[Fence], lent: &[Lent]) -> Result<(), Stri
         for (lent, place) in lent.iter().flat_map(|lent| lent.places.iter().map(move |p| (lent, p)))
         {
             let both = match (&fence.which, place) {
-                (Which::Cgroup(one), Which::Cgroup(other)) => {
+                (CgroupSelector::Cgroup(one), CgroupSelector::Cgroup(other)) => {
                     one.is_within(other) || other.is_within(one)
                 }
                 (one, other) => one == other,

@@ -9,7 +9,7 @@ use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::{PolicyKind, Settings as Policy};
 use serde::Deserialize;
 
-use super::parts::{Fence, Lent, Settings, Which};
+use super::parts::{CgroupSelector, Fence, Lent, Settings};
 use super::roles::{require_apart, require_beside, require_one_role};
 use crate::args::nap::NapName;
 use crate::cgroup::CgroupPath;
@@ -190,13 +190,16 @@ impl ServiceTable {
         })
     }
 
-    fn places(&self, what: &str) -> Result<Vec<Which>, String> {
-        let units = self.unit.all().iter().map(|unit| checked_unit(what, unit).map(Which::Unit));
+    fn places(&self, what: &str) -> Result<Vec<CgroupSelector>, String> {
+        let units =
+            self.unit.all().iter().map(|unit| checked_unit(what, unit).map(CgroupSelector::Unit));
         let cgroups = self.cgroup.all().iter().map(|path| match checked_cgroup(what, path)? {
-            Which::Cgroups(path) => Err(format!("{what}: only a fence has a pattern like {path}")),
+            CgroupSelector::Cgroups(path) => {
+                Err(format!("{what}: only a fence has a pattern like {path}"))
+            }
             one => Ok(one),
         });
-        let places = units.chain(cgroups).collect::<Result<Vec<Which>, String>>()?;
+        let places = units.chain(cgroups).collect::<Result<Vec<CgroupSelector>, String>>()?;
         if self.confine && places.is_empty() {
             return Err(format!("{what}: confine requires its unit or its cgroup"));
         }
@@ -221,7 +224,7 @@ impl FenceTable {
             }
             (None, Some(unit)) => {
                 refuse_tier(&what, unit)?;
-                Which::Unit(checked_unit(&what, unit)?)
+                CgroupSelector::Unit(checked_unit(&what, unit)?)
             }
             _ => return Err(format!("{what}: it needs either a cgroup or a unit")),
         };
@@ -265,7 +268,7 @@ fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
+fn checked_cgroup(what: &str, path: &str) -> Result<CgroupSelector, String> {
     match CgroupPath::parse(path) {
         Some(path) if NEEDED.contains(&path.as_str().trim_start_matches('/')) => {
             Err(format!("{what}: {path} holds processes that must never be frozen"))
@@ -279,8 +282,8 @@ fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
         Some(path) if path.parent().as_str().contains('*') => {
             Err(format!("{what}: {path}: only the last name of a path may have a *"))
         }
-        Some(path) if path.as_str().contains('*') => Ok(Which::Cgroups(path)),
-        Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
+        Some(path) if path.as_str().contains('*') => Ok(CgroupSelector::Cgroups(path)),
+        Some(path) if !path.is_root() => Ok(CgroupSelector::Cgroup(path)),
         Some(_) => Err(format!("{what}: the root holds everything")),
         None => Err(format!("{what}: invalid cgroup path {path:?}")),
     }

@@ -1,9 +1,15 @@
-//! One change on its way from the planner to a guard, and its outcome.
+//! What guards and the planner pass to each other: misses, and changes with their outcomes.
 //!
-//! Both are under one lock, so a planner that gives up gets either the change back or its outcome.
-//! Otherwise a change that a guard has written could count as late, and be written a second time.
+//! A change and its outcome are under one lock, so a planner that gives up gets either the change
+//! back or its outcome. Otherwise a change that a guard has written could count as late, and be
+//! written a second time.
 
+use std::sync::atomic::AtomicU32;
+
+use elfen_instrument::live::{Change, Stood};
 use parking_lot::Mutex;
+
+use super::rendezvous::Rendezvous;
 
 /// The outcome of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +81,39 @@ pub(super) fn give_up<C>(lock: &impl Lock<State<C>>) -> Outcome {
     })
 }
 
+/// Where a batch thread stood that did not answer a probe or ran next to a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Miss {
+    pub(super) process: u32,
+    pub(super) stood: Stood,
+}
+
+/// A guard must not wait for a lock that the planner holds. On a shared CPU that would last as long
+/// as the guard lets the planner run, so guards only try the locks.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) miss: Mutex<Option<Miss>>,
+    pub(super) change: Mutex<State<Change>>,
+    /// How often a guard found a thread inside the patch site of the change.
+    pub(super) unclear: AtomicU32,
+    /// How many changes guards have finished.
+    pub(super) written: AtomicU32,
+    /// Only with several lanes.
+    pub(super) rendezvous: Option<Rendezvous>,
+}
+
+impl Exchange {
+    pub(super) fn of(lanes: usize) -> Self {
+        Self {
+            miss: Mutex::default(),
+            change: Mutex::default(),
+            unclear: AtomicU32::new(0),
+            written: AtomicU32::new(0),
+            rendezvous: (lanes > 1).then(|| Rendezvous::of(lanes)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,7 +140,8 @@ mod tests {
             let writes = Arc::new(AtomicU32::new(0));
             put(&*lock, ());
             let guards = [(); 2].map(|()| {
-                let (lock, writes) = (lock.clone(), writes.clone());
+                let lock = lock.clone();
+                let writes = writes.clone();
                 loom::thread::spawn(move || {
                     try_write(&*lock, |()| {
                         writes.fetch_add(1, SeqCst);
@@ -125,7 +165,8 @@ mod tests {
         loom::model(|| {
             let change = Arc::new(loom::sync::Mutex::new(Some(())));
             let applied = Arc::new(AtomicU32::new(0));
-            let (ours, outcome) = (change.clone(), applied.clone());
+            let ours = change.clone();
+            let outcome = applied.clone();
             let guard = loom::thread::spawn(move || {
                 let taken = ours.try_lock().ok().and_then(|mut change| change.take());
                 outcome.store(u32::from(taken.is_some()), SeqCst);

@@ -19,14 +19,12 @@
 //! With several lanes, all guards meet in a rendezvous before one of them writes (`rendezvous.rs`),
 //! and checks read the lane that their thread is on.
 
-mod exchange;
 mod handover;
-pub(super) mod page;
+pub mod page;
 mod planner;
 mod probe_schedule;
 mod rendezvous;
 mod site_probe;
-pub mod words;
 
 use std::io;
 use std::sync::Arc;
@@ -36,7 +34,7 @@ use std::thread::{self, JoinHandle, Thread};
 use elfen_instrument::live::Pages;
 use elfen_kernel::preempted::Notes;
 
-use self::exchange::Exchange;
+use self::handover::Exchange;
 pub(super) use self::site_probe::SiteProbe;
 use super::channels::Channels;
 use super::placement::Placement;
@@ -53,7 +51,9 @@ impl Planner {
     pub(super) fn start(channels: &Arc<Channels>, pages: Pages) -> io::Result<Self> {
         let exchange = Arc::new(Exchange::of(channels.assigned().len()));
         let stop = Arc::new(AtomicBool::new(false));
-        let (ours, theirs, channels) = (exchange.clone(), stop.clone(), channels.clone());
+        let ours = exchange.clone();
+        let theirs = stop.clone();
+        let channels = channels.clone();
         let plan = move || {
             // Other programs come before the planner. It comes before a batch on the same CPU.
             let _lowered = Placement::lower_own_priority();

@@ -12,9 +12,9 @@ use elfen_instrument::remote::let_late_ones_go;
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
-use super::exchange::{Exchange, Miss};
+use super::handover::{Exchange, Miss};
 use super::handover::{Outcome, give_up, outcome, put};
-use super::words::LiveWords;
+use super::page::LiveWords;
 use crate::process;
 use crate::run::channels::Channels;
 
@@ -132,7 +132,9 @@ impl Planner<'_> {
             Ok(change) => change,
             Err(missed) => return self.words.count(&missed),
         };
-        let (process, place, method) = (change.process, change.place, change.method.clone());
+        let process = change.process;
+        let place = change.place;
+        let method = change.method.clone();
         let outcome = self.hand_over(change);
         if let (Outcome::Applied, Some(method)) = (outcome, method) {
             self.words.name_method(&method);
@@ -181,7 +183,8 @@ impl Planner<'_> {
         let identity = self.owner_of_memory(identity)?;
         match self.processes.get_mut(&identity) {
             Some(Known::Patched { patched, .. }) => {
-                let (began, is_first) = (Instant::now(), patched.places().processes == 0);
+                let began = Instant::now();
+                let is_first = patched.places().processes == 0;
                 let change = patched.propose(miss.stood, &self.pages);
                 // Otherwise every further miss would stop one of its threads in vain.
                 let left_alone = match &change {
@@ -205,7 +208,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The process that stands for the memory of `who`. Examines `who` if it is new.
+    /// The process that stands for the memory of `identity`. Examines `identity` if it is new.
     fn owner_of_memory(&mut self, identity: Identity) -> Result<Identity, Missed> {
         match self.processes.get(&identity) {
             Some(Known::Patched { patched, .. }) if patched.is_same_program() => {
@@ -237,14 +240,14 @@ impl Planner<'_> {
         {
             self.words.record_reason("");
         }
-        let met = match &known {
+        let owner = match &known {
             Known::Same(other) => Ok(*other),
             Known::Refused(why, _) => Err(Missed::Process(why.clone())),
             Known::Traced(why, _) => Err(Missed::Traced(why.clone())),
             Known::Patched { .. } => Ok(identity),
         };
         self.processes.insert(identity, known);
-        met
+        owner
     }
 
     /// Examines a process. A child has its parent's checks, as long as it runs the same program.
@@ -316,7 +319,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes the checks out of a process. Until all are out, this is repeated with every miss.
+    /// Takes the checks out of a process. Until all are out, later checks of filters repeat this.
     fn refuse_process(&mut self, identity: Identity, why: &str) {
         let patched_sites = |planner: &Self| match planner.processes.get(&identity) {
             Some(Known::Patched { patched, .. }) => patched.on().collect(),

@@ -218,7 +218,8 @@ mod tests {
             match self.planner {
                 At::Outside if self.rendezvous < 3 => {
                     worlds.extend(self.state.call(3).map(|state| {
-                        let (rendezvous, planner) = (self.rendezvous + 1, At::Waits(state.number));
+                        let rendezvous = self.rendezvous + 1;
+                        let planner = At::Waits(state.number);
                         Self { state, rendezvous, planner, ..self.clone() }
                     }))
                 }
@@ -240,11 +241,11 @@ mod tests {
                 let number = self.state.number;
                 match at {
                     At::Outside if came != number => {
-                        let come = self.state.come(number).into_iter();
-                        come.for_each(|state| match state.is_writing() {
-                            true => after(state, At::Writes(number), number),
-                            false => after(state, At::Waits(number), number),
-                        });
+                        if let Some(state) = self.state.come(number) {
+                            let is_last = state.is_writing();
+                            let at = if is_last { At::Writes(number) } else { At::Waits(number) };
+                            after(state, at, number);
+                        }
                     }
                     At::Outside => {}
                     At::Waits(own) => {
@@ -283,16 +284,17 @@ mod tests {
         let none = State { number: u32::MAX, called: 0, come: 0 };
         let guards = [(At::Outside, none.number); 3];
         let first = World { state: none, rendezvous: 0, planner: At::Outside, guards };
-        let (mut met, mut open) = (HashSet::from([first.clone()]), vec![first]);
+        let mut known = HashSet::from([first.clone()]);
+        let mut open = vec![first];
         while let Some(world) = open.pop() {
             for next in world.next(give_up) {
-                if met.insert(next.clone()) {
+                if known.insert(next.clone()) {
                     open.push(next);
                 }
             }
         }
-        let writes = met.iter().filter(|world| world.writer().is_some()).count();
-        (met.iter().all(World::is_safe), writes)
+        let writes = known.iter().filter(|world| world.writer().is_some()).count();
+        (known.iter().all(World::is_safe), writes)
     }
 
     #[test]
@@ -316,10 +318,13 @@ mod tests {
             let absent = (round % 4 == 0).then_some(round % 3);
             rendezvous.patience = Duration::from_millis(absent.map_or(60_000, |_| 1));
             let number = rendezvous.step(|state| state.call(3)).unwrap().number;
-            let (writes, inside) = (AtomicU64::new(0), AtomicU64::new(0));
+            let writes = AtomicU64::new(0);
+            let inside = AtomicU64::new(0);
             std::thread::scope(|scope| {
                 for lane in (0..3).filter(|&lane| Some(lane) != absent) {
-                    let (rendezvous, writes, inside) = (&rendezvous, &writes, &inside);
+                    let rendezvous = &rendezvous;
+                    let writes = &writes;
+                    let inside = &inside;
                     scope.spawn(move || {
                         inside.fetch_add(1, SeqCst);
                         rendezvous.wait_or_write(
@@ -345,11 +350,11 @@ mod tests {
     fn a_lane_that_has_switched_prevents_the_write() {
         let rendezvous = Rendezvous::of(1);
         rendezvous.step(|state| state.call(1)).unwrap();
-        let looks = AtomicU64::new(0);
-        let switches = |_| Some(looks.fetch_add(1, Relaxed));
+        let reads = AtomicU64::new(0);
+        let switches = |_| Some(reads.fetch_add(1, Relaxed));
         rendezvous.wait_or_write(0, &rendezvous.attendance[0], 1, switches, || {
             panic!("written after a switch")
         });
-        assert_eq!((rendezvous.state().called, looks.load(Relaxed)), (0, 2));
+        assert_eq!((rendezvous.state().called, reads.load(Relaxed)), (0, 2));
     }
 }

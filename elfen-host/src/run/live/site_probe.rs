@@ -14,10 +14,10 @@ use elfen_rt::lane::Lane;
 use elfen_rt::nap::block;
 use elfen_rt::signal::lane::{ASLEEP, AWAKE, LaneSlot};
 
-use super::exchange::{Exchange, Miss};
+use super::handover::{Exchange, Miss};
 use super::handover::{Outcome, try_write};
+use super::page::LiveWords;
 use super::probe_schedule::{PROBE_TIME, ProbeSchedule};
-use super::words::LiveWords;
 use crate::affinity::Mask;
 use crate::cpulist::CpuSet;
 use crate::process::threads_of;

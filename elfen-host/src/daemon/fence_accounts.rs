@@ -19,7 +19,7 @@ pub(super) struct FenceAccounts {
     claim: Claim,
     /// By batch lane.
     lanes: BTreeMap<u32, Counted>,
-    /// LaneGroup on which other batches have taken all accounts.
+    /// Lanes on which other batches have taken all accounts.
     uncounted: BTreeSet<u32>,
 }
 

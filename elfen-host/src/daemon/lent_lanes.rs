@@ -23,7 +23,7 @@ use crate::run::batches::lent_page_name;
 use crate::run::channels::{Channels, Error, Service, Signals, SourceChoice};
 use crate::run::{Order, User};
 
-/// LaneGroup with one policy, and their channels.
+/// Lanes with one policy, and their channels.
 #[derive(Debug)]
 pub(super) struct LaneGroup {
     pub(super) order: Order,

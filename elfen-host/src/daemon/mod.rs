@@ -1,8 +1,7 @@
 //! The daemon `elfend`: it enforces fences, and has their lanes guarded.
 //!
-//! - The *daemon* process checks the fences: once a second, and when a process writes into a cgroup
-//!   file of one. It compares their guarantees with the state of the kernel, repairs what it can,
-//! and
+//! - The *daemon* process checks the fences, once a second and when a cgroup file of a fence is
+//!   written. It compares their guarantees with the state of the kernel, repairs what it can, and
 //!   freezes fences that it cannot repair.
 //! - The *guard process*, its child, runs the guards of all lanes.
 //!

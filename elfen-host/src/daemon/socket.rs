@@ -195,10 +195,10 @@ impl ReceivedRequest {
         Self { request: request.and_then(|request| Ok((peer?, request))), socket }
     }
 
-    /// Sends the answer with the descriptors `handed`. A peer that does not read loses the answer.
-    pub(super) fn answer(self, answer: &Answer, handed: &[RawFd]) {
+    /// Sends the answer with the descriptors `files`. A peer that does not read loses the answer.
+    pub(super) fn answer(self, answer: &Answer, files: &[RawFd]) {
         let text = serde_json::to_vec(answer).unwrap_or_default();
-        let _gone = pages::answer(self.socket.as_raw_fd(), &text, handed);
+        let _gone = pages::answer(self.socket.as_raw_fd(), &text, files);
     }
 
     /// Whether the process that sent the request is gone, so that another process may have its id.

@@ -250,11 +250,11 @@ impl FenceStatus {
         Some(match self.frozen.as_ref()? {
             Frozen::Paused(why) if why.is_empty() => "paused".to_owned(),
             Frozen::Paused(why) => format!("paused: {why}"),
-            Frozen::Unguarded => "no guard stands on its lanes".to_owned(),
+            Frozen::Unguarded => "no guards run on its lanes".to_owned(),
             Frozen::Hung => "the process of its guards has not moved for 3 s".to_owned(),
             Frozen::NoLane => "none of its batch lanes is online".to_owned(),
             Frozen::Unreadable(why) => why.clone(),
-            Frozen::ByOthers => "somebody else froze it; `elfen resume` lets it go".to_owned(),
+            Frozen::ByOthers => "another program froze it; `elfen resume` thaws it".to_owned(),
             Frozen::Broken => {
                 let broken = self.broken.iter();
                 let all =

@@ -1,4 +1,4 @@
-//! The IPC of request lanes, for `dynamic-budget`: from hardware counters to the lane page.
+//! The IPC of request lanes, for `dynamic-budget`: from counters to the lane page.
 //!
 //! A guard reads the counters whenever it polls its lane, so threads with checks need no
 //! descriptors and no arithmetic. The IPC is that of the lane over its latest 100,000 cycles or

@@ -122,7 +122,7 @@ struct Launcher<'a> {
     supervisor_pid: u32,
     /// The batch program, once it has started.
     root: Option<PidFd>,
-    /// Signals that came before that.
+    /// Signals that arrived before the program had started.
     pending_signals: Vec<i32>,
     /// The nap kind of each guard that was seen last.
     guard_naps: Vec<u64>,

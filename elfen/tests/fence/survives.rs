@@ -25,7 +25,7 @@ fn guards_that_are_killed_are_replaced() {
             status.keepers_lost == round && runs && status.keeper.is_some_and(|new| new != keeper)
         });
     }
-    assert_eq!(fenced.said().matches("no guard stands on its lanes").count(), 3);
+    assert_eq!(fenced.said().matches("no guards run on its lanes").count(), 3);
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
     wait_until("guards that hold", || {

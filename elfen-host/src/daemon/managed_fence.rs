@@ -320,7 +320,7 @@ impl ManagedFence {
             Some(unit) if unit.ends_with(".slice") => {
                 systemd::put_into(unit, process).map_err(|error| error.to_string())
             }
-            Some(unit) => Err(format!("unit {unit} is no slice, so no process can be added")),
+            Some(unit) => Err(format!("unit {unit} is not a slice, so no process can be added")),
         }
     }
 

@@ -73,7 +73,7 @@ impl Listener {
             Ok(found) => {
                 use std::os::unix::fs::FileTypeExt;
                 if !found.file_type().is_socket() {
-                    return Err(io::Error::other("the path exists and is no socket"));
+                    return Err(io::Error::other("the path exists and is not a socket"));
                 }
                 std::fs::remove_file(path)?;
             }

@@ -4,7 +4,7 @@
 //! ```text
 //!  guard, on the lane                      planner, a thread of the supervisor at nice 19
 //!  probe, or a real request --- miss ----> elfen_instrument::live: a patch site, and its code
-//!  writes, as the batch stands <- change -     takes out checks that run too often
+//!  writes, as no batch runs <- change ---     takes out checks that run too often
 //!       ^
 //!       +-- doorbell: a check of the batch that finds the lane busy
 //! ```

@@ -1,7 +1,7 @@
-//! The CPUs that a thread may run on, and keeping it on some of them.
+//! Reads and sets the CPUs that a thread may run on.
 //!
-//! `cpu_set_t` stops at 1024 CPUs, so this asks the kernel itself, with a mask that grows until it
-//! fits.
+//! `cpu_set_t` ends at 1024 CPUs, so this calls the kernel directly, with a mask that grows until
+//! it is long enough.
 
 use std::ffi::c_ulong;
 use std::io;
@@ -9,7 +9,7 @@ use std::mem::size_of_val;
 
 use super::cpulist::{CpuSet, MAX_CPU};
 
-/// What the kernel takes for the calling thread.
+/// The thread id that means the calling thread.
 const CALLER: u32 = 0;
 
 /// The affinity mask of the calling thread.
@@ -27,13 +27,12 @@ pub fn pin(cpu: u32) -> io::Result<()> {
     set(CALLER, &[cpu].into_iter().collect())
 }
 
-/// Moves a thread to these CPUs and keeps it there, until that thread or another one sets other
-/// CPUs.
+/// Moves a thread to these CPUs and keeps it there, until it or another thread sets other CPUs.
 pub fn set(thread: u32, cpus: &CpuSet) -> io::Result<()> {
     Mask::of(cpus).impose_on(thread)
 }
 
-/// CPUs as the kernel takes them: a bit each.
+/// CPUs as the kernel's bit mask.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mask(Vec<c_ulong>);
 
@@ -48,14 +47,14 @@ impl Mask {
         Self(mask)
     }
 
-    /// A thread's, as the kernel has it.
+    /// The mask of a thread, from the kernel.
     pub(crate) fn read(thread: u32) -> io::Result<Self> {
         let mut words = 16;
         loop {
             let mut mask = Self(vec![0; words]);
             match mask.fill(thread) {
                 Ok(()) => return Ok(mask),
-                // EINVAL says that the kernel's mask is longer than ours.
+                // EINVAL means that the kernel's mask is longer than ours.
                 Err(e) if e.raw_os_error() == Some(libc::EINVAL) && mask.bits() <= MAX_CPU => {
                     words *= 2;
                 }
@@ -66,17 +65,18 @@ impl Mask {
 
     fn fill(&mut self, thread: u32) -> io::Result<()> {
         let size = size_of_val(self.0.as_slice());
-        // SAFETY: the kernel writes at most `size` bytes into the mask, which is ours.
+        // SAFETY: the kernel writes at most `size` bytes into the mask, which we own.
         let written = unsafe {
             libc::syscall(libc::SYS_sched_getaffinity, thread, size, self.0.as_mut_ptr())
         };
         if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Moves a thread there: one system call, so that it can be made between fork and exec.
+    /// Moves a thread to these CPUs, with one system call, so that it can run between fork and
+    /// exec.
     pub fn impose_on(&self, thread: u32) -> io::Result<()> {
         let size = size_of_val(self.0.as_slice());
-        // SAFETY: the kernel reads `size` bytes of the mask, which is ours.
+        // SAFETY: the kernel reads `size` bytes of the mask, which we own.
         let moved =
             unsafe { libc::syscall(libc::SYS_sched_setaffinity, thread, size, self.0.as_ptr()) };
         if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -104,7 +104,7 @@ impl Mask {
 mod tests {
     use super::*;
 
-    /// Goal: we read what the kernel says. Method: /proc/self/status prints the same mask.
+    /// Goal: the mask that we read is the kernel's. Method: /proc/self/status prints the same mask.
     #[test]
     fn agrees_with_proc() {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -112,10 +112,10 @@ mod tests {
         assert_eq!(allowed().unwrap(), list.trim().parse().unwrap());
     }
 
-    /// Goal: CPUs beyond cpu_set_t's 1024 are seen and set. Method: a mask with bits on both sides
-    /// of word boundaries, there and back.
+    /// Goal: CPUs beyond the 1024 of cpu_set_t are read and set. Method: a mask with bits on both
+    /// sides of word boundaries, there and back.
     #[test]
-    fn masks_have_every_bit() {
+    fn masks_hold_every_bit() {
         let mut mask = Mask(vec![0; 32]);
         mask.0[0] = 1 | 1 << 63;
         mask.0[1] = 1;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_lies_within_what_has_all_its_bits() {
+    fn a_mask_is_within_another_with_all_its_bits() {
         let mask = |list: &str| Mask::of(&list.parse().unwrap());
         assert!(mask("1,70").is_within(&mask("0-1,70")) && mask("1").is_within(&mask("1,70")));
         assert!(!mask("1,70").is_within(&mask("1")) && !mask("2").is_within(&mask("1,70")));

@@ -1,8 +1,8 @@
 //! CPU lists as taskset and the kernel write them: `0,3,7-11`, `0-31:2`.
 //!
-//! A list is parsed into spans before it becomes a set, because lists typed by a user must not name
-//! a CPU twice while the kernel's may, and so that `0-4294967295` costs nothing. No machine is
-//! known here: the only bound is one that keeps memory small.
+//! A list is first parsed into spans. Lists of users must not name a CPU twice while the kernel's
+//! may, and `0-4294967295` must cost nothing. This does not depend on the machine: the only bound
+//! keeps memory small.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -42,7 +42,7 @@ pub enum ListError {
     NotAStride(String),
 }
 
-/// The spans of a list; at least one.
+/// The spans of a list, at least one.
 pub(crate) fn spans(list: &str) -> Result<Vec<Span>, ListError> {
     if list.trim().is_empty() {
         return Err(ListError::Empty);
@@ -60,14 +60,15 @@ pub fn span(token: &str) -> Result<Span, ListError> {
         Some((last, stride)) => (last, parse_stride(stride)?),
         None => (rest, 1),
     };
-    let (first, last) = (cpu(first)?, cpu(last)?);
+    let first = cpu(first)?;
+    let last = cpu(last)?;
     if first > last {
         return Err(ListError::Backwards(token.to_owned()));
     }
     Ok(Span { first, last, stride })
 }
 
-/// One CPU number: digits and nothing else.
+/// A CPU number: only digits.
 pub fn cpu(digits: &str) -> Result<u32, ListError> {
     if digits.is_empty() {
         return Err(ListError::Missing);
@@ -93,12 +94,12 @@ impl CpuSet {
         self.0.contains(&cpu)
     }
 
-    /// Adds a CPU; false if it was there.
+    /// Adds a CPU; `false` if it was in the set.
     pub fn insert(&mut self, cpu: u32) -> bool {
         self.0.insert(cpu)
     }
 
-    /// Takes the lowest CPU out.
+    /// Removes and returns the lowest CPU.
     pub(crate) fn pop_first(&mut self) -> Option<u32> {
         self.0.pop_first()
     }
@@ -119,12 +120,12 @@ impl CpuSet {
         self.0.iter().copied()
     }
 
-    /// What both have.
+    /// The CPUs that are in both sets.
     pub fn and(&self, other: &Self) -> Self {
         Self(&self.0 & &other.0)
     }
 
-    /// What `other` does not have.
+    /// The CPUs that are not in `other`.
     pub fn without(&self, other: &Self) -> Self {
         Self(&self.0 - &other.0)
     }
@@ -148,7 +149,7 @@ impl FromStr for CpuSet {
     }
 }
 
-/// The shortest list without strides; empty for the empty set.
+/// Prints the shortest list without strides; nothing for the empty set.
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut cpus = self.iter().peekable();
@@ -180,8 +181,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Goal: sets are read as the kernel and taskset write them. Method: each form, and the
-    /// shortest list of the same.
+    /// Goal: sets are parsed as the kernel and taskset write them. Method: each form, and the
+    /// shortest list of the same set.
     #[test]
     fn reads_every_form() {
         let forms = [
@@ -202,7 +203,7 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: a printed set is read back. Method: any set that isn't empty.
+        /// Goal: a printed set is parsed back. Method: any set that is not empty.
         #[test]
         fn parses_what_it_prints(cpus in prop::collection::btree_set(0..=MAX_CPU, 1..50)) {
             let set: CpuSet = cpus.into_iter().collect();

@@ -1,8 +1,8 @@
 //! The counters that a Java virtual machine keeps in a file which it has mapped: `hsperfdata`.
 //!
-//! The file is opened by the process's own mapping, so it does not matter where that machine's
-//! folder for temporary files is, or in which container it runs. The file is input: every offset is
-//! held against its length.
+//! The file is opened through the process's mapping, so neither the machine's folder for temporary
+//! files nor the container matters. The file is untrusted input: every offset is checked against
+//! its length.
 
 use std::fs::File;
 use std::io;
@@ -12,16 +12,16 @@ use elfen_instrument::remote::{Mapping, mappings};
 
 use crate::mapped;
 
-/// In the name of the file's folder, before the user's.
+/// The prefix of the name of the file's folder, before the user's name.
 const FOLDER: &str = "hsperfdata_";
 const MAGIC: u32 = 0xcafe_c0c0;
-/// Bytes of the file's head, and of an entry's.
+/// The sizes of the file's head and of the head of an entry.
 const HEAD_BYTES: usize = 32;
 const ENTRY_BYTES: usize = 20;
 const LITTLE_ENDIAN: u8 = 1;
-/// A counter of eight bytes, as the virtual machine names Java's type.
+/// The type of a counter of eight bytes: Java's code for long.
 const LONG: u8 = b'J';
-/// A virtual machine has some 300 counters in 32 KiB, and can be told to have room for more.
+/// A virtual machine has some 300 counters in 32 KiB, and can be configured to reserve more.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -29,22 +29,22 @@ pub enum HsperfError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(
-        "process {0} has no such counters: it is no Java virtual machine, or runs with \
+        "process {0} has no such counters: it is not a Java virtual machine, or runs with \
          -XX:+PerfDisableSharedMem"
     )]
     None(u32),
-    #[error("{0:?} is no file of counters, or one of another form")]
+    #[error("{0:?} is not a file of counters, or has another format")]
     Form(String),
 }
 
-/// A counter of eight bytes, and where in the file it is.
+/// A counter of eight bytes, and its position in the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counter {
     pub name: String,
     pub offset: u64,
 }
 
-/// All counters of a process, and the file in which they are.
+/// All counters of a process, and the file that contains them.
 pub fn counters(process: u32) -> Result<(File, Vec<Counter>), HsperfError> {
     let is_it = |mapping: &Mapping| {
         let folder = Path::new(&mapping.name).parent().and_then(Path::file_name);
@@ -66,10 +66,13 @@ fn parse(bytes: &[u8]) -> Option<Vec<Counter>> {
     if magic != MAGIC || *bytes.get(4)? != LITTLE_ENDIAN || bytes.len() < HEAD_BYTES {
         return None;
     }
-    let (mut at, entries) = (number(24)?, number(28)?);
+    let mut at = number(24)?;
+    let entries = number(28)?;
     let mut found = Vec::new();
     for _ in 0..entries.min(bytes.len() / ENTRY_BYTES) {
-        let (length, name_at, values) = (number(at)?, number(at + 4)?, number(at + 8)?);
+        let length = number(at)?;
+        let name_at = number(at + 4)?;
+        let values = number(at + 8)?;
         let kind = *bytes.get(at + 12)?;
         let data_at = number(at + 16)?;
         if length < ENTRY_BYTES {
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_lie_are_refused_or_cut_short() {
+    fn damaged_files_are_refused_or_cut_short() {
         let whole = file();
         for cut in 0..whole.len() {
             let found = parse(&whole[..cut]);

@@ -1,9 +1,9 @@
-//! Which lanes make a pair on this machine, and what limits them.
+//! The pairs of this machine, and what limits them.
 //!
 //! By default each core with two or more lanes that this process may use gives one pair: its lowest
-//! CPU is the request lane, the others are its batch lanes. Lanes given by hand are refused where
-//! they cannot work, and only warned about where the machine may be hiding the truth: in many
-//! virtual machines siblings share a core and sysfs denies it.
+//! CPU is the request lane, the others are its batch lanes. Pairs given by the user are refused if
+//! they cannot work. Where the machine may hide its cores, there is only a warning: many virtual
+//! machines have siblings that sysfs does not show.
 
 use std::fmt;
 
@@ -14,15 +14,15 @@ use super::topology::{Core, CoreKind, Topology};
 pub(crate) const SWITCH_SMT_ON: &str =
     "switch SMT on (as root: `echo on > /sys/devices/system/cpu/smt/control`)";
 
-/// The pairs to use, and what a user should know about them.
+/// The pairs to use, and what the user should know about them.
 #[derive(Debug)]
 pub struct Lanes {
     pub pairs: Vec<Pair>,
-    /// What is doubtful about lanes given by hand; one sentence each.
+    /// Doubts about pairs given by the user, one sentence each.
     pub warnings: Vec<String>,
 }
 
-/// Why lanes given by hand cannot be used.
+/// Why lanes given by the user cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LaneError {
     #[error(transparent)]
@@ -39,7 +39,7 @@ pub enum LaneError {
     OutsideAffinity { cpu: u32, affinity: CpuSet },
 }
 
-/// Why cores give no pair.
+/// Why a core gives no pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unpaired {
     EfficientCores,
@@ -76,17 +76,18 @@ pub fn default_pairs(topology: &Topology) -> Vec<Pair> {
     topology.cores.iter().filter_map(pair).collect()
 }
 
-/// A pair that this process may use: the machine's own first one, or its first two CPUs; `None`
+/// A pair that this process may use: the machine's own first pair, or its first two CPUs. `None`
 /// with a single CPU.
 pub fn first_pair(topology: &Topology) -> Option<Pair> {
     default_pairs(topology).into_iter().next().or_else(|| {
         let mut usable = topology.usable.clone();
-        let (request, batch) = (usable.pop_first()?, usable.pop_first()?);
+        let request = usable.pop_first()?;
+        let batch = usable.pop_first()?;
         Some(Pair { request, batch: [batch].into_iter().collect() })
     })
 }
 
-/// The online CPUs that `default_pairs` leaves out, by reason.
+/// The online CPUs that are in no default pair, by reason.
 pub fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
     let usable = &topology.usable;
     let mut groups: Vec<(Unpaired, CpuSet)> = Vec::new();
@@ -125,10 +126,11 @@ fn reason(topology: &Topology, core: &Core, cpu: u32) -> Unpaired {
     }
 }
 
-/// Reads lanes given by hand and holds them against the machine.
+/// Parses pairs given by the user, and compares them with the machine.
 pub fn by_hand(list: &str, topology: &Topology) -> Result<Lanes, LaneError> {
     let pairs = parse(list).map_err(|error| match (error, topology.present.last()) {
-        // Too high for any machine is too high for this one, and that is the better message.
+        // A number that is too high for any machine is above this machine's last CPU, which is the
+        // better message.
         (PairError::List(ListError::TooHigh(cpu)), Some(last)) => {
             LaneError::AboveLast { cpu, last }
         }
@@ -157,7 +159,7 @@ fn check_usable(cpu: u32, topology: &Topology) -> Result<(), LaneError> {
     }
 }
 
-/// What is to be said of a pair whose lanes don't share a core, as far as sysfs knows.
+/// A warning for a pair whose lanes do not share a core, as far as sysfs shows.
 fn sibling_warning(pair: &Pair, topology: &Topology) -> Option<String> {
     let siblings = &topology.core_of(pair.request)?.lanes;
     if pair.batch.is_subset(siblings) {
@@ -178,7 +180,7 @@ fn sibling_warning(pair: &Pair, topology: &Topology) -> Option<String> {
     Some(format!("{pair}: {doubt}"))
 }
 
-/// What keeps this machine from giving more pairs; one clause each.
+/// What keeps this machine from having more pairs, one clause each.
 pub fn limits(topology: &Topology) -> Vec<String> {
     let mut limits = Vec::from_iter(smt_limit(topology));
     let offline = &topology.offline;
@@ -198,7 +200,7 @@ pub fn limits(topology: &Topology) -> Vec<String> {
 
 fn smt_limit(topology: &Topology) -> Option<String> {
     let control = topology.smt_control.as_deref().unwrap_or_default();
-    // Some architectures let a core have fewer lanes than it could: then `control` is a number.
+    // Some architectures can enable fewer lanes than a core has: then `control` is a number.
     if topology.shows_siblings() {
         let fewer = !topology.offline.is_empty() && control.parse::<u32>().is_ok();
         return fewer.then(|| format!("smt/control allows {control} lanes a core"));
@@ -216,7 +218,7 @@ fn smt_limit(topology: &Topology) -> Option<String> {
     Some(limit.to_owned())
 }
 
-/// What to do on a machine without pairs.
+/// What the user can do on a machine without pairs.
 pub fn remedy(topology: &Topology) -> String {
     let machine = match topology.smt_control.as_deref() {
         _ if topology.shows_siblings() && topology.in_cpuset != topology.online => {
@@ -254,7 +256,7 @@ mod tests {
         few().prop_map(|few| CpuSet::from_iter(0..CPUS).without(&few))
     }
 
-    /// A machine whose files are each well formed and need not agree with one another.
+    /// A machine whose files are well formed but may contradict each other.
     fn machine() -> impl Strategy<Value = Topology> {
         let siblings = prop::collection::vec(few(), CPUS as usize);
         (most(), few(), most(), prop::option::of(most()), siblings).prop_map(
@@ -277,11 +279,11 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: whatever sysfs says, each CPU has one place. Method: machines that contradict
-        /// themselves; every online CPU is in one pair or in one group without, pairs are made of
-        /// usable CPUs, lowest first.
+        /// Goal: each CPU has one role, whatever sysfs says. Method: machines with contradictions.
+        /// Every online CPU is in one pair or in one group without pairs; pairs consist of usable
+        /// CPUs, the lowest first.
         #[test]
-        fn every_online_cpu_has_one_place(topology in machine()) {
+        fn every_online_cpu_has_one_role(topology in machine()) {
             let pairs = default_pairs(&topology);
             let mut placed = CpuSet::default();
             for pair in &pairs {
@@ -296,8 +298,8 @@ mod tests {
             prop_assert_eq!(placed, topology.online.clone());
         }
 
-        /// Goal: the machine's own pairs are accepted by hand without a warning. Method: give them
-        /// back as text.
+        /// Goal: the machine's own pairs are accepted from the user without a warning. Method: give
+        /// them back as text.
         #[test]
         fn own_pairs_are_accepted_by_hand(topology in machine()) {
             let pairs = default_pairs(&topology);

@@ -1,14 +1,14 @@
-//! What operators' commands do on a machine.
+//! Elfen on one machine, as the operators' commands use it.
 //!
-//! What it looks like and what of it may be used ([`topology`], [`lanes`], [`doctor`]), running a
-//! batch on its lanes ([`run`]), and finding what others run there ([`services`], [`metrics`]).
-//! [`args`] are the options that several commands share. Printing is left to the commands.
+//! It describes the machine ([`topology`], [`lanes`], [`doctor`]), runs batches on its lanes
+//! ([`run`]), enforces fences ([`daemon`], [`fence`], [`cgroup`]), and finds services and their
+//! metrics ([`services`], [`metrics`]). [`args`] are the options that several commands share. The
+//! commands themselves print.
 
 pub mod affinity;
 pub mod args;
 pub mod cgroup;
 pub mod cpulist;
-pub mod cpuset;
 pub mod daemon;
 pub mod doctor;
 pub mod fence;

@@ -1,8 +1,8 @@
-//! Files that other processes have mapped, opened as those processes have them.
+//! Opens files that other processes have mapped.
 //!
-//! Any user can map a file, and choose its name: a name that leads to a FIFO would hang its reader,
-//! one that leads to a device would never end. So the file is opened by the mapping itself, only a
-//! regular file is read, and only so much of it.
+//! Any user can map a file and choose its name. A name that leads to a FIFO would block its reader,
+//! and a device might never end. So the file is opened through the mapping itself, only if it is a
+//! regular file, and is read only up to a limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,29 +12,29 @@ use std::path::Path;
 
 use elfen_instrument::remote::Mapping;
 
-/// The file behind a mapping of a process.
+/// Opens the file behind a mapping of a process.
 pub fn open(process: u32, mapping: &Mapping) -> io::Result<File> {
     let path_only = |path: &Path| {
         File::options().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)
     };
     let folder = Path::new("/proc").join(process.to_string());
     let range = format!("{:x}-{:x}", mapping.range.start, mapping.range.end);
-    // What `map_files` has are links that the kernel follows to the file itself.
+    // The entries of `map_files` are links that the kernel resolves to the mapped file itself.
     let by_range = File::options()
         .read(true)
         .custom_flags(libc::O_PATH)
         .open(folder.join("map_files").join(range));
     let inside = mapping.name.trim_start_matches('/');
-    // Those links take CAP_SYS_ADMIN. Without it the name must do.
+    // These links require CAP_SYS_ADMIN. Without it, the name is used.
     let found = by_range.or_else(|_| path_only(&folder.join("root").join(inside)))?;
     if !found.metadata()?.is_file() {
-        return Err(io::Error::other(format!("{:?} is no regular file", mapping.name)));
+        return Err(io::Error::other(format!("{:?} is not a regular file", mapping.name)));
     }
     let again = Path::new("/proc/self/fd").join(found.as_raw_fd().to_string());
     File::options().read(true).custom_flags(libc::O_NONBLOCK).open(again)
 }
 
-/// What the file begins with, at most so many bytes.
+/// Reads the beginning of the file, at most this many bytes.
 pub fn read(file: &File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max).read_to_end(&mut bytes)?;
@@ -48,7 +48,7 @@ mod tests {
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
 
-    /// Our own program, under another name.
+    /// The mapping of our own program, under another name.
     fn own_mapping(name: &str) -> Mapping {
         let all = mappings(std::process::id()).unwrap();
         let program = std::env::current_exe().unwrap();
@@ -56,10 +56,10 @@ mod tests {
         Mapping { name: name.to_owned(), ..own }
     }
 
-    /// Goal: a name that leads elsewhere is not followed. Method: a mapping whose name is a FIFO's,
-    /// a device's and a link's, by its range, where that is allowed, and by the name only.
+    /// Goal: a name that leads to another file is not followed. Method: a mapping with the name of
+    /// a FIFO, a device and a link; by its range, where that is permitted, and by its name only.
     #[test]
-    fn a_mapping_is_opened_and_not_what_has_its_name() {
+    fn the_mapped_file_is_opened_not_the_file_with_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| -> String { folder.path().join(name).to_str().unwrap().to_owned() };
         mkfifo(Path::new(&at("fifo")), Mode::S_IRWXU).unwrap();
@@ -70,7 +70,7 @@ mod tests {
             let mapping = own_mapping(&name);
             match open(std::process::id(), &mapping) {
                 Ok(file) => assert_eq!(read(&file, 64).unwrap(), program[..64]),
-                Err(error) => assert!(error.to_string().contains("no regular file"), "{error}"),
+                Err(error) => assert!(error.to_string().contains("not a regular file"), "{error}"),
             }
             let nowhere = Mapping { range: 1..2, ..mapping };
             assert!(open(std::process::id(), &nowhere).is_err(), "{name}");

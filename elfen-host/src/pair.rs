@@ -1,15 +1,15 @@
-//! Pairs given by hand: `0:1,2:3`, `0:1,2,3`, `0:1-7:2`.
+//! Pairs that a user names: `0:1,2:3`, `0:1,2,3`, `0:1-7:2`.
 //!
 //!   PAIRS = PAIR {"," PAIR}
 //!   PAIR  = CPU ":" SPAN {"," SPAN}
 //!   SPAN  = CPU | CPU "-" CPU [":" STRIDE]
 //!
-//! A colon also stands before the stride of a range, as taskset has it. The two never meet, because
-//! a request lane is one CPU and a stride follows a range: the first colon after a bare number is a
-//! pair's, any other a stride's. So `0:1,2-6:2,8:9` is the pairs `0:1,2,4,6` and `8:9`, and `0-3:4`
-//! is no pair.
+//! A colon also precedes the stride of a range, as in taskset's lists. This is unambiguous, because
+//! a request lane is one CPU and a stride follows a range: a colon after a bare number begins a
+//! pair, and a colon after a range begins its stride. So `0:1,2-6:2,8:9` is the pairs `0:1,2,4,6`
+//! and `8:9`, and `0-3:4` is not a pair.
 //!
-//! Nothing here knows a machine; whether these lanes exist is asked in `lanes`.
+//! This does not depend on the machine; `lanes` checks whether these lanes exist.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ use super::cpulist::{self, CpuSet, ListError};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pair {
     pub request: u32,
-    /// At least one, and not the request lane.
+    /// At least one lane, and not the request lane.
     pub batch: CpuSet,
 }
 
@@ -33,7 +33,7 @@ impl Pair {
 pub enum PairError {
     #[error("the list of pairs is empty")]
     Empty,
-    #[error("{0:?} is no pair: a pair begins with one request lane and a colon")]
+    #[error("invalid pair {0:?}: a pair begins with one request lane and a colon")]
     NoRequest(String),
     #[error("request lane {0} has no batch lane")]
     NoBatch(u32),
@@ -43,7 +43,7 @@ pub enum PairError {
     List(#[from] ListError),
 }
 
-/// Reads a list of pairs; at least one, and no CPU twice.
+/// Parses a list of at least one pair, in which no CPU occurs twice.
 pub fn parse(list: &str) -> Result<Vec<Pair>, PairError> {
     if list.trim().is_empty() {
         return Err(PairError::Empty);
@@ -68,7 +68,7 @@ pub fn parse(list: &str) -> Result<Vec<Pair>, PairError> {
     Ok(pairs)
 }
 
-/// The request lane that a token opens a pair with, and what is left: a span of batch lanes.
+/// The request lane if the token begins a pair, and the rest, which is a span of batch lanes.
 fn split(token: &str) -> (Option<&str>, &str) {
     match token.split_once(':') {
         Some((request, batch)) if !request.contains('-') => (Some(request), batch),
@@ -76,14 +76,14 @@ fn split(token: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// As it is parsed.
+/// Prints a pair as [`parse`] reads it.
 impl fmt::Display for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.request, self.batch)
     }
 }
 
-/// The same of several.
+/// Prints a list of pairs as [`parse`] reads it.
 pub fn list(pairs: &[Pair]) -> String {
     pairs.iter().map(Pair::to_string).collect::<Vec<_>>().join(",")
 }
@@ -97,8 +97,8 @@ mod tests {
         Pair { request, batch: batch.iter().copied().collect() }
     }
 
-    /// Goal: every form of the grammar means what its documentation says. Method: the forms and
-    /// their pairs.
+    /// Goal: every form of the grammar has its documented meaning. Method: the forms and their
+    /// pairs.
     #[test]
     fn reads_every_form() {
         let forms: [(&str, Vec<Pair>); 8] = [
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// Goal: what is no list of pairs is refused for the right reason. Method: one mistake each.
+    /// Goal: an invalid list is refused for the right reason. Method: one mistake each.
     #[test]
     fn refuses_each_mistake_by_its_name() {
         let mistakes = [
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Pairs over distinct CPUs: a shuffled list of CPUs cut into pieces of two and more.
+    /// Pairs over distinct CPUs: a shuffled list of CPUs cut into pieces of two or more.
     fn pairs() -> impl Strategy<Value = Vec<Pair>> {
         let cpus = prop::collection::btree_set(0..=600u32, 2..40);
         let shuffled = cpus.prop_map(Vec::from_iter).prop_shuffle();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: what we print can be given back. Method: any pairs, printed and parsed.
+        /// Goal: printed pairs are parsed back. Method: any pairs, printed and parsed.
         #[test]
         fn parses_what_it_prints(pairs in pairs()) {
             prop_assert_eq!(parse(&list(&pairs)), Ok(pairs));
@@ -178,7 +178,7 @@ mod tests {
             prop_assert!(pairs.iter().all(|pair| !pair.batch.is_empty()));
         }
 
-        /// The same for any string at all.
+        /// Goal: no input panics. Method: any string.
         #[test]
         fn never_panics(text in any::<String>()) {
             prop_assert!(parse(&text).is_err() || text.contains(':'));

@@ -1,4 +1,4 @@
-//! A process by a descriptor that stays its own: its id may be another process's at any time.
+//! A process by a pidfd, which stays correct when the process id is reused.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -15,22 +15,22 @@ pub(crate) struct PidFd {
 }
 
 impl PidFd {
-    /// The process that has this id, if `is_it` says so once the descriptor is open. `None` also if
-    /// there is none.
+    /// Opens the process with this id, if `is_it` accepts it once the pidfd is open. `None` also if
+    /// there is no such process.
     pub(crate) fn open(pid: u32, is_it: impl Fn() -> bool) -> Option<Self> {
         let id = libc::pid_t::try_from(pid).ok()?;
         // SAFETY: pidfd_open takes numbers.
         let process = unsafe { libc::syscall(libc::SYS_pidfd_open, id, 0) };
         let process = i32::try_from(process).ok().filter(|&fd| fd >= 0)?;
-        // SAFETY: the kernel has just given us this descriptor.
+        // SAFETY: the kernel has just created this descriptor for us.
         let process = unsafe { OwnedFd::from_raw_fd(process) };
         let opened = Self { process, pid };
-        // Asked after it was opened: the descriptor is of the process that has the id now. If that
-        // one still runs afterwards, the answer was about it.
+        // `is_it` runs after the pidfd was opened, so the pidfd belongs to the process with this id
+        // at that time. If that process still runs now, `is_it` was about it.
         (is_it() && !opened.has_ended()).then_some(opened)
     }
 
-    /// The process that has this id, if it descends from the calling one.
+    /// Opens the process with this id, if it descends from the calling process.
     pub(crate) fn descendant(pid: u32) -> Option<Self> {
         Self::open(pid, || descends(pid, std::process::id()))
     }
@@ -39,11 +39,11 @@ impl PidFd {
         self.pid
     }
 
-    /// A process that has ended hears nothing.
+    /// Sends a signal; without effect if the process has ended.
     pub(crate) fn send(&self, signal: i32) {
         let none = std::ptr::null::<libc::siginfo_t>();
         let process = self.process.as_raw_fd();
-        // SAFETY: takes numbers, and no information besides.
+        // SAFETY: pidfd_send_signal takes numbers, and may have no siginfo.
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process, signal, none, 0) };
     }
 
@@ -56,13 +56,13 @@ impl PidFd {
         has_ended(&self.process)
     }
 
-    /// Whether a thread is one of this process, as it runs now.
+    /// Whether the process has this thread now.
     pub(crate) fn has_thread(&self, thread: u32) -> bool {
         Path::new(&format!("/proc/{}/task/{thread}", self.pid)).exists() && !self.has_ended()
     }
 }
 
-/// Whether the process behind a descriptor has ended.
+/// Whether the process of a pidfd has ended.
 pub(crate) fn has_ended(process: &OwnedFd) -> bool {
     let mut waits = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
     poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_process_that_was_meant_is_opened() {
+    fn only_the_intended_process_is_opened() {
         let mut child = sleeper();
         assert!(PidFd::open(child.id(), || false).is_none());
         assert!(PidFd::descendant(std::os::unix::process::parent_id()).is_none());

@@ -1,38 +1,38 @@
-//! What the kernel tells of a process: whether it is ending, its threads, its descendants, and
-//! whether its memory is another's too.
+//! What the kernel reports about a process: whether it is ending, its threads, its descendants, and
+//! whether it shares its memory.
 
 use std::fs;
 use std::io;
 use std::iter;
 
-/// A line of /proc/PID/stat, as far as it matters here.
+/// The fields of /proc/PID/stat that are needed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// As `ps` shows it: `R` runs or could, `S` sleeps, `T` is stopped.
+    /// As `ps` prints it: `R` is runnable, `S` sleeps, `T` is stopped.
     pub state: char,
     pub parent: u32,
-    /// It will run nothing more of its program: it exits, or has a signal that it cannot catch.
+    /// It runs none of its program any more: it exits, or has a signal that it cannot catch.
     pub(crate) dying: bool,
-    /// CPU time of the children that it has waited for, and of those that they had waited for.
+    /// CPU time of the children that it has waited for, and of those that these had waited for.
     pub waited_for_ticks: u64,
-    /// When it began, which tells it from others of the same id.
+    /// When it started, which distinguishes it from other processes with the same id.
     pub began_ticks: u64,
 }
 
-/// Of a task's flags: it exits.
+/// In the flags of a task: it exits.
 const PF_EXITING: u64 = 4;
-/// In a thread's pending signals. The kernel puts it there for any signal that ends the
-/// process without a handler.
+/// In the pending signals of a thread. The kernel sets it for any signal that ends the process
+/// without a handler.
 const KILL_PENDING: u64 = 1 << (libc::SIGKILL - 1);
 
 const GENERATIONS_MAX: usize = 1000;
 
-/// `None` if there is no such process any more.
+/// `None` if the process does not exist.
 pub fn stat(process: u32) -> Option<Stat> {
     parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// The name in parentheses may hold anything, parentheses and spaces as well.
+/// Parses the line. The name in parentheses may contain anything, even parentheses and spaces.
 fn parse(line: &str) -> Option<Stat> {
     let (_, after_name) = line.rsplit_once(')')?;
     let fields: Vec<&str> = after_name.split_whitespace().collect();
@@ -46,24 +46,25 @@ fn parse(line: &str) -> Option<Stat> {
     })
 }
 
-/// CPU time of a process, of threads that have ended as well; `None` if it is gone.
+/// CPU time of a process, including threads that have ended; `None` if the process does not exist.
 pub fn cpu_time_ns(process: u32) -> Option<u64> {
     let process = libc::pid_t::try_from(process).ok()?;
     let mut clock: libc::clockid_t = 0;
-    // SAFETY: the call writes one number to where it is told.
+    // SAFETY: the call writes one clock id to a live local.
     if unsafe { libc::clock_getcpuclockid(process, &raw mut clock) } != 0 {
         return None;
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call fills the structure, which is its own size.
+    // SAFETY: the call writes one timespec to a live local.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return None;
     }
-    let (seconds, ns) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let ns = u64::try_from(time.tv_nsec).ok()?;
     Some(seconds * 1_000_000_000 + ns)
 }
 
-/// What a thread has spent, and whether the kernel says that it sleeps.
+/// The CPU time of a thread, and whether the kernel reports it as sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Spent {
     pub(crate) sleeps: bool,
@@ -71,9 +72,9 @@ pub(crate) struct Spent {
     pub(crate) system_ticks: u64,
 }
 
-/// `None` if there is no such thread any more.
+/// `None` if the thread does not exist.
 pub(crate) fn spent(thread: u32) -> Option<Spent> {
-    // In /proc/THREAD/stat the first thread of a process has what the whole process spent.
+    // In /proc/THREAD/stat the first thread of a process has the times of the whole process.
     let line = fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat")).ok()?;
     let (_, after_name) = line.rsplit_once(')')?;
     let mut fields = after_name.split_whitespace();
@@ -93,25 +94,25 @@ pub fn below(ancestor: u32) -> Vec<u32> {
     found
 }
 
-/// Whether a process is a descendant of another, as far as that can be seen: not if one between
-/// them ends meanwhile.
+/// Whether a process is a descendant of another. `false` also if a process between them ends
+/// meanwhile.
 pub(crate) fn descends(process: u32, ancestor: u32) -> bool {
     let parent = |&process: &u32| stat(process).map(|stat| stat.parent);
-    // Nobody's parents go round, but ids can be given anew while they are read.
+    // Parents never form a cycle, but process ids may be reused while they are read.
     let mut above = iter::successors(parent(&process), parent).take(GENERATIONS_MAX);
     above.any(|process| process == ancestor)
 }
 
-/// The threads of a process; none if it is gone.
+/// The threads of a process; empty if the process does not exist.
 pub fn threads_of(process: u32) -> Vec<u32> {
     numbers_in(&format!("/proc/{process}/task"))
 }
 
-/// Processes that a process started or inherited, over all its threads.
+/// The processes that a process started or inherited, over all its threads.
 pub fn children(process: u32) -> Vec<u32> {
     let lists = threads_of(process).into_iter().map(|thread| {
-        // Ended meanwhile: its children have another parent by then, and are found there the next
-        // time.
+        // Empty if the thread has ended meanwhile: its children have another parent by then, and
+        // the next call finds them there.
         fs::read_to_string(format!("/proc/{process}/task/{thread}/children")).unwrap_or_default()
     });
     let numbers = |list: String| {
@@ -125,8 +126,8 @@ pub(crate) fn numbers_in(folder: &str) -> Vec<u32> {
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Whether two processes have one memory, as between vfork and exec: not if one of them is gone;
-/// `None` where the kernel does not say.
+/// Whether two processes share one memory, as between vfork and exec. `false` if one of them does
+/// not exist; `None` where the kernel does not say.
 pub fn share_memory(one: u32, other: u32) -> Option<bool> {
     const KCMP_VM: i32 = 1;
     // SAFETY: kcmp takes numbers.
@@ -143,13 +144,14 @@ pub fn share_memory(one: u32, other: u32) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// Goal: every field is the right one, whatever the name. Method: proc(5)'s order, with the
-    /// fields numbered, and a name made to confuse.
+    /// Goal: every field is the right one, whatever the name. Method: the fields in proc(5)'s order
+    /// with their numbers as values, and a confusing name.
     #[test]
     fn fields_are_counted_from_the_name() {
         let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let line = format!("77 (a) R (b c) S {}", numbers.join(" "));
-        let (waited_for_ticks, began_ticks) = (16 + 17, 22);
+        let waited_for_ticks = 16 + 17;
+        let began_ticks = 22;
         let (state, parent, dying) = ('S', 4, false);
         let stat = Stat { state, parent, dying, waited_for_ticks, began_ticks };
         assert_eq!(parse(&line), Some(stat));
@@ -159,16 +161,17 @@ mod tests {
     }
 
     #[test]
-    fn finds_itself() {
+    fn this_process_is_found() {
         let own = stat(std::process::id()).expect("it runs");
         assert_eq!(own.parent, std::os::unix::process::parent_id());
         assert!(!own.dying);
     }
 
     #[test]
-    fn descendants_are_known_by_their_parents() {
+    fn descendants_are_found_by_their_parents() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        let own = std::process::id();
+        let parent = std::os::unix::process::parent_id();
         assert!(descends(child.id(), own) && descends(child.id(), parent));
         assert!(!descends(own, child.id()) && !descends(own, own) && !descends(u32::MAX, own));
         child.kill().unwrap();
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_says_what_it_spent() {
+    fn the_cpu_time_of_a_thread_is_read() {
         // SAFETY: takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() }.unsigned_abs();
         let before = spent(thread).expect("it runs");

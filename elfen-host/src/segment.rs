@@ -1,5 +1,5 @@
-//! The System V segments of this machine, as the kernel lists them: the only registry there
-//! is of batches and services.
+//! The System V segments of this machine, as the kernel lists them. There is no other registry of
+//! batches and services.
 
 use std::{fs, io};
 
@@ -14,18 +14,19 @@ pub(crate) fn segments() -> io::Result<Vec<Segment>> {
     Ok(fs::read_to_string("/proc/sysvipc/shm")?.lines().filter_map(parse).collect())
 }
 
-/// `None` of the heading.
+/// `None` for the heading.
 fn parse(line: &str) -> Option<Segment> {
     let mut fields = line.split_whitespace();
-    let (key, id) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let key = fields.next()?.parse().ok()?;
+    let id = fields.next()?.parse().ok()?;
     Some(Segment { key, id, bytes: fields.nth(1)?.parse().ok()? })
 }
 
-/// The name of a page, without the bytes that fill it up.
+/// The name of a page as text, without the padding.
 pub(crate) fn text_of(name: &[u8]) -> String {
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-    // Any user can make a page, and what root lists goes to a terminal: nothing of a
-    // name may move its cursor.
+    // Any user can make a page, and root may list it on a terminal: no character of a name may
+    // control the terminal.
     String::from_utf8_lossy(name)
         .chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
@@ -38,7 +39,7 @@ mod tests {
     use elfen_rt::signal::page::NAME_BYTES;
 
     #[test]
-    fn a_name_is_text_and_no_command_to_a_terminal() {
+    fn a_name_cannot_control_the_terminal() {
         let name = |bytes: &[u8]| {
             let mut padded = [0; NAME_BYTES];
             padded[..bytes.len()].copy_from_slice(bytes);
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_the_list() {
+    fn a_line_of_the_list_is_parsed() {
         let heading = "       key      shmid perms                  size  cpid  lpid nattch";
         assert_eq!(parse(heading), None);
         let line = " -516947884          3   640                  5376  4242  4243      2";

@@ -1,8 +1,8 @@
-//! The services that publish on this machine, found by the keys of their pages; and the
-//! tails of their latencies.
+//! The services that publish on this machine, found by the keys of their pages, and the tails of
+//! their latencies.
 //!
-//! As with batches there is no registry: the kernel lists its segments, and one whose key is that
-//! of the name in it is a service's page. Pages of other users that we may not map are theirs.
+//! As with batches, there is no registry. The kernel lists its segments; a segment whose key
+//! matches the name in it is a service's page. Pages that this user may not map are not visible.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -34,7 +34,8 @@ impl Published {
         Some(Self { name: text_of(&name), reader })
     }
 
-    /// The slots that a process has claimed, each with its request lane's CPU.
+    /// The slots that a process has claimed, as (CPU of the request lane, slot, whether the process
+    /// lives).
     pub fn slots(&self) -> impl Iterator<Item = (u64, &ServiceSlot, bool)> {
         (0..self.reader.lanes()).filter_map(|lane| {
             let slot = self.reader.slot(lane)?;
@@ -47,23 +48,23 @@ impl Published {
     }
 }
 
-/// All services that we may see, by name.
+/// All services that this user may see, by name.
 pub fn services() -> io::Result<Vec<Published>> {
     let mut found: Vec<Published> = segments()?.into_iter().filter_map(Published::open).collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
-/// Requests by latency, in the buckets of the pages.
+/// Counts of requests by latency, in the buckets of the pages.
 pub type Counts = [u64; BUCKETS];
 
-/// How far back a tail looks.
+/// The time over which a tail is computed.
 const WINDOW_NS: u64 = 10_000_000_000;
 
 /// Finished requests of living services, by service and request lane.
 type ByService = BTreeMap<(String, u64), Box<Counts>>;
 
-/// Latencies of the last ten seconds: what pages count now, less what they counted then.
+/// Latencies of the last ten seconds: the present counts of the pages minus their counts then.
 #[derive(Debug, Default)]
 pub struct Tails {
     /// The oldest sample first.
@@ -71,13 +72,13 @@ pub struct Tails {
 }
 
 impl Tails {
-    /// Remembers what the services have counted by now.
+    /// Samples the present counts of the services.
     pub fn observe(&mut self, services: &[Published], now_ns: u64) {
         self.remember(counts_of(services), now_ns);
     }
 
     fn remember(&mut self, counts: ByService, now_ns: u64) {
-        // The oldest sample stays as long as the next one is younger than the window.
+        // The oldest sample stays while the next one is inside the window.
         let outside = |at_ns: u64| now_ns.saturating_sub(at_ns) >= WINDOW_NS;
         while self.samples.get(1).is_some_and(|(at_ns, _)| outside(*at_ns)) {
             self.samples.pop_front();
@@ -85,8 +86,8 @@ impl Tails {
         self.samples.push_back((now_ns, counts));
     }
 
-    /// The latency that `per_million` of a million requests on these lanes did not exceed; since
-    /// the services began if nothing was observed before. `None` without requests.
+    /// The latency that `per_million` of a million requests on these lanes did not exceed. Counts
+    /// since the services began if there is no earlier sample. `None` without requests.
     pub fn of_lanes_ns(
         &self,
         services: &[Published],
@@ -96,7 +97,7 @@ impl Tails {
         self.tail_of(&counts_of(services), |_, lane| lanes.contains(&lane), per_million)
     }
 
-    /// The same of one service on one lane.
+    /// The tail of one service on one lane.
     pub fn of_service_ns(&self, service: &Published, lane: u64, per_million: u32) -> Option<u64> {
         let now = counts_of(std::slice::from_ref(service));
         self.tail_of(&now, |_, of| of == lane, per_million)
@@ -112,7 +113,7 @@ impl Tails {
         for (key, now) in now.iter().filter(|((name, lane), _)| is_meant(name, *lane)) {
             let then = self.samples.front().and_then(|(_, counts)| counts.get(key));
             for (at, (sum, count)) in window.iter_mut().zip(now.iter()).enumerate() {
-                // A page that was made anew counts from 0.
+                // A page that was made again counts from 0.
                 let before = then.map_or(0, |then| then[at]);
                 *sum = sum.saturating_add(count.checked_sub(before).unwrap_or(*count));
             }
@@ -146,10 +147,10 @@ mod tests {
         ByService::from([(("search".to_owned(), 2), counts)])
     }
 
-    /// Goal: a tail is that of the last ten seconds. Method: slow requests first, then quick ones,
-    /// on a clock of the test's.
+    /// Goal: a tail covers the last ten seconds. Method: slow requests first, then quick ones, on a
+    /// simulated clock.
     #[test]
-    fn a_tail_forgets_what_is_older_than_its_window() {
+    fn a_tail_ignores_requests_before_its_window() {
         let mut tails = Tails::default();
         let slow = counted(&[(1_000_000, 100)]);
         let both = counted(&[(1_000_000, 100), (1_000, 900)]);
@@ -164,6 +165,6 @@ mod tests {
         assert_eq!(tail(&tails, &both), None, "no request since second 16");
         let another = |name: &str, lane| name != "search" || lane == 3;
         assert_eq!(Tails::default().tail_of(&both, another, 990_000), None);
-        assert!(tail(&tails, &counted(&[(500, 1)])).is_some(), "a page that counts anew");
+        assert!(tail(&tails, &counted(&[(500, 1)])).is_some(), "a page that restarts from 0");
     }
 }

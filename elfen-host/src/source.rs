@@ -1,9 +1,10 @@
-//! Where facts about a machine come from: its own sysfs and procfs, or a recording of another one.
+//! The source of facts about a machine: its own sysfs and procfs, or a recording of another
+//! machine.
 //!
-//! A recording is text, one `PATH: CONTENT` a line, `#` for comments; a file of several lines has
-//! several. Paths are absolute; the affinity mask of the recording process stands under the name
-//! `affinity`. All that is read from a live machine is remembered, so that `elfen lanes --record`
-//! writes exactly what a replay will ask for.
+//! A recording is text with one `PATH: CONTENT` a line and `#` for comments; a file of several
+//! lines has several lines. Paths are absolute. The affinity mask of the recording process has the
+//! name `affinity`. A live source remembers everything that was read, so `elfen lanes --record`
+//! writes exactly what a replay will read.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ pub enum SourceError {
     Affinity(io::Error),
 }
 
-/// Files by path; a live machine fills it as it is read.
+/// Files by path. A live source adds the files that are read.
 type Files = BTreeMap<String, String>;
 
 #[derive(Debug)]
@@ -57,7 +58,7 @@ impl Source {
             if line.trim().is_empty() || line.starts_with('#') {
                 continue;
             }
-            // A cgroup's path may hold a colon; colon and space end a path.
+            // A cgroup's path may contain a colon, so a colon with a space ends the path.
             let parts = line.split_once(": ").or_else(|| Some((line.strip_suffix(':')?, "")));
             let Some((path, content)) = parts else {
                 return Err(SourceError::NotARecording { line: index + 1 });
@@ -69,7 +70,7 @@ impl Source {
         Ok(Self::Recorded(files))
     }
 
-    /// What has been read so far, as a recording.
+    /// Everything that has been read so far, as a recording.
     pub fn recording(&self) -> String {
         let write = |files: &Files| {
             let lines = files.iter().flat_map(|(path, text)| {
@@ -86,14 +87,14 @@ impl Source {
 
     /// A file's text without the spaces around it; `None` if there is no such file.
     pub fn text(&self, path: &str) -> Result<Option<String>, SourceError> {
-        // Lossy: a cgroup may have a name that is no UTF-8, and then only that name is lost.
+        // Lossy: a cgroup may have a name that is not UTF-8; then only that name is damaged.
         self.read(path, || match fs::read(path) {
             Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned())),
             Err(e) => absent(e),
         })
     }
 
-    /// Those of a file's lines that matter here; a recording holds no others.
+    /// The lines of a file that `keep` accepts. A recording contains no others.
     pub(crate) fn lines(
         &self,
         path: &str,
@@ -109,8 +110,8 @@ impl Source {
         })
     }
 
-    /// Whether the first line of /proc/cpuinfo that lists the CPU's flags has this one. A recording
-    /// holds no others; only x86 has such a line.
+    /// Whether the first line with CPU flags in /proc/cpuinfo has this flag. A recording contains
+    /// no other flags; only x86 has such a line.
     pub(crate) fn cpu_flag(&self, flag: &str) -> Result<bool, SourceError> {
         let flags = self.read("/proc/cpuinfo", || {
             let file = match fs::File::open("/proc/cpuinfo") {
@@ -128,8 +129,8 @@ impl Source {
         Ok(flags.is_some_and(|line| has(&line, flag)))
     }
 
-    /// A file that holds a CPU list; `None` if there is no such file. Kernels write `(null)` for a
-    /// mask never set.
+    /// A file that contains a CPU list; `None` if there is no such file. Kernels write `(null)` for
+    /// a mask that was never set.
     pub fn cpus(&self, path: &str) -> Result<Option<CpuSet>, SourceError> {
         let Some(text) = self.text(path)? else { return Ok(None) };
         if text.is_empty() || text == "(null)" {
@@ -140,7 +141,7 @@ impl Source {
         text.parse().map(Some).map_err(malformed)
     }
 
-    /// The CPUs that the process may run on: this one, or the one that made the recording.
+    /// The affinity mask of this process, or of the process that made the recording.
     pub fn affinity(&self) -> Result<CpuSet, SourceError> {
         match self {
             Self::Live { seen } => {
@@ -178,8 +179,8 @@ fn has(line: &str, flag: &str) -> bool {
     line.split_whitespace().any(|word| word == flag)
 }
 
-/// A missing file is an answer; ENODEV is how sysfs says it of a CPU that goes offline while we
-/// read.
+/// Turns the error of a missing file into `None`. sysfs reports ENODEV for a CPU that goes offline
+/// meanwhile.
 fn absent(error: io::Error) -> io::Result<Option<String>> {
     let gone = error.kind() == io::ErrorKind::NotFound
         || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTDIR));
@@ -190,10 +191,10 @@ fn absent(error: io::Error) -> io::Result<Option<String>> {
 mod tests {
     use super::*;
 
-    /// Goal: a recording gives back what was read. Method: one file of each shape, as text and as a
+    /// Goal: a recording returns what was read. Method: one file of each shape, as text and as a
     /// set.
     #[test]
-    fn reads_what_a_recording_holds() {
+    fn a_recording_returns_its_files() {
         let text = "# a comment\n/a: 0-2\n/b:c/d: 1\n/empty:\n/two: first\n/two: second\n";
         let source = Source::parse_recording(text).unwrap();
         assert_eq!(source.cpus("/a").unwrap(), Some(CpuSet::from_iter(0..=2)));

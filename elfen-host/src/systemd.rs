@@ -1,7 +1,7 @@
-//! systemd where it runs: it owns its units' cgroups, and is asked by its own commands.
+//! systemd, if it runs: it owns the cgroups of its units, and is controlled by its own commands.
 //!
-//! What is written into a unit's files behind its back holds until its next reload; so properties
-//! are set by `systemctl`, for the running system alone. A command that hangs is ended.
+//! What is only written into the files of a unit's cgroup lasts until systemd's next reload. So
+//! properties are set by `systemctl`, only for the running system. A command that hangs is killed.
 
 use std::fs;
 use std::io::Read;
@@ -14,8 +14,8 @@ use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it is not asked again after a command of its own hung: who asks has fences to see to,
-/// and a watchdog of ten seconds.
+/// After a command has hung, no further command is started for this time: the caller has fences to
+/// check, and a watchdog of ten seconds.
 const REST: Duration = Duration::from_secs(30);
 static HUNG: Mutex<Option<Instant>> = Mutex::new(None);
 
@@ -29,29 +29,27 @@ pub enum Error {
     Failed { command: String, said: String },
 }
 
-/// Whether it is this system's first process.
+/// Whether systemd is this system's first process.
 pub fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
         && fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() == "systemd")
 }
 
-/// Its first number.
+/// The first number of its version.
 pub fn version() -> Result<u32, String> {
     let text = run("systemctl", &["--version"]).map_err(|error| error.to_string())?;
     let number = text.split_whitespace().nth(1).and_then(|word| word.parse().ok());
     number.ok_or_else(|| format!("it says {:?}", text.lines().next().unwrap_or_default()))
 }
 
-/// The units of a name or a pattern that have a cgroup now, each with it.
+/// The units that match a name or a pattern and have a cgroup now, each with its cgroup.
 pub fn cgroups_of(pattern: &str) -> Result<Vec<(String, CgroupPath)>, Error> {
-    let units = match pattern.contains(['*', '?', '[']) {
-        true => listed(pattern)?,
-        false => vec![pattern.to_owned()],
-    };
+    let units =
+        if pattern.contains(['*', '?', '[']) { listed(pattern)? } else { vec![pattern.to_owned()] };
     let mut found = Vec::new();
     for unit in units {
         let path = run("systemctl", &["show", "--property=ControlGroup", "--value", "--", &unit])?;
-        // Without one it does not run.
+        // A unit without a cgroup does not run.
         if let Some(path) = CgroupPath::parse(path.trim()).filter(|path| !path.is_root()) {
             found.push((unit, path));
         }
@@ -65,18 +63,17 @@ fn listed(pattern: &str) -> Result<Vec<String>, Error> {
     Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
 }
 
-/// Keeps a unit on these lanes and, where there are any, to memory of these nodes, below everything
-/// beside it.
+/// Keeps a unit on these lanes, below its siblings. If there are nodes, keeps it to their memory.
 pub fn fence(unit: &str, lanes: &CpuSet, nodes: &CpuSet) -> Result<(), Error> {
     set_all(unit, "CPUWeight=idle", lanes, nodes)
 }
 
-/// Keeps a unit on these lanes, and says nothing of its rank.
+/// Keeps a unit on these lanes, and leaves its rank alone.
 pub fn keep_to(unit: &str, lanes: &CpuSet) -> Result<(), Error> {
     set(unit, &[&allowed(lanes)])
 }
 
-/// An ordinary unit again. An empty list of CPUs would not do: it leaves them as they are.
+/// Turns a unit into an ordinary one. An empty list of CPUs would not do: it leaves them unchanged.
 pub fn release(unit: &str, all: &CpuSet, nodes: &CpuSet) -> Result<(), Error> {
     set_all(unit, "CPUWeight=100", all, nodes)
 }
@@ -97,9 +94,10 @@ fn set(unit: &str, properties: &[&str]) -> Result<(), Error> {
     run("systemctl", &[&words, properties].concat()).map(drop)
 }
 
-/// Puts a running process into a unit of its own inside a slice.
+/// Moves a running process into a new scope inside a slice.
 pub fn put_into(slice: &str, process: u32) -> Result<(), Error> {
-    let (name, process) = (format!("elfen-{process}.scope"), process.to_string());
+    let name = format!("elfen-{process}.scope");
+    let process = process.to_string();
     let words = [
         "call",
         "org.freedesktop.systemd1",
@@ -143,7 +141,7 @@ fn run(program: &str, words: &[&str]) -> Result<String, Error> {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Ok(None) | Err(_) => {
-                // What it was asked for is not known to be done; the next look shows.
+                // Whether the command took effect is unknown; the next check shows it.
                 child.kill().ok();
                 child.wait().ok();
                 *hung = Some(Instant::now());
@@ -151,15 +149,15 @@ fn run(program: &str, words: &[&str]) -> Result<String, Error> {
             }
         }
     };
-    let (mut out, mut said) = (String::new(), String::new());
-    // Its last words fit a pipe; what they lack of UTF-8 is no name of a unit.
+    let mut out = String::new();
+    let mut said = String::new();
+    // The output fits a pipe. Output that is not UTF-8 contains no name of a unit.
     child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut out));
     child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut said));
-    match status.success() {
-        true => Ok(out),
-        false => {
-            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-            Err(Error::Failed { command: command(), said })
-        }
+    if status.success() {
+        Ok(out)
+    } else {
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        Err(Error::Failed { command: command(), said })
     }
 }

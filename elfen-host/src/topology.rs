@@ -1,14 +1,12 @@
 //! The machine's cores and their lanes, from sysfs.
 //!
-//! Facts only: which of them make a pair, and what to say about the others, is `lanes`. Read from
-//! sysfs and not through a library, so that a recording of any machine reads the same as the
-//! machine.
+//! Only facts: `lanes` decides which of them make a pair. Read from sysfs directly instead of
+//! through a library, so that a recording of any machine is read in the same way as the machine.
 
 use std::fs;
 use std::path::Path;
 
 use super::cpulist::CpuSet;
-use super::cpuset;
 use super::source::{Source, SourceError};
 
 const CPU: &str = "/sys/devices/system/cpu";
@@ -22,7 +20,7 @@ pub enum TopologyError {
     Source(#[from] SourceError),
 }
 
-/// What sort of core a hybrid machine says it is.
+/// The kind of a core on a hybrid machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CoreKind {
     Performance,
@@ -34,7 +32,7 @@ pub enum CoreKind {
 pub struct Core {
     /// Online lanes, whether or not this process may use them.
     pub lanes: CpuSet,
-    /// The kernel's number, unique within package and die only. `None` where sysfs has no topology.
+    /// The kernel's number, unique only within package and die. `None` where sysfs has no topology.
     pub core: Option<u32>,
     pub die: Option<u32>,
     pub package: Option<u32>,
@@ -63,9 +61,9 @@ pub struct Topology {
     pub smt_control: Option<String>,
     /// `smt/active`: whether any core has several lanes online.
     pub(crate) smt_active: Option<bool>,
-    /// The CPU says that a hypervisor runs it. Only x86 has a word for it.
+    /// Whether the CPU reports a hypervisor. Only x86 has a flag for it.
     pub hypervisor: bool,
-    /// In the order of their lowest CPU.
+    /// By their lowest CPU.
     pub cores: Vec<Core>,
 }
 
@@ -76,7 +74,8 @@ impl Topology {
         let present = cpu_list("present")?.unwrap_or_else(|| online.clone());
         let isolated = cpu_list("isolated")?.unwrap_or_default();
         let smt_active = source.text(&format!("{CPU}/smt/active"))?;
-        let (affinity, cpuset) = (source.affinity()?, cpuset::effective(source)?);
+        let affinity = source.affinity()?;
+        let cpuset = cpuset_of_this_process(source)?;
         let in_cpuset = cpuset.as_ref().map_or_else(|| online.clone(), |cpus| cpus.and(&online));
         Ok(Self {
             offline: present.without(&online),
@@ -100,12 +99,12 @@ impl Topology {
         self.cores.iter().any(|core| core.lanes.len() > 1)
     }
 
-    /// Whether sysfs says anything about cores.
+    /// Whether sysfs has any information about cores.
     pub(crate) fn shows_cores(&self) -> bool {
         self.cores.iter().any(|core| core.core.is_some())
     }
 
-    /// Whether SMT is on: a core shows several lanes, or the kernel says that one has them.
+    /// Whether SMT is on: a core shows several lanes, or the kernel says that a core has them.
     pub fn smt(&self) -> bool {
         self.smt_active == Some(true) || self.shows_siblings()
     }
@@ -116,8 +115,8 @@ impl Topology {
     }
 }
 
-/// `isolcpus` takes CPUs out of the first process's mask, and all others inherit it: a mask that
-/// lacks the isolated CPUs and nothing else is one that no process has set, and forbids nothing.
+/// `isolcpus` removes CPUs from the first process's mask, and all others inherit that mask. So a
+/// mask that lacks only the isolated CPUs was not set by any process, and forbids nothing.
 fn usable(in_cpuset: &CpuSet, affinity: &CpuSet, isolated: &CpuSet) -> CpuSet {
     let allowed = in_cpuset.and(affinity);
     let untouched = allowed == in_cpuset.without(isolated);
@@ -133,7 +132,7 @@ fn cores(source: &Source, online: &CpuSet) -> Result<Vec<Core>, SourceError> {
         if seen.contains(cpu) {
             continue;
         }
-        // A CPU that an earlier core claimed stays there, whatever this one says of it.
+        // A CPU that an earlier core has claimed stays there, even if files contradict each other.
         let lanes: CpuSet = siblings(source, cpu)?
             .iter()
             .filter(|&lane| online.contains(lane) && seen.insert(lane))
@@ -161,13 +160,13 @@ fn siblings(source: &Source, cpu: u32) -> Result<CpuSet, SourceError> {
     Ok(siblings)
 }
 
-/// A number in a CPU's topology folder. Kernels write -1 for what they don't know.
+/// A number in a CPU's topology folder. Kernels write -1 for an unknown number.
 fn number(source: &Source, cpu: u32, file: &str) -> Result<Option<u32>, SourceError> {
     let text = source.text(&format!("{CPU}/cpu{cpu}/topology/{file}"))?;
     Ok(text.and_then(|text| text.parse().ok()))
 }
 
-/// The CPUs of each NUMA node. A kernel without NUMA has one node with everything in it.
+/// The CPUs of each NUMA node. A kernel without NUMA counts as one node with all CPUs.
 fn nodes(source: &Source, online: &CpuSet) -> Result<Vec<(u32, CpuSet)>, SourceError> {
     let Some(nodes) = source.cpus(&format!("{NODE}/online"))? else {
         return Ok(vec![(0, online.clone())]);
@@ -179,7 +178,7 @@ fn nodes(source: &Source, online: &CpuSet) -> Result<Vec<(u32, CpuSet)>, SourceE
     nodes.iter().map(cpus).collect()
 }
 
-/// The nodes of these CPUs, also of those that are offline; none where sysfs tells none.
+/// The nodes of these CPUs, online or not; empty where sysfs has no nodes.
 pub(crate) fn nodes_of(cpus: &CpuSet) -> CpuSet {
     let online = fs::read_to_string(format!("{NODE}/online")).unwrap_or_default();
     let all: CpuSet = online.trim().parse().unwrap_or_default();
@@ -200,4 +199,62 @@ fn kinds(source: &Source) -> Result<Vec<(CoreKind, CpuSet)>, SourceError> {
         }
     }
     Ok(kinds)
+}
+
+/// Mount points of the unified hierarchy: without version 1, and next to it.
+const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+const V1: &str = "/sys/fs/cgroup/cpuset";
+
+/// The cpuset of the calling process's cgroup; `None` where no cpuset controller is visible.
+///
+/// The affinity mask is always inside the cgroup's cpuset, so this adds no limit that
+/// sched_getaffinity misses. It tells whether the cgroup took a CPU away, which the process cannot
+/// undo, or taskset, which it can. So the standard mount points suffice: where they are wrong, only
+/// the explanation is less precise.
+fn cpuset_of_this_process(source: &Source) -> Result<Option<CpuSet>, SourceError> {
+    let memberships = source.text("/proc/self/cgroup")?.unwrap_or_default();
+    for membership in memberships.lines() {
+        // hierarchy-ID:controllers:path, with no controllers for the unified hierarchy.
+        let mut fields = membership.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let found = if controllers.is_empty() {
+            nearest(source, UNIFIED[0], path, "cpuset.cpus.effective")?.or(nearest(
+                source,
+                UNIFIED[1],
+                path,
+                "cpuset.cpus.effective",
+            )?)
+        } else if controllers.split(',').any(|controller| controller == "cpuset") {
+            nearest(source, V1, path, "cpuset.effective_cpus")?
+        } else {
+            None
+        };
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the file in the cgroup, or in its nearest ancestor that has the file. A cgroup without the
+/// controller has its parent's CPUs; and in a container the path may name directories that only the
+/// host can see.
+fn nearest(
+    source: &Source,
+    mount: &str,
+    path: &str,
+    file: &str,
+) -> Result<Option<CpuSet>, SourceError> {
+    let mut path = path.trim_end_matches('/');
+    loop {
+        let found = match source.cpus(&format!("{mount}{path}/{file}")) {
+            // A hardened container hides its cgroup, so only the affinity mask is left.
+            Err(SourceError::Unreadable { .. }) => return Ok(None),
+            found => found?,
+        };
+        if found.is_some() || path.is_empty() {
+            return Ok(found);
+        }
+        path = path.rfind('/').map_or("", |slash| &path[..slash]);
+    }
 }

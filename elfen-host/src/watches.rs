@@ -1,9 +1,9 @@
 //! What `elfen tailor watch` publishes while it runs: the causes of a service's tail, for `elfen
 //! top` and `elfen metrics`.
 //!
-//! A segment without a name, found as runs are: it goes with its watch, whatever ends that, so
-//! nothing has to be cleaned up. It has room for so many causes and no more. A watch that was
-//! stopped in the middle of a change is a watch of which nothing is shown.
+//! The page is a segment without a name, found in the same way as runs. It disappears with the
+//! watch, however that ends, so nothing has to be cleaned up. It has room for a fixed number of
+//! causes. A watch that was stopped in the middle of a change is not shown.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,37 +16,37 @@ use elfen_rt::signal::snapshot;
 
 use crate::segment::{segments, text_of};
 
-/// Causes of a tail that are told, the largest.
+/// How many causes of a tail are published, the largest ones.
 pub const MOST_CAUSES: usize = 16;
 const CAUSE_BYTES: usize = 48;
-/// The header of a page has room for less.
+/// More than the header of a page has room for.
 const SERVICE_BYTES: usize = 128;
 
 /// The causes of a service's tail, over the last minute.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tail {
     pub requests: u64,
-    /// Of those, the slow ones, and above what they are.
+    /// How many requests were slow, and the latency above which they are.
     pub slow: u64,
     pub threshold_ns: u64,
-    /// What slow requests are charged, by all causes.
+    /// The delay of slow requests, by all causes.
     pub charged_ns: u64,
-    /// The largest first.
+    /// By size, the largest first.
     pub causes: Vec<Cause>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cause {
     pub name: String,
-    /// By how much slow requests would have been faster without it, all together.
+    /// How much faster the slow requests would have been without it, in sum.
     pub ns: u64,
 }
 
 impl Tail {
-    /// A cause's part of all that slow requests are charged.
+    /// The share of a cause in the whole delay of slow requests.
     pub fn share(&self, cause: &Cause) -> f64 {
         use elfen_console::duration::number;
-        // A page holds what its writer wrote.
+        // A page is untrusted input: its sum may be smaller than a cause.
         let all = self.charged_ns.max(cause.ns);
         if all == 0 { 0.0 } else { number(cause.ns) / number(all) }
     }
@@ -72,7 +72,7 @@ struct TailSlot {
     causes: AtomicU64,
     charged_ns: AtomicU64,
     reserved: [AtomicU64; 8],
-    /// Before anything is told.
+    /// Stored before the first tail is published.
     service: [AtomicU64; SERVICE_BYTES / 8],
     of: [CauseSlot; MOST_CAUSES],
 }
@@ -85,7 +85,7 @@ unsafe impl Slot for TailSlot {
     const CHANNEL: &'static str = "tail";
 }
 
-/// A text, or as many of its letters as there is room for.
+/// Stores a text, cut after its last whole character that fits.
 fn store(words: &[AtomicU64], text: &str) {
     let cut = text.floor_char_boundary(words.len() * 8);
     let mut bytes = text.as_bytes()[..cut].chunks(8);
@@ -93,7 +93,7 @@ fn store(words: &[AtomicU64], text: &str) {
         let mut eight = [0; 8];
         let some = bytes.next().unwrap_or_default();
         eight[..some.len()].copy_from_slice(some);
-        // Relaxed: whoever calls says when it is whole.
+        // Relaxed: the caller publishes the words as a whole.
         word.store(u64::from_ne_bytes(eight), Relaxed);
     }
 }
@@ -119,7 +119,7 @@ impl TailSlot {
         });
     }
 
-    /// `None` if its writer ended in the middle, or nothing was told yet.
+    /// `None` if the writer ended in the middle of a change, or has published nothing yet.
     fn tail(&self) -> Option<Tail> {
         let read = || {
             let count = usize::try_from(self.causes.load(Relaxed)).unwrap_or(usize::MAX);
@@ -138,7 +138,7 @@ impl TailSlot {
     }
 }
 
-/// A watch's own page.
+/// The page of a watch.
 #[derive(Debug)]
 pub struct Publisher(Page<TailSlot>);
 
@@ -159,7 +159,7 @@ pub enum Error {
 impl Publisher {
     pub fn new(service: &str) -> Result<Self, Error> {
         let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<TailSlot>::bytes(1), 0o600)?;
-        // From now on it goes with this process.
+        // From now on the segment goes with this process.
         memory.remove_name()?;
         let mut name = [0; NAME_BYTES];
         let cut = service.floor_char_boundary(NAME_BYTES - 1);
@@ -180,8 +180,8 @@ impl Publisher {
     }
 }
 
-/// The tails that are watched on this machine, as far as we may see them, by service: of two
-/// watches of one service, that which has seen more.
+/// The tails that are watched on this machine and visible to this user, by service. Of two watches
+/// of a service, the one with more requests.
 pub fn watches() -> io::Result<BTreeMap<String, Tail>> {
     let bytes = Page::<TailSlot>::bytes(1);
     let mut found: BTreeMap<String, Tail> = BTreeMap::new();
@@ -202,7 +202,7 @@ fn open(id: i32) -> Option<(String, Tail)> {
     if watch.liveness() == Liveness::Dead {
         return None;
     }
-    // Acquire, in `tail`: the service's name was stored before anything was told.
+    // Acquire, in `tail`: the service's name was stored before the first tail was published.
     let tail = slot.tail()?;
     Some((load(&slot.service), tail))
 }
@@ -215,41 +215,44 @@ mod tests {
         Cause { name: name.to_owned(), ns }
     }
 
-    /// Goal: what a watch publishes is found while it is there, whole, and not a moment longer.
-    /// Method: two of our own.
+    /// Goal: a published tail is found, whole, exactly as long as its watch lives. Method: two
+    /// watches of this process.
     #[test]
-    fn a_tail_is_there_as_long_as_its_watch() {
+    fn a_tail_is_visible_as_long_as_its_watch() {
         let service = format!("tail-{}", std::process::id());
         let seen = || watches().unwrap().remove(&service);
         let publisher = Publisher::new(&service).unwrap();
-        assert_eq!(seen(), None, "it has told nothing yet");
+        assert_eq!(seen(), None, "nothing is published yet");
         let causes = vec![cause("stopped", 300), cause("preempted:a\u{1b}[31m", 100)];
         let mut tail = Tail { requests: 900, slow: 9, threshold_ns: 5, charged_ns: 800, causes };
         publisher.publish(&tail);
         tail.causes[1].name = "preempted:a\u{fffd}[31m".to_owned();
-        assert_eq!(seen().as_ref(), Some(&tail), "and nothing that a terminal obeys");
-        assert!((tail.share(&tail.causes[0]) - 0.375).abs() < 1e-9, "of all, not of those told");
+        assert_eq!(seen().as_ref(), Some(&tail), "without control characters");
+        assert!((tail.share(&tail.causes[0]) - 0.375).abs() < 1e-9, "of the whole delay");
         let other = Publisher::new(&service).unwrap();
         other.publish(&Tail { requests: 901, ..Tail::default() });
-        assert_eq!(seen().unwrap().requests, 901, "who has seen more");
+        assert_eq!(seen().unwrap().requests, 901, "the watch with more requests");
         drop(other);
-        // More than there is room for: the largest, and names to their last whole letter.
+        // More causes than there is room for: the largest, and names cut after a whole character.
         let long = format!("io:{}", "\u{e4}".repeat(60));
         tail.causes = (0..40).map(|n| cause(&long, n)).collect();
         publisher.publish(&tail);
-        let told = seen().unwrap();
-        assert_eq!((told.causes.len(), told.causes[15].ns), (MOST_CAUSES, 15));
-        assert!(told.causes[0].name.len() <= CAUSE_BYTES && long.starts_with(&told.causes[0].name));
-        // Whoever dies in the middle of a change is not believed.
+        let published = seen().unwrap();
+        assert_eq!((published.causes.len(), published.causes[15].ns), (MOST_CAUSES, 15));
+        assert!(
+            published.causes[0].name.len() <= CAUSE_BYTES
+                && long.starts_with(&published.causes[0].name)
+        );
+        // A page whose writer died in the middle of a change is ignored.
         publisher.slot().generation_begun.store(99, Relaxed);
         assert_eq!(seen(), None);
         drop(publisher);
         assert_eq!(seen(), None);
     }
 
-    /// Services are told from each other by all of their names.
+    /// Goal: services are distinguished by their whole names. Method: two that differ at the end.
     #[test]
-    fn long_names_that_begin_alike() {
+    fn long_names_with_the_same_beginning_are_distinguished() {
         let name = |port| format!("{}-{}:{port}", "a-long-name".repeat(5), std::process::id());
         let [one, other] = [80, 81].map(|port| Publisher::new(&name(port)).unwrap());
         one.publish(&Tail { requests: 1, ..Tail::default() });

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use elfen_console::failure::to_stderr;
 use elfen_host::process::{below, threads_of};
-use elfen_host::run::find::{self, Batch};
+use elfen_host::run::batches::{self, Batch};
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
@@ -288,7 +288,7 @@ impl Recorder {
 /// The threads of all batches of `elfen run` that we may see.
 fn batches() -> Vec<Lent> {
     // Where the kernel lists no segments there are none.
-    let runs = find::runs().unwrap_or_default();
+    let runs = batches::runs().unwrap_or_default();
     let at_ns = monotonic_ns();
     let of_run = |run: Batch| {
         let processes = [vec![run.pid], below(run.pid)].concat();

@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use elfen_host::affinity;
 use elfen_host::cpulist::CpuSet;
-use elfen_host::run::place::be_ordinary;
+use elfen_host::run::placement::use_ordinary_class;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
@@ -359,7 +359,7 @@ fn start_one<const BOTH: bool>(
     let thread = thread::Builder::new().name(OBSERVER.to_owned());
     thread.spawn(move || {
         let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, orders);
-        let placed = be_ordinary().and_then(|()| affinity::pin(how.from));
+        let placed = use_ordinary_class().and_then(|()| affinity::pin(how.from));
         let start = crate::clock::before();
         words.lanes.iter_mut().for_each(Follow::begin);
         let step = how.clock.unit();

@@ -1,4 +1,5 @@
-//! `--lanes` and the machine it is held against, as every subcommand that needs lanes takes them.
+//! The option `--lanes`, and its comparison with the machine, for every subcommand that needs
+//! lanes.
 //!
 //! Flatten [`LaneArgs`], read the machine with [`topology`], call [`LaneArgs::resolve`], print its
 //! warnings with `cmd::warn`.
@@ -31,8 +32,8 @@ impl LaneArgs {
         self.lanes.is_some()
     }
 
-    /// The pairs given by hand, or the machine's own; the list is empty only if the machine has
-    /// none.
+    /// The pairs that the user gave, or the machine's own pairs. The list is empty only if the
+    /// machine has no pairs.
     pub fn resolve(&self, topology: &Topology) -> Result<Lanes, Failure> {
         let Some(list) = &self.lanes else {
             return Ok(Lanes { pairs: lanes::default_pairs(topology), warnings: Vec::new() });
@@ -45,19 +46,20 @@ impl LaneArgs {
 }
 
 impl LaneArgs {
-    /// The pairs of a run or a service, which there must be; warnings are printed.
+    /// The pairs for a run or a service, at least one. Prints warnings.
     pub fn pairs(&self) -> Result<Vec<Pair>, Failure> {
         let topology = topology(&Source::live())?;
         let lanes = self.resolve(&topology)?;
         lanes.warnings.iter().for_each(|warning| elfen_console::output::warn(warning));
         if lanes.pairs.is_empty() {
-            let (why, fix) = ("this machine shows no pair of lanes", lanes::remedy(&topology));
+            let why = "this machine shows no pair of lanes";
+            let fix = lanes::remedy(&topology);
             return Err(Failure::new(Status::Unsupported, "lanes", why, fix));
         }
         Ok(lanes.pairs)
     }
 
-    /// For benchmarks: the first pair of this machine; or, where there is none, its first two CPUs.
+    /// For benchmarks: the first pair of this machine, or its first two CPUs if it has no pair.
     pub fn first_pair(&self) -> Result<Pair, Failure> {
         let topology = topology(&Source::live())?;
         let lanes = self.resolve(&topology)?;
@@ -76,7 +78,7 @@ impl LaneArgs {
     }
 }
 
-/// This machine, or the one that a file of `COMMAND --record` tells of.
+/// This machine, or the machine in a recording of `COMMAND --record`.
 pub fn source(recording: Option<&Path>, command: &str) -> Result<Source, Failure> {
     match recording {
         None => Ok(Source::live()),
@@ -109,11 +111,11 @@ pub fn topology(source: &Source) -> Result<Topology, Failure> {
     })
 }
 
-/// What is possible on this machine instead.
+/// What the user can do on this machine instead.
 fn way_out(error: &LaneError, topology: &Topology) -> String {
     let usable = &topology.usable;
     let Some(pair) = lanes::first_pair(topology) else {
-        return format!("a pair needs two CPUs, and this process may use {usable} alone");
+        return format!("a pair needs two CPUs, and this process may use only {usable}");
     };
     let possible = format!("use CPUs {usable}, as in --lanes {pair}");
     match error {

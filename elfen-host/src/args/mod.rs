@@ -1,6 +1,6 @@
-//! Options that several commands share, and what their user can do where the machine refuses them.
+//! Options that several commands share, and how a user can solve what the machine refuses.
 
 pub mod lanes;
-pub mod looks;
 pub mod nap;
+pub mod poll_timing;
 pub mod signals;

@@ -1,4 +1,4 @@
-//! `--nap`, as `run` and the benchmarks take it.
+//! The option `--nap`, for `run` and the benchmarks.
 
 use clap::ValueEnum;
 use elfen_console::failure::{Failure, Status};
@@ -10,7 +10,8 @@ use super::signals;
 use crate::affinity;
 use crate::pair::Pair;
 
-/// Asked from the lane itself, as the module answers for the CPU that its caller runs on.
+/// Whether the nanonap module serves this pair. The thread moves to the batch lane first, because
+/// the module answers for the CPU of the calling thread.
 fn is_tied(device: &Device, request: u32, batch: u32) -> bool {
     let ask = || affinity::pin(batch).is_ok() && device.ties(request);
     std::thread::scope(|scope| scope.spawn(ask).join().unwrap_or(false))
@@ -18,7 +19,7 @@ fn is_tied(device: &Device, request: u32, batch: u32) -> bool {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum NapName {
-    /// The first of these that this machine has
+    /// The first of these that this machine supports
     Auto,
     /// MWAIT in the kernel, by the nanonap module
     Device,
@@ -26,7 +27,7 @@ pub enum NapName {
     Umwait,
     /// MWAITX, on AMD CPUs
     Mwaitx,
-    /// Asleep in the kernel, for programs with checks; others may have the lane meanwhile
+    /// Asleep in the kernel, for programs with checks; other threads may run meanwhile
     Block,
     /// PAUSE, which runs anywhere and yields the least
     Spin,
@@ -38,7 +39,7 @@ impl NapName {
         Self::value_variants().iter().find(is_it).copied().unwrap_or(Self::Auto)
     }
 
-    /// As the option takes it; `None` for what it is without the option.
+    /// The value of the option; `None` for the default.
     pub fn name(self) -> Option<&'static str> {
         self.kind().map(Kind::name)
     }
@@ -54,9 +55,9 @@ impl NapName {
         }
     }
 
-    /// The nap for these pairs. The module naps only on lanes that it has tied to their request
-    /// lanes, so it is asked on each: one that is not tied is a reason for `auto` to take another,
-    /// and for `device` to refuse.
+    /// Opens the nap for these pairs. The nanonap module naps only on lanes that it has tied to
+    /// their request lanes, so it is queried on each. If a lane is not tied, `auto` chooses another
+    /// nap and `device` fails.
     pub fn open_for(self, pairs: &[Pair]) -> Result<(Nap, Option<Alarm>), Failure> {
         let (nap, alarm) = self.open()?;
         let Nap::Device(device) = &nap else { return Ok((nap, alarm)) };
@@ -72,7 +73,7 @@ impl NapName {
             }
             (Some((request, batch)), _) => {
                 let why = format!("the nanonap module has not tied lane {batch} to {request}");
-                let fix = "load it with `pairs=` as these lanes are, or use --nap auto";
+                let fix = "load it with `pairs=` for these lanes, or use --nap auto";
                 Err(Failure::new(Status::Unsupported, "nap device", why, fix))
             }
         }

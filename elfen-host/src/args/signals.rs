@@ -1,4 +1,4 @@
-//! What a user can do where the signals of a request lane are not to be had.
+//! What a user can do when there is no source of request signals.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_kernel::task_map;
@@ -7,7 +7,7 @@ use elfen_rt::signal::task::TaskMapError;
 
 use crate::run::channels::Error;
 
-/// What a user can do about the channels of a run.
+/// Explains an error of a run's channels to the user.
 pub fn refuse(error: &Error) -> Failure {
     const WHAT: &str = "learning what the request lanes do";
     match error {
@@ -45,7 +45,7 @@ pub fn refuse(error: &Error) -> Failure {
     }
 }
 
-/// What a user can do about the task map.
+/// Explains an error of the task map to the user.
 pub fn failure(what: &str, error: &task_map::Error) -> Failure {
     let (status, fix) = match error {
         task_map::Error::NotPermitted => (
@@ -58,7 +58,7 @@ pub fn failure(what: &str, error: &task_map::Error) -> Failure {
         }
         task_map::Error::Refused(_) => (Status::Unsupported, "use Linux 5.15 or newer"),
         task_map::Error::Map(TaskMapError::Page(_)) => {
-            (Status::Failed, "start elfend anew, so that it is of the same version")
+            (Status::Failed, "restart elfend, so that it has the same version")
         }
         _ => (Status::Failed, "see `elfen doctor`"),
     };

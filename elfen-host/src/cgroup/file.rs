@@ -1,4 +1,4 @@
-//! The kernel's files, read and written as a whole, and what is wrong when they are not.
+//! Reads and writes the kernel's cgroup files as a whole, and names what went wrong.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -13,17 +13,17 @@ pub enum Error {
     Malformed { file: PathBuf, text: String },
     #[error("no hierarchy here has the {0} controller")]
     NoController(&'static str),
-    #[error("{} is {found:?}: a fence takes a cgroup of whole processes", file.display())]
+    #[error("{} is {found:?}: a fence requires a cgroup of whole processes", file.display())]
     Threaded { file: PathBuf, found: String },
-    #[error("the cgroup of process {0} is not to be seen from here")]
+    #[error("the cgroup of process {0} is not visible from here")]
     Elsewhere(u32),
-    #[error("{path} cannot be noted: {error}")]
-    Unnoted { path: super::path::CgroupPath, error: io::Error },
+    #[error("{path} cannot be recorded: {error}")]
+    Unrecorded { path: super::path::CgroupPath, error: io::Error },
 }
 
 impl Error {
-    pub fn unnoted(path: &super::path::CgroupPath, error: io::Error) -> Self {
-        Self::Unnoted { path: path.clone(), error }
+    pub fn unrecorded(path: &super::path::CgroupPath, error: io::Error) -> Self {
+        Self::Unrecorded { path: path.clone(), error }
     }
 
     pub fn is_gone(&self) -> bool {
@@ -43,7 +43,7 @@ pub(super) fn read(file: &Path) -> Result<String, Error> {
     }
 }
 
-/// Written at once: the kernel takes each write as a command of its own.
+/// Writes with one call, because the kernel takes each write as a separate command.
 pub(super) fn write(file: &Path, text: &str) -> Result<(), Error> {
     let opened = fs::OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(file);
     let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
@@ -54,8 +54,8 @@ pub(super) fn write(file: &Path, text: &str) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    /// Goal: a link in the place of a cgroup's file is no way to another file. Method: one of each
-    /// kind of access, and what it leads to.
+    /// Goal: a symbolic link in place of a cgroup's file does not lead to another file. Method:
+    /// each kind of access to a link, and the file behind it.
     #[test]
     fn links_are_not_followed() {
         let folder = std::env::temp_dir().join(format!("elfen-links-{}", std::process::id()));

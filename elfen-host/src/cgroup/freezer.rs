@@ -1,7 +1,7 @@
-//! The file that stops all tasks of a cgroup, and lets them go on.
+//! Freezes and thaws all tasks of a cgroup.
 //!
-//! Apart from the rest of a cgroup, and written down as it is: the kill switch finds it in a file
-//! and needs nothing else, neither the daemon nor the settings.
+//! A freezer is recorded in the run folder, apart from the rest of its cgroup: with it, `elfen
+//! pause` needs neither the daemon nor the settings.
 
 use std::path::PathBuf;
 
@@ -31,15 +31,15 @@ impl Freezer {
         }
     }
 
-    /// Whether it was told to freeze; a task may still be on its way to its stop.
-    pub fn is_told(&self) -> Result<bool, Error> {
+    /// Whether freezing was requested; some tasks may not have stopped yet.
+    pub fn is_requested(&self) -> Result<bool, Error> {
         match self.version {
             Version::One => Ok(read(&self.folder.join("freezer.self_freezing"))? == "1"),
             Version::Two => Ok(read(&self.folder.join("cgroup.freeze"))? == "1"),
         }
     }
 
-    /// Whether the kernel says that all tasks stand.
+    /// Whether the kernel reports all tasks as stopped.
     pub fn is_frozen(&self) -> Result<bool, Error> {
         match self.version {
             Version::One => Ok(read(&self.folder.join("freezer.state"))? == "FROZEN"),

@@ -1,4 +1,4 @@
-//! One cgroup, in every hierarchy that a fence takes.
+//! One cgroup, in all hierarchies that a fence uses.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use super::hierarchies::{Hierarchies, Hierarchy, Version};
 use super::path::CgroupPath;
 use crate::cpulist::CpuSet;
 
-/// A heavy cgroup's shares on version 1 are a light one's weight on version 2.
+/// The usual share of a cgroup: cpu.shares on version 1, cpu.weight on version 2.
 const SHARES: u64 = 1024;
 const WEIGHT: u64 = 100;
 
@@ -22,11 +22,11 @@ pub struct Group {
     pub path: CgroupPath,
 }
 
-/// What of a cgroup's rank the kernel says.
+/// A cgroup's rank, as the kernel reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
     pub idle: bool,
-    /// As on version 2: 100 is usual.
+    /// In units of version 2, where 100 is usual.
     pub weight: u64,
 }
 
@@ -39,7 +39,7 @@ impl Group {
         Self::new(&self.hierarchies, self.path.parent())
     }
 
-    /// The folders of this cgroup, each once.
+    /// The folders of this cgroup, without duplicates.
     pub fn folders(&self) -> Vec<PathBuf> {
         let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
         let mut folders: Vec<PathBuf> = Vec::new();
@@ -60,8 +60,9 @@ impl Group {
         self.hierarchies.cpuset.folder(&self.path).join(file)
     }
 
-    /// Those by which others take it off its lanes, or make it heavy. Not every version has all.
-    pub fn promised_files(&self) -> Vec<PathBuf> {
+    /// The files by which other programs could move it off its lanes or raise its rank. Not every
+    /// version has all of them.
+    pub fn watched_files(&self) -> Vec<PathBuf> {
         let place = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition"];
         let mut files = vec![self.cpu("cpu.idle")];
         files.extend(place.map(|file| self.cpuset(file)));
@@ -73,20 +74,20 @@ impl Group {
         Freezer { folder: self.hierarchies.freezer.folder(&self.path), version }
     }
 
-    /// By which the kernel knows it where it is ranked.
+    /// The kernel's id of the cgroup, in the hierarchy that ranks it.
     pub fn id(&self) -> Result<u64, Error> {
         let folder = self.hierarchies.cpu.folder(&self.path);
         let found = fs::metadata(&folder);
         found.map(|found| found.ino()).map_err(|error| Error::File { file: folder, error })
     }
 
-    /// Whether it is there, in each hierarchy.
+    /// Whether it exists in each hierarchy.
     pub fn exists(&self) -> bool {
         self.folders().iter().all(|folder| folder.is_dir())
     }
 
-    /// Makes it, and the cgroups above it, where they are missing; with the controllers that it
-    /// takes, where those have to be asked for.
+    /// Makes it, and the cgroups above it, where they are missing, and enables the controllers that
+    /// it needs.
     pub fn make(&self) -> Result<(), Error> {
         let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
         for hierarchy in [cpu, cpuset, freezer] {
@@ -105,13 +106,13 @@ impl Group {
         Ok(())
     }
 
-    /// Whether the kernel can keep it on CPUs, whatever else it has.
+    /// Whether it exists in the cpuset hierarchy, so that the kernel can confine it to CPUs.
     pub fn has_cpus(&self) -> bool {
         self.hierarchies.cpuset.folder(&self.path).is_dir()
     }
 
-    /// Has its CPUs be its own, where that has to be asked for.
-    pub fn want_cpus(&self) -> Result<(), Error> {
+    /// Enables the controllers in its parents, so that it has its own CPUs.
+    pub fn enable_cpuset(&self) -> Result<(), Error> {
         let mut above = CgroupPath::root();
         for part in self.path.parts() {
             ask_for_controllers(&self.hierarchies.cpuset, &above)?;
@@ -120,8 +121,8 @@ impl Group {
         Ok(())
     }
 
-    /// Refuses a cgroup whose threads may stand in different ones, which no file of processes
-    /// shows.
+    /// Refuses a cgroup whose threads may be in different cgroups: the files that list processes do
+    /// not show that.
     pub fn require_domain(&self) -> Result<(), Error> {
         if self.hierarchies.cpuset.version == Version::One {
             return Ok(());
@@ -133,8 +134,8 @@ impl Group {
         }
     }
 
-    /// On version 2 one whose parent gives its children no shares of their own ranks nowhere: its
-    /// tasks are beside its parent's.
+    /// Its rank. On version 2, a cgroup without its own cpu controller has the ordinary rank: its
+    /// tasks compete with its parent's.
     pub fn rank(&self) -> Result<Rank, Error> {
         const ORDINARY: Rank = Rank { idle: false, weight: WEIGHT };
         if self.path.is_root() {
@@ -153,18 +154,18 @@ impl Group {
         Ok(Rank { idle, weight })
     }
 
-    /// Below every cgroup beside it, or an ordinary one again.
+    /// Makes it idle, below every sibling cgroup, or ordinary again.
     pub fn set_idle(&self, idle: bool) -> Result<(), Error> {
         write(&self.cpu("cpu.idle"), if idle { "1" } else { "0" })
     }
 
-    /// Whether it is there, and may have less of a controller than its folder shows: on version 2
-    /// a cgroup has what its parent gives to its children, and shares its parent's otherwise.
+    /// Whether it exists but may lack a controller. On version 2 a cgroup has the controllers that
+    /// its parent enables, and shares its parent's values otherwise.
     fn shares(&self, hierarchy: &Hierarchy) -> bool {
         hierarchy.version == Version::Two && hierarchy.folder(&self.path).is_dir()
     }
 
-    /// What the kernel keeps it to, or the next one above it that is kept to anything.
+    /// Its own limit, or that of the next cgroup above it with a limit.
     fn effective(&self, file: &str) -> Result<CpuSet, Error> {
         match cpus(&self.cpuset(file)) {
             Err(error)
@@ -178,7 +179,7 @@ impl Group {
         }
     }
 
-    /// The CPUs that its tasks can run on, as the kernel has them.
+    /// The CPUs that its tasks can run on, from the kernel.
     pub fn effective_cpus(&self) -> Result<CpuSet, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => cpus(&self.cpuset("cpuset.effective_cpus")),
@@ -186,7 +187,7 @@ impl Group {
         }
     }
 
-    /// The numbers of the memory nodes that its tasks can have memory of, as the kernel has them.
+    /// The memory nodes that its tasks can use, from the kernel.
     pub fn effective_memory(&self) -> Result<CpuSet, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => cpus(&self.cpuset("cpuset.effective_mems")),
@@ -194,13 +195,13 @@ impl Group {
         }
     }
 
-    /// Keeps it to CPUs, and on version 1 all that is in it: there a cgroup has no fewer CPUs than
-    /// its children.
+    /// Confines it to CPUs. On version 1 this includes all cgroups below it, because there a cgroup
+    /// cannot have fewer CPUs than its children.
     pub fn keep_to(&self, lanes: &CpuSet) -> Result<(), Error> {
         self.keep("cpuset.cpus", lanes)
     }
 
-    /// Keeps it to memory of these nodes, in the same way.
+    /// Confines it to memory of these nodes, in the same way.
     pub fn keep_memory_to(&self, nodes: &CpuSet) -> Result<(), Error> {
         self.keep("cpuset.mems", nodes)
     }
@@ -213,7 +214,7 @@ impl Group {
         }
     }
 
-    /// Whether it shares its CPUs as an ordinary cgroup does; version 1 has no other kind.
+    /// Whether it is an ordinary member of its parent's CPU partition; on version 1 always.
     pub fn is_member(&self) -> Result<bool, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => Ok(true),
@@ -228,7 +229,7 @@ impl Group {
         write(&self.cpuset("cpuset.cpus.partition"), "member")
     }
 
-    /// Gives it back all that its parent may use.
+    /// Gives it all CPUs of its parent again.
     pub fn keep_to_parent(&self) -> Result<(), Error> {
         self.keep_to(&self.parent().effective_cpus()?)
     }
@@ -242,7 +243,7 @@ impl Group {
         Ok(found)
     }
 
-    /// Whether anybody is in it or below it.
+    /// Whether there is a process in it or below it.
     pub fn is_populated(&self) -> Result<bool, Error> {
         if self.hierarchies.cpuset.version == Version::Two {
             return match read(&self.cpuset("cgroup.events")) {
@@ -254,8 +255,8 @@ impl Group {
         any_below(&self.hierarchies.cpuset.folder(&self.path))
     }
 
-    /// Processes that are in it in one hierarchy, and not in another.
-    pub fn half_inside(&self) -> Result<BTreeSet<u32>, Error> {
+    /// Processes that are in it in some of its hierarchies only.
+    pub fn partly_inside(&self) -> Result<BTreeSet<u32>, Error> {
         let mut all = Vec::new();
         for folder in self.folders() {
             let mut found = BTreeSet::new();
@@ -280,17 +281,17 @@ impl Group {
         Ok(false)
     }
 
-    /// Puts a process into it, in each hierarchy: first where it is kept and ranked, last where
+    /// Moves a process into it, in each hierarchy: first where its rank and CPUs change, last where
     /// it may be frozen.
-    pub fn take_in(&self, process: u32) -> Result<(), Error> {
+    pub fn add_process(&self, process: u32) -> Result<(), Error> {
         let folders = self.folders();
         folders
             .iter()
             .try_for_each(|folder| write(&folder.join("cgroup.procs"), &process.to_string()))
     }
 
-    /// The folder of this cgroup, or of one above it, out of which others than root may move
-    /// processes.
+    /// The file of this cgroup, or of one above it, by which users other than root could move
+    /// processes out.
     pub fn writable_by_others(&self) -> Result<Option<PathBuf>, Error> {
         let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
         for hierarchy in [cpu, cpuset, freezer] {
@@ -311,13 +312,13 @@ impl Group {
         Ok(None)
     }
 
-    /// Removes it with all cgroups below it, which hold no process any more.
+    /// Removes it with all cgroups below it, which must not hold any process.
     pub fn remove(&self) -> Result<(), Error> {
         self.folders().iter().filter(|folder| folder.is_dir()).try_for_each(|folder| rmdir(folder))
     }
 }
 
-/// On version 2 a cgroup has what its parent gives to its children.
+/// Enables the controllers for the children of a cgroup, as version 2 requires.
 fn ask_for_controllers(hierarchy: &Hierarchy, of: &CgroupPath) -> Result<(), Error> {
     if hierarchy.version == Version::One {
         return Ok(());
@@ -332,9 +333,11 @@ fn ask_for_controllers(hierarchy: &Hierarchy, of: &CgroupPath) -> Result<(), Err
     Ok(())
 }
 
-/// On version 1 a new cgroup has no CPU and no memory, and takes no process before it has.
+/// Gives a new cgroup its parent's CPUs and memory: on version 1 it starts without, and accepts no
+/// process.
 fn inherit_cpus(hierarchy: &Hierarchy, path: &CgroupPath) -> Result<(), Error> {
-    let (own, parent) = (hierarchy.folder(path), hierarchy.folder(&path.parent()));
+    let own = hierarchy.folder(path);
+    let parent = hierarchy.folder(&path.parent());
     for file in ["cpuset.mems", "cpuset.cpus"] {
         if hierarchy.version == Version::One && own.join(file).exists() {
             write(&own.join(file), &read(&parent.join(file))?)?;
@@ -364,7 +367,7 @@ fn cpus(file: &Path) -> Result<CpuSet, Error> {
     text.parse().map_err(|_| Error::Malformed { file: file.to_owned(), text })
 }
 
-/// A cgroup that goes while it is read holds nobody.
+/// A cgroup that is removed meanwhile holds no process.
 fn below(folder: &Path, found: &mut BTreeSet<u32>) -> Result<(), Error> {
     let text = match read(&folder.join("cgroup.procs")) {
         Ok(text) => text,

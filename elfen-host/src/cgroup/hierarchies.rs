@@ -1,4 +1,4 @@
-//! Where the kernel has the three controllers that a fence takes.
+//! Where the kernel has the three controllers that a fence needs.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub enum Version {
 pub(super) struct Hierarchy {
     point: PathBuf,
     pub(super) version: Version,
-    /// As /proc/PID/cgroup names it: one of its controllers, or nothing on version 2.
+    /// As /proc/PID/cgroup names it: one of its controllers, or the empty text on version 2.
     controller: &'static str,
 }
 
@@ -28,7 +28,7 @@ impl Hierarchy {
         path.parts().fold(self.point.clone(), |folder, part| folder.join(part))
     }
 
-    /// Where a process is in it.
+    /// The cgroup of a process in this hierarchy.
     pub(super) fn path_of(&self, process: u32) -> Result<CgroupPath, Error> {
         let text = read(Path::new(&format!("/proc/{process}/cgroup")))?;
         let path = path_in(&text, self.controller).ok_or(Error::Elsewhere(process))?;
@@ -36,7 +36,8 @@ impl Hierarchy {
     }
 }
 
-/// The three, each of version 1 where that has it, as no controller is in two versions at once.
+/// The three hierarchies. Each is of version 1 if that has the controller, because a controller is
+/// never in both versions at once.
 #[derive(Clone, Debug)]
 pub struct Hierarchies {
     pub(super) cpu: Hierarchy,
@@ -45,7 +46,7 @@ pub struct Hierarchies {
 }
 
 impl Hierarchies {
-    /// Those of this machine.
+    /// The hierarchies of this machine.
     pub fn read() -> Result<Self, Error> {
         let mounts = read(Path::new("/proc/self/mountinfo"))?;
         let of_v2 = |point: &Path| read(&point.join("cgroup.controllers"));
@@ -57,15 +58,15 @@ impl Hierarchies {
         controllers_of_v2: impl Fn(&Path) -> Result<String, Error>,
     ) -> Result<Self, Error> {
         let find = |controller| {
-            let (point, version) = Self::place_of(controller, mounts, &controllers_of_v2)?;
+            let (point, version) = Self::mount_of(controller, mounts, &controllers_of_v2)?;
             let controller = if version == Version::One { controller } else { "" };
             Ok(Hierarchy { point, version, controller })
         };
         Ok(Self { cpu: find("cpu")?, cpuset: find("cpuset")?, freezer: find("freezer")? })
     }
 
-    /// Where a controller is, by the lines of mountinfo.
-    pub(crate) fn place_of(
+    /// The mount point of a controller, from the lines of mountinfo.
+    pub(crate) fn mount_of(
         controller: &'static str,
         mounts: &str,
         controllers_of_v2: impl FnOnce(&Path) -> Result<String, Error>,
@@ -77,19 +78,19 @@ impl Hierarchies {
         let new = mounts.iter().find(|mount| mount.kind == "cgroup2");
         let new = new.ok_or(Error::NoController(controller))?;
         let has = controllers_of_v2(Path::new(new.point))?;
-        // Freezing is no controller there: every cgroup can.
+        // On version 2 freezing is no controller: every cgroup can do it.
         if controller != "freezer" && !has.split_whitespace().any(|has| has == controller) {
             return Err(Error::NoController(controller));
         }
         Ok((new.point.into(), Version::Two))
     }
 
-    /// Where a process stands in the hierarchy that ranks it.
-    pub fn home_of(&self, process: u32) -> Result<CgroupPath, Error> {
+    /// The cgroup of a process in the hierarchy that ranks it.
+    pub fn cgroup_of(&self, process: u32) -> Result<CgroupPath, Error> {
         self.cpu.path_of(process)
     }
 
-    /// In a word, for people.
+    /// A short name for people.
     pub fn name(&self) -> &'static str {
         match [&self.cpu, &self.cpuset, &self.freezer].map(|one| one.version) {
             [Version::Two, Version::Two, Version::Two] => "v2",
@@ -99,7 +100,7 @@ impl Hierarchies {
     }
 }
 
-/// A line of mountinfo, as far as it matters here.
+/// The fields of a line of mountinfo that are needed here.
 struct Mounted<'a> {
     point: &'a str,
     kind: &'a str,
@@ -107,14 +108,16 @@ struct Mounted<'a> {
 }
 
 impl<'a> Mounted<'a> {
-    /// Only of whole hierarchies: what a container mounts of one shows others' cgroups by names
+    /// Accepts only whole hierarchies. In a container, a mount of a part shows cgroups by names
     /// that /proc does not use.
     fn parse(line: &'a str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(3);
-        let (root, point) = (before.next()?, before.next()?);
+        let root = before.next()?;
+        let point = before.next()?;
         let mut after = after.split(' ');
-        let (kind, options) = (after.next()?, after.nth(1)?);
+        let kind = after.next()?;
+        let options = after.nth(1)?;
         (root == "/").then_some(Self { point, kind, options })
     }
 
@@ -123,11 +126,12 @@ impl<'a> Mounted<'a> {
     }
 }
 
-/// The path that /proc/PID/cgroup has for a controller; for version 2 that is none.
+/// The path in /proc/PID/cgroup for a controller; the empty text stands for version 2.
 fn path_in<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
+        let controllers = fields.next()?;
+        let path = fields.next()?;
         controllers.split(',').any(|has| has == controller).then_some(path)
     })
 }
@@ -151,10 +155,10 @@ mod tests {
             .map(|one| (one.point.display().to_string(), one.version)))
     }
 
-    /// Goal: each controller is found where it is mounted, whatever the machine's mixture. Method:
-    /// version 1, both with controllers on one side, version 2, and what a container may show.
+    /// Goal: each controller is found where it is mounted, whatever the mixture. Method: version 1,
+    /// both versions with controllers on one side, version 2, and what a container may show.
     #[test]
-    fn controllers_are_found_where_they_are() {
+    fn controllers_are_found_where_they_are_mounted() {
         let old = ["cpu,cpuacct", "cpuset", "freezer"]
             .map(|name| (format!("/sys/fs/cgroup/{name}"), Version::One));
         assert_eq!(points(V1, ""), Ok(old.clone()));
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_says_where_it_is() {
+    fn the_path_of_a_process_is_found_by_controller() {
         let text = "9:name=systemd:/s\n2:cpu,cpuacct:/a/b\n3:cpuset:/c:d\n0::/e\n";
         assert_eq!(path_in(text, "cpu"), Some("/a/b"));
         assert_eq!(path_in(text, "cpuset"), Some("/c:d"));

@@ -1,8 +1,9 @@
-//! Cgroups as the kernel's own files: made, kept on CPUs, ranked, frozen, and asked what holds.
+//! Cgroups, by the kernel's own files: makes, confines, ranks and freezes them, and reads what
+//! holds.
 //!
-//! One path can lie in several hierarchies: on version 1 the CPU's shares, the CPUs and the freezer
-//! each have one of their own; on version 2 all three are one. [`Group`] is that path in all of
-//! those it takes, so that nothing above this folder asks for versions.
+//! One path can exist in several hierarchies. On version 1, CPU shares, CPUs and the freezer each
+//! have their own; on version 2 there is only one. [`Group`] is a path in all of them, so that code
+//! outside of this folder needs not distinguish versions.
 
 mod file;
 mod freezer;

@@ -1,12 +1,11 @@
-//! Where a cgroup lies.
+//! The path of a cgroup.
 
-/// Where a cgroup lies, from the root of its hierarchy: `/a/b`, and `/` for the root.
+/// The path of a cgroup from the root of its hierarchy: `/a/b`, and `/` for the root.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
 pub struct CgroupPath(String);
 
 impl CgroupPath {
-    /// As a user types it, with or without slashes at its ends; `None` if it is no path of a
-    /// cgroup.
+    /// Parses what a user types, with or without slashes at its ends; `None` if it is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let parts: Vec<&str> = text.trim_matches('/').split('/').collect();
         if parts == [""] {
@@ -39,7 +38,7 @@ impl CgroupPath {
         if parent.is_empty() { Self::root() } else { Self(parent.to_owned()) }
     }
 
-    /// Whether this is `other`, or lies below it.
+    /// Whether this is `other`, or is below it.
     pub fn is_within(&self, other: &Self) -> bool {
         other.is_root()
             || self
@@ -64,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_those_of_cgroups() {
+    fn only_paths_of_cgroups_are_accepted() {
         let parsed = |text: &str| CgroupPath::parse(text).map(|path| path.0);
         for text in ["elfen.slice", "/elfen.slice", "/elfen.slice/"] {
             assert_eq!(parsed(text).as_deref(), Some("/elfen.slice"), "{text}");

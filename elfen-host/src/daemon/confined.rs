@@ -1,23 +1,22 @@
-//! Services that are kept to their request lanes: `confine = true`.
+//! Confines services to their request lanes: `confine = true`.
 //!
-//! By the CPUs of their cgroup, which the kernel holds against whatever a service asks for itself.
-//! Once a second this looks whether that still is so. What is kept is noted, so that
+//! The cpuset of a service's cgroup confines it, whatever affinity the service requests. The daemon
+//! verifies this once a second. Confined cgroups are recorded in the run folder, so that
 //! `elfend --release` can undo it.
 
 use std::collections::BTreeMap;
 
-use super::log::{Level, gets_on, say};
+use super::log::{Level, PendingList, pet_watchdog, report};
 use super::release;
-use super::settings::{Lent, Which};
-use super::units::{Found, Units};
-use super::waiting::Waiting;
+use super::settings::{CgroupSelector, Lent};
+use super::units::{FoundCgroup, Units};
 use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::state::{Confined, Folder};
 use crate::fence::status::ConfinedStatus;
 use crate::systemd;
 
-/// What they are held by.
+/// What confining needs to know.
 pub(super) struct Terms<'a> {
     pub(super) hierarchies: &'a Hierarchies,
     pub(super) folder: &'a Folder,
@@ -25,45 +24,45 @@ pub(super) struct Terms<'a> {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Confining {
-    /// All that are kept, each with the CPUs that it was given last.
+pub(super) struct Confinement {
+    /// All confined cgroups, each with the CPUs that it was given last.
     kept: BTreeMap<CgroupPath, (ConfinedStatus, CpuSet)>,
 }
 
 /// One cgroup of a service.
-struct Place<'a> {
+struct ServiceCgroup<'a> {
     service: &'a str,
-    which: &'a Which,
+    which: &'a CgroupSelector,
     unit: Option<String>,
     group: Group,
     requests: CpuSet,
 }
 
-impl Confining {
-    /// Keeps what is to be kept, and lets go what the settings do not name any more.
-    pub(super) fn look(
+impl Confinement {
+    /// Confines the services with `confine`, and releases cgroups that the settings no longer list.
+    pub(super) fn enforce(
         &mut self,
         lent: &[Lent],
         terms: &Terms<'_>,
         units: &mut Units,
-        waiting: &mut Waiting,
+        pending: &mut PendingList,
     ) {
         for lent in lent.iter().filter(|lent| lent.confine) {
             let service = lent.service.as_deref().unwrap_or_default();
             for which in &lent.places {
-                gets_on();
-                if let Err(why) = self.keep(lent, which, terms, units) {
-                    waiting.add(&format!("service {service:?}"), &why);
+                pet_watchdog();
+                if let Err(why) = self.confine_service(lent, which, terms, units) {
+                    pending.add(&format!("service {service:?}"), &why);
                 }
             }
         }
-        self.let_go_of_others(lent, terms);
+        self.release_unlisted(lent, terms);
     }
 
-    fn keep(
+    fn confine_service(
         &mut self,
         lent: &Lent,
-        which: &Which,
+        which: &CgroupSelector,
         terms: &Terms<'_>,
         units: &mut Units,
     ) -> Result<(), String> {
@@ -71,26 +70,30 @@ impl Confining {
         if found.is_empty() {
             return Err(format!("{which} does not run"));
         }
-        for Found { unit, path, .. } in found {
+        for FoundCgroup { unit, path, .. } in found {
             let group = Group::new(terms.hierarchies, path);
             if !group.has_cpus() {
                 return Err(format!("there is no cgroup {}", group.path));
             }
-            let place = Place {
+            let place = ServiceCgroup {
                 service: lent.service.as_deref().unwrap_or_default(),
                 which,
                 unit,
                 group,
                 requests: lent.pairs.iter().map(|pair| pair.request).collect(),
             };
-            self.hold(&place, terms).map_err(|error| error.to_string())?;
+            self.confine_cgroup(&place, terms).map_err(|error| error.to_string())?;
         }
         Ok(())
     }
 
-    fn hold(&mut self, place: &Place<'_>, terms: &Terms<'_>) -> Result<(), Error> {
-        let Place { service, which, unit, group, requests } = place;
-        group.want_cpus()?;
+    fn confine_cgroup(
+        &mut self,
+        place: &ServiceCgroup<'_>,
+        terms: &Terms<'_>,
+    ) -> Result<(), Error> {
+        let ServiceCgroup { service, which, unit, group, requests } = place;
+        group.enable_cpuset()?;
         let above = group.parent().effective_cpus()?;
         let lanes = terms.online.map_or_else(|| requests.clone(), |now| requests.and(now));
         let lanes = lanes.and(&above);
@@ -105,34 +108,34 @@ impl Confining {
             path: group.path.clone(),
             unit: unit.clone(),
         };
-        terms.folder.note_confined(&noted).map_err(|error| Error::unnoted(&noted.path, error))?;
+        terms
+            .folder
+            .record_confined(&noted)
+            .map_err(|error| Error::unrecorded(&noted.path, error))?;
         if let Some(unit) = unit
             && let Err(error) = systemd::keep_to(unit, &wanted)
         {
-            say(Level::Warning, format_args!("unit {unit}: {error}; its files are written"));
+            report(Level::Warning, format_args!("unit {unit}: {error}; its files are written"));
         }
         if group.effective_cpus()? != wanted {
             group.keep_to(&wanted)?;
         }
         let repaired = match before {
             Some((status, last)) if *last == wanted => {
-                say(Level::Notice, format_args!("service {service:?} is on CPUs {wanted} again"));
+                report(Level::Notice, format_args!("service {service:?}: CPUs {wanted} restored"));
                 status.repaired + 1
             }
             Some((status, _)) => status.repaired,
             None => 0,
         };
         if before.is_none_or(|(_, last)| *last != wanted) {
-            match lanes.is_empty() {
-                true => say(
-                    Level::Error,
-                    format_args!("service {service:?} has no request lane left: it runs anywhere"),
-                ),
-                false => {
-                    let path = &group.path;
-                    let line = format_args!("service {service:?}: {path} is kept to CPUs {wanted}");
-                    say(Level::Info, line);
-                }
+            if lanes.is_empty() {
+                let why = "has no request lane left: it runs anywhere";
+                report(Level::Error, format_args!("service {service:?} {why}"));
+            } else {
+                let path = &group.path;
+                let line = format_args!("service {service:?}: {path} is kept to CPUs {wanted}");
+                report(Level::Info, line);
             }
         }
         let status = ConfinedStatus {
@@ -145,11 +148,12 @@ impl Confining {
         Ok(())
     }
 
-    /// A unit that does not run at the moment is not let go: it comes back where it was.
-    fn let_go_of_others(&mut self, lent: &[Lent], terms: &Terms<'_>) {
+    /// Releases cgroups that the settings no longer list. The cgroup of a listed unit stays
+    /// recorded while the unit does not run: it will have the same path again.
+    fn release_unlisted(&mut self, lent: &[Lent], terms: &Terms<'_>) {
         let noted = match terms.folder.confined() {
             Ok(noted) => noted,
-            Err(error) => return say(Level::Error, error),
+            Err(error) => return report(Level::Error, error),
         };
         let is_named = |one: &Confined| {
             let mut places = lent.iter().filter(|lent| lent.confine).flat_map(|lent| {
@@ -162,9 +166,12 @@ impl Confining {
             match release::set_free(one, terms.hierarchies, terms.folder) {
                 Ok(()) => {
                     self.kept.remove(&one.path);
-                    say(Level::Notice, format_args!("cgroup {} may run anywhere again", one.path));
+                    report(
+                        Level::Notice,
+                        format_args!("cgroup {} may run anywhere again", one.path),
+                    );
                 }
-                Err(error) => say(Level::Error, format_args!("cgroup {}: {error}", one.path)),
+                Err(error) => report(Level::Error, format_args!("cgroup {}: {error}", one.path)),
             }
         }
     }

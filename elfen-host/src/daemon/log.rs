@@ -1,5 +1,4 @@
-//! Lines of a daemon: with the priority that the journal reads where it listens, for people
-//! elsewhere.
+//! What the daemon reports: log lines, messages to systemd, and the list of what is pending.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -12,22 +11,23 @@ pub(super) enum Level {
     Info = 6,
 }
 
-pub(super) fn say(level: Level, line: impl fmt::Display) {
+/// Logs a line: with the priority that the journal reads, or with a name for people.
+pub(super) fn report(level: Level, line: impl fmt::Display) {
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let prefix = if journal { format!("<{}>", level as u8) } else { "elfend: ".to_owned() };
     let line = line.to_string().replace(|c: char| c.is_control(), " ");
-    // With stderr gone there is nobody left to tell, and the fences are more than words.
+    // If stderr is gone there is no other place for the line, and fences matter more.
     writeln!(io::stderr(), "{prefix}{line}").ok();
 }
 
-/// For systemd's watchdog. A look at many units may take longer than it waits, where systemd itself
-/// is slow to answer: so each step of it says this.
-pub(super) fn gets_on() {
-    notify("WATCHDOG=1");
+/// Tells systemd's watchdog that the daemon makes progress. A check of many units may take longer
+/// than the watchdog's limit if systemd itself answers slowly, so each step of it calls this.
+pub(super) fn pet_watchdog() {
+    notify_systemd("WATCHDOG=1");
 }
 
-/// What systemd is told of a service of type notify; nothing where it did not ask.
-pub(super) fn notify(words: &str) {
+/// Sends a message to systemd, if this is a service of type notify.
+pub(super) fn notify_systemd(words: &str) {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::UnixDatagram;
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -40,6 +40,34 @@ pub(super) fn notify(words: &str) {
         _ => socket.send_to(words.as_bytes(), &path),
     });
     if let Err(error) = sent {
-        say(Level::Warning, format_args!("systemd cannot be told {words:?}: {error}"));
+        report(Level::Warning, format_args!("telling systemd {words:?} failed: {error}"));
+    }
+}
+
+/// What the settings request but the daemon cannot do yet. Each entry is logged once.
+#[derive(Debug, Default)]
+pub(super) struct PendingList {
+    before: Vec<String>,
+    now: Vec<String>,
+}
+
+impl PendingList {
+    /// Begins a new round of checks.
+    pub(super) fn begin_round(&mut self) {
+        self.before = std::mem::take(&mut self.now);
+    }
+
+    pub(super) fn add(&mut self, what: &str, why: &str) {
+        let line = format!("{what} waits: {why}");
+        if !self.before.contains(&line) && !self.now.contains(&line) {
+            report(Level::Warning, &line);
+        }
+        if !self.now.contains(&line) {
+            self.now.push(line);
+        }
+    }
+
+    pub(super) fn lines(&self) -> &[String] {
+        &self.now
     }
 }

@@ -1,34 +1,34 @@
-//! `elfend`: fences, and the guards of their lanes.
+//! The daemon `elfend`: it enforces fences, and has their lanes guarded.
 //!
-//! Two processes. The *daemon* sees to the fences: once a second, and when somebody writes into
-//! one, it holds their promises against what the kernel says, and what cannot be held is frozen.
-//! The *keeper*, its child, holds the lanes' guards. Each survives the other's death by one rule: a
-//! fence that nobody guards, or whose promises nobody sees to, stands still. So the daemon freezes
-//! every fence before anything else when its keeper ends or hangs, and the keeper does when the
-//! daemon ends. On a stop fences stay frozen; `--release` lets them go for good.
+//! - The *daemon* process checks the fences, once a second and when a cgroup file of a fence is
+//!   written. It compares their guarantees with the state of the kernel, repairs what it can, and
+//!   freezes fences that it cannot repair.
+//! - The *guard process*, its child, runs the guards of all lanes.
+//!
+//! Fences without running guards, or without a daemon that checks them, are frozen. So the daemon
+//! first freezes every fence when the guard process ends or hangs, and the guard process does so
+//! when the daemon ends. A stopped daemon leaves its fences frozen; `--release` ends them.
 
-mod asked;
-mod beat;
 mod confined;
-mod fit;
-mod guarding;
-mod held;
-mod keeper;
-mod lent;
+mod fence_accounts;
+mod file_watch;
+mod guard_monitor;
+mod guard_process;
+mod heartbeat;
+mod lent_lanes;
 mod log;
-mod reflex;
+mod managed_fence;
+mod metrics_process;
 pub mod release;
 mod reload;
+mod requests;
+mod requirements;
 mod respawned;
-mod serving;
 pub mod settings;
 mod socket;
-mod tally;
 mod uevents;
 mod units;
-mod waiting;
 mod watchdog;
-mod written;
 
 use std::fs::File;
 use std::io;
@@ -44,38 +44,37 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use self::confined::Confining;
-use self::fit::fit;
-pub use self::fit::{offline, require};
-use self::guarding::Guarding;
-use self::held::Held;
-use self::keeper::Duties;
-use self::lent::Opened;
-use self::log::{Level, gets_on, notify, say};
-use self::serving::Serving;
-use self::settings::{Settings, Which};
+use self::confined::Confinement;
+use self::file_watch::FileWatch;
+use self::guard_monitor::GuardMonitor;
+use self::guard_process::GuardInputs;
+use self::lent_lanes::LentLanes;
+use self::log::{Level, PendingList, notify_systemd, pet_watchdog, report};
+use self::managed_fence::ManagedFence;
+use self::metrics_process::MetricsProcess;
+use self::requirements::fit;
+pub use self::requirements::{offline, require};
+use self::settings::{CgroupSelector, Settings};
 use self::socket::Listener;
 use self::uevents::Uevents;
-use self::units::{Found, Units};
-use self::waiting::Waiting;
+use self::units::{FoundCgroup, Units};
 use self::watchdog::Watchdog;
-use self::written::Written;
 use crate::affinity;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::cpulist::CpuSet;
 use crate::fence::state::Folder;
 use crate::fence::status::Frozen;
 use crate::run::hotplug::online;
-use crate::run::place;
+use crate::run::placement;
 
 const TICK_MS: u16 = 100;
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs until a signal ends it. `file` is where the settings are from.
+/// Runs the daemon until a signal ends it. `file` is the file of the settings.
 pub fn run(settings: Settings, file: &Path, folder: &Folder) -> Result<(), Failure> {
     let mut daemon = Daemon::start(settings, file, folder)?;
     let failed = |error: io::Error| Failure::new(Exit::Failed, "elfend", error, "start it again");
-    let ended = daemon.until_the_end();
+    let ended = daemon.run_until_signal();
     daemon.stop();
     ended.map_err(failed)
 }
@@ -83,27 +82,27 @@ pub fn run(settings: Settings, file: &Path, folder: &Folder) -> Result<(), Failu
 struct Daemon {
     settings: Settings,
     file: PathBuf,
-    /// The CPUs that it may run on, beside request lanes.
-    began_on: CpuSet,
+    /// The CPUs that the daemon could run on when it started, request lanes included.
+    initial_cpus: CpuSet,
     folder: Folder,
     _lock: File,
     hierarchies: Hierarchies,
     home: CgroupPath,
     nap: Arc<Nap>,
-    opened: Opened,
-    held: Vec<Held>,
+    lent_lanes: LentLanes,
+    fences: Vec<ManagedFence>,
     units: Units,
-    confining: Confining,
-    guarding: Guarding,
+    confinement: Confinement,
+    guards: GuardMonitor,
     watchdog: Watchdog,
-    serving: Serving,
+    metrics: MetricsProcess,
     online: Option<CpuSet>,
     listener: Listener,
     uevents: Option<Uevents>,
     signals: SignalFd,
-    looked: Option<Instant>,
-    waiting: Waiting,
-    written: Written,
+    checked_at: Option<Instant>,
+    pending: PendingList,
+    file_watch: FileWatch,
 }
 
 impl Daemon {
@@ -119,24 +118,27 @@ impl Daemon {
             Failure::new(Exit::Failed, &what, "another elfend has it", "stop that one first")
         })?;
         let mut ours = SigSet::empty();
-        let heeded = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
-        heeded.into_iter().for_each(|signal| ours.add(signal));
+        let handled = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
+        handled.into_iter().for_each(|signal| ours.add(signal));
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let signals = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None)
             .and_then(|()| SignalFd::with_flags(&ours, flags));
         let signals = signals
             .map_err(|error| Failure::new(Exit::Failed, "signals", error, "start it again"))?;
-        let began_on = affinity::allowed().unwrap_or_default();
-        // Where a cpuset of ours says otherwise, the daemon stays where it is.
-        let _left = place::leave_from(&began_on, &settings.requests());
+        let initial_cpus = affinity::allowed().unwrap_or_default();
+        // If a cpuset forbids this, the daemon stays where it is.
+        let _left = placement::avoid_lanes_within(&initial_cpus, &settings.requests());
         let nap = Arc::new(settings.open_nap()?);
         let socket = folder.socket();
         let listener = Listener::bind(&socket);
         let what = format!("socket {:?}", socket.display().to_string());
         let listener = listener.map_err(|error| failed(&what, &error))?;
-        let serving = Serving::bind(settings.metrics)?;
+        let metrics = MetricsProcess::bind(settings.metrics)?;
         let uevents = Uevents::open().inspect_err(|error| {
-            say(Level::Warning, format_args!("CPUs that go are seen at the next look: {error}"));
+            report(
+                Level::Warning,
+                format_args!("CPUs that go offline are noticed only once a second: {error}"),
+            );
         });
         let watchdog = Watchdog::start(folder, &hierarchies, &home);
         let mut daemon = Self {
@@ -144,59 +146,62 @@ impl Daemon {
             _lock: lock,
             hierarchies,
             home,
-            opened: lent::open_all(&settings, &nap)?,
+            lent_lanes: lent_lanes::open_all(&settings, &nap)?,
             nap,
-            held: Vec::new(),
+            fences: Vec::new(),
             units: Units::default(),
-            confining: Confining::default(),
-            guarding: Guarding::nobody(),
+            confinement: Confinement::default(),
+            guards: GuardMonitor::new(),
             watchdog,
-            serving,
+            metrics,
             online: online().map(|online| online.0),
             listener,
             uevents: uevents.ok(),
             signals,
-            looked: None,
-            waiting: Waiting::default(),
-            written: Written::default(),
+            checked_at: None,
+            pending: PendingList::default(),
+            file_watch: FileWatch::default(),
             file: file.to_owned(),
-            began_on,
+            initial_cpus,
             settings,
         };
-        daemon.warn_of_lanes();
-        daemon.take_fences();
+        daemon.warn_of_offline_lanes();
+        daemon.adopt_fences();
         daemon.require_fences()?;
-        daemon.mind_keeper();
+        daemon.check_guards();
         Ok(daemon)
     }
 
-    /// A cgroup of ours that cannot be made at the start is a mistake; a unit may come.
+    /// Requires that each cgroup named by path has become a fence. Units and patterns may come
+    /// later.
     fn require_fences(&mut self) -> Result<(), Failure> {
         let is_held = |fence: &&settings::Fence| match &fence.which {
-            Which::Cgroup(path) => self.held.iter().any(|held| held.group.path == *path),
-            Which::Cgroups(_) | Which::Unit(_) => true,
+            CgroupSelector::Cgroup(path) => {
+                self.fences.iter().any(|known| known.group.path == *path)
+            }
+            CgroupSelector::Cgroups(_) | CgroupSelector::Unit(_) => true,
         };
         if self.settings.fences.iter().all(|fence| is_held(&fence)) {
             return Ok(());
         }
-        let why = self.waiting.lines().join("; ");
+        let why = self.pending.lines().join("; ");
         Err(Failure::new(Exit::Failed, "elfend", why, "run it as root, or name another cgroup"))
     }
 
-    fn warn_of_lanes(&self) {
+    fn warn_of_offline_lanes(&self) {
         if let Some(gone) = offline(&self.settings) {
-            say(Level::Warning, format_args!("{gone}"));
+            report(Level::Warning, format_args!("{gone}"));
         }
     }
 
-    /// Whether every lane that a fence may use has channels to guard it by.
+    /// Whether every lane that a fence may use is open, so that it can be guarded.
     fn has_all_lanes(&self) -> bool {
-        self.opened.lanes.len() == self.settings.lent.len()
+        self.lent_lanes.lanes.len() == self.settings.lent.len()
     }
 
-    fn until_the_end(&mut self) -> io::Result<()> {
-        notify("READY=1");
-        say(Level::Info, format_args!("guards at home in {}", self.home));
+    fn run_until_signal(&mut self) -> io::Result<()> {
+        notify_systemd("READY=1");
+        report(Level::Info, format_args!("guards at home in {}", self.home));
         loop {
             self.wait()?;
             while let Some(signal) = self.signals.read_signal()? {
@@ -206,33 +211,35 @@ impl Daemon {
                     _ => {}
                 }
             }
-            self.mind_keeper();
-            self.watchdog.mind();
-            self.serving.mind(&self.folder.socket());
-            if self.uevents.as_mut().is_some_and(Uevents::heard) || self.looked.is_none() {
+            self.check_guards();
+            self.watchdog.ensure_running();
+            self.metrics.ensure_running(&self.folder.socket());
+            if self.uevents.as_mut().is_some_and(Uevents::cpu_changed) || self.checked_at.is_none()
+            {
                 self.online = online().map(|online| online.0);
             }
-            self.serve();
-            if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
-                self.look();
-                // What ended meanwhile speaks against running.
-                self.mind_keeper();
-            } else if self.written.heard() {
-                self.look_at_fences();
+            self.answer_requests();
+            if self.checked_at.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL) {
+                self.check_all();
+                // The check may have taken long: a guard process that ended meanwhile must freeze
+                // the fences before any is thawed.
+                self.check_guards();
+            } else if self.file_watch.was_written() {
+                self.check_fences();
             }
-            self.settle();
+            self.freeze_or_thaw();
         }
     }
 
     fn wait(&self) -> io::Result<()> {
         let borrow = |fd: i32| {
-            // SAFETY: the descriptors are the daemon's own, which keeps them during this call.
+            // SAFETY: the daemon owns these descriptors and keeps them open during this call.
             unsafe { BorrowedFd::borrow_raw(fd) }
         };
         let mut all = vec![self.signals.as_fd().as_raw_fd()];
         all.extend(self.listener.descriptors());
         all.extend(self.uevents.as_ref().map(Uevents::descriptor));
-        all.extend(self.guarding.awaited());
+        all.extend(self.guards.ready_fd());
         let mut waits: Vec<PollFd<'_>> =
             all.into_iter().map(|fd| PollFd::new(borrow(fd), PollFlags::POLLIN)).collect();
         match poll(&mut waits, PollTimeout::from(TICK_MS)) {
@@ -241,166 +248,175 @@ impl Daemon {
         }
     }
 
-    /// What is slow, once a second.
-    fn look(&mut self) {
-        self.looked = Some(Instant::now());
-        gets_on();
+    /// The slow checks, once a second.
+    fn check_all(&mut self) {
+        self.checked_at = Some(Instant::now());
+        pet_watchdog();
         self.online = online().map(|online| online.0);
-        if self.opened.awaited && self.someone_publishes() {
+        if self.lent_lanes.some_await_service && self.awaited_service_publishes() {
             self.freeze_all(&Frozen::Unguarded);
-            self.guarding.end();
-            // The channels of a service that publishes by now replace those without its page.
-            match lent::open_all(&self.settings, &self.nap) {
-                Ok(opened) => self.opened = opened,
-                Err(failure) => say(Level::Error, failure),
+            self.guards.stop();
+            // A service publishes by now: opens its lanes with its page.
+            match lent_lanes::open_all(&self.settings, &self.nap) {
+                Ok(opened) => self.lent_lanes = opened,
+                Err(failure) => report(Level::Error, failure),
             }
         }
-        self.waiting.begin();
-        self.take_fences();
+        self.pending.begin_round();
+        self.adopt_fences();
         self.confine();
-        self.written.follow(self.held.iter().map(|held| &held.group));
-        self.look_at_fences();
-        self.add_up();
+        self.file_watch.watch(self.fences.iter().map(|fence| &fence.group));
+        self.check_fences();
+        self.update_accounts();
     }
 
-    fn look_at_fences(&mut self) {
-        let (hierarchies, home, online) = (&self.hierarchies, &self.home, self.online.as_ref());
-        for held in &mut self.held {
-            gets_on();
-            held.look(hierarchies, home, online);
+    fn check_fences(&mut self) {
+        let hierarchies = &self.hierarchies;
+        let home = &self.home;
+        let online = self.online.as_ref();
+        for fence in &mut self.fences {
+            pet_watchdog();
+            fence.check(hierarchies, home, online);
         }
     }
 
-    /// Takes over what the kernel has counted of all fences.
-    fn add_up(&mut self) {
-        let known: Vec<Claim> = self.held.iter().map(|held| held.tally.claim()).collect();
-        let lanes = &self.opened.lanes;
-        self.held.iter_mut().for_each(|held| held.add_up(lanes, &known));
+    /// Adds what the kernel has counted to the accounts of all fences.
+    fn update_accounts(&mut self) {
+        let known: Vec<Claim> = self.fences.iter().map(|fence| fence.accounts.claim()).collect();
+        let lanes = &self.lent_lanes.lanes;
+        self.fences.iter_mut().for_each(|fence| fence.update_accounts(lanes, &known));
     }
 
-    /// Whether a service that was waited for has a page now.
-    fn someone_publishes(&self) -> bool {
+    /// Whether a service without a page so far publishes one now.
+    fn awaited_service_publishes(&self) -> bool {
         let has_page = |lent: &settings::Lent| {
-            let mut lanes = self.opened.lanes.iter();
+            let mut lanes = self.lent_lanes.lanes.iter();
             lanes.any(|lanes| lanes.order.pairs == lent.pairs && !lanes.awaits_service)
         };
         let mut waiting = self.settings.lent.iter().filter(|lent| !has_page(lent));
-        waiting.any(|lent| matches!(lent::published(lent), Ok(Some(Ok(_)))))
+        waiting.any(|lent| matches!(lent_lanes::service_page(lent), Ok(Some(Ok(_)))))
     }
 
     fn confine(&mut self) {
-        let (folder, online) = (&self.folder, self.online.as_ref());
+        let folder = &self.folder;
+        let online = self.online.as_ref();
         let terms = confined::Terms { hierarchies: &self.hierarchies, folder, online };
-        self.confining.look(&self.settings.lent, &terms, &mut self.units, &mut self.waiting);
+        self.confinement.enforce(&self.settings.lent, &terms, &mut self.units, &mut self.pending);
     }
 
-    fn settle(&mut self) {
+    fn freeze_or_thaw(&mut self) {
         let lacks_lanes = (!self.has_all_lanes()).then_some(Frozen::Unguarded);
-        let unguarded = self.guarding.against().or(lacks_lanes);
-        let (folder, online) = (&self.folder, self.online.as_ref());
-        self.held.iter_mut().for_each(|held| held.settle(folder, unguarded.as_ref(), online));
+        let unguarded = self.guards.reason_to_freeze().or(lacks_lanes);
+        let folder = &self.folder;
+        let online = self.online.as_ref();
+        self.fences
+            .iter_mut()
+            .for_each(|fence| fence.freeze_or_thaw(folder, unguarded.as_ref(), online));
     }
 
     fn freeze_all(&mut self, why: &Frozen) {
-        self.held.iter_mut().for_each(|held| held.freeze(why.clone()));
+        self.fences.iter_mut().for_each(|fence| fence.freeze(why.clone()));
     }
 
-    /// Takes over what is there of the fences that are asked for, and lets go of those whose cgroup
-    /// is gone.
-    fn take_fences(&mut self) {
-        let (folder, units) = (&self.folder, |held: &Held| held.group.exists());
-        self.held.retain(|held| {
-            let stays = units(held)
-                || self.settings.fences.iter().any(
-                    |fence| matches!(&fence.which, Which::Cgroup(path) if *path == held.group.path),
-                );
+    /// Takes over the cgroups of the fences in the settings, and drops fences whose cgroup is gone.
+    fn adopt_fences(&mut self) {
+        let folder = &self.folder;
+        self.fences.retain(|fence| {
+            let is_listed = |listed: &settings::Fence| match &listed.which {
+                CgroupSelector::Cgroup(path) => *path == fence.group.path,
+                CgroupSelector::Cgroups(_) | CgroupSelector::Unit(_) => false,
+            };
+            let stays = fence.group.exists() || self.settings.fences.iter().any(is_listed);
             if !stays {
-                held.tally.end(&self.opened.lanes);
-                say(Level::Info, format_args!("fence {:?}: its cgroup is gone", held.name));
-                // The next start of a daemon finds a note of a cgroup that is not there.
-                folder.forget(&held.name).ok();
+                fence.accounts.disclaim(&self.lent_lanes.lanes);
+                report(Level::Info, format_args!("fence {:?}: its cgroup is gone", fence.name));
+                // If this fails, the next daemon finds a record of a cgroup that does not exist.
+                folder.forget(&fence.name).ok();
             }
             stays
         });
-        for fence in self.settings.fences.clone() {
-            gets_on();
-            match self.units.find(&fence.which, &self.hierarchies) {
+        for listed in self.settings.fences.clone() {
+            pet_watchdog();
+            match self.units.find(&listed.which, &self.hierarchies) {
                 Ok(found) => {
                     if found.is_empty() {
-                        let none = match &fence.which {
-                            Which::Unit(unit) => format!("unit {unit} does not run"),
+                        let none = match &listed.which {
+                            CgroupSelector::Unit(unit) => format!("unit {unit} does not run"),
                             which => format!("there is no {which}"),
                         };
-                        self.wait_for(&fence.name, &none);
+                        self.add_pending(&listed.name, &none);
                     }
-                    found.into_iter().for_each(|found| self.take(&fence, found));
+                    found.into_iter().for_each(|found| self.adopt_fence(&listed, found));
                 }
-                Err(error) => self.wait_for(&fence.name, &error.to_string()),
+                Err(error) => self.add_pending(&listed.name, &error.to_string()),
             }
         }
     }
 
-    fn wait_for(&mut self, name: &str, why: &str) {
-        self.waiting.add(&format!("fence {name:?}"), why);
+    fn add_pending(&mut self, name: &str, why: &str) {
+        self.pending.add(&format!("fence {name:?}"), why);
     }
 
-    fn take(&mut self, fence: &settings::Fence, found: Found) {
+    /// Takes over one cgroup of a fence in the settings, unless it is taken over already.
+    fn adopt_fence(&mut self, listed: &settings::Fence, found: FoundCgroup) {
         let group = Group::new(&self.hierarchies, found.path.clone());
-        let shares = |held: &&Held| {
-            held.group.path.is_within(&group.path) || group.path.is_within(&held.group.path)
+        let shares = |fence: &&ManagedFence| {
+            fence.group.path.is_within(&group.path) || group.path.is_within(&fence.group.path)
         };
-        if let Some(held) = self.held.iter().find(shares) {
-            let (path, other) = (&group.path, &held.name);
-            let why = match *path == held.group.path {
-                true if held.which == fence.which => return,
-                true => format!("{path} is fence {other:?} already"),
-                false => {
-                    let its = &held.group.path;
-                    format!("{path} and {its}, fence {other:?}: one is inside of the other")
-                }
+        if let Some(known) = self.fences.iter().find(shares) {
+            let path = &group.path;
+            let other = &known.name;
+            let why = if *path != known.group.path {
+                let its = &known.group.path;
+                format!("{path} and {its}, fence {other:?}: one is inside of the other")
+            } else if known.which == listed.which {
+                return;
+            } else {
+                format!("{path} is fence {other:?} already")
             };
-            return self.wait_for(&fence.name, &why);
+            return self.add_pending(&listed.name, &why);
         }
-        let made = match &fence.which {
-            Which::Cgroup(_) => group.make().map_err(|error| error.to_string()),
-            Which::Cgroups(_) => group.want_cpus().map_err(|error| error.to_string()),
-            Which::Unit(_) => Ok(()),
+        let made = match &listed.which {
+            CgroupSelector::Cgroup(_) => group.make().map_err(|error| error.to_string()),
+            CgroupSelector::Cgroups(_) => group.enable_cpuset().map_err(|error| error.to_string()),
+            CgroupSelector::Unit(_) => Ok(()),
         };
-        let taken = made.and_then(|()| fit(&group, &self.settings.lent)).and_then(|()| {
-            let held = Held::take(fence, found, group, &self.folder);
-            held.map_err(|error| error.to_string())
+        let adopted = made.and_then(|()| fit(&group, &self.settings.lent)).and_then(|()| {
+            let fence = ManagedFence::adopt(listed, found, group, &self.folder);
+            fence.map_err(|error| error.to_string())
         });
-        match taken {
-            Ok(held) => self.held.push(held),
-            Err(why) => self.wait_for(&fence.name, &why),
+        match adopted {
+            Ok(fence) => self.fences.push(fence),
+            Err(why) => self.add_pending(&listed.name, &why),
         }
     }
 
-    fn mind_keeper(&mut self) {
-        let held = &mut self.held;
-        self.guarding.mind(|why| held.iter_mut().for_each(|held| held.freeze(why.clone())));
-        if !self.guarding.may_start() || !self.has_all_lanes() {
+    /// Checks the guard process, and starts another one if it is time to.
+    fn check_guards(&mut self) {
+        let fences = &mut self.fences;
+        self.guards.check(|why| fences.iter_mut().for_each(|fence| fence.freeze(why.clone())));
+        if !self.guards.may_start() || !self.has_all_lanes() {
             return;
         }
-        self.guarding.start(&Duties {
-            lanes: &self.opened.lanes,
+        self.guards.start(&GuardInputs {
+            lanes: &self.lent_lanes.lanes,
             nap: &self.nap,
-            looks: self.settings.looks,
+            poll_timing: self.settings.poll_timing,
             folder: &self.folder,
             hierarchies: &self.hierarchies,
         });
     }
 
     fn stop(&mut self) {
-        notify("STOPPING=1");
+        notify_systemd("STOPPING=1");
         self.freeze_all(&Frozen::Unguarded);
-        self.guarding.end();
-        self.held.iter().for_each(|held| held.tally.end(&self.opened.lanes));
-        let frozen = self.held.iter().map(|held| held.name.as_str()).collect::<Vec<_>>();
+        self.guards.stop();
+        self.fences.iter().for_each(|fence| fence.accounts.disclaim(&self.lent_lanes.lanes));
+        let frozen = self.fences.iter().map(|fence| fence.name.as_str()).collect::<Vec<_>>();
         if !frozen.is_empty() {
             let names = frozen.join(", ");
             let until = "frozen until it is back, or until `elfend --release`";
-            say(Level::Notice, format_args!("stopped; {until}: {names}"));
+            report(Level::Notice, format_args!("stopped; {until}: {names}"));
         }
     }
 }

@@ -1,33 +1,34 @@
-//! Giving up what the daemon holds: `elfend --release`, and what the settings do not name any more.
+//! Releases fences and confined services: for `elfend --release`, and when the settings no longer
+//! list them.
 //!
-//! What is inside runs on, on every CPU that its parent has, as an ordinary cgroup.
+//! Their processes go on, on every CPU of the parent cgroup.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
 
 use crate::cgroup::{Error, Group, Hierarchies};
 use crate::cpulist::CpuSet;
-use crate::fence::state::{Confined, Folder, Noted};
+use crate::fence::state::{Confined, Folder, RecordedFence};
 use crate::systemd;
 
-/// What has been let go.
+/// What was released.
 #[derive(Debug, Default)]
 pub struct Released {
-    pub fences: Vec<Noted>,
+    pub fences: Vec<RecordedFence>,
     pub services: Vec<Confined>,
 }
 
-/// Lets everything go that is noted. A cgroup that is gone is let go already.
+/// Releases everything that is recorded. A cgroup that is gone counts as released.
 pub fn release(folder: &Folder) -> Result<Released, Failure> {
     let failed = |why: &dyn std::fmt::Display, fix: &str| {
-        Failure::new(Status::Failed, "letting fences go", why, fix)
+        Failure::new(Status::Failed, "releasing fences", why, fix)
     };
-    let read = || Ok(Released { fences: folder.noted()?, services: folder.confined()? });
+    let read = || Ok(Released { fences: folder.recorded_fences()?, services: folder.confined()? });
     let noted = read().map_err(|error: std::io::Error| failed(&error, "remove that file"))?;
-    let lock = match folder.path().exists() {
-        true => folder.lock().map_err(|error| failed(&error, "run it as root"))?,
-        false => return Ok(noted),
-    };
+    if !folder.path().exists() {
+        return Ok(noted);
+    }
+    let lock = folder.lock().map_err(|error| failed(&error, "run it as root"))?;
     let _lock = lock.ok_or_else(|| failed(&"elfend runs, and holds them", "stop it first"))?;
     let hierarchies = Hierarchies::read().map_err(|error| failed(&error, "see `elfen doctor`"))?;
     for fence in &noted.fences {
@@ -41,13 +42,13 @@ pub fn release(folder: &Folder) -> Result<Released, Failure> {
     Ok(noted)
 }
 
-/// Stops everything that is noted, for whoever finds neither the daemon nor its guards: as the unit
-/// does when both have been killed. The next daemon lets go what it can guard.
-pub fn freeze(folder: &Folder) -> Result<Vec<Noted>, Failure> {
+/// Freezes every recorded fence when neither daemon nor guards run. The unit calls this when both
+/// have been killed. The next daemon thaws the fences that it can guard.
+pub fn freeze(folder: &Folder) -> Result<Vec<RecordedFence>, Failure> {
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Status::Failed, "freezing fences", error, "run it as root")
     };
-    let noted = folder.noted().map_err(|error| failed(&error))?;
+    let noted = folder.recorded_fences().map_err(|error| failed(&error))?;
     let mut frozen = Vec::new();
     let mut refused = Vec::new();
     for fence in noted {
@@ -63,8 +64,8 @@ pub fn freeze(folder: &Folder) -> Result<Vec<Noted>, Failure> {
     }
 }
 
-/// An ordinary cgroup out of a fence.
-pub(super) fn open(fence: &Noted, group: &Group, folder: &Folder) -> Result<(), Error> {
+/// Turns a fence into an ordinary cgroup.
+pub(super) fn open(fence: &RecordedFence, group: &Group, folder: &Folder) -> Result<(), Error> {
     let opened = group.parent().effective_memory().and_then(|nodes| {
         let release = |unit: &str, all: &CpuSet| systemd::release(unit, all, &nodes);
         tell(fence.unit.as_deref(), group, release)?;
@@ -76,7 +77,7 @@ pub(super) fn open(fence: &Noted, group: &Group, folder: &Folder) -> Result<(), 
     forget(group, opened, || folder.forget(&fence.name))
 }
 
-/// A service that may run anywhere again.
+/// Lets a confined service run on any CPU.
 pub(super) fn set_free(
     service: &Confined,
     hierarchies: &Hierarchies,
@@ -88,7 +89,7 @@ pub(super) fn set_free(
     forget(&group, freed, || folder.forget_confined(service))
 }
 
-/// systemd first, where it owns the cgroup.
+/// Sets properties in systemd first, where it owns the cgroup.
 fn tell(
     unit: Option<&str>,
     group: &Group,
@@ -97,7 +98,7 @@ fn tell(
     let Some(unit) = unit else { return Ok(()) };
     let all = group.parent().effective_cpus()?;
     if let Err(error) = tell(unit, &all) {
-        warn(&format!("unit {unit}: {error}; its files are written"));
+        warn(&format!("unit {unit}: {error}; writing the cgroup's files instead"));
     }
     Ok(())
 }
@@ -109,6 +110,6 @@ fn forget(
 ) -> Result<(), Error> {
     match done {
         Err(error) if !error.is_gone() => Err(error),
-        _ => forget().map_err(|error| Error::unnoted(&group.path, error)),
+        _ => forget().map_err(|error| Error::unrecorded(&group.path, error)),
     }
 }

@@ -1,68 +1,72 @@
-//! The settings file read anew, at SIGHUP.
+//! Reads the settings file again, at SIGHUP.
 //!
-//! All that can fail is done before anything is changed: a file that is wrong, or lanes that cannot
-//! be opened, leave everything as it was. Then the fences stand still until other guards stand.
+//! All that can fail comes before any change: an invalid file, or lanes that cannot be opened,
+//! leave everything as it was. Then the fences stay frozen until new guards run.
 
 use std::sync::Arc;
 
 use elfen_console::failure::{Failure, Status as Exit};
 
-use super::log::{Level, say};
+use super::log::{Level, report};
 use super::settings::Settings;
 use super::units::Units;
-use super::{Daemon, lent, release, require};
+use super::{Daemon, lent_lanes, release, require};
 use crate::fence::status::Frozen;
-use crate::run::place;
+use crate::run::placement;
 
 impl Daemon {
     pub(super) fn reload(&mut self) {
-        match self.read_anew() {
-            Ok(()) => say(Level::Notice, "the settings were read anew"),
-            Err(why) => say(Level::Error, format_args!("the settings stay as they were: {why}")),
+        match self.read_settings_again() {
+            Ok(()) => report(Level::Notice, "the settings were read again"),
+            Err(why) => report(Level::Error, format_args!("the settings stay as they were: {why}")),
         }
     }
 
-    fn read_anew(&mut self) -> Result<(), Failure> {
+    fn read_settings_again(&mut self) -> Result<(), Failure> {
         let settings = Settings::open(&self.file)
             .map_err(|error| Failure::new(Exit::Usage, "reading them", error, "correct it"))?;
         require(&settings)?;
         let nap = Arc::new(settings.open_nap()?);
-        let opened = lent::open_all(&settings, &nap)?;
-        let serving = self.serving.rebind(settings.metrics)?;
+        let opened = lent_lanes::open_all(&settings, &nap)?;
+        let metrics = self.metrics.rebind(settings.metrics)?;
         self.freeze_all(&Frozen::Unguarded);
-        self.guarding.end();
-        // Where a cpuset of ours says otherwise, the daemon stays where it is.
-        let _left = place::leave_from(&self.began_on, &settings.requests());
-        (self.settings, self.nap, self.opened) = (settings, nap, opened);
+        self.guards.stop();
+        // If a cpuset forbids this, the daemon stays where it is.
+        let _left = placement::avoid_lanes_within(&self.initial_cpus, &settings.requests());
+        self.settings = settings;
+        self.nap = nap;
+        self.lent_lanes = opened;
         self.units = Units::default();
-        if let Some(serving) = serving {
-            self.serving = serving;
+        if let Some(metrics) = metrics {
+            self.metrics = metrics;
         }
-        self.warn_of_lanes();
-        self.keep_what_is_named();
-        self.look();
+        self.warn_of_offline_lanes();
+        self.release_unlisted_fences();
+        self.check_all();
         Ok(())
     }
 
-    /// A fence that the file does not name any more is an ordinary cgroup again, as by `--release`.
-    fn keep_what_is_named(&mut self) {
-        let (folder, fences) = (&self.folder, &self.settings.fences);
-        self.held.retain_mut(|held| {
-            let named = fences.iter().find(|fence| fence.which == held.which);
-            let done = match named {
-                Some(fence) => held.follow(fence, folder),
-                None => release::open(&held.noted(), &held.group, folder),
+    /// Turns fences that the file no longer lists into ordinary cgroups, as `--release` does.
+    fn release_unlisted_fences(&mut self) {
+        let folder = &self.folder;
+        let fences = &self.settings.fences;
+        self.fences.retain_mut(|fence| {
+            let listed = fences.iter().find(|listed| listed.which == fence.which);
+            let done = match listed {
+                Some(listed) => fence.apply_settings(listed, folder),
+                None => release::open(&fence.to_record(), &fence.group, folder),
             };
             match done {
-                Ok(()) if named.is_none() => {
-                    let (name, path) = (&held.name, &held.group.path);
+                Ok(()) if listed.is_none() => {
+                    let name = &fence.name;
+                    let path = &fence.group.path;
                     let line = format_args!("fence {name:?}: {path} is an ordinary cgroup again");
-                    say(Level::Notice, line);
+                    report(Level::Notice, line);
                 }
                 Ok(()) => {}
-                Err(error) => say(Level::Error, format_args!("fence {:?}: {error}", held.name)),
+                Err(error) => report(Level::Error, format_args!("fence {:?}: {error}", fence.name)),
             }
-            named.is_some()
+            listed.is_some()
         });
     }
 }

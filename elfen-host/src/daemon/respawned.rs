@@ -1,4 +1,4 @@
-//! A child of the daemon that is started again where it has ended.
+//! A child process of the daemon that is started again when it has ended.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,21 +7,21 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::log::{Level, say};
+use super::log::{Level, report};
 
-/// One that ends again and again is started this often.
+/// The shortest time between two starts.
 const LEAST_LIFE: Duration = Duration::from_secs(1);
 
-/// Ends with the daemon.
+/// Dropping this ends the process.
 #[derive(Debug, Default)]
-pub(super) struct Respawned {
+pub(super) struct RespawnedChild {
     process: Option<Pid>,
-    began: Option<Instant>,
+    started_at: Option<Instant>,
 }
 
-impl Respawned {
-    /// Starts it where it does not run.
-    pub(super) fn mind(
+impl RespawnedChild {
+    /// Starts the process if it does not run.
+    pub(super) fn ensure_running(
         &mut self,
         name: &str,
         start: impl FnOnce() -> io::Result<Pid>,
@@ -31,11 +31,11 @@ impl Respawned {
             if ended == Ok(WaitStatus::StillAlive) {
                 return Ok(());
             }
-            say(Level::Warning, format_args!("the {name} has ended: {ended:?}"));
+            report(Level::Warning, format_args!("the {name} has ended: {ended:?}"));
             self.process = None;
         }
-        if self.began.is_none_or(|began| began.elapsed() >= LEAST_LIFE) {
-            self.began = Some(Instant::now());
+        if self.started_at.is_none_or(|started_at| started_at.elapsed() >= LEAST_LIFE) {
+            self.started_at = Some(Instant::now());
             self.process = Some(start()?);
         }
         Ok(())
@@ -43,14 +43,14 @@ impl Respawned {
 
     pub(super) fn end(&mut self) {
         if let Some(process) = self.process.take() {
-            // The daemon's child; both can fail only if it is gone already.
+            // The process is our child. Both calls fail only if it has ended and was reaped.
             let _ended = kill(process, Signal::SIGKILL);
             let _reaped = waitpid(process, None);
         }
     }
 }
 
-impl Drop for Respawned {
+impl Drop for RespawnedChild {
     fn drop(&mut self) {
         self.end();
     }

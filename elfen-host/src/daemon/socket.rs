@@ -1,8 +1,8 @@
-//! The daemon's socket: who asks, and what.
+//! The daemon's socket: reads requests, and names the processes that sent them.
 //!
-//! One request and one answer for each connection, each a message of its own. The kernel names the
-//! process that asks. A silent connection is closed after a while, and sooner if its user has many
-//! or all places are taken: silent processes of one user must not keep others waiting.
+//! Each connection has one request and one answer, each in one message. The kernel names the peer
+//! process. A silent connection is closed after a while, and earlier if its user has many or all
+//! places are taken, so that silent processes of one user cannot keep others waiting.
 
 use std::io;
 use std::mem::size_of;
@@ -16,14 +16,14 @@ use nix::unistd::Group as UserGroup;
 use crate::fence::status::{Answer, LONGEST_REQUEST, Request, address};
 use crate::pidfd::has_ended;
 
-/// Whose members may put themselves into a fence.
+/// The group whose members may put themselves into a fence.
 const GROUP: &str = "elfen";
 const MOST_CONNECTIONS: usize = 64;
-/// Silent ones of one user.
+/// How many silent connections one user may have.
 const MOST_OF_ONE_USER: usize = 8;
-/// What is taken in one round; the rest waits in the kernel.
+/// How many connections are accepted in one round; the rest waits in the kernel.
 const MOST_AT_ONCE: usize = 256;
-const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// The process at the other end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,8 +33,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Whether it has CAP_SYS_ADMIN in our own user namespace. The caller makes sure afterwards
-    /// that the process has not ended meanwhile.
+    /// Whether the process has CAP_SYS_ADMIN in our own user namespace. The caller verifies
+    /// afterwards that the process has not ended meanwhile.
     pub(super) fn is_administrator(self) -> bool {
         const CAP_SYS_ADMIN: u32 = 21;
         let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/user")).ok();
@@ -60,20 +60,20 @@ struct Connection {
 pub(super) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// [`GROUP`], looked up once: the lookup may take as long as a directory server.
+    /// The id of [`GROUP`], looked up once: a directory server may answer slowly.
     group: Option<u32>,
-    /// In the order in which they came.
+    /// Silent connections, the oldest first.
     open: Vec<Connection>,
 }
 
 impl Listener {
-    /// The caller holds the folder's lock: what is there is left over.
+    /// The caller holds the folder's lock, so a socket at this path is a leftover.
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
         match std::fs::symlink_metadata(path) {
             Ok(found) => {
                 use std::os::unix::fs::FileTypeExt;
                 if !found.file_type().is_socket() {
-                    return Err(io::Error::other("it is there, and no socket"));
+                    return Err(io::Error::other("the path exists and is not a socket"));
                 }
                 std::fs::remove_file(path)?;
             }
@@ -87,7 +87,7 @@ impl Listener {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just given us this descriptor.
+        // SAFETY: the kernel has just created this descriptor for us.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: the kernel reads `length` bytes of `address`.
         if unsafe { libc::bind(fd, (&raw const address).cast(), length) } != 0 {
@@ -103,38 +103,39 @@ impl Listener {
         Ok(Self { socket, path: path.to_owned(), group, open: Vec::new() })
     }
 
-    /// What to wait for.
+    /// The descriptors to poll.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
         let connections = self.open.iter().map(|connection| connection.socket.as_raw_fd());
         std::iter::once(self.socket.as_raw_fd()).chain(connections).collect()
     }
 
-    /// Takes new connections, and reads what has been asked.
-    pub(super) fn asked(&mut self) -> Vec<Asked> {
-        let mut asked = Vec::new();
+    /// Accepts new connections, and reads the requests that have arrived.
+    pub(super) fn requests(&mut self) -> Vec<ReceivedRequest> {
+        let mut requests = Vec::new();
         for _ in 0..MOST_AT_ONCE {
             let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            let nobody = std::ptr::null_mut::<libc::sockaddr>();
-            let none = std::ptr::null_mut::<libc::socklen_t>();
-            // SAFETY: the kernel is given nowhere to write the address to, and writes none.
-            let fd = unsafe { libc::accept4(self.socket.as_raw_fd(), nobody, none, flags) };
+            let no_address = std::ptr::null_mut::<libc::sockaddr>();
+            let no_length = std::ptr::null_mut::<libc::socklen_t>();
+            // SAFETY: with null pointers the kernel does not write the peer's address.
+            let fd =
+                unsafe { libc::accept4(self.socket.as_raw_fd(), no_address, no_length, flags) };
             if fd < 0 {
                 break;
             }
-            // SAFETY: the kernel has just given us this descriptor.
+            // SAFETY: the kernel has just created this descriptor for us.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-            let Ok(who) = credentials(fd) else { continue };
-            let connection = Connection { socket, user: who.uid, since: Instant::now() };
-            self.hear(connection, &mut asked);
+            let Ok(peer) = credentials(fd) else { continue };
+            let connection = Connection { socket, user: peer.uid, since: Instant::now() };
+            self.read_request(connection, &mut requests);
         }
         for connection in std::mem::take(&mut self.open) {
-            self.hear(connection, &mut asked);
+            self.read_request(connection, &mut requests);
         }
-        asked
+        requests
     }
 
-    /// Reads what a connection has asked; it is kept while it is silent.
-    fn hear(&mut self, connection: Connection, asked: &mut Vec<Asked>) {
+    /// Reads the request of a connection, which is kept while it is silent.
+    fn read_request(&mut self, connection: Connection, requests: &mut Vec<ReceivedRequest>) {
         let mut text = [0; LONGEST_REQUEST + 1];
         let fd = connection.socket.as_raw_fd();
         // SAFETY: the kernel writes at most `text.len()` bytes into `text`.
@@ -142,64 +143,70 @@ impl Listener {
         match usize::try_from(got) {
             Ok(0) => {}
             Ok(length) => {
-                asked.push(Asked::read(connection.socket, &text[..length], self.group));
+                requests.push(ReceivedRequest::read(
+                    connection.socket,
+                    &text[..length],
+                    self.group,
+                ));
             }
             Err(_) => {
                 let waits = io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock;
-                if waits && connection.since.elapsed() < SILENCE {
-                    self.keep(connection);
+                if waits && connection.since.elapsed() < SILENCE_MAX {
+                    self.keep_waiting(connection);
                 }
             }
         }
     }
 
-    /// The oldest connection of the user who has the most gives way.
-    fn keep(&mut self, connection: Connection) {
+    /// Keeps a silent connection. If there are too many, drops the oldest of the user with the
+    /// most.
+    fn keep_waiting(&mut self, connection: Connection) {
         let of = |open: &[Connection], user| open.iter().filter(|one| one.user == user).count();
-        let crowd = match of(&self.open, connection.user) {
+        let crowded_user = match of(&self.open, connection.user) {
             MOST_OF_ONE_USER.. => Some(connection.user),
             _ if self.open.len() >= MOST_CONNECTIONS => {
                 self.open.iter().map(|one| one.user).max_by_key(|&user| of(&self.open, user))
             }
             _ => None,
         };
-        if let Some(at) = self.open.iter().position(|one| Some(one.user) == crowd) {
+        if let Some(at) = self.open.iter().position(|one| Some(one.user) == crowded_user) {
             self.open.remove(at);
         }
         self.open.push(connection);
     }
 }
 
-/// What a connection has asked; the request is the reason if it is none.
+/// A request that has arrived, or why it is invalid.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ReceivedRequest {
     socket: OwnedFd,
     pub(super) request: Result<(Peer, Request), String>,
 }
 
-impl Asked {
+impl ReceivedRequest {
     fn read(socket: OwnedFd, text: &[u8], group: Option<u32>) -> Self {
         let request = if text.len() > LONGEST_REQUEST {
             Err(format!("a request has at most {LONGEST_REQUEST} bytes"))
         } else {
-            serde_json::from_slice(text).map_err(|error| format!("it is no request: {error}"))
+            serde_json::from_slice(text).map_err(|error| format!("invalid request: {error}"))
         };
         let peer = peer(socket.as_raw_fd(), group);
-        let peer = peer.map_err(|error| format!("the kernel does not say who asks: {error}"));
+        let peer = peer.map_err(|error| format!("the kernel does not name the peer: {error}"));
         Self { request: request.and_then(|request| Ok((peer?, request))), socket }
     }
 
-    /// Who does not read the answer goes without. `handed` are descriptors that go with it.
-    pub(super) fn answer(self, answer: &Answer, handed: &[RawFd]) {
+    /// Sends the answer with the descriptors `files`. A peer that does not read loses the answer.
+    pub(super) fn answer(self, answer: &Answer, files: &[RawFd]) {
         let text = serde_json::to_vec(answer).unwrap_or_default();
-        let _gone = pages::answer(self.socket.as_raw_fd(), &text, handed);
+        let _gone = pages::answer(self.socket.as_raw_fd(), &text, files);
     }
 
-    /// Whether the process that asked is gone: then its id may be another's by now. It has hung up,
-    /// or has ended with its end of the connection in somebody else's hands.
+    /// Whether the process that sent the request is gone, so that another process may have its id.
+    /// It has closed the connection, or has ended while another process has its end open.
     pub(super) fn is_gone(&self) -> bool {
         let mut byte = 0_u8;
-        let (fd, flags) = (self.socket.as_raw_fd(), libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        let fd = self.socket.as_raw_fd();
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: the kernel writes at most one byte.
         let hung_up = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, flags) == 0 };
         hung_up || process_of(fd).is_some_and(|process| has_ended(&process))
@@ -208,36 +215,37 @@ impl Asked {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A process that forked off has a copy of this, and never drops it.
+        // A forked process has a copy of this, and never drops it.
         std::fs::remove_file(&self.path).ok();
     }
 }
 
-/// The process that connected, as it was then.
+/// The peer's credentials at the time when it connected.
 fn credentials(fd: RawFd) -> io::Result<libc::ucred> {
-    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the kernel writes at most `length` bytes into a ucred.
     let got = unsafe {
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        libc::getsockopt(fd, level, option, (&raw mut who).cast(), &raw mut length)
+        let level = libc::SOL_SOCKET;
+        let option = libc::SO_PEERCRED;
+        libc::getsockopt(fd, level, option, (&raw mut credentials).cast(), &raw mut length)
     };
     if got != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(who)
+    Ok(credentials)
 }
 
 fn peer(fd: RawFd, group: Option<u32>) -> io::Result<Peer> {
-    let who = credentials(fd)?;
-    // 0: a process of another pid namespace, which has no id here.
-    let pid = u32::try_from(who.pid).ok().filter(|&pid| pid != 0);
+    let peer = credentials(fd)?;
+    // 0 is a process of another pid namespace, which has no id here.
+    let pid = u32::try_from(peer.pid).ok().filter(|&pid| pid != 0);
     let pid = pid.ok_or_else(|| io::Error::other("it has no process id here"))?;
-    let in_group = group.is_some_and(|group| who.gid == group || groups(fd).contains(&group));
-    Ok(Peer { pid, may_enter: who.uid == 0 || in_group })
+    let in_group = group.is_some_and(|group| peer.gid == group || groups(fd).contains(&group));
+    Ok(Peer { pid, may_enter: peer.uid == 0 || in_group })
 }
 
-/// The process at the other end itself, whoever has its id; `None` on a kernel before 6.5.
+/// A pidfd of the peer process, which stays correct when its id is reused. `None` before Linux 6.5.
 fn process_of(fd: RawFd) -> Option<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut process: RawFd = -1;
@@ -247,18 +255,19 @@ fn process_of(fd: RawFd) -> Option<OwnedFd> {
         let level = libc::SOL_SOCKET;
         libc::getsockopt(fd, level, SO_PEERPIDFD, (&raw mut process).cast(), &raw mut length)
     };
-    // SAFETY: the kernel has just given us this descriptor.
+    // SAFETY: the kernel has just created this descriptor for us.
     (got == 0).then(|| unsafe { OwnedFd::from_raw_fd(process) })
 }
 
-/// The further groups of the process at the other end; none where the kernel does not say.
+/// The supplementary groups of the peer process; none where the kernel does not say.
 fn groups(fd: RawFd) -> Vec<u32> {
     let mut groups = vec![0_u32; 1 << 10];
     let bytes = groups.len() * size_of::<u32>();
     let mut length = libc::socklen_t::try_from(bytes).unwrap_or(0);
     // SAFETY: the kernel writes at most `length` bytes into `groups`.
     let got = unsafe {
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERGROUPS);
+        let level = libc::SOL_SOCKET;
+        let option = libc::SO_PEERGROUPS;
         libc::getsockopt(fd, level, option, groups.as_mut_ptr().cast(), &raw mut length)
     };
     let count = usize::try_from(length).unwrap_or(0) / size_of::<u32>();

@@ -1,14 +1,14 @@
-//! The kernel's word that a CPU has gone or come.
+//! The kernel's notices that a CPU went offline or online.
 //!
-//! From a batch lane that goes offline the kernel moves its tasks to any other CPU, so this must
-//! not wait for the next look. No udev is needed: the kernel says it to whoever listens.
+//! The kernel moves the tasks of a batch lane that goes offline to any other CPU, so the daemon
+//! must not wait for its next check. No udev is needed: the kernel broadcasts these notices.
 
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// The kernel's own words; 2 would be udev's.
-const OF_THE_KERNEL: u32 = 1;
+/// The multicast group of the kernel; 2 would be udev's.
+const KERNEL_GROUP: u32 = 1;
 const LONGEST: usize = 8192;
 
 #[derive(Debug)]
@@ -22,12 +22,12 @@ impl Uevents {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just given us this descriptor.
+        // SAFETY: the kernel has just created this descriptor for us.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: a sockaddr_nl is numbers alone, for which zeros are valid.
+        // SAFETY: a sockaddr_nl consists of integers, for which zeros are valid.
         let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
         address.nl_family = libc::sa_family_t::try_from(libc::AF_NETLINK).unwrap_or(16);
-        address.nl_groups = OF_THE_KERNEL;
+        address.nl_groups = KERNEL_GROUP;
         let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_nl>()).unwrap_or(0);
         // SAFETY: the kernel reads `length` bytes of `address`.
         match unsafe { libc::bind(fd, (&raw const address).cast(), length) } {
@@ -40,8 +40,8 @@ impl Uevents {
         self.0.as_raw_fd()
     }
 
-    /// Whether anything was said of a CPU since the last time; also if more was said than fits.
-    pub(super) fn heard(&mut self) -> bool {
+    /// Whether there was a notice about a CPU since the last call; also if notices were lost.
+    pub(super) fn cpu_changed(&mut self) -> bool {
         let mut of_a_cpu = false;
         let mut text = [0_u8; LONGEST];
         loop {
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cpu_is_told_from_other_devices() {
+    fn a_notice_about_a_cpu_is_recognised() {
         let message = |subsystem: &str| {
             format!("offline@/devices/x\0ACTION=offline\0SUBSYSTEM={subsystem}\0SEQNUM=1\0")
         };

@@ -1,26 +1,26 @@
-//! Where the cgroups are that the settings name: by units and by patterns.
+//! Finds the cgroups that the settings name by units and patterns.
 //!
-//! A question to systemd is two processes, and who asks has fences to see to. So it is asked for
-//! units whose cgroups are not there, or not any more; and now and then what else a pattern means,
-//! as units come.
+//! A query to systemd starts two processes and takes time, and the daemon has fences to check. So
+//! it queries only for units whose cgroups are missing, and every few seconds for new units that
+//! match a pattern.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::settings::Which;
+use super::settings::CgroupSelector;
 use crate::cgroup::{CgroupPath, Group, Hierarchies};
 use crate::systemd;
 
-/// For how long a pattern is what it was, while all of that is there.
+/// How long the units of a pattern are valid, while all of their cgroups exist.
 const HOLDS: Duration = Duration::from_secs(5);
 
-/// A cgroup that the settings mean.
+/// A cgroup that the settings name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundCgroup {
     pub(super) path: CgroupPath,
-    /// Where systemd owns it.
+    /// The unit, where systemd owns it.
     pub(super) unit: Option<String>,
-    /// What it is called besides the fence's name, where there may be several.
+    /// Its part of the name behind the fence's own, if the fence has several cgroups.
     pub(super) label: Option<String>,
 }
 
@@ -36,18 +36,18 @@ struct Answer {
 }
 
 impl Units {
-    /// The cgroups that are meant.
+    /// The cgroups that `which` names.
     pub(super) fn find(
         &mut self,
-        which: &Which,
+        which: &CgroupSelector,
         hierarchies: &Hierarchies,
-    ) -> Result<Vec<Found>, systemd::Error> {
+    ) -> Result<Vec<FoundCgroup>, systemd::Error> {
         let named = match which {
-            Which::Cgroup(path) => {
-                return Ok(vec![Found { path: path.clone(), unit: None, label: None }]);
+            CgroupSelector::Cgroup(path) => {
+                return Ok(vec![FoundCgroup { path: path.clone(), unit: None, label: None }]);
             }
-            Which::Cgroups(pattern) => return Ok(matching(pattern, hierarchies)),
-            Which::Unit(named) => named,
+            CgroupSelector::Cgroups(pattern) => return Ok(matching(pattern, hierarchies)),
+            CgroupSelector::Unit(named) => named,
         };
         let is_there = |path: &CgroupPath| Group::new(hierarchies, path.clone()).exists();
         let holds = |answer: &Answer| {
@@ -62,7 +62,7 @@ impl Units {
         }
         let found = self.answers.get(named).map_or(&[][..], |answer| &answer.found);
         let label = |unit: &String| (found.len() > 1).then(|| unit.clone());
-        let one = |(unit, path): &(String, CgroupPath)| Found {
+        let one = |(unit, path): &(String, CgroupPath)| FoundCgroup {
             path: path.clone(),
             unit: Some(unit.clone()),
             label: label(unit),
@@ -71,10 +71,10 @@ impl Units {
     }
 }
 
-fn matching(pattern: &CgroupPath, hierarchies: &Hierarchies) -> Vec<Found> {
+fn matching(pattern: &CgroupPath, hierarchies: &Hierarchies) -> Vec<FoundCgroup> {
     let parent = pattern.parent();
     let wanted = pattern.parts().last().unwrap_or_default();
-    // One that is in no hierarchy of the three is no fence; any of them says which there are.
+    // The three hierarchies of a fence have the same cgroups, so any of them will do.
     let folders = Group::new(hierarchies, parent.clone()).folders();
     let entries = folders.first().and_then(|folder| std::fs::read_dir(folder).ok());
     let folders = entries.into_iter().flatten().flatten();
@@ -82,11 +82,12 @@ fn matching(pattern: &CgroupPath, hierarchies: &Hierarchies) -> Vec<Found> {
     let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| matches(wanted, name)).collect();
     names.sort_unstable();
-    let one = |name: String| Found { path: parent.child(&name), unit: None, label: Some(name) };
+    let one =
+        |name: String| FoundCgroup { path: parent.child(&name), unit: None, label: Some(name) };
     names.into_iter().map(one).collect()
 }
 
-/// Whether a name is that of a pattern, in which a `*` stands for any text.
+/// Whether a name matches a pattern, in which a `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(before) else { return false };

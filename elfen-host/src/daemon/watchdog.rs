@@ -1,9 +1,9 @@
-//! The process that freezes every fence when the daemon has ended, whatever else has.
+//! The watchdog: a process that freezes every fence when the daemon has ended.
 //!
-//! Daemon and keeper each freeze fences when the other ends. If both are killed at once, as by the
-//! out-of-memory killer or a container runtime, neither is left to. This process does nothing else,
-//! and stands apart: in a session of its own, and on version 2 of cgroups in a cgroup of its own
-//! next to the daemon's, which neither `cgroup.kill` nor a group's out-of-memory kill reaches.
+//! Daemon and guard process each freeze the fences when the other ends. If both are killed at once,
+//! as by the out-of-memory killer or a container runtime, the watchdog remains. It does nothing
+//! else. It has its own session and, with cgroups version 2, its own cgroup next to the daemon's,
+//! so neither `cgroup.kill` nor a group's out-of-memory kill reaches it.
 
 use std::fs;
 use std::io;
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
-use super::log::{Level, say};
+use super::log::{Level, report};
 use super::release::freeze;
-use super::respawned::Respawned;
+use super::respawned::RespawnedChild;
 use crate::cgroup::{CgroupPath, Group, Hierarchies, Version};
 use crate::fence::state::Folder;
 use crate::pidfd::PidFd;
@@ -24,27 +24,28 @@ const NAME: &std::ffi::CStr = c"elfend-watchdog";
 #[derive(Debug)]
 pub(super) struct Watchdog {
     folder: Folder,
-    /// Its own cgroup's; `None` where there is no version 2.
-    own: Option<PathBuf>,
-    process: Respawned,
+    /// The folder of its own cgroup; `None` without cgroups version 2.
+    cgroup: Option<PathBuf>,
+    process: RespawnedChild,
 }
 
 impl Watchdog {
     pub(super) fn start(folder: &Folder, hierarchies: &Hierarchies, home: &CgroupPath) -> Self {
         let mut watchdog = Self {
             folder: folder.clone(),
-            own: own(hierarchies, home),
-            process: Respawned::default(),
+            cgroup: cgroup_of_watchdog(hierarchies, home),
+            process: RespawnedChild::default(),
         };
-        watchdog.mind();
+        watchdog.ensure_running();
         watchdog
     }
 
-    /// Starts it where it does not run.
-    pub(super) fn mind(&mut self) {
-        let (folder, own) = (&self.folder, self.own.as_deref());
-        if let Err(error) = self.process.mind("watchdog", || watch(folder, own)) {
-            say(
+    /// Starts the process if it does not run.
+    pub(super) fn ensure_running(&mut self) {
+        let folder = &self.folder;
+        let cgroup = self.cgroup.as_deref();
+        if let Err(error) = self.process.ensure_running("watchdog", || watch(folder, cgroup)) {
+            report(
                 Level::Error,
                 format_args!("no watchdog, so nothing freezes if all of elfend is killed: {error}"),
             );
@@ -52,54 +53,60 @@ impl Watchdog {
     }
 }
 
-fn watch(folder: &Folder, own: Option<&Path>) -> io::Result<Pid> {
+fn watch(folder: &Folder, cgroup: Option<&Path>) -> io::Result<Pid> {
     let daemon = PidFd::open(std::process::id(), || true).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: as for the keeper: the daemon's other threads make system calls alone.
+    // SAFETY: the daemon's other threads only make system calls, so the child may run any code.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            stand_apart(own);
+            separate(cgroup);
             daemon.await_end();
             if let Err(failure) = freeze(folder) {
-                say(Level::Error, failure);
+                report(Level::Error, failure);
             }
-            own.iter().for_each(|own| leave(own));
-            // SAFETY: ends the process; what else the daemon had open was the daemon's.
+            if let Some(cgroup) = cgroup {
+                leave_cgroup(cgroup);
+            }
+            // SAFETY: ends the process without dropping its copies of the daemon's values.
             unsafe { libc::_exit(0) }
         }
     }
 }
 
-/// As far as it is allowed: a process that stands among others does the same work.
-fn stand_apart(own: Option<&Path>) {
+/// Separates this process from the daemon as far as permitted. The work does not depend on it.
+fn separate(cgroup: Option<&Path>) {
     let _deaf = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
     let _session = setsid();
     // SAFETY: this prctl takes a name that ends in NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
     let _spared = fs::write("/proc/self/oom_score_adj", "-1000");
-    if let Some(own) = own {
-        let _made = fs::create_dir(own);
-        let _inside = fs::write(own.join("cgroup.procs"), "0");
+    if let Some(cgroup) = cgroup {
+        let _made = fs::create_dir(cgroup);
+        let _inside = fs::write(cgroup.join("cgroup.procs"), "0");
     }
 }
 
 impl Drop for Watchdog {
-    /// The daemon has frozen what has to be.
+    /// The daemon has frozen the fences.
     fn drop(&mut self) {
         self.process.end();
-        self.own.iter().for_each(|own| _ = fs::remove_dir(own));
+        if let Some(cgroup) = &self.cgroup {
+            let _removed = fs::remove_dir(cgroup);
+        }
     }
 }
 
-fn own(hierarchies: &Hierarchies, home: &CgroupPath) -> Option<PathBuf> {
+fn cgroup_of_watchdog(hierarchies: &Hierarchies, home: &CgroupPath) -> Option<PathBuf> {
     let beside = Group::new(hierarchies, home.parent().child("elfend-watchdog"));
     let freezer = beside.freezer();
     (freezer.version == Version::Two).then_some(freezer.folder)
 }
 
-/// Goes to the root, or whatever the namespace has as such: a cgroup that is not empty stays.
-fn leave(own: &Path) {
-    let mut above = own.ancestors().skip(1).filter(|folder| folder.join("cgroup.procs").exists());
+/// Moves this process to the root cgroup, or the root of its namespace, so that its own cgroup can
+/// be removed.
+fn leave_cgroup(cgroup: &Path) {
+    let mut above =
+        cgroup.ancestors().skip(1).filter(|folder| folder.join("cgroup.procs").exists());
     let _left = above.any(|folder| fs::write(folder.join("cgroup.procs"), "0").is_ok());
-    let _removed = fs::remove_dir(own);
+    let _removed = fs::remove_dir(cgroup);
 }

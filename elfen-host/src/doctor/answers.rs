@@ -1,8 +1,9 @@
-//! What the kernel answers when it is asked and not read: the program attached, a segment made, a
-//! counter opened.
+//! The kernel's answers to questions that cannot be read from files: whether a program can be
+//! attached, a segment be made, a counter be opened.
 //!
-//! Data alone, so that a recording can hold it: `probe` asks, the checks judge. In a recording it
-//! is JSON under the name `answers`, beside the files that were read.
+//! Only data, so that a recording can contain it: `probe` collects the answers, and the checks
+//! judge them. In a recording they are JSON under the name `answers`, next to the files that were
+//! read.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ const NAME: &str = "answers";
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Answers {
-    /// `None` if /proc does not say.
+    /// `None` if /proc does not show them.
     pub capabilities: Option<Capabilities>,
     pub(crate) kernel_types: KernelTypes,
     pub attach: Attach,
@@ -21,7 +22,7 @@ pub struct Answers {
     pub segment: Segment,
     pub cycles: Cycles,
     pub nanonap: Nanonap,
-    /// Whether the kernel lists MONITOR among the CPU's flags; `None` if /proc does not say.
+    /// Whether the kernel lists MONITOR among the CPU's flags; `None` if /proc does not show them.
     pub(crate) monitor: Option<bool>,
     pub umwait: Nap,
     pub mwaitx: Nap,
@@ -29,23 +30,23 @@ pub struct Answers {
     pub(crate) guard_rank: Rank,
     pub(crate) preload_library: Library,
     pub core_scheduling: CoreScheduling,
-    /// Whether the kernel was booted with idle=poll; `None` if /proc does not say.
+    /// Whether the kernel was booted with idle=poll; `None` if /proc does not show it.
     pub(crate) idle_poll: Option<bool>,
     #[serde(default)]
     pub(crate) systemd: Systemd,
-    /// `None` in recordings that are older than the question.
+    /// `None` in older recordings.
     #[serde(default)]
-    pub(crate) looks: Option<Looks>,
-    /// The same.
+    pub(crate) looks: Option<ShimAccess>,
+    /// `None` in older recordings.
     #[serde(default)]
     pub(crate) tracepoints: Option<Tracepoints>,
-    /// Whether the kernel notes at once when a thread begins to filter its calls; `None` also where
-    /// it was not permitted to ask.
+    /// Whether the kernel notes at once when a thread begins to filter its system calls. `None`
+    /// also if the process may not find out.
     #[serde(default)]
     pub(crate) filters: Option<bool>,
 }
 
-/// What this process may do, as far as Elfen needs it. CAP_SYS_ADMIN stands for both.
+/// The capabilities of this process that Elfen needs. CAP_SYS_ADMIN includes both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Capabilities {
@@ -63,7 +64,7 @@ pub(crate) enum KernelTypes {
     WithSchedSwitch,
 }
 
-/// How it went to load the sched_switch program, attach it, and detach it.
+/// The result of loading, attaching and detaching the sched_switch program.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attach {
@@ -73,23 +74,23 @@ pub enum Attach {
     Refused(String),
 }
 
-/// How it went to map what elfend hands over to those whom it trusts.
+/// The result of mapping the task map of elfend, which gives it only to trusted users.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Handed {
     /// No elfend answers.
     NotUp,
     Mapped,
-    /// In elfend's words.
+    /// With elfend's reason.
     Refused {
         why: String,
         fix: String,
     },
-    /// It was handed over, and is none that we know.
+    /// The map was received, but this version cannot use it.
     Unusable(String),
 }
 
-/// How it went to make a segment of System V shared memory, and remove it.
+/// The result of making and removing a segment of System V shared memory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Segment {
@@ -124,7 +125,7 @@ pub(crate) enum Counting {
     NoCounter(String),
 }
 
-/// How it went to open the nanonap module's device.
+/// The result of opening the nanonap module's device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Nanonap {
@@ -146,7 +147,7 @@ pub enum Nap {
     Missing(String),
 }
 
-/// Whether the preload library is where `elfen run` looks for it.
+/// Whether the preload library is where `elfen run` searches for it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Library {
@@ -154,8 +155,8 @@ pub enum Library {
     Missing(String),
 }
 
-/// What the kernel said to a thread that asked for a rank: a batch's, SCHED_IDLE, or a guard's,
-/// which is nice 0 and SCHED_OTHER.
+/// The kernel's answer to a thread that requests a rank: SCHED_IDLE for a batch, or nice 0 and
+/// SCHED_OTHER for a guard.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Rank {
@@ -163,30 +164,30 @@ pub(crate) enum Rank {
     Refused(String),
 }
 
-/// What runs the machine's units.
+/// The service manager of the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Systemd {
-    /// It is not the first process.
+    /// systemd is not the first process.
     #[default]
     Elsewhere,
     Version(u32),
-    /// It is, and does not say which.
+    /// systemd is the first process, but does not report its version.
     Silent(String),
 }
 
-/// What `elfen shim` may look at.
+/// What `elfen shim` may access.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub(crate) struct Looks {
+pub(crate) struct ShimAccess {
     pub(crate) map_files_refused: Option<String>,
     /// CAP_SYS_PTRACE.
     pub(crate) trace_any: bool,
-    /// Folders of symbols by build id, below /usr/lib/debug.
+    /// The number of folders with symbols by build id, below /usr/lib/debug.
     pub(crate) debug_symbols: usize,
 }
 
-/// What `elfen tailor` would attach to, by what it needs it for: those that the kernel lacks.
+/// Tracepoints for `elfen tailor` that the kernel lacks, by the option that needs them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct Tracepoints {
@@ -203,7 +204,7 @@ pub(crate) struct Tracepoints {
 pub(crate) struct Jvm {
     pub(crate) process: u32,
     pub(crate) has_probes: bool,
-    /// It keeps counters, and we may read them.
+    /// It keeps counters that this process may read.
     pub(crate) has_counters: bool,
 }
 
@@ -211,11 +212,11 @@ pub(crate) struct Jvm {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CoreScheduling {
-    /// The kernel has none.
+    /// The kernel was built without core scheduling.
     Absent,
-    /// The machine has no SMT: then the kernel does not do it.
+    /// The machine has no SMT, so the kernel does no core scheduling.
     NoSmt,
-    /// The kernel does not answer for this process itself.
+    /// The kernel does not answer even for this process.
     Refused(String),
     #[serde(rename_all = "kebab-case")]
     Looked { processes: usize, hidden: usize, with_cookie: Vec<String> },
@@ -232,13 +233,13 @@ pub enum AnswersError {
 }
 
 impl Answers {
-    /// The answers that a recording holds.
+    /// The answers in a recording.
     pub fn recorded(source: &Source) -> Result<Self, AnswersError> {
         let text = source.text(NAME)?.ok_or(AnswersError::Missing)?;
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// As lines of a recording.
+    /// The lines of a recording with these answers.
     pub fn recording(&self) -> Result<String, serde_json::Error> {
         let json = serde_json::to_string_pretty(self)?;
         Ok(json.lines().map(|line| format!("{NAME}: {line}\n")).collect())

@@ -1,5 +1,5 @@
-//! What else on this machine disturbs a request lane, or decides over it. `yes` means that nothing
-//! does.
+//! Other settings of this machine that disturb a request lane or override Elfen's scheduling. `yes`
+//! means that there is no conflict.
 
 use std::collections::BTreeMap;
 
@@ -28,16 +28,16 @@ const fn of_the_machine(name: &'static str, examine: ExamineFn) -> Mechanism {
     Mechanism { name, enough: Enough::No, examine }
 }
 
-/// For checks that look at the lanes in use.
+/// For checks of the lanes in use.
 fn on_lanes(machine: &Machine<'_>, examine: ExamineFn) -> Result<Finding, SourceError> {
     if machine.lanes.pairs.is_empty() {
-        return Ok(Finding::warn("no pair, so no request lane to look at", "see pairs"));
+        return Ok(Finding::warn("no pair, so no request lane to check", "see pairs"));
     }
     examine(machine)
 }
 
 const SCHED_EXT: &str = "/sys/kernel/sched_ext";
-/// What sched_ext calls the folder of the scheduler that is loaded.
+/// sched_ext's name for the folder of the scheduler that is loaded.
 const LOADED: &str = "root";
 
 fn sched_ext(machine: &Machine<'_>) -> Result<Finding, SourceError> {
@@ -54,15 +54,15 @@ fn loaded_scheduler(source: &Source) -> Result<Finding, SourceError> {
     let scheduler = source.text(&format!("{SCHED_EXT}/{LOADED}/ops"))?;
     let scheduler = scheduler.unwrap_or_else(|| "a scheduler without a name".to_owned());
     let all = source.text(&format!("{SCHED_EXT}/switch_all"))?.as_deref() != Some("0");
-    let whom = if all { "all threads" } else { "threads of class SCHED_EXT" };
+    let threads = if all { "all threads" } else { "threads of class SCHED_EXT" };
     let why = format!(
-        "sched_ext is {state}: {scheduler} schedules {whom}, and whether a guard has its lane at \
-         once is up to it"
+        "sched_ext is {state}: {scheduler} schedules {threads}, and decides whether a guard gets \
+         its lane at once"
     );
     Ok(Finding::warn(why, "end it (its service, often `systemctl stop scx`), or measure with it"))
 }
 
-/// Names shown of processes with cookies.
+/// How many names of processes with cookies are shown.
 const SHOWN: usize = 3;
 
 fn core_scheduling(machine: &Machine<'_>) -> Result<Finding, SourceError> {
@@ -74,7 +74,7 @@ fn core_scheduling(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             return Ok(Finding::yes("without SMT the kernel does no core scheduling"));
         }
         CoreScheduling::Refused(error) => {
-            let why = format!("prctl(PR_SCHED_CORE) does not tell: {error}");
+            let why = format!("prctl(PR_SCHED_CORE) fails: {error}");
             return Ok(Finding::warn(why, "allow prctl(PR_SCHED_CORE) in the seccomp profile"));
         }
         CoreScheduling::Looked { processes, hidden, with_cookie } => {
@@ -83,7 +83,7 @@ fn core_scheduling(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     };
     let unseen = match hidden {
         0 => String::new(),
-        hidden => format!("; {hidden} more do not let this user look"),
+        hidden => format!("; {hidden} more are not visible to this user"),
     };
     if with_cookie.is_empty() {
         return Ok(Finding::yes(format!("none of {processes} processes has a cookie{unseen}")));
@@ -101,9 +101,9 @@ fn core_scheduling(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(Finding::warn(why, "run the service and batch without cookies, or with the same one"))
 }
 
-/// SCHED_IDLE ranks below others of its own group only. Each session is a group of its own where
-/// the kernel makes autogroups: beside a batch that called setsid, a guard got 47 % of its lane
-/// instead of all that was to be had (92 %), on a 2-vCPU AMD EPYC VM under Linux 6.18.
+/// SCHED_IDLE ranks a thread below others of its own group only. Where the kernel makes autogroups,
+/// each session is a group: next to a batch that called setsid, a guard got 47 % of its lane
+/// instead of 92 %, all that was available, on a 2-vCPU AMD EPYC VM under Linux 6.18.
 fn autogroup(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let enabled = machine.source.text("/proc/sys/kernel/sched_autogroup_enabled")?;
     Ok(match enabled.as_deref() {
@@ -113,7 +113,7 @@ fn autogroup(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             "autogroups are on: a batch process that starts a session (setsid) shares its lane \
              with the guard, and does not give way",
             "switch them off (as root: `sysctl kernel.sched_autogroup_enabled=0`), or run in a \
-             cgroup with the cpu controller, where they count for nothing",
+             cgroup with the cpu controller, where they have no effect",
         ),
     })
 }
@@ -122,15 +122,15 @@ fn topology(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let topology = machine.topology;
     Ok(match (topology.hypervisor, topology.shows_siblings()) {
         (false, _) => Finding::yes("no hypervisor stands between the lanes and the cores"),
-        (true, true) => Finding::yes("a virtual machine that shows siblings; its host knows if so"),
+        (true, true) => Finding::yes("a virtual machine that shows siblings; only its host knows"),
         (true, false) => Finding::warn(
-            "a virtual machine without siblings, or one that hides them: only its host knows",
+            "a virtual machine without siblings, or which hides them: only its host knows",
             "pin vCPUs to siblings on the host and show them here, or name pairs with --lanes",
         ),
     })
 }
 
-/// CPUs in isolated cpuset partitions, where each mount of the unified hierarchy says it.
+/// Where each mount of the unified hierarchy lists the CPUs in isolated cpuset partitions.
 const PARTITIONS: [&str; 2] =
     ["/sys/fs/cgroup/cpuset.cpus.isolated", "/sys/fs/cgroup/unified/cpuset.cpus.isolated"];
 
@@ -141,10 +141,10 @@ fn isolated(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         open = open.without(&machine.source.cpus(file)?.unwrap_or_default());
     }
     if open.is_empty() {
-        return Ok(Finding::yes(format!("nothing is placed on {} unasked", request(&lanes))));
+        return Ok(Finding::yes(format!("no thread is placed on {} by default", request(&lanes))));
     }
     let why = format!(
-        "other threads may be placed on {}; batch then naps for them as it does for the service",
+        "other threads may be placed on {}; the batch then naps for them as for the service",
         request(&open)
     );
     let fix = format!(
@@ -161,7 +161,7 @@ fn nohz_full(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         return Ok(Finding::yes(format!("no tick interrupts what runs on {}", request(&lanes))));
     }
     let why = format!("the timer tick interrupts what runs on {}", request(&ticking));
-    // The boot CPU keeps the time for the others, and ticks whatever nohz_full says.
+    // The boot CPU keeps the time for all CPUs, so it ticks even in nohz_full.
     let possible = ticking.without(&CpuSet::from_iter([0]));
     let fix = if possible.is_empty() {
         "use a pair without CPU 0, which keeps the time for all, and boot with its request lane in \
@@ -170,7 +170,7 @@ fn nohz_full(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     } else {
         format!(
             "boot with nohz_full={possible} (CONFIG_NO_HZ_FULL); it makes system calls and \
-             switches there dearer, so measure"
+             switches there more expensive, so measure"
         )
     };
     Ok(Finding::warn(why, fix))
@@ -205,8 +205,8 @@ mod tests {
     use super::*;
     use crate::doctor::Status;
 
-    /// Goal: a loaded scheduler is named, with whom it schedules. Method: the files that sched_ext
-    /// has, in each of its states.
+    /// Goal: a loaded scheduler is named, with the threads that it schedules. Method: the files of
+    /// sched_ext in each of its states.
     #[test]
     fn a_loaded_scheduler_is_named() {
         let found = |files: &[(&str, &str)]| {

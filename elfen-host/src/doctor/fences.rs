@@ -1,4 +1,4 @@
-//! What a fence takes of this machine: see `elfend`. Nothing of it is needed by `elfen run` alone.
+//! What fences need from this machine: see `elfend`. `elfen run` needs none of it.
 
 use super::answers::Systemd;
 use super::finding::{Enough, Finding, Machine, Mechanism};
@@ -22,20 +22,20 @@ const fn fence(
     Mechanism { name, enough: Enough::No, examine }
 }
 
-/// cpu.idle came to both versions of cgroups at once.
+/// Both versions of cgroups got cpu.idle in this release.
 const OLDEST_IDLE: (u32, u32) = (5, 15);
-/// CPUWeight=idle came with it.
+/// The first version with CPUWeight=idle.
 const OLDEST_SYSTEMD: u32 = 252;
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// Where a controller is, and how that is said; or why it is not.
-fn place(
+/// The mount point of a controller and its version in words, or why there is none.
+fn mount_of(
     source: &Source,
     controller: &'static str,
 ) -> Result<Result<(String, &'static str), String>, SourceError> {
     let mounts = source.lines(MOUNTS, |line| line.contains(" - cgroup"))?.unwrap_or_default();
     let mut unread = None;
-    let found = Hierarchies::place_of(controller, &mounts, |point| {
+    let found = Hierarchies::mount_of(controller, &mounts, |point| {
         let file = format!("{}/cgroup.controllers", point.display());
         let has = source.text(&file).unwrap_or_else(|error| {
             unread = Some(error);
@@ -56,32 +56,33 @@ fn place(
     })
 }
 
-const USE_OTHER: &str = "use a kernel with it, outside of a container; or `elfen run` alone";
+const USE_OTHER: &str = "use a kernel with it, outside of a container; or only `elfen run`";
 
 fn idle(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let release = machine.source.text("/proc/sys/kernel/osrelease")?.unwrap_or_default();
     let old = permission::version(&release).is_some_and(|version| version < OLDEST_IDLE);
-    Ok(match place(machine.source, "cpu")? {
+    Ok(match mount_of(machine.source, "cpu")? {
         Ok(_) if old => {
             Finding::no("cgroups are never idle before Linux 5.15", "boot Linux 5.15 or newer")
         }
         Ok((_, version)) => {
-            Finding::yes(format!("a fence is below everything beside it: cpu.idle of {version}"))
+            Finding::yes(format!("a fence ranks below its siblings: cpu.idle of {version}"))
         }
         Err(why) => Finding::no(why, USE_OTHER),
     })
 }
 
-/// Where elfend.service is; elsewhere guards are where root starts them.
+/// The cgroup of elfend.service. Elsewhere, guards are in the cgroup where root starts them.
 const HOME: &str = "system.slice";
 
 fn rank(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let point = match place(machine.source, "cpu")? {
+    let point = match mount_of(machine.source, "cpu")? {
         Ok((point, _)) => point,
         Err(why) => return Ok(Finding::no(why, "see fence-idle")),
     };
     let read = |file: &str| machine.source.text(&format!("{point}/{HOME}/{file}"));
-    let (idle, weight) = (read("cpu.idle")?, read("cpu.weight")?);
+    let idle = read("cpu.idle")?;
+    let weight = read("cpu.weight")?;
     let weight = weight.and_then(|text| text.parse::<u64>().ok());
     Ok(match (idle.as_deref(), weight) {
         (Some("1"), _) => Finding::no(
@@ -95,12 +96,12 @@ fn rank(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         (_, Some(weight)) => {
             Finding::yes(format!("{HOME}, where elfend.service is, has weight {weight}"))
         }
-        (_, None) => Finding::yes("guards outrank a fence beside the cgroup that elfend is in"),
+        (_, None) => Finding::yes("guards outrank a fence next to elfend's own cgroup"),
     })
 }
 
 fn cpuset(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    Ok(match place(machine.source, "cpuset")? {
+    Ok(match mount_of(machine.source, "cpuset")? {
         Ok((_, version)) => {
             Finding::yes(format!("the kernel keeps a fence on its lanes: cpuset of {version}"))
         }
@@ -109,7 +110,7 @@ fn cpuset(machine: &Machine<'_>) -> Result<Finding, SourceError> {
 }
 
 fn freeze(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    Ok(match place(machine.source, "freezer")? {
+    Ok(match mount_of(machine.source, "freezer")? {
         Ok((_, "cgroup version 1")) => Finding::yes("`elfen pause` stops it: freezer.state"),
         Ok(_) => Finding::yes("`elfen pause` stops it: cgroup.freeze"),
         Err(why) => Finding::no(why, USE_OTHER),
@@ -127,8 +128,8 @@ fn systemd(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             Finding::yes(format!("systemd {version} keeps units in a fence (CPUWeight=idle)"))
         }
         Systemd::Version(version) => Finding::warn(
-            format!("systemd {version} has no CPUWeight=idle: elfend writes it behind its back"),
-            format!("use systemd {OLDEST_SYSTEMD}, or see that nothing reloads it"),
+            format!("systemd {version} has no CPUWeight=idle: elfend writes cpu.idle itself"),
+            format!("use systemd {OLDEST_SYSTEMD}, or make sure that systemd is not reloaded"),
         ),
     })
 }

@@ -1,4 +1,4 @@
-//! What a check is handed and what it finds.
+//! The input and the result of a check.
 
 use super::answers::Answers;
 use crate::cpulist::CpuSet;
@@ -7,7 +7,7 @@ use crate::pair::Pair;
 use crate::source::{Source, SourceError};
 use crate::topology::Topology;
 
-/// All that a check may look at.
+/// The input of all checks.
 #[derive(Debug)]
 pub struct Machine<'a> {
     pub source: &'a Source,
@@ -45,7 +45,7 @@ pub enum Group {
 pub enum Status {
     Yes,
     No,
-    /// It works, and not as well as it could; or the check cannot tell.
+    /// It works, but not as well as it could; or the check cannot tell.
     Warn,
 }
 
@@ -54,7 +54,7 @@ pub enum Status {
 pub struct Finding {
     pub status: Status,
     pub why: String,
-    /// What would make it yes; empty if it is.
+    /// How to get to yes; empty if the status is yes.
     pub fix: String,
 }
 
@@ -72,12 +72,12 @@ impl Finding {
     }
 }
 
-/// Whether borrow-idle needs nothing else of a group.
+/// Whether this mechanism is enough for borrow-idle to have what it needs of its group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Enough {
     No,
     Yes,
-    /// Under a condition on the program or the service, which no machine can answer.
+    /// Under a condition on the program or the service, which no check of the machine can decide.
     If(&'static str),
 }
 
@@ -92,9 +92,9 @@ pub struct Check {
     pub finding: Finding,
 }
 
-/// A line of a group's table.
+/// A line in the table of a group.
 pub(super) struct Mechanism {
-    /// Short and stable: scripts look for it.
+    /// Short and stable, because scripts search for it.
     pub(super) name: &'static str,
     pub(super) enough: Enough,
     pub(super) examine: fn(&Machine<'_>) -> Result<Finding, SourceError>,

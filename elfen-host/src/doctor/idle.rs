@@ -1,5 +1,4 @@
-//! What an idle request lane does: it should leave the core to its sibling, and be quick to come
-//! back.
+//! How request lanes idle: an idle lane should leave the core to its sibling, and wake up quickly.
 
 use super::finding::{Finding, Machine};
 use crate::source::{Source, SourceError};
@@ -14,13 +13,13 @@ struct IdleState {
 }
 
 impl IdleState {
-    /// The state in which the kernel spins; every other stops the lane.
+    /// Whether the kernel spins in this state; every other state stops the lane.
     fn polls(&self) -> bool {
         self.name == "POLL"
     }
 }
 
-/// The idle states of a CPU that are not switched off; none on a kernel that has no list.
+/// The enabled idle states of a CPU; empty if the kernel lists none.
 fn states(source: &Source, cpu: u32) -> Result<Vec<IdleState>, SourceError> {
     let mut states = Vec::new();
     for number in 0.. {
@@ -36,7 +35,7 @@ fn states(source: &Source, cpu: u32) -> Result<Vec<IdleState>, SourceError> {
     Ok(states)
 }
 
-/// A lane that polls while it is idle takes half of the core that it should lend.
+/// A lane that polls while it idles takes half of the core that it should lend.
 pub(super) fn yields_core(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     match machine.answers.idle_poll {
         Some(false) => {}
@@ -68,7 +67,7 @@ pub(super) fn yields_core(machine: &Machine<'_>) -> Result<Finding, SourceError>
 
 const HALT_POLL: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
 
-/// Guests may spin before they halt, to spare themselves the way through the hypervisor.
+/// A guest may spin before it halts, to avoid the exit to the hypervisor.
 fn halt_poll(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let driver = machine.source.text(&format!("{CPU}/cpuidle/current_driver"))?;
     let governor = machine.source.text(&format!("{CPU}/cpuidle/current_governor"))?;
@@ -83,15 +82,15 @@ fn halt_poll(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-/// Above this, waking a lane takes longer than a short request.
+/// With a longer exit latency, waking a lane takes longer than a short request.
 const SLOW_EXIT_US: u64 = 100;
 
 pub(super) fn wakes_fast(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     if machine.answers.idle_poll == Some(true) {
-        return Ok(Finding::yes("booted with idle=poll: an idle lane spins, and never sleeps"));
+        return Ok(Finding::yes("booted with idle=poll: an idle lane spins and never sleeps"));
     }
     if machine.topology.hypervisor {
-        let why = "a virtual machine: an idle lane halts, and how long it takes to wake is up to \
+        let why = "a virtual machine: an idle lane halts, and how long it takes to wake depends on \
                    the hypervisor";
         let fix = "let the guest idle by itself (in QEMU, `-overcommit cpu-pm=on`), or use the \
                    machine without a hypervisor";
@@ -108,7 +107,7 @@ pub(super) fn wakes_fast(machine: &Machine<'_>) -> Result<Finding, SourceError> 
         }
     }
     let Some((cpu, IdleState { name, exit_latency_us })) = slowest else {
-        return Ok(Finding::yes("the kernel lists no idle states: lanes halt, and wake at once"));
+        return Ok(Finding::yes("the kernel lists no idle states: lanes halt and wake at once"));
     };
     let why = format!("leaving {name} takes CPU {cpu} up to {exit_latency_us} us");
     Ok(if exit_latency_us < SLOW_EXIT_US {
@@ -116,7 +115,7 @@ pub(super) fn wakes_fast(machine: &Machine<'_>) -> Result<Finding, SourceError> 
     } else {
         let fix = format!(
             "if the first request after a pause is late: switch {name} off on the request lanes \
-             (`disable` in {CPU}/cpu{cpu}/cpuidle); while batch runs beside it the core stays awake"
+             (`disable` in {CPU}/cpu{cpu}/cpuidle); while a batch runs next to it the core is awake"
         );
         Finding::warn(why, fix)
     })

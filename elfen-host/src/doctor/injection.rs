@@ -1,4 +1,4 @@
-//! How a batch program is kept off its lane: by checks inside it, or from outside.
+//! How a batch program is kept off its lane: by checks inside it, or by a guard.
 
 use super::answers::{Attach, Library, Rank};
 use super::finding::{Enough, Finding, Machine, Mechanism};
@@ -24,8 +24,8 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     },
 ];
 
-/// The batch runs at SCHED_IDLE and its guard at nice 0, so that the guard has the lane whenever it
-/// wants it.
+/// The batch runs at SCHED_IDLE and its guard at nice 0, so that the guard gets the lane as soon as
+/// it wakes.
 fn guard(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let answers = machine.answers;
     Ok(match (&answers.idle_class, &answers.guard_rank) {
@@ -44,19 +44,19 @@ fn guard(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-/// Only root, with all its rights, may look into any process; and only an ancestor, or a process
-/// with CAP_SYS_PTRACE, where Yama restricts that.
+/// Only root with all capabilities may trace any process. Where Yama restricts it, only an ancestor
+/// or a process with CAP_SYS_PTRACE may.
 fn live(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let yama = machine.source.text("/proc/sys/kernel/yama/ptrace_scope")?;
     let several = machine.lanes.pairs.iter().map(|pair| pair.batch.iter().count()).sum::<usize>();
     Ok(match (&machine.answers.attach, yama.as_deref().map(str::trim)) {
         (attach, _) if *attach != Attach::Attached => Finding::no(
-            "no program is given checks as it runs: they look at the task map by eBPF, and it \
-             takes a program of its own to see where threads are interrupted",
-            "see to task-map-attach above",
+            "running programs get no checks: checks read the eBPF task map, and another eBPF \
+             program has to find the loops without checks",
+            "see task-map-attach above",
         ),
         (_, Some("3")) => Finding::no(
-            "no program is given checks as it runs: Yama lets no process trace another",
+            "running programs get no checks: Yama lets no process trace another",
             "boot with another kernel.yama.ptrace_scope; it cannot be lowered",
         ),
         _ => {
@@ -67,17 +67,17 @@ fn live(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-const ON_ONE_LANE: &str = "any 64-bit program on one batch lane: its guard writes checks into its \
-     loops as it runs, and into the Java methods that HotSpot compiles; code of other JITs, and \
-     time in the kernel, stay with the guard alone";
-const ON_SEVERAL_LANES: &str = "any 64-bit program whose threads say on which CPU they are, as the \
-     GNU C library has them do from 2.35 on (rseq): its guards write checks into its loops as it \
-     runs, for which they take all lanes at once, for a moment; others, as Go's, are given them on \
-     one lane alone (--lanes 0:1); Java methods that HotSpot compiles are among these; code of \
-     other JITs, and time in the kernel, stay with the guards";
-const UNNOTED: &str = "; eBPF does not see here when a program begins to filter its system \
-     calls, so code in the C library notes it: use --inject guard for a program that filters \
-     without that library, as Go's do";
+const ON_ONE_LANE: &str = "any 64-bit program on one batch lane: while it runs, its guard writes \
+     checks into its loops, and into the Java methods that HotSpot compiles; for the code of other \
+     JITs and for time in the kernel, only the guard reacts";
+const ON_SEVERAL_LANES: &str = "any 64-bit program whose threads register with rseq, as the GNU C \
+     library since 2.35 has them do: while it runs, its guards write checks into its loops, and \
+     into the Java methods that HotSpot compiles, for which they occupy all lanes for a moment; \
+     other programs, such as Go's, get checks on one lane only (--lanes 0:1); for the code of \
+     other JITs and for time in the kernel, only the guards react";
+const UNNOTED: &str = "; eBPF does not show here when a program begins to filter its system calls, \
+     so code in the C library notes it: use --inject guard for a program that filters without that \
+     library, such as Go's";
 
 fn inlined(_: &Machine<'_>) -> Result<Finding, SourceError> {
     let what = "programs with checks in their source: elfen_rt::check!(), elfen_check()";

@@ -1,7 +1,7 @@
 //! Interrupts that arrive on a request lane.
 //!
-//! Both must hold: the kernel routes the interrupt there now, and it has arrived there since boot.
-//! The per-CPU interrupts of the architecture (timer, IPIs) have no route, and are left out.
+//! An interrupt counts if the kernel routes it there now and it has arrived there since boot. The
+//! architecture's per-CPU interrupts (timer, IPIs) have no route and do not count.
 
 use super::finding::{Finding, Machine, request};
 use crate::cpulist::CpuSet;
@@ -11,11 +11,11 @@ use crate::source::{Source, SourceError};
 struct Irq {
     number: u32,
     name: String,
-    /// On request lanes, since boot.
+    /// How often it arrived on request lanes since boot.
     arrived: u64,
 }
 
-/// The report names the busiest.
+/// How many interrupts are named, the most frequent ones.
 const SHOWN: usize = 3;
 
 pub(super) fn elsewhere(machine: &Machine<'_>) -> Result<Finding, SourceError> {
@@ -26,7 +26,7 @@ pub(super) fn elsewhere(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     };
     let mut irqs = Vec::new();
     for irq in arrived(&table, &lanes) {
-        // Where the kernel does not say where an interrupt goes, it may come again.
+        // If the route is unknown, the interrupt may come again.
         if route(machine.source, irq.number)?.is_none_or(|cpus| !cpus.and(&lanes).is_empty()) {
             irqs.push(irq);
         }
@@ -45,9 +45,10 @@ pub(super) fn elsewhere(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         request(&lanes),
         shown.join(", ")
     );
-    let (others, busiest) = (other_cpus(machine), irqs[0].number);
+    let others = other_cpus(machine);
+    let busiest = irqs[0].number;
     let fix = format!(
-        "route those that can be elsewhere (as root: `echo {others} > \
+        "route them to other CPUs where possible (as root: `echo {others} > \
          /proc/irq/{busiest}/smp_affinity_list`), and keep irqbalance from undoing it"
     );
     Ok(Finding::warn(why, fix))
@@ -59,7 +60,7 @@ impl std::fmt::Display for Irq {
     }
 }
 
-/// Numbered interrupts of /proc/interrupts that have arrived on `lanes`.
+/// The numbered interrupts of /proc/interrupts that have arrived on `lanes`.
 fn arrived(table: &str, lanes: &CpuSet) -> Vec<Irq> {
     let mut lines = table.lines();
     let header = lines.next().unwrap_or_default();
@@ -81,7 +82,8 @@ fn arrived(table: &str, lanes: &CpuSet) -> Vec<Irq> {
     lines.filter_map(irq).collect()
 }
 
-/// After the counts stand the chip, the chip's number with its trigger, and the devices.
+/// The device's name. Behind the counts are the chip, the chip's number with its trigger, and the
+/// devices.
 fn name_of(words: &[&str]) -> String {
     match words {
         [] => "a device without a name".to_owned(),
@@ -90,7 +92,8 @@ fn name_of(words: &[&str]) -> String {
     }
 }
 
-/// Where the kernel sends an interrupt: one CPU on most machines, the whole mask on some.
+/// The CPUs to which the kernel routes an interrupt: one CPU on most machines, the whole mask on
+/// some.
 fn route(source: &Source, irq: u32) -> Result<Option<CpuSet>, SourceError> {
     let folder = format!("/proc/irq/{irq}");
     let effective = source.cpus(&format!("{folder}/effective_affinity_list"))?;
@@ -100,7 +103,7 @@ fn route(source: &Source, irq: u32) -> Result<Option<CpuSet>, SourceError> {
     }
 }
 
-/// CPUs in no pair; where all are in pairs, the batch lanes.
+/// CPUs in no pair; if there are none, the batch lanes.
 fn other_cpus(machine: &Machine<'_>) -> CpuSet {
     let online = &machine.topology.online;
     let free = online.without(&machine.all_lanes());
@@ -111,10 +114,10 @@ fn other_cpus(machine: &Machine<'_>) -> CpuSet {
 mod tests {
     use super::*;
 
-    /// Goal: counts are read from the right columns, and names as people know them. Method: CPU 1
-    /// is offline, so columns and CPUs differ; lines of each shape that kernels write.
+    /// Goal: counts come from the right columns, and names are those that people know. Method: CPU
+    /// 1 is offline, so columns and CPUs differ; lines of each shape that kernels write.
     #[test]
-    fn reads_the_columns_of_online_cpus() {
+    fn the_columns_of_online_cpus_are_read() {
         let table = "            CPU0       CPU2       CPU3\n\x20  8:          0          5        \
                        0   IO-APIC   8-edge      rtc0\n\x20 24:          7          0          9   \
                      PCI-MSIX-0000:00:04.0   0-edge      nvme0q0, nvme0q1\n\x20 25:          1     \

@@ -10,7 +10,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism { name: "smt", enough: Enough::No, examine: smt },
 ];
 
-/// A machine of 256 pairs is asked about with `elfen lanes`.
+/// More pairs are listed by `elfen lanes`.
 const PAIRS_SHOWN: usize = 8;
 
 fn pairs(machine: &Machine<'_>) -> Result<Finding, SourceError> {

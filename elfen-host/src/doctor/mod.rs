@@ -1,9 +1,9 @@
-//! What of Elfen can run on this machine, and what stands in its way.
+//! Checks which parts of Elfen can run on this machine, and what prevents the others.
 //!
 //! Each check is a pure function of what was read through `Source` and of the kernel's [`Answers`],
-//! so that a recording of any machine gives the same report as the machine. They stand in one table
-//! a group, in the order in which they are reported; a mechanism that comes into this version is
-//! one line there. What is printed of them is the subcommand's business.
+//! so a recording of any machine gives the same report as that machine. There is one table for each
+//! group, in the order of the report; a new mechanism is one line in it. The subcommand prints the
+//! report.
 
 pub mod answers;
 mod conflicts;

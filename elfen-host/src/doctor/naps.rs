@@ -1,5 +1,5 @@
-//! How a batch thread gives its lane away without giving it up. The naps stand in the
-//! order in which they are tried.
+//! How a batch thread naps, which frees its lane without giving the lane away. In the order in
+//! which naps are tried.
 
 use super::answers::{Attach, Nanonap, Nap};
 use super::finding::{Enough, Finding, Machine, Mechanism};
@@ -25,7 +25,7 @@ const SHOWS_MONITOR: &str = "use a CPU with MONITOR/MWAIT, or a virtual machine 
 
 fn device(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match &machine.answers.nanonap {
-        // A user who builds the module for nothing will not come back.
+        // Says so now, before the user builds the module in vain.
         Nanonap::Absent if machine.answers.monitor == Some(false) => Finding::no(
             "this CPU shows no MONITOR/MWAIT that works, which the module needs",
             SHOWS_MONITOR,
@@ -38,7 +38,7 @@ fn device(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             let load = format!("`modprobe -r nanonap` and `modprobe nanonap pairs={pair}`");
             Finding::no(
                 "the module found no siblings, so that no lane can wake another",
-                format!("load it anew with the pairs by hand (as root: {load})"),
+                format!("load it again with these pairs (as root: {load})"),
             )
         }
         Nanonap::Opened { .. } => {
@@ -60,8 +60,8 @@ fn umwait(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             "use an Intel CPU with WAITPKG, or a virtual machine that shows it",
         ),
         Nap::Works if c0_2.as_deref() == Some("0") => Finding::warn(
-            "UMWAIT is kept from C0.2, so that it yields less of the core",
-            format!("let it (as root: `echo 1 > {C0_2}`)"),
+            "UMWAIT may not enter C0.2, so it frees less of the core",
+            format!("permit it (as root: `echo 1 > {C0_2}`)"),
         ),
         Nap::Works => Finding::yes("UMWAIT on the request lane's task slot"),
     })
@@ -77,24 +77,24 @@ fn mwaitx(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-/// A process that may attach the sched_switch program may attach the one that wakes.
+/// A process that may attach the sched_switch program may attach the waking program, too.
 fn block(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match &machine.answers.attach {
         Attach::Attached => Finding::yes(
             "asleep in the kernel, for programs with checks; waking takes tens of microseconds",
         ),
         _ => Finding::no(
-            "nobody wakes who sleeps in the kernel: no eBPF program can be attached",
+            "no eBPF program can be attached, so nothing would wake a sleeping thread",
             "see task-map-attach",
         ),
     })
 }
 
 fn spin(_: &Machine<'_>) -> Result<Finding, SourceError> {
-    // Thesis, section 5.2: beside PAUSE a request runs 1.37 times as long as alone.
+    // Thesis, section 5.2: next to PAUSE a request takes 1.37 times as long as without.
     Ok(Finding::warn(
-        "PAUSE runs anywhere, and takes from a request on the same core what a program of low IPC \
-         takes",
+        "PAUSE runs anywhere, but takes as much from a request on the same core as a program of \
+         low IPC",
         "load the nanonap module, or use a CPU with WAITPKG or MWAITX",
     ))
 }

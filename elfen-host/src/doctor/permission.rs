@@ -1,20 +1,20 @@
-//! Why the kernel does not let us attach a program.
+//! Why the kernel does not let this process attach a program.
 //!
-//! bpf(2) says EPERM, whatever the reason; the reason is found in what this process is and what the
-//! machine forbids, most likely one first.
+//! bpf(2) returns EPERM for every reason. The reason is derived from the capabilities of this
+//! process and the rules of the machine, the most likely one first.
 
 use super::answers::Capabilities;
 use super::finding::{Finding, Machine};
 use crate::source::SourceError;
 
-/// What the machine forbids.
+/// The rules of the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Rules {
     /// kernel.unprivileged_bpf_disabled: 0, 1 (until the next boot) or 2.
     pub(super) unprivileged: Option<String>,
     /// none, integrity or confidentiality; `None` in a kernel without lockdown.
     pub(super) lockdown: Option<String>,
-    /// This process is root of something smaller than the machine.
+    /// This process is in a user namespace that is smaller than the machine.
     pub(super) user_namespace: bool,
 }
 
@@ -32,7 +32,7 @@ impl Rules {
         })
     }
 
-    /// Whether the kernel loads signed modules alone.
+    /// Whether the kernel loads only signed modules.
     pub(super) fn wants_signatures(&self) -> bool {
         self.hides_the_kernel() || self.lockdown.as_deref() == Some("integrity")
     }
@@ -42,7 +42,7 @@ impl Rules {
     }
 }
 
-/// The word of `none [integrity] confidentiality` that holds.
+/// The word in brackets, which is in force: `none [integrity] confidentiality`.
 fn in_brackets(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
@@ -54,7 +54,7 @@ pub(super) fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// For a program that may not be attached.
+/// Why a program may not be attached, and what to do.
 pub(super) fn attaching(capabilities: Option<Capabilities>, rules: &Rules) -> Finding {
     let fix = "see task-map-elfend above; or run as root, or with CAP_BPF and CAP_PERFMON";
     let Some(capabilities) = capabilities else {
@@ -69,7 +69,7 @@ pub(super) fn attaching(capabilities: Option<Capabilities>, rules: &Rules) -> Fi
     }
     if rules.user_namespace {
         let why =
-            "not permitted: the capabilities of this process count in its user namespace alone";
+            "not permitted: the capabilities of this process count only in its user namespace";
         let fix = "run elfend outside of the container, or this process with capabilities of the \
                    initial user namespace";
         return Finding::no(why, fix);
@@ -92,7 +92,7 @@ fn missing(has: Capabilities) -> Vec<&'static str> {
     missing.into_iter().filter(|(_, has)| !has).map(|(name, _)| name).collect()
 }
 
-/// A user who knows the setting will look there first.
+/// Explains the setting that users tend to suspect first.
 fn unprivileged(rules: &Rules) -> String {
     match rules.unprivileged.as_deref() {
         None => String::new(),
@@ -118,10 +118,10 @@ mod tests {
         }
     }
 
-    /// Goal: each cause of EPERM is told from the others. Method: one cause at a time, and the
-    /// words that only its sentence has.
+    /// Goal: the causes of EPERM are distinguished. Method: one cause at a time, and words that
+    /// only its sentence contains.
     #[test]
-    fn causes_of_a_refused_attach() {
+    fn the_causes_of_a_refused_attach_are_distinguished() {
         let perfmon = Some(Capabilities { bpf: false, perfmon: true });
         let bpf = Some(Capabilities { bpf: true, perfmon: false });
         let locked = Rules { lockdown: Some("confidentiality".into()), ..rules() };
@@ -132,7 +132,7 @@ mod tests {
             (None, rules(), "/proc does not say"),
             (perfmon, rules(), "lacks CAP_BPF ("),
             (bpf, rules(), "lacks CAP_PERFMON ("),
-            (ALL, container, "user namespace alone"),
+            (ALL, container, "count only in its user namespace"),
             (ALL, locked, "lockdown is at confidentiality, or"),
             (ALL, integrity, "CAP_PERFMON: a seccomp filter"),
             (ALL, rules(), "CAP_PERFMON: a seccomp filter"),
@@ -145,9 +145,9 @@ mod tests {
         assert!(attaching(NONE, &silent).why.ends_with("lacks CAP_BPF and CAP_PERFMON"));
     }
 
-    /// Goal: files are read as kernels write them. Method: one of each shape.
+    /// Goal: files are parsed as kernels write them. Method: one of each shape.
     #[test]
-    fn releases_and_lockdown_as_kernels_write_them() {
+    fn releases_and_lockdown_are_parsed_as_kernels_write_them() {
         let releases = [
             ("6.1.0-28-amd64", Some((6, 1))),
             ("5.15.0-1051-aws", Some((5, 15))),

@@ -1,7 +1,7 @@
-//! Asks the kernel: tries each thing once, undoes it, and keeps what the kernel said.
+//! Queries the kernel: tries each operation once, undoes it, and returns the kernel's answers.
 //!
-//! Nothing is judged here, and nothing is left behind: the program is detached, the segment
-//! removed, the counters closed before the answers are returned.
+//! It does not judge the answers, and leaves nothing behind: before it returns, the program is
+//! detached, the segment removed and the counters closed.
 
 use std::collections::BTreeSet;
 use std::{fs, io};
@@ -21,23 +21,23 @@ use elfen_rt::signal::service::ServiceSlot;
 use crate::fence::status::{self, Answer, Request};
 use crate::hsperf;
 use crate::mapped;
-use crate::run::guard::may_rank_first;
+use crate::run::guard::may_take_guard_rank;
 
 use super::answers::{
     Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, Handed, Jvm, KernelTypes,
-    Library, Looks, Nanonap, Nap, Rank, Segment, SegmentOutcome, Systemd, Tracepoints,
+    Library, Nanonap, Nap, Rank, Segment, SegmentOutcome, ShimAccess, Systemd, Tracepoints,
 };
 
-/// The CPU and the size of a page to try it with.
+/// What to try the operations with.
 #[derive(Clone, Copy, Debug)]
 pub struct Trial {
-    /// The CPU whose cycles to count.
+    /// The CPU whose cycles are counted.
     pub cpu: u32,
-    /// Slots of a service's page: one a request lane.
+    /// The number of slots in the page of a service, one for each request lane.
     pub request_lanes: u32,
 }
 
-pub fn ask(trial: Trial) -> Answers {
+pub fn query_kernel(trial: Trial) -> Answers {
     Answers {
         capabilities: capabilities(),
         kernel_types: kernel_types(),
@@ -50,7 +50,7 @@ pub fn ask(trial: Trial) -> Answers {
         umwait: nap(Kind::Umwait),
         mwaitx: nap(Kind::Mwaitx),
         idle_class: rank(idle_class()),
-        guard_rank: rank(may_rank_first()),
+        guard_rank: rank(may_take_guard_rank()),
         preload_library: match elfen_instrument::find_library() {
             Ok(path) => Library::Found(path.display().to_string()),
             Err(error) => Library::Missing(error.to_string()),
@@ -60,15 +60,15 @@ pub fn ask(trial: Trial) -> Answers {
             .ok()
             .map(|line| line.split_whitespace().any(|word| word == "idle=poll")),
         systemd: systemd(),
-        looks: Some(looks()),
+        looks: Some(shim_access()),
         tracepoints: Some(tracepoints()),
         filters: filters(),
     }
 }
 
-/// What `elfen tailor` needs of the kernel's own description, and of JVMs that run.
+/// What `elfen tailor` needs from the kernel's types and from running JVMs.
 fn tracepoints() -> Tracepoints {
-    // Without a description nothing is in it, and another line says why.
+    // Without types nothing is found; another check says why.
     let types = fs::read("/sys/kernel/btf/vmlinux").unwrap_or_default();
     let names: BTreeSet<&[u8]> = types.split(|&byte| byte == 0).collect();
     let lacks = |needs: Needs| {
@@ -86,11 +86,11 @@ fn tracepoints() -> Tracepoints {
     }
 }
 
-/// JVMs that are looked at: a machine may have any number.
+/// How many JVMs are examined: a machine may have any number.
 const MOST_JVMS: usize = 16;
-/// Of its library: those of OpenJDK 8 to 21 have 13 to 25 MB.
+/// The limit for reading a JVM's library: those of OpenJDK 8 to 21 have 13 to 25 MB.
 const LIBRARY_BYTES_MAX: u64 = 64 << 20;
-/// Of a probe that every JVM has which has any.
+/// The name of a probe that every JVM with probes has.
 const PROBE: &[u8] = b"safepoint__begin";
 
 fn jvms() -> Vec<Jvm> {
@@ -108,14 +108,14 @@ fn jvms() -> Vec<Jvm> {
     crate::process::numbers_in("/proc").into_iter().filter_map(jvm).take(MOST_JVMS).collect()
 }
 
-/// One's own mapping takes the same right as that of another.
-fn looks() -> Looks {
+/// Opens a mapping of this process, which requires the same right as a mapping of another process.
+fn shim_access() -> ShimAccess {
     let own = || {
         let entry = fs::read_dir("/proc/self/map_files")?.next().transpose()?;
         fs::File::open(entry.ok_or(io::ErrorKind::NotFound)?.path())
     };
     let symbols = fs::read_dir("/usr/lib/debug/.build-id");
-    Looks {
+    ShimAccess {
         map_files_refused: own().err().map(|error| error.to_string()),
         trace_any: effective_capabilities().is_some_and(|mask| mask & 1 << CAP_SYS_PTRACE != 0),
         debug_symbols: symbols.map_or(0, Iterator::count),
@@ -132,8 +132,8 @@ fn systemd() -> Systemd {
     }
 }
 
-fn rank(asked: io::Result<()>) -> Rank {
-    asked.map_or_else(|error| Rank::Refused(error.to_string()), |()| Rank::Granted)
+fn rank(result: io::Result<()>) -> Rank {
+    result.map_or_else(|error| Rank::Refused(error.to_string()), |()| Rank::Granted)
 }
 
 const CAP_SYS_PTRACE: u32 = 19;
@@ -153,14 +153,14 @@ fn effective_capabilities() -> Option<u64> {
     u64::from_str_radix(mask.trim(), 16).ok()
 }
 
-/// The name of the type that a tp_btf program of this tracepoint is checked against.
+/// The name of the type against which a tp_btf program of this tracepoint is checked.
 const SCHED_SWITCH: &[u8] = b"btf_trace_sched_switch";
 
 fn kernel_types() -> KernelTypes {
     match fs::read("/sys/kernel/btf/vmlinux") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => KernelTypes::Absent,
         Err(error) => KernelTypes::Unreadable(error.to_string()),
-        // Names are NUL-terminated strings at the end of the file.
+        // The names are NUL-terminated strings at the end of the file.
         Ok(types) if types.split(|&byte| byte == 0).any(|name| name == SCHED_SWITCH) => {
             KernelTypes::WithSchedSwitch
         }
@@ -184,7 +184,7 @@ fn attach() -> Attach {
     }
 }
 
-/// The verifier can write pages.
+/// The verifier's message can be pages long.
 const MAX_WORDS: usize = 60;
 
 fn beginning(text: &str) -> String {
@@ -200,10 +200,10 @@ fn handed() -> Handed {
         }
         Err(TasksError::Absent) => Handed::NotUp,
         Err(TasksError::Map(error)) => Handed::Unusable(error.to_string()),
-        // Asked once more, for the words.
+        // Sends the request again, to get elfend's reason.
         Err(TasksError::Refused) => match status::ask(&task_map::elfend(), &Request::Tasks) {
             Ok(Answer::Refused { why, fix }) => Handed::Refused { why, fix },
-            Ok(_) => Handed::Unusable("what elfend hands over is no task map".to_owned()),
+            Ok(_) => Handed::Unusable("elfend gives no task map".to_owned()),
             Err(error) => Handed::Unusable(format!("elfend: {error}")),
         },
     }
@@ -224,7 +224,7 @@ fn segment(request_lanes: u32) -> Segment {
     Segment { bytes, outcome }
 }
 
-/// Counts the cycles of this thread, or of all that a CPU runs, for a moment.
+/// Counts the cycles of this thread, or of a whole CPU, for a moment.
 fn cycles(cpu: Option<u32>) -> Counting {
     match counters::try_cycles(cpu) {
         Ok(()) => Counting::Counts,
@@ -252,14 +252,14 @@ fn nap(kind: Kind) -> Nap {
     }
 }
 
-/// As the kernel sees it: CPUs that show MONITOR and do not keep to it are not on its list.
+/// From the kernel's list, which leaves out CPUs whose MONITOR does not work.
 fn monitor() -> Option<bool> {
     let cpu = fs::read_to_string("/proc/cpuinfo").ok()?;
     let flags = cpu.lines().find(|line| line.starts_with("flags"))?;
     Some(flags.split_whitespace().any(|flag| flag == "monitor"))
 }
 
-/// Asks in a thread that ends with it: not every kernel lets a thread leave SCHED_IDLE.
+/// Tries it in a new thread that then ends: not every kernel lets a thread leave SCHED_IDLE.
 fn idle_class() -> io::Result<()> {
     let ask = || {
         let none = libc::sched_param { sched_priority: 0 };
@@ -276,7 +276,7 @@ fn idle_class() -> io::Result<()> {
 const PR_SCHED_CORE_GET: libc::c_ulong = 0;
 const ONE_THREAD: libc::c_ulong = 0;
 
-/// Processes stand for their threads here: a cookie is given to a process, and threads inherit it.
+/// Counts processes instead of threads: cookies are given to processes, and threads inherit them.
 fn core_scheduling() -> CoreScheduling {
     // 0 is the caller itself.
     if let Err(error) = cookie(0) {
@@ -286,7 +286,9 @@ fn core_scheduling() -> CoreScheduling {
             _ => CoreScheduling::Refused(error.to_string()),
         };
     }
-    let (mut processes, mut hidden, mut with_cookie) = (0, 0, Vec::new());
+    let mut processes = 0;
+    let mut hidden = 0;
+    let mut with_cookie = Vec::new();
     for pid in pids() {
         match cookie(pid) {
             Ok(cookie) => {
@@ -295,7 +297,7 @@ fn core_scheduling() -> CoreScheduling {
                     with_cookie.push(command_of(pid));
                 }
             }
-            // It ended meanwhile.
+            // The process has ended meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             Err(_) => hidden += 1,
         }

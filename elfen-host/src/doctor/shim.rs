@@ -1,7 +1,7 @@
-//! What `elfen shim` may look at here, and as whom. A program that it starts can be looked at
-//! whatever this says, as far as it has a clock.
+//! What `elfen shim` may observe here, and with which rights. A program that it starts itself can
+//! always be observed if there is a clock.
 
-use super::answers::{Attach, Counting, Handed, Looks};
+use super::answers::{Attach, Counting, Handed, ShimAccess};
 use super::finding::{Enough, Finding, Machine, Mechanism};
 use crate::source::SourceError;
 
@@ -16,7 +16,7 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
 
 const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-/// The kernel offers the counter as a clock only if it found no fault with it.
+/// The kernel offers the time stamp counter as a clock only if it has found no fault with it.
 fn clock(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match machine.source.text(CLOCKS)? {
         Some(clocks) if clocks.split_whitespace().any(|clock| clock == "tsc") => {
@@ -34,61 +34,61 @@ fn tasks(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let answers = machine.answers;
     Ok(match (&answers.attach, &answers.handed) {
         (Attach::Attached, _) | (_, Handed::Mapped) => Finding::yes(
-            "who runs on a lane is known at every sample, so threads are followed from one to \
-             another",
+            "each sample shows the thread that runs on the lane, so threads are followed from one \
+             lane to another",
         ),
         _ => Finding::warn(
-            "who runs is not known: of a thread that waits for a CPU, the state that /proc has is \
-             read each 100 us, and its tags are those that it said last",
-            "see to task-map-elfend or task-map-attach above",
+            "samples do not show which thread runs: while a thread waits for a CPU, its state is \
+             read from /proc each 100 us, and its tags are its last ones",
+            "see task-map-elfend or task-map-attach above",
         ),
     })
 }
 
-fn of(machine: &Machine<'_>, finding: impl FnOnce(&Looks) -> Finding) -> Finding {
-    let not_said = || Finding::warn("the recording does not say", "record the machine anew");
-    machine.answers.looks.as_ref().map_or_else(not_said, finding)
+fn of(machine: &Machine<'_>, finding: impl FnOnce(&ShimAccess) -> Finding) -> Finding {
+    let unknown = || Finding::warn("the recording does not say", "record the machine again");
+    machine.answers.looks.as_ref().map_or_else(unknown, finding)
 }
 
 fn map_files(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    Ok(of(machine, |looks| match &looks.map_files_refused {
+    Ok(of(machine, |access| match &access.map_files_refused {
         None => Finding::yes(
-            "memory that other programs share is mapped here as well, so that a sample is a load: \
+            "memory that other programs share can be mapped, so a sample is one load: \
              /proc/PID/map_files opens",
         ),
         Some(why) => Finding::warn(
             format!(
-                "/proc/PID/map_files: {why}; memory that others share is read by system calls \
-                 instead, each 100 us"
+                "/proc/PID/map_files: {why}; memory that other programs share is read by system \
+                 calls instead, each 100 us"
             ),
             "run it as root, or with CAP_CHECKPOINT_RESTORE",
         ),
     }))
 }
 
-/// What `-p` and `--share` may do to processes that this one has not started.
+/// What `-p` and `--share` may do with processes that `elfen shim` has not started.
 fn ptrace(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let yama = machine.source.text("/proc/sys/kernel/yama/ptrace_scope")?;
-    Ok(of(machine, |looks| match (yama.as_deref(), looks.trace_any) {
+    Ok(of(machine, |access| match (yama.as_deref(), access.trace_any) {
         (Some("3"), _) => Finding::no(
-            "Yama lets no process look into another, so `-p` sees what others share at most",
+            "Yama lets no process trace another, so `-p` sees at most memory that others share",
             "boot with another kernel.yama.ptrace_scope; it cannot be lowered",
         ),
-        (_, true) => Finding::yes("any process that runs may be looked into (`-p`)"),
+        (_, true) => Finding::yes("any running process may be observed (`-p`)"),
         (None | Some("0"), false) => {
-            Finding::yes("processes of this user that run may be looked into (`-p`)")
+            Finding::yes("running processes of this user may be observed (`-p`)")
         }
         (Some(scope), false) => Finding::warn(
             format!(
                 "kernel.yama.ptrace_scope is {scope}: only programs that `elfen shim` has started \
-                 may be looked into, and none that run (`-p`)"
+                 may be observed, not running ones (`-p`)"
             ),
             "run it as root, or set it to 0 (as root: `sysctl kernel.yama.ptrace_scope=0`)",
         ),
     }))
 }
 
-/// What `--count-at` takes: hardware that counts for one's own threads.
+/// What `--count-at` needs: hardware that counts for own threads.
 fn counts(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match &machine.answers.cycles.of_this_thread {
         Counting::Counts => Finding::yes(
@@ -97,25 +97,25 @@ fn counts(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         ),
         Counting::NoCounter(error) => Finding::warn(
             format!("no hardware counts for threads (perf_event_open: {error}): no `--count-at`"),
-            "see to hardware-counters above; a program may publish its own counts",
+            "see hardware-counters above; a program may publish its own counts",
         ),
         Counting::NotPermitted | Counting::NoCall => Finding::warn(
             "threads may not count what they execute: no `--count-at`",
-            "see to hardware-counters above",
+            "see hardware-counters above",
         ),
     })
 }
 
 fn names(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    Ok(of(machine, |looks| match looks.debug_symbols {
+    Ok(of(machine, |access| match access.debug_symbols {
         0 => Finding::warn(
-            "functions and globals have the names that their own files give them; stripped files \
-             give none, and /usr/lib/debug holds no symbols for them",
+            "functions and globals have the names in their own files; stripped files have none, \
+             and /usr/lib/debug has no symbols for them",
             "install the debug symbols of programs to look at (Debian: PACKAGE-dbgsym)",
         ),
         _ => Finding::yes(
-            "functions and globals have the names that their files give them, or, of stripped \
-             ones, those below /usr/lib/debug",
+            "functions and globals have the names in their files, or those below /usr/lib/debug if \
+             the files are stripped",
         ),
     }))
 }

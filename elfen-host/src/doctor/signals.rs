@@ -1,5 +1,5 @@
-//! Whether Elfen can tell who runs on a request lane, and count the instructions that run there.
-//! The task map's ways stand in the order in which they are tried.
+//! Whether Elfen can find out which thread runs on a request lane, and count the instructions
+//! there. The sources of the task map are in the order in which they are tried.
 
 use super::answers::{
     Attach, Counting, Cycles, Handed, KernelTypes, Nanonap, Segment, SegmentOutcome,
@@ -37,9 +37,8 @@ fn kernel_version(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(if version >= OLDEST_KERNEL {
         Finding::yes(format!("Linux {release}; 5.15 is enough"))
     } else if works {
-        // Vendors carry eBPF back to kernels that keep an old number.
-        let why =
-            format!("Linux {release} is older than 5.15, and the program attaches all the same");
+        // Vendors backport eBPF to kernels that keep an old version number.
+        let why = format!("Linux {release} is older than 5.15, but the program attaches");
         Finding::warn(why, BOOT_NEWER)
     } else {
         Finding::no(format!("Linux {release} is older than 5.15"), BOOT_NEWER)
@@ -71,7 +70,7 @@ fn sched_switch(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             Finding::no(why, "use a kernel built with CONFIG_TRACEPOINTS and CONFIG_BPF_EVENTS")
         }
         KernelTypes::Absent | KernelTypes::Unreadable(_) => {
-            Finding::no("only the kernel's types tell whether it is there", "see kernel-types")
+            Finding::no("only the kernel's types show whether it exists", "see kernel-types")
         }
     })
 }
@@ -92,7 +91,7 @@ fn attach(machine: &Machine<'_>) -> Result<Finding, SourceError> {
                 "boot with lockdown=integrity or none: confidentiality keeps programs from reading \
                  the kernel"
             } else {
-                "use Linux 5.15 or newer; if it is one, report what `elfen doctor --record` prints"
+                "use Linux 5.15 or newer; if it is, report what `elfen doctor --record` prints"
             };
             Finding::no(why.as_str(), fix)
         }
@@ -101,7 +100,7 @@ fn attach(machine: &Machine<'_>) -> Result<Finding, SourceError> {
 
 fn handed(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match &machine.answers.handed {
-        Handed::Mapped => Finding::yes("elfend hands it over, and this process can map it"),
+        Handed::Mapped => Finding::yes("elfend gives it to this process, which can map it"),
         Handed::NotUp => Finding::no("no elfend answers on this machine", START_ELFEND),
         Handed::Refused { why, fix } => Finding::no(why.as_str(), fix.as_str()),
         Handed::Unusable(why) => {
@@ -110,7 +109,7 @@ fn handed(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     })
 }
 
-/// For users without privileges, whose help is root's.
+/// For unprivileged users, who need root's help.
 const START_ELFEND: &str = "have root start elfend, with lanes in /etc/elfen/elfend.toml, and add \
                             this user to group elfen";
 
@@ -119,39 +118,42 @@ fn service_page(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         let value = machine.source.text(&format!("/proc/sys/kernel/{name}"))?;
         Ok::<_, SourceError>(value.unwrap_or_else(|| "unknown".to_owned()))
     };
-    let (shmmax, shmall, shmmni) = (limit("shmmax")?, limit("shmall")?, limit("shmmni")?);
+    let shmmax = limit("shmmax")?;
+    let shmall = limit("shmall")?;
+    let shmmni = limit("shmmni")?;
     let Segment { bytes, outcome } = &machine.answers.segment;
-    let asked = format!("a segment of {bytes} bytes of System V shared memory");
+    let segment = format!("a segment of {bytes} bytes of System V shared memory");
     Ok(match outcome {
-        SegmentOutcome::Made => Finding::yes(format!("{asked} was made, and removed again")),
+        SegmentOutcome::Made => Finding::yes(format!("{segment} was made, and removed again")),
         SegmentOutcome::TooLarge => Finding::no(
-            format!("{asked} was refused: kernel.shmmax is {shmmax} bytes"),
+            format!("{segment} was refused: kernel.shmmax is {shmmax} bytes"),
             format!("raise it (as root: `sysctl kernel.shmmax={bytes}`)"),
         ),
         SegmentOutcome::Exhausted => Finding::no(
             format!(
-                "{asked} was refused: kernel.shmmni ({shmmni} segments) or kernel.shmall ({shmall} \
-                 pages) is reached, or memory is short"
+                "{segment} was refused: kernel.shmmni ({shmmni} segments) or kernel.shmall \
+                 ({shmall} pages) is reached, or memory is short"
             ),
-            "remove segments that nobody uses (`ipcs -m`, `ipcrm -m ID`), or raise these limits",
+            "remove unused segments (`ipcs -m`, `ipcrm -m ID`), or raise these limits",
         ),
         SegmentOutcome::Refused(why) => Finding::no(
-            format!("{asked} was refused: {why}"),
+            format!("{segment} was refused: {why}"),
             "use a kernel built with CONFIG_SYSVIPC, and a seccomp profile that allows shmget(2)",
         ),
     })
 }
 
-/// Its task map stands in where no program can be attached.
+/// The module's task map is used where no program can be attached.
 fn nanonap(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     Ok(match &machine.answers.nanonap {
         Nanonap::Opened { ties, .. } => {
             Finding::yes(format!("/dev/nanonap opens; pairs of lanes that wake each other: {ties}"))
         }
         Nanonap::Absent => {
-            let signed = match Rules::read(machine)?.wants_signatures() {
-                true => "; kernel lockdown wants it signed",
-                false => "",
+            let signed = if Rules::read(machine)?.wants_signatures() {
+                "; kernel lockdown requires a signature"
+            } else {
+                ""
             };
             let fix = "build and load it (in kernel/nanonap, as root: `make install` and `modprobe \
                        nanonap`)";
@@ -161,17 +163,17 @@ fn nanonap(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             )
         }
         Nanonap::NotPermitted => Finding::no(
-            "/dev/nanonap is there, and this user may not open it",
+            "this user may not open /dev/nanonap",
             "add the user to the device's group (as root: `usermod -aG elfen USER`)",
         ),
         Nanonap::Refused(why) => Finding::no(why.as_str(), "load the module of the version in use"),
     })
 }
 
-/// What is left where the hardware's cannot be had.
-const INSTEAD: &str = "so dynamic-budget takes a service that publishes its own counters";
+/// The alternative without hardware counters.
+const INSTEAD: &str = "so dynamic-budget needs a service that publishes its own counters";
 
-/// `dynamic-budget` goes by the instructions of the lane; cycles stand for all hardware counters.
+/// `dynamic-budget` uses the instructions of the lane; cycles stand for all hardware counters here.
 fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let paranoid = machine.source.text("/proc/sys/kernel/perf_event_paranoid")?;
     let paranoid = paranoid.unwrap_or_else(|| "unknown".to_owned());
@@ -196,7 +198,7 @@ fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
             Finding::no(why, fix)
         }
         (Counting::Counts, Counting::NotPermitted) => Finding::warn(
-            format!("only one's own threads may be counted, and no whole lane: {level}"),
+            format!("only own threads can be counted, not a whole lane: {level}"),
             format!("{permit} to 0 or less"),
         ),
         (Counting::NotPermitted, _) if may => Finding::no(
@@ -205,7 +207,7 @@ fn counters(machine: &Machine<'_>) -> Result<Finding, SourceError> {
         ),
         (Counting::NotPermitted, _) => Finding::no(
             format!("not permitted: {level}, {INSTEAD}"),
-            format!("{permit} to 2 for one's own threads, 0 for whole lanes"),
+            format!("{permit} to 2 for own threads, 0 for whole lanes"),
         ),
     })
 }

@@ -1,5 +1,5 @@
-//! What `elfen tailor` can see here, and as whom; and what each JVM that runs lets it see. Marks of
-//! a service's own take nothing.
+//! What `elfen tailor` can record here, and with which rights, and how much it sees of each running
+//! JVM. A service's own marks need nothing.
 
 use super::answers::{Jvm, KernelTypes, Tracepoints};
 use super::finding::{Enough, Finding, Machine, Mechanism};
@@ -12,9 +12,9 @@ pub(super) const MECHANISMS: &[Mechanism] = &[
     Mechanism { name: "tailor-jvm", enough: Enough::No, examine: jvm },
 ];
 
-const WITHOUT: &str = "marks alone (`--service`) give queue and service times";
+const WITHOUT: &str = "only marks (`--service`) give queue and service times";
 
-/// What stands between this process and any event of the kernel's.
+/// Why this process cannot record any event of the kernel.
 fn obstacle(machine: &Machine<'_>) -> Option<Finding> {
     if matches!(machine.answers.kernel_types, KernelTypes::Absent | KernelTypes::Unreadable(_)) {
         let why = format!(
@@ -24,7 +24,7 @@ fn obstacle(machine: &Machine<'_>) -> Option<Finding> {
     }
     let may = machine.answers.capabilities.is_none_or(|may| may.bpf && may.perfmon);
     (!may).then(|| {
-        let why = format!("the kernel shows its events to nobody without rights; {WITHOUT}");
+        let why = format!("the kernel shows its events only to privileged processes; {WITHOUT}");
         Finding::no(why, "run it as root, or with CAP_BPF and CAP_PERFMON")
     })
 }
@@ -36,7 +36,7 @@ fn of(
     lacking: &str,
 ) -> Finding {
     let Some(tracepoints) = &machine.answers.tracepoints else {
-        return Finding::warn("the recording does not say", "record the machine anew");
+        return Finding::warn("the recording does not say", "record the machine again");
     };
     if let Some(obstacle) = obstacle(machine) {
         return obstacle;
@@ -51,32 +51,32 @@ fn of(
 }
 
 fn sched(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let there = "who runs, sleeps and wakes whom is written down (`--detail sched`)";
+    let there = "running, sleeping and waking of threads is recorded (`--detail sched`)";
     Ok(of(machine, |of| &of.sched_lacks, there, WITHOUT))
 }
 
 fn sockets(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let there = "requests of services that nobody changed are told by their sockets (`--port`)";
+    let there = "requests of unmodified services are recognised by their sockets (`--port`)";
     let lacking = "name a service that marks its requests (`--service`)";
     Ok(of(machine, |of| &of.sockets_lack, there, lacking))
 }
 
 fn full(machine: &Machine<'_>) -> Result<Finding, SourceError> {
-    let there = "interrupts, page faults and the kernel's own waits are as well (`--detail full`)";
+    let there = "interrupts, page faults and waits in the kernel are recorded (`--detail full`)";
     match &machine.answers.tracepoints {
         Some(Tracepoints { full_lacks, .. })
             if !full_lacks.is_empty() && obstacle(machine).is_none() =>
         {
             let lacks = full_lacks.join(", ");
-            let why = format!("`--detail full` is without what the kernel does not tell: {lacks}");
-            Ok(Finding::warn(why, "boot a newer kernel, or one that was built with them"))
+            let why = format!("`--detail full` lacks what this kernel does not report: {lacks}");
+            Ok(Finding::warn(why, "boot a newer kernel, or one with these tracepoints"))
         }
-        _ => Ok(of(machine, |of| &of.full_lacks, there, "`--detail sched` is what there is")),
+        _ => Ok(of(machine, |of| &of.full_lacks, there, "only `--detail sched` is possible")),
     }
 }
 
-/// How much of a JVM is seen, the best way first.
-fn way(jvm: &Jvm, probes: bool) -> &'static str {
+/// How a JVM is observed, by the best possible means.
+fn means(jvm: &Jvm, probes: bool) -> &'static str {
     match jvm {
         Jvm { has_probes: true, .. } if probes => "by its probes",
         Jvm { has_counters: true, .. } => "by its counters",
@@ -86,31 +86,29 @@ fn way(jvm: &Jvm, probes: bool) -> &'static str {
 
 fn jvm(machine: &Machine<'_>) -> Result<Finding, SourceError> {
     let Some(tracepoints) = &machine.answers.tracepoints else {
-        return Ok(Finding::warn("the recording does not say", "record the machine anew"));
+        return Ok(Finding::warn("the recording does not say", "record the machine again"));
     };
     let probes = tracepoints.uprobes && obstacle(machine).is_none();
-    let told: Vec<String> = tracepoints
+    let observed: Vec<String> = tracepoints
         .jvms
         .iter()
-        .map(|jvm| format!("process {} {}", jvm.process, way(jvm, probes)))
+        .map(|jvm| format!("process {} {}", jvm.process, means(jvm, probes)))
         .collect();
-    let running = match told.as_slice() {
+    let running = match observed.as_slice() {
         [] => "none runs now".to_owned(),
-        told => told.join(", "),
+        observed => observed.join(", "),
     };
-    let poor = |jvm: &Jvm| !way(jvm, probes).ends_with("probes");
+    let poor = |jvm: &Jvm| !means(jvm, probes).ends_with("probes");
     Ok(match (probes, tracepoints.jvms.iter().any(poor)) {
         (true, false) => Finding::yes(format!(
-            "JVMs are listened to by their probes, where they were built with them: {running}"
+            "JVMs are observed by their probes, if they were built with probes: {running}"
         )),
         (true, true) => Finding::warn(
-            format!("not each JVM has probes: {running}"),
-            "use one that was built with them (Debian's is), and leave -XX:+UsePerfData on",
+            format!("not every JVM has probes: {running}"),
+            "use a JVM that was built with probes (Debian's is), and leave -XX:+UsePerfData on",
         ),
         (false, _) => Finding::warn(
-            format!(
-                "no probes can be set here, so counters and names are what there is: {running}"
-            ),
+            format!("no probes can be set here, so only counters and names are left: {running}"),
             "run it as root, on a kernel with uprobes",
         ),
     })

@@ -1,17 +1,17 @@
-//! Whether borrow-idle can run here: one thing that is enough from every group that it needs.
+//! Whether borrow-idle can run here: whether each group that it needs has a mechanism that works.
 
 use super::finding::{Check, Enough, Group, Status};
 
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Verdict {
     pub missing: Vec<&'static str>,
-    /// The one next step; empty if nothing is missing.
+    /// The next step; empty if nothing is missing.
     pub next: String,
-    /// The only programs or requests that it runs for; empty if it runs for all.
+    /// The only programs or requests that it works for; empty if it works for all.
     pub only: Vec<&'static str>,
 }
 
-/// In the order in which to see to them.
+/// In the order in which to solve them.
 const NEEDS: [(Group, &str); 4] = [
     (Group::Lanes, "a pair of lanes"),
     (Group::Signals, "a signal"),
@@ -61,10 +61,10 @@ mod tests {
         Check { group, name: "it", enough, finding: Finding { status, why: "so".into(), fix } }
     }
 
-    /// Goal: borrow-idle runs exactly if each of its needs is met. Method: every combination of
-    /// what the four groups can say, among checks that must not count.
+    /// Goal: borrow-idle runs exactly if each of its needs is met. Method: every combination of the
+    /// four groups' results, among checks that must not count.
     #[test]
-    fn needs_one_of_each() {
+    fn borrow_idle_needs_one_mechanism_of_each_group() {
         let statuses = [Status::Yes, Status::No, Status::Warn];
         for combination in 0..81 {
             let said = [1, 3, 9, 27].map(|place| statuses[combination / place % 3]);
@@ -85,7 +85,7 @@ mod tests {
         }
     }
 
-    /// Goal: a condition is told if nothing works without one. Method: the two kinds of mechanism,
+    /// Goal: a condition is named if nothing works without it. Method: the two kinds of mechanism,
     /// each working and not.
     #[test]
     fn a_condition_holds_where_nothing_else_works() {

@@ -1,11 +1,11 @@
-//! Fences: cgroups that are lent, and what must hold of them.
+//! Fences: cgroups that lanes are lent to, and the guarantees that hold for them.
 //!
-//! A fence is a cgroup that the kernel keeps on batch lanes and below everything else, while guards
-//! that stand outside of it hold its lanes. Whatever is put into it is lent, and needs nothing.
-//! [`promises`] says whether that holds, [`rank`] what ranks below what, and [`state`] is what a
-//! machine's fences leave in a folder, so that they can be stopped by who knows nothing else.
+//! The kernel keeps a fence on its batch lanes and below everything else, while guards outside of
+//! it hold these lanes. Processes need nothing to run in a fence. [`guarantees`] checks and repairs
+//! a fence, [`rank`] says which cgroup ranks below which, and [`state`] records fences in a folder,
+//! from which `elfen pause` can freeze them without the daemon.
 
-pub mod promises;
+pub mod guarantees;
 pub mod rank;
 pub mod state;
 pub mod status;

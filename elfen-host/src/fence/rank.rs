@@ -1,13 +1,13 @@
-//! Whether a guard has its lane whenever it wants it: whose cgroup ranks below whose.
+//! Whether a guard gets its lane as soon as it wakes: which cgroup ranks below which.
 //!
-//! The scheduler shares a CPU between the children of each cgroup, from the root down. So a guard
-//! and a batch meet in one place alone: where their paths part. There the batch's side must be
-//! idle, which gives it 3 parts of what the guard's side has 1024 of; what stands beside either
-//! further down takes from its own side.
+//! The scheduler shares a CPU between the children of each cgroup, from the root down. So guard and
+//! batch compete in only one place: where their paths part. There the batch's side must be idle,
+//! which gives it 3 parts when the guard's side has 1024. Other cgroups further down take their
+//! time from their own side.
 
 use crate::cgroup::{CgroupPath, Error, Rank};
 
-/// A guard in a cgroup of less weight leaves an idle batch more than a hundredth of its lane.
+/// With less weight, an idle batch would get more than a hundredth of the guard's lane.
 pub const LEAST_WEIGHT: u64 = 30;
 
 /// Why a guard does not outrank a fence.
@@ -15,7 +15,7 @@ pub const LEAST_WEIGHT: u64 = 30;
 pub enum Outranked {
     #[error("the guard, in {home}, is inside of the fence")]
     Inside { home: CgroupPath },
-    #[error("cgroup {child} ranks beside the guard in {home}: it is not idle (cpu.idle)")]
+    #[error("cgroup {child} ranks equal to the guard in {home}: it is not idle (cpu.idle)")]
     NotIdle { child: CgroupPath, home: CgroupPath },
     #[error(
         "the guard, in {home}, does not outrank the fence: {child} is not idle, although the fence \
@@ -24,7 +24,7 @@ pub enum Outranked {
     TooFar { child: CgroupPath, home: CgroupPath, parent: CgroupPath },
     #[error("the guard's own cgroup {0} is idle")]
     GuardIdle(CgroupPath),
-    #[error("the guard's own cgroup {path} has weight {weight}, and takes {LEAST_WEIGHT}")]
+    #[error("the guard's own cgroup {path} has weight {weight}, less than {LEAST_WEIGHT}")]
     GuardLight { path: CgroupPath, weight: u64 },
 }
 
@@ -38,7 +38,8 @@ pub struct Parting {
 
 pub fn parting(home: &CgroupPath, fence: &CgroupPath) -> Parting {
     let mut above = CgroupPath::root();
-    let (mut to_home, mut to_fence) = (home.parts().peekable(), fence.parts().peekable());
+    let mut to_home = home.parts().peekable();
+    let mut to_fence = fence.parts().peekable();
     while let (Some(one), Some(other)) = (to_home.peek(), to_fence.peek()) {
         if one != other {
             break;
@@ -51,7 +52,7 @@ pub fn parting(home: &CgroupPath, fence: &CgroupPath) -> Parting {
     Parting { to_home: child(to_home.next()), to_fence: child(to_fence.next()), above }
 }
 
-/// The first reason why a guard in `home` does not outrank what is in `fence`, if there is one.
+/// The first reason why a guard in `home` does not outrank `fence`; `None` if it does.
 pub fn outranked(
     home: &CgroupPath,
     fence: &CgroupPath,
@@ -64,9 +65,10 @@ pub fn outranked(
     if !rank(&child)?.idle {
         let home = home.clone();
         let too_far = child != *fence && rank(fence)?.idle;
-        return Ok(Some(match too_far {
-            true => Outranked::TooFar { child, home, parent: fence.parent() },
-            false => Outranked::NotIdle { child, home },
+        return Ok(Some(if too_far {
+            Outranked::TooFar { child, home, parent: fence.parent() }
+        } else {
+            Outranked::NotIdle { child, home }
         }));
     }
     let mut path = home.clone();
@@ -83,8 +85,8 @@ pub fn outranked(
     Ok(None)
 }
 
-/// The one cgroup from which guards outrank all of these fences, each idle in its own parent; or
-/// two fences that have none in common.
+/// The cgroup from which guards outrank all of these fences, each of which is idle in its own
+/// parent. An error names two fences without such a cgroup.
 pub fn home_of(fences: &[CgroupPath]) -> Result<CgroupPath, (CgroupPath, CgroupPath)> {
     let Some(deepest) = fences.iter().max_by_key(|fence| fence.parts().count()) else {
         return Ok(CgroupPath::root());
@@ -106,7 +108,7 @@ mod tests {
         CgroupPath::parse(text).unwrap()
     }
 
-    fn asked(home: &str, fence: &str, ranks: &[(&str, bool, u64)]) -> Option<Outranked> {
+    fn reason_of(home: &str, fence: &str, ranks: &[(&str, bool, u64)]) -> Option<Outranked> {
         let rank = |at: &CgroupPath| {
             let known = ranks.iter().find(|(name, ..)| path(name) == *at);
             let (_, idle, weight) = known.copied().unwrap_or(("", false, 100));
@@ -116,32 +118,32 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_is_idle_where_its_path_parts_from_the_guards() {
+    fn a_fence_must_be_idle_where_its_path_parts_from_the_guards() {
         let idle = ("elfen.slice", true, 100);
-        assert_eq!(asked("/", "elfen.slice", &[idle]), None);
-        assert_eq!(asked("system.slice/elfend", "elfen.slice", &[idle]), None);
-        let not = asked("/", "elfen.slice", &[]);
+        assert_eq!(reason_of("/", "elfen.slice", &[idle]), None);
+        assert_eq!(reason_of("system.slice/elfend", "elfen.slice", &[idle]), None);
+        let not = reason_of("/", "elfen.slice", &[]);
         assert!(matches!(not, Some(Outranked::NotIdle { .. })), "{not:?}");
         let inner = ("system.slice/slurm", true, 100);
-        assert_eq!(asked("system.slice/elfend", "system.slice/slurm", &[inner]), None);
-        let far = asked("/", "system.slice/slurm", &[inner]);
+        assert_eq!(reason_of("system.slice/elfend", "system.slice/slurm", &[inner]), None);
+        let far = reason_of("/", "system.slice/slurm", &[inner]);
         assert!(
             matches!(&far, Some(Outranked::TooFar { child, .. }) if *child == path("system.slice"))
         );
-        let inside = asked("elfen.slice/x", "elfen.slice", &[idle]);
+        let inside = reason_of("elfen.slice/x", "elfen.slice", &[idle]);
         assert!(matches!(inside, Some(Outranked::Inside { .. })), "{inside:?}");
         for (weight, holds) in [(1, false), (29, false), (30, true), (100, true)] {
             let light = ("system.slice", false, weight);
-            let found = asked("system.slice/elfend", "elfen.slice", &[idle, light]);
+            let found = reason_of("system.slice/elfend", "elfen.slice", &[idle, light]);
             assert_eq!(found.is_none(), holds, "{weight}: {found:?}");
         }
         let asleep = ("system.slice", true, 100);
-        let found = asked("system.slice/elfend", "elfen.slice", &[idle, asleep]);
+        let found = reason_of("system.slice/elfend", "elfen.slice", &[idle, asleep]);
         assert_eq!(found, Some(Outranked::GuardIdle(path("system.slice"))));
     }
 
     #[test]
-    fn one_home_for_all_fences_or_the_two_that_have_none() {
+    fn all_fences_have_one_home_or_two_of_them_have_none() {
         let home = |fences: &[&str]| {
             let fences: Vec<CgroupPath> = fences.iter().map(|fence| path(fence)).collect();
             home_of(&fences).map(|home| home.to_string()).map_err(|(a, b)| format!("{a} {b}"))
@@ -153,8 +155,8 @@ mod tests {
         assert!(home(&["elfen.slice", "elfen.slice/inner"]).is_err(), "one inside of the other");
     }
 
-    /// What the batch gets of a lane on which guard and batch both run and nobody else, per
-    /// million: level by level, as the scheduler shares it.
+    /// What the batch gets of a lane on which only guard and batch run, per million: level by
+    /// level, as the scheduler shares it.
     fn share(home: &CgroupPath, fence: &CgroupPath, ranks: &BTreeMap<CgroupPath, Rank>) -> u64 {
         let mut at = CgroupPath::root();
         loop {
@@ -179,10 +181,10 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: what passes is at most a hundredth of the lane. Method: any two paths, any
-        /// weights, against a model of the scheduler that knows nothing of the rule.
+        /// Goal: a batch below its guard gets at most a hundredth of the lane. Method: any two
+        /// paths and weights, compared with a model of the scheduler that does not know the rule.
         #[test]
-        fn what_outranks_leaves_the_batch_a_hundredth(
+        fn a_batch_below_its_guard_gets_at_most_a_hundredth(
             home in some_path(),
             fence in some_path(),
             seeds in prop::collection::vec((any::<bool>(), 1..200_u64), 8),

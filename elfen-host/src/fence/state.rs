@@ -1,7 +1,7 @@
-//! What fences leave in `/run/elfen`: how to freeze each, and whether all are paused.
+//! The record of fences in `/run/elfen`: how to freeze each of them, and whether all are paused.
 //!
-//! The kill switch reads this and nothing else. So it works while the daemon is stopped, hangs or
-//! has never been started again; and a daemon that starts finds the pause, and keeps it.
+//! `elfen pause` reads only this, so it works while the daemon is stopped, hangs, or was never
+//! started again. A daemon that starts reads the pause and keeps it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,27 +15,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{CgroupPath, Freezer};
 
-/// Where fences are noted, unless a test or a second daemon has a folder of its own.
+/// The default folder. Tests and a second daemon have their own.
 pub const FOLDER: &str = "/run/elfen";
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-/// How the name of a file begins that is not written yet.
+/// The prefix of a file that is not finished.
 const UNFINISHED: &str = ".";
 
-/// A fence, as far as stopping it takes.
+/// A fence: what is needed to freeze it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Noted {
+pub struct RecordedFence {
     pub name: String,
     pub path: CgroupPath,
-    /// Where systemd owns the cgroup.
+    /// The unit, where systemd owns the cgroup.
     pub unit: Option<String>,
     pub freezer: Freezer,
 }
 
-/// A service that is kept to its request lanes, as far as undoing it takes.
+/// A service that is confined to its request lanes: what is needed to undo that.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Confined {
     pub service: String,
-    /// As the settings name it.
+    /// How the settings name the cgroup.
     pub place: String,
     pub path: CgroupPath,
     pub unit: Option<String>,
@@ -76,8 +76,9 @@ impl Folder {
         builder.create(self.confined_folder())
     }
 
-    /// Held as long as the file lives; `None` if another process holds it. One that ends now may
-    /// take a moment: what it forked off has the lock too, until it has frozen the fences.
+    /// Locks the folder as long as the returned file lives. `None` if another process has the lock.
+    /// Waits a moment for a daemon that has just ended: its children hold the lock until they have
+    /// frozen the fences.
     pub fn lock(&self) -> io::Result<Option<File>> {
         let file = File::options()
             .create(true)
@@ -97,7 +98,7 @@ impl Folder {
         }
     }
 
-    pub fn note(&self, fence: &Noted) -> io::Result<()> {
+    pub fn record(&self, fence: &RecordedFence) -> io::Result<()> {
         let text = serde_json::to_string(fence)?;
         self.replace(&self.fences().join(&fence.name), &text)
     }
@@ -106,15 +107,15 @@ impl Folder {
         fs::remove_file(self.fences().join(name))
     }
 
-    /// By name. A file that is none of ours is an error: a fence that cannot be read is one that
-    /// cannot be stopped.
-    pub fn noted(&self) -> io::Result<Vec<Noted>> {
-        let mut all: Vec<Noted> = all_of(&self.fences())?;
+    /// All fences, by name. An invalid file is an error, because a fence that cannot be read cannot
+    /// be frozen.
+    pub fn recorded_fences(&self) -> io::Result<Vec<RecordedFence>> {
+        let mut all: Vec<RecordedFence> = all_of(&self.fences())?;
         all.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(all)
     }
 
-    pub fn note_confined(&self, one: &Confined) -> io::Result<()> {
+    pub fn record_confined(&self, one: &Confined) -> io::Result<()> {
         self.replace(&self.confined_file(&one.path), &serde_json::to_string(one)?)
     }
 
@@ -122,20 +123,20 @@ impl Folder {
         fs::remove_file(self.confined_file(&one.path))
     }
 
-    /// By path.
+    /// All confined cgroups, by path.
     pub fn confined(&self) -> io::Result<Vec<Confined>> {
         let mut all: Vec<Confined> = all_of(&self.confined_folder())?;
         all.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(all)
     }
 
-    /// A path as the name of one file.
+    /// The name of the file for a cgroup's path.
     fn confined_file(&self, path: &CgroupPath) -> PathBuf {
         let name = path.as_str().replace('%', "%25").replace('/', "%2F");
         self.confined_folder().join(name + ".json")
     }
 
-    /// Why all fences are paused; `None` if they are not.
+    /// The reason for the pause of all fences; `None` if they are not paused.
     pub fn paused(&self) -> io::Result<Option<String>> {
         match fs::read_to_string(self.paused_file()) {
             Ok(why) => Ok(Some(why.trim().to_owned())),
@@ -149,7 +150,7 @@ impl Folder {
         self.replace(&self.paused_file(), why)
     }
 
-    /// Says whether they were paused.
+    /// Ends the pause. Returns whether there was one.
     pub fn resume(&self) -> io::Result<bool> {
         match fs::remove_file(self.paused_file()) {
             Ok(()) => Ok(true),
@@ -158,9 +159,9 @@ impl Folder {
         }
     }
 
-    /// A reader sees the old text or the new one, and never a part.
+    /// Replaces a file at once: readers see the old text or the new text, never a part.
     fn replace(&self, path: &Path, text: &str) -> io::Result<()> {
-        // No fence's name begins with a dot.
+        // The name of a fence never begins with a dot.
         let name = path.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
         let new = path.with_file_name(format!("{UNFINISHED}{name}"));
         let mut file = File::create(&new)?;
@@ -194,34 +195,34 @@ mod tests {
     use super::*;
     use crate::cgroup::Version;
 
-    /// Goal: the kill switch finds what a daemon has noted. Method: a folder of the test's own.
+    /// Goal: `elfen pause` finds what a daemon has recorded. Method: a folder of the test's own.
     #[test]
-    fn what_is_noted_is_found() {
+    fn recorded_fences_are_found() {
         let path = std::env::temp_dir().join(format!("elfen-state-{}", std::process::id()));
         let folder = Folder::new(&path);
-        assert_eq!(folder.noted().unwrap(), []);
+        assert_eq!(folder.recorded_fences().unwrap(), []);
         assert_eq!(folder.paused().unwrap(), None);
         folder.make().unwrap();
         let freezer = Freezer { folder: "/sys/fs/cgroup/x".into(), version: Version::Two };
         let cgroup = CgroupPath::parse("x").unwrap();
-        let [b, a] = ["b.new", "a"].map(|name| Noted {
+        let [b, a] = ["b.new", "a"].map(|name| RecordedFence {
             name: name.to_owned(),
             path: cgroup.clone(),
             unit: None,
             freezer: freezer.clone(),
         });
-        folder.note(&b).unwrap();
-        folder.note(&a).unwrap();
-        assert_eq!(folder.noted().unwrap(), [a, b]);
+        folder.record(&b).unwrap();
+        folder.record(&a).unwrap();
+        assert_eq!(folder.recorded_fences().unwrap(), [a, b]);
         fs::write(path.join("fences/.a"), "{").unwrap();
-        assert_eq!(folder.noted().unwrap().len(), 2, "a file that is not finished is none yet");
+        assert_eq!(folder.recorded_fences().unwrap().len(), 2, "an unfinished file is ignored");
         folder.pause("two\nlines").unwrap();
         assert_eq!(folder.paused().unwrap().as_deref(), Some("two\nlines"));
         assert!(folder.resume().unwrap() && !folder.resume().unwrap());
         fs::write(path.join("fences/odd"), "{").unwrap();
-        assert!(folder.noted().is_err_and(|error| error.to_string().contains("odd")));
-        let held = folder.lock().unwrap();
-        assert!(held.is_some() && folder.lock().unwrap().is_none());
+        assert!(folder.recorded_fences().is_err_and(|error| error.to_string().contains("odd")));
+        let lock = folder.lock().unwrap();
+        assert!(lock.is_some() && folder.lock().unwrap().is_none());
         fs::remove_dir_all(path).unwrap();
     }
 }

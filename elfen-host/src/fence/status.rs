@@ -1,5 +1,5 @@
-//! What the daemon says of its fences, as its socket, `elfen status` and the metrics have it; and
-//! asking it.
+//! Requests to the daemon and its answers, as `elfen status`, the metrics and other clients send
+//! and read them.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,46 +11,47 @@ use elfen_rt::pages;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use serde::{Deserialize, Serialize};
 
-use super::promises::{Broken, Promise};
+use super::guarantees::{Broken, Guarantee};
 use crate::cgroup::CgroupPath;
 
-/// The longest request. An answer may be as long as the kernel passes on at once.
+/// The longest request. The longest answer is what the kernel passes in one message.
 pub const LONGEST_REQUEST: usize = 4096;
 const LONGEST_ANSWER: usize = 1 << 17;
-/// A daemon that hangs is no reason for its user to.
+/// How long a client waits for a daemon that may hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Request {
     Status,
-    /// The pause is over: look at the promises now, and let go what stands for no other reason.
+    /// Ends a pause: checks the guarantees now, and thaws fences without another reason to be
+    /// frozen.
     Resume,
-    /// Put the process that asks into a fence.
+    /// Puts the process that asks into a fence.
     Enter {
         fence: String,
     },
-    /// Hand over the pages of its lanes to the process that asks: [`elfen_rt::pages`].
+    /// Gives the process that asks the pages of its lanes: [`elfen_rt::pages`].
     Pages,
-    /// Hand over the task map, for reading who runs and for having lanes timed:
+    /// Gives the process that asks the task map, to read which tasks run and to have lanes timed:
     /// [`elfen_rt::pages::tasks`].
     Tasks,
-    /// Have the kernel count what the process that asks, and its front, have below them on the
-    /// batch lanes of these (batch, request) pairs.
+    /// Has the kernel count the time of the descendants of the process that asks, and of its
+    /// launcher `front`, on the batch lanes of these (batch, request) pairs.
     Count {
         pairs: Vec<(u32, u32)>,
         front: u32,
     },
-    /// Other settings for the lanes with this page.
+    /// Requests other settings for the lanes with this page.
     Set {
         page: String,
-        wanted: Wanted,
+        wanted: WantedSettings,
     },
 }
 
-/// [`elfen_rt::signal::control::Settings`], as a message has them.
+/// [`elfen_rt::signal::control::Settings`] in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct WantedSettings {
     pub policy: u64,
     pub budget_ns: u64,
     pub budget_until_ns: u64,
@@ -59,7 +60,7 @@ pub struct Wanted {
     pub ref_ipc_milli: u64,
 }
 
-impl From<&Settings> for Wanted {
+impl From<&Settings> for WantedSettings {
     fn from(settings: &Settings) -> Self {
         let Settings { policy, budget_ns, budget_until_ns, .. } = *settings;
         let Settings { slo_latency_ns, slo_per_million, ref_ipc_milli, .. } = *settings;
@@ -68,8 +69,8 @@ impl From<&Settings> for Wanted {
     }
 }
 
-impl Wanted {
-    /// `None` of a policy that this build does not know.
+impl WantedSettings {
+    /// `None` for a policy that this version does not know.
     pub fn settings(self) -> Option<Settings> {
         let Self { budget_ns, budget_until_ns, slo_latency_ns, slo_per_million, .. } = self;
         let policy = PolicyKind::from_word(self.policy)?;
@@ -91,19 +92,19 @@ pub enum Answer {
     Status(Status),
     /// The fence that the process is in now.
     Entered(FenceStatus),
-    /// With descriptors; whether ids of segments mean the same to both.
+    /// Comes with descriptors. `services`: both processes see the same System V segments.
     Pages {
         services: bool,
     },
-    /// With descriptors.
+    /// Comes with descriptors.
     Tasks,
-    /// The claim that was made, and which account of each batch lane it has; nothing where all are
-    /// others'.
+    /// The claim that was made, and which account of each batch lane it has; `None` for a lane
+    /// whose accounts others use.
     Counted {
         claim: u64,
         accounts: Vec<Option<u64>>,
     },
-    /// The keeper takes the settings over within a moment.
+    /// The guard process applies the settings within a tenth of a second.
     Set,
     Refused {
         why: String,
@@ -111,28 +112,28 @@ pub enum Answer {
     },
 }
 
-/// All that the daemon knows.
+/// The daemon's whole state.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Status {
     pub version: String,
     pub pid: u32,
-    /// The process that holds the guards; nothing while there is none.
+    /// The guard process; `None` while there is none.
     pub keeper: Option<u32>,
-    /// How often guards had to be started again.
+    /// How many guard processes have ended.
     pub keepers_lost: u64,
     pub home: CgroupPath,
     /// Why all fences are paused, if they are.
     pub paused: Option<String>,
     pub fences: Vec<FenceStatus>,
-    /// Services that are kept to their request lanes.
+    /// Services that are confined to their request lanes.
     #[serde(default)]
     pub confined: Vec<ConfinedStatus>,
-    /// None where there is no task map.
+    /// Empty without a task map.
     #[serde(default)]
     pub requests: Vec<RequestLane>,
-    /// What was asked for and cannot be held yet, in words.
+    /// What the settings request but the daemon cannot do yet, one sentence each.
     pub waiting: Vec<String>,
-    /// What this says to the process that asks.
+    /// About the process that asks.
     #[serde(default)]
     pub asker: Asker,
 }
@@ -161,26 +162,26 @@ pub struct FenceStatus {
     /// As in `--lanes`.
     pub lanes: String,
     pub processes: u64,
-    /// Why it stands still, if it does.
+    /// Why it is frozen, if it is.
     pub frozen: Option<Frozen>,
     pub broken: Vec<Broken>,
     pub repaired: Vec<Repaired>,
-    /// Since the daemon began; none where the kernel counts no cgroups.
+    /// Since the daemon began; empty where the kernel does not count cgroups.
     #[serde(default)]
     pub accounts: Vec<LaneAccount>,
 }
 
-/// What a fence had of one batch lane.
+/// The time of a fence on one batch lane.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LaneAccount {
     pub lane: u32,
     pub request: u32,
-    /// How long it ran while the request lane idled, and while it did not.
+    /// Its time while the request lane was idle, and while it was busy.
     pub borrowed_ns: u64,
     pub overlapped_ns: u64,
 }
 
-/// How long a request lane has been busy, while it was watched.
+/// How long a request lane has been busy while it was watched.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RequestLane {
     pub lane: u32,
@@ -191,15 +192,16 @@ pub struct RequestLane {
 pub struct ConfinedStatus {
     pub service: String,
     pub path: CgroupPath,
-    /// As in `taskset`.
+    /// As in the argument of `taskset`.
     pub cpus: String,
-    /// How often somebody else had given it others.
+    /// How often another program had given it other CPUs.
     pub repaired: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Repaired {
-    pub promise: Promise,
+    #[serde(rename = "promise")]
+    pub guarantee: Guarantee,
     pub times: u64,
 }
 
@@ -208,21 +210,21 @@ pub struct Repaired {
 pub enum Frozen {
     Paused(String),
     Unguarded,
-    /// The process of the guards is there, and does not move.
+    /// The guard process exists, but does not move.
     Hung,
     NoLane,
     Broken,
     Unreadable(String),
-    /// Not by us, and left so.
+    /// Another program froze it, and the daemon leaves it frozen.
     ByOthers,
 }
 
 impl Frozen {
-    /// All that [`Self::name`] can be.
+    /// All values of [`Self::name`].
     pub const NAMES: [&str; 7] =
         ["paused", "unguarded", "hung", "no-lane", "broken", "unreadable", "by-others"];
 
-    /// For labels.
+    /// The name in labels.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Paused(_) => "paused",
@@ -237,33 +239,34 @@ impl Frozen {
 }
 
 impl FenceStatus {
-    /// What it borrowed and overlapped on all of its lanes.
+    /// Its borrowed and overlapped time on all of its lanes.
     pub fn ran_ns(&self) -> Option<(u64, u64)> {
         let accounts = self.accounts.iter().map(|one| (one.borrowed_ns, one.overlapped_ns));
         accounts.reduce(|sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Why it stands still, in words; nothing if it does not.
+    /// Why it is frozen, in words; `None` if it is not.
     pub fn why(&self) -> Option<String> {
         Some(match self.frozen.as_ref()? {
             Frozen::Paused(why) if why.is_empty() => "paused".to_owned(),
             Frozen::Paused(why) => format!("paused: {why}"),
-            Frozen::Unguarded => "no guard stands on its lanes".to_owned(),
+            Frozen::Unguarded => "no guards run on its lanes".to_owned(),
             Frozen::Hung => "the process of its guards has not moved for 3 s".to_owned(),
             Frozen::NoLane => "none of its batch lanes is online".to_owned(),
             Frozen::Unreadable(why) => why.clone(),
-            Frozen::ByOthers => "somebody else froze it; `elfen resume` lets it go".to_owned(),
+            Frozen::ByOthers => "another program froze it; `elfen resume` thaws it".to_owned(),
             Frozen::Broken => {
                 let broken = self.broken.iter();
-                let all = broken.map(|broken| format!("{}: {}", broken.promise.name(), broken.why));
+                let all =
+                    broken.map(|broken| format!("{}: {}", broken.guarantee.name(), broken.why));
                 all.collect::<Vec<_>>().join("; ")
             }
         })
     }
 }
 
-/// Asks the daemon behind a socket. An error of kind `NotFound` or `ConnectionRefused`: there is
-/// none.
+/// Sends a request to the daemon at a socket. An error of kind `NotFound` or `ConnectionRefused`
+/// means that no daemon runs.
 pub fn ask(socket: &Path, request: &Request) -> io::Result<Answer> {
     let connection = connect(socket)?;
     let text = serde_json::to_vec(request)?;
@@ -285,7 +288,7 @@ pub fn ask(socket: &Path, request: &Request) -> io::Result<Answer> {
     }
 }
 
-/// The kernel's word for a patience that is over is that one try again.
+/// Replaces the kernel's error for a timeout, "try again", by a clearer one.
 fn unanswered(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => {
@@ -304,7 +307,7 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor.
+    // SAFETY: the kernel has just created this descriptor for us.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let patience = libc::timeval {
         tv_sec: libc::time_t::try_from(PATIENCE.as_secs()).unwrap_or(1),
@@ -322,7 +325,7 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
     if done == 0 { Ok(socket) } else { Err(unanswered(io::Error::last_os_error())) }
 }
 
-/// A path as the kernel takes it.
+/// A path as a socket address.
 pub fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     pages::address(path.as_os_str().as_bytes()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
 }
@@ -331,10 +334,10 @@ pub fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
 mod tests {
     use super::*;
 
-    /// Goal: programs in fences, which have no reader of JSON, and the daemon speak the same.
-    /// Method: what each would write.
+    /// Goal: programs in fences, which cannot parse JSON, and the daemon use the same bytes.
+    /// Method: what each of them would write.
     #[test]
-    fn pages_are_asked_for_in_one_form() {
+    fn page_requests_have_one_form() {
         assert_eq!(serde_json::to_vec(&Request::Pages).unwrap(), pages::REQUEST);
         let answer = |services| serde_json::to_vec(&Answer::Pages { services }).unwrap();
         assert_eq!([answer(false), answer(true)], pages::ANSWERS.map(<[u8]>::to_vec));
@@ -342,10 +345,10 @@ mod tests {
         assert_eq!(serde_json::to_vec(&Answer::Tasks).unwrap(), pages::TASKS_ANSWER);
     }
 
-    /// Goal: no setting is lost on its way, and no word is taken for a policy. Method: there and
+    /// Goal: no setting is lost in a message, and an unknown word is no policy. Method: there and
     /// back.
     #[test]
-    fn settings_go_there_and_back() {
+    fn settings_survive_a_message() {
         let settings = Settings {
             policy: PolicyKind::SloBudget,
             budget_ns: 1,
@@ -354,8 +357,8 @@ mod tests {
             slo_per_million: 4,
             ref_ipc_milli: 5,
         };
-        let wanted = Wanted::from(&settings);
+        let wanted = WantedSettings::from(&settings);
         assert_eq!(wanted.settings(), Some(settings));
-        assert_eq!(Wanted { policy: 77, ..wanted }.settings(), None);
+        assert_eq!(WantedSettings { policy: 77, ..wanted }.settings(), None);
     }
 }

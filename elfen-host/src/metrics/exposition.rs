@@ -1,5 +1,4 @@
-//! The Prometheus text format, version 0.0.4: families with their samples, written so
-//! that a scraper takes them.
+//! The Prometheus text format, version 0.0.4: metric families with their samples.
 
 use std::fmt::Write;
 
@@ -20,7 +19,7 @@ impl Kind {
     }
 }
 
-/// All samples of one name.
+/// All samples of one metric name.
 #[derive(Debug)]
 pub(crate) struct Family {
     name: &'static str,
@@ -41,7 +40,7 @@ impl Family {
         self.sample("", labels, None, &value.to_string());
     }
 
-    /// A time, in seconds as Prometheus wants it, of no more digits than it has.
+    /// A time in seconds, with all digits of the nanoseconds.
     pub(crate) fn time(&mut self, labels: &Labels<'_>, ns: u64) {
         self.sample("", labels, None, &seconds(ns));
     }
@@ -50,8 +49,8 @@ impl Family {
         self.sample("", labels, None, &ratio.to_string());
     }
 
-    /// Buckets by their upper ends, each with all that is in those below it; then
-    /// what all values add up to.
+    /// Buckets by their upper bounds, each with the count of all values up to there; then the count
+    /// and sum of all values.
     pub(crate) fn histogram(
         &mut self,
         labels: &Labels<'_>,
@@ -73,7 +72,7 @@ impl Family {
             pairs.map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
         let labels =
             if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
-        // Writing to a text cannot fail.
+        // Writing to a String cannot fail.
         writeln!(self.samples, "{}{suffix}{labels} {value}", self.name).ok();
     }
 }
@@ -86,13 +85,14 @@ pub(crate) fn text(families: &[Family]) -> String {
     families.iter().map(family).collect()
 }
 
-/// Exact: 18 digits would not fit a floating-point number, and counters must never seem to go back.
+/// Exact: a floating-point number has fewer than 18 digits, and counters must never seem to
+/// decrease.
 fn seconds(ns: u64) -> String {
     let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// As the format has it for label values.
+/// Escapes a label value.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,14 +1,14 @@
-//! What elfend says of its fences, as families.
+//! The metric families of elfend's fences.
 
 use super::exposition::{Family, Kind};
-use crate::fence::promises::Promise;
+use crate::fence::guarantees::Guarantee;
 use crate::fence::status::{Frozen, Status};
-use crate::run::find::Batch;
-use crate::run::level::Level;
+use crate::run::batches::Batch;
+use crate::run::batches::Level;
 
-/// How many are kept in their place by what.
+/// How many batches each level keeps on their lanes.
 pub(super) fn of_levels(batches: &[Batch], status: Option<&Status>) -> Family {
-    let help = "Fences that elfend holds, and runs that their affinity alone keeps in place.";
+    let help = "Fences that elfend holds, and runs that only their affinity keeps in place.";
     let mut levels = Family::new("elfen_confinement", Kind::Gauge, help);
     let runs = batches.iter().filter(|batch| batch.level() == Level::Affinity).count();
     for (level, count) in
@@ -19,17 +19,17 @@ pub(super) fn of_levels(batches: &[Batch], status: Option<&Status>) -> Family {
     levels
 }
 
-/// `None` where no elfend answers.
+/// Empty samples where no elfend answers.
 pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
     let gauge = |name, help| Family::new(name, Kind::Gauge, help);
     let counter = |name, help| Family::new(name, Kind::Counter, help);
     let mut up = gauge("elfen_elfend_up", "1 while elfend answers.");
-    let mut waiting = gauge("elfen_fences_waiting", "What was asked for and cannot be held yet.");
-    let mut lost = counter("elfen_guards_lost_total", "How often guards had to be started again.");
-    let mut holds = gauge("elfen_fence_holds", "1 while a promise of the fence holds.");
+    let mut waiting = gauge("elfen_fences_waiting", "Settings that cannot be met yet.");
+    let mut lost = counter("elfen_guards_lost_total", "How often guards had to be restarted.");
+    let mut holds = gauge("elfen_fence_holds", "1 while a guarantee of the fence holds.");
     let mut repaired =
-        counter("elfen_fence_repaired_total", "How often a promise was made true again.");
-    let mut frozen = gauge("elfen_fence_frozen", "1 for the reason why the fence stands still.");
+        counter("elfen_fence_repaired_total", "How often a guarantee had to be repaired.");
+    let mut frozen = gauge("elfen_fence_frozen", "1 for the reason why the fence is frozen.");
     let mut processes = gauge("elfen_fence_processes", "Processes in the fence.");
     let mut borrowed = counter(
         "elfen_fence_borrowed_seconds_total",
@@ -41,7 +41,7 @@ pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
     );
     let mut confined = counter(
         "elfen_service_confined_repaired_total",
-        "How often a service was put back on its request lanes.",
+        "How often a service had to be moved back to its request lanes.",
     );
     up.number(&[], u64::from(status.is_some()));
     if let Some(status) = status {
@@ -52,15 +52,16 @@ pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
     for fence in status.iter().flat_map(|status| &status.fences) {
         let name = ("fence", fence.name.as_str());
         processes.number(&[name], fence.processes);
-        for promise in Promise::ALL {
-            let labels = [name, ("promise", promise.name())];
-            let is_broken = fence.broken.iter().any(|broken| broken.promise == promise);
+        for guarantee in Guarantee::ALL {
+            let labels = [name, ("promise", guarantee.name())];
+            let is_broken = fence.broken.iter().any(|broken| broken.guarantee == guarantee);
             holds.number(&labels, u64::from(!is_broken));
-            let times = fence.repaired.iter().find(|one| one.promise == promise);
+            let times = fence.repaired.iter().find(|one| one.guarantee == guarantee);
             repaired.number(&labels, times.map_or(0, |one| one.times));
         }
         for account in &fence.accounts {
-            let (lane, request) = (account.lane.to_string(), account.request.to_string());
+            let lane = account.lane.to_string();
+            let request = account.request.to_string();
             let labels = [name, ("lane", &lane), ("request_lane", &request)];
             borrowed.time(&labels, account.borrowed_ns);
             overlapped.time(&labels, account.overlapped_ns);

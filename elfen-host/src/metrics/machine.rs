@@ -1,4 +1,4 @@
-//! This machine as a scrape sees it, with the memory that tails need.
+//! The metrics of this machine, and the samples of latencies that tails need.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -9,16 +9,16 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::pages;
 
 use super::server::Scraped;
-use super::{Seen, scrape};
+use super::{ScrapeInput, scrape};
 use crate::fence::status::{Answer, Request, ask};
-use crate::run::find;
+use crate::run::batches;
 use crate::services::{Tails, services};
 use crate::watches::watches;
 
 #[derive(Debug)]
 pub struct Machine {
     tails: Mutex<Tails>,
-    /// elfend's.
+    /// The socket of elfend.
     socket: PathBuf,
 }
 
@@ -30,15 +30,16 @@ impl Machine {
 
 impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
-        let (batches, services) = (find::batches(&self.socket)?, services()?);
+        let batches = batches::batches(&self.socket)?;
+        let services = services()?;
         let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),
-            // What it says else is not for a scrape: `elfen status` has it.
+            // Other answers are not part of a scrape; `elfen status` prints them.
             Ok(_) | Err(_) => None,
         };
         let tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(scrape(&Seen {
+        Ok(scrape(&ScrapeInput {
             batches: &batches,
             services: &services,
             tails: &tails,
@@ -49,7 +50,7 @@ impl Scraped for Machine {
     }
 
     fn observe(&self) {
-        // Without the list, the scrape says what is wrong with it.
+        // If this fails, the next scrape reports the error.
         let Ok(services) = services() else { return };
         let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
         tails.observe(&services, monotonic_ns());

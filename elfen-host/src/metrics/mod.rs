@@ -1,14 +1,13 @@
-//! What batches, lanes, services, fences and watches say of themselves, as Prometheus families.
+//! Prometheus metrics of batches, lanes, services, fences and watches.
 //!
-//! Every family is there even while nothing runs, so that a dashboard knows its names.
-//! Counters are those of the pages, which begin with their run or service: a new one is a new
-//! pid or, for a service, a reset.
+//! Every family is present even while nothing runs, so that dashboards can find its name. Counters
+//! come from the pages and start with their run or service: a new one has a new pid or, for a
+//! service, resets the counter.
 
 pub(crate) mod exposition;
 mod fences;
 pub mod machine;
 pub mod server;
-mod tails;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,36 +18,36 @@ use elfen_rt::signal::lane::{BATCH_OFFLINE, LaneSlot, LaneState, REQUEST_OFFLINE
 use elfen_rt::signal::task::TaskMap;
 
 use super::fence::status::Status;
-use super::run::find::Batch;
+use super::run::batches::Batch;
 use super::services::{Published, Tails};
 use super::watches::Tail;
 use exposition::{Family, Kind, Labels};
 
-/// Everything that is read for one scrape.
+/// All inputs of one scrape.
 #[derive(Debug)]
-pub struct Seen<'a> {
+pub struct ScrapeInput<'a> {
     pub batches: &'a [Batch],
     pub services: &'a [Published],
     pub tails: &'a Tails,
-    /// elfend's task map, where it hands us that.
+    /// The task map of elfend, if it gives that to us.
     pub tasks: Option<&'a TaskMap>,
-    /// What elfend says; nothing where none answers.
+    /// The status of elfend, if one answers.
     pub fences: Option<&'a Status>,
-    /// By service, the tails that somebody watches.
+    /// The tails that `elfen tailor watch` publishes, by service.
     pub watches: &'a BTreeMap<String, Tail>,
 }
 
 /// The text of one scrape.
-pub fn scrape(seen: &Seen<'_>) -> String {
+pub fn scrape(input: &ScrapeInput<'_>) -> String {
     let mut families = vec![build()];
-    families.extend(of_batches(seen));
-    families.extend(of_lanes(seen.batches));
-    families.push(of_hotplug(seen.batches));
-    families.push(of_request_lanes(seen));
-    families.extend(of_services(seen.services));
-    families.push(fences::of_levels(seen.batches, seen.fences));
-    families.extend(fences::of_fences(seen.fences));
-    families.extend(tails::of_tails(seen.watches));
+    families.extend(of_batches(input));
+    families.extend(of_lanes(input.batches));
+    families.push(of_hotplug(input.batches));
+    families.push(of_request_lanes(input));
+    families.extend(of_services(input.services));
+    families.push(fences::of_levels(input.batches, input.fences));
+    families.extend(fences::of_fences(input.fences));
+    families.extend(of_tails(input.watches));
     exposition::text(&families)
 }
 
@@ -58,14 +57,14 @@ fn build() -> Family {
     info
 }
 
-fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
+fn of_batches(input: &ScrapeInput<'_>) -> Vec<Family> {
     let gauge = |name, help| Family::new(name, Kind::Gauge, help);
     let mut info = gauge("elfen_batch_info", "A running batch and its policy; always 1.");
     let mut budget = gauge(
         "elfen_batch_budget_seconds",
         "How long the batch may share a core with a request; 0 where the policy has no budget.",
     );
-    let mut slo = gauge("elfen_batch_slo_seconds", "The latency that the batch is to keep.");
+    let mut slo = gauge("elfen_batch_slo_seconds", "The latency that the batch has to keep.");
     let mut tail = gauge(
         "elfen_batch_tail_seconds",
         "The latency at the SLO's percentile, over the last ten seconds of its request lanes.",
@@ -74,7 +73,7 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
         "elfen_batch_slo_headroom_ratio",
         "1 less the tail's share of the SLO; below 0 the SLO is broken.",
     );
-    for batch in seen.batches {
+    for batch in input.batches {
         let Some(settings) = batch.settings() else { continue };
         let pid = batch.pid.to_string();
         let labels = [("pid", pid.as_str()), ("program", &batch.program)];
@@ -87,7 +86,7 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
         let quantile = (f64::from(per_million) / 1e6).to_string();
         let labels = [labels[0], labels[1], ("quantile", quantile.as_str())];
         slo.time(&labels, settings.slo_latency_ns);
-        let tail_ns = seen.tails.of_lanes_ns(seen.services, &batch.request_lanes(), per_million);
+        let tail_ns = input.tails.of_lanes_ns(input.services, &batch.request_lanes(), per_million);
         if let Some(tail_ns) = tail_ns {
             tail.time(&labels, tail_ns);
             headroom.ratio(&labels, headroom_of(tail_ns, settings.slo_latency_ns));
@@ -96,7 +95,7 @@ fn of_batches(seen: &Seen<'_>) -> Vec<Family> {
     vec![info, budget, slo, tail, headroom]
 }
 
-/// What a tail leaves of its SLO: 1 is all, below 0 it is broken.
+/// The part of its SLO that a tail leaves: 1 is all of it, and below 0 the SLO is broken.
 pub(crate) fn headroom_of(tail_ns: u64, slo_ns: u64) -> f64 {
     let real = elfen_console::duration::number;
     1.0 - real(tail_ns) / real(slo_ns.max(1))
@@ -115,7 +114,7 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
     );
     let mut napped = counter("elfen_lane_napped_seconds_total", "Time for which the lane napped.");
     let mut naps = counter("elfen_lane_naps_total", "Naps begun.");
-    let mut state = Family::new("elfen_lane_state", Kind::Gauge, "1 for the lane's state now.");
+    let mut state = Family::new("elfen_lane_state", Kind::Gauge, "1 for the lane's current state.");
     let mut reaction = histogram(
         "elfen_lane_reaction_seconds",
         "From the request lane turning busy to the batch off its lane.",
@@ -126,7 +125,8 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
     );
     for batch in batches {
         for slot in batch.lanes.slots() {
-            let (pid, lane) = (batch.pid.to_string(), slot.batch_cpu.load(Relaxed).to_string());
+            let pid = batch.pid.to_string();
+            let lane = slot.batch_cpu.load(Relaxed).to_string();
             let request = slot.request_cpu.load(Relaxed).to_string();
             let labels = [
                 ("pid", pid.as_str()),
@@ -148,9 +148,9 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
     vec![borrowed, overlapped, napped, naps, state, reaction, wake]
 }
 
-/// Of every lane that is lent, by its number.
+/// For every lent lane, by its number.
 fn of_hotplug(batches: &[Batch]) -> Family {
-    let help = "1 while a lane that is lent is offline.";
+    let help = "1 while a lent lane is offline.";
     let mut offline = Family::new("elfen_lane_offline", Kind::Gauge, help);
     let mut lanes: BTreeMap<u64, bool> = BTreeMap::new();
     for slot in batches.iter().flat_map(|batch| batch.lanes.slots()) {
@@ -175,17 +175,17 @@ fn states(family: &mut Family, labels: &[(&'static str, &str); 4], slot: &LaneSl
     }
 }
 
-fn of_request_lanes(seen: &Seen<'_>) -> Family {
+fn of_request_lanes(input: &ScrapeInput<'_>) -> Family {
     let mut busy = Family::new(
         "elfen_request_lane_busy_seconds_total",
         Kind::Counter,
-        "Time for which a request lane was not idle; with elfend's task map, all.",
+        "Time for which a request lane was not idle; with elfend's task map, all of its time.",
     );
-    let fenced = seen.fences.iter().flat_map(|status| &status.requests);
+    let fenced = input.fences.iter().flat_map(|status| &status.requests);
     let mut lanes: BTreeMap<u64, u64> =
         fenced.map(|request| (u64::from(request.lane), request.busy_ns)).collect();
-    for cpu in seen.batches.iter().flat_map(Batch::request_lanes) {
-        let slot = u32::try_from(cpu).ok().and_then(|cpu| seen.tasks?.slot(cpu));
+    for cpu in input.batches.iter().flat_map(Batch::request_lanes) {
+        let slot = u32::try_from(cpu).ok().and_then(|cpu| input.tasks?.slot(cpu));
         if let Some(switch) = slot.and_then(|slot| slot.snapshot()) {
             lanes.entry(cpu).or_insert_with(|| switch.busy_until_ns(monotonic_ns()));
         }
@@ -223,16 +223,40 @@ fn of_services(services: &[Published]) -> Vec<Family> {
     vec![up, running, queue, finished, latency]
 }
 
-/// 1, 2 and 5 of every power of ten from 1 us to 10 s.
+/// The tails that `elfen tailor watch` publishes.
+fn of_tails(tails: &BTreeMap<String, Tail>) -> Vec<Family> {
+    let gauge = |name, help| Family::new(name, Kind::Gauge, help);
+    let mut requests =
+        gauge("elfen_tail_requests", "Requests that a watch saw in the last minute.");
+    let mut slow = gauge("elfen_tail_slow_requests", "Slow requests among them.");
+    let mut threshold =
+        gauge("elfen_tail_threshold_seconds", "The latency above which a request is slow.");
+    let mut causes = gauge(
+        "elfen_tail_cause_ratio",
+        "The share of a cause in the delay of slow requests in the last minute.",
+    );
+    for (service, tail) in tails {
+        let service = ("service", service.as_str());
+        requests.number(&[service], tail.requests);
+        slow.number(&[service], tail.slow);
+        threshold.time(&[service], tail.threshold_ns);
+        for cause in &tail.causes {
+            causes.ratio(&[service, ("cause", &cause.name)], tail.share(cause));
+        }
+    }
+    vec![requests, slow, threshold, causes]
+}
+
+/// 1, 2 and 5 times every power of ten, from 1 us to 10 s.
 fn tops_ns() -> impl Iterator<Item = u64> {
     let decades = (3..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u64.pow(power)));
     decades.chain([10_000_000_000])
 }
 
-/// A page's buckets, taken together. A value counts as the highest of its own bucket there,
-/// at most a sixteenth more.
+/// Merges a page's buckets into the buckets of the metric. Each value counts as the highest value
+/// of its bucket in the page, which is at most a sixteenth more.
 fn buckets(family: &mut Family, labels: &Labels<'_>, histogram: &Histogram) {
-    // One reading: the last bucket and the count must agree.
+    // Read once, because the last bucket and the count must agree.
     let counts: Vec<u64> = histogram.counts().collect();
     let up_to = |top_ns| {
         let fine = counts.iter().enumerate().take_while(|(at, _)| bucket_top_ns(*at) <= top_ns);

@@ -1,8 +1,8 @@
-//! A scrape over HTTP: one short request, one short answer, and no client that can hold up the
-//! next.
+//! Serves scrapes over HTTP: one short request and one short answer for each connection.
 //!
-//! Each client has a thread and a deadline. When as many are connected as may be, the oldest goes:
-//! a client that sends a byte a minute loses its place to one that has something to ask.
+//! Each client has a thread and a deadline, so that no client can delay the next. When there are
+//! too many clients, the oldest connection is closed: a client that sends a byte a minute gives way
+//! to a client with a request.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// From the first byte to the last, in either direction.
+/// The time for a whole request and its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 const CLIENTS: usize = 16;
 const LONGEST_REQUEST: usize = 8 << 10;
 
-/// What is served.
+/// The source of the text that is served.
 pub trait Scraped: Send + Sync + 'static {
     /// The text of a scrape.
     fn scrape(&self) -> io::Result<String>;
@@ -27,7 +27,7 @@ pub trait Scraped: Send + Sync + 'static {
     fn observe(&self);
 }
 
-/// Serves until the process ends, or the listener fails.
+/// Serves until the process ends or the listener fails.
 pub fn serve(listener: &TcpListener, scraped: &Arc<impl Scraped>) -> io::Error {
     if let Err(error) = listener.set_nonblocking(true) {
         return error;
@@ -47,7 +47,7 @@ pub fn serve(listener: &TcpListener, scraped: &Arc<impl Scraped>) -> io::Error {
         match listener.accept() {
             Ok((client, _)) => admit(client, &mut clients, scraped),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // A client that has left already, or no descriptors: neither is the end of the service.
+            // The client has left already, or there are no descriptors: try again.
             Err(_) => {
                 clients.pop_front();
                 thread::sleep(Duration::from_millis(10));
@@ -58,18 +58,18 @@ pub fn serve(listener: &TcpListener, scraped: &Arc<impl Scraped>) -> io::Error {
 
 fn admit(client: TcpStream, clients: &mut VecDeque<TcpStream>, scraped: &Arc<impl Scraped>) {
     if clients.len() >= CLIENTS {
-        // One that was answered long ago is closed already, and does not mind.
+        // Harmless if that connection has been answered and closed already.
         let _gone = clients.pop_front().map(|oldest| oldest.shutdown(Shutdown::Both));
     }
-    let Ok(held) = client.try_clone() else { return };
+    let Ok(copy) = client.try_clone() else { return };
     let scraped = scraped.clone();
-    let talk = move || {
-        let _rude = answer(&client, scraped.as_ref());
-        // The clone in the list would keep the connection open.
+    let serve_client = move || {
+        let _failed = answer(&client, scraped.as_ref());
+        // Otherwise the clone in the list would keep the connection open.
         let _gone = client.shutdown(Shutdown::Both);
     };
-    if thread::Builder::new().name("elfen-scrape".into()).spawn(talk).is_ok() {
-        clients.push_back(held);
+    if thread::Builder::new().name("elfen-scrape".into()).spawn(serve_client).is_ok() {
+        clients.push_back(copy);
     }
 }
 
@@ -83,7 +83,7 @@ fn answer(mut client: &TcpStream, scraped: &impl Scraped) -> io::Result<()> {
     client.write_all(response.as_bytes())
 }
 
-/// Up to the empty line that ends the head of a request.
+/// Reads up to the empty line that ends the head of a request.
 fn read_request(mut client: &TcpStream, deadline: Instant) -> io::Result<String> {
     let mut request = Vec::new();
     let mut buffer = [0; 1024];
@@ -104,7 +104,8 @@ fn read_request(mut client: &TcpStream, deadline: Instant) -> io::Result<String>
 
 fn respond(request: &str, scraped: &impl Scraped) -> String {
     let mut words = request.lines().next().unwrap_or_default().split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let method = words.next().unwrap_or_default();
+    let target = words.next().unwrap_or_default();
     let path = target.split('?').next().unwrap_or_default();
     let (status, kind, body) = match (method, path) {
         ("GET" | "HEAD", "/metrics") => match scraped.scrape() {
@@ -112,7 +113,7 @@ fn respond(request: &str, scraped: &impl Scraped) -> String {
             Err(error) => ("500 Internal Server Error", "text/plain", format!("{error}\n")),
         },
         ("GET" | "HEAD", _) => ("404 Not Found", "text/plain", "see /metrics\n".to_owned()),
-        _ => ("405 Method Not Allowed\r\nAllow: GET, HEAD", "text/plain", "GET it\n".to_owned()),
+        _ => ("405 Method Not Allowed\r\nAllow: GET, HEAD", "text/plain", "use GET\n".to_owned()),
     };
     let length = body.len();
     let body = if method == "HEAD" { String::new() } else { body };

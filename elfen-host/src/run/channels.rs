@@ -1,8 +1,9 @@
-//! The channels of one run: what it samples, what steers it, and where it says what it did.
+//! The channels of one run: shared pages and the task map, from which guards and checks read
+//! signals and settings, and to which they write what they did.
 //!
-//! The pages of a run have no name: they go with the last process that maps them, whatever
-//! kills the others. Children find them by the ids in `ELFEN_RUN`, `elfen status` by looking
-//! through the machine's segments. Those of a daemon are handed on as descriptors.
+//! The pages of a run have no name, so they disappear with the last process that maps them, however
+//! the processes end. Children find them by the ids in `ELFEN_RUN`, and `elfen status` searches the
+//! machine's segments. `elfend` passes its own pages over a socket, as descriptors.
 
 use std::io;
 use std::mem::offset_of;
@@ -29,28 +30,27 @@ use elfen_rt::signal::service::{OpenError, ServiceReader, ServiceSlot, Writer as
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::Order;
-use super::accounts::claimed_by_elfend;
 use super::hotplug::Online;
 use super::ipc::{Counts, NoCounts};
-use super::live::page::LivePage;
-use super::live::words::LiveWords;
+use super::live::page::{LivePage, LiveWords};
 use super::pages::{
     GuardSlot, PagesError, keep_open, lane_slots, page, page_name, private_page, sealed_page,
     segment,
 };
+use crate::fence::status::{Answer, Request, ask};
 use crate::segment::text_of;
 use crate::services::services;
 
-/// What the user allows as a source of signals.
+/// Which source of signals the user allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Wanted {
-    /// The task map if it can be had, with the service's page if there is one; else the page alone
+pub enum SourceChoice {
+    /// The task map if possible, with the service's page if there is one; else only the page
     Auto,
     /// The task map by eBPF, or fail
     Tasks,
     /// The task map by the nanonap module, or fail
     Module,
-    /// The service's page alone, which needs no privileges
+    /// Only the service's page, which needs no privileges
     Service,
 }
 
@@ -80,7 +80,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// The page of `name`: ours, root's, or that of a user who is trusted to write it.
+    /// Opens the page of `name`, which this user, root or the user `trusted` must own.
     pub fn open(name: &str, trusted: Option<u32>) -> Result<Self, Error> {
         let name = name.to_owned();
         match ServiceReader::open_of(&name, trusted) {
@@ -93,12 +93,12 @@ impl Service {
         self.reader.lane_of(request).and_then(|slot| self.reader.slot(slot))
     }
 
-    /// The one service that publishes on this machine; the names of all of them if
-    /// there is not exactly one.
+    /// The only service that publishes on this machine. The names of all such services if there is
+    /// not exactly one.
     pub fn only(trusted: Option<u32>) -> Result<Self, Vec<String>> {
         let found = services().unwrap_or_default();
-        let living = found.into_iter().filter(|page| page.slots().any(|(_, _, alive)| alive));
-        let names: Vec<String> = living.map(|page| page.name).collect();
+        let living_slots = found.into_iter().filter(|page| page.slots().any(|(_, _, alive)| alive));
+        let names: Vec<String> = living_slots.map(|page| page.name).collect();
         let [name] = names.as_slice() else { return Err(names) };
         Self::open(name, trusted).map_err(|_| names.clone())
     }
@@ -109,8 +109,8 @@ impl Service {
         Some(Self { name: text_of(&reader.name()), reader })
     }
 
-    /// The latency that `per_million` of a million requests did not exceed, of all
-    /// that were finished so far.
+    /// The latency that `per_million` of a million requests did not exceed, of all requests that
+    /// finished so far.
     pub fn latency_ns(&self, per_million: u32) -> Option<u64> {
         let mut all = [0; BUCKETS];
         for slot in (0..self.reader.lanes()).filter_map(|lane| self.reader.slot(lane)) {
@@ -119,8 +119,8 @@ impl Service {
         quantile_ns(all.into_iter(), per_million)
     }
 
-    /// The slots of living writers on these request lanes.
-    pub fn living(&self, requests: &[u32]) -> impl Iterator<Item = &ServiceSlot> {
+    /// The slots of these request lanes whose writers live.
+    pub fn living_slots(&self, requests: &[u32]) -> impl Iterator<Item = &ServiceSlot> {
         let lives = |lane| match self.reader.writer(lane) {
             PageWriter::Process(_, state) => state != Liveness::Dead,
             PageWriter::Nobody => false,
@@ -132,7 +132,7 @@ impl Service {
     }
 }
 
-/// Where a run learns of its request lanes: the task map, a service's page, or both.
+/// The sources of a run's request signals: the task map, a service's page, or both.
 #[derive(Debug)]
 pub struct Signals {
     pub tasks: Option<(TaskMap, Writer)>,
@@ -140,13 +140,13 @@ pub struct Signals {
 }
 
 impl Signals {
-    pub fn open(wanted: Wanted, service: Option<Service>) -> Result<Self, Error> {
+    pub fn open(wanted: SourceChoice, service: Option<Service>) -> Result<Self, Error> {
         let tasks = match wanted {
-            Wanted::Auto => open_any(service.is_some())?,
-            Wanted::Tasks => Some(open_program()?),
-            Wanted::Module => Some((device::open_map()?, Writer::Module)),
-            Wanted::Service if service.is_none() => return Err(Error::NoService),
-            Wanted::Service => None,
+            SourceChoice::Auto => open_any(service.is_some())?,
+            SourceChoice::Tasks => Some(open_program()?),
+            SourceChoice::Module => Some((device::open_map()?, Writer::Module)),
+            SourceChoice::Service if service.is_none() => return Err(Error::NoService),
+            SourceChoice::Service => None,
         };
         Ok(Self { tasks, service })
     }
@@ -160,20 +160,21 @@ pub struct Channels {
     pub counts: Option<Counts>,
     control: Page<ControlSlot>,
     lanes: Page<LaneSlot>,
-    /// What guards decide by.
+    /// The inputs of guards.
     guards: Page<GuardSlot>,
-    /// Where there are live checks.
+    /// Only with live checks.
     live: Option<LivePage>,
     /// The pairs of the lane page's slots, as (batch, request).
     assigned: Vec<(u32, u32)>,
-    /// The lane page and the control page, for others to map.
-    handed: Option<[Descriptor; 2]>,
+    /// The lane page and the control page as files, where other processes may map them.
+    shared_files: Option<[Descriptor; 2]>,
 }
 
-/// Of a batch that came when all accounts of a lane were others'.
-pub(crate) fn uncounted(batch: u32) -> String {
+/// The warning for a lane on which other batches have taken all accounts.
+pub(crate) fn uncounted_warning(batch: u32) -> String {
     format!(
-        "CPU {batch}: what this batch runs there is not counted, as {ACCOUNTS} others' there is"
+        "CPU {batch}: the time of this batch is not counted there, as other batches use all \
+         {ACCOUNTS} accounts"
     )
 }
 
@@ -184,8 +185,8 @@ impl Channels {
         Self::of_pages(order, signals, lanes, page::<ControlSlot>(CONTROL_SLOTS, &name)?, None)
     }
 
-    /// With pages that go over a socket. Who gets them cannot write the control page.
-    pub(crate) fn open_to_hand_on(order: &Order, signals: Signals) -> Result<Self, Error> {
+    /// With pages that can be passed over a socket. Receivers cannot write the control page.
+    pub(crate) fn open_shared(order: &Order, signals: Signals) -> Result<Self, Error> {
         let name = page_name(order);
         let (lanes, lanes_file) =
             sealed_page::<LaneSlot>(lane_slots(order), &name, Writers::Everybody)?;
@@ -194,9 +195,9 @@ impl Channels {
         Self::of_pages(order, signals, lanes, control, Some([lanes_file, control_file]))
     }
 
-    /// The descriptors of the lane page and the control page, where they are to be handed on.
-    pub(crate) fn handed(&self) -> Option<[RawFd; 2]> {
-        self.handed.as_ref().map(|files| files.each_ref().map(Descriptor::raw))
+    /// The descriptors of the lane page and the control page, if they can be passed on.
+    pub(crate) fn shared_files(&self) -> Option<[RawFd; 2]> {
+        self.shared_files.as_ref().map(|files| files.each_ref().map(Descriptor::raw))
     }
 
     fn of_pages(
@@ -204,7 +205,7 @@ impl Channels {
         signals: Signals,
         lanes: Page<LaneSlot>,
         control: Page<ControlSlot>,
-        handed: Option<[Descriptor; 2]>,
+        shared_files: Option<[Descriptor; 2]>,
     ) -> Result<Self, Error> {
         let Signals { tasks, service } = signals;
         let assigned: Vec<(u32, u32)> = order.lanes().collect();
@@ -213,9 +214,10 @@ impl Channels {
         }
         let live = order.notes.as_ref().map(|notes| LivePage::make(notes, &page_name(order)));
         let live = live.transpose()?;
-        let (guards, counts) = (private_page(lanes.slot_count())?, None);
+        let guards = private_page(lanes.slot_count())?;
+        let counts = None;
         let mut channels =
-            Self { tasks, service, counts, control, lanes, guards, live, assigned, handed };
+            Self { tasks, service, counts, control, lanes, guards, live, assigned, shared_files };
         if order.settings.policy == PolicyKind::DynamicBudget {
             let requests = channels.requests();
             let slots = channels
@@ -233,13 +235,13 @@ impl Channels {
         Ok(channels)
     }
 
-    /// The slot of the settings that hold.
+    /// The settings that are in force.
     pub fn control(&self) -> &ControlSlot {
         self.control.slot(0).unwrap_or_else(|| unreachable!("made with two slots"))
     }
 
-    /// The slot of the settings that `elfen set` wants.
-    pub fn wanted(&self) -> &ControlSlot {
+    /// The settings that `elfen set` requests.
+    pub fn requested(&self) -> &ControlSlot {
         self.control.slot(1).unwrap_or_else(|| unreachable!("made with two slots"))
     }
 
@@ -247,7 +249,8 @@ impl Channels {
         self.control().settings().map(|(_, settings)| settings)
     }
 
-    /// What others call these lanes. Of the control page, whose header no batch in a fence writes.
+    /// The name of these lanes for users. Read from the control page, whose header a batch in a
+    /// fence cannot write.
     pub(crate) fn name(&self) -> String {
         text_of(&self.control.name())
     }
@@ -260,8 +263,8 @@ impl Channels {
         self.live.as_ref()?.words()
     }
 
-    /// What checks look at that are written into a batch, and that batch's descriptor of the task
-    /// map; `None` without an eBPF task map.
+    /// Where checks that are patched into a batch find their words, and the batch's descriptor of
+    /// the task map. `None` without an eBPF task map.
     pub(super) fn pages(&self, inheritance: &Inherited) -> Option<Pages> {
         let (map, _) = self.tasks.as_ref()?;
         let Some(Tasks::Descriptors([tasks, ..])) = inheritance.tasks else { return None };
@@ -292,25 +295,25 @@ impl Channels {
         self.requests().iter().any(|&cpu| map.slot(cpu).is_some_and(TaskSlot::is_busy))
     }
 
-    /// How long the batch ran so far, on all lanes.
+    /// How long the batch has run so far, on all lanes.
     pub(super) fn ran_ns(&self) -> u64 {
         let words = self.lanes.slots().flat_map(|slot| [&slot.borrowed_ns, &slot.overlapped_ns]);
         words.map(|word| word.load(Relaxed)).sum()
     }
 
-    /// Batch and request lane of every slot of the lane page.
+    /// (batch, request) of every slot of the lane page.
     pub fn assigned(&self) -> &[(u32, u32)] {
         &self.assigned
     }
 
-    /// Every request lane once.
+    /// All request lanes, without duplicates.
     pub fn requests(&self) -> Vec<u32> {
         let mut requests: Vec<u32> = self.assigned.iter().map(|&(_, request)| request).collect();
         requests.dedup();
         requests
     }
 
-    /// A batch lane by its slot, for the guard that steps on it.
+    /// The batch lane of a slot, as its guard evaluates it.
     pub fn lane<'a>(&'a self, index: usize, memory: &'a LaneMemory) -> Option<Lane<'a>> {
         let &(batch_cpu, request_cpu) = self.assigned.get(index)?;
         Some(Lane {
@@ -325,7 +328,7 @@ impl Channels {
         })
     }
 
-    /// Notes which CPUs are online, for guards and for threads with checks.
+    /// Publishes which CPUs are online, to guards and to threads with checks.
     pub(crate) fn follow_hotplug(&self, online: &Online) {
         let slots = self.guards.slots().zip(self.lanes.slots()).zip(&self.assigned);
         for ((guard, lane), &pair) in slots {
@@ -342,16 +345,18 @@ impl Channels {
         self.guards.slots().filter(is_offline).count()
     }
 
-    /// The instructions and cycles of a request lane so far; `None` if the run has no counters, or
-    /// they have no count yet.
+    /// The instructions and cycles of a request lane so far. `None` if the run has no counters, or
+    /// they have counted nothing yet.
     pub(crate) fn counted(&self, lane: &Lane<'_>) -> Option<Counted> {
         let counts = self.counts.as_ref()?;
         counts.read(lane.request_cpu, lane.service(monotonic_ns()))
     }
 
-    /// Has the kernel count how long the batch, all tasks that descend from these two processes,
-    /// runs on its lanes. Where it can't (without the eBPF program, or in a pid namespace, where a
-    /// run does not know the ids that the kernel does), nothing is counted.
+    /// Has the kernel count how long the batch runs on its lanes. The batch are all tasks that
+    /// descend from the processes in `claim`.
+    ///
+    /// Nothing is counted without the eBPF program, or in a pid namespace, where a run does not
+    /// know the kernel's process ids.
     pub(crate) fn claim(&self, claim: Claim) {
         let Some((map, writer)) =
             self.tasks.as_ref().filter(|_| pid_namespace() == INITIAL_NAMESPACE)
@@ -359,7 +364,7 @@ impl Channels {
             return;
         };
         let claimed = match writer {
-            Writer::Program(Source::Handed) => claimed_by_elfend(&self.assigned, claim),
+            Writer::Program(Source::Handed) => claim_by_elfend(&self.assigned, claim),
             _ => {
                 let claim_lane = |&(batch, request)| map.claim(batch, request, claim, is_dead);
                 Some((claim, self.assigned.iter().map(claim_lane).collect()))
@@ -370,7 +375,7 @@ impl Channels {
         for ((slot, &(batch, _)), index) in self.lanes.slots().zip(&self.assigned).zip(accounts) {
             let Some(index) = index else {
                 if *writer != Writer::Module {
-                    warn(&uncounted(batch));
+                    warn(&uncounted_warning(batch));
                 }
                 continue;
             };
@@ -394,13 +399,13 @@ impl Channels {
         Some(map.slot(cpu)?.snapshot()?.busy_until_ns(now_ns))
     }
 
-    /// When a lane turned busy, by the kernel's note; `None` while it idles, or without a task map.
+    /// When a lane became busy, by the task map. `None` while it idles, or without a task map.
     pub fn busy_since_ns(&self, cpu: u32) -> Option<u64> {
         let (map, _) = self.tasks.as_ref()?;
         map.slot(cpu)?.snapshot()?.busy_since_ns
     }
 
-    /// Asks for another lease on the clocks of all lanes.
+    /// Renews the leases on the clocks of all lanes.
     pub fn renew_leases(&self) {
         let Some((map, _)) = &self.tasks else { return };
         let cpus = self.assigned.iter().flat_map(|&(batch, request)| [batch, request]);
@@ -409,7 +414,7 @@ impl Channels {
         });
     }
 
-    /// The channels that the batch inherits, with descriptors that stay open in it.
+    /// The channels for a batch to inherit, with descriptors that stay open in it.
     pub fn inheritance(&self) -> Result<Inherited, Error> {
         let id = |page: Option<i32>| page.unwrap_or(0);
         let tasks = match &self.tasks {
@@ -431,8 +436,8 @@ impl Channels {
     }
 }
 
-/// Gives the pages of the run to the user that the batch runs as.
 impl Channels {
+    /// Gives the pages of the run to the user that the batch runs as.
     pub fn give_to(&self, user: u32, group: u32) -> Result<(), Error> {
         let pages = [self.lanes.memory(), self.control.memory()];
         pages
@@ -441,30 +446,46 @@ impl Channels {
     }
 }
 
-/// The inode of the first pid namespace, the same on every kernel (PROC_PID_INIT_INO).
+/// The inode of the first pid namespace; every kernel uses this number (PROC_PID_INIT_INO).
 const INITIAL_NAMESPACE: u32 = 0xeffffffc;
 
 pub(crate) fn is_dead(claim: Claim) -> bool {
     let gone = |process: u32| {
-        // SAFETY: signal 0 sends nothing; kill only looks the id up.
+        // SAFETY: kill takes numbers, and signal 0 only looks the id up.
         process == 0
             || unsafe { libc::kill(process.cast_signed(), 0) } != 0
                 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
     };
     match claim {
         Claim::Processes { front, keeper, .. } => gone(front) && gone(keeper),
-        // A fence's, whose daemon takes back what it left behind.
+        // The claim of a fence. The daemon takes back the claims of an earlier daemon.
         Claim::Cgroup(_) => false,
     }
 }
 
-/// The settings that hold, and those that `elfen set` wants.
+/// Has elfend claim accounts for a run without privileges. Returns the claim, and which account of
+/// each pair's batch lane it has.
+///
+/// A process that can write claims can falsify every account of the machine. So members of group
+/// elfen receive the task map without claims. elfend claims for the process that asks, and takes
+/// its id from the kernel.
+fn claim_by_elfend(pairs: &[(u32, u32)], claim: Claim) -> Option<(Claim, Vec<Option<usize>>)> {
+    let Claim::Processes { front, .. } = claim else { return None };
+    let request = Request::Count { pairs: pairs.to_vec(), front };
+    let Ok(Answer::Counted { claim, accounts }) = ask(&task_map::elfend(), &request) else {
+        return None;
+    };
+    let accounts = accounts.into_iter().map(|one| one.and_then(|one| usize::try_from(one).ok()));
+    Some((Claim::from_word(claim)?, accounts.collect()))
+}
+
+/// The settings in force, and those that `elfen set` requests.
 pub(super) const CONTROL_SLOTS: u32 = 2;
 
-/// The writer of the task map.
+/// What writes the task map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writer {
-    /// The eBPF program, and how it was come by.
+    /// The eBPF program, and where its map came from.
     Program(Source),
     Module,
 }
@@ -473,8 +494,8 @@ fn open_program() -> Result<(TaskMap, Writer), task_map::Error> {
     task_map::open().map(|(map, source)| (map, Writer::Program(source)))
 }
 
-/// The program's map, or the module's; neither is an error unless a service's
-/// page can stand in for them.
+/// The eBPF program's map, or the module's. It is no error to have neither if there is a service's
+/// page instead.
 fn open_any(has_service: bool) -> Result<Option<(TaskMap, Writer)>, Error> {
     let error = match open_program() {
         Ok(opened) => return Ok(Some(opened)),

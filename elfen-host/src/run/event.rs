@@ -1,4 +1,4 @@
-//! What the keeper tells the front, through a socket that no batch has.
+//! Events from the supervisor to the launcher, over a socket that no batch process has.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -8,34 +8,35 @@ use elfen_rt::process::Identity;
 
 use crate::pidfd::PidFd;
 
-/// What the front learns of the batch program.
+/// What happened to the batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
-    /// The process that is about to become the program sends this itself: the keeper, which starts
-    /// it, may be killed before it can. `None` where `/proc` does not show it.
+    /// The process that is about to become the program sends this itself, because the supervisor
+    /// that starts it may be killed first. `None` where `/proc` does not show the identity.
     Started {
         batch: Option<Identity>,
     },
-    /// It could not be started, with this errno.
+    /// The program could not be started, with this errno.
     Refused {
         errno: i32,
     },
     Stopped {
         signal: i32,
     },
-    /// Its status as waitpid(2) has it.
+    /// Its status as waitpid(2) returns it.
     Ended {
         status: i32,
     },
-    /// The last of its lanes went offline, and it was stopped; one is back, and it goes on.
+    /// The last batch lane went offline, and the batch was stopped.
     LostLanes,
+    /// A batch lane is online again, and the batch goes on.
     HasLanes,
-    /// The process that looks after the batch from now on.
-    Kept {
+    /// This process supervises the batch from now on.
+    Supervised {
         by: u32,
     },
-    /// A process of it is in a cgroup that does not rank below its guard's.
-    Beside {
+    /// A batch process is in a cgroup that does not rank below its guard's.
+    Unranked {
         pid: i32,
     },
 }
@@ -52,8 +53,8 @@ impl Event {
             Self::Ended { status } => (4, number(status)),
             Self::LostLanes => (5, 0),
             Self::HasLanes => (6, 0),
-            Self::Beside { pid } => (7, number(pid)),
-            Self::Kept { by } => (8, u64::from(by)),
+            Self::Unranked { pid } => (7, number(pid)),
+            Self::Supervised { by } => (8, u64::from(by)),
         };
         u128::to_ne_bytes(u128::from(kind) | u128::from(value) << 64)
     }
@@ -62,14 +63,14 @@ impl Event {
         to.write_all(&self.bytes())
     }
 
-    /// The same between fork and exec, and without a SIGPIPE if the front is gone.
+    /// Writes the event between fork and exec, without SIGPIPE if the launcher is gone.
     pub(super) fn send(self, socket: RawFd) {
         let bytes = self.bytes();
         // SAFETY: the kernel reads `bytes`, which live until it returns.
         unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
     }
 
-    /// The next event; an error when the keeper is gone.
+    /// Reads the next event. An error means that the supervisor is gone.
     pub(super) fn read(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; BYTES];
         from.read_exact(&mut bytes)?;
@@ -85,31 +86,31 @@ impl Event {
             4 => Ok(Self::Ended { status: value }),
             5 => Ok(Self::LostLanes),
             6 => Ok(Self::HasLanes),
-            7 => Ok(Self::Beside { pid: value }),
-            8 => Ok(Self::Kept { by: value.cast_unsigned() }),
+            7 => Ok(Self::Unranked { pid: value }),
+            8 => Ok(Self::Supervised { by: value.cast_unsigned() }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 }
 
-/// The front as its keeper has it.
+/// The supervisor's end of the connection to the launcher.
 #[derive(Debug)]
-pub(super) struct ToFront {
+pub(super) struct LauncherLink {
     pub(super) socket: File,
-    /// Where the batch names itself to the spare too.
+    /// Where the batch sends its identity to the spare, too.
     pub(super) spare: Option<OwnedFd>,
     pub(super) pid: u32,
-    /// `None` if it had ended before it could be opened.
+    /// `None` if the launcher ended before it could be opened.
     pub(super) process: Option<PidFd>,
 }
 
-impl ToFront {
+impl LauncherLink {
     pub(super) fn is_gone(&self) -> bool {
         self.process.as_ref().is_none_or(PidFd::has_ended)
     }
 
-    /// A front that was killed hears nothing; the batch goes on.
-    pub(super) fn tell(&mut self, event: Event) {
+    /// A launcher that was killed receives nothing; the batch goes on.
+    pub(super) fn report(&mut self, event: Event) {
         let _heard = event.write(&mut self.socket);
     }
 }
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_events_are_read_back() {
         let events = [
             Event::Started { batch: Identity::own() },
             Event::Started { batch: None },
@@ -128,8 +129,8 @@ mod tests {
             Event::Ended { status: -1 },
             Event::LostLanes,
             Event::HasLanes,
-            Event::Beside { pid: 7 },
-            Event::Kept { by: 8 },
+            Event::Unranked { pid: 7 },
+            Event::Supervised { by: 8 },
         ];
         let mut all = Vec::new();
         events.iter().for_each(|event| event.write(&mut all).unwrap());

@@ -1,5 +1,5 @@
-//! What a run did, in figures: read from its lane page and from the task
-//! map's own count of busy time.
+//! What a run did, in figures. They come from its lane page and from the task map's count of busy
+//! time.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use super::channels::Channels;
 use super::latency::Latency;
 
-/// The lanes of a run, summed.
+/// The sums over all lanes of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// How long the batch's own tasks ran, by the kernel's account; nothing where the kernel keeps
-    /// none (see [`elfen_rt::signal::account`]).
+    /// How long the batch's tasks ran, by the kernel's account. `None` where the kernel keeps no
+    /// account (see [`elfen_rt::signal::account`]).
     #[serde(deserialize_with = "Option::deserialize")]
     pub borrowed_ns: Option<u64>,
     #[serde(deserialize_with = "Option::deserialize")]
@@ -28,7 +28,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// How long the batch ran in all.
+    /// How long the batch ran, next to requests or not.
     pub fn ran_ns(&self) -> Option<u64> {
         self.borrowed_ns.zip(self.overlapped_ns).map(|(alone, beside)| alone.saturating_add(beside))
     }
@@ -49,20 +49,20 @@ impl Figures {
     }
 }
 
-/// How threads that check have napped on these lanes; `None` if none has checked.
+/// How threads with checks napped on these lanes; `None` if no thread checked.
 pub fn nap_of_checks(lanes: &Page<LaneSlot>) -> Option<&'static str> {
     let mut kinds = lanes.slots().filter_map(|slot| Kind::from_word(slot.check_nap.load(Relaxed)));
     kinds.next().map(Kind::name)
 }
 
-/// How long the request lanes have been busy so far, all together; `None` without a task map.
+/// The sum of the busy time of all request lanes so far; `None` without a task map.
 pub fn request_busy_ns(channels: &Channels) -> Option<u64> {
     let busy = |request| channels.busy_ns(request, monotonic_ns());
     channels.requests().into_iter().map(busy).sum()
 }
 
-/// How long they were busy between two such readings. Where a lease ran out meanwhile, as its
-/// keeper was stopped, a count may have begun anew: then no time is known, and none is made up.
+/// The busy time between two such readings. If a lease expired in between, because the supervisor
+/// was stopped, a count may have restarted from 0: then the time is unknown.
 pub fn busy_between(before: Option<u64>, after: Option<u64>) -> Option<u64> {
     after?.checked_sub(before?)
 }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_that_began_anew_is_no_time() {
+    fn a_count_that_restarted_gives_no_time() {
         assert_eq!(busy_between(Some(40), Some(100)), Some(60));
         assert_eq!(busy_between(Some(100), Some(40)), None);
         assert_eq!([(None, Some(1)), (Some(1), None)].map(|(b, a)| busy_between(b, a)), [None; 2]);

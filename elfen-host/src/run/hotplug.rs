@@ -1,8 +1,8 @@
-//! Which of a run's CPUs are there.
+//! Which of a run's CPUs are online.
 //!
-//! A request lane that is offline serves no request, and the kernel's tracepoints are silent there:
-//! its slot would say busy for ever. From a batch lane that goes offline the kernel moves the batch
-//! anywhere.
+//! An offline request lane serves no request, and the kernel's tracepoints are silent there, so its
+//! slot might say busy for ever. From a batch lane that goes offline, the kernel moves the batch to
+//! any other CPU.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use elfen_rt::signal::lane::{BATCH_OFFLINE, REQUEST_OFFLINE};
 use super::event::Event;
 use crate::cpulist::{self, CpuSet};
 
-/// The CPUs that are online; `None` where sysfs does not tell, and nothing is known to have gone.
+/// The CPUs that are online. `None` where sysfs does not list them; then none counts as offline.
 pub(crate) fn online() -> Option<Online> {
     let list = fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     let spans = cpulist::spans(list.trim()).ok()?;
@@ -26,44 +26,44 @@ impl Online {
         &self.0
     }
 
-    /// What the lane page says of a (batch, request) lane.
+    /// The hotplug bits of a (batch, request) pair in the lane page.
     pub(crate) fn bits_of(&self, (batch, request): (u32, u32)) -> u64 {
         let gone = |cpu, bit| if self.0.contains(cpu) { 0 } else { bit };
         gone(request, REQUEST_OFFLINE) | gone(batch, BATCH_OFFLINE)
     }
 }
 
-/// What the keeper knew at its last look.
+/// The state at the supervisor's last check.
 #[derive(Debug)]
 pub(super) struct Hotplug {
     before: Option<Online>,
     stopped: bool,
 }
 
-/// What has changed since that look.
+/// What has changed since that check.
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) online: Online,
-    /// The batch lanes that are left, if any are.
+    /// The batch lanes that are online, if any are.
     pub(super) lanes: Option<CpuSet>,
-    /// Whether the batch has to be stopped, or to go on.
+    /// Whether the batch has to be stopped or continued.
     pub(super) event: Option<Event>,
 }
 
 impl Hotplug {
-    /// For a front that takes over from a killed keeper: `stopped` if that keeper had stopped the
+    /// For a successor of a supervisor that was killed. `stopped`: that supervisor had stopped the
     /// batch.
     pub(super) fn after(stopped: bool) -> Self {
         Self { before: None, stopped }
     }
 
-    /// Whether the batch stands still because it has no lane.
-    pub(super) fn has_stopped_it(&self) -> bool {
+    /// Whether the batch is stopped because it has no lane.
+    pub(super) fn has_stopped_batch(&self) -> bool {
         self.stopped
     }
 
-    /// `None` if nothing has changed.
-    pub(super) fn look(&mut self, online: &Online, assigned: &[(u32, u32)]) -> Option<Change> {
+    /// Compares with the last check; `None` if nothing has changed.
+    pub(super) fn update(&mut self, online: &Online, assigned: &[(u32, u32)]) -> Option<Change> {
         if self.before.as_ref() == Some(online) {
             return None;
         }
@@ -92,36 +92,36 @@ mod tests {
         Online(cpus.iter().copied().collect())
     }
 
-    /// Goal: a batch is never left without a lane of its own. Method: two pairs
-    /// whose CPUs go and come back.
+    /// Goal: a batch without a lane is stopped. Method: two pairs whose CPUs go offline and come
+    /// back.
     #[test]
-    fn lanes_that_go_and_come_back() {
+    fn a_batch_follows_its_lanes_and_stops_without_any() {
         const LANES: [(u32, u32); 2] = [(1, 0), (3, 2)];
         let mut hotplug = Hotplug::after(false);
-        let mut look = |cpus: &[u32]| hotplug.look(&online_are(cpus), &LANES);
+        let mut update = |cpus: &[u32]| hotplug.update(&online_are(cpus), &LANES);
         let lanes =
             |change: &Change| change.lanes.as_ref().map(|set| set.iter().collect::<Vec<_>>());
-        let first = look(&[0, 1, 2, 3]).unwrap();
+        let first = update(&[0, 1, 2, 3]).unwrap();
         assert_eq!((lanes(&first), first.event), (Some(vec![1, 3]), None));
-        assert!(look(&[0, 1, 2, 3]).is_none(), "nothing has changed");
-        let fewer = look(&[0, 1, 2]).unwrap();
+        assert!(update(&[0, 1, 2, 3]).is_none(), "nothing has changed");
+        let fewer = update(&[0, 1, 2]).unwrap();
         assert_eq!((lanes(&fewer), fewer.event), (Some(vec![1]), None));
         assert_eq!(LANES.map(|lane| fewer.online.bits_of(lane)), [0, BATCH_OFFLINE]);
-        let none = look(&[0]).unwrap();
+        let none = update(&[0]).unwrap();
         assert_eq!((lanes(&none), none.event), (None, Some(Event::LostLanes)));
-        let other = look(&[0, 2]).unwrap();
-        assert_eq!((lanes(&other), other.event), (None, None), "it is stopped already");
-        let back = look(&[3]).unwrap();
+        let other = update(&[0, 2]).unwrap();
+        assert_eq!((lanes(&other), other.event), (None, None), "already stopped");
+        let back = update(&[3]).unwrap();
         assert_eq!((lanes(&back), back.event), (Some(vec![3]), Some(Event::HasLanes)));
         let mut successor = Hotplug::after(true);
-        let change = successor.look(&online_are(&[1]), &LANES).unwrap();
+        let change = successor.update(&online_are(&[1]), &LANES).unwrap();
         assert_eq!(change.event, Some(Event::HasLanes), "its predecessor had stopped the batch");
         let bits = LANES.map(|lane| back.online.bits_of(lane));
         assert_eq!(bits, [BATCH_OFFLINE | REQUEST_OFFLINE, REQUEST_OFFLINE]);
     }
 
     #[test]
-    fn this_machine_says_what_it_has() {
+    fn sysfs_lists_the_cpus_of_this_machine() {
         let online = online().expect("sysfs is there");
         assert!(!online.0.is_empty());
     }

@@ -1,17 +1,17 @@
-//! The IPC of request lanes, for `dynamic-budget`: from counters to the lane page,
-//! where every check finds it.
+//! The IPC of request lanes, for `dynamic-budget`: from counters to the lane page.
 //!
-//! A guard looks at the counters whenever it looks at its lane, so checks need no descriptors and
-//! no arithmetic. The figure is that of the lane over its latest 100,000 cycles or more. It goes
-//! with the window's beginning and end, so that a policy can leave out an IPC that was measured, in
-//! part or whole, in another request: see [`elfen_rt::signal::lane::LaneSlot::ipc_milli`].
+//! A guard reads the counters whenever it polls its lane, so threads with checks need no
+//! descriptors and no arithmetic. The IPC is that of the lane over its latest 100,000 cycles or
+//! more. It is published with the beginning and end of that window, so that a policy can ignore an
+//! IPC that was measured, even in part, during another request: see
+//! [`elfen_rt::signal::lane::LaneSlot::ipc_milli`].
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use elfen_kernel::counters::{self, Counted, Counters};
 use elfen_rt::signal::service::ServiceSlot;
 
-/// Where counts come from.
+/// The source of instruction and cycle counts.
 #[derive(Debug)]
 pub enum Counts {
     /// The request lanes' own hardware counters.
@@ -28,8 +28,8 @@ pub struct NoCounts {
 }
 
 impl Counts {
-    /// Hardware counters if there are any; else those of the service, which is
-    /// `None` if none was named.
+    /// Opens hardware counters if possible; otherwise uses the counts of the service, which is
+    /// `None` if no service was named.
     pub fn open<'a>(
         requests: &[u32],
         service: Option<impl Iterator<Item = &'a ServiceSlot>>,
@@ -68,10 +68,10 @@ fn published(slot: &ServiceSlot) -> Option<Counted> {
     (cycles != 0).then_some(Counted { instructions, cycles, at_ns })
 }
 
-/// Fewer are over so soon that the figure would be that of a few cache misses.
+/// A shorter window ends so soon that a few cache misses would determine its IPC.
 const WINDOW_CYCLES: u64 = 100_000;
 
-/// An IPC, and the stretch of time that it is of.
+/// An IPC, and the time over which it was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Window {
     pub(crate) ipc_milli: u64,
@@ -79,21 +79,21 @@ pub(crate) struct Window {
     pub(crate) until_ns: u64,
 }
 
-/// From counts to an IPC, window by window.
+/// Turns counts into an IPC for each window.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     before: Option<Counted>,
 }
 
 impl Meter {
-    /// Instructions per 1000 cycles of the window that ends with these
-    /// counts; `None` while it lasts.
+    /// Ends a window with these counts, and returns its instructions per 1000 cycles. `None` if the
+    /// window is still too short.
     pub(crate) fn window(&mut self, now: Counted) -> Option<Window> {
         let before = self.before.get_or_insert(now);
         let cycles = now.cycles.checked_sub(before.cycles);
         let instructions = now.instructions.checked_sub(before.instructions);
         let Some((cycles, instructions)) = cycles.zip(instructions) else {
-            // Another service, whose counts begin anew.
+            // Another service, whose counts start from 0.
             *before = now;
             return None;
         };
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_has_its_own_ipc() {
+    fn each_window_has_its_own_ipc() {
         let mut meter = Meter::default();
         assert_eq!(ipc(&mut meter, at(5_000_000, 1_000_000)), None, "nothing to compare with");
         assert_eq!(ipc(&mut meter, at(5_050_000, 1_099_999)), None, "too short");
@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_begin_anew_begin_a_window() {
+    fn counts_that_restart_begin_a_new_window() {
         let mut meter = Meter::default();
         meter.window(at(5_000_000, 5_000_000));
         assert_eq!(ipc(&mut meter, at(100, 200)), None);
         assert_eq!(ipc(&mut meter, at(150_100, 100_200)), Some(1500));
-        assert_eq!(ipc(&mut meter, at(100, 900_000)), None, "instructions alone");
+        assert_eq!(ipc(&mut meter, at(100, 900_000)), None, "only the instructions restarted");
         assert_eq!(ipc(&mut meter, at(u64::MAX, u64::MAX)), Some(1000), "no overflow");
     }
 }

@@ -1,9 +1,9 @@
-//! Latencies as reports have them.
+//! Latencies as reports show them.
 
 use elfen_rt::signal::histogram::{BUCKETS, Histogram, bucket_top_ns, quantile_ns};
 use serde::{Deserialize, Serialize};
 
-/// A latency of many occasions; all `None` where there was none.
+/// The distribution of a latency; all `None` without samples.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Latency {
     #[serde(deserialize_with = "Option::deserialize")]
@@ -16,7 +16,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of several histograms taken together.
+    /// The sum of several histograms.
     pub(super) fn of<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Self {
         let mut counts = [0; BUCKETS];
         let mut max = 0;

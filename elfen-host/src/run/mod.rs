@@ -1,39 +1,38 @@
-//! Running a batch program on the batch lanes.
+//! Runs a batch program on the batch lanes.
 //!
-//! Three kinds of processes. The *front* is the `elfen` command that the user started: it passes
-//! signals and the exit status through, and reports. The *keeper*, its child, is the parent of the
-//! batch and of the processes that the batch leaves behind: it holds the lanes' guards and goes on
-//! when the front is killed. If the keeper is killed, the front takes over, as the kernel makes it
-//! the parent then. The *batch* is the program with all its descendants.
+//! A run has several processes:
+//! - The *launcher* is the `elfen` command that the user started. It passes signals and the exit
+//!   status through, and reports.
+//! - The *supervisor* is the parent of the batch and of the processes that the batch leaves behind.
+//!   It holds the guards, and goes on when the launcher is killed.
+//! - The *spare*, between the two, takes over when the supervisor is killed, and the launcher when
+//!   both are killed. The kernel makes each the parent of the orphans.
+//! - The *batch* is the program with all its descendants.
 //!
-//! A guard is one thread per batch lane. The batch runs there at SCHED_IDLE, below everything else,
-//! so a guard that wakes up has the lane at once; while the policy says nap, it stays on the lane
-//! and naps there itself. That reaches any program, needs nothing of it, and costs the request
-//! nothing: see ARCHITECTURE.md for why it is not a signal.
+//! A guard is one thread for each batch lane. The batch runs at SCHED_IDLE, below everything else,
+//! so a guard has its lane as soon as it wakes. While the policy says nap, the guard stays on the
+//! lane and naps there itself. This works for any program and costs the request nothing;
+//! ARCHITECTURE.md says why guards send no signals instead.
 
-mod accounts;
-mod beside;
-pub(crate) mod care;
+pub mod batches;
 pub mod channels;
 mod event;
 pub mod figures;
-pub mod find;
-pub mod front;
 pub mod guard;
 pub(crate) mod hotplug;
 pub mod ipc;
-mod keeper;
 pub mod latency;
-pub mod launch;
-pub mod level;
+pub mod launcher;
 pub mod live;
-pub mod looks;
 mod pacer;
 mod pages;
-pub mod place;
+pub mod placement;
+pub mod poll_timing;
 pub mod report;
 mod spare;
 mod spins;
+mod supervisor;
+pub(crate) mod upkeep;
 pub mod waker;
 
 use std::ffi::{CString, OsString};
@@ -48,32 +47,35 @@ use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::Settings;
 use nix::unistd::{Gid, Uid};
 
-use self::looks::Looks;
+use self::poll_timing::PollTiming;
 use super::pair::Pair;
 
-/// Everything that is decided before anything is started.
+/// What to run, and how: all that is decided before the first process starts.
 #[derive(Debug)]
 pub struct Order {
     pub pairs: Vec<Pair>,
     pub settings: Settings,
-    /// For slo-budget: the SLO that the keeper steers by.
+    /// For slo-budget: the SLO by which the supervisor steers.
     pub slo: Option<Slo>,
-    /// How the program checks itself, besides its guard; and the library to preload for that.
+    /// How the program gets checks, next to its guard, and the library to preload for that.
     pub inject: Inject,
     pub library: Option<PathBuf>,
-    /// For live checks: where batch threads were interrupted.
+    /// For live checks: the kernel's notes of where batch threads were interrupted.
     pub notes: Option<Arc<Notes>>,
-    /// How guards wait on their lanes.
+    /// How guards nap on their lanes.
     pub nap: Arc<Nap>,
     /// For naps that block: the alarm that wakes the wakers.
     pub alarm: Option<Arc<Alarm>>,
-    /// How long guards sleep between two looks: the bound on every reaction.
-    pub looks: Looks,
-    /// The user that the program runs as, if not ours.
+    /// How long guards sleep between two polls, which bounds every reaction.
+    pub poll_timing: PollTiming,
+    /// The user to run the program as; `None` for the current user.
     pub user: Option<User>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
 }
+
+/// The environment variable that names the libraries to load before all others.
+pub const PRELOAD: &str = "LD_PRELOAD";
 
 /// A user to run a batch as.
 #[derive(Clone, Debug)]
@@ -86,7 +88,7 @@ pub struct User {
 }
 
 impl User {
-    /// By name or number; `None` if there is no such user.
+    /// Finds a user by name or number; `None` if there is no such user.
     pub fn find(name: &str) -> std::io::Result<Option<Self>> {
         use nix::unistd::{User as Entry, getgrouplist};
         let entry = match name.parse() {
@@ -100,7 +102,7 @@ impl User {
 }
 
 impl Order {
-    /// Every batch lane with its request lane, in the order of the lane page's slots.
+    /// (batch, request) of every batch lane, in the order of the lane page's slots.
     pub fn lanes(&self) -> impl Iterator<Item = (u32, u32)> {
         self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|batch| (batch, pair.request)))
     }

@@ -1,4 +1,4 @@
-//! The pages of a run, made: without a name, so that they go with the last process that maps them.
+//! Makes the pages of a run: without a name, so that they go with the last process that maps them.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -22,8 +22,8 @@ pub enum PagesError {
     Descriptor(io::Error),
 }
 
-/// What a guard decides by. Nothing hands this page out: only the processes that hold guards, which
-/// are forks of one another, have it mapped.
+/// The inputs of a guard. No other process gets this page: only the processes that hold guards,
+/// which are forks of one another, have it mapped.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(super) struct GuardSlot {
@@ -37,13 +37,13 @@ unsafe impl Slot for GuardSlot {
     const CHANNEL: &'static str = "guard";
 }
 
-/// A page for the processes that are forked off this one.
+/// A page that only this process and its future children have.
 pub(super) fn private_page<S: Slot>(slots: u32) -> Result<Page<S>, PagesError> {
     let (page, _unnamed) = sealed_page(slots, &[0; NAME_BYTES], Writers::Nobody)?;
     Ok(page)
 }
 
-/// The program's name, as far as it fits, so that `elfen status` can tell runs apart.
+/// The program's name, cut to its field, by which `elfen status` shows the run.
 pub(super) fn page_name(order: &Order) -> [u8; NAME_BYTES] {
     let path = std::path::Path::new(&order.program);
     let name = path.file_name().unwrap_or(order.program.as_os_str()).to_string_lossy();
@@ -56,7 +56,7 @@ pub(super) fn page_name(order: &Order) -> [u8; NAME_BYTES] {
 
 pub(super) fn page<S: Slot>(slots: u32, name: &[u8; NAME_BYTES]) -> Result<Page<S>, PagesError> {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(slots), 0o600)?;
-    // From now on it goes with the last process that maps it.
+    // From now on the segment goes with the last process that maps it.
     memory.remove_name()?;
     Ok(Page::format(memory, slots, pid_namespace(), name)?)
 }
@@ -78,12 +78,12 @@ pub(super) fn segment<S: Slot>(page: &Page<S>) -> u64 {
     page.memory().segment_id().map_or(0, |id| u64::from(id.unsigned_abs()))
 }
 
-/// A copy of a descriptor that survives exec, out of the way of a program
-/// that counts on low numbers.
+/// Copies a descriptor so that it survives exec. The copy gets a high number, out of the way of
+/// programs that rely on low numbers.
 pub(super) fn keep_open(fd: i32) -> Result<i32, PagesError> {
     const FROM: [i32; 3] = [900, 200, 20];
     for from in FROM {
-        // SAFETY: F_DUPFD takes numbers and gives a new descriptor, which the batch inherits.
+        // SAFETY: F_DUPFD takes numbers and creates a new descriptor, which the batch inherits.
         let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD, from) };
         if copy >= 0 {
             return Ok(copy);

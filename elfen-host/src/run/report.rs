@@ -1,48 +1,48 @@
-//! The report that `elfen run --report` writes, and that the live runs of `experiments` read.
+//! The report of `elfen run --report`.
 //!
-//! The same type on both sides: a key that is not there is an error, and no zero.
+//! `experiments` reads it by the same type: a missing key is an error, not a zero.
 
 use serde::{Deserialize, Serialize};
 
 use super::figures::Figures;
-use super::live::words::Live;
-use super::looks::Looked;
+use super::live::page::Live;
+use super::poll_timing::PollReport;
 
 /// Times are nanoseconds.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// The policy that held at the end: `elfen set` may have changed it.
+    /// The policy that was in force at the end: `elfen set` may have changed it.
     pub policy: String,
     pub budget_ns: u64,
     pub policy_was_set: bool,
-    /// As in `--lanes`.
+    /// As in the argument of `--lanes`.
     pub lanes: String,
     pub signal: String,
     pub nap: String,
-    /// How threads that checked napped; nothing if none did.
+    /// How threads with checks napped; `None` if no thread checked.
     #[serde(deserialize_with = "Option::deserialize")]
     pub nap_of_checks: Option<String>,
-    /// The counters that `dynamic-budget` goes by, the hardware's or the service's; nothing under
-    /// other policies.
+    /// The counters that `dynamic-budget` uses, the hardware's or the service's; `None` under other
+    /// policies.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ipc: Option<String>,
     pub inject: String,
-    /// What keeps the batch in its place: `affinity`. In a fence it is no `run` that reports.
+    /// What keeps the batch on its lanes: always `affinity`, as batches in fences have no run.
     pub level: String,
-    /// Processes of it that were found in cgroups which do not rank below their guard's.
+    /// Batch processes that were in cgroups which do not rank below their guard's.
     pub beside_guards: u64,
     #[serde(flatten)]
-    pub looked: Looked,
+    pub looked: PollReport,
     pub wall_ns: u64,
     #[serde(flatten)]
     pub figures: Figures,
-    /// Nothing without a task map.
+    /// `None` without a task map.
     #[serde(deserialize_with = "Option::deserialize")]
     pub request_busy_ns: Option<u64>,
-    /// Of live checks; nothing without.
+    /// Only with live checks.
     #[serde(deserialize_with = "Option::deserialize")]
     pub live: Option<Live>,
-    /// As a shell sees it.
+    /// As the shell sees it.
     pub exit_status: u8,
 }
 
@@ -50,10 +50,9 @@ pub struct Report {
 mod tests {
     use super::*;
 
-    /// Goal: what is written is read, and what lacks something is refused. Method: each
-    /// key, one after the other.
+    /// Goal: a report that lacks a key is refused. Method: each key, one after the other.
     #[test]
-    fn every_key_must_be_there() {
+    fn every_key_is_required() {
         let report = Report { ipc: Some("hardware".to_owned()), wall_ns: 7, ..Report::default() };
         let written = serde_json::to_value(&report).unwrap();
         assert_eq!(serde_json::from_value::<Report>(written.clone()).unwrap(), report);

@@ -1,10 +1,9 @@
-//! The spare: a process between launcher and keeper that waits for the keeper's end and does
-//! nothing else.
+//! The spare: a process between launcher and supervisor that only waits for the supervisor's end.
 //!
-//! Orphans of a killed keeper are the spare's children, so it becomes the keeper, whether or not
-//! the launcher still runs. Without it, a batch whose launcher and keeper were killed together
-//! would run unguarded next to requests for as long as it lives. It has another name, so that
-//! `killall elfen` leaves it.
+//! If the supervisor is killed, its orphans become the spare's children, and the spare becomes the
+//! supervisor, whether or not the launcher still runs. Without it, a batch whose launcher and
+//! supervisor were killed together would run unguarded next to requests. The spare has another
+//! name, so that `killall elfen` does not kill it.
 
 use std::fs::File;
 use std::io;
@@ -20,61 +19,61 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 use super::Order;
 use super::channels::Channels;
-use super::event::{Event, ToFront};
-use super::keeper::{self, Tending};
+use super::event::{Event, LauncherLink};
+use super::supervisor::{self, Supervision};
 use crate::pidfd::PidFd;
 
 const NAME: &std::ffi::CStr = c"elfen-spare";
 
-/// The spare's process, from fork to exit. `found` is the mask of signals that the front was
-/// started with.
+/// Runs the spare process, from fork to exit. `found` is the signal mask with which the launcher
+/// was started.
 pub(super) fn stand_by(
     order: &Order,
     channels: &Arc<Channels>,
     inheritance: &Inherited,
     found: SigSet,
-    to_front: OwnedFd,
-    front: u32,
+    to_launcher: OwnedFd,
+    launcher: u32,
 ) -> io::Result<()> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
-    become_the_parent_of_orphans()?;
-    let process = PidFd::open(front, || getppid().as_raw().unsigned_abs() == front);
-    let socket = File::from(to_front);
-    let mut front = ToFront { socket, spare: None, pid: front, process };
+    become_subreaper()?;
+    let process = PidFd::open(launcher, || getppid().as_raw().unsigned_abs() == launcher);
+    let socket = File::from(to_launcher);
+    let mut launcher = LauncherLink { socket, spare: None, pid: launcher, process };
     let (mut started, to_spare) = UnixStream::pair()?;
     // SAFETY: this process has no other thread.
-    let keeper = match unsafe { fork() }? {
+    let child = match unsafe { fork() }? {
         ForkResult::Child => {
             drop(started);
-            become_the_parent_of_orphans()?;
-            front.spare = Some(to_spare.into());
-            return keeper::keep(order, channels, inheritance, found, front);
+            become_subreaper()?;
+            launcher.spare = Some(to_spare.into());
+            return supervisor::supervise(order, channels, inheritance, found, launcher);
         }
         ForkResult::Parent { child } => child,
     };
     drop(to_spare);
-    keeper::let_go_of_the_terminal();
+    supervisor::detach_from_terminal();
     // SAFETY: this prctl takes a name that ends in NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
-    if !was_killed(keeper)? {
+    if !was_killed(child)? {
         return Ok(());
     }
-    // The batch has named itself before its exec; without a word nothing was started.
+    // The batch sends its identity before its exec. Without that event nothing was started.
     let Event::Started { batch: Some(batch) } = Event::read(&mut started)? else { return Ok(()) };
-    channels.disclaim(Claim::of_run(front.pid, keeper.as_raw().unsigned_abs()));
-    let claim = Claim::of_run(front.pid, std::process::id());
-    let mut tending = Tending::start(order, channels, inheritance, claim)?;
-    tending.adopt(batch.pid());
-    keeper::tend(tending, &mut front)
+    channels.disclaim(Claim::of_run(launcher.pid, child.as_raw().unsigned_abs()));
+    let claim = Claim::of_run(launcher.pid, std::process::id());
+    let mut supervision = Supervision::start(order, channels, inheritance, claim)?;
+    supervision.set_root(batch.pid());
+    supervisor::run_until_end(supervision, &mut launcher)
 }
 
-/// Waits for a child's end, and does not reap it: reaping may take long (see [`super::spins`]), and
-/// the lane is not guarded meanwhile.
+/// Waits for a child's end without reaping it. Reaping may take long (see [`super::spins`]), and
+/// the lane is unguarded meanwhile.
 fn was_killed(child: Pid) -> io::Result<bool> {
     let ended = waitid(Id::Pid(child), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
     Ok(!matches!(ended, WaitStatus::Exited(..)))
 }
 
-pub(super) fn become_the_parent_of_orphans() -> io::Result<()> {
+pub(super) fn become_subreaper() -> io::Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
 }

@@ -1,8 +1,8 @@
-//! Wakes batch threads that block: one waker for each request lane, asleep in the kernel until that
-//! lane idles.
+//! Wakes batch threads that block in a nap: one waker for each request lane, which sleeps in the
+//! kernel until that lane idles.
 //!
-//! Only for `--nap block`. A waker lives on the batch lane, which is free then, and ranks above the
-//! batch.
+//! Only for `--nap block`. A waker runs on the batch lane, which is free at that time, and ranks
+//! above the batch.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use elfen_rt::nap::block;
 use super::channels::Channels;
 use crate::affinity;
 
-/// How soon a waker notices that it is to end.
+/// How soon a waker notices that it has to end.
 const SLEEP_AT_MOST: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -30,7 +30,9 @@ impl Wakers {
         let stop = Arc::new(AtomicBool::new(false));
         let mut wakers = Self { stop: stop.clone(), threads: Vec::new() };
         for request in channels.requests() {
-            let (channels, alarm, stop) = (channels.clone(), alarm.clone(), stop.clone());
+            let channels = channels.clone();
+            let alarm = alarm.clone();
+            let stop = stop.clone();
             let waker = move || wake(&channels, &alarm, request, &stop);
             wakers.threads.push(thread::Builder::new().name("elfen-waker".into()).spawn(waker)?);
         }
@@ -43,7 +45,7 @@ impl Drop for Wakers {
         // Relaxed: the join below orders everything else.
         self.stop.store(true, Relaxed);
         for thread in self.threads.drain(..) {
-            // A batch thread's sleep is bounded without a waker, too.
+            // Without a waker, a batch thread's sleep is still bounded.
             let _ended = thread.join();
         }
     }
@@ -55,7 +57,7 @@ fn wake(channels: &Channels, alarm: &Alarm, request: u32, stop: &AtomicBool) {
     if let Some((_, &(batch, _))) = pairs.clone().next() {
         let _moved = affinity::pin(batch);
     }
-    // Was opened once before the run began; without it, naps end at their bound.
+    // It was opened once before the run began. Without it, naps end at their bound.
     let Ok(mut sleeper) = alarm.sleeper(request) else { return };
     while !stop.load(Relaxed) {
         if sleeper.sleep(SLEEP_AT_MOST) {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_host::args::lanes::{LaneArgs, topology};
-use elfen_host::run::find;
+use elfen_host::run::batches;
 use elfen_host::source::Source;
 use elfen_kernel::events::Detail;
 use elfen_tailor::tale::Head;
@@ -86,7 +86,7 @@ impl Target {
         let shared = topology.cores.iter().filter(|core| core.lanes.len() > 1);
         let mut cores: Vec<Vec<u32>> = shared.map(|core| core.lanes.iter().collect()).collect();
         // A machine that lists no segments has no batches.
-        for run in find::runs().unwrap_or_default() {
+        for run in batches::runs().unwrap_or_default() {
             for slot in run.lanes.slots() {
                 let lanes = [&slot.request_cpu, &slot.batch_cpu].map(|cpu| cpu.load(Relaxed));
                 let lanes: Vec<u32> =

@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 /// Asks the kernel of this machine.
 pub(super) fn ask(lanes: &Lanes, topology: &Topology) -> Answers {
-    probe::ask(trial(lanes, topology))
+    probe::query_kernel(trial(lanes, topology))
 }
 
 /// Without a pair, any CPU stands for the lanes.

@@ -10,7 +10,7 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
 use elfen_host::pair::Pair;
 use elfen_host::run::channels::{Signals, Writer};
-use elfen_host::run::guard::may_rank_above_all;
+use elfen_host::run::guard::may_take_realtime_rank;
 use elfen_instrument::{Inject, Plan, Reason, find_library, inspect};
 use elfen_kernel::preempted::Notes;
 
@@ -51,7 +51,7 @@ pub(crate) fn notes(signals: &Signals, pairs: &[Pair]) -> Result<Arc<Notes>, Str
         _ => return Err("checks look at the task map by eBPF, which this run has not".to_owned()),
     }
     if pairs.iter().map(|pair| pair.batch.iter().count()).sum::<usize>() > 1 {
-        may_rank_above_all().map_err(|error| {
+        may_take_realtime_rank().map_err(|error| {
             format!("with several batch lanes, guards take all of them at once: {error}")
         })?;
     }

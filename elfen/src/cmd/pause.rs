@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use elfen_console::failure::{Failure, Status};
-use elfen_host::fence::state::{FOLDER, Folder, Noted};
+use elfen_host::fence::state::{FOLDER, Folder, RecordedFence};
 use elfen_host::fence::status::{self, Answer, FenceStatus, Request};
 
 /// How long the kernel may take to stop every task.
@@ -94,7 +94,7 @@ pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, F
         Some(_) if args.keep_why => {}
         _ => folder.pause(&args.why).map_err(fails)?,
     }
-    let fences = folder.noted().map_err(fails)?;
+    let fences = folder.recorded_fences().map_err(fails)?;
     let mut moving = Vec::new();
     let mut refused = Vec::new();
     for fence in &fences {
@@ -127,14 +127,14 @@ pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, F
 }
 
 /// Whether the kernel says so, or nobody is left who could move.
-fn stands(fence: &Noted) -> bool {
+fn stands(fence: &RecordedFence) -> bool {
     match fence.freezer.is_frozen() {
         Ok(frozen) => frozen,
         Err(error) => error.is_gone(),
     }
 }
 
-fn names_of(fences: &[Noted]) -> String {
+fn names_of(fences: &[RecordedFence]) -> String {
     fences.iter().map(|fence| fence.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn resume(args: &ResumeArgs, out: &mut dyn Write) -> Result<ExitCode,
     let folder = args.run_dir.folder();
     let fails = |error: io::Error| failed(WHAT, &error, mend(&error));
     let was_paused = folder.resume().map_err(fails)?;
-    let fences = folder.noted().map_err(fails)?;
+    let fences = folder.recorded_fences().map_err(fails)?;
     if fences.is_empty() {
         let line = if was_paused { "resumed; no fence is there" } else { "nothing was paused" };
         writeln!(out, "{line}").map_err(Failure::output)?;

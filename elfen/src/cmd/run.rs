@@ -12,19 +12,19 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
 use elfen_console::{duration, usage};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
+use elfen_host::args::poll_timing::PollTimingArgs;
 use elfen_host::args::signals::{self as signal_args, refuse};
 use elfen_host::pair;
 use elfen_host::pair::Pair;
 use elfen_host::run::Order;
-use elfen_host::run::channels::{Channels, Error, Service, Signals, Wanted, Writer};
+use elfen_host::run::batches::Level;
+use elfen_host::run::channels::{Channels, Error, Service, Signals, SourceChoice, Writer};
 use elfen_host::run::figures::{self, Figures};
-use elfen_host::run::front::{self, Ended, Ending};
 use elfen_host::run::guard;
 use elfen_host::run::ipc::Counts;
-use elfen_host::run::level::Level;
-use elfen_host::run::live::words::LiveWords;
+use elfen_host::run::launcher::{self, Ended, Ending};
+use elfen_host::run::live::page::LiveWords;
 use elfen_host::run::report::Report;
 use elfen_instrument::Inject;
 use elfen_kernel::preempted::Notes;
@@ -69,7 +69,7 @@ pub(crate) struct Args {
 
     /// Where to learn what the request lanes do
     #[arg(long, value_enum, default_value = "auto", env = "ELFEN_SIGNAL")]
-    signal: Wanted,
+    signal: SourceChoice,
 
     /// The service whose page to read, by the name it published under
     #[arg(long, value_name = "NAME", env = "ELFEN_SERVICE")]
@@ -92,7 +92,7 @@ pub(crate) struct Args {
     inject: InjectName,
 
     #[command(flatten)]
-    looks: LookArgs,
+    looks: PollTimingArgs,
 
     /// Put the program into this fence of elfend's, whose guards hold its lanes; `none` for guards
     /// of the run's own
@@ -124,8 +124,8 @@ impl Args {
     /// Whether an option, or its variable, asks for what elfend's settings decide in a fence.
     fn asks_guards(&self) -> bool {
         let named = [&self.service, &self.service_user].into_iter().any(Option::is_some);
-        let usual =
-            (self.signal, self.nap, self.inject) == (Wanted::Auto, NapName::Auto, InjectName::Auto);
+        let usual = (self.signal, self.nap, self.inject)
+            == (SourceChoice::Auto, NapName::Auto, InjectName::Auto);
         let looks = self.looks.is_usual();
         !self.policy.is_empty()
             || self.lanes.by_hand()
@@ -168,13 +168,13 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let failed = |error| Failure::new(Status::Failed, "running the batch", error, "try again");
     let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
     let Ended { ending, beside_guards } =
-        front::run(&order, &channels, &inheritance).map_err(failed)?;
+        launcher::run(&order, &channels, &inheritance).map_err(failed)?;
     let request_busy_ns = figures::busy_between(busy_ns, figures::request_busy_ns(&channels));
     let holds = channels.settings().unwrap_or(order.settings);
     let measured = Report {
         policy: holds.policy.name().to_owned(),
         budget_ns: holds.budget_ns,
-        policy_was_set: channels.wanted().generation.load(Relaxed) != 0,
+        policy_was_set: channels.requested().generation.load(Relaxed) != 0,
         wall_ns: monotonic_ns() - start_ns,
         figures: Figures::of(channels.lanes()),
         request_busy_ns,
@@ -236,7 +236,7 @@ fn signals(args: &Args) -> Result<Signals, Failure> {
 /// requests; `fixed-budget` can do without.
 fn only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
     let policy = args.policy.policy();
-    let asks = args.signal == Wanted::Service || policy != PolicyKind::BorrowIdle;
+    let asks = args.signal == SourceChoice::Service || policy != PolicyKind::BorrowIdle;
     if !asks {
         return Ok(None);
     }
@@ -249,7 +249,7 @@ fn only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Fa
         policy => format!("policy {}", policy.name()),
     };
     match names.as_slice() {
-        [] if policy == PolicyKind::FixedBudget && args.signal != Wanted::Service => Ok(None),
+        [] if policy == PolicyKind::FixedBudget && args.signal != SourceChoice::Service => Ok(None),
         [] => {
             let why =
                 "no service publishes its requests here, and only one that does can be heeded";
@@ -283,8 +283,8 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
     let pairs = served(args, signals, pairs)?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
-    let looks = args.looks.looks()?;
-    guard::may_rank_first().map_err(|error| {
+    let poll_timing = args.looks.timing()?;
+    guard::may_take_guard_rank().map_err(|error| {
         let why = format!("guards need nice 0 and the ordinary class to hold their lanes: {error}");
         let fix = "start it without `nice` or `chrt`; the batch has the lowest priority anyway";
         Failure::new(Status::Unsupported, "priority", why, fix)
@@ -308,7 +308,7 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
         pairs,
         settings: chosen.settings,
         slo: chosen.slo,
-        looks,
+        poll_timing,
         user,
         program: program.clone(),
         arguments: arguments.to_vec(),
@@ -352,7 +352,7 @@ fn inject(
 /// learns nothing.
 fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
     let (None, Some(service)) = (&signals.tasks, &signals.service) else { return Ok(pairs) };
-    let serves = |pair: &Pair| service.living(&[pair.request]).next().is_some();
+    let serves = |pair: &Pair| service.living_slots(&[pair.request]).next().is_some();
     let (kept, left): (Vec<Pair>, Vec<Pair>) = pairs.into_iter().partition(serves);
     let what = format!("service {:?}", service.name);
     let why = || format!("it serves on none of the request lanes of {}", pair::list(&left));
@@ -412,7 +412,7 @@ impl Announced {
             policy.name(),
             nap.name(),
             order.inject.name(),
-            duration::show(nanos(order.looks.every)),
+            duration::show(nanos(order.poll_timing.interval)),
             Level::Affinity.name()
         )
     }
@@ -425,7 +425,7 @@ impl Announced {
             ipc: self.ipc.map(str::to_owned),
             inject: order.inject.name().to_owned(),
             level: Level::Affinity.name().to_owned(),
-            looked: order.looks.into(),
+            looked: order.poll_timing.into(),
             ..Report::default()
         }
     }
@@ -476,7 +476,7 @@ fn exit_status(ending: Ending) -> u8 {
 
 fn end(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
     match ending {
-        Ending::Killed { signal } => front::die_of(signal),
+        Ending::Killed { signal } => launcher::die_of(signal),
         Ending::Exited { code } => Ok(ExitCode::from(code)),
         Ending::Refused { errno } => {
             let why = std::io::Error::from_raw_os_error(errno);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
+use elfen_host::run::batches::Batch;
 use elfen_host::run::channels::Service;
-use elfen_host::run::find::Batch;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::LaneSlot;
 
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let Chosen { settings, taken, .. } = args.policy.change(&now, service.as_ref())?;
     let measured = |slot: &LaneSlot| slot.inputs.ipc_since_ns.load(Relaxed) != 0;
     require(&settings, segment.is_some(), batch.lanes.slots().any(measured), &what)?;
-    if let Err(error) = batch.want(&settings) {
+    if let Err(error) = batch.request_settings(&settings) {
         return match error.kind() {
             ErrorKind::PermissionDenied => {
                 refuse("its settings are another user's", "run this as that user, or as root")
@@ -139,7 +139,7 @@ fn chosen(args: &Args) -> Result<Batch, Failure> {
     };
     let wanted = |batch: &Batch| {
         args.pid.is_none_or(|pid| batch.pid == pid)
-            && args.service.as_ref().is_none_or(|service| batch.is_beside(service))
+            && args.service.as_ref().is_none_or(|service| batch.is_lent_next_to(service))
     };
     found.retain(wanted);
     match (found.len(), args.pid.is_some() || args.service.is_some()) {

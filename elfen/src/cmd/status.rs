@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, table};
 use elfen_host::cgroup::CgroupPath;
-use elfen_host::fence::state::Noted;
+use elfen_host::fence::state::RecordedFence;
 use elfen_host::fence::status::{Answer, FenceStatus, Request, Status as Fences, ask};
+use elfen_host::run::batches::{self, Batch};
 use elfen_host::run::figures::Figures;
-use elfen_host::run::find::{self, Batch};
 use elfen_rt::signal::lane::LaneSlot;
 use serde::Serialize;
 
@@ -121,19 +121,19 @@ fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
 /// What is noted of fences whose cgroup is still there.
 fn left(run_dir: &RunDir) -> Result<Vec<Left>, Failure> {
     let folder = run_dir.folder();
-    let noted = folder.noted().map_err(|error| {
+    let noted = folder.recorded_fences().map_err(|error| {
         let what = format!("looking for fences in {:?}", folder.path().display().to_string());
         Failure::new(Status::Failed, what, error, "name another folder with --run-dir")
     })?;
-    let still = noted.into_iter().filter_map(|Noted { name, path, freezer, .. }| {
-        let frozen = freezer.is_told().ok()?;
+    let still = noted.into_iter().filter_map(|RecordedFence { name, path, freezer, .. }| {
+        let frozen = freezer.is_requested().ok()?;
         Some(Left { name, path, frozen })
     });
     Ok(still.collect())
 }
 
 pub(super) fn batches(run_dir: &RunDir) -> Result<Vec<Batch>, Failure> {
-    find::batches(&run_dir.folder().socket()).map_err(|error| {
+    batches::batches(&run_dir.folder().socket()).map_err(|error| {
         let fix = "use a kernel with System V shared memory (CONFIG_SYSVIPC)";
         Failure::new(Status::Unsupported, "looking for batches", error, fix)
     })

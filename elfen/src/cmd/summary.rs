@@ -3,7 +3,7 @@
 use elfen_console::duration;
 use elfen_host::run::figures::Figures;
 use elfen_host::run::latency::Latency;
-use elfen_host::run::live::words::Live;
+use elfen_host::run::live::page::Live;
 use elfen_host::run::report::Report;
 
 /// The line that ends a run.

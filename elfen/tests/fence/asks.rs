@@ -58,11 +58,11 @@ fn a_fence_may_be_named_like_a_new_file() {
     wait_until("a guard", || fenced.guard().is_some());
     assert!(fenced.elfen(&["pause"]).status.success());
     let freezer = fenced.fence.0.freezer();
-    assert!(freezer.is_told().unwrap(), "a pause reaches it");
+    assert!(freezer.is_requested().unwrap(), "a pause reaches it");
     assert!(fenced.elfen(&["resume"]).status.success());
     fenced.wait_until_it_runs();
     kill(fenced.daemon.id(), libc::SIGKILL);
-    wait_until("freezing it", || freezer.is_told().unwrap());
+    wait_until("freezing it", || freezer.is_requested().unwrap());
     kill(batch.id(), libc::SIGKILL);
     // Keeper and watchdog each freeze it once, when they come to it.
     wait_until("the end of the batch", || {

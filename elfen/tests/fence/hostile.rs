@@ -211,7 +211,7 @@ fn nobody_is_half_inside() {
     for folder in fenced.fence.0.folders().iter().skip(1) {
         let out = folder.parent().unwrap().join("cgroup.procs");
         fs::write(&out, batch.id().to_string()).unwrap();
-        wait_until("being put back", || fenced.fence.0.half_inside().unwrap().is_empty());
+        wait_until("being put back", || fenced.fence.0.partly_inside().unwrap().is_empty());
         assert!(inside(), "{}", folder.display());
     }
     kill(batch.id(), libc::SIGKILL);
@@ -229,7 +229,7 @@ fn a_paused_fence_that_is_thawed_is_frozen_again() {
     wait_until("knowing it", || fenced.fence().frozen.is_some());
     let freezer = fenced.fence.0.freezer();
     freezer.thaw().unwrap();
-    wait_until("being frozen again", || freezer.is_told().unwrap());
+    wait_until("being frozen again", || freezer.is_requested().unwrap());
     assert!(fenced.elfen(&["resume"]).status.success());
     // Frozen by somebody else, without a pause: theirs to undo, and no secret.
     freezer.freeze().unwrap();

@@ -33,7 +33,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use elfen_host::cgroup::Rank;
-use elfen_host::fence::promises::Promise;
+use elfen_host::fence::guarantees::Guarantee;
 use elfen_host::fence::status::Frozen;
 
 use stage::{Fenced, NOBODY, borrows, comm, kill, ran_ns, require_fences, share, wait_until};
@@ -110,14 +110,14 @@ fn what_others_change_is_repaired_and_counted() {
     assert_eq!(fenced.fence().repaired, []);
     let times = |promise| {
         let repaired = fenced.fence().repaired;
-        repaired.iter().find(|one| one.promise == promise).map_or(0, |one| one.times)
+        repaired.iter().find(|one| one.guarantee == promise).map_or(0, |one| one.times)
     };
     group.set_idle(false).unwrap();
     wait_until("an idle cgroup again", || group.rank().unwrap().idle);
-    wait_until("counting it", || times(Promise::Rank) == 1);
+    wait_until("counting it", || times(Guarantee::Rank) == 1);
     group.keep_to_parent().unwrap();
     wait_until("its lanes again", || group.effective_cpus().unwrap().to_string() == "1");
-    wait_until("counting it", || times(Promise::Place) == 1);
+    wait_until("counting it", || times(Guarantee::Place) == 1);
     assert_eq!(fenced.fence().frozen, None);
     let says = |line: &str| {
         let text = String::from_utf8(fenced.elfen(&["metrics", "--once"]).stdout).unwrap();
@@ -148,7 +148,7 @@ fn a_guard_of_little_weight_is_no_guard() {
     wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));
     let why = fenced.fence().why().unwrap();
     assert!(why.contains("has weight"), "{why}");
-    assert!(fenced.fence.0.freezer().is_told().unwrap());
+    assert!(fenced.fence.0.freezer().is_requested().unwrap());
     light.set_weight(100);
     assert_eq!(light.0.rank().unwrap(), Rank { idle: false, weight: 100 });
     fenced.wait_until_it_runs();
@@ -203,7 +203,7 @@ fn the_kill_switch_works_with_the_daemon_stopped() {
     // Both before the daemon has seen either.
     assert!(fenced.elfen(&["pause"]).status.success());
     assert!(fenced.elfen(&["resume"]).status.success());
-    assert!(!fenced.fence.0.freezer().is_told().unwrap());
+    assert!(!fenced.fence.0.freezer().is_requested().unwrap());
     kill(batch.id(), libc::SIGKILL);
     batch.wait().unwrap();
 }

@@ -58,10 +58,10 @@ fn a_batch_that_hotplug_moves_comes_back() {
     fs::write(cpuset.parent().unwrap().join("cgroup.procs"), batch.id().to_string()).unwrap();
     fs::write(cpuset.join("cpuset.cpus"), "\n").unwrap();
     assert!(group.effective_cpus().unwrap().is_empty());
-    assert!(group.half_inside().unwrap().contains(&batch.id()));
+    assert!(group.partly_inside().unwrap().contains(&batch.id()));
     kill(fenced.daemon.id(), libc::SIGCONT);
     wait_until("its lanes", || group.effective_cpus().unwrap().to_string() == "1");
-    wait_until("being put back", || group.half_inside().unwrap().is_empty());
+    wait_until("being put back", || group.partly_inside().unwrap().is_empty());
     fenced.wait_until_it_runs();
     borrows(batch.id());
     kill(batch.id(), libc::SIGKILL);

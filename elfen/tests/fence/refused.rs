@@ -41,8 +41,8 @@ fn settings_that_cannot_be_held() {
     };
     let cases = [
         (settings("s", "/"), 2, "the root holds everything"),
-        (settings("s", "system.slice"), 2, "has to run at once"),
-        (settings("s", "a/../b"), 2, "no path of a cgroup"),
+        (settings("s", "system.slice"), 2, "must never be frozen"),
+        (settings("s", "a/../b"), 2, "invalid cgroup path"),
         (settings("s", &deep), 2, "guards do not outrank"),
         (fence("a/x/y"), 2, "one is inside of the other"),
         (fence("b/x"), 2, "no place outranks both /b/x and /a/x"),
@@ -50,11 +50,11 @@ fn settings_that_cannot_be_held() {
         (another("1:2"), 2, "CPU 1 is named twice"),
         (settings("s", "x").replace("0:1", ""), 2, "the list of pairs is empty"),
         (settings("s", "x").replace("lanes", "lane"), 2, "unknown field"),
-        (in_unit("a\\nb.slice"), 2, "no name of a unit"),
-        (in_unit("elfen.slice"), 3, "takes systemd"),
+        (in_unit("a\\nb.slice"), 2, "invalid unit name"),
+        (in_unit("elfen.slice"), 3, "requires systemd"),
     ];
     for (text, status, why) in cases {
-        if why == "takes systemd" && elfen_host::systemd::is_running() {
+        if why == "requires systemd" && elfen_host::systemd::is_running() {
             continue;
         }
         for words in [&["--check"][..], &["--run-dir", other.to_str().unwrap()]] {
@@ -223,7 +223,7 @@ fn requests_that_make_no_sense() {
     let mut fenced = Fenced::start();
     for bytes in [&b"{\"do\":\"sta"[..], b"[]", b"\xff\xfe", b"{}"] {
         let said = answer(&sent(&fenced, bytes).unwrap());
-        assert!(said.contains("it is no request"), "{said}");
+        assert!(said.contains("invalid request"), "{said}");
     }
     let long = answer(&sent(&fenced, &[b' '; 5000]).unwrap());
     assert!(long.contains("at most 4096 bytes"), "{long}");
@@ -329,7 +329,7 @@ fn who_is_gone_is_put_nowhere() {
     let own = std::process::id();
     let inside = fenced.fence.0.holds(own).unwrap();
     if inside {
-        Group::new(&Hierarchies::read().unwrap(), CgroupPath::root()).take_in(own).unwrap();
+        Group::new(&Hierarchies::read().unwrap(), CgroupPath::root()).add_process(own).unwrap();
     }
     assert!(!inside && processes == 0, "{processes}");
 

@@ -143,7 +143,7 @@ fn settings_are_read_anew() {
     fenced.reload(&usual.replace(fenced.fence.name(), other.name()));
     wait_until("another fence", || fenced.fence().path == other.0.path);
     let group = &fenced.fence.0;
-    assert!(!group.rank().unwrap().idle && !group.freezer().is_told().unwrap());
+    assert!(!group.rank().unwrap().idle && !group.freezer().is_requested().unwrap());
     assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
     borrows(batch.id());
     kill(batch.id(), libc::SIGKILL);

@@ -159,7 +159,7 @@ fn stops_when_guards_die() {
         let keeper = fenced.status().keeper.unwrap();
         let (began, since) = (monotonic_ns(), Instant::now());
         kill(keeper, libc::SIGKILL);
-        while !freezer.is_told().unwrap() {
+        while !freezer.is_requested().unwrap() {
             assert!(since.elapsed().as_secs() < 60, "{}", fenced.said());
         }
         frozen.push(monotonic_ns() - began);

@@ -24,7 +24,7 @@ fn guards_that_are_killed_are_replaced() {
             status.keepers_lost == round && runs && status.keeper.is_some_and(|new| new != keeper)
         });
     }
-    assert_eq!(fenced.said().matches("no guard stands on its lanes").count(), 3);
+    assert_eq!(fenced.said().matches("no guards run on its lanes").count(), 3);
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
     wait_until("guards that hold", || {
@@ -51,7 +51,7 @@ fn guards_that_hang_are_noticed() {
     let stop = |keeper| {
         kill(keeper, libc::SIGSTOP);
         wait_until("being frozen", || fenced.fence().frozen == Some(Frozen::Hung));
-        assert!(fenced.fence.0.freezer().is_told().unwrap());
+        assert!(fenced.fence.0.freezer().is_requested().unwrap());
     };
     stop(first);
     assert!(fenced.fence().why().unwrap().contains("has not moved"));
@@ -86,12 +86,12 @@ fn guards_that_do_not_stand_are_missed() {
     borrows(batch.id());
     let is_missed = || {
         wait_until("missing it", || fenced.fence().frozen == Some(Frozen::Unguarded));
-        assert!(fenced.fence.0.freezer().is_told().unwrap());
+        assert!(fenced.fence.0.freezer().is_requested().unwrap());
     };
     fenced.home.0.keep_to(&"0".parse().unwrap()).unwrap();
     is_missed();
     let said = fenced.said();
-    assert!(said.contains("CPU 1: its guard does not stand there"), "{said}");
+    assert!(said.contains("CPU 1: its guard does not run there"), "{said}");
     fenced.home.0.keep_to_parent().unwrap();
     fenced.wait_until_it_runs();
     borrows(batch.id());
@@ -187,7 +187,7 @@ fn a_new_daemon_keeps_a_pause() {
     wait_until("finding it", || {
         fenced.fence().frozen == Some(Frozen::Paused("until Monday".to_owned()))
     });
-    assert!(fenced.fence.0.freezer().is_told().unwrap());
+    assert!(fenced.fence.0.freezer().is_requested().unwrap());
     let status = fenced.elfen(&["status", "--healthy"]);
     assert_eq!(status.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&status.stdout).contains("until Monday"));

@@ -69,7 +69,7 @@ fn a_fence_that_is_left_is_listed() {
     assert_eq!(json["left"][0]["frozen"], false, "{said}");
     let (status, _) = told(&fenced, &[ELFEND, "--freeze"]);
     assert_eq!(status, Some(0));
-    assert!(fenced.fence.0.freezer().is_told().unwrap());
+    assert!(fenced.fence.0.freezer().is_requested().unwrap());
     let (status, said) = told(&fenced, &[ELFEND, "--release"]);
     assert!(status == Some(0) && said.contains("ordinary cgroup"), "{said}");
     let (_, said) = told(&fenced, &[ELFEN, "status"]);

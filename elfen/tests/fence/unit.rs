@@ -64,7 +64,7 @@ fn what_runs_after_a_kill_freezes() {
     kill(keeper, libc::SIGKILL);
     wait_until("its end", || !Path::new(&format!("/proc/{keeper}/exe")).exists());
     let freezer = fenced.fence.0.freezer();
-    assert!(!freezer.is_told().unwrap(), "nobody is left who could");
+    assert!(!freezer.is_requested().unwrap(), "nobody is left who could");
     let frozen = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--freeze"]).output().unwrap();
     assert!(frozen.status.success(), "{frozen:?}");
     assert_eq!(String::from_utf8_lossy(&frozen.stdout), "fence \"batch\": frozen\n");

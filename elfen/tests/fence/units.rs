@@ -232,7 +232,7 @@ fn a_systemd_that_does_not_help() {
     wait_until("holding it", || units.running().len() == 1);
     assert!(units.fences[0].0.rank().unwrap().idle);
     let said = units.fenced.said();
-    assert!(said.contains("refused by a test; its files are written"), "{said}");
+    assert!(said.contains("refused by a test; writing the cgroup's files instead"), "{said}");
 
     let (keeper, freezer) = (units.fenced.status().keeper.unwrap(), units.fences[0].0.freezer());
     let hangs = || fs::read_to_string(units.folder.join("hangs")).unwrap_or_default();
@@ -241,7 +241,7 @@ fn a_systemd_that_does_not_help() {
     units.fences[0].0.set_idle(false).unwrap();
     wait_until("the daemon's question", asleep);
     kill(keeper, libc::SIGKILL);
-    wait_until("being frozen", || freezer.is_told().unwrap());
+    wait_until("being frozen", || freezer.is_requested().unwrap());
     assert!(asleep(), "while the daemon waits for its answer");
     let given_up = || units.fenced.said().contains("systemd has not answered within 5 s");
     wait_until("giving up", given_up);
@@ -252,5 +252,5 @@ fn a_systemd_that_does_not_help() {
     units.fenced.end_daemon();
     units.hold("x-a.slice", "no-such-folder");
     units.waits_for("cannot be started");
-    assert!(units.fences[0].0.freezer().is_told().unwrap(), "nobody guards it");
+    assert!(units.fences[0].0.freezer().is_requested().unwrap(), "nobody guards it");
 }

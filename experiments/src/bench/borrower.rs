@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use elfen_host::run::place::Place;
+use elfen_host::run::placement::Placement;
 use elfen_rt::clock::monotonic_ns;
 
 /// A stretch of time, from and to.
@@ -15,7 +15,7 @@ const PAUSES_MAX: usize = 2_000_000;
 /// On a batch lane, nothing but readings of the clock: the stretches between two that are longer
 /// than `longer_ns`.
 pub(super) fn pauses(cpu: u32, longer_ns: u64, stop: &AtomicBool) -> io::Result<Vec<Stretch>> {
-    Place::new(&[cpu].into_iter().collect()).take(0)?;
+    Placement::new(&[cpu].into_iter().collect()).apply(0)?;
     let mut pauses = Vec::with_capacity(PAUSES_MAX);
     let mut last_ns = monotonic_ns();
     while !stop.load(Relaxed) && pauses.len() < PAUSES_MAX {

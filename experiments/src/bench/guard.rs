@@ -38,7 +38,7 @@ pub(crate) fn measure(
     let (mut with, mut without, mut added) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         let baseline = lost_per_million(channels)?;
-        let guards = Guards::start(channels, &order.nap, order.looks)?;
+        let guards = Guards::start(channels, &order.nap, order.poll_timing)?;
         let guarded = lost_per_million(channels)?;
         drop(guards);
         with.push(guarded);

@@ -10,7 +10,7 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::{print, warn};
 use elfen_console::{duration, shell};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::run::channels::Wanted;
+use elfen_host::run::channels::SourceChoice;
 use serde::Serialize;
 
 use super::meter::Meter;
@@ -66,7 +66,7 @@ pub(super) struct Args {
 
     /// Where to learn what the request lane does, as in `elfen run`
     #[arg(long, value_enum, default_value = "auto")]
-    signal: Wanted,
+    signal: SourceChoice,
 
     /// Where to write a page with figures
     #[arg(long, value_name = "FILE", default_value = "elfen-demo.html")]
@@ -155,10 +155,10 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
 /// On CPUs that share no core a batch costs the service nothing, and there is nothing to be
 /// protected from. So the programs of the demo take each other's core, as far as the kernel says
 /// who ran beside whom.
-fn emulated(signal: Wanted) -> Option<f64> {
+fn emulated(signal: SourceChoice) -> Option<f64> {
     /// What a batch does to a request in the thesis's model.
     const SLOWDOWN: f64 = 1.5;
-    if matches!(signal, Wanted::Service | Wanted::Module) {
+    if matches!(signal, SourceChoice::Service | SourceChoice::Module) {
         return None;
     }
     match elfen_kernel::task_map::open() {

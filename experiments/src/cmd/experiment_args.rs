@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::{duration, shell};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::run::channels::Wanted;
+use elfen_host::run::channels::SourceChoice;
 use serde::Deserialize;
 
 use super::live_args;
@@ -116,7 +116,7 @@ pub(super) struct Args {
 
     /// Where to learn what the request lane does, as in `elfen run` [default: auto]
     #[arg(long, value_enum)]
-    signal: Option<Wanted>,
+    signal: Option<SourceChoice>,
 
     /// What the service can serve, in requests a second, instead of measuring it
     #[arg(long, value_name = "RATE")]
@@ -210,8 +210,10 @@ impl Args {
         let standing = self.service.standing()?;
         let signal = match (self.signal, &file.signal) {
             (Some(signal), _) => signal,
-            (None, Some(name)) => Wanted::from_str(name, false).map_err(|why| wrong_plan(&why))?,
-            (None, None) => standing.as_ref().map_or(Wanted::Auto, service_args::signal),
+            (None, Some(name)) => {
+                SourceChoice::from_str(name, false).map_err(|why| wrong_plan(&why))?
+            }
+            (None, None) => standing.as_ref().map_or(SourceChoice::Auto, service_args::signal),
         };
         let command = match self.command.as_slice() {
             [] => file.command.unwrap_or_default(),

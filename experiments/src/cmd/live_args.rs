@@ -10,7 +10,7 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output::warn;
 use elfen_host::args::lanes::{LaneArgs, topology};
 use elfen_host::lanes;
-use elfen_host::run::channels::Wanted;
+use elfen_host::run::channels::SourceChoice;
 use elfen_host::source::Source;
 use elfen_host::topology::Topology;
 use nix::unistd::{AccessFlags, access};
@@ -104,7 +104,7 @@ fn is_unsupported(status: ExitStatus) -> bool {
 }
 
 /// As `elfen run --signal` takes it.
-pub(crate) fn signal_word(signal: Wanted) -> String {
+pub(crate) fn signal_word(signal: SourceChoice) -> String {
     signal.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 

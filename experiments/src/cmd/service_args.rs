@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use elfen_console::failure::{Failure, Status, named};
-use elfen_host::run::channels::Wanted;
+use elfen_host::run::channels::SourceChoice;
 
 use crate::live::standing::{HOLE, Members, Standing};
 use crate::record::Service;
@@ -80,8 +80,8 @@ impl ServiceArgs {
 }
 
 /// Unless the user says another: a page that the user did not name may be another service's.
-pub(super) fn signal(standing: &Standing) -> Wanted {
-    if standing.service.name.is_some() { Wanted::Auto } else { Wanted::Tasks }
+pub(super) fn signal(standing: &Standing) -> SourceChoice {
+    if standing.service.name.is_some() { SourceChoice::Auto } else { SourceChoice::Tasks }
 }
 
 /// The rate that counts as 100 % if the user does not say it: percent of it are not to be had.

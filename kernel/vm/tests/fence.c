@@ -263,7 +263,7 @@ static verdict promises(void)
 	CHECK(!sched_setscheduler(sleeper, SCHED_OTHER, &none) && says(RUNS));
 
 	CHECK(!chown(FENCE "/cgroup.procs", 65534, 0));
-	CHECK(says("others than root may write") && becomes("cgroup.freeze", "1"));
+	CHECK(says("other than root may write") && becomes("cgroup.freeze", "1"));
 	CHECK(!chown(FENCE "/cgroup.procs", 0, 0) && says(RUNS));
 
 	/* Its threads could be in several cgroups. */

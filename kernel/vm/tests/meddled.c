@@ -80,7 +80,7 @@ static verdict meddled(void)
 	CHECK(becomes("cpu.idle", "1") && becomes("cpuset.cpus.effective", "1,3") && says(RUNS));
 	/* For good: one of threads is never one of processes again. */
 	CHECK(!write_fence("cgroup.type", "threaded"));
-	CHECK(says("takes a cgroup of whole processes") && becomes("cgroup.freeze", "1"));
+	CHECK(says("requires a cgroup of whole processes") && becomes("cgroup.freeze", "1"));
 	CHECK(!rmdir(FENCE) && comes_back());
 	CHECK(becomes("cgroup.type", "domain") && becomes("cpu.idle", "1") && says(RUNS));
 	batch = spin_in("fence");

@@ -1,8 +1,8 @@
-//! elfend's one file: whose lanes are lent, and to which cgroups.
+//! The settings of elfend: which lanes are lent, and to which cgroups.
 //!
-//! Nothing is lent that no `[[service]]` or `[[lent]]` names. What a key means that is not known
-//! here is not guessed: the file is refused, with the line. [`tables`] has the file as it is
-//! written, [`roles`] what its parts may not be to one another.
+//! Only lanes in a `[[service]]` or `[[lent]]` table are lent. A file with an unknown key is
+//! refused, with the line of that key. [`tables`] parses the tables as they are written, and
+//! [`roles`] checks that its parts do not contradict each other.
 
 mod parts;
 mod roles;
@@ -10,22 +10,22 @@ mod tables;
 
 use std::path::{Path, PathBuf};
 
-pub use parts::{Fence, Lent, Settings, Which};
+pub use parts::{CgroupSelector, Fence, Lent, Settings};
 
-/// Where it is, unless it is named.
+/// The default path of the file.
 pub const FILE: &str = "/etc/elfen/elfend.toml";
 
-/// What is wrong with the file, and with which.
+/// Why a settings file is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("settings {file:?}: {why}")]
-pub struct Wrong {
+pub struct SettingsError {
     pub file: PathBuf,
     pub why: String,
 }
 
 impl Settings {
-    pub fn open(file: &Path) -> Result<Self, Wrong> {
-        let wrong = |why: String| Wrong { file: file.to_owned(), why };
+    pub fn open(file: &Path) -> Result<Self, SettingsError> {
+        let wrong = |why: String| SettingsError { file: file.to_owned(), why };
         let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
         tables::parse(&text).map_err(wrong)
     }
@@ -50,7 +50,7 @@ cgroup = \"elfen.slice\"
 ";
 
     #[test]
-    fn the_usual_file_is_read() {
+    fn the_usual_file_is_accepted() {
         let settings = parse(USUAL).unwrap();
         assert_eq!(settings.lent.len(), 2);
         assert_eq!(settings.fences[0].lanes, "16-18".parse().unwrap());
@@ -59,12 +59,13 @@ cgroup = \"elfen.slice\"
         let places =
             "unit = [\"a.service\", \"b.service\"]\ncgroup = \"c\"\nconfine = true\n[[lent]]";
         let settings = parse(&USUAL.replace("[[lent]]", places)).unwrap();
-        let places: Vec<String> = settings.lent[0].places.iter().map(Which::to_string).collect();
+        let places: Vec<String> =
+            settings.lent[0].places.iter().map(CgroupSelector::to_string).collect();
         assert_eq!(places, ["unit a.service", "unit b.service", "cgroup /c"]);
     }
 
     #[test]
-    fn pods_of_a_tier_are_a_pattern() {
+    fn pods_of_a_tier_are_named_by_a_pattern() {
         for (place, reads) in [
             ("cgroup = \"kubepods/besteffort/pod*\"", "cgroup /kubepods/besteffort/pod*"),
             ("unit = \"kubepods-besteffort-pod*.slice\"", "unit kubepods-besteffort-pod*.slice"),
@@ -75,20 +76,20 @@ cgroup = \"elfen.slice\"
     }
 
     #[test]
-    fn the_example_is_read() {
+    fn the_packaged_example_is_accepted() {
         let settings = parse(include_str!("../../../../packaging/elfend.toml")).unwrap();
         assert!(settings.lent[0].confine && settings.lent.len() == 2);
         assert_eq!(settings.fences[0].which.to_string(), "unit elfen.slice");
     }
 
     #[test]
-    fn the_minimal_example_is_read() {
+    fn the_minimal_example_is_accepted() {
         let text = include_str!("../../../../packaging/elfend-minimal.toml");
         assert_eq!(parse(text).unwrap().fences.len(), 1);
     }
 
-    /// Goal: the man page has every key. Method: the keys that an unknown one is told of, table by
-    /// table.
+    /// Goal: the man page has every key. Method: the keys in the error about an unknown key, table
+    /// by table.
     #[test]
     fn the_man_page_has_every_key() {
         let page = include_str!("../../../../packaging/man/elfend.toml.5").replace("\\-", "-");
@@ -101,8 +102,8 @@ cgroup = \"elfen.slice\"
                     rest.split("\n.SH ").next().unwrap()
                 }
             };
-            let told = parse(&format!("{table}\nunknown-key = 1\n")).unwrap_err();
-            let (_, keys) = told.split_once("expected").expect(&told);
+            let error = parse(&format!("{table}\nunknown-key = 1\n")).unwrap_err();
+            let (_, keys) = error.split_once("expected").expect(&error);
             let keys = keys.split('`').skip(1).step_by(2);
             for key in keys.filter(|key| !["service", "lent", "fence"].contains(key)) {
                 known += 1;
@@ -112,7 +113,7 @@ cgroup = \"elfen.slice\"
         assert!(known > 15, "{known} keys");
     }
 
-    /// Goal: what is wrong is refused with the word that is wrong. Method: one mistake at a time.
+    /// Goal: an error names the invalid text. Method: one mistake at a time.
     #[test]
     fn mistakes_are_named() {
         let fence = |more: &str| format!("{USUAL}[[fence]]\n{more}");
@@ -126,23 +127,23 @@ cgroup = \"elfen.slice\"
             (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"\""), "lanes \"\""),
             (USUAL.replace("slo-budget", "slow"), "policy \"slow\" is none of borrow-idle, "),
             (USUAL.replace("slo-budget", "borrow-idle"), "borrow-idle neither"),
-            (USUAL.replace("slo-budget", "dynamic-budget"), "`elfen run` alone"),
+            (USUAL.replace("slo-budget", "dynamic-budget"), "only with `elfen run`"),
             (USUAL.replace("elfen.slice", "/"), "the root holds everything"),
             (USUAL.replace("elfen.slice", "/sys/fs/cgroup/x"), "as /proc/PID/cgroup does"),
             (USUAL.replace("elfen.slice", " "), "begins or ends a name with a space"),
-            (USUAL.replace("elfen.slice", "a/../b"), "no path of a cgroup"),
-            (USUAL.replace("elfen.slice", "a\\nb"), "no path of a cgroup"),
+            (USUAL.replace("elfen.slice", "a/../b"), "invalid cgroup path"),
+            (USUAL.replace("elfen.slice", "a\\nb"), "invalid cgroup path"),
             (fence("name = \"b\"\ncgroup = \"elfen.slice/x\""), "one is inside of the other"),
-            (fence("name = \"batch\"\ncgroup = \"x\""), "there twice"),
-            (fence("name = \"b\"\ncgroup = \"/elfen.slice/\""), "is two fences"),
+            (fence("name = \"batch\"\ncgroup = \"x\""), "two fences have this name"),
+            (fence("name = \"b\"\ncgroup = \"/elfen.slice/\""), "two fences name"),
             (fence("name = \"b\""), "either a cgroup or a unit"),
-            (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"3\""), "nobody's batch lanes"),
-            (fence("name = \"none\"\ncgroup = \"x\""), "and not none"),
-            (fence("name = \"../b\"\ncgroup = \"x\""), "a name is letters"),
-            (fence("name = \"b\"\nunit = \"a\\nb.slice\""), "no name of a unit"),
-            (fence("name = \"b\"\nunit = \"--now.slice\""), "no name of a unit"),
-            (fence("name = \"b\"\nunit = \"system.slice\""), "has to run at once"),
-            (fence("name = \"b\"\ncgroup = \"/system.slice\""), "has to run at once"),
+            (fence("name = \"b\"\ncgroup = \"x\"\nlanes = \"3\""), "are batch lanes of no service"),
+            (fence("name = \"none\"\ncgroup = \"x\""), "and is not \"none\""),
+            (fence("name = \"../b\"\ncgroup = \"x\""), "a name consists of letters"),
+            (fence("name = \"b\"\nunit = \"a\\nb.slice\""), "invalid unit name"),
+            (fence("name = \"b\"\nunit = \"--now.slice\""), "invalid unit name"),
+            (fence("name = \"b\"\nunit = \"system.slice\""), "must never be frozen"),
+            (fence("name = \"b\"\ncgroup = \"/system.slice\""), "must never be frozen"),
             (fence("name = \"b\"\nunit = \"elfen\""), "no slice, scope or service"),
             (fence("name = \"b\"\ncgroup = \"kubepods/besteffort/\""), "fence its pods"),
             (fence("name = \"b\"\nunit = \"kubepods-besteffort.slice\""), "does not start"),
@@ -156,16 +157,16 @@ cgroup = \"elfen.slice\"
                 ),
                 "not in one chain",
             ),
-            (service("confine = true"), "takes its unit or its cgroup"),
+            (service("confine = true"), "requires its unit or its cgroup"),
             (service("cgroup = [\"search\", \"/\"]"), "the root holds everything"),
             (service("unit = \"search\""), "no slice, scope or service"),
             (service("cgroup = \"elfen.slice/x\""), "it would hold service \"search\""),
             (service("cgroup = [\"a\", \"elfen.slice\"]"), "it would hold service"),
-            (format!("signal = \"service\"\n{USUAL}"), "goes by the task map"),
+            (format!("signal = \"service\"\n{USUAL}"), "requires the task map"),
             (format!("signal = \"smoke\"\n{USUAL}"), "is none of auto, tasks"),
             (format!("look-every = \"0us\"\n{USUAL}"), "never sleep"),
-            (format!("metrics = \"9752\"\n{USUAL}"), "no address with a port"),
-            (format!("nap = \"block\"\n{USUAL}"), "nothing of it blocks"),
+            (format!("metrics = \"9752\"\n{USUAL}"), "is not an address with a port"),
+            (format!("nap = \"block\"\n{USUAL}"), "which fences do not require"),
             (String::new(), "names lanes to lend"),
         ];
         for (text, why) in cases {

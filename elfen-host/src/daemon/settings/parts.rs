@@ -1,4 +1,4 @@
-//! What the file says, once it is read: lanes that are lent, and fences.
+//! The settings after parsing: lanes that are lent, and fences.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,52 +12,52 @@ use crate::args::nap::NapName;
 use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 use crate::pair::Pair;
-use crate::run::channels::Wanted;
-use crate::run::looks::Looks;
+use crate::run::channels::SourceChoice;
+use crate::run::poll_timing::PollTiming;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub looks: Looks,
+    pub poll_timing: PollTiming,
     pub nap: NapName,
-    pub signal: Wanted,
-    /// Where to serve what `elfen metrics` serves.
+    pub signal: SourceChoice,
+    /// The address at which to serve what `elfen metrics` serves.
     pub metrics: Option<SocketAddr>,
     pub lent: Vec<Lent>,
     pub fences: Vec<Fence>,
 }
 
-/// Lanes with one policy: a service's, or some without a service.
+/// Lanes with one policy: those of a service, or lanes without a service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lent {
     pub service: Option<String>,
-    /// The user whose page is heeded besides root's.
+    /// The user, besides root, whose page is trusted.
     pub user: Option<String>,
     pub pairs: Vec<Pair>,
     pub policy: Policy,
     pub slo: Option<Slo>,
-    /// The cgroups of the service, as far as they are named.
-    pub places: Vec<Which>,
-    /// Whether those are kept to the request lanes.
+    /// The cgroups of the service, if they are named.
+    pub places: Vec<CgroupSelector>,
+    /// Whether to confine these cgroups to the request lanes.
     pub confine: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fence {
     pub name: String,
-    pub which: Which,
+    pub which: CgroupSelector,
     pub lanes: CpuSet,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Which {
+pub enum CgroupSelector {
     Cgroup(CgroupPath),
-    /// All cgroups of a parent whose names match: the last name of the path is the pattern.
+    /// All child cgroups of a parent whose names match: the last name of the path is the pattern.
     Cgroups(CgroupPath),
-    /// A unit of systemd's, or a pattern of several.
+    /// A systemd unit, or a pattern for several units.
     Unit(String),
 }
 
-impl fmt::Display for Which {
+impl fmt::Display for CgroupSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cgroup(path) | Self::Cgroups(path) => write!(f, "cgroup {path}"),
@@ -67,13 +67,13 @@ impl fmt::Display for Which {
 }
 
 impl Settings {
-    /// What naps on these lanes.
+    /// Opens the nap for these lanes.
     pub fn open_nap(&self) -> Result<Nap, Failure> {
         let pairs: Vec<_> = self.lent.iter().flat_map(|lent| lent.pairs.clone()).collect();
         Ok(self.nap.open_for(&pairs)?.0)
     }
 
-    /// Every request lane.
+    /// All request lanes.
     pub fn requests(&self) -> CpuSet {
         self.lent.iter().flat_map(|lent| &lent.pairs).map(|pair| pair.request).collect()
     }

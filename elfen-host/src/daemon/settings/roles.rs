@@ -1,14 +1,14 @@
-//! What the parts of the file may not be to one another: a lane has one role, fences lie apart from
-//! each other and from services, and one place outranks them all.
+//! Checks that the parts of the settings do not contradict each other: each lane has one role,
+//! fences are apart from each other and from services, and one cgroup outranks all fences.
 
 use std::collections::BTreeSet;
 
-use super::parts::{Fence, Lent, Which};
+use super::parts::{CgroupSelector, Fence, Lent};
 use crate::cgroup::CgroupPath;
 use crate::fence::rank;
 use crate::pair::Pair;
 
-/// Each CPU is one lane of one service.
+/// Requires that each CPU is one lane of one service.
 pub(super) fn require_one_role(lent: &[Lent]) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     let lanes = lent.iter().flat_map(|lent| &lent.pairs).flat_map(Pair::lanes);
@@ -18,22 +18,22 @@ pub(super) fn require_one_role(lent: &[Lent]) -> Result<(), String> {
     }
 }
 
-/// No two fences of a name or of a cgroup, none inside of another, and one place to guard them
-/// from.
+/// Requires that fences have different names and cgroups, none inside another, and one cgroup from
+/// which guards outrank them all.
 pub(super) fn require_apart(fences: &[Fence]) -> Result<(), String> {
     let mut names = BTreeSet::new();
     if let Some(twice) = fences.iter().find(|fence| !names.insert(&fence.name)) {
-        return Err(format!("fence {:?} is there twice", twice.name));
+        return Err(format!("fence {:?}: two fences have this name", twice.name));
     }
     let is_again = |at: usize| fences[..at].iter().any(|fence| fence.which == fences[at].which);
     if let Some(again) = (0..fences.len()).find(|&at| is_again(at)) {
-        return Err(format!("{} is two fences", fences[again].which));
+        return Err(format!("two fences name {}", fences[again].which));
     }
     let paths: Vec<CgroupPath> = fences
         .iter()
         .filter_map(|fence| match &fence.which {
-            Which::Cgroup(path) | Which::Cgroups(path) => Some(path.clone()),
-            Which::Unit(_) => None,
+            CgroupSelector::Cgroup(path) | CgroupSelector::Cgroups(path) => Some(path.clone()),
+            CgroupSelector::Unit(_) => None,
         })
         .collect();
     for (at, one) in paths.iter().enumerate() {
@@ -42,17 +42,17 @@ pub(super) fn require_apart(fences: &[Fence]) -> Result<(), String> {
         }
     }
     rank::home_of(&paths).map(drop).map_err(|(one, other)| {
-        format!("no place outranks both {one} and {other}: their parents are not in one chain")
+        format!("no cgroup outranks both {one} and {other}: their parents are not in one chain")
     })
 }
 
-/// A fence is lent, and a service lends: neither lies in the other.
+/// Requires that no fence contains a service, or is inside of one.
 pub(super) fn require_beside(fences: &[Fence], lent: &[Lent]) -> Result<(), String> {
     for fence in fences {
         for (lent, place) in lent.iter().flat_map(|lent| lent.places.iter().map(move |p| (lent, p)))
         {
             let both = match (&fence.which, place) {
-                (Which::Cgroup(one), Which::Cgroup(other)) => {
+                (CgroupSelector::Cgroup(one), CgroupSelector::Cgroup(other)) => {
                     one.is_within(other) || other.is_within(one)
                 }
                 (one, other) => one == other,

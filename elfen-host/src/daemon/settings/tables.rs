@@ -1,4 +1,4 @@
-//! The file as it is written: its tables, and what each says by itself.
+//! Parses the settings file: its tables, and what each table says by itself.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::{PolicyKind, Settings as Policy};
 use serde::Deserialize;
 
-use super::parts::{Fence, Lent, Settings, Which};
+use super::parts::{CgroupSelector, Fence, Lent, Settings};
 use super::roles::{require_apart, require_beside, require_one_role};
 use crate::args::nap::NapName;
 use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 use crate::pair::{self, Pair};
-use crate::run::channels::Wanted;
-use crate::run::looks::Looks;
+use crate::run::channels::SourceChoice;
+use crate::run::poll_timing::PollTiming;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -51,7 +51,7 @@ struct ServiceTable {
     confine: bool,
 }
 
-/// One, or several.
+/// One name, or several.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Names {
@@ -97,8 +97,8 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
         lent.push(service.read()?);
     }
     for table in &file.lent {
-        if signal == Wanted::Service {
-            return Err("[[lent]] goes by the task map, and signal is \"service\"".to_owned());
+        if signal == SourceChoice::Service {
+            return Err("[[lent]] requires the task map, but signal is \"service\"".to_owned());
         }
         lent.push(Lent {
             service: None,
@@ -125,21 +125,23 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
         None => Ok(usual),
         Some(text) => duration::parse(text).map_err(|why| format!("{key}: {why}")),
     };
-    let every = time("look-every", &file.look_every, Duration::from_micros(500))?;
-    if every.is_zero() {
+    let interval = time("look-every", &file.look_every, Duration::from_micros(500))?;
+    if interval.is_zero() {
         return Err("look-every: the guards would never sleep".to_owned());
     }
     let slack = time("look-slack", &file.look_slack, Duration::from_millis(4))?;
     let nap = word("nap", file.nap.as_deref().unwrap_or("auto"))?;
     if nap == NapName::Block {
-        return Err("nap: what is fenced has no checks, so nothing of it blocks".to_owned());
+        return Err(
+            "nap: block is for programs with checks, which fences do not require".to_owned()
+        );
     }
     let metrics = file.metrics.as_deref().map(str::parse).transpose();
     let metrics = metrics.map_err(|_| {
         let found = file.metrics.as_deref().unwrap_or_default();
-        format!("metrics: {found:?} is no address with a port, as \"127.0.0.1:9752\"")
+        format!("metrics: {found:?} is not an address with a port, such as \"127.0.0.1:9752\"")
     })?;
-    Ok(Settings { looks: Looks { every, slack }, nap, signal, metrics, lent, fences })
+    Ok(Settings { poll_timing: PollTiming { interval, slack }, nap, signal, metrics, lent, fences })
 }
 
 impl ServiceTable {
@@ -168,12 +170,12 @@ impl ServiceTable {
                 policy.slo_per_million = slo.per_million.into();
             }
             (PolicyKind::DynamicBudget, ..) => {
-                return Err(format!("{what}: dynamic-budget is for `elfen run` alone"));
+                return Err(format!("{what}: dynamic-budget works only with `elfen run`"));
             }
             _ => {
                 return Err(format!(
-                    "{what}: fixed-budget and refresh-budget take a budget, slo-budget an slo, \
-                     borrow-idle neither"
+                    "{what}: fixed-budget and refresh-budget need a budget, slo-budget needs an \
+                     slo, borrow-idle neither"
                 ));
             }
         }
@@ -188,15 +190,18 @@ impl ServiceTable {
         })
     }
 
-    fn places(&self, what: &str) -> Result<Vec<Which>, String> {
-        let units = self.unit.all().iter().map(|unit| checked_unit(what, unit).map(Which::Unit));
+    fn places(&self, what: &str) -> Result<Vec<CgroupSelector>, String> {
+        let units =
+            self.unit.all().iter().map(|unit| checked_unit(what, unit).map(CgroupSelector::Unit));
         let cgroups = self.cgroup.all().iter().map(|path| match checked_cgroup(what, path)? {
-            Which::Cgroups(path) => Err(format!("{what}: only a fence has a pattern like {path}")),
+            CgroupSelector::Cgroups(path) => {
+                Err(format!("{what}: only a fence has a pattern like {path}"))
+            }
             one => Ok(one),
         });
-        let places = units.chain(cgroups).collect::<Result<Vec<Which>, String>>()?;
+        let places = units.chain(cgroups).collect::<Result<Vec<CgroupSelector>, String>>()?;
         if self.confine && places.is_empty() {
-            return Err(format!("{what}: confine takes its unit or its cgroup"));
+            return Err(format!("{what}: confine requires its unit or its cgroup"));
         }
         Ok(places)
     }
@@ -208,7 +213,9 @@ impl FenceTable {
         let what = format!("fence {name:?}");
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if ["", "none"].contains(&&**name) || !name.chars().all(plain) || name.starts_with('.') {
-            return Err(format!("{what}: a name is letters, digits, - _ and ., and not none"));
+            return Err(format!(
+                "{what}: a name consists of letters, digits, -, _ and ., and is not \"none\""
+            ));
         }
         let which = match (cgroup, unit) {
             (Some(path), None) => {
@@ -217,9 +224,9 @@ impl FenceTable {
             }
             (None, Some(unit)) => {
                 refuse_tier(&what, unit)?;
-                Which::Unit(checked_unit(&what, unit)?)
+                CgroupSelector::Unit(checked_unit(&what, unit)?)
             }
-            _ => return Err(format!("{what}: it takes either a cgroup or a unit")),
+            _ => return Err(format!("{what}: it needs either a cgroup or a unit")),
         };
         let lanes = match lanes.as_deref() {
             None | Some("all") => all.clone(),
@@ -227,17 +234,17 @@ impl FenceTable {
         };
         if !lanes.is_subset(all) {
             let others = lanes.without(all);
-            return Err(format!("{what}: CPUs {others} are nobody's batch lanes"));
+            return Err(format!("{what}: CPUs {others} are batch lanes of no service"));
         }
         Ok(Fence { name: name.clone(), which, lanes })
     }
 }
 
-/// Slices and scopes of systemd's that hold what a fence would keep from running.
+/// Slices and scopes of systemd whose processes must never be frozen.
 const NEEDED: [&str; 4] = ["system.slice", "user.slice", "-.slice", "init.scope"];
 
-/// A kubelet sets the weight of its tiers at each start, and the kernel refuses that of a cgroup
-/// that is idle, as a fence is: the kubelet would not start.
+/// Refuses the tiers of a kubelet. A kubelet sets the weight of its tiers at each start. The kernel
+/// refuses that for an idle cgroup, which a fence is, so the kubelet would not start.
 fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
     const TIERS: [&str; 6] = [
         "kubepods",
@@ -249,7 +256,7 @@ fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
     ];
     let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let is_kubelets = place.contains("kubepods");
-    // A kubelet may have a prefix of its own before the names of its slices.
+    // A kubelet may use another prefix for the names of its slices.
     if is_kubelets && TIERS.iter().any(|tier| name == *tier || name.ends_with(&format!("-{tier}")))
     {
         return Err(format!(
@@ -261,10 +268,10 @@ fn refuse_tier(what: &str, place: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
+fn checked_cgroup(what: &str, path: &str) -> Result<CgroupSelector, String> {
     match CgroupPath::parse(path) {
         Some(path) if NEEDED.contains(&path.as_str().trim_start_matches('/')) => {
-            Err(format!("{what}: {path} holds what has to run at once"))
+            Err(format!("{what}: {path} holds processes that must never be frozen"))
         }
         Some(path) if path.as_str().starts_with("/sys/fs/cgroup") => {
             Err(format!("{what}: {path} is a folder; name the cgroup as /proc/PID/cgroup does"))
@@ -275,25 +282,25 @@ fn checked_cgroup(what: &str, path: &str) -> Result<Which, String> {
         Some(path) if path.parent().as_str().contains('*') => {
             Err(format!("{what}: {path}: only the last name of a path may have a *"))
         }
-        Some(path) if path.as_str().contains('*') => Ok(Which::Cgroups(path)),
-        Some(path) if !path.is_root() => Ok(Which::Cgroup(path)),
+        Some(path) if path.as_str().contains('*') => Ok(CgroupSelector::Cgroups(path)),
+        Some(path) if !path.is_root() => Ok(CgroupSelector::Cgroup(path)),
         Some(_) => Err(format!("{what}: the root holds everything")),
-        None => Err(format!("{what}: {path:?} is no path of a cgroup")),
+        None => Err(format!("{what}: invalid cgroup path {path:?}")),
     }
 }
 
-/// Goes to systemctl as one argument; a unit's name has no other characters.
+/// Checks the name of a unit, which becomes an argument of systemctl.
 fn checked_unit(what: &str, unit: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:\\*?[]".contains(c);
     let kinds = [".slice", ".scope", ".service"];
     if unit.starts_with('-') || !unit.chars().all(plain) {
-        return Err(format!("{what}: {unit:?} is no name of a unit"));
+        return Err(format!("{what}: invalid unit name {unit:?}"));
     }
     if !kinds.iter().any(|kind| unit.ends_with(kind)) {
         return Err(format!("{what}: {unit:?} is no slice, scope or service"));
     }
     if NEEDED.contains(&unit) {
-        return Err(format!("{what}: {unit} holds what has to run at once"));
+        return Err(format!("{what}: {unit} holds processes that must never be frozen"));
     }
     Ok(unit.to_owned())
 }

@@ -1,16 +1,22 @@
-//! One change on its way from the planner to a guard, and what becomes of it.
+//! What guards and the planner pass to each other: misses, and changes with their outcomes.
 //!
-//! Both are under one lock. A planner that gives up has either the change back, or what the guard
-//! did with it: a change that was written and is taken for late would be written again.
+//! A change and its outcome are under one lock, so a planner that gives up gets either the change
+//! back or its outcome. Otherwise a change that a guard has written could count as late, and be
+//! written a second time.
 
+use std::sync::atomic::AtomicU32;
+
+use elfen_instrument::live::{Change, Stood};
 use parking_lot::Mutex;
 
-/// What became of a change.
+use super::rendezvous::Rendezvous;
+
+/// The outcome of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Applied,
     Refused,
-    /// There was no moment for it.
+    /// No guard had an opportunity in time.
     Late,
 }
 
@@ -22,11 +28,11 @@ pub(super) enum State<C> {
     Done(Outcome),
 }
 
-/// A lock of this crate, or of a test's.
+/// A lock: parking_lot's, or loom's in tests.
 pub(super) trait Lock<T> {
     fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> R;
 
-    /// `None` if another has it.
+    /// `None` if another thread holds the lock.
     fn try_with<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R>;
 }
 
@@ -45,9 +51,9 @@ pub(super) fn put<C>(lock: &impl Lock<State<C>>, change: C) {
     lock.with(|state| *state = State::Waits(change));
 }
 
-/// A guard does what `write` does, if a change waits and nobody else has it. Nothing from `write`:
-/// the change waits on. Says whether something became of it.
-pub(super) fn take_up<C>(
+/// A guard calls `write` on the waiting change, if there is one and the lock is free. The change
+/// goes on waiting if `write` returns `None`. Returns whether there is an outcome.
+pub(super) fn try_write<C>(
     lock: &impl Lock<State<C>>,
     write: impl FnOnce(&C) -> Option<Outcome>,
 ) -> bool {
@@ -62,17 +68,50 @@ pub(super) fn take_up<C>(
     taken.unwrap_or(false)
 }
 
-/// What a guard has done with the change; nothing yet, where none has taken it up.
+/// The outcome; `None` as long as no guard has finished the change.
 pub(super) fn outcome<C>(lock: &impl Lock<State<C>>) -> Option<Outcome> {
     lock.with(|state| if let State::Done(outcome) = *state { Some(outcome) } else { None })
 }
 
-/// The planner takes the change back, unless a guard has done something with it.
+/// The planner takes the change back, unless a guard has finished it.
 pub(super) fn give_up<C>(lock: &impl Lock<State<C>>) -> Outcome {
     lock.with(|state| match std::mem::take(state) {
         State::Done(outcome) => outcome,
         State::Waits(_) | State::Empty => Outcome::Late,
     })
+}
+
+/// Where a batch thread stood that did not answer a probe or ran next to a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Miss {
+    pub(super) process: u32,
+    pub(super) stood: Stood,
+}
+
+/// A guard must not wait for a lock that the planner holds. On a shared CPU that would last as long
+/// as the guard lets the planner run, so guards only try the locks.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) miss: Mutex<Option<Miss>>,
+    pub(super) change: Mutex<State<Change>>,
+    /// How often a guard found a thread inside the patch site of the change.
+    pub(super) unclear: AtomicU32,
+    /// How many changes guards have finished.
+    pub(super) written: AtomicU32,
+    /// Only with several lanes.
+    pub(super) rendezvous: Option<Rendezvous>,
+}
+
+impl Exchange {
+    pub(super) fn of(lanes: usize) -> Self {
+        Self {
+            miss: Mutex::default(),
+            change: Mutex::default(),
+            unclear: AtomicU32::new(0),
+            written: AtomicU32::new(0),
+            rendezvous: (lanes > 1).then(|| Rendezvous::of(lanes)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -92,18 +131,19 @@ mod tests {
         }
     }
 
-    /// Goal: a change is written once at most, and the planner knows whether it was. Method: two
-    /// guards and a planner that looks once and gives up, in all orders.
+    /// Goal: a change is written at most once, and the planner knows whether it was. Method: two
+    /// guards, and a planner that checks once and gives up, in all orders.
     #[test]
-    fn what_was_written_is_never_late() {
+    fn a_written_change_is_never_late() {
         loom::model(|| {
             let lock = Arc::new(loom::sync::Mutex::new(State::<()>::Empty));
             let writes = Arc::new(AtomicU32::new(0));
             put(&*lock, ());
             let guards = [(); 2].map(|()| {
-                let (lock, writes) = (lock.clone(), writes.clone());
+                let lock = lock.clone();
+                let writes = writes.clone();
                 loom::thread::spawn(move || {
-                    take_up(&*lock, |()| {
+                    try_write(&*lock, |()| {
                         writes.fetch_add(1, SeqCst);
                         Some(Outcome::Applied)
                     })
@@ -118,14 +158,15 @@ mod tests {
         });
     }
 
-    /// Goal: the model above can fail. Method: an outcome beside the lock, stored when it is free.
+    /// Goal: the model above can fail. Method: an outcome that is stored after the lock is free.
     #[test]
     #[should_panic(expected = "written and taken for late")]
-    fn an_outcome_beside_the_lock_comes_late() {
+    fn an_outcome_outside_the_lock_comes_late() {
         loom::model(|| {
             let change = Arc::new(loom::sync::Mutex::new(Some(())));
             let applied = Arc::new(AtomicU32::new(0));
-            let (ours, outcome) = (change.clone(), applied.clone());
+            let ours = change.clone();
+            let outcome = applied.clone();
             let guard = loom::thread::spawn(move || {
                 let taken = ours.try_lock().ok().and_then(|mut change| change.take());
                 outcome.store(u32::from(taken.is_some()), SeqCst);

@@ -1,32 +1,30 @@
-//! Live checks: the guard rehearses requests, and gives checks to the loops that do not answer.
+//! Live checks: guards probe whether the batch has checks, and patch checks into the loops that do
+//! not answer.
 //!
 //! ```text
-//!  guard, on the lane                     planner, a thread of the keeper at nice 19
-//!  drill, or a real request --- miss ---> elfen_instrument::live: a place, and its code
-//!  writes, as nothing runs  <-- change --     what runs too often is taken out again
+//!  guard, on the lane                      planner, a thread of the supervisor at nice 19
+//!  probe, or a real request --- miss ----> elfen_instrument::live: a patch site, and its code
+//!  writes, as no batch runs <- change ---     takes out checks that run too often
 //!       ^
-//!       +-- bell: a check of the batch that finds the lane busy
+//!       +-- doorbell: a check of the batch that finds the lane busy
 //! ```
 //!
-//! A drill is the question who checks: the guard sets a word, lets the batch go on for 50 us, and
-//! looks whether a check has answered. If none has and the batch ran all the while, it stood in a
-//! loop that has no check, and the kernel knows where ([`elfen_kernel::preempted`]).
+//! A probe asks the batch for a check: the guard sets a word, lets the batch run for 50 us, and
+//! sees whether a check has answered. If not, although the batch ran all the time, the batch is in
+//! a loop without a check, and the kernel has noted where ([`elfen_kernel::preempted`]).
 //!
-//! A check that finds the request lane busy rings: the guard wakes, has its lane at once, and does
-//! what it would have done at its next look. What the policy is, how the lane naps and what counts
-//! as overlap stays with it.
+//! A check that finds the request lane busy rings the doorbell. The guard then wakes, has its lane
+//! at once, and polls. The guard still decides about policy, nap and overlap.
 //!
-//! With several lanes the guards meet before one of them writes (`meeting.rs`), and checks look at
-//! the lane that their thread is on.
+//! With several lanes, all guards meet in a rendezvous before one of them writes (`rendezvous.rs`),
+//! and checks read the lane that their thread is on.
 
-mod drills;
-mod exchange;
 mod handover;
-mod meeting;
-pub(super) mod page;
+pub mod page;
 mod planner;
-mod rehearsal;
-pub mod words;
+mod probe_schedule;
+mod rendezvous;
+mod site_probe;
 
 use std::io;
 use std::sync::Arc;
@@ -36,10 +34,10 @@ use std::thread::{self, JoinHandle, Thread};
 use elfen_instrument::live::Pages;
 use elfen_kernel::preempted::Notes;
 
-use self::exchange::Exchange;
-pub(super) use self::rehearsal::Rehearsal;
+use self::handover::Exchange;
+pub(super) use self::site_probe::SiteProbe;
 use super::channels::Channels;
-use super::place::Place;
+use super::placement::Placement;
 
 /// The planner of a run. It ends when this drops.
 #[derive(Debug)]
@@ -53,20 +51,22 @@ impl Planner {
     pub(super) fn start(channels: &Arc<Channels>, pages: Pages) -> io::Result<Self> {
         let exchange = Arc::new(Exchange::of(channels.assigned().len()));
         let stop = Arc::new(AtomicBool::new(false));
-        let (ours, theirs, channels) = (exchange.clone(), stop.clone(), channels.clone());
+        let ours = exchange.clone();
+        let theirs = stop.clone();
+        let channels = channels.clone();
         let plan = move || {
-            // A planner is no service, and where it shares a CPU with the batch it comes first.
-            let _lowered = Place::lower();
+            // Other programs come before the planner. It comes before a batch on the same CPU.
+            let _lowered = Placement::lower_own_priority();
             planner::plan(&channels, pages, &ours, &theirs);
         };
         let thread = thread::Builder::new().name("elfen-planner".into()).spawn(plan)?;
         Ok(Self { exchange, stop, thread: Some(thread) })
     }
 
-    /// What the guard of a lane, by its index, needs to rehearse there.
-    pub(super) fn rehearsal(&self, notes: Arc<Notes>, index: usize) -> Option<Rehearsal> {
+    /// What the guard of the lane with this index needs for live checks.
+    pub(super) fn site_probe(&self, notes: Arc<Notes>, index: usize) -> Option<SiteProbe> {
         let planner: Thread = self.thread.as_ref()?.thread().clone();
-        Some(Rehearsal::new(notes, self.exchange.clone(), planner, index))
+        Some(SiteProbe::new(notes, self.exchange.clone(), planner, index))
     }
 }
 
@@ -76,7 +76,7 @@ impl Drop for Planner {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It does not panic; if it did, the batch is guarded all the same.
+            // The thread does not panic. If it did, the batch would still be guarded.
             let _ended = thread.join();
         }
     }

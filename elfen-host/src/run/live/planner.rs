@@ -1,4 +1,4 @@
-//! The planner's side: from misses to places, and from counts to places that run too often.
+//! The planner: turns misses into patch sites, and thins out or removes checks that run too often.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -12,42 +12,42 @@ use elfen_instrument::remote::let_late_ones_go;
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
-use super::exchange::{Exchange, Miss};
+use super::handover::{Exchange, Miss};
 use super::handover::{Outcome, give_up, outcome, put};
-use super::words::LiveWords;
+use super::page::LiveWords;
 use crate::process;
 use crate::run::channels::Channels;
 
-/// How often checks may run in a millisecond of a lane's time, all together. One takes up to a
-/// nanosecond, and one that looks up its lane two, so this is two percent.
+/// How often all checks together may run in a millisecond of a lane's time. A check takes up to a
+/// nanosecond, and one that looks up its lane takes two, so this is two percent.
 const ALL_PER_MS: u64 = 20_000;
 const ALL_PER_MS_BY_CPU: u64 = 10_000;
-/// The same of checks that are the only ones that their loops have, as a round of an interpreter's
-/// loop, or a comparison, takes as little as 10 ns. As rates go up and down, one of them may have
-/// run three quarters as often to be put back.
+/// The limit for checks that are the only ones in their loops. A round of an interpreter's loop, or
+/// a comparison, takes as little as 10 ns. Rates vary, so a check is put back only if its rate was
+/// at most three quarters of this.
 const DENSE_PER_MS: u64 = 80_000;
 const DENSE_PER_MS_BY_CPU: u64 = 30_000;
-/// How often the check of a loop of nanoseconds is to run, once there are rounds behind it, and how
-/// many of these there are at most: while a thread is in them, nobody who looks at it finds it in
-/// its program.
+/// How often the check of a loop of nanoseconds should run once rounds of the loop are copied
+/// behind it, and how many rounds at most. A thread inside the copies is outside of its program's
+/// code, so no observer can tell where it stands.
 const THIN_PER_MS: u64 = 4_000;
 const ROUNDS_MAX: usize = 64;
-/// How often rates are looked at, and over how much time of the lane at least.
+/// How often rates are computed, and over how much of the lanes' time at least.
 const RATES_EVERY: Duration = Duration::from_millis(20);
 const RATES_OVER_NS: u64 = 2_000_000;
 
-/// How often guards are called for one change, and how often a meeting is looked at.
-const MEETINGS_MAX: u32 = 20;
-const MEETING_LOOK: Duration = Duration::from_micros(100);
+/// How often guards are called for one change, and how often the planner checks a rendezvous.
+const RENDEZVOUS_MAX: u32 = 20;
+const RENDEZVOUS_POLL: Duration = Duration::from_micros(100);
 
-/// When a process that somebody traces is looked at again: tracers come and go.
+/// When a process that is being traced is tried again: tracers come and go.
 const TRACED: Duration = Duration::from_millis(100);
 
-/// How long the planner waits at most for the request lane to idle.
+/// How long the planner sleeps, and how often at most, until the request lane idles.
 const WAIT: Duration = Duration::from_micros(200);
 const WAITS_MAX: u32 = 50;
 
-/// Runs until it is told to stop.
+/// Plans until `stop` is set.
 pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop: &AtomicBool) {
     let Some(words) = channels.live() else { return };
     let mut planner = Planner {
@@ -58,21 +58,21 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
         words,
         processes: HashMap::new(),
         lane_ns: 0,
-        looked: Instant::now(),
+        rates_at: Instant::now(),
         gone: Places::default(),
     };
     while !stop.load(Relaxed) {
         let miss = exchange.miss.lock().take();
         match miss {
-            Some(miss) => planner.take_up(miss),
-            None => rest(),
+            Some(miss) => planner.handle_miss(miss),
+            None => sleep_until_woken(),
         }
-        planner.look_at_rates();
+        planner.check_rates();
     }
 }
 
-/// Until a guard has something to say, or it is time to look at rates.
-fn rest() {
+/// Sleeps until a guard wakes this thread, or rates are due.
+fn sleep_until_woken() {
     let_late_ones_go();
     thread::park_timeout(RATES_EVERY);
 }
@@ -84,34 +84,34 @@ struct Planner<'p> {
     stop: &'p AtomicBool,
     words: &'p LiveWords,
     processes: HashMap<Identity, Known>,
-    /// The lane's time at the last look at rates.
+    /// The lanes' time when rates were last computed.
     lane_ns: u64,
-    looked: Instant,
-    /// The places of processes that are gone.
+    rates_at: Instant,
+    /// The sum over processes that have ended.
     gone: Places,
 }
 
-/// How often a check ran.
+/// The rate of a check.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
-    who: Identity,
+    identity: Identity,
     place: u64,
     per_ms: u64,
     is_put_back: bool,
 }
 
-/// What became of a process.
+/// What the planner has decided about a process.
 #[derive(Debug)]
 enum Known {
     Patched {
         patched: Box<Patched>,
         counts: HashMap<u64, u64>,
     },
-    /// Left alone as long as it runs this program, and why.
+    /// Refused for this reason, as long as the process runs this program.
     Refused(String, Option<Program>),
-    /// Left alone until then, as somebody traces it.
+    /// Refused until this time, because the process is being traced.
     Traced(String, Instant),
-    /// Shares its memory with another process, which stands for both.
+    /// It shares its memory with this other process, which stands for both.
     Same(Identity),
 }
 
@@ -126,13 +126,15 @@ impl Known {
 }
 
 impl Planner<'_> {
-    fn take_up(&mut self, miss: Miss) {
+    fn handle_miss(&mut self, miss: Miss) {
         self.wait_for_idle();
         let change = match self.propose(miss) {
             Ok(change) => change,
             Err(missed) => return self.words.count(&missed),
         };
-        let (process, place, method) = (change.process, change.place, change.method.clone());
+        let process = change.process;
+        let place = change.place;
+        let method = change.method.clone();
         let outcome = self.hand_over(change);
         if let (Outcome::Applied, Some(method)) = (outcome, method) {
             self.words.name_method(&method);
@@ -144,24 +146,27 @@ impl Planner<'_> {
                 Outcome::Late => patched.was_late(place),
             }
         }
-        // What was missed before the place was written is out of date.
+        // A miss from before the write is out of date.
         *self.exchange.miss.lock() = None;
         self.publish();
     }
 
     fn patched(&mut self, process: u32) -> Option<&mut Patched> {
-        let own = self.processes.iter_mut().find(|(who, _)| who.pid().unsigned_abs() == process);
+        let own = self
+            .processes
+            .iter_mut()
+            .find(|(identity, _)| identity.pid().unsigned_abs() == process);
         match own {
             Some((_, Known::Patched { patched, .. })) => Some(patched),
             _ => None,
         }
     }
 
-    /// Where this thread shares a CPU with the batch, its work beside a request is no better than
-    /// the batch's. With several lanes one of them is always busy; a guard that holds its lane
-    /// leaves little of it to this thread.
+    /// Waits until the request lane idles. On a shared CPU, the planner's work next to a request is
+    /// no better than the batch's. With several lanes one is always busy, and guards that occupy
+    /// their lanes leave little CPU time to this thread anyway.
     fn wait_for_idle(&self) {
-        if self.exchange.meetings.is_some() {
+        if self.exchange.rendezvous.is_some() {
             return;
         }
         let is_busy = || self.channels.is_busy() && !self.stop.load(Relaxed);
@@ -174,13 +179,14 @@ impl Planner<'_> {
     }
 
     fn propose(&mut self, miss: Miss) -> Result<Change, Missed> {
-        let who = Identity::of(miss.process.cast_signed()).ok_or(Missed::Gone)?;
-        let who = self.memory_of(who)?;
-        match self.processes.get_mut(&who) {
+        let identity = Identity::of(miss.process.cast_signed()).ok_or(Missed::Gone)?;
+        let identity = self.owner_of_memory(identity)?;
+        match self.processes.get_mut(&identity) {
             Some(Known::Patched { patched, .. }) => {
-                let (began, is_first) = (Instant::now(), patched.places().processes == 0);
+                let began = Instant::now();
+                let is_first = patched.places().processes == 0;
                 let change = patched.propose(miss.stood, &self.pages);
-                // Every further miss would stop a thread of it for nothing.
+                // Otherwise every further miss would stop one of its threads in vain.
                 let left_alone = match &change {
                     Err(Missed::Process(why)) => Some(Known::refused(why, miss.process)),
                     Err(Missed::Traced(why)) => Some(Known::traced(why)),
@@ -188,8 +194,8 @@ impl Planner<'_> {
                 };
                 let is_filtered = matches!(&change, Err(Missed::Process(why)) if why == FILTERED);
                 match left_alone {
-                    Some(known) if is_first => _ = self.processes.insert(who, known),
-                    Some(_) if is_filtered => self.leave_alone(who, FILTERED),
+                    Some(known) if is_first => drop(self.processes.insert(identity, known)),
+                    Some(_) if is_filtered => self.refuse_process(identity, FILTERED),
                     _ => {}
                 }
                 let change = change?;
@@ -202,66 +208,69 @@ impl Planner<'_> {
         }
     }
 
-    /// The process that stands for the memory of `who`, which is met if it is new.
-    fn memory_of(&mut self, who: Identity) -> Result<Identity, Missed> {
-        match self.processes.get(&who) {
-            Some(Known::Patched { patched, .. }) if patched.is_same_program() => return Ok(who),
+    /// The process that stands for the memory of `identity`. Examines `identity` if it is new.
+    fn owner_of_memory(&mut self, identity: Identity) -> Result<Identity, Missed> {
+        match self.processes.get(&identity) {
+            Some(Known::Patched { patched, .. }) if patched.is_same_program() => {
+                return Ok(identity);
+            }
             Some(Known::Refused(why, program))
-                if *program == Program::of(who.pid().unsigned_abs()) =>
+                if *program == Program::of(identity.pid().unsigned_abs()) =>
             {
                 return Err(Missed::Process(why.clone()));
             }
             Some(Known::Traced(why, until)) if Instant::now() < *until => {
                 return Err(Missed::Traced(why.clone()));
             }
-            Some(Known::Same(other)) if shares_memory(who, *other) => return Ok(*other),
+            Some(Known::Same(other)) if shares_memory(identity, *other) => return Ok(*other),
             _ => {}
         }
-        // The lane may have others of this rank: a run that ends just now, or one beside this one.
-        if !process::descends(who.pid().unsigned_abs(), std::process::id()) {
+        // A foreign process may run on the lane at this rank, for example of a second run.
+        if !process::descends(identity.pid().unsigned_abs(), std::process::id()) {
             return Err(Missed::Foreign);
         }
         self.forget_the_dead();
-        let known = match self.meet(who) {
-            Err(Missed::Process(why)) => Known::refused(&why, who.pid().unsigned_abs()),
+        let known = match self.examine(identity) {
+            Err(Missed::Process(why)) => Known::refused(&why, identity.pid().unsigned_abs()),
             Err(Missed::Traced(why)) => Known::traced(&why),
             known => known?,
         };
-        if let (Known::Patched { .. }, Some(Known::Traced(..))) = (&known, self.processes.get(&who))
+        if let (Known::Patched { .. }, Some(Known::Traced(..))) =
+            (&known, self.processes.get(&identity))
         {
-            self.words.say_why("");
+            self.words.record_reason("");
         }
-        let met = match &known {
+        let owner = match &known {
             Known::Same(other) => Ok(*other),
             Known::Refused(why, _) => Err(Missed::Process(why.clone())),
             Known::Traced(why, _) => Err(Missed::Traced(why.clone())),
-            Known::Patched { .. } => Ok(who),
+            Known::Patched { .. } => Ok(identity),
         };
-        self.processes.insert(who, known);
-        met
+        self.processes.insert(identity, known);
+        owner
     }
 
-    /// A child has its parent's checks, as long as it runs the same program.
-    fn meet(&self, who: Identity) -> Result<Known, Missed> {
+    /// Examines a process. A child has its parent's checks, as long as it runs the same program.
+    fn examine(&self, identity: Identity) -> Result<Known, Missed> {
         let counts = HashMap::new;
         for (&other, known) in &self.processes {
             let Known::Patched { patched, .. } = known else { continue };
-            if other != who && shares_memory(who, other) {
+            if other != identity && shares_memory(identity, other) {
                 return Ok(Known::Same(other));
             }
-            if let Some(fork) = patched.of_fork(who.pid().unsigned_abs()) {
+            if let Some(fork) = patched.of_fork(identity.pid().unsigned_abs()) {
                 return Ok(Known::Patched { patched: Box::new(fork), counts: counts() });
             }
         }
-        let patched = Patched::meet(who.pid().unsigned_abs(), self.dense_per_ms() / 4 * 3)?;
+        let patched = Patched::meet(identity.pid().unsigned_abs(), self.dense_per_ms() / 4 * 3)?;
         let patched = Box::new(patched);
         Ok(Known::Patched { patched, counts: counts() })
     }
 
     fn forget_the_dead(&mut self) {
         let gone = &mut self.gone;
-        self.processes.retain(|who, known| {
-            let lives = who.liveness() != Liveness::Dead;
+        self.processes.retain(|identity, known| {
+            let lives = identity.liveness() != Liveness::Dead;
             if let (false, Known::Patched { patched, .. }) = (lives, known) {
                 *gone += patched.places();
             }
@@ -269,80 +278,81 @@ impl Planner<'_> {
         });
     }
 
-    /// Gives a change to the guards, and waits for what becomes of it.
+    /// Gives a change to the guards, and waits for its outcome.
     fn hand_over(&self, change: Change) -> Outcome {
         self.exchange.unclear.store(0, Relaxed);
         put(&self.exchange.change, change);
-        for _ in 0..self.exchange.meetings.as_ref().map_or(u32::MAX, |_| MEETINGS_MAX) {
-            if let Some(meetings) = &self.exchange.meetings {
-                meetings.hold(self.channels, || thread::park_timeout(MEETING_LOOK));
+        for _ in 0..self.exchange.rendezvous.as_ref().map_or(u32::MAX, |_| RENDEZVOUS_MAX) {
+            if let Some(rendezvous) = &self.exchange.rendezvous {
+                rendezvous.run(self.channels, || thread::park_timeout(RENDEZVOUS_POLL));
                 let is_met = outcome(&self.exchange.change).is_some();
                 let count = if is_met { &self.words.meetings } else { &self.words.unmet };
                 count.fetch_add(1, Relaxed);
             }
             match outcome(&self.exchange.change) {
                 None if self.stop.load(Relaxed) => break,
-                // A guard did not come, or this run has one, which sees to it when it can.
-                None => rest(),
+                // A guard did not come; or the run has one guard, which writes when it can.
+                None => sleep_until_woken(),
                 Some(outcome) => return outcome,
             }
         }
         give_up(&self.exchange.change)
     }
 
-    /// Takes the checks out of processes that filter their system calls by now, or have asked for
-    /// it: their checks no longer ring.
-    fn look_at_filters(&mut self) {
-        let filters = |who: &Identity, known: &Known| match known {
+    /// Takes the checks out of processes that filter their system calls by now, or have requested
+    /// it: their checks can no longer ring the doorbell.
+    fn check_filters(&mut self) {
+        let filters = |identity: &Identity, known: &Known| match known {
             Known::Patched { patched, .. } => {
-                patched.asked_for_filter() || is_filtered(who.pid().unsigned_abs())
+                patched.asked_for_filter() || is_filtered(identity.pid().unsigned_abs())
             }
             _ => false,
         };
         let all: Vec<Identity> = self
             .processes
             .iter()
-            .filter(|(who, known)| filters(who, known))
-            .map(|(&who, _)| who)
+            .filter(|(identity, known)| filters(identity, known))
+            .map(|(&identity, _)| identity)
             .collect();
-        for who in all {
-            self.leave_alone(who, FILTERED);
+        for identity in all {
+            self.refuse_process(identity, FILTERED);
         }
     }
 
-    /// Until all checks are out it is looked at again.
-    fn leave_alone(&mut self, who: Identity, why: &str) {
-        let is_on = |planner: &Self| match planner.processes.get(&who) {
+    /// Takes the checks out of a process. Until all are out, later checks of filters repeat this.
+    fn refuse_process(&mut self, identity: Identity, why: &str) {
+        let patched_sites = |planner: &Self| match planner.processes.get(&identity) {
             Some(Known::Patched { patched, .. }) => patched.on().collect(),
             _ => Vec::new(),
         };
-        is_on(self).into_iter().for_each(|place| self.take_out(who, place));
-        if is_on(self).is_empty() {
+        patched_sites(self).into_iter().for_each(|place| self.take_out(identity, place));
+        if patched_sites(self).is_empty() {
             self.words.count(&Missed::Process(why.to_owned()));
-            let refused = Known::refused(why, who.pid().unsigned_abs());
-            if let Some(Known::Patched { patched, .. }) = self.processes.insert(who, refused) {
+            let refused = Known::refused(why, identity.pid().unsigned_abs());
+            if let Some(Known::Patched { patched, .. }) = self.processes.insert(identity, refused) {
                 self.gone += patched.places();
             }
         }
     }
 
-    /// Sees to what runs too often.
-    fn look_at_rates(&mut self) {
-        if self.looked.elapsed() < RATES_EVERY {
+    /// Computes rates, and acts on checks that run too often.
+    fn check_rates(&mut self) {
+        if self.rates_at.elapsed() < RATES_EVERY {
             return;
         }
-        self.look_at_filters();
+        self.check_filters();
         let lane_ns = self.channels.ran_ns();
         let over_ns = lane_ns.saturating_sub(self.lane_ns);
         if over_ns < RATES_OVER_NS {
             return;
         }
-        (self.lane_ns, self.looked) = (lane_ns, Instant::now());
+        self.lane_ns = lane_ns;
+        self.rates_at = Instant::now();
         let per_ms = |ran: u64| {
             u64::try_from(u128::from(ran) * 1_000_000 / u128::from(over_ns)).unwrap_or(u64::MAX)
         };
         let mut rates: Vec<Rate> = Vec::new();
-        for (&who, known) in &mut self.processes {
+        for (&identity, known) in &mut self.processes {
             let Known::Patched { patched, counts } = known else { continue };
             for (place, count) in patched.counts() {
                 let before = counts.insert(place, count).unwrap_or(0);
@@ -350,52 +360,54 @@ impl Planner<'_> {
                     let per_ms = per_ms(count.saturating_sub(before));
                     patched.runs(place, per_ms);
                     let is_put_back = patched.is_put_back(place);
-                    rates.push(Rate { who, place, per_ms, is_put_back });
+                    rates.push(Rate { identity, place, per_ms, is_put_back });
                 }
             }
         }
         self.words.checks_per_ms.store(rates.iter().map(|one| one.per_ms).sum(), Relaxed);
-        self.take_down(rates);
+        self.limit_rates(rates);
         self.publish();
     }
 
-    /// The densest first, until what is left may run. What was put back has a limit of its own.
-    fn take_down(&mut self, mut rates: Vec<Rate>) {
+    /// Reduces the densest checks first, until the rest may run. Checks that were put back have
+    /// their own limit.
+    fn limit_rates(&mut self, mut rates: Vec<Rate>) {
         rates.sort_by_key(|one| std::cmp::Reverse(one.per_ms));
-        let by_cpu = self.exchange.meetings.is_some();
+        let by_cpu = self.exchange.rendezvous.is_some();
         let most = if by_cpu { ALL_PER_MS_BY_CPU } else { ALL_PER_MS };
         for (put_back, most) in [(false, most), (true, self.dense_per_ms())] {
             let of_these = || rates.iter().filter(|one| one.is_put_back == put_back);
             let mut all: u64 = of_these().map(|one| one.per_ms).sum();
-            for &Rate { who, place, per_ms, .. } in of_these() {
+            for &Rate { identity, place, per_ms, .. } in of_these() {
                 if all <= most {
                     break;
                 }
                 all -= per_ms;
-                if !self.thin_out(who, place, per_ms) {
-                    self.take_out(who, place);
+                if !self.thin_out(identity, place, per_ms) {
+                    self.take_out(identity, place);
                 }
             }
         }
     }
 
     fn dense_per_ms(&self) -> u64 {
-        if self.exchange.meetings.is_some() { DENSE_PER_MS_BY_CPU } else { DENSE_PER_MS }
+        if self.exchange.rendezvous.is_some() { DENSE_PER_MS_BY_CPU } else { DENSE_PER_MS }
     }
 
-    /// Says whether there is nothing else to be done about a place that runs too often.
-    fn thin_out(&mut self, who: Identity, place: u64, rate: u64) -> bool {
+    /// Puts rounds of its loop behind a check that runs too often. Returns `false` if the check can
+    /// only be taken out.
+    fn thin_out(&mut self, identity: Identity, place: u64, rate: u64) -> bool {
         let rounds = usize::try_from(rate.div_ceil(THIN_PER_MS)).unwrap_or(usize::MAX);
         let rounds = rounds.clamp(2, ROUNDS_MAX);
-        let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who) else {
+        let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&identity) else {
             return true;
         };
         let Some(change) = patched.thin_out(place, rounds, &self.pages) else { return false };
         let outcome = self.hand_over(change);
-        if let Some(Known::Patched { patched, counts }) = self.processes.get_mut(&who) {
+        if let Some(Known::Patched { patched, counts }) = self.processes.get_mut(&identity) {
             patched.was_thinned(outcome == Outcome::Applied);
             match outcome {
-                // It counts anew.
+                // The check's count starts from 0.
                 Outcome::Applied => drop(counts.remove(&place)),
                 Outcome::Refused => patched.was_refused(place),
                 Outcome::Late => {}
@@ -404,11 +416,13 @@ impl Planner<'_> {
         true
     }
 
-    fn take_out(&mut self, who: Identity, place: u64) {
-        let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who) else { return };
+    fn take_out(&mut self, identity: Identity, place: u64) {
+        let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&identity) else {
+            return;
+        };
         let Some(change) = patched.drop_dense(place) else { return };
         if self.hand_over(change) == Outcome::Late
-            && let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&who)
+            && let Some(Known::Patched { patched, .. }) = self.processes.get_mut(&identity)
         {
             patched.was_not_dropped(place);
         }
@@ -425,8 +439,8 @@ impl Planner<'_> {
     }
 }
 
-/// Where the kernel does not say, they are taken to.
+/// Whether two processes share their memory; assumed where the kernel does not say.
 fn shares_memory(one: Identity, other: Identity) -> bool {
-    let pid = |who: Identity| who.pid().unsigned_abs();
+    let pid = |identity: Identity| identity.pid().unsigned_abs();
     process::share_memory(pid(one), pid(other)).unwrap_or(true)
 }

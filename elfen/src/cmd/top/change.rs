@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration;
-use elfen_host::run::find::Batch;
+use elfen_host::run::batches::Batch;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 
 use super::picture::BatchView;
@@ -112,7 +112,7 @@ impl Changes {
 }
 
 fn wish(batch: &Batch, settings: &Settings) -> String {
-    if batch.want(settings).is_err() {
+    if batch.request_settings(settings).is_err() {
         return "it is another user's".to_owned();
     }
     let policy = settings.policy.name();

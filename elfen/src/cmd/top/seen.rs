@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::{fs, io};
 
+use elfen_host::run::batches::{self, Batch};
 use elfen_host::run::figures::Figures;
-use elfen_host::run::find::{self, Batch};
 use elfen_host::services::{Published, Tails, services};
 use elfen_host::watches::{Cause, Tail, watches};
 use elfen_kernel::task_map;
@@ -56,7 +56,7 @@ impl Watch {
 
     /// Reads everything anew.
     pub(super) fn look(&mut self) -> io::Result<View> {
-        (self.batches, self.services) = (find::batches(&self.socket)?, services()?);
+        (self.batches, self.services) = (batches::batches(&self.socket)?, services()?);
         if self.tasks.is_none() && !self.batches.is_empty() {
             // Pinned, or held by a batch already. Without the map no program's name is shown, and
             // all else is.

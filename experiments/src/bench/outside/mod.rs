@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use elfen_console::programs::{ProgramError, find_program};
 use elfen_host::affinity;
-use elfen_host::run::find::{Batch, runs};
+use elfen_host::run::batches::{Batch, runs};
 use elfen_rt::signal::lane::LaneSlot;
 
 pub(crate) use notes::{Seen, Stretch};

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::table;
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
-use elfen_host::run::looks::Looked;
+use elfen_host::args::poll_timing::PollTimingArgs;
+use elfen_host::run::poll_timing::PollReport;
 use elfen_rt::service::Service;
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     lanes: LaneArgs,
 
     #[command(flatten)]
-    looks: LookArgs,
+    looks: PollTimingArgs,
 
     /// Pairs of rounds, of half a second each
     #[arg(short = 'n', long, default_value_t = 20,
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
-    looked: Looked,
+    looked: PollReport,
     lost_per_million: Lost,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let fix = "allow this process both CPUs: see `elfen doctor`";
         Failure::new(Status::Failed, "measuring a guard", error, fix)
     };
-    let looks = args.looks.looks()?;
+    let looks = args.looks.timing()?;
     let name = format!("bench-guard-{}", std::process::id());
     let service = Service::open(&name, 1).map_err(|error| failed(&error))?;
     let request = args.lanes.first_pair()?.request;

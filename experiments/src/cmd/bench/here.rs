@@ -9,7 +9,7 @@ use elfen_host::args::nap::NapName;
 use elfen_host::args::signals::refuse;
 use elfen_host::run::Order;
 use elfen_host::run::channels::{Channels, Service, Signals};
-use elfen_host::run::looks::Looks;
+use elfen_host::run::poll_timing::PollTiming;
 use elfen_instrument::Inject;
 use elfen_rt::signal::control::Settings;
 
@@ -17,7 +17,7 @@ use elfen_rt::signal::control::Settings;
 pub(super) fn run_here(
     lanes: &LaneArgs,
     nap: NapName,
-    looks: Looks,
+    looks: PollTiming,
     service: &str,
 ) -> Result<(Order, Arc<Channels>), Failure> {
     let (nap, alarm) = nap.open()?;
@@ -30,7 +30,7 @@ pub(super) fn run_here(
         library: None,
         nap: Arc::new(nap),
         alarm: alarm.map(Arc::new),
-        looks,
+        poll_timing: looks,
         user: None,
         program: OsString::from("bench"),
         arguments: Vec::new(),

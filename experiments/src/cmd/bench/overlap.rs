@@ -9,9 +9,9 @@ use elfen_console::duration::number;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, table};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
-use elfen_host::run::looks::Looked;
+use elfen_host::args::poll_timing::PollTimingArgs;
+use elfen_host::run::poll_timing::PollReport;
 use serde::Serialize;
 
 use crate::bench::distribution::Distribution;
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     nap: NapName,
 
     #[command(flatten)]
-    looks: LookArgs,
+    looks: PollTimingArgs,
 
     /// How long a request keeps its lane busy
     #[arg(long, value_name = "TIMES", value_delimiter = ',', value_parser = duration::parse,
@@ -71,7 +71,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
-    looked: Looked,
+    looked: PollReport,
     nice: i32,
     stranger: bool,
     overlaps: Vec<Row>,
@@ -94,7 +94,7 @@ struct Row {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let looks = args.looks.looks()?;
+    let looks = args.looks.timing()?;
     let pair = args.lanes.first_pair()?;
     let Some(batch) = pair.batch.iter().next() else { unreachable!("a pair has a batch lane") };
     let programs = Programs::build().map_err(failed)?;

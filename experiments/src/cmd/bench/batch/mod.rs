@@ -11,8 +11,8 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output::{print, warn};
 use elfen_console::{duration, usage};
 use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
+use elfen_host::args::poll_timing::PollTimingArgs;
 
 use crate::bench::batch::{self, Error, Order};
 use crate::bench::trace::buffer;
@@ -77,7 +77,7 @@ pub(crate) struct Args {
     nap: NapName,
 
     #[command(flatten)]
-    looks: LookArgs,
+    looks: PollTimingArgs,
 
     /// Print one JSON object
     #[arg(long)]
@@ -97,7 +97,7 @@ fn turn(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     usage::check_program("bench batch", &args.program)?;
-    let looks = args.looks.looks()?;
+    let looks = args.looks.timing()?;
     args.program.first().map_or(Ok(()), |program| own_args::refuse_no_program(program))?;
     let pair = args.lanes.first_pair()?;
     let Some(batch) = pair.batch.iter().next() else { unreachable!("a pair has a batch lane") };

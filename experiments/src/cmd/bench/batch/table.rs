@@ -2,7 +2,7 @@
 
 use elfen_console::duration::{self, number};
 use elfen_console::table;
-use elfen_host::run::looks::Looked;
+use elfen_host::run::poll_timing::PollReport;
 use elfen_rt::clock::nanos;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ pub(super) struct Report {
     program: Vec<String>,
     lanes: String,
     #[serde(flatten)]
-    looked: Looked,
+    looked: PollReport,
     learn_ns: u64,
     rows: Vec<Row>,
     slowdown: Option<Slowdown>,
@@ -93,7 +93,7 @@ struct Outputs {
 }
 
 impl Report {
-    pub(super) fn of(order: &Order<'_>, looked: Looked, measured: &Measured) -> Self {
+    pub(super) fn of(order: &Order<'_>, looked: PollReport, measured: &Measured) -> Self {
         let words = order.words.iter().map(|word| word.to_string_lossy().into_owned());
         let (request, batch) = order.lanes;
         let slowdown = slowdown(&measured.pairs);
@@ -378,7 +378,7 @@ mod tests {
             learn: Duration::ZERO,
             rounds: 1,
         };
-        let report = |different| Report::of(&order, Looked::default(), &measured(different));
+        let report = |different| Report::of(&order, PollReport::default(), &measured(different));
         assert_eq!(report(0).different(), None);
         let why = "--inject auto: 2 of 7 runs differ (exit status 2 instead of 0)";
         assert_eq!(report(2).different().as_deref(), Some(why));

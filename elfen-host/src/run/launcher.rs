@@ -1,5 +1,5 @@
-//! The front: what the shell sees. It passes signals, stops and the exit status through as if the
-//! batch were its own child.
+//! The launcher: the `elfen` process that the shell sees. It passes signals, stops and the exit
+//! status through as if the batch were its own child.
 
 use std::fs::File;
 use std::io;
@@ -23,9 +23,9 @@ use nix::unistd::{ForkResult, Pid, fork};
 use super::Order;
 use super::channels::Channels;
 use super::event::Event;
-use super::keeper::Tending;
-use super::place;
-use super::spare::{self, become_the_parent_of_orphans};
+use super::placement;
+use super::spare::{self, become_subreaper};
+use super::supervisor::Supervision;
 use crate::pidfd::PidFd;
 
 /// How the batch program ended.
@@ -37,14 +37,14 @@ pub enum Ending {
     Killed {
         signal: i32,
     },
-    /// It never started; errno says why.
+    /// It did not start, for this errno.
     Refused {
         errno: i32,
     },
 }
 
-/// Faults of our own must not be held back, and these two can't be.
-const NOT_OURS: [Signal; 8] = [
+/// Signals that stay unblocked: those of our own faults, and the two that cannot be blocked.
+const UNBLOCKED: [Signal; 8] = [
     Signal::SIGKILL,
     Signal::SIGSTOP,
     Signal::SIGSEGV,
@@ -55,111 +55,115 @@ const NOT_OURS: [Signal; 8] = [
     Signal::SIGTRAP,
 ];
 
-/// Signals that end a batch, unless it decides otherwise.
-const ENDS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+/// Signals that end a batch, unless the batch handles them.
+const ENDING: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
 /// The end of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     pub ending: Ending,
-    /// Processes of the batch that did not rank below their guards.
+    /// Batch processes that did not rank below their guards.
     pub beside_guards: u64,
 }
 
 /// Runs the batch to its end.
 pub fn run(order: &Order, channels: &Arc<Channels>, inheritance: &Inherited) -> io::Result<Ended> {
     let mut ours = SigSet::all();
-    NOT_OURS.into_iter().for_each(|signal| ours.remove(signal));
+    UNBLOCKED.into_iter().for_each(|signal| ours.remove(signal));
     let mut found = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), Some(&mut found))?;
-    become_the_parent_of_orphans()?;
-    // Front and keeper both; where a cpuset of ours says otherwise, they stay where they are.
-    let _left = place::leave(&channels.requests().into_iter().collect());
+    become_subreaper()?;
+    // Keeps launcher and supervisor off the request lanes. Where a cpuset forbids that, they stay.
+    let _left = placement::avoid_lanes(&channels.requests().into_iter().collect());
     let (events, to_us) = UnixStream::pair()?;
-    let (events, to_us) = (OwnedFd::from(events), OwnedFd::from(to_us));
-    let front = std::process::id();
+    let events = OwnedFd::from(events);
+    let to_us = OwnedFd::from(to_us);
+    let launcher_pid = std::process::id();
     // SAFETY: the only other thread that this process can have is the task map's visitor, which
-    // makes system calls alone: the child may go on as if it had started itself.
+    // only makes system calls, so no lock is held: the child may run any code.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(events);
-            let kept = spare::stand_by(order, channels, inheritance, found, to_us, front);
-            // SAFETY: ends the process; buffers of ours must not be written twice.
+            let kept = spare::stand_by(order, channels, inheritance, found, to_us, launcher_pid);
+            // SAFETY: ends the process without writing its copies of buffers a second time.
             unsafe { libc::_exit(i32::from(kept.is_err())) }
         }
         ForkResult::Parent { child } => {
             drop(to_us);
             let signals =
                 SignalFd::with_flags(&ours, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-            let mut front = Front {
+            let mut launcher = Launcher {
                 order,
                 channels,
                 inheritance,
                 signals,
-                keeper: Some((File::from(events), child)),
-                kept_by: child.as_raw().unsigned_abs(),
+                supervisor: Some((File::from(events), child)),
+                supervisor_pid: child.as_raw().unsigned_abs(),
                 root: None,
-                held_back: Vec::new(),
-                napped_by: Vec::new(),
-                tending: None,
+                pending_signals: Vec::new(),
+                guard_naps: Vec::new(),
+                supervision: None,
                 beside_guards: 0,
             };
-            let ending = front.until_the_end()?;
-            Ok(Ended { ending, beside_guards: front.beside_guards })
+            let ending = launcher.run_until_end()?;
+            Ok(Ended { ending, beside_guards: launcher.beside_guards })
         }
     }
 }
 
-struct Front<'a> {
+struct Launcher<'a> {
     order: &'a Order,
     channels: &'a Arc<Channels>,
     inheritance: &'a Inherited,
     signals: SignalFd,
-    /// Its events, and our child that stands by for it, until both are gone.
-    keeper: Option<(File, Pid)>,
-    kept_by: u32,
+    /// The socket of its events, and our child, the spare; `None` once both are gone.
+    supervisor: Option<(File, Pid)>,
+    /// The process that supervises the batch.
+    supervisor_pid: u32,
+    /// The batch program, once it has started.
     root: Option<PidFd>,
-    held_back: Vec<i32>,
-    /// How the guards were last seen to nap.
-    napped_by: Vec<u64>,
-    /// The keeper's work, which the front does after the keeper was killed.
-    tending: Option<Tending>,
+    /// Signals that arrived before the program had started.
+    pending_signals: Vec<i32>,
+    /// The nap kind of each guard that was seen last.
+    guard_naps: Vec<u64>,
+    /// The supervisor's work, which the launcher does once supervisor and spare were killed.
+    supervision: Option<Supervision>,
     beside_guards: u64,
 }
 
-impl Front<'_> {
-    fn until_the_end(&mut self) -> io::Result<Ending> {
+impl Launcher<'_> {
+    fn run_until_end(&mut self) -> io::Result<Ending> {
         loop {
             self.wait()?;
-            self.say_how_guards_nap();
+            self.warn_of_other_naps();
             while let Some(signal) = self.signals.read_signal()? {
-                self.pass_on(&signal);
+                self.forward(&signal);
             }
-            let events = match &mut self.tending {
-                Some(tending) => {
-                    let events: Vec<Event> = tending.tick().collect();
+            let events = match &mut self.supervision {
+                Some(supervision) => {
+                    let events: Vec<Event> = supervision.tick().collect();
                     let ended =
-                        tending.reap().ok_or_else(|| io::Error::other("the batch is gone"))?;
+                        supervision.reap().ok_or_else(|| io::Error::other("the batch is gone"))?;
                     events.into_iter().chain(ended).collect()
                 }
-                None => self.heard()?,
+                None => self.read_events()?,
             };
-            if let Some(ending) = events.into_iter().find_map(|event| self.meet(event)) {
+            if let Some(ending) = events.into_iter().find_map(|event| self.handle(event)) {
                 return Ok(ending);
             }
         }
     }
 
-    /// A guard whose nap can't be had on its pair waits by PAUSE, which is not what was announced.
-    fn say_how_guards_nap(&mut self) {
+    /// Warns of each guard whose nap is not supported on its pair, so that it waits by PAUSE.
+    fn warn_of_other_naps(&mut self) {
         let ordered = self.order.nap.kind();
         let lanes = self.channels.lanes().slots().zip(self.channels.assigned());
         for (index, (slot, (batch, request))) in lanes.enumerate() {
             let word = slot.guard_nap.load(Relaxed);
-            if self.napped_by.len() <= index {
-                self.napped_by.push(ordered as u64);
+            if self.guard_naps.len() <= index {
+                self.guard_naps.push(ordered as u64);
             }
-            if word == 0 || std::mem::replace(&mut self.napped_by[index], word) == word {
+            if word == 0 || std::mem::replace(&mut self.guard_naps[index], word) == word {
                 continue;
             }
             let by = Kind::from_word(word).map_or("unknown", Kind::name);
@@ -172,7 +176,7 @@ impl Front<'_> {
 
     fn wait(&self) -> io::Result<()> {
         let mut ready = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        if let Some((events, _)) = &self.keeper {
+        if let Some((events, _)) = &self.supervisor {
             ready.push(PollFd::new(events.as_fd(), PollFlags::POLLIN));
         }
         match poll(&mut ready, PollTimeout::from(100_u16)) {
@@ -181,9 +185,9 @@ impl Front<'_> {
         }
     }
 
-    /// What the keeper says; when the keeper is gone without a word, its children are ours.
-    fn heard(&mut self) -> io::Result<Vec<Event>> {
-        let Some((events, spare)) = &mut self.keeper else { return Ok(Vec::new()) };
+    /// Reads the supervisor's event, if there is one. At the end of the connection, takes over.
+    fn read_events(&mut self) -> io::Result<Vec<Event>> {
+        let Some((events, spare)) = &mut self.supervisor else { return Ok(Vec::new()) };
         let mut ready = [PollFd::new(events.as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, PollTimeout::ZERO)? == 0 {
             return Ok(Vec::new());
@@ -192,36 +196,37 @@ impl Front<'_> {
             return Ok(vec![event]);
         }
         let spare = *spare;
-        self.keeper = None;
+        self.supervisor = None;
         self.take_over(spare)?;
         Ok(Vec::new())
     }
 
-    /// Keeper and spare have both closed their end of the socket.
+    /// Supervises the batch after supervisor and spare have closed their end of the socket.
     fn take_over(&mut self, spare: Pid) -> io::Result<()> {
-        // How it ended makes no difference.
+        // How the spare ended makes no difference.
         let _ended = waitpid(spare, None);
         let Some(root) = self.root.as_ref().map(PidFd::pid) else {
-            return Err(io::Error::other("the keeper ended before it had started anything"));
+            return Err(io::Error::other("the supervisor ended before it had started the program"));
         };
-        let claim = Claim::of_run(std::process::id(), self.kept_by);
-        let mut tending = Tending::start(self.order, self.channels, self.inheritance, claim)?;
-        tending.adopt(root.cast_signed());
-        self.tending = Some(tending);
+        let claim = Claim::of_run(std::process::id(), self.supervisor_pid);
+        let mut supervision =
+            Supervision::start(self.order, self.channels, self.inheritance, claim)?;
+        supervision.set_root(root.cast_signed());
+        self.supervision = Some(supervision);
         Ok(())
     }
 
-    fn meet(&mut self, event: Event) -> Option<Ending> {
+    fn handle(&mut self, event: Event) -> Option<Ending> {
         match event {
             Event::Started { batch } => {
-                self.root = find(batch);
-                std::mem::take(&mut self.held_back)
-                    .into_iter()
-                    .for_each(|signal| self.send(signal));
+                self.root = open_batch(batch);
+                for signal in std::mem::take(&mut self.pending_signals) {
+                    self.send(signal);
+                }
                 None
             }
-            Event::Kept { by } => {
-                self.kept_by = by;
+            Event::Supervised { by } => {
+                self.supervisor_pid = by;
                 None
             }
             Event::LostLanes => {
@@ -232,7 +237,7 @@ impl Front<'_> {
                 warn("a batch lane is back: the batch goes on");
                 None
             }
-            Event::Beside { pid } => {
+            Event::Unranked { pid } => {
                 self.beside_guards += 1;
                 if self.beside_guards == 1 {
                     warn(&format!(
@@ -244,8 +249,8 @@ impl Front<'_> {
             }
             Event::Refused { errno } => Some(Ending::Refused { errno }),
             Event::Stopped { .. } => {
-                // The shell must see a stopped job; a signal that continues us continues the batch
-                // too.
+                // The shell must see a stopped job. The signal that continues this process must
+                // then continue the batch.
                 let _stopped = raise(Signal::SIGSTOP);
                 self.send(libc::SIGCONT);
                 None
@@ -259,12 +264,12 @@ impl Front<'_> {
         }
     }
 
-    /// The terminal's signals reach the batch without us, as it is in our process group; the front
-    /// passes on the rest.
-    fn pass_on(&mut self, signal: &siginfo) {
+    /// Forwards a signal to the batch, unless the terminal sent it: those signals reach the batch
+    /// without us, as it is in our process group.
+    fn forward(&mut self, signal: &siginfo) {
         let number = signal.ssi_signo.cast_signed();
         let from_the_terminal = signal.ssi_code == libc::SI_KERNEL;
-        if ENDS.contains(&number) {
+        if ENDING.contains(&number) {
             self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
         }
         if number != libc::SIGCHLD && !from_the_terminal {
@@ -272,23 +277,23 @@ impl Front<'_> {
         }
     }
 
-    /// Signals may come before the batch has started: the front holds them back until then.
+    /// Sends a signal to the batch, or keeps it until the batch has started.
     fn send(&mut self, signal: i32) {
         let Some(root) = &self.root else {
-            self.held_back.push(signal);
+            self.pending_signals.push(signal);
             return;
         };
-        self.held_back.drain(..).chain([signal]).for_each(|signal| root.send(signal));
+        self.pending_signals.drain(..).chain([signal]).for_each(|signal| root.send(signal));
     }
 }
 
-/// The batch by the identity that it sent before its exec; `None` if it has ended.
-fn find(batch: Option<Identity>) -> Option<PidFd> {
+/// Opens the process with the identity that the batch sent before its exec; `None` if it has ended.
+fn open_batch(batch: Option<Identity>) -> Option<PidFd> {
     let batch = batch?;
     PidFd::open(batch.pid().unsigned_abs(), || batch.liveness() == Liveness::Alive)
 }
 
-/// Ends this process the way the batch ended, so that a shell sees the same.
+/// Ends this process by the signal that ended the batch, so that a shell sees the same status.
 pub fn die_of(signal: i32) -> ! {
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `no_core` is a live rlimit.
@@ -310,7 +315,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Child, Command};
 
-    /// As the kernel takes it: clone3(2) up to `set_tid_size`.
+    /// The arguments of clone3(2), up to `set_tid_size`.
     #[repr(C)]
     #[derive(Default)]
     struct Clone {
@@ -330,7 +335,7 @@ mod tests {
         Command::new("sleep").arg("600").spawn().unwrap()
     }
 
-    /// A child that waits for its end, under an id of our choice.
+    /// Starts a child with a chosen process id. It waits until it is killed.
     fn child_with(pid: i32) -> Result<i32, nix::errno::Errno> {
         let tid = pid;
         let ask = Clone {
@@ -343,15 +348,16 @@ mod tests {
         let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const ask, size_of::<Clone>()) };
         if child == 0 {
             loop {
-                // SAFETY: takes nothing; the child makes this system call alone, until it ends.
+                // SAFETY: pause takes nothing. The child makes no other system call.
                 unsafe { libc::pause() };
             }
         }
         nix::errno::Errno::result(child).map(|_| pid)
     }
 
-    /// Goal: a signal that comes when the batch has ended and its id is another process's reaches
-    /// nobody. Method: that; another process may take the id first, so up to a hundred times.
+    /// Goal: a signal that is sent after the batch has ended reaches no other process, even if that
+    /// has the batch's process id. Method: a child with the id of an ended child. Another process
+    /// may take the id first, so up to a hundred attempts.
     #[test]
     fn a_signal_reaches_no_other_process_of_the_same_id() {
         const TEST: &str = "a_signal_reaches_no_other_process_of_the_same_id";
@@ -379,6 +385,6 @@ mod tests {
                 }
             }
         }
-        panic!("the id was taken each time");
+        panic!("another process took the id each time");
     }
 }

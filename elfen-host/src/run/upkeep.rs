@@ -1,5 +1,5 @@
-//! What a keeper owes the channels of its lanes, whoever the batch is: leases that are renewed,
-//! settings that are taken over when somebody wants others, and the windows of slo-budget.
+//! Periodic upkeep of the channels of lanes: it renews leases, applies requested settings, and
+//! steers the budget of slo-budget.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,43 +13,43 @@ use elfen_rt::signal::task::LEASE_NS;
 use super::Order;
 use super::channels::Channels;
 
-/// Leases are renewed four times as often as they run out, and so is everything else that is slow.
-const CHORES_EVERY_NS: u64 = LEASE_NS / 4;
+/// The interval of the slow upkeep: a quarter of a lease, so that leases do not expire.
+const UPKEEP_INTERVAL_NS: u64 = LEASE_NS / 4;
 
 #[derive(Debug)]
-pub(crate) struct Care {
+pub(crate) struct LaneUpkeep {
     channels: Arc<Channels>,
-    steering: Option<Steering>,
-    chores_at_ns: u64,
-    wanted: u64,
+    steering: Option<SloSteering>,
+    upkeep_at_ns: u64,
+    requested: u64,
 }
 
-impl Care {
-    /// Names this process in the control page as the one that keeps these lanes.
-    pub(crate) fn begin(order: &Order, channels: &Arc<Channels>) -> Self {
+impl LaneUpkeep {
+    /// Records this process in the control page as the supervisor of these lanes.
+    pub(crate) fn start(order: &Order, channels: &Arc<Channels>) -> Self {
         channels.renew_leases();
         let keeper = Identity::own().map_or(0, Identity::word);
         channels.control().keeper.store(keeper, Relaxed);
-        // A keeper that died in the middle of a change leaves no settings behind.
+        // A supervisor that died in the middle of a change left no valid settings.
         if channels.settings().is_none() {
             channels.control().publish(&order.settings);
         }
         Self {
             channels: channels.clone(),
-            steering: order.slo.map(Steering::new),
-            chores_at_ns: 0,
-            wanted: channels.wanted().generation.load(Relaxed),
+            steering: order.slo.map(SloSteering::new),
+            upkeep_at_ns: 0,
+            requested: channels.requested().generation.load(Relaxed),
         }
     }
 
-    /// What has to be done ten times a second. Says whether what is slow was due.
+    /// To be called ten times a second. Returns whether the slow upkeep ran.
     pub(crate) fn tick(&mut self, at_once: bool) -> bool {
-        self.take_over_what_is_wanted();
+        self.apply_requested_settings();
         let now_ns = monotonic_ns();
-        if now_ns < self.chores_at_ns && !at_once {
+        if now_ns < self.upkeep_at_ns && !at_once {
             return false;
         }
-        self.chores_at_ns = now_ns + CHORES_EVERY_NS;
+        self.upkeep_at_ns = now_ns + UPKEEP_INTERVAL_NS;
         self.channels.renew_leases();
         if let Some(steering) = &mut self.steering {
             steering.window(&self.channels, now_ns);
@@ -57,33 +57,32 @@ impl Care {
         true
     }
 
-    /// `elfen set` writes what it wants beside what holds, and the keeper, or the front in its
-    /// place, takes it over.
-    fn take_over_what_is_wanted(&mut self) {
-        let Some((generation, settings)) = self.channels.wanted().settings() else { return };
-        if generation == self.wanted {
+    /// Applies the settings that `elfen set` has written next to those in force.
+    fn apply_requested_settings(&mut self) {
+        let Some((generation, settings)) = self.channels.requested().settings() else { return };
+        if generation == self.requested {
             return;
         }
-        self.wanted = generation;
+        self.requested = generation;
         let slo = Slo {
             per_million: u32::try_from(settings.slo_per_million).unwrap_or(u32::MAX),
             latency_ns: settings.slo_latency_ns,
         };
-        self.steering = (settings.slo_latency_ns != 0).then(|| Steering::new(slo));
+        self.steering = (settings.slo_latency_ns != 0).then(|| SloSteering::new(slo));
         self.channels.control().publish(&settings);
     }
 }
 
-/// slo-budget: from the latencies of each window to the budget of the next.
+/// slo-budget: derives the budget of the next window from the latencies of the last one.
 #[derive(Debug)]
-struct Steering {
+struct SloSteering {
     controller: Box<Controller>,
-    /// The requests that the pages had counted at the end of the last window. Pages outlive
-    /// restarts of a service: their first counts are its past, and no window.
+    /// The request counts at the end of the last window. Pages outlive restarts of a service: their
+    /// first counts are its past and make no window.
     before: Option<Box<Window>>,
 }
 
-impl Steering {
+impl SloSteering {
     fn new(slo: Slo) -> Self {
         Self { controller: Box::new(Controller::new(slo)), before: None }
     }
@@ -91,12 +90,12 @@ impl Steering {
     fn window(&mut self, channels: &Channels, now_ns: u64) {
         let Some(mut settings) = channels.settings() else { return };
         settings.budget_ns = self.budget_ns(latencies(channels));
-        // A keeper that is killed leaves no budget behind for longer than this.
-        settings.budget_until_ns = now_ns + 2 * CHORES_EVERY_NS;
+        // After the death of the supervisor the budget expires at this time.
+        settings.budget_until_ns = now_ns + 2 * UPKEEP_INTERVAL_NS;
         channels.control().publish(&settings);
     }
 
-    /// The budget after a window that ends with these counts, which are `None` if no service
+    /// The budget after a window that ends with these counts; they are `None` if no service
     /// publishes.
     fn budget_ns(&mut self, counts: Option<Window>) -> u64 {
         let before = std::mem::replace(&mut self.before, counts.map(Box::new));
@@ -111,13 +110,13 @@ impl Steering {
     }
 }
 
-/// Finished requests by latency, over the slots of our request lanes; `None` if no service
+/// Finished requests by latency, over the slots of these request lanes. `None` if no service
 /// publishes.
 fn latencies(channels: &Channels) -> Option<Window> {
     let mut all = [0; BUCKETS];
     let mut published = false;
     let service = channels.service.as_ref()?;
-    for slot in service.living(&channels.requests()) {
+    for slot in service.living_slots(&channels.requests()) {
         published = true;
         for (sum, count) in all.iter_mut().zip(slot.latency.counts()) {
             *sum += count;
@@ -136,16 +135,16 @@ mod tests {
         std::array::from_fn(|bucket| if bucket == at { count } else { 0 })
     }
 
-    /// Goal: a budget comes from what is measured from now on. Method: a service with a
-    /// million good requests behind it.
+    /// Goal: a budget derives only from what is measured from now on. Method: a service with a
+    /// million good requests in its past.
     #[test]
-    fn the_past_of_a_service_is_no_window() {
+    fn the_past_of_a_service_makes_no_window() {
         let slo = Slo { per_million: 990_000, latency_ns: 100_000_000 };
-        let mut steering = Steering::new(slo);
+        let mut steering = SloSteering::new(slo);
         assert_eq!(steering.budget_ns(Some(window(1_000_000, 1_000_000))), 0);
         let good = steering.budget_ns(Some(window(1_000_000, 1_002_000)));
-        assert!(good > 0, "two thousand good ones since");
-        assert_eq!(steering.budget_ns(None), 0, "nobody publishes");
+        assert!(good > 0, "two thousand good requests since");
+        assert_eq!(steering.budget_ns(None), 0, "no service publishes");
         assert_eq!(
             steering.budget_ns(Some(window(1_000_000, 9_000_000))),
             0,

@@ -1,9 +1,9 @@
-//! When a guard looks at its request lane.
+//! When a guard polls its request lane.
 //!
-//! A look takes from the batch what a timer's interrupt costs, which in a virtual machine can be
-//! tens of microseconds. A lane that has idled for long is therefore looked at a little later, if
-//! that lets the look share the interrupt of the kernel's own tick: later by at most a sixty-fourth
-//! of how long it has idled, so that what a batch may overlap stays small beside what it borrowed.
+//! A poll costs the batch one timer interrupt, which in a virtual machine can take tens of
+//! microseconds. On a lane that has idled for long the guard therefore allows timer slack, so that
+//! the poll can share the interrupt of the kernel's tick. The slack is at most a sixty-fourth of
+//! the idle time, so the possible overlap stays small compared with the borrowed time.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -12,43 +12,43 @@ use elfen_rt::clock::nanos;
 use elfen_rt::signal::service::ServiceSlot;
 use serde::{Deserialize, Serialize};
 
-/// How often guards look, as the user asked for it.
+/// How often guards poll, as the user requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Looks {
+pub struct PollTiming {
     /// On a lane that is in use.
-    pub every: Duration,
-    /// How much later at most on one that idles.
+    pub interval: Duration,
+    /// How much later a poll may come on a lane that idles.
     pub slack: Duration,
 }
 
-/// As reports have it.
+/// The poll timing in reports.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Looked {
+pub struct PollReport {
     pub look_every_ns: u64,
     pub look_slack_ns: u64,
 }
 
-impl From<Looks> for Looked {
-    fn from(looks: Looks) -> Self {
-        let Looks { every, slack } = looks;
-        Self { look_every_ns: nanos(every), look_slack_ns: nanos(slack) }
+impl From<PollTiming> for PollReport {
+    fn from(timing: PollTiming) -> Self {
+        let PollTiming { interval, slack } = timing;
+        Self { look_every_ns: nanos(interval), look_slack_ns: nanos(slack) }
     }
 }
 
 const SLACK_OF_IDLE: u64 = 64;
-/// Less slack saves few interrupts, and is no less overlap for the requests of a service
-/// that is never idle for long.
+/// Less slack saves few interrupts, and does not reduce the overlap of a service that never idles
+/// for long.
 const SLACK_LEAST_NS: u64 = 500_000;
-/// A lane that is busy for less between two looks keeps house: requests that short
-/// are over before any look.
+/// A lane that is busy for less than this between two polls runs housekeeping. A request that is
+/// this short ends before any poll anyway.
 const HOUSEKEEPING_NS: u64 = 50_000;
 
-/// What a guard knows of a request lane at a look.
+/// What a guard knows about a request lane at a poll.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Activity {
-    /// Until now, in all; without a task map, nothing.
+    /// The lane's total busy time so far; `None` without a task map.
     pub(super) busy_ns: Option<u64>,
-    /// Requests so far; of a lane without a service, none.
+    /// Finished requests so far; 0 on a lane without a service.
     pub(super) finished: u64,
 }
 
@@ -61,24 +61,24 @@ impl Activity {
 
 /// Since when a request lane idles.
 #[derive(Debug)]
-pub(super) struct Idling {
+pub(super) struct IdleTime {
     since_ns: u64,
     before: Activity,
 }
 
-impl Idling {
+impl IdleTime {
     pub(super) fn from(now_ns: u64, activity: Activity) -> Self {
         Self { since_ns: now_ns, before: activity }
     }
 
-    /// How much later than usual the next look may come. Doubles as the lane goes on idling, so
-    /// that it changes a few times only.
+    /// How much later than usual the next poll may come. The slack is a power of two, so it changes
+    /// only a few times while the lane goes on idling.
     pub(super) fn slack(&mut self, busy: bool, activity: Activity, now_ns: u64) -> Duration {
         let before = std::mem::replace(&mut self.before, activity);
         let busy_ns =
             activity.busy_ns.zip(before.busy_ns).map(|(now, then)| now.saturating_sub(then));
-        // Where busy time is counted, it does not matter who is met: a request is known by what
-        // it used, and whoever keeps house would be met at every visit by a check that rings.
+        // Where busy time is counted, the task that this poll found does not matter: CPU time tells
+        // a request from housekeeping. A check that rings would always find housekeeping threads.
         let served = activity.finished != before.finished;
         if busy_ns.map_or(busy || served, |ns| ns > HOUSEKEEPING_NS) {
             self.since_ns = now_ns;
@@ -104,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn never_more_than_a_small_part_of_the_time_that_a_lane_has_idled() {
-        let mut idling = Idling::from(0, tasks(0));
+    fn slack_is_a_small_part_of_the_idle_time() {
+        let mut idling = IdleTime::from(0, tasks(0));
         let mut slack_ns = Vec::new();
         for now_ns in (0..1_000 * MS).step_by(500_000) {
             let slack = idling.slack(IDLE, tasks(0), now_ns);
@@ -116,23 +116,23 @@ mod tests {
             slack_ns.push(slack);
         }
         slack_ns.dedup();
-        assert!(slack_ns.len() < 8, "it changes seldom: {slack_ns:?}");
+        assert!(slack_ns.len() < 8, "it changes rarely: {slack_ns:?}");
         assert!(slack_ns.last() > Some(&Duration::from_millis(7)));
     }
 
     #[test]
-    fn begins_again_with_a_request_whether_a_look_meets_it_or_not() {
+    fn a_request_resets_the_slack_whether_a_poll_sees_it_or_not() {
         let fresh = Duration::ZERO;
-        for met in [IDLE, BUSY] {
-            let mut idling = Idling::from(0, tasks(0));
-            assert!(idling.slack(met, tasks(20_000), 100 * MS) > fresh, "somebody kept house");
-            assert_eq!(idling.slack(met, tasks(130_000), 202 * MS), fresh);
-            assert!(idling.slack(met, tasks(130_000), 302 * MS) > fresh);
+        for seen in [IDLE, BUSY] {
+            let mut idling = IdleTime::from(0, tasks(0));
+            assert!(idling.slack(seen, tasks(20_000), 100 * MS) > fresh, "only housekeeping");
+            assert_eq!(idling.slack(seen, tasks(130_000), 202 * MS), fresh);
+            assert!(idling.slack(seen, tasks(130_000), 302 * MS) > fresh);
         }
 
         let served = |finished| Activity { busy_ns: None, finished };
-        let mut idling = Idling::from(0, served(3));
-        assert_eq!(idling.slack(BUSY, served(3), 50 * MS), fresh, "nobody counts what it uses");
+        let mut idling = IdleTime::from(0, served(3));
+        assert_eq!(idling.slack(BUSY, served(3), 50 * MS), fresh, "busy time is not counted");
         assert!(idling.slack(IDLE, served(3), 150 * MS) > fresh);
         assert_eq!(idling.slack(IDLE, served(4), 151 * MS), fresh);
     }

@@ -1,14 +1,14 @@
-//! All guards of a run at once on their lanes, so that nothing of the batch runs anywhere: what
-//! it takes to write into a program whose threads may be on several lanes.
+//! The rendezvous of all guards of a run: each occupies its lane, so that no batch thread runs
+//! anywhere. Only then can one of them patch a program whose threads may be on several lanes.
 //!
 //! ```text
-//!  planner: call --> guards come, each at the highest rank --> the last one writes --> over
-//!                        \-- one that has waited for too long gives up, for all
+//!  planner: call --> guards arrive, each at the highest rank --> the last one writes --> over
+//!                          \-- a guard that waited for too long gives up, for all
 //! ```
 //!
-//! While it waits, a guard ranks above all that is ordinary, so nothing but the kernel's own work
-//! comes onto its lane; and before the last one writes, it looks whether any lane has switched
-//! since its guard came, by the task map.
+//! While it waits, a guard ranks above all ordinary threads, so only the kernel's own work comes
+//! onto its lane. Before the last guard writes, it verifies by the task map that no lane has
+//! switched since its guard arrived.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -18,13 +18,13 @@ use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::block::ring;
 
 use crate::run::channels::Channels;
-use crate::run::place::{rank_above_all, rank_first};
+use crate::run::placement::{take_guard_rank, take_realtime_rank};
 
-/// How long a guard keeps its lane for the others.
+/// How long a guard waits on its lane for the others.
 const PATIENCE: Duration = Duration::from_millis(5);
 
-/// A meeting: which, how many are called, how many have come, and whether the last of them writes.
-/// None is on while nobody is called.
+/// A rendezvous: its number, how many guards are called, and how many have come. No rendezvous is
+/// active while `called` is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct State {
     number: u32,
@@ -46,7 +46,7 @@ impl State {
         u64::from(self.number) | u64::from(self.called) << 32 | u64::from(self.come) << 48
     }
 
-    /// The last one that has come writes, and nobody comes or goes until it has.
+    /// The last guard that came writes. Until it is done, no guard comes or leaves.
     fn is_writing(self) -> bool {
         self.called != 0 && self.come == self.called
     }
@@ -56,17 +56,17 @@ impl State {
         (self.called == 0).then_some(Self { number, called: lanes, come: 0 })
     }
 
-    fn is_on(self, number: u32) -> bool {
+    fn is_active(self, number: u32) -> bool {
         self.number == number && self.called != 0
     }
 
     fn come(self, number: u32) -> Option<Self> {
-        let may = self.is_on(number) && !self.is_writing();
+        let may = self.is_active(number) && !self.is_writing();
         may.then(|| Self { come: self.come + 1, ..self })
     }
 
     fn give_up(self, number: u32) -> Option<Self> {
-        let may = self.is_on(number) && !self.is_writing();
+        let may = self.is_active(number) && !self.is_writing();
         may.then_some(Self { called: 0, come: 0, ..self })
     }
 
@@ -75,68 +75,68 @@ impl State {
     }
 }
 
-/// The meetings of a run.
+/// The rendezvous of a run.
 #[derive(Debug)]
-pub(super) struct Meetings {
+pub(super) struct Rendezvous {
     state: AtomicU64,
-    seats: Vec<Seat>,
+    attendance: Vec<Attendance>,
     patience: Duration,
 }
 
-/// What is known of one lane's guard.
+/// The attendance of one lane's guard.
 #[derive(Default, Debug)]
-struct Seat {
-    /// The last meeting that it came to.
+struct Attendance {
+    /// The number of the last rendezvous that it came to.
     came: AtomicU32,
     /// How often its lane had switched when it came.
     switches: AtomicU64,
 }
 
-impl Meetings {
+impl Rendezvous {
     pub(super) fn of(lanes: usize) -> Self {
-        let seats = std::iter::repeat_with(Seat::default).take(lanes).collect();
-        Self { state: AtomicU64::new(0), seats, patience: PATIENCE }
+        let attendance = std::iter::repeat_with(Attendance::default).take(lanes).collect();
+        Self { state: AtomicU64::new(0), attendance, patience: PATIENCE }
     }
 
     fn state(&self) -> State {
         State::of_word(self.state.load(Acquire))
     }
 
-    /// One step; `None` if it can't be made.
+    /// Takes one step of the protocol; `None` if that is not allowed now.
     fn step(&self, next: impl Fn(State) -> Option<State>) -> Option<State> {
         let step = |word| next(State::of_word(word)).map(State::word);
         let before = self.state.fetch_update(AcqRel, Acquire, step).ok()?;
         next(State::of_word(before))
     }
 
-    /// Calls all guards, and returns when the meeting is over. Nobody is called while a lane is
-    /// offline, as it may come back before its guard has.
-    pub(super) fn hold(&self, channels: &Channels, wait: impl Fn()) {
-        let Ok(lanes) = u16::try_from(self.seats.len()) else { return };
+    /// Calls all guards, and returns when the rendezvous is over. Calls none while a lane is
+    /// offline: such a lane may come back before its guard does.
+    pub(super) fn run(&self, channels: &Channels, wait: impl Fn()) {
+        let Ok(lanes) = u16::try_from(self.attendance.len()) else { return };
         if channels.batch_lanes_offline() > 0 {
             return;
         }
         let Some(State { number, .. }) = self.step(|state| state.call(lanes)) else { return };
         channels.lanes().slots().for_each(|slot| ring(&slot.bell));
         let end_ns = monotonic_ns() + nanos(2 * self.patience);
-        while self.state().is_on(number) {
+        while self.state().is_active(number) {
             wait();
             if monotonic_ns() >= end_ns {
-                // The last one may have come meanwhile.
+                // Not allowed if the last guard has come meanwhile.
                 let _given_up = self.step(|state| state.give_up(number));
             }
         }
     }
 
-    /// Whether the guard of a lane is to come.
+    /// Whether the guard of a lane is called and has not come yet.
     pub(super) fn is_called(&self, lane: usize) -> bool {
         let state = self.state();
-        let is_awaited = |seat: &Seat| seat.came.load(Relaxed) != state.number;
-        state.called != 0 && self.seats.get(lane).is_some_and(is_awaited)
+        let is_awaited = |seat: &Attendance| seat.came.load(Relaxed) != state.number;
+        state.called != 0 && self.attendance.get(lane).is_some_and(is_awaited)
     }
 
-    /// The guard of a lane comes, if it is called, and stays until the meeting is over; the last
-    /// one does what there is to do. An error: it has no right to the rank that this takes.
+    /// Has the guard of a lane come, if it is called, and stay until the rendezvous is over. The
+    /// last guard calls `write`. An error means that it may not take the rank that this requires.
     pub(super) fn attend(
         &self,
         lane: usize,
@@ -144,20 +144,20 @@ impl Meetings {
         write: impl FnOnce(),
     ) -> io::Result<()> {
         let state = self.state();
-        let Some(seat) = self.seats.get(lane).filter(|_| self.is_called(lane)) else {
+        let Some(seat) = self.attendance.get(lane).filter(|_| self.is_called(lane)) else {
             return Ok(());
         };
-        // Once, whatever becomes of it.
+        // The guard comes at most once to each rendezvous.
         seat.came.store(state.number, Relaxed);
-        rank_above_all()?;
-        self.stay(lane, seat, state.number, switches, write);
-        rank_first()
+        take_realtime_rank()?;
+        self.wait_or_write(lane, seat, state.number, switches, write);
+        take_guard_rank()
     }
 
-    fn stay(
+    fn wait_or_write(
         &self,
         lane: usize,
-        seat: &Seat,
+        seat: &Attendance,
         number: u32,
         switches: impl Fn(usize) -> Option<u64>,
         write: impl FnOnce(),
@@ -166,16 +166,17 @@ impl Meetings {
         seat.switches.store(count, Relaxed);
         let Some(come) = self.step(|state| state.come(number)) else { return };
         if come.is_writing() {
-            let has_stayed =
-                |(lane, seat): (usize, &Seat)| switches(lane) == Some(seat.switches.load(Relaxed));
-            if self.seats.iter().enumerate().all(has_stayed) {
+            let has_stayed = |(lane, seat): (usize, &Attendance)| {
+                switches(lane) == Some(seat.switches.load(Relaxed))
+            };
+            if self.attendance.iter().enumerate().all(has_stayed) {
                 write();
             }
             self.step(State::end);
             return;
         }
         let end_ns = monotonic_ns() + nanos(self.patience);
-        while self.state().is_on(number) {
+        while self.state().is_active(number) {
             std::hint::spin_loop();
             if monotonic_ns() >= end_ns {
                 let _given_up = self.step(|state| state.give_up(number));
@@ -189,40 +190,41 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// What a guard, or the planner, is about to do.
+    /// What a guard, or the planner, does next.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     enum At {
         Outside,
-        /// Until the meeting of this number is over; it may give up.
+        /// Waits until the rendezvous of this number is over, or gives up.
         Waits(u32),
-        /// Has come last.
+        /// Came last.
         Writes(u32),
     }
 
     #[derive(Clone, PartialEq, Eq, Hash, Debug)]
     struct World {
         state: State,
-        meetings: u8,
+        rendezvous: u8,
         planner: At,
-        /// And the last meeting that each came to.
+        /// Each with the last rendezvous that it came to.
         guards: [(At, u32); 3],
     }
 
     type GiveUp = fn(State, u32) -> Option<State>;
 
     impl World {
-        /// All that can happen next: each a step of one of the four, one access of the word.
+        /// All possible next steps, each by one of the four and with one access to the word.
         fn next(&self, give_up: GiveUp) -> Vec<Self> {
             let mut worlds = Vec::new();
             match self.planner {
-                At::Outside if self.meetings < 3 => {
+                At::Outside if self.rendezvous < 3 => {
                     worlds.extend(self.state.call(3).map(|state| {
-                        let (meetings, planner) = (self.meetings + 1, At::Waits(state.number));
-                        Self { state, meetings, planner, ..self.clone() }
+                        let rendezvous = self.rendezvous + 1;
+                        let planner = At::Waits(state.number);
+                        Self { state, rendezvous, planner, ..self.clone() }
                     }))
                 }
                 At::Waits(number) => {
-                    if !self.state.is_on(number) {
+                    if !self.state.is_active(number) {
                         worlds.push(Self { planner: At::Outside, ..self.clone() });
                     }
                     let given_up = give_up(self.state, number);
@@ -239,15 +241,15 @@ mod tests {
                 let number = self.state.number;
                 match at {
                     At::Outside if came != number => {
-                        let come = self.state.come(number).into_iter();
-                        come.for_each(|state| match state.is_writing() {
-                            true => after(state, At::Writes(number), number),
-                            false => after(state, At::Waits(number), number),
-                        });
+                        if let Some(state) = self.state.come(number) {
+                            let is_last = state.is_writing();
+                            let at = if is_last { At::Writes(number) } else { At::Waits(number) };
+                            after(state, at, number);
+                        }
                     }
                     At::Outside => {}
                     At::Waits(own) => {
-                        if !self.state.is_on(own) {
+                        if !self.state.is_active(own) {
                             after(self.state, At::Outside, came);
                         }
                         let given_up = give_up(self.state, own).into_iter();
@@ -268,7 +270,7 @@ mod tests {
             })
         }
 
-        /// While one writes, the others are there.
+        /// While one guard writes, the others are there.
         fn is_safe(&self) -> bool {
             self.writer().is_none_or(|number| {
                 let waits = self.guards.iter().filter(|(at, _)| *at == At::Waits(number));
@@ -277,51 +279,57 @@ mod tests {
         }
     }
 
-    /// Every order of steps; says whether all worlds are safe, and how many wrote.
+    /// Explores every order of steps. Returns whether all worlds are safe, and how many wrote.
     fn explore(give_up: GiveUp) -> (bool, usize) {
         let none = State { number: u32::MAX, called: 0, come: 0 };
         let guards = [(At::Outside, none.number); 3];
-        let first = World { state: none, meetings: 0, planner: At::Outside, guards };
-        let (mut met, mut open) = (HashSet::from([first.clone()]), vec![first]);
+        let first = World { state: none, rendezvous: 0, planner: At::Outside, guards };
+        let mut known = HashSet::from([first.clone()]);
+        let mut open = vec![first];
         while let Some(world) = open.pop() {
             for next in world.next(give_up) {
-                if met.insert(next.clone()) {
+                if known.insert(next.clone()) {
                     open.push(next);
                 }
             }
         }
-        let writes = met.iter().filter(|world| world.writer().is_some()).count();
-        (met.iter().all(World::is_safe), writes)
+        let writes = known.iter().filter(|world| world.writer().is_some()).count();
+        (known.iter().all(World::is_safe), writes)
     }
 
     #[test]
-    fn nobody_leaves_while_one_writes() {
+    fn no_guard_leaves_while_another_writes() {
         let (safe, writes) = explore(State::give_up);
         assert!(safe && writes > 0, "{writes}");
-        // The same without the rule that holds them.
-        let at_any_time: GiveUp =
-            |state, number| state.is_on(number).then_some(State { called: 0, come: 0, ..state });
+        // Without the rule that holds them, the model must fail.
+        let at_any_time: GiveUp = |state, number| {
+            state.is_active(number).then_some(State { called: 0, come: 0, ..state })
+        };
         assert!(!explore(at_any_time).0);
     }
 
-    /// Goal: what is written is written once, by one, while all are there; and a meeting to which
-    /// one does not come ends. Method: real threads, of which one stays away in every fourth round.
+    /// Goal: a change is written once, by one guard, while all are there; a rendezvous to which a
+    /// guard does not come ends. Method: real threads, one of which stays away in every fourth
+    /// round.
     #[test]
-    fn the_last_one_writes_and_nobody_waits_for_ever() {
-        let mut meetings = Meetings::of(3);
+    fn the_last_guard_writes_and_no_guard_waits_for_ever() {
+        let mut rendezvous = Rendezvous::of(3);
         for round in 0..200_usize {
             let absent = (round % 4 == 0).then_some(round % 3);
-            meetings.patience = Duration::from_millis(absent.map_or(60_000, |_| 1));
-            let number = meetings.step(|state| state.call(3)).unwrap().number;
-            let (writes, inside) = (AtomicU64::new(0), AtomicU64::new(0));
+            rendezvous.patience = Duration::from_millis(absent.map_or(60_000, |_| 1));
+            let number = rendezvous.step(|state| state.call(3)).unwrap().number;
+            let writes = AtomicU64::new(0);
+            let inside = AtomicU64::new(0);
             std::thread::scope(|scope| {
                 for lane in (0..3).filter(|&lane| Some(lane) != absent) {
-                    let (meetings, writes, inside) = (&meetings, &writes, &inside);
+                    let rendezvous = &rendezvous;
+                    let writes = &writes;
+                    let inside = &inside;
                     scope.spawn(move || {
                         inside.fetch_add(1, SeqCst);
-                        meetings.stay(
+                        rendezvous.wait_or_write(
                             lane,
-                            &meetings.seats[lane],
+                            &rendezvous.attendance[lane],
                             number,
                             |_| Some(1),
                             || {
@@ -334,17 +342,19 @@ mod tests {
                 }
             });
             assert_eq!(writes.load(SeqCst), u64::from(absent.is_none()));
-            assert_eq!(meetings.state().called, 0, "it is over");
+            assert_eq!(rendezvous.state().called, 0, "over");
         }
     }
 
     #[test]
-    fn a_lane_that_has_switched_is_not_written_beside() {
-        let meetings = Meetings::of(1);
-        meetings.step(|state| state.call(1)).unwrap();
-        let looks = AtomicU64::new(0);
-        let switches = |_| Some(looks.fetch_add(1, Relaxed));
-        meetings.stay(0, &meetings.seats[0], 1, switches, || panic!("it has switched"));
-        assert_eq!((meetings.state().called, looks.load(Relaxed)), (0, 2));
+    fn a_lane_that_has_switched_prevents_the_write() {
+        let rendezvous = Rendezvous::of(1);
+        rendezvous.step(|state| state.call(1)).unwrap();
+        let reads = AtomicU64::new(0);
+        let switches = |_| Some(reads.fetch_add(1, Relaxed));
+        rendezvous.wait_or_write(0, &rendezvous.attendance[0], 1, switches, || {
+            panic!("written after a switch")
+        });
+        assert_eq!((rendezvous.state().called, reads.load(Relaxed)), (0, 2));
     }
 }

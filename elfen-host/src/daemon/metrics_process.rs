@@ -1,8 +1,8 @@
-//! What elfend serves to Prometheus, by a process of its own: whatever clients send, guards and
-//! promises are seen to.
+//! The process that serves metrics to Prometheus. It is apart from the daemon, so that no client
+//! can keep the daemon from checking guards and guarantees.
 //!
-//! It is what `elfen metrics` serves, of the whole machine, and asks the daemon over its socket as
-//! any other would.
+//! It serves what `elfen metrics` serves, for the whole machine, and queries the daemon over its
+//! socket as any other client does.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -15,24 +15,24 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
-use super::log::{Level, say};
-use super::respawned::Respawned;
+use super::log::{Level, report};
+use super::respawned::RespawnedChild;
 use crate::metrics::machine::Machine;
 use crate::metrics::server;
 
-/// Served at an address, or not at all.
+/// The metrics server, if the settings have an address for it.
 #[derive(Debug, Default)]
-pub(super) struct Serving(Option<Server>);
+pub(super) struct MetricsProcess(Option<Server>);
 
 #[derive(Debug)]
 struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    process: Respawned,
+    process: RespawnedChild,
 }
 
-impl Serving {
-    /// Takes the address; `start` has it served.
+impl MetricsProcess {
+    /// Binds the address. `ensure_running` starts the process that serves it.
     pub(super) fn bind(address: Option<SocketAddr>) -> Result<Self, Failure> {
         let Some(address) = address else { return Ok(Self(None)) };
         let listener = TcpListener::bind(address).map_err(|error| {
@@ -41,14 +41,14 @@ impl Serving {
         })?;
         let address = listener.local_addr().unwrap_or(address);
         if !address.ip().is_loopback() {
-            let why = format!("whoever reaches {address} can see which programs run here");
-            say(Level::Warning, why);
+            let why = format!("any client that reaches {address} sees which programs run here");
+            report(Level::Warning, why);
         }
-        say(Level::Info, format_args!("metrics at http://{address}/metrics"));
-        Ok(Self(Some(Server { listener, address, process: Respawned::default() })))
+        report(Level::Info, format_args!("metrics at http://{address}/metrics"));
+        Ok(Self(Some(Server { listener, address, process: RespawnedChild::default() })))
     }
 
-    /// The same listener goes on where the address has stayed.
+    /// Binds another address; `None` if the address has not changed.
     pub(super) fn rebind(&mut self, address: Option<SocketAddr>) -> Result<Option<Self>, Failure> {
         let is_same = |server: &Server| Some(server.address) == address;
         if self.0.as_ref().is_some_and(is_same) || self.0.is_none() && address.is_none() {
@@ -57,28 +57,29 @@ impl Serving {
         Self::bind(address).map(Some)
     }
 
-    /// A process that serves, where there is none.
-    pub(super) fn mind(&mut self, socket: &Path) {
+    /// Starts the process that serves, if it does not run.
+    pub(super) fn ensure_running(&mut self, socket: &Path) {
         let Some(server) = &mut self.0 else { return };
         let start = || start(&server.listener, socket);
-        if let Err(error) = server.process.mind("metrics server", start) {
-            say(Level::Error, format_args!("nobody serves metrics: {error}"));
+        if let Err(error) = server.process.ensure_running("metrics server", start) {
+            report(Level::Error, format_args!("starting the metrics server: {error}"));
         }
     }
 }
 
 impl Drop for Server {
-    /// Other children of the daemon have this listener too, and would keep the address.
+    /// Other children of the daemon have copies of this listener, which would keep the address
+    /// bound. Shutting it down frees the address.
     fn drop(&mut self) {
         self.process.end();
-        // It fails only if it listens no more.
+        // Fails only if it no longer listens.
         let _deaf = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
     }
 }
 
 fn start(listener: &TcpListener, socket: &Path) -> io::Result<Pid> {
     let daemon = nix::unistd::getpid();
-    // SAFETY: as for the keeper: the daemon's other threads make system calls alone.
+    // SAFETY: the daemon's other threads only make system calls, so the child may run any code.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
@@ -87,9 +88,9 @@ fn start(listener: &TcpListener, socket: &Path) -> io::Result<Pid> {
             let unblocked = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
             if getppid() == daemon && unblocked.is_ok() {
                 let error = server::serve(listener, &Arc::new(Machine::new(socket.to_owned())));
-                say(Level::Error, format_args!("metrics are served no more: {error}"));
+                report(Level::Error, format_args!("metrics are no longer served: {error}"));
             }
-            // SAFETY: ends the process; what else the daemon has open is the daemon's.
+            // SAFETY: ends the process without dropping its copies of the daemon's values.
             unsafe { libc::_exit(1) }
         }
     }

@@ -1,4 +1,4 @@
-//! What a fence promises, as the kernel says it now, and putting right what can be put right.
+//! The guarantees of a fence: reads from the kernel whether they hold, and repairs what it can.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,18 +9,18 @@ use crate::process::threads_of;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Promise {
+pub enum Guarantee {
     /// Guards outrank what is inside.
     Rank,
-    /// It runs on its batch lanes alone, in the memory beside them.
+    /// It runs only on its batch lanes, with memory of their nodes.
     Place,
-    /// Nothing in it is of a class that ranks above guards whatever its cgroup says.
+    /// No thread in it has a class that ranks above guards in any cgroup.
     Class,
-    /// Nobody but root can take a process out of it.
+    /// Only root can move a process out of it.
     Owner,
 }
 
-impl Promise {
+impl Guarantee {
     pub const ALL: [Self; 4] = [Self::Rank, Self::Place, Self::Class, Self::Owner];
 
     pub fn name(self) -> &'static str {
@@ -35,11 +35,12 @@ impl Promise {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Broken {
-    pub promise: Promise,
+    #[serde(rename = "promise")]
+    pub guarantee: Guarantee,
     pub why: String,
 }
 
-/// What promises are held against.
+/// What guarantees are checked against.
 #[derive(Debug)]
 pub struct Terms<'a> {
     pub hierarchies: &'a Hierarchies,
@@ -47,25 +48,25 @@ pub struct Terms<'a> {
     pub home: &'a CgroupPath,
     /// The fence's batch lanes that are online.
     pub lanes: &'a CpuSet,
-    /// The memory nodes of all its lanes, also of those that are offline; none where the kernel
-    /// tells no nodes apart.
+    /// The memory nodes of all its lanes, online or not; empty where the kernel has no nodes.
     pub nodes: &'a CpuSet,
 }
 
-/// The promises that do not hold, at most one reason each. An error is a cgroup that cannot be
-/// read: then none is known to hold.
-pub fn look(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
+/// The guarantees that do not hold, each with one reason. An error means that the cgroup cannot be
+/// read, so that no guarantee is known to hold.
+pub fn check(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
     group.require_domain()?;
     let mut broken = Vec::new();
-    let mut note = |promise, why: Option<String>| {
-        broken.extend(why.map(|why| Broken { promise, why }));
+    let mut note = |guarantee, why: Option<String>| {
+        broken.extend(why.map(|why| Broken { guarantee, why }));
     };
-    note(Promise::Rank, outranked(group, terms)?.map(|why| why.to_string()));
-    note(Promise::Place, misplaced(group, terms)?);
-    note(Promise::Class, of_a_higher_class(group)?);
+    note(Guarantee::Rank, outranked(group, terms)?.map(|why| why.to_string()));
+    note(Guarantee::Place, misplaced(group, terms)?);
+    note(Guarantee::Class, realtime_thread(group)?);
     let writable = group.writable_by_others()?;
-    let why = |file: std::path::PathBuf| format!("others than root may write {}", file.display());
-    note(Promise::Owner, writable.map(why));
+    let why =
+        |file: std::path::PathBuf| format!("users other than root may write {}", file.display());
+    note(Guarantee::Owner, writable.map(why));
     Ok(broken)
 }
 
@@ -75,7 +76,7 @@ fn outranked(group: &Group, terms: &Terms<'_>) -> Result<Option<Outranked>, Erro
 }
 
 fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> {
-    // Without a lane it is frozen, wherever the kernel has put it.
+    // Without an online lane the fence is frozen, wherever the kernel has moved its threads.
     if terms.lanes.is_empty() {
         return Ok(None);
     }
@@ -93,21 +94,21 @@ fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> 
     if !group.is_member()? {
         return Ok(Some("its cpuset is a partition of its own (cpuset.cpus.partition)".to_owned()));
     }
-    let half = group.half_inside()?;
-    // Who goes in or out just now is in one hierarchy before the other.
-    let half = half.into_iter().find(|&process| is_half(group, process));
-    Ok(half.map(|process| format!("process {process} is in it in one hierarchy, not in another")))
+    let half = group.partly_inside()?;
+    // A process that is moved just now is in one hierarchy before the other.
+    let half = half.into_iter().find(|&process| is_partly_inside(group, process));
+    Ok(half.map(|process| format!("process {process} is in it in only one of the hierarchies")))
 }
 
-/// The nodes that it ought to have memory of: those of its lanes, as far as its parent has them.
-/// Where neither says any, it is right as it is.
+/// The nodes of which the fence should have memory: those of its lanes, as far as its parent has
+/// them. If there are none, the present nodes are right.
 fn nodes(group: &Group, terms: &Terms<'_>, now: &CpuSet) -> Result<CpuSet, Error> {
     let wanted = terms.nodes.and(&group.parent().effective_memory()?);
     Ok(if wanted.is_empty() { now.clone() } else { wanted })
 }
 
-/// Whether it has less than its lanes: one came back online after it had been kept to the others.
-/// It is no broken promise, and is put right as one.
+/// Whether the fence has fewer CPUs or nodes than its lanes, because a lane came back online. That
+/// breaks no guarantee, but is repaired in the same way.
 pub fn lacks_lanes(group: &Group, terms: &Terms<'_>) -> Result<bool, Error> {
     let wanted = terms.lanes.and(&group.parent().effective_cpus()?);
     let now = group.effective_cpus()?;
@@ -116,12 +117,12 @@ pub fn lacks_lanes(group: &Group, terms: &Terms<'_>) -> Result<bool, Error> {
     Ok(lacks(&now, &wanted) || lacks(&memory, &nodes(group, terms, &memory)?))
 }
 
-fn is_half(group: &Group, process: u32) -> bool {
-    group.half_inside().is_ok_and(|half| half.contains(&process))
+fn is_partly_inside(group: &Group, process: u32) -> bool {
+    group.partly_inside().is_ok_and(|half| half.contains(&process))
 }
 
-/// `None` also of a thread that has ended.
-fn of_a_higher_class(group: &Group) -> Result<Option<String>, Error> {
+/// A thread of a real-time class; `None` also for a thread that has ended.
+fn realtime_thread(group: &Group) -> Result<Option<String>, Error> {
     for process in group.processes()? {
         for thread in threads_of(process) {
             // SAFETY: takes a number.
@@ -139,25 +140,26 @@ fn of_a_higher_class(group: &Group) -> Result<Option<String>, Error> {
     Ok(None)
 }
 
-/// Puts right what a cgroup's files can. What was set by others behind our back is set again; who
-/// owns them, and what threads made of themselves, is not ours to change.
+/// Repairs what the cgroup's files can: sets again what other programs have changed. It cannot
+/// change the owner of files, or the class of threads.
 pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
-    match broken.promise {
-        Promise::Rank => match outranked(group, terms)? {
+    match broken.guarantee {
+        Guarantee::Rank => match outranked(group, terms)? {
             Some(Outranked::NotIdle { child, .. }) if child == group.path => group.set_idle(true),
             _ => Ok(()),
         },
-        Promise::Place => {
+        Guarantee::Place => {
             if !group.is_member()? {
                 group.set_member()?;
             }
-            for process in group.half_inside()? {
-                if is_half(group, process) {
-                    // It may have ended meanwhile; if not, the next look finds it again.
-                    let _taken_in = group.take_in(process);
+            for process in group.partly_inside()? {
+                if is_partly_inside(group, process) {
+                    // It may have ended meanwhile. If not, the next check finds it again.
+                    let _taken_in = group.add_process(process);
                 }
             }
-            let (cpus, memory) = (group.effective_cpus()?, group.effective_memory()?);
+            let cpus = group.effective_cpus()?;
+            let memory = group.effective_memory()?;
             let nodes = nodes(group, terms, &memory)?;
             if memory != nodes {
                 group.keep_memory_to(&nodes)?;
@@ -167,6 +169,6 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
             }
             group.keep_to(terms.lanes)
         }
-        Promise::Class | Promise::Owner => Ok(()),
+        Guarantee::Class | Guarantee::Owner => Ok(()),
     }
 }

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use elfen_hedge_policy::{Halt, Server};
-use elfen_host::process::stat;
 use elfen_kernel::hazard::{self, Error, Step, Subjects};
+use elfen_machine::process::stat;
 use elfen_recorder::jvm::probes_of;
 use elfen_recorder::service::NotFound;
 

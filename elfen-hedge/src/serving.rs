@@ -1,7 +1,7 @@
 //! Which processes serve behind a port, as time goes on. A server may not be up yet; workers join
 //! and leave; and a server that was restarted is another process.
 
-use elfen_host::process::{below, stat};
+use elfen_machine::process::{below, stat};
 use elfen_recorder::service::{NotFound, Service, Which};
 
 /// Between two looks at whether the processes are still there.

@@ -5,7 +5,7 @@
 //! What its CPU did meanwhile does not matter: proxy and server may share one. A server that sleeps
 //! waits for a disk, a lock or another service, and would wait elsewhere as well.
 
-use elfen_host::process::{cpu_time_ns, stat, threads_of};
+use elfen_machine::process::{cpu_time_ns, stat, threads_of};
 use elfen_recorder::service::NotFound;
 
 use crate::lookout::Lookout;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use elfen_host::watches::{Cause, Tail};
+use elfen_run::watches::{Cause, Tail};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::rank::{Slow, rank};
 use elfen_tailor::tale::Tale;

@@ -6,11 +6,11 @@ use std::io;
 use std::time::Duration;
 
 use elfen_console::failure::to_stderr;
-use elfen_host::process::{below, threads_of};
-use elfen_host::run::batches::{self, Batch};
 use elfen_kernel::events::{Detail, Error, Events, Lost};
+use elfen_machine::process::{below, threads_of};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
+use elfen_run::batches::{self, Batch};
 use elfen_tailor::segment::RECORDER;
 use elfen_tailor::tale::{FULL, Function, Gap, Head, Lent, MARKS_ALONE, Named};
 

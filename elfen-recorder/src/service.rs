@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use elfen_host::affinity;
-use elfen_host::process::{below, threads_of};
 use elfen_kernel::events::Watched;
+use elfen_machine::affinity;
+use elfen_machine::process::{below, threads_of};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {

@@ -84,7 +84,7 @@ mod tests {
     use crate::recording::{Kind, Signal, Source};
     use crate::signal::Width;
     use crate::tally::Tally;
-    use elfen_host::affinity;
+    use elfen_machine::affinity;
     use std::io::Write;
     use std::sync::atomic::AtomicU64;
     use std::thread;

@@ -8,9 +8,9 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
-use elfen_host::affinity::Mask;
-use elfen_host::cpulist::CpuSet;
 use elfen_instrument::{find_library, preload};
+use elfen_machine::affinity::Mask;
+use elfen_machine::cpulist::CpuSet;
 use elfen_rt::tag::VARIABLE;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
@@ -180,7 +180,7 @@ mod tests {
     fn a_program_is_started_with_what_it_is_told() {
         let words = ["sh", "-c", "test \"$ELFEN_SHIM\" = \"1 77 $PPID\" && exit 3"];
         let words = words.map(OsString::from);
-        let on = elfen_host::affinity::allowed().unwrap();
+        let on = elfen_machine::affinity::allowed().unwrap();
         let order = Start {
             words: &words,
             on: &on,

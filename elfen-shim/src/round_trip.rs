@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elfen_host::affinity;
+use elfen_machine::affinity;
 
 use crate::clock;
 

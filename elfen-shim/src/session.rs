@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use elfen_host::affinity;
-use elfen_host::cpulist::CpuSet;
-use elfen_host::run::placement::use_ordinary_class;
+use elfen_machine::affinity;
+use elfen_machine::cpulist::CpuSet;
+use elfen_machine::placement::use_ordinary_class;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;

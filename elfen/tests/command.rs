@@ -159,7 +159,9 @@ fn help_lists_every_variable() {
     let folders = [
         "elfen",
         "elfen-console",
-        "elfen-host",
+        "elfen-fence",
+        "elfen-machine",
+        "elfen-run",
         "elfen-instrument",
         "elfen-recorder",
         "elfen-rt",

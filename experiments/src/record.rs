@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use elfen_host::run::report::Report;
+use elfen_run::report::Report;
 use serde::{Deserialize, Serialize};
 
 /// One line of a results file.

@@ -1,7 +1,7 @@
 //! What is asked of elfend, and what a batch finds in its environment.
 #![no_main]
 
-use elfen_host::fence::status::Request;
+use elfen_machine::fence::status::Request;
 use elfen_rt::inherit::Inherited;
 use libfuzzer_sys::fuzz_target;
 

@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use elfen_host::affinity;
-use elfen_host::process::stat;
+use elfen_machine::affinity;
+use elfen_machine::process::stat;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_rt::clock::nanos;
 
 use super::inject::Injured;

@@ -17,8 +17,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use elfen_host::affinity;
 use elfen_kernel::events::Detail;
+use elfen_machine::affinity;
 
 use ask::Asker;
 use flood::Flood;

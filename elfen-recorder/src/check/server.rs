@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_rt::clock::monotonic_ns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 

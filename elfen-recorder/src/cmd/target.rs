@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
-use elfen_host::args::lanes::{LaneArgs, topology};
-use elfen_host::run::batches;
-use elfen_host::source::Source;
 use elfen_kernel::events::Detail;
+use elfen_machine::lane_args::{LaneArgs, topology};
+use elfen_machine::source::Source;
+use elfen_run::batches;
 use elfen_tailor::tale::Head;
 
 use super::failure;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use elfen_console::duration::{self, show};
 use elfen_console::failure::{Failure, Status, to_stderr};
-use elfen_host::watches::Publisher;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
+use elfen_run::watches::Publisher;
 use elfen_tailor::account::{Account, charges};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::rank::Slow;

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use elfen_host::hsperf::{self, Counter};
+use elfen_machine::hsperf::{self, Counter};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Runtime};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use elfen_console::duration;
-use elfen_host::cpulist::CpuSet;
+use elfen_machine::cpulist::CpuSet;
 
 use crate::signal::Ask;
 

@@ -1,7 +1,7 @@
 //! From what a user asks to the words that are read.
 
 use elfen_console::failure::{Failure, Status};
-use elfen_host::cpulist::CpuSet;
+use elfen_machine::cpulist::CpuSet;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;

@@ -1,10 +1,10 @@
 //! Which lanes are observed, and from which.
 
 use elfen_console::failure::{Failure, Status};
-use elfen_host::args::lanes::topology;
-use elfen_host::cpulist::CpuSet;
-use elfen_host::source::Source;
-use elfen_host::topology::Topology;
+use elfen_machine::cpulist::CpuSet;
+use elfen_machine::lane_args::topology;
+use elfen_machine::source::Source;
+use elfen_machine::topology::Topology;
 
 use crate::observe::OBSERVERS_MAX;
 

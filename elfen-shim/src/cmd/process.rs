@@ -18,7 +18,7 @@ pub(super) fn check_process(process: u32) -> Result<(), Failure> {
     if process == std::process::id() {
         return fail(Status::Usage, "that is this command itself", "name another");
     }
-    if process == 0 || elfen_host::process::stat(process).is_none() {
+    if process == 0 || elfen_machine::process::stat(process).is_none() {
         return fail(Status::Failed, "there is none", "see `ps`");
     }
     if program::is_of_kernel(process) {

@@ -203,7 +203,7 @@ fn of_process(process: u32, report: &mut Report) -> Result<(), Failure> {
         report.add("tag", "source-tags", "one store a tag");
         report.add("value", "source-tags", "one store a value");
     }
-    if let Ok((_, counters)) = elfen_host::hsperf::counters(process) {
+    if let Ok((_, counters)) = elfen_machine::hsperf::counters(process) {
         for counter in counters {
             report.add(format!("jvm:{}", counter.name), "mapped", "a load");
         }

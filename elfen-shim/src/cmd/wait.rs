@@ -139,7 +139,7 @@ pub(super) fn outlast(child: &mut Child) -> i32 {
 }
 
 fn is_gone(process: u32) -> bool {
-    elfen_host::process::stat(process).is_none()
+    elfen_machine::process::stat(process).is_none()
 }
 
 /// A signal that we were told.

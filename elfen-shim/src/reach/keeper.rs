@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use elfen_host::affinity::Mask;
-use elfen_host::cpulist::CpuSet;
 use elfen_instrument::remote::{Group, TouchError, mappings};
+use elfen_machine::affinity::Mask;
+use elfen_machine::cpulist::CpuSet;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};

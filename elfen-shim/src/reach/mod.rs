@@ -48,7 +48,7 @@ pub fn address(
 
 /// A counter of a Java virtual machine: by its name, or that of a collector for its collections.
 pub fn jvm(process: u32, name: &str) -> Result<Place, Unreached> {
-    let (file, counters) = elfen_host::hsperf::counters(process)
+    let (file, counters) = elfen_machine::hsperf::counters(process)
         .map_err(|error| Unreached::Failed(error.to_string()))?;
     let collections = format!("{name}.invocations");
     let counter =

@@ -9,8 +9,8 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use elfen_host::process::share_memory;
 use elfen_instrument::remote::{Event, Group, Mapping, Memory, TouchError, mappings};
+use elfen_machine::process::share_memory;
 
 use super::place::Unreached;
 

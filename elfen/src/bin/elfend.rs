@@ -1,5 +1,5 @@
 //! `elfend`: the daemon that holds fences. Arguments, one call, exit status; the work is in
-//! `elfen-host/src/daemon`.
+//! `elfen-fence/src`.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,12 +10,12 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use elfen_console::failure::{Failure, Status};
 use elfen_console::usage;
-use elfen_host::cpulist::CpuSet;
-use elfen_host::daemon::release::{freeze, release};
-use elfen_host::daemon::settings::{FILE, Settings};
-use elfen_host::daemon::{self, settings};
-use elfen_host::fence::state::{FOLDER, Folder};
-use elfen_host::pair;
+use elfen_fence::release::{freeze, release};
+use elfen_fence::settings;
+use elfen_fence::settings::{FILE, Settings};
+use elfen_machine::cpulist::CpuSet;
+use elfen_machine::fence::state::{FOLDER, Folder};
+use elfen_machine::pair;
 
 const AFTER: &str = "\
 A fence is a cgroup whose processes run on batch lanes alone, below everything else, while \
@@ -110,14 +110,14 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         Failure::new(Status::Usage, "elfend", error, fix)
     })?;
     if args.check.is_some() {
-        let (_, home) = daemon::require(&settings)?;
+        let (_, home) = elfen_fence::require(&settings)?;
         io::stdout()
             .write_all(plan(&settings, home.as_str()).as_bytes())
             .map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     require_root()?;
-    daemon::run(settings, file, &folder).map(|()| ExitCode::SUCCESS)
+    elfen_fence::run(settings, file, &folder).map(|()| ExitCode::SUCCESS)
 }
 
 fn none_left(folder: &Folder) -> String {
@@ -135,7 +135,7 @@ fn require_root() -> Result<(), Failure> {
 /// What it would do, a line a lane and a fence.
 fn plan(settings: &Settings, home: &str) -> String {
     let mut text = format!("guards at home in {home}\n");
-    if let Some(gone) = daemon::offline(settings) {
+    if let Some(gone) = elfen_fence::offline(settings) {
         text += &format!("{gone}\n");
     }
     for lent in &settings.lent {

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
-use elfen_host::run::User;
+use elfen_run::User;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 

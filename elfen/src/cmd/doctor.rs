@@ -8,14 +8,14 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
-use elfen_host::args::lanes::{LaneArgs, not_a_recording, source, topology};
-use elfen_host::doctor::answers::Answers;
-use elfen_host::doctor::probe::{self, Trial};
-use elfen_host::doctor::verdict::Verdict;
-use elfen_host::doctor::{self, Check, Group, Machine, Status};
-use elfen_host::lanes::Lanes;
-use elfen_host::topology::Topology;
 use elfen_instrument::{Compiler, Inject, Reason, inspect};
+use elfen_machine::doctor::answers::Answers;
+use elfen_machine::doctor::probe::{self, Trial};
+use elfen_machine::doctor::verdict::Verdict;
+use elfen_machine::doctor::{self, Check, Group, Machine, Status};
+use elfen_machine::lane_args::{LaneArgs, not_a_recording, source, topology};
+use elfen_machine::lanes::Lanes;
+use elfen_machine::topology::Topology;
 use elfen_shim::cmd::{Allowed, allowed};
 use serde::Serialize;
 

@@ -13,13 +13,13 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
-use elfen_host::fence::state::Folder;
-use elfen_host::fence::status::{self, Answer, FenceStatus, Request, Status as Known};
-use elfen_host::run::PRELOAD;
-use elfen_host::run::User;
-use elfen_host::run::batches::Level;
 use elfen_instrument::preload;
+use elfen_machine::fence::state::Folder;
+use elfen_machine::fence::status::{self, Answer, FenceStatus, Request, Status as Known};
 use elfen_rt::{inherit, pages};
+use elfen_run::PRELOAD;
+use elfen_run::User;
+use elfen_run::batches::Level;
 use nix::unistd::{setgid, setgroups, setuid};
 
 use super::cut_off::cut_off;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
-use elfen_host::pair::Pair;
-use elfen_host::run::channels::{Signals, Writer};
-use elfen_host::run::guard::may_take_realtime_rank;
 use elfen_instrument::{Inject, Plan, Reason, find_library, inspect};
 use elfen_kernel::preempted::Notes;
+use elfen_machine::pair::Pair;
+use elfen_machine::placement::may_take_realtime_rank;
+use elfen_run::channels::{Signals, Writer};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum InjectName {

@@ -7,10 +7,10 @@
 
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
-use elfen_host::args::lanes::{LaneArgs, topology};
-use elfen_host::doctor::verdict::Verdict;
-use elfen_host::doctor::{self, Check, Enough, Group, Machine, Status};
-use elfen_host::source::Source;
+use elfen_machine::doctor::verdict::Verdict;
+use elfen_machine::doctor::{self, Check, Enough, Group, Machine, Status};
+use elfen_machine::lane_args::{LaneArgs, topology};
+use elfen_machine::source::Source;
 
 use super::doctor::listed;
 

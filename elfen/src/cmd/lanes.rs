@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::table;
-use elfen_host::args::lanes::{LaneArgs, source, topology};
-use elfen_host::cpulist::CpuSet;
-use elfen_host::lanes::{self, Lanes};
-use elfen_host::pair::Pair;
-use elfen_host::topology::{CoreKind, Topology};
+use elfen_machine::cpulist::CpuSet;
+use elfen_machine::lane_args::{LaneArgs, source, topology};
+use elfen_machine::lanes::{self, Lanes};
+use elfen_machine::pair::Pair;
+use elfen_machine::topology::{CoreKind, Topology};
 use serde::Serialize;
 
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
-use elfen_host::metrics::machine::Machine;
-use elfen_host::metrics::server::{self, Scraped};
+use elfen_fence::metrics::machine::Machine;
+use elfen_fence::metrics::server::{self, Scraped};
 
 use super::pause::RunDir;
 use super::status;

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use elfen_console::failure::{Failure, Status};
-use elfen_host::fence::state::{FOLDER, Folder, RecordedFence};
-use elfen_host::fence::status::{self, Answer, FenceStatus, Request};
+use elfen_machine::fence::state::{FOLDER, Folder, RecordedFence};
+use elfen_machine::fence::status::{self, Answer, FenceStatus, Request};
 
 /// How long the kernel may take to stop every task.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
-use elfen_host::run::channels::Service;
 use elfen_rt::clock::nanos;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::{PolicyKind, Settings};
+use elfen_run::channels::Service;
 
 /// Of the runtime's policies, by their names.
 fn policies() -> impl TypedValueParser<Value = PolicyKind> {

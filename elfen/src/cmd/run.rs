@@ -11,27 +11,26 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
 use elfen_console::{duration, usage};
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::nap::NapName;
-use elfen_host::args::poll_timing::PollTimingArgs;
-use elfen_host::args::signals::{self as signal_args, refuse};
-use elfen_host::pair;
-use elfen_host::pair::Pair;
-use elfen_host::run::Order;
-use elfen_host::run::batches::Level;
-use elfen_host::run::channels::{Channels, Error, Service, Signals, SourceChoice, Writer};
-use elfen_host::run::figures::{self, Figures};
-use elfen_host::run::guard;
-use elfen_host::run::ipc::Counts;
-use elfen_host::run::launcher::{self, Ended, Ending};
-use elfen_host::run::live::page::LiveWords;
-use elfen_host::run::report::Report;
 use elfen_instrument::Inject;
 use elfen_kernel::preempted::Notes;
 use elfen_kernel::task_map::Source;
+use elfen_machine::lane_args::LaneArgs;
+use elfen_machine::pair::Pair;
+use elfen_machine::{pair, placement};
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::nap::Kind;
 use elfen_rt::signal::control::PolicyKind;
+use elfen_run::Order;
+use elfen_run::args::nap::NapName;
+use elfen_run::args::poll_timing::PollTimingArgs;
+use elfen_run::args::signals::{self as signal_args, refuse};
+use elfen_run::batches::Level;
+use elfen_run::channels::{Channels, Error, Service, Signals, SourceChoice, Writer};
+use elfen_run::figures::{self, Figures};
+use elfen_run::ipc::Counts;
+use elfen_run::launcher::{self, Ended, Ending};
+use elfen_run::live::page::LiveWords;
+use elfen_run::report::Report;
 
 use super::fenced::{self, Fenced, NONE, Usual};
 use super::inject_args::{self, Chosen, InjectName};
@@ -284,7 +283,7 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
     let poll_timing = args.looks.timing()?;
-    guard::may_take_guard_rank().map_err(|error| {
+    placement::may_take_guard_rank().map_err(|error| {
         let why = format!("guards need nice 0 and the ordinary class to hold their lanes: {error}");
         let fix = "start it without `nice` or `chrt`; the batch has the lowest priority anyway";
         Failure::new(Status::Unsupported, "priority", why, fix)

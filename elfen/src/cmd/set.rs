@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
-use elfen_host::run::batches::Batch;
-use elfen_host::run::channels::Service;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::LaneSlot;
+use elfen_run::batches::Batch;
+use elfen_run::channels::Service;
 
 use super::pause::RunDir;
 use super::policy_args::{Chosen, PolicyArgs};

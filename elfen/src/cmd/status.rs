@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, table};
-use elfen_host::cgroup::CgroupPath;
-use elfen_host::fence::state::RecordedFence;
-use elfen_host::fence::status::{Answer, FenceStatus, Request, Status as Fences, ask};
-use elfen_host::run::batches::{self, Batch};
-use elfen_host::run::figures::Figures;
+use elfen_machine::cgroup::CgroupPath;
+use elfen_machine::fence::state::RecordedFence;
+use elfen_machine::fence::status::{Answer, FenceStatus, Request, Status as Fences, ask};
 use elfen_rt::signal::lane::LaneSlot;
+use elfen_run::batches::{self, Batch};
+use elfen_run::figures::Figures;
 use serde::Serialize;
 
 use super::pause::RunDir;

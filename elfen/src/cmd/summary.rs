@@ -1,10 +1,10 @@
 //! The lines that end an `elfen run`.
 
 use elfen_console::duration;
-use elfen_host::run::figures::Figures;
-use elfen_host::run::latency::Latency;
-use elfen_host::run::live::page::Live;
-use elfen_host::run::report::Report;
+use elfen_run::figures::Figures;
+use elfen_run::latency::Latency;
+use elfen_run::live::page::Live;
+use elfen_run::report::Report;
 
 /// The line that ends a run.
 pub(super) fn summary(report: &Report) -> String {

@@ -1,7 +1,7 @@
 //! The user that an option names, or who asked `sudo`.
 
 use elfen_console::failure::{Failure, Status};
-use elfen_host::run::User;
+use elfen_run::User;
 
 pub(super) fn user_of(name: &str) -> Result<User, Failure> {
     let fix = "give a name or a number that `id` knows";

@@ -15,13 +15,15 @@ use imports::{Imports, Module, name};
 use serde_json::Value;
 
 /// Top-level folder, and the folders that its crates may depend on.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     (
         "elfen",
         &[
             "elfen-recorder",
             "elfen-shim",
-            "elfen-host",
+            "elfen-fence",
+            "elfen-run",
+            "elfen-machine",
             "elfen-console",
             "elfen-instrument",
             "kernel",
@@ -33,18 +35,27 @@ const ALLOWED: [(&str, &[&str]); 12] = [
         &[
             "elfen-hedge",
             "elfen-shim",
-            "elfen-host",
+            "elfen-run",
+            "elfen-machine",
             "elfen-console",
             "elfen-instrument",
             "kernel",
             "elfen-rt",
         ],
     ),
-    ("elfen-shim", &["elfen-host", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
-    ("elfen-recorder", &["elfen-tailor", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),
-    ("elfen-hedge", &["elfen-recorder", "elfen-host", "elfen-console", "kernel", "elfen-rt"]),
+    ("elfen-shim", &["elfen-machine", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
+    (
+        "elfen-recorder",
+        &["elfen-tailor", "elfen-run", "elfen-machine", "elfen-console", "kernel", "elfen-rt"],
+    ),
+    ("elfen-hedge", &["elfen-recorder", "elfen-machine", "elfen-console", "kernel", "elfen-rt"]),
     ("elfen-tailor", &["elfen-console", "elfen-rt"]),
-    ("elfen-host", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
+    (
+        "elfen-fence",
+        &["elfen-run", "elfen-machine", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"],
+    ),
+    ("elfen-run", &["elfen-machine", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
+    ("elfen-machine", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
     ("workloads", &["elfen-console", "kernel", "elfen-rt"]),
     ("elfen-console", &[]),
     ("elfen-instrument", &["elfen-rt"]),
@@ -58,15 +69,12 @@ type Layers = &'static [&'static [&'static str]];
 const LAYERS: [(&str, Layers); 4] = [
     ("elfen", &[&["cmd"]]),
     (
-        "elfen_host",
+        "elfen_machine",
         &[
-            &["args", "daemon"],
-            &["doctor", "metrics"],
-            &["run", "services", "watches"],
-            &["fence"],
-            &["lanes"],
-            &["topology"],
-            &["cpuset", "source", "systemd"],
+            &["doctor", "lane_args"],
+            &["lanes", "placement"],
+            &["fence", "topology"],
+            &["source", "systemd"],
             &["affinity", "cgroup", "hsperf", "pair", "pidfd", "segment"],
             &["mapped", "process"],
             &["cpulist"],

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use elfen_host::fence::status::LaneAccount;
+use elfen_machine::fence::status::LaneAccount;
 
 use super::SPIN;
 use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, wait_until};

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
-use elfen_host::fence::status::Request;
+use elfen_machine::fence::status::Request;
 use elfen_rt::pages;
 
 use super::SPIN;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
+use elfen_machine::cgroup::{CgroupPath, Group, Hierarchies};
 use tempfile::TempDir;
 
 use super::SPIN;

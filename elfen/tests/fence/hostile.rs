@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
-use elfen_host::fence::status::Frozen;
+use elfen_machine::fence::status::Frozen;
 
 use super::SPIN;
 use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, wait_until};

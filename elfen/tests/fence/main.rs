@@ -32,9 +32,9 @@ mod units;
 use std::fs;
 use std::process::{Command, Stdio};
 
-use elfen_host::cgroup::Rank;
-use elfen_host::fence::guarantees::Guarantee;
-use elfen_host::fence::status::Frozen;
+use elfen_machine::cgroup::Rank;
+use elfen_machine::fence::guarantees::Guarantee;
+use elfen_machine::fence::status::Frozen;
 
 use stage::{Fenced, NOBODY, borrows, comm, kill, ran_ns, require_fences, share, wait_until};
 

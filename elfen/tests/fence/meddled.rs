@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use elfen_host::fence::status::{Answer, Request};
+use elfen_machine::fence::status::{Answer, Request};
 
 use super::SPIN;
 use super::stage::{Fenced, NOBODY, borrows, kill, require_fences, settings, wait_until};

@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
-use elfen_host::fence::status::{Answer, Request, address, ask};
+use elfen_machine::cgroup::{CgroupPath, Group, Hierarchies};
+use elfen_machine::fence::status::{Answer, Request, address, ask};
 
 use super::stage::{Fenced, NOBODY, Own, kill, require_fences, settings, wait_until};
 
@@ -54,7 +54,7 @@ fn settings_that_cannot_be_held() {
         (in_unit("elfen.slice"), 3, "requires systemd"),
     ];
     for (text, status, why) in cases {
-        if why == "requires systemd" && elfen_host::systemd::is_running() {
+        if why == "requires systemd" && elfen_machine::systemd::is_running() {
             continue;
         }
         for words in [&["--check"][..], &["--run-dir", other.to_str().unwrap()]] {

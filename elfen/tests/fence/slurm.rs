@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use elfen_host::fence::status::Frozen;
+use elfen_machine::fence::status::Frozen;
 
 use super::needs;
 use super::preload;

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use elfen_host::cgroup::{CgroupPath, Group, Hierarchies};
-use elfen_host::fence::status::{Answer, FenceStatus, Request, Status, ask};
-use elfen_host::process::threads_of;
+use elfen_machine::cgroup::{CgroupPath, Group, Hierarchies};
+use elfen_machine::fence::status::{Answer, FenceStatus, Request, Status, ask};
+use elfen_machine::process::threads_of;
 use elfen_rt::service::Service;
 
 use super::needs;

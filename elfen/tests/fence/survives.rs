@@ -1,6 +1,6 @@
 //! Deaths of the daemon's processes, its stop and its start.
 
-use elfen_host::fence::status::Frozen;
+use elfen_machine::fence::status::Frozen;
 
 use super::SPIN;
 use super::stage::{Fenced, NOBODY, borrows, kill, ran_ns, require_fences, wait_until};

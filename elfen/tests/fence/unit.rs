@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use elfen_host::process::children;
+use elfen_machine::process::children;
 
 use super::SPIN;
 use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, wait_until};

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use elfen_host::fence::status::FenceStatus;
+use elfen_machine::fence::status::FenceStatus;
 
 use super::stage::{Fenced, NOBODY, Own, comm, kill, require_fences, wait_until};
 

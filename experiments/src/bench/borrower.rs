@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use elfen_host::run::placement::Placement;
+use elfen_machine::placement::Placement;
 use elfen_rt::clock::monotonic_ns;
 
 /// A stretch of time, from and to.

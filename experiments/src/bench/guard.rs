@@ -7,10 +7,10 @@ use std::time::Duration;
 use std::{io, thread};
 
 use elfen_console::duration::number;
-use elfen_host::run::Order;
-use elfen_host::run::channels::Channels;
-use elfen_host::run::guard::Guards;
 use elfen_rt::clock::monotonic_ns;
+use elfen_run::Order;
+use elfen_run::channels::Channels;
+use elfen_run::guard::Guards;
 
 use super::borrower::pauses;
 use super::distribution::Distribution;

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use elfen_console::duration::number;
-use elfen_host::affinity;
 use elfen_kernel::task_map::{self, Loaded};
+use elfen_machine::affinity;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 

@@ -15,9 +15,9 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use elfen_console::duration::number;
-use elfen_host::affinity;
-use elfen_host::cpulist::CpuSet;
 use elfen_kernel::events::{Detail, Error as Refused, Events, Watched};
+use elfen_machine::affinity;
+use elfen_machine::cpulist::CpuSet;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
 

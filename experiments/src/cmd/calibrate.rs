@@ -10,9 +10,9 @@ use std::{fs, thread};
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::{print, warn};
 use elfen_console::{duration, shell, table};
-use elfen_host::args::lanes::{LaneArgs, topology};
-use elfen_host::lanes;
-use elfen_host::source::Source;
+use elfen_machine::lane_args::{LaneArgs, topology};
+use elfen_machine::lanes;
+use elfen_machine::source::Source;
 use elfen_rt::nap::{Kind, Nap};
 use serde::Serialize;
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::{print, warn};
 use elfen_console::{duration, shell};
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::run::channels::SourceChoice;
+use elfen_machine::lane_args::LaneArgs;
+use elfen_run::channels::SourceChoice;
 use serde::Serialize;
 
 use super::meter::Meter;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::{duration, shell};
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::run::channels::SourceChoice;
+use elfen_machine::lane_args::LaneArgs;
+use elfen_run::channels::SourceChoice;
 use serde::Deserialize;
 
 use super::live_args;

@@ -8,11 +8,11 @@ use std::{fs, io};
 use clap::ValueEnum;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output::warn;
-use elfen_host::args::lanes::{LaneArgs, topology};
-use elfen_host::lanes;
-use elfen_host::run::channels::SourceChoice;
-use elfen_host::source::Source;
-use elfen_host::topology::Topology;
+use elfen_machine::lane_args::{LaneArgs, topology};
+use elfen_machine::lanes;
+use elfen_machine::source::Source;
+use elfen_machine::topology::Topology;
+use elfen_run::channels::SourceChoice;
 use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
         let first = lanes::first_pair(&topology).ok_or_else(|| one_cpu(&topology, what))?;
         vec![first]
     };
-    let shares = |pair: &elfen_host::pair::Pair| {
+    let shares = |pair: &elfen_machine::pair::Pair| {
         let core = topology.core_of(pair.request);
         core.is_some_and(|core| pair.batch.is_subset(&core.lanes))
     };
@@ -42,7 +42,7 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
     }
     let in_a_pair = |cpu: &u32| chosen.iter().any(|pair| pair.lanes().any(|lane| lane == *cpu));
     let spare = topology.usable.iter().filter(|cpu| !in_a_pair(cpu)).collect();
-    let pair = |pair: &elfen_host::pair::Pair| Pair {
+    let pair = |pair: &elfen_machine::pair::Pair| Pair {
         request: pair.request,
         batch: pair.batch.iter().collect(),
     };

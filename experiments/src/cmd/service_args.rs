@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use elfen_console::failure::{Failure, Status, named};
-use elfen_host::run::channels::SourceChoice;
+use elfen_run::channels::SourceChoice;
 
 use crate::live::standing::{HOLE, Members, Standing};
 use crate::record::Service;

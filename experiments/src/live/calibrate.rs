@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::nap::Nap;
 use elfen_rt::signal::page::Page;

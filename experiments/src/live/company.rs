@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use elfen_host::process::below;
-use elfen_host::run::report::Report;
+use elfen_machine::process::below;
+use elfen_run::report::Report;
 use serde::Deserialize;
 
 use super::os::{Place, Rank};

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-use elfen_host::affinity::Mask;
+use elfen_machine::affinity::Mask;
 
 /// `prctl` of core scheduling (linux/prctl.h): a new cookie for the calling thread.
 const PR_SCHED_CORE: i32 = 62;

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use elfen_host::process::below;
-use elfen_host::run::report::Report;
+use elfen_machine::process::below;
+use elfen_run::report::Report;
 
 use super::os::{self, Place};
 use super::process::{Process, TO_END, TO_START};

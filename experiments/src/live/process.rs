@@ -273,7 +273,7 @@ mod tests {
     use super::super::os::Rank;
     use super::*;
     use crate::live::usage;
-    use elfen_host::process::below;
+    use elfen_machine::process::below;
     use serde_json::Value;
 
     fn start(script: &str, scratch: &Scratch) -> Process {

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use elfen_host::run::figures::Figures;
-use elfen_host::run::latency::Latency;
-use elfen_host::run::report::Report;
+use elfen_run::figures::Figures;
+use elfen_run::latency::Latency;
+use elfen_run::report::Report;
 
 use super::LiveError;
 

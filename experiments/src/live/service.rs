@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use elfen_host::process::threads_of;
+use elfen_machine::process::threads_of;
 use serde_json::Value;
 
 use super::os::{self, Place, Rank};

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use elfen_host::affinity;
-use elfen_host::cpulist::CpuSet;
-use elfen_host::process::{below, threads_of};
+use elfen_machine::affinity;
+use elfen_machine::cpulist::CpuSet;
+use elfen_machine::process::{below, threads_of};
 use serde::Deserialize;
 
 use super::process::Process;

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use elfen_console::duration::number;
-use elfen_host::run::latency::Latency;
-use elfen_host::run::report::Report;
+use elfen_run::latency::Latency;
+use elfen_run::report::Report;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
@@ -280,7 +280,7 @@ fn quantile(runs: &[&Run], drawn: &[usize], per_thousand: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_host::run::figures::Figures;
+    use elfen_run::figures::Figures;
     use proptest::prelude::*;
 
     fn report() -> Box<Report> {

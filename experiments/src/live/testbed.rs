@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use elfen_console::duration::number;
-use elfen_host::run::report::Report;
+use elfen_run::report::Report;
 use serde::Deserialize;
 
 use super::company::{Batches, Done, Start};
@@ -369,7 +369,7 @@ pub fn core_scheduling() -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_host::run::figures::Figures;
+    use elfen_run::figures::Figures;
 
     /// Goal: neither naps nor others count as the batch. Method: reports with more and with less
     /// than its CPU time.

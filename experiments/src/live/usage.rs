@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use elfen_host::process::{below, children, cpu_time_ns, stat, threads_of};
+use elfen_machine::process::{below, children, cpu_time_ns, stat, threads_of};
 
 use super::os;
 

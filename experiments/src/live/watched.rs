@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use elfen_host::process::threads_of;
+use elfen_machine::process::threads_of;
 use elfen_shim::session::OBSERVER;
 
 use super::os::{Place, Rank};

@@ -2,9 +2,9 @@
 //! line. Method: runs whose medians and ratios are known by hand, written as an experiment writes
 //! them.
 
-use elfen_host::run;
-use elfen_host::run::figures::Figures;
-use elfen_host::run::latency::Latency;
+use elfen_run as run;
+use elfen_run::figures::Figures;
+use elfen_run::latency::Latency;
 use experiments::record::{Alone, BadLine, Company, Line, Run, Setup, read};
 use experiments::report::figure::{Across, Figure, Point};
 use experiments::report::live::{Unusable, report};

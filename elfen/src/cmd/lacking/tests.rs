@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use elfen_host::doctor::answers::Answers;
-use elfen_host::lanes::{self, Lanes};
-use elfen_host::topology::Topology;
+use elfen_machine::doctor::answers::Answers;
+use elfen_machine::lanes::{self, Lanes};
+use elfen_machine::topology::Topology;
 use snapbox::assert_data_eq;
 
 use super::*;

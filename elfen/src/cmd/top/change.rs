@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration;
-use elfen_host::run::batches::Batch;
 use elfen_rt::signal::control::{PolicyKind, Settings};
+use elfen_run::batches::Batch;
 
 use super::picture::BatchView;
 use super::seen::Watch;

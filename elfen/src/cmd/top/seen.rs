@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::{fs, io};
 
-use elfen_host::run::batches::{self, Batch};
-use elfen_host::run::figures::Figures;
-use elfen_host::services::{Published, Tails, services};
-use elfen_host::watches::{Cause, Tail, watches};
 use elfen_kernel::task_map;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::task::{Running, TaskMap};
+use elfen_run::batches::{self, Batch};
+use elfen_run::figures::Figures;
+use elfen_run::services::{Published, Tails, services};
+use elfen_run::watches::{Cause, Tail, watches};
 
 use super::picture::{BatchView, LaneView, ServiceView, Share, SloView, TailView, View};
 

@@ -14,8 +14,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use elfen_host::run::report::Report;
 use elfen_rt::clock::nanos;
+use elfen_run::report::Report;
 
 use super::trace::buffer::{self, Buffer};
 use crate::live::LiveError;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use elfen_console::programs::find_program;
-use elfen_host::run::report::Report;
+use elfen_run::report::Report;
 
 use super::output::Ended;
 use crate::live::os::{self, Place, Rank};
@@ -197,7 +197,7 @@ fn as_shell(status: ExitStatus) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_host::process::below;
+    use elfen_machine::process::below;
     use std::time::Instant;
 
     fn started<'a>(starts: &Starts<'a>, script: &str) -> Running {

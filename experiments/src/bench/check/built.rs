@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use elfen_host::affinity;
+use elfen_machine::affinity;
 
 use super::error::{Error, failed};
 use super::kind::Kind;

@@ -19,8 +19,8 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use elfen_console::duration::number;
-use elfen_host::affinity;
 use elfen_kernel::{device, task_map};
+use elfen_machine::affinity;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::memory::MemoryError;
 use elfen_rt::nap::device::Device;

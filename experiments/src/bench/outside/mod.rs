@@ -16,9 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_console::programs::{ProgramError, find_program};
-use elfen_host::affinity;
-use elfen_host::run::batches::{Batch, runs};
+use elfen_machine::affinity;
 use elfen_rt::signal::lane::LaneSlot;
+use elfen_run::batches::{Batch, runs};
 
 pub(crate) use notes::{Seen, Stretch};
 
@@ -278,5 +278,5 @@ impl Run {
 /// Whether a run's keeper is this front's child.
 fn parent_is(batch: &Batch, front: u32) -> bool {
     let keeper = batch.keeper.pid().unsigned_abs();
-    elfen_host::process::stat(keeper).is_some_and(|stat| stat.parent == front)
+    elfen_machine::process::stat(keeper).is_some_and(|stat| stat.parent == front)
 }

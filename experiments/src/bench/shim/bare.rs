@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_shim::clock;
 
 use super::stage::Lanes;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_shim::clock;
 use elfen_shim::recording::{Recording, State};
 use elfen_shim::session::OBSERVER;

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration::number;
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_shim::observe::{Period, Sample, Sink, observe};
 use elfen_shim::random::Random;
 use elfen_shim::{clock, filter};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use elfen_console::duration::number;
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_shim::clock;
 use elfen_shim::record::Orders;
 use serde::Serialize;

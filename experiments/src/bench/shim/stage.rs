@@ -6,7 +6,7 @@ use std::thread;
 
 use elfen_console::duration::number;
 use elfen_console::programs::ProgramError;
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock::Clock;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::thread;
 use std::time::Duration;
 
-use elfen_host::affinity;
-use elfen_host::cpulist::CpuSet;
 use elfen_kernel::task_map;
+use elfen_machine::affinity;
+use elfen_machine::cpulist::CpuSet;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskMap};
 use elfen_rt::signal::thread::ThreadSlot;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use elfen_host::affinity;
-use elfen_host::cpulist::CpuSet;
+use elfen_machine::affinity;
+use elfen_machine::cpulist::CpuSet;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

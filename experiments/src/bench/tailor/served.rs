@@ -8,8 +8,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration::number;
-use elfen_host::affinity;
 use elfen_kernel::events::{Detail, Events, Watched};
+use elfen_machine::affinity;
 use elfen_rt::signal::event::Words;
 use elfen_rt::signal::service::OpenError;
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::{print_json, warn};
 use elfen_console::table;
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use serde::Serialize;
 
 use crate::bench::check::{self, Cost, Costs, Error, KINDS};

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::table;
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::nap::NapName;
-use elfen_host::args::poll_timing::PollTimingArgs;
-use elfen_host::run::poll_timing::PollReport;
+use elfen_machine::lane_args::LaneArgs;
 use elfen_rt::service::Service;
+use elfen_run::args::nap::NapName;
+use elfen_run::args::poll_timing::PollTimingArgs;
+use elfen_run::poll_timing::PollReport;
 use serde::Serialize;
 
 use super::here::run_here;

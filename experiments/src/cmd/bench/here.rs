@@ -4,14 +4,14 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use elfen_console::failure::Failure;
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::nap::NapName;
-use elfen_host::args::signals::refuse;
-use elfen_host::run::Order;
-use elfen_host::run::channels::{Channels, Service, Signals};
-use elfen_host::run::poll_timing::PollTiming;
 use elfen_instrument::Inject;
+use elfen_machine::lane_args::LaneArgs;
 use elfen_rt::signal::control::Settings;
+use elfen_run::Order;
+use elfen_run::args::nap::NapName;
+use elfen_run::args::signals::refuse;
+use elfen_run::channels::{Channels, Service, Signals};
+use elfen_run::poll_timing::PollTiming;
 
 /// The channels of a borrow-idle run whose batch is this process itself, by the page of a service.
 pub(super) fn run_here(

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::table;
-use elfen_host::args::lanes::LaneArgs;
+use elfen_machine::lane_args::LaneArgs;
 use serde::Serialize;
 
 use crate::bench::distribution::Distribution;

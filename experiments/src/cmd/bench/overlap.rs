@@ -8,10 +8,10 @@ use std::time::Duration;
 use elfen_console::duration::number;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, table};
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::nap::NapName;
-use elfen_host::args::poll_timing::PollTimingArgs;
-use elfen_host::run::poll_timing::PollReport;
+use elfen_machine::lane_args::LaneArgs;
+use elfen_run::args::nap::NapName;
+use elfen_run::args::poll_timing::PollTimingArgs;
+use elfen_run::poll_timing::PollReport;
 use serde::Serialize;
 
 use crate::bench::distribution::Distribution;

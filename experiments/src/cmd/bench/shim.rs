@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use elfen_console::duration::number;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{output, table};
-use elfen_host::affinity;
+use elfen_machine::affinity;
 use elfen_shim::clock::Clock;
 use elfen_shim::reach::program_file;
 

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status};
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::signals;
 use elfen_kernel::{holders, task_map};
+use elfen_machine::lane_args::LaneArgs;
+use elfen_run::args::signals;
 use serde::Serialize;
 
 use super::rows::{print, row};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::{duration, output, table};
-use elfen_host::affinity;
 use elfen_kernel::events;
+use elfen_machine::affinity;
 use serde::Serialize;
 
 use super::rows::{print, row};

@@ -10,9 +10,9 @@ use std::time::Duration;
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::{print, warn};
 use elfen_console::{duration, usage};
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::nap::NapName;
-use elfen_host::args::poll_timing::PollTimingArgs;
+use elfen_machine::lane_args::LaneArgs;
+use elfen_run::args::nap::NapName;
+use elfen_run::args::poll_timing::PollTimingArgs;
 
 use crate::bench::batch::{self, Error, Order};
 use crate::bench::trace::buffer;

@@ -2,8 +2,8 @@
 
 use elfen_console::duration::{self, number};
 use elfen_console::table;
-use elfen_host::run::poll_timing::PollReport;
 use elfen_rt::clock::nanos;
+use elfen_run::poll_timing::PollReport;
 use serde::Serialize;
 
 use crate::bench::batch::{Alone, Case, Compared, GUARD, Measured, Order, Pair, Shared, TOO_SHORT};

@@ -1,6 +1,0 @@
-//! Options that several commands share, and how a user can solve what the machine refuses.
-
-pub mod lanes;
-pub mod nap;
-pub mod poll_timing;
-pub mod signals;

@@ -1,0 +1,297 @@
+//! The placement of batch threads: on the batch lanes, at SCHED_IDLE, with long slices.
+//!
+//! Children inherit all three. Only programs that change their own affinity or class leave their
+//! placement; the supervisor restores it.
+//!
+//! Slices: the scheduler owes a batch next to an occupying guard 3 parts in 1027 of the lane. The
+//! batch gets them as soon as the scheduler has to pick again, which it must when the slice of the
+//! current thread, or any shorter slice on this CPU, ends. So guard and batch have slices longer
+//! than most requests. The batch's slices are no longer than that, because threads that wait for
+//! each other without sleeping, as in a virtual machine, would wait for a whole slice. Kernels
+//! before 6.12 ignore the length.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::thread;
+
+use crate::affinity::{self, Mask};
+use crate::cgroup::{CgroupPath, Error, Group, Hierarchies};
+use crate::cpulist::CpuSet;
+use crate::fence::rank::parting;
+
+/// The longest slice that the kernel allows.
+const GUARD_SLICE_NS: u64 = 100_000_000;
+const BATCH_SLICE_NS: u64 = 10_000_000;
+/// The shortest slice that the kernel allows. With it in the queue, threads alternate fastest.
+const SHORTEST_SLICE_NS: u64 = 100_000;
+
+/// Gives a batch process with a session of its own the least weight.
+///
+/// Where the scheduler groups tasks by session, SCHED_IDLE ranks a thread below others of its own
+/// session only, and the group of another session weighs as much as the guard's.
+pub fn lower_session_weight(process: u32) {
+    let Ok(pid) = i32::try_from(process) else { return };
+    // SAFETY: getsid takes a number.
+    let theirs = unsafe { libc::getsid(pid) };
+    // SAFETY: getsid takes a number; 0 is the caller.
+    let ours = unsafe { libc::getsid(0) };
+    if theirs != ours {
+        // The file is missing without autogroups. A write within a tenth of a second of the last
+        // one is refused; the next round tries again.
+        let _lightened = fs::write(format!("/proc/{process}/autogroup"), "19");
+    }
+}
+
+/// Makes the calling thread an ordinary one, whatever class it had. A real-time thread that spins
+/// keeps every other thread off its CPU, even the one that would tell it to stop.
+pub fn use_ordinary_class() -> io::Result<()> {
+    set_policy(0, libc::SCHED_OTHER)
+}
+
+/// Gives the calling thread the rank of a guard: above every thread at SCHED_IDLE, equal to
+/// ordinary threads.
+///
+/// Nice values and classes are inherited. Without this, `nice -n 19 elfen run` would leave the
+/// batch a sixth of a lane that its guard occupies, and SCHED_IDLE would leave it half.
+pub fn take_guard_rank() -> io::Result<()> {
+    use_ordinary_class()?;
+    // SAFETY: gettid takes nothing and cannot fail.
+    let thread = unsafe { libc::gettid() }.unsigned_abs();
+    // SAFETY: setpriority takes numbers.
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, 0) } {
+        0 => {
+            set_slice(0, GUARD_SLICE_NS);
+            Ok(())
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives the calling thread a rank above all ordinary ones, for a moment in which nothing else may
+/// run on its lane.
+pub fn take_realtime_rank() -> io::Result<()> {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: `lowest` is a live sched_param.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const lowest) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether guards may take the rank that they need: see [`take_guard_rank`].
+pub fn may_take_guard_rank() -> io::Result<()> {
+    // In a new thread, so that no other thread of this process changes its rank.
+    thread::spawn(take_guard_rank).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+/// Whether guards may take the rank that they need to patch a program on several lanes.
+pub fn may_take_realtime_rank() -> io::Result<()> {
+    let taken = thread::spawn(take_realtime_rank).join();
+    taken.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+/// Keeps the calling thread, and the threads and processes that it starts, off the request lanes:
+/// supervision costs CPU time, too.
+pub fn avoid_lanes(requests: &CpuSet) -> io::Result<()> {
+    avoid_lanes_within(&affinity::allowed()?, requests)
+}
+
+/// Keeps the calling thread off the request lanes; `all` are the CPUs that it may run on. It may
+/// have left some of them earlier.
+pub fn avoid_lanes_within(all: &CpuSet, requests: &CpuSet) -> io::Result<()> {
+    let rest = all.without(requests);
+    // Without any other CPU the thread stays.
+    if rest.is_empty() { Ok(()) } else { Mask::of(&rest).impose_on(0) }
+}
+
+/// The placement of a batch thread: on the batch lanes, at the lowest priority.
+#[derive(Debug)]
+pub struct Placement {
+    mask: Mask,
+}
+
+impl Placement {
+    pub fn new(lanes: &CpuSet) -> Self {
+        Self { mask: Mask::of(lanes) }
+    }
+
+    /// Places a thread; 0 is the caller. Only makes system calls, so that it can run between fork
+    /// and exec.
+    pub fn apply(&self, thread: u32) -> io::Result<()> {
+        self.mask.impose_on(thread)?;
+        set_slice(thread, BATCH_SLICE_NS);
+        set_policy(thread, libc::SCHED_IDLE)
+    }
+
+    /// Puts the calling thread below ordinary ones and above the batch. It then runs soon, and
+    /// takes next to nothing of a lane that a guard occupies.
+    pub fn lower_own_priority() -> io::Result<()> {
+        // SAFETY: gettid takes nothing and cannot fail.
+        let thread = unsafe { libc::gettid() }.unsigned_abs();
+        // SAFETY: setpriority takes numbers.
+        match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, 19) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Gives a thread a share of its lane next to the guard. Fails without the right to raise
+    /// priorities.
+    pub fn raise(thread: u32) -> io::Result<()> {
+        set_policy(thread, libc::SCHED_OTHER)?;
+        set_slice(thread, SHORTEST_SLICE_NS);
+        Ok(())
+    }
+
+    /// Whether a thread has left its placement; `None` if it has ended.
+    pub fn is_left_by(&self, thread: u32) -> Option<bool> {
+        let outside = !Mask::read(thread).ok()?.is_within(&self.mask);
+        // SAFETY: sched_getscheduler takes a number.
+        let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread) };
+        (policy >= 0).then_some(outside || policy != i64::from(libc::SCHED_IDLE))
+    }
+}
+
+/// `struct sched_attr`, as the first kernel that had it defined it.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+const ATTRIBUTES_BYTES: u32 = 48;
+const _: () = assert!(size_of::<Attributes>() == ATTRIBUTES_BYTES as usize);
+
+/// Gives an ordinary thread slices of this length, which stay when its class changes. Only makes
+/// system calls. Where the kernel refuses (an unprivileged user may not make a thread at SCHED_IDLE
+/// ordinary), the slices stay as they are, and the [pacer](super::pacer) limits the consequences.
+fn set_slice(thread: u32, slice_ns: u64) {
+    // SAFETY: getpriority takes numbers. -1 is a valid nice value, and the result for a thread that
+    // has ended.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, thread) };
+    let attributes =
+        Attributes { size: ATTRIBUTES_BYTES, nice, runtime_ns: slice_ns, ..Attributes::default() };
+    // SAFETY: `attributes` is live, and its size field is correct.
+    let _kept = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) };
+}
+
+/// Makes one system call, so that it can run between fork and exec.
+fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
+    let none = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `none` is a live sched_param.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &none) };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Finds batch processes that no longer rank below their guards.
+///
+/// SCHED_IDLE ranks a thread below others of its own cgroup only. A process that starts a cgroup of
+/// its own, as a container does, shares an occupied lane with the guard by the weights of their
+/// cgroups, whatever its class is. A run cannot change that; a fence can. So the supervisor reports
+/// each such process once.
+#[derive(Debug)]
+pub struct UnrankedProcesses {
+    /// The cgroup of the guards; `None` where the kernel ranks no cgroups.
+    home: Option<(Hierarchies, CgroupPath)>,
+    known: BTreeSet<u32>,
+}
+
+impl UnrankedProcesses {
+    pub fn next_to_this_process() -> Self {
+        let home = Hierarchies::read().and_then(|hierarchies| {
+            let home = hierarchies.cgroup_of(std::process::id())?;
+            Ok((hierarchies, home))
+        });
+        Self { home: home.ok(), known: BTreeSet::new() }
+    }
+
+    /// The processes that rank next to their guard, and did not at the last call.
+    pub fn find_new(&mut self, processes: &[u32]) -> Vec<u32> {
+        let Some((hierarchies, home)) = &self.home else { return Vec::new() };
+        let is_unranked = |process: u32| -> Result<bool, Error> {
+            let path = hierarchies.cgroup_of(process)?;
+            let Some(child) = parting(home, &path).to_fence else { return Ok(false) };
+            Ok(!Group::new(hierarchies, child).rank()?.idle)
+        };
+        // A process that has ended is in no cgroup.
+        let mut unranked: BTreeSet<u32> = processes.iter().copied().collect();
+        unranked.retain(|process| is_unranked(*process).unwrap_or(false));
+        let new = unranked.difference(&self.known).copied().collect();
+        self.known = unranked;
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::below;
+    use std::io::Write;
+    use std::process::Command;
+
+    /// Goal: a program that leaves its placement is found and put back. Method: a child that
+    /// starts without it.
+    #[test]
+    fn a_thread_that_leaves_its_placement_is_put_back() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let own = std::process::id();
+        while !below(own).contains(&child.id()) {
+            thread::yield_now();
+        }
+        let placement = Placement::new(&affinity::allowed().unwrap());
+        assert_eq!(placement.is_left_by(child.id()), Some(true), "not at SCHED_IDLE");
+        placement.apply(child.id()).unwrap();
+        assert_eq!(placement.is_left_by(child.id()), Some(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(placement.is_left_by(child.id()), None);
+    }
+
+    /// A thread's slice, from the kernel; before 6.12 it reports 0 for every ordinary thread.
+    fn slice_ns(thread: u32) -> u64 {
+        let mut read = Attributes::default();
+        // SAFETY: `read` is live and has the size that is passed.
+        let done = unsafe {
+            libc::syscall(libc::SYS_sched_getattr, thread, &raw mut read, ATTRIBUTES_BYTES, 0)
+        };
+        assert_eq!(done, 0);
+        read.runtime_ns
+    }
+
+    /// Goal: the end of a slice interrupts neither guard nor batch during a request, and a dying
+    /// batch gets short slices soon. Method: read the slices of threads in each placement, and of
+    /// the threads that they start.
+    #[test]
+    fn slices_are_longer_than_requests() {
+        if slice_ns(0) == 0 {
+            let why = "skipped: slices_are_longer_than_requests: requires Linux 6.12";
+            return writeln!(io::stderr(), "{why}").unwrap();
+        }
+        let placement = Placement::new(&affinity::allowed().unwrap());
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        // SAFETY: setpriority takes numbers.
+        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, child.id(), 3) }, 0);
+        placement.apply(child.id()).unwrap();
+        assert_eq!(slice_ns(child.id()), BATCH_SLICE_NS, "kept at SCHED_IDLE");
+        // SAFETY: getpriority takes numbers.
+        assert_eq!(unsafe { libc::getpriority(libc::PRIO_PROCESS, child.id()) }, 3);
+        if Placement::raise(child.id()).is_ok() {
+            assert_eq!(slice_ns(child.id()), SHORTEST_SLICE_NS);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let ranked = thread::spawn(|| {
+            take_guard_rank().unwrap();
+            (slice_ns(0), thread::spawn(|| slice_ns(0)).join().unwrap())
+        });
+        assert_eq!(ranked.join().unwrap(), (GUARD_SLICE_NS, GUARD_SLICE_NS), "inherited");
+    }
+}

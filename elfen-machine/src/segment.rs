@@ -1,0 +1,59 @@
+//! The System V segments of this machine, as the kernel lists them. There is no other registry of
+//! batches and services.
+
+use std::{fs, io};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    pub key: i32,
+    pub id: i32,
+    pub bytes: usize,
+}
+
+pub fn segments() -> io::Result<Vec<Segment>> {
+    Ok(fs::read_to_string("/proc/sysvipc/shm")?.lines().filter_map(parse).collect())
+}
+
+/// `None` for the heading.
+fn parse(line: &str) -> Option<Segment> {
+    let mut fields = line.split_whitespace();
+    let key = fields.next()?.parse().ok()?;
+    let id = fields.next()?.parse().ok()?;
+    Some(Segment { key, id, bytes: fields.nth(1)?.parse().ok()? })
+}
+
+/// The name of a page as text, without the padding.
+pub fn text_of(name: &[u8]) -> String {
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    // Any user can make a page, and root may list it on a terminal: no character of a name may
+    // control the terminal.
+    String::from_utf8_lossy(name)
+        .chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elfen_rt::signal::page::NAME_BYTES;
+
+    #[test]
+    fn a_name_cannot_control_the_terminal() {
+        let name = |bytes: &[u8]| {
+            let mut padded = [0; NAME_BYTES];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            text_of(&padded)
+        };
+        assert_eq!(name(b"xz"), "xz");
+        assert_eq!(name(b"\x1b[2Jx\ny\x7f\xff"), "\u{fffd}[2Jx\u{fffd}y\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn a_line_of_the_list_is_parsed() {
+        let heading = "       key      shmid perms                  size  cpid  lpid nattch";
+        assert_eq!(parse(heading), None);
+        let line = " -516947884          3   640                  5376  4242  4243      2";
+        assert_eq!(parse(line), Some(Segment { key: -516_947_884, id: 3, bytes: 5376 }));
+    }
+}

@@ -1,0 +1,260 @@
+//! The machine's cores and their lanes, from sysfs.
+//!
+//! Only facts: `lanes` decides which of them make a pair. Read from sysfs directly instead of
+//! through a library, so that a recording of any machine is read in the same way as the machine.
+
+use std::fs;
+use std::path::Path;
+
+use super::cpulist::CpuSet;
+use super::source::{Source, SourceError};
+
+const CPU: &str = "/sys/devices/system/cpu";
+const NODE: &str = "/sys/devices/system/node";
+
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    #[error("there is no {CPU}/online")]
+    NoSysfs,
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+/// The kind of a core on a hybrid machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CoreKind {
+    Performance,
+    Efficient,
+}
+
+/// The lanes that share one core's resources.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Core {
+    /// Online lanes, whether or not this process may use them.
+    pub lanes: CpuSet,
+    /// The kernel's number, unique only within package and die. `None` where sysfs has no topology.
+    pub core: Option<u32>,
+    pub die: Option<u32>,
+    pub package: Option<u32>,
+    /// NUMA node; 0 on a kernel without NUMA, `None` where the nodes don't list the core.
+    pub node: Option<u32>,
+    pub kind: Option<CoreKind>,
+}
+
+#[derive(Debug)]
+pub struct Topology {
+    pub present: CpuSet,
+    pub online: CpuSet,
+    /// Present CPUs that are switched off.
+    pub offline: CpuSet,
+    /// The affinity mask of this process.
+    pub affinity: CpuSet,
+    /// The cpuset of its cgroup, where there is one.
+    pub cpuset: Option<CpuSet>,
+    /// Online CPUs that the cgroup of this process may use.
+    pub in_cpuset: CpuSet,
+    /// Online CPUs that this process may pin a thread to.
+    pub usable: CpuSet,
+    pub isolated: CpuSet,
+    pub nohz_full: CpuSet,
+    /// `smt/control`: on, off, forceoff, notsupported, notimplemented, or a number of lanes a core.
+    pub smt_control: Option<String>,
+    /// `smt/active`: whether any core has several lanes online.
+    pub smt_active: Option<bool>,
+    /// Whether the CPU reports a hypervisor. Only x86 has a flag for it.
+    pub hypervisor: bool,
+    /// By their lowest CPU.
+    pub cores: Vec<Core>,
+}
+
+impl Topology {
+    pub fn read(source: &Source) -> Result<Self, TopologyError> {
+        let cpu_list = |file: &str| source.cpus(&format!("{CPU}/{file}"));
+        let online = cpu_list("online")?.ok_or(TopologyError::NoSysfs)?;
+        let present = cpu_list("present")?.unwrap_or_else(|| online.clone());
+        let isolated = cpu_list("isolated")?.unwrap_or_default();
+        let smt_active = source.text(&format!("{CPU}/smt/active"))?;
+        let affinity = source.affinity()?;
+        let cpuset = cpuset_of_this_process(source)?;
+        let in_cpuset = cpuset.as_ref().map_or_else(|| online.clone(), |cpus| cpus.and(&online));
+        Ok(Self {
+            offline: present.without(&online),
+            present,
+            usable: usable(&in_cpuset, &affinity, &isolated),
+            affinity,
+            cpuset,
+            in_cpuset,
+            isolated,
+            nohz_full: cpu_list("nohz_full")?.unwrap_or_default(),
+            smt_control: source.text(&format!("{CPU}/smt/control"))?,
+            smt_active: smt_active.map(|active| active == "1"),
+            hypervisor: source.cpu_flag("hypervisor")?,
+            cores: cores(source, &online)?,
+            online,
+        })
+    }
+
+    /// Whether any core shows several lanes.
+    pub fn shows_siblings(&self) -> bool {
+        self.cores.iter().any(|core| core.lanes.len() > 1)
+    }
+
+    /// Whether sysfs has any information about cores.
+    pub fn shows_cores(&self) -> bool {
+        self.cores.iter().any(|core| core.core.is_some())
+    }
+
+    /// Whether SMT is on: a core shows several lanes, or the kernel says that a core has them.
+    pub fn smt(&self) -> bool {
+        self.smt_active == Some(true) || self.shows_siblings()
+    }
+
+    /// The core that an online CPU belongs to.
+    pub fn core_of(&self, cpu: u32) -> Option<&Core> {
+        self.cores.iter().find(|core| core.lanes.contains(cpu))
+    }
+}
+
+/// `isolcpus` removes CPUs from the first process's mask, and all others inherit that mask. So a
+/// mask that lacks only the isolated CPUs was not set by any process, and forbids nothing.
+fn usable(in_cpuset: &CpuSet, affinity: &CpuSet, isolated: &CpuSet) -> CpuSet {
+    let allowed = in_cpuset.and(affinity);
+    let untouched = allowed == in_cpuset.without(isolated);
+    if untouched { in_cpuset.clone() } else { allowed }
+}
+
+fn cores(source: &Source, online: &CpuSet) -> Result<Vec<Core>, SourceError> {
+    let nodes = nodes(source, online)?;
+    let kinds = kinds(source)?;
+    let mut seen = CpuSet::default();
+    let mut cores = Vec::new();
+    for cpu in online.iter() {
+        if seen.contains(cpu) {
+            continue;
+        }
+        // A CPU that an earlier core has claimed stays there, even if files contradict each other.
+        let lanes: CpuSet = siblings(source, cpu)?
+            .iter()
+            .filter(|&lane| online.contains(lane) && seen.insert(lane))
+            .collect();
+        cores.push(Core {
+            core: number(source, cpu, "core_id")?,
+            die: number(source, cpu, "die_id")?,
+            package: number(source, cpu, "physical_package_id")?,
+            node: nodes.iter().find(|(_, cpus)| cpus.contains(cpu)).map(|&(node, _)| node),
+            kind: kinds.iter().find(|(_, cpus)| cpus.contains(cpu)).map(|&(kind, _)| kind),
+            lanes,
+        });
+    }
+    Ok(cores)
+}
+
+/// The CPU and its siblings: `core_cpus_list` since Linux 5.3, `thread_siblings_list` before.
+fn siblings(source: &Source, cpu: u32) -> Result<CpuSet, SourceError> {
+    let topology = format!("{CPU}/cpu{cpu}/topology");
+    let mut siblings = match source.cpus(&format!("{topology}/core_cpus_list"))? {
+        Some(siblings) => siblings,
+        None => source.cpus(&format!("{topology}/thread_siblings_list"))?.unwrap_or_default(),
+    };
+    siblings.insert(cpu);
+    Ok(siblings)
+}
+
+/// A number in a CPU's topology folder. Kernels write -1 for an unknown number.
+fn number(source: &Source, cpu: u32, file: &str) -> Result<Option<u32>, SourceError> {
+    let text = source.text(&format!("{CPU}/cpu{cpu}/topology/{file}"))?;
+    Ok(text.and_then(|text| text.parse().ok()))
+}
+
+/// The CPUs of each NUMA node. A kernel without NUMA counts as one node with all CPUs.
+fn nodes(source: &Source, online: &CpuSet) -> Result<Vec<(u32, CpuSet)>, SourceError> {
+    let Some(nodes) = source.cpus(&format!("{NODE}/online"))? else {
+        return Ok(vec![(0, online.clone())]);
+    };
+    let cpus = |node: u32| {
+        let list = source.cpus(&format!("{NODE}/node{node}/cpulist"))?;
+        Ok((node, list.unwrap_or_default()))
+    };
+    nodes.iter().map(cpus).collect()
+}
+
+/// The nodes of these CPUs, online or not; empty where sysfs has no nodes.
+pub fn nodes_of(cpus: &CpuSet) -> CpuSet {
+    let online = fs::read_to_string(format!("{NODE}/online")).unwrap_or_default();
+    let all: CpuSet = online.trim().parse().unwrap_or_default();
+    let has = |node: u32, cpu: u32| Path::new(&format!("{NODE}/node{node}/cpu{cpu}")).exists();
+    all.iter().filter(|&node| cpus.iter().any(|cpu| has(node, cpu))).collect()
+}
+
+fn kinds(source: &Source) -> Result<Vec<(CoreKind, CpuSet)>, SourceError> {
+    let folders = [
+        (CoreKind::Performance, "cpu_core"),
+        (CoreKind::Efficient, "cpu_atom"),
+        (CoreKind::Efficient, "cpu_lowpower"),
+    ];
+    let mut kinds = Vec::new();
+    for (kind, folder) in folders {
+        if let Some(cpus) = source.cpus(&format!("/sys/devices/{folder}/cpus"))? {
+            kinds.push((kind, cpus));
+        }
+    }
+    Ok(kinds)
+}
+
+/// Mount points of the unified hierarchy: without version 1, and next to it.
+const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+const V1: &str = "/sys/fs/cgroup/cpuset";
+
+/// The cpuset of the calling process's cgroup; `None` where no cpuset controller is visible.
+///
+/// The affinity mask is always inside the cgroup's cpuset, so this adds no limit that
+/// sched_getaffinity misses. It tells whether the cgroup took a CPU away, which the process cannot
+/// undo, or taskset, which it can. So the standard mount points suffice: where they are wrong, only
+/// the explanation is less precise.
+fn cpuset_of_this_process(source: &Source) -> Result<Option<CpuSet>, SourceError> {
+    let memberships = source.text("/proc/self/cgroup")?.unwrap_or_default();
+    for membership in memberships.lines() {
+        // hierarchy-ID:controllers:path, with no controllers for the unified hierarchy.
+        let mut fields = membership.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let found = if controllers.is_empty() {
+            nearest(source, UNIFIED[0], path, "cpuset.cpus.effective")?.or(nearest(
+                source,
+                UNIFIED[1],
+                path,
+                "cpuset.cpus.effective",
+            )?)
+        } else if controllers.split(',').any(|controller| controller == "cpuset") {
+            nearest(source, V1, path, "cpuset.effective_cpus")?
+        } else {
+            None
+        };
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the file in the cgroup, or in its nearest ancestor that has the file. A cgroup without the
+/// controller has its parent's CPUs; and in a container the path may name directories that only the
+/// host can see.
+fn nearest(
+    source: &Source,
+    mount: &str,
+    path: &str,
+    file: &str,
+) -> Result<Option<CpuSet>, SourceError> {
+    let mut path = path.trim_end_matches('/');
+    loop {
+        let found = match source.cpus(&format!("{mount}{path}/{file}")) {
+            // A hardened container hides its cgroup, so only the affinity mask is left.
+            Err(SourceError::Unreadable { .. }) => return Ok(None),
+            found => found?,
+        };
+        if found.is_some() || path.is_empty() {
+            return Ok(found);
+        }
+        path = path.rfind('/').map_or("", |slash| &path[..slash]);
+    }
+}

@@ -192,7 +192,7 @@ impl Asked {
     /// Who does not read the answer goes without. `handed` are descriptors that go with it.
     pub(super) fn answer(self, answer: &Answer, handed: &[RawFd]) {
         let text = serde_json::to_vec(answer).unwrap_or_default();
-        let _gone = pages::answer(self.socket.as_raw_fd(), &text, handed);
+        let _gone = pages::send_answer(self.socket.as_raw_fd(), &text, handed);
     }
 
     /// Whether the process that asked is gone: then its id may be another's by now. It has hung up,

@@ -33,7 +33,7 @@ pub enum Request {
     /// Hand over the pages of its lanes to the process that asks: [`elfen_rt::pages`].
     Pages,
     /// Hand over the task map, for reading who runs and for having lanes timed:
-    /// [`elfen_rt::pages::tasks`].
+    /// [`elfen_rt::pages::request_task_map`].
     Tasks,
     /// Have the kernel count what the process that asks, and its front, have below them on the
     /// batch lanes of these (batch, request) pairs.
@@ -324,7 +324,8 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
 
 /// A path as the kernel takes it.
 pub fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    pages::address(path.as_os_str().as_bytes()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
+    pages::socket_address(path.as_os_str().as_bytes())
+        .ok_or_else(|| io::ErrorKind::InvalidFilename.into())
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ impl Machine {
 impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
         let (batches, services) = (find::batches(&self.socket)?, services()?);
-        let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
+        let tasks = pages::request_task_map(self.socket.as_os_str().as_bytes()).ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),
             // What it says else is not for a scrape: `elfen status` has it.

@@ -14,9 +14,9 @@ pub(super) fn claimed_by_elfend(
     pairs: &[(u32, u32)],
     claim: Claim,
 ) -> Option<(Claim, Vec<Option<usize>>)> {
-    let Claim::Processes { front, .. } = claim else { return None };
+    let Claim::Processes { launcher: front, .. } = claim else { return None };
     let request = Request::Count { pairs: pairs.to_vec(), front };
-    let Ok(Answer::Counted { claim, accounts }) = ask(&task_map::elfend(), &request) else {
+    let Ok(Answer::Counted { claim, accounts }) = ask(&task_map::elfend_socket(), &request) else {
         return None;
     };
     let accounts = accounts.into_iter().map(|one| one.and_then(|one| usize::try_from(one).ok()));

@@ -29,7 +29,7 @@ impl Care {
     pub(crate) fn begin(order: &Order, channels: &Arc<Channels>) -> Self {
         channels.renew_leases();
         let keeper = Identity::own().map_or(0, Identity::word);
-        channels.control().keeper.store(keeper, Relaxed);
+        channels.control().supervisor.store(keeper, Relaxed);
         // A keeper that died in the middle of a change leaves no settings behind.
         if channels.settings().is_none() {
             channels.control().publish(&order.settings);

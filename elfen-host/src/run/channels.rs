@@ -16,8 +16,8 @@ use elfen_kernel::device::{self, Missing};
 use elfen_kernel::task_map::{self, Source};
 use elfen_rt::bpf::Descriptor;
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::inherit::{Inherited, Tasks};
-use elfen_rt::lane::{Lane, Memory as LaneMemory};
+use elfen_rt::inherit::{Inherited, TaskMapSource};
+use elfen_rt::lane::{Lane, ServiceCache};
 use elfen_rt::process::{Liveness, pid_namespace};
 use elfen_rt::sealed::Writers;
 use elfen_rt::signal::account::{ACCOUNTS, Claim};
@@ -123,7 +123,7 @@ impl Service {
     pub fn living(&self, requests: &[u32]) -> impl Iterator<Item = &ServiceSlot> {
         let lives = |lane| match self.reader.writer(lane) {
             PageWriter::Process(_, state) => state != Liveness::Dead,
-            PageWriter::Nobody => false,
+            PageWriter::None => false,
         };
         let stands = move |&lane: &u32| {
             requests.iter().any(|&cpu| self.reader.stands_for(lane, cpu)) && lives(lane)
@@ -188,9 +188,9 @@ impl Channels {
     pub(crate) fn open_to_hand_on(order: &Order, signals: Signals) -> Result<Self, Error> {
         let name = page_name(order);
         let (lanes, lanes_file) =
-            sealed_page::<LaneSlot>(lane_slots(order), &name, Writers::Everybody)?;
+            sealed_page::<LaneSlot>(lane_slots(order), &name, Writers::AnyProcess)?;
         let (control, control_file) =
-            sealed_page::<ControlSlot>(CONTROL_SLOTS, &name, Writers::Nobody)?;
+            sealed_page::<ControlSlot>(CONTROL_SLOTS, &name, Writers::MakerOnly)?;
         Self::of_pages(order, signals, lanes, control, Some([lanes_file, control_file]))
     }
 
@@ -264,7 +264,7 @@ impl Channels {
     /// map; `None` without an eBPF task map.
     pub(super) fn pages(&self, inheritance: &Inherited) -> Option<Pages> {
         let (map, _) = self.tasks.as_ref()?;
-        let Some(Tasks::Descriptors([tasks, ..])) = inheritance.tasks else { return None };
+        let Some(TaskMapSource::Descriptors([tasks, ..])) = inheritance.tasks else { return None };
         let word = |offset: usize| offset as u64;
         let lane = |(index, &(cpu, request)): (u32, &(u32, u32))| LaneAt {
             cpu,
@@ -279,10 +279,10 @@ impl Channels {
             filters: self.live.as_ref()?.filters,
             lanes: (0..).zip(&self.assigned).map(lane).collect(),
             cpus: u64::from(map.cpus()),
-            bell_at: word(offset_of!(LaneSlot, bell)),
-            drill_at: word(offset_of!(LaneSlot, drill)),
+            bell_at: word(offset_of!(LaneSlot, doorbell)),
+            drill_at: word(offset_of!(LaneSlot, probe)),
             answer_tsc_at: word(offset_of!(LaneSlot, answer_tsc)),
-            answer_place_at: word(offset_of!(LaneSlot, answer_place)),
+            answer_place_at: word(offset_of!(LaneSlot, answer_address)),
         })
     }
 
@@ -311,7 +311,7 @@ impl Channels {
     }
 
     /// A batch lane by its slot, for the guard that steps on it.
-    pub fn lane<'a>(&'a self, index: usize, memory: &'a LaneMemory) -> Option<Lane<'a>> {
+    pub fn lane<'a>(&'a self, index: usize, service_cache: &'a ServiceCache) -> Option<Lane<'a>> {
         let &(batch_cpu, request_cpu) = self.assigned.get(index)?;
         Some(Lane {
             batch_cpu,
@@ -321,7 +321,7 @@ impl Channels {
             control: self.control(),
             slot: self.lanes.slot(u32::try_from(index).ok()?)?,
             inputs: &self.guards.slot(u32::try_from(index).ok()?)?.inputs,
-            memory,
+            service_cache,
         })
     }
 
@@ -416,9 +416,9 @@ impl Channels {
             Some((map, _)) => Some(match map.descriptors() {
                 Some(ours) => {
                     let [tasks, link] = [&ours.tasks, &ours.link].map(|fd| keep_open(fd.raw()));
-                    Tasks::Descriptors([tasks?, link?])
+                    TaskMapSource::Descriptors([tasks?, link?])
                 }
-                None => Tasks::Module,
+                None => TaskMapSource::Module,
             }),
             None => None,
         };
@@ -452,7 +452,7 @@ pub(crate) fn is_dead(claim: Claim) -> bool {
                 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
     };
     match claim {
-        Claim::Processes { front, keeper, .. } => gone(front) && gone(keeper),
+        Claim::Processes { launcher, supervisor, .. } => gone(launcher) && gone(supervisor),
         // A fence's, whose daemon takes back what it left behind.
         Claim::Cgroup(_) => false,
     }

@@ -104,7 +104,7 @@ impl Batch {
 
     fn of(control: Page<ControlSlot>, lanes: Page<LaneSlot>, way: Way) -> Option<Self> {
         let slot = control.slot(0)?;
-        let keeper = Identity::from_word(slot.keeper.load(Relaxed))?;
+        let keeper = Identity::from_word(slot.supervisor.load(Relaxed))?;
         if keeper.liveness() == Liveness::Dead {
             return None;
         }
@@ -140,7 +140,7 @@ pub fn runs() -> io::Result<Vec<Batch>> {
 /// The same, and what elfend lends, if it answers at `socket` and hands it to us.
 pub fn batches(socket: &Path) -> io::Result<Vec<Batch>> {
     let mut found = runs()?;
-    let answer = pages::ask(socket.as_os_str().as_bytes(), Access::Read);
+    let answer = pages::request_pages(socket.as_os_str().as_bytes(), Access::Read);
     let lent = answer.into_iter().flat_map(|answer| answer.pages).flatten();
     let way = || Way::Daemon(socket.to_owned());
     found.extend(lent.filter_map(|pages| Batch::of(pages.control, pages.lanes, way())));

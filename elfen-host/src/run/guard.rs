@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use elfen_rt::check::CRITICAL_BOUND_NS;
 use elfen_rt::clock::{monotonic_ns, nanos};
-use elfen_rt::lane::{Hand, Lane, Memory, Step, Wait, time_to_end_ns};
+use elfen_rt::lane::{Actor, Lane, ServiceCache, Step, Wait, termination_slice_ns};
 use elfen_rt::nap::{Kind, Nap, Woken};
 use elfen_rt::signal::lane::{AWAKE, BATCH_OFFLINE, HOLDS};
 use elfen_rt::signal::task::TaskSlot;
@@ -103,8 +103,8 @@ fn guard(
     stop: &AtomicBool,
     turns: &AtomicU64,
 ) {
-    let memory = Memory::default();
-    let Some(lane) = channels.lane(index, &memory) else { return };
+    let service_cache = ServiceCache::default();
+    let Some(lane) = channels.lane(index, &service_cache) else { return };
     // `may_rank_first` has found that this is allowed.
     let _ranked = place::rank_first();
     let mut guard = Guard { rehearsal, ..Guard::of(channels, &lane, (how, pacer), looks, stop) };
@@ -192,7 +192,7 @@ impl<'g> Guard<'g> {
         let own = self.lane.tasks.and_then(|tasks| tasks.slot(self.lane.batch_cpu));
         let stopped_ns = own.and_then(TaskSlot::snapshot).and_then(|switch| switch.at_ns);
         let lane = self.lane;
-        let step = lane.step(Hand::Guard, stopped_ns.unwrap_or(now_ns), now_ns);
+        let step = lane.step(Actor::Guard, stopped_ns.unwrap_or(now_ns), now_ns);
         self.allow_slack(step.is_busy(), now_ns);
         match step {
             Step::Run { busy, until_ns } => {
@@ -262,13 +262,16 @@ impl<'g> Guard<'g> {
 
     /// Keeps the batch off the lane, unless it has to have some of it in order to die.
     fn hold(&mut self, wait: &Wait<'_, '_>, now_ns: u64) {
-        let told_ns = self.lane.told_to_end_ns();
-        if let Some(slice_ns) = time_to_end_ns(told_ns, now_ns) {
+        let told_ns = self.lane.termination_requested_ns();
+        if let Some(slice_ns) = termination_slice_ns(told_ns, now_ns) {
             return self.leave_for(Duration::from_nanos(slice_ns));
         }
         let is_called = || self.rehearsal.as_ref().is_some_and(Rehearsal::is_called);
-        let is_over =
-            || self.stop.load(Relaxed) || self.lane.told_to_end_ns() != told_ns || is_called();
+        let is_over = || {
+            self.stop.load(Relaxed)
+                || self.lane.termination_requested_ns() != told_ns
+                || is_called()
+        };
         if matches!(self.how, Nap::Block) {
             let busy_ns = self.channels.busy_ns(self.lane.batch_cpu, now_ns);
             let how =
@@ -292,7 +295,7 @@ impl<'g> Guard<'g> {
             self.lane.slot.guard_nap.store(Kind::Spin as u64, Relaxed);
         }
         if self.rehearsal.is_some() {
-            self.lane.slot.bell.store(AWAKE, Relaxed);
+            self.lane.slot.doorbell.store(AWAKE, Relaxed);
         }
     }
 
@@ -300,7 +303,7 @@ impl<'g> Guard<'g> {
     /// comes to one, gives the lane back, and the pacer takes it.
     fn show_hold(&self, now_ns: u64, blind_ns: u64) {
         self.pacer.put_off(now_ns, Duration::from_nanos(blind_ns));
-        let bell = &self.lane.slot.bell;
+        let bell = &self.lane.slot.doorbell;
         if self.rehearsal.is_some() && bell.load(Relaxed) != HOLDS {
             bell.store(HOLDS, Relaxed);
         }

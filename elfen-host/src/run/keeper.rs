@@ -142,7 +142,7 @@ impl Tending {
     /// Told to end once the front is gone, which passes signals on: that is for all that is left of
     /// the batch. Who had to kill the keeper instead would have a batch that nobody guards.
     fn end_what_is_left(&self) {
-        self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
+        self.channels.control().termination_requested_ns.store(monotonic_ns(), Relaxed);
         send_to_all(libc::SIGTERM);
     }
 

@@ -39,7 +39,7 @@ unsafe impl Slot for GuardSlot {
 
 /// A page for the processes that are forked off this one.
 pub(super) fn private_page<S: Slot>(slots: u32) -> Result<Page<S>, PagesError> {
-    let (page, _unnamed) = sealed_page(slots, &[0; NAME_BYTES], Writers::Nobody)?;
+    let (page, _unnamed) = sealed_page(slots, &[0; NAME_BYTES], Writers::MakerOnly)?;
     Ok(page)
 }
 

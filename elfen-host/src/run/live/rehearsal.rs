@@ -119,12 +119,12 @@ impl Rehearsal {
         let slot = lane.slot;
         let is_due = self.met_request && self.drills.is_due(monotonic_ns());
         let asked = is_due.then(|| {
-            slot.drill.store(1, Relaxed);
+            slot.probe.store(1, Relaxed);
             Asked { at_ns: monotonic_ns(), at_tsc: tsc() }
         });
         let rung = self.wait_for_bell(lane, if asked.is_some() { DRILL } else { at_most });
         let now_ns = monotonic_ns();
-        let noted = self.notes.before(lane.batch_cpu, self.own);
+        let noted = self.notes.preempted_by(lane.batch_cpu, self.own);
         let noted = noted.filter(|noted| noted.process != std::process::id());
         if let Some(asked) = asked {
             self.judge(slot, words, asked, noted, now_ns);
@@ -146,7 +146,7 @@ impl Rehearsal {
         noted: Option<Preempted>,
         now_ns: u64,
     ) {
-        if slot.drill.swap(0, Acquire) == 0 {
+        if slot.probe.swap(0, Acquire) == 0 {
             let ticks = slot.answer_tsc.load(Relaxed).saturating_sub(asked.at_tsc);
             let all = tsc().saturating_sub(asked.at_tsc).max(1);
             let gap = u128::from(ticks) * u128::from(now_ns - asked.at_ns) / u128::from(all);
@@ -198,7 +198,7 @@ impl Rehearsal {
         if rank_above_all().is_err() {
             return Some(Outcome::Refused);
         }
-        let stood = lanes.iter().next().and_then(|cpu| self.notes.before(cpu, self.own));
+        let stood = lanes.iter().next().and_then(|cpu| self.notes.preempted_by(cpu, self.own));
         let stood = stood.filter(|noted| noted.process == change.process && !noted.in_kernel);
         let is_clear = change.is_clear(stood.map(|noted| (noted.thread, noted.ip)));
         let outcome = is_clear.then(|| write(change, lanes));
@@ -212,7 +212,7 @@ impl Rehearsal {
 
     /// Says whether a check rang.
     fn wait_for_bell(&self, lane: &Lane<'_>, at_most: Duration) -> bool {
-        let bell = &lane.slot.bell;
+        let bell = &lane.slot.doorbell;
         // SeqCst: before the looks below. A request, or a call, that comes after them finds the
         // bell there.
         bell.store(ASLEEP, SeqCst);

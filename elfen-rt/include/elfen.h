@@ -109,7 +109,7 @@ struct elfen_service {
 	elfen_u64 own; /* pid << 42 | start time */
 };
 
-/* elfen_identity() of a process that has ended or waits to be reaped. This is no identity. */
+/* elfen_identity() of a process that has ended or waits to be reaped. This is not an identity. */
 #define ELFEN_ENDED 1
 
 /* pid << 42 | start time of a process, ELFEN_ENDED, or 0 if /proc hides it. */
@@ -222,7 +222,7 @@ static inline enum elfen_status elfen_service_check(struct elfen_page_header *pa
 }
 
 /*
- * Maps segment `id` and checks it. A segment that is no valid page, and that no other process maps,
+ * Maps segment `id` and checks it. A segment without a valid page, and that no other process maps,
  * is a leftover and is removed. An unfinished page is removed only when `given_up`, because its
  * maker may still be working on it.
  */

@@ -262,7 +262,7 @@ mod tests {
     }
 
     /// Goal: a number of the wrong kind is refused, and its descriptor stays open. Method: a
-    /// segment that is no page, and standard error as a map.
+    /// segment without a page, and standard error as a map.
     #[test]
     fn numbers_of_the_wrong_kind_are_refused() {
         let memory = Memory::create_segment(libc::IPC_PRIVATE, 4096, 0o600).unwrap();

@@ -1,8 +1,8 @@
 //! The client of elfend's socket: requests shared pages and the machine's task map.
 //!
-//! elfend gives a process in one of its fences the pages of that fence's lanes. It gives users whom
-//! it trusts the machine's task map. Segment ids are valid in one IPC namespace only, and paths in
-//! one file system; a descriptor that arrives over a socket can be mapped in a container too.
+//! elfend gives a process in one of its fences the pages of that fence's lanes. It gives trusted
+//! users the machine's task map. Segment ids are valid in one IPC namespace only, and paths in one
+//! file system; a descriptor that arrives over a socket can be mapped in a container too.
 //!
 //! The protocol is one request message and one answer message. The answer carries descriptors: for
 //! each service or lent pair the lane page and the control page, then the task map and the link
@@ -219,7 +219,7 @@ struct Rights {
 const RIGHTS_AT: usize = offset_of!(Rights, descriptors);
 const _: () = assert!(RIGHTS_AT == size_of::<libc::cmsghdr>());
 
-/// Descriptors that arrived with a message. Those that are not taken are closed on drop.
+/// Descriptors that arrived with a message. Descriptors that are not taken are closed on drop.
 struct Received {
     rights: Rights,
     count: usize,

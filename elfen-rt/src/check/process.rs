@@ -60,7 +60,7 @@ impl Process {
         })
     }
 
-    /// The batch lane on this CPU; `None` if the CPU is no batch lane, or if neither a task map nor
+    /// The batch lane on this CPU; `None` if the CPU is not a batch lane, or if neither a task map nor
     /// a service shows its request lane.
     pub(super) fn lane(&'static self, cpu: u32) -> Option<Lane<'static>> {
         let index = self.views.index_of(cpu)?;
@@ -143,7 +143,7 @@ struct Views {
 /// Zeroed memory is an empty table.
 #[repr(C)]
 struct Table {
-    /// The index of the CPU's view plus 1; 0 if the CPU is no batch lane.
+    /// The index of the CPU's view plus 1; 0 if the CPU is not a batch lane.
     view_of_cpu: [AtomicU32; SLOTS_MAX as usize],
     // The views follow.
 }

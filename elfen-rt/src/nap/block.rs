@@ -65,7 +65,7 @@ fn sleep_while(word: *mut u32, value: u32, left_ns: u64) {
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, value, &raw const limit) };
 }
 
-/// Wakes the threads that sleep on the word, and those that have armed and not slept yet.
+/// Wakes the threads that sleep on the word, or that have armed and do not sleep yet.
 pub fn wake(wakes: &AtomicU32) {
     // Release: pairs with the acquire in `Block::arm`.
     wakes.fetch_add(1, Release);

@@ -163,7 +163,7 @@ fn sum(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
-/// The text is no valid SLO.
+/// The text of an SLO is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SloError;
 

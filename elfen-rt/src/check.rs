@@ -31,7 +31,8 @@ pub use thread::{CRITICAL_BOUND_NS, Thread, Words};
 /// is in a critical section, and if the word belongs to a service that died.
 const QUIET_TICKS: u64 = 4096;
 
-/// The same where no service has claimed a slot for the thread's lane: 0.5 to 1 ms.
+/// How long the slow path returns at once where no service has claimed a slot for the thread's
+/// lane: 0.5 to 1 ms.
 const UNCLAIMED_TICKS: u64 = 1 << 21;
 
 /// Bounds each nap of a thread whose batch was asked to terminate.

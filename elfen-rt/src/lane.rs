@@ -362,8 +362,8 @@ const SLICE_NS: u64 = 10_000_000;
 /// The rest of the current slice in which a batch may run in order to terminate; `None` outside of
 /// a slice.
 ///
-/// A batch that was asked to terminate at `requested_ns` gets a tenth of the next second, even next to
-/// a request. Otherwise a batch on a permanently busy lane could never handle SIGTERM.
+/// A batch that was asked to terminate at `requested_ns` gets a tenth of the next second, even next
+/// to a request. Otherwise a batch on a permanently busy lane could never handle SIGTERM.
 pub fn termination_slice_ns(requested_ns: u64, now_ns: u64) -> Option<u64> {
     let since_ns = now_ns.saturating_sub(requested_ns);
     let left_ns = SLICE_NS.checked_sub(since_ns % SLICE_EVERY_NS);

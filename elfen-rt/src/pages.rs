@@ -10,8 +10,8 @@
 //! task map is not. The answer is not trusted: a file that is neither sealed nor an eBPF map is not
 //! mapped.
 //!
-//! Every call here gives up after [`PATIENCE_NS`]. A process that gets no pages runs without
-//! checks; the guards occupy its lane all the same.
+//! Every call here gives up after `PATIENCE_NS`. A process that gets no pages runs without checks;
+//! the guards occupy its lane all the same.
 
 use core::ffi::{CStr, c_int, c_long};
 use core::mem::{offset_of, size_of, zeroed};

@@ -212,8 +212,8 @@ impl NumberedPath {
     }
 }
 
-// A cache for `own_thread`, defined in assembly as in `check::thread`: stable Rust has no thread-locals
-// without std.
+// A cache for `own_thread`, defined in assembly as in `check::thread`: stable Rust has no
+// thread-locals without std.
 global_asm!(
     ".pushsection .tbss,\"awT\",@nobits",
     ".balign 4",

@@ -101,7 +101,7 @@ fn stolen_ns() -> u64 {
 }
 
 fn count(map: &TaskMap, claim: Claim, spinner: u32) -> Counted {
-    let index = map.claim(BATCH, REQUEST, claim, |_| false).expect("the lane has room for three claims");
+    let index = map.claim(BATCH, REQUEST, claim, |_| false).expect("three claims have room");
     let renew = || [REQUEST, BATCH].map(|cpu| map.renew(cpu));
     renew();
     // The first switch after the claim begins the account.

@@ -60,8 +60,8 @@ impl Process {
         })
     }
 
-    /// The batch lane on this CPU; `None` if the CPU is not a batch lane, or if neither a task map nor
-    /// a service shows its request lane.
+    /// The batch lane on this CPU. `None` if the CPU is not a batch lane, or if neither a task map
+    /// nor a service shows its request lane.
     pub(super) fn lane(&'static self, cpu: u32) -> Option<Lane<'static>> {
         let index = self.views.index_of(cpu)?;
         let view = self.views.view(index)?;

@@ -91,8 +91,11 @@ proptest! {
     /// From the most careful policy to the boldest: each runs wherever the one before it runs, as
     /// long as a service publishes. (Without a service, only `fixed-budget` gives a budget.)
     #[test]
-    fn the_policies_are_ordered(checks in checks(), budget_ns in words(), ref_ipc_milli in words()) {
-        let checks: Vec<_> = checks.into_iter().filter(|(_, lane)| lane.service.is_some()).collect();
+    fn the_policies_are_ordered(
+        checks in checks(), budget_ns in words(), ref_ipc_milli in words(),
+    ) {
+        let published = |(_, lane): &(u64, Sample)| lane.service.is_some();
+        let checks: Vec<_> = checks.into_iter().filter(published).collect();
         let bolder = [
             Policy::BorrowIdle,
             Policy::FixedBudget { budget_ns },

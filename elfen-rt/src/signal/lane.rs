@@ -165,8 +165,8 @@ pub const BATCH_OFFLINE: u64 = 2;
 pub const AWAKE: u64 = 0;
 /// A value of [`LaneSlot::doorbell`]: the guard sleeps, and a check may wake it.
 pub const ASLEEP: u64 = 1;
-/// A value of [`LaneSlot::doorbell`]: the guard occupies the lane. A thread that reaches a check there
-/// was let in by the scheduler, and may yield so that the scheduler chooses again.
+/// A value of [`LaneSlot::doorbell`]: the guard occupies the lane. A thread that reaches a check
+/// there was let in by the scheduler, and may yield so that the scheduler chooses again.
 pub const HOLDS: u64 = 2;
 
 /// How long an IPC is considered current. Counters are read at the request lane's timer interrupts,

@@ -4,8 +4,8 @@
 //! | --- | --- | --- |
 //! | [`task`] | the kernel, on every context switch | checks, the `elfen` command, `elfen.h` |
 //! | [`service`] | the latency-critical service | checks, the `elfen` command |
-//! | [`lane`] | batch threads | the `elfen` command |
-//! | [`control`] | the `elfen` parent of a batch | checks |
+//! | [`lane`] | guards and batch threads | the `elfen` command |
+//! | [`control`] | `elfen run`, or elfend | checks |
 //! | [`thread`] | threads that publish what they do | `elfen shim` |
 //!
 //! [`event`] is no page: while a recording runs, the kernel writes events into rings, and readers

@@ -24,7 +24,7 @@ int main(int argc, char **argv)
 	elfen_u64 request, start;
 	char line[160];
 
-	/* A page with one slot, for the request lane on this CPU. Readers find the page by `name`. */
+	/* A page with one slot, for the request lane on this CPU. Readers open it by name. */
 	if (elfen_service_open(&service, name, 1, &error) ||
 	    elfen_service_claim(&service, 0, cpu, &error)) {
 		elfen_explain(&error, line, sizeof(line));

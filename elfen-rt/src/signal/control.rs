@@ -61,7 +61,7 @@ pub struct Settings {
     /// The latency that `slo_per_million` of a million requests must not exceed; 0 for no SLO.
     pub slo_latency_ns: u64,
     pub slo_per_million: u64,
-    /// Instructions per 1,000 cycles of the service alone; 0 if unknown.
+    /// Instructions per 1,000 cycles of the service with the core to itself; 0 if unknown.
     pub ref_ipc_milli: u64,
 }
 

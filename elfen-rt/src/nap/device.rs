@@ -48,8 +48,8 @@ impl Device {
         self.module.nap(request_cpu, 0, 1) != Ended::Refused
     }
 
-    /// Naps until `request_cpu` idles. The module arms, re-checks and waits. This function passes it
-    /// the switch count after which an idle moment ends the nap.
+    /// Naps until `request_cpu` idles. The module arms, re-checks and waits. It is given the switch
+    /// count after which an idle moment ends the nap.
     pub fn nap(&self, request_cpu: u32, bound_ns: u64) -> Woken {
         let Some(slot) = self.slot(request_cpu) else { return Woken::Elsewhere };
         // Acquire: loads the count before the task, so that a switch after the count is not taken

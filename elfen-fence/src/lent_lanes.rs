@@ -9,7 +9,7 @@ use elfen_console::failure::{Failure, Status};
 use elfen_instrument::Inject;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::Nap;
-use elfen_rt::pages::MOST;
+use elfen_rt::pages::ENTRIES_MAX;
 use elfen_rt::process::Identity;
 use elfen_rt::signal::control::Settings;
 use elfen_rt::signal::task::{Descriptors, TaskMap};
@@ -49,7 +49,7 @@ impl LentLanes {
             of.is_none_or(|own| batches.any(|batch| own.contains(batch)))
         };
         let own = self.lanes.iter().filter(concerns);
-        let pages = own.filter_map(|lanes| lanes.channels.shared_files()).take(MOST);
+        let pages = own.filter_map(|lanes| lanes.channels.shared_files()).take(ENTRIES_MAX);
         let tasks = self.tasks().map(|tasks| [tasks.tasks.raw(), tasks.link.raw()]);
         pages.flatten().chain(tasks.into_iter().flatten()).collect()
     }

@@ -174,7 +174,7 @@ impl Daemon {
         let lent: Vec<(u32, u32)> = self.lent_lanes.pairs().collect();
         let account = |&(batch, request): &(u32, u32)| {
             let others = lent.iter().any(|&(lane, beside)| lane == batch && beside != request);
-            let counted = map.counted_beside(batch).is_none_or(|beside| beside == request);
+            let counted = map.counted_request_lane(batch).is_none_or(|beside| beside == request);
             let index = (counted && !others).then(|| map.claim(batch, request, claim, is_dead))?;
             index.map(|index| index as u64)
         };

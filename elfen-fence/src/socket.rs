@@ -198,7 +198,7 @@ impl ReceivedRequest {
     /// Sends the answer with the descriptors `files`. A peer that does not read loses the answer.
     pub(super) fn answer(self, answer: &Answer, files: &[RawFd]) {
         let text = serde_json::to_vec(answer).unwrap_or_default();
-        let _gone = pages::answer(self.socket.as_raw_fd(), &text, files);
+        let _gone = pages::send_answer(self.socket.as_raw_fd(), &text, files);
     }
 
     /// Whether the process that sent the request is gone, so that another process may have its id.

@@ -52,7 +52,7 @@ impl Marked {
     /// Living writers; `None` is one whose id means nothing here.
     fn writers(&self) -> Vec<Option<u32>> {
         let writer = |lane| match self.page.writer(lane) {
-            Writer::Nobody | Writer::Process(_, Liveness::Dead) => None,
+            Writer::None | Writer::Process(_, Liveness::Dead) => None,
             Writer::Process(of, Liveness::Alive) => Some(Some(of.pid().unsigned_abs())),
             Writer::Process(_, Liveness::Unknown) => Some(None),
         };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A service that says what it does: one request lane, a request of a millisecond every
- * three, until it is ended.
+ * A service that publishes its requests: one request lane, and a request of 1 ms every 3 ms, until
+ * it is terminated.
  *
  *   cc -I elfen-rt/include -o service elfen-rt/examples/service.c && taskset -c 0 ./service shop 0
  */
@@ -24,9 +24,7 @@ int main(int argc, char **argv)
 	elfen_u64 request, start;
 	char line[160];
 
-	/*
-	 * A page for one request lane, which stands for this CPU; a reader finds it by `name`.
-	 */
+	/* A page with one slot, for the request lane on this CPU. Readers open it by name. */
 	if (elfen_service_open(&service, name, 1, &error) ||
 	    elfen_service_claim(&service, 0, cpu, &error)) {
 		elfen_explain(&error, line, sizeof(line));
@@ -35,13 +33,13 @@ int main(int argc, char **argv)
 	}
 	slot = elfen_service_at(&service, 0);
 	for (request = 1;; request++) {
-		nanosleep(&pause, NULL); /* where a service waits for its next request */
+		nanosleep(&pause, NULL); /* here a service waits for its next request */
 		elfen_service_begin(slot, request, 0);
-		elfen_service_class(slot, 1 + request % 2); /* what kind it is, if that matters */
+		elfen_service_class(slot, 1 + request % 2); /* optional: the request's class */
 		start = elfen_now_ns();
 		while (elfen_now_ns() < start + MILLISECOND)
-			; /* where it works on it */
-		elfen_service_stage(slot, 1); /* and where it goes on to something else */
+			; /* here a service works on the request */
+		elfen_service_stage(slot, 1); /* optional: the next stage of the work begins */
 		elfen_service_end(slot);
 	}
 }

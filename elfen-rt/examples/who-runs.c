@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Prints who runs on a CPU (0 if none is named), for ten switches or until Ctrl-C.
+ * Prints which task runs on a CPU (default: 0), for ten switches or until Ctrl-C.
  *
  * As root, or in group elfen, where elfend runs:
  *
@@ -12,8 +12,8 @@
 #include "elfen.h"
 
 /*
- * A program that looks from the CPU itself sees only itself there. On a machine of one CPU there is
- * no other place.
+ * Moves this process to other CPUs: on `cpu` it would only see itself. On a machine with one CPU it
+ * stays.
  */
 static void stay_away_from(elfen_u32 cpu)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Elfen for C and C++: read who runs on every CPU, publish what a service does, check in a batch.
+ * Elfen for C and C++: reads which task runs on every CPU, publishes the requests of a service, and
+ * checks in batch programs.
  *
  * Everything is inline; there is nothing to link. Opening uses system calls; reading and publishing
- * do not. Errors come as a status with what was found and what was expected; elfen_explain() makes
- * a line of it. The reasons are with the same in Rust: elfen-rt/src/signal and src/service.rs.
+ * do not. Errors are a status with what was found and what was expected; elfen_explain() formats
+ * them. elfen-rt/src/signal and elfen-rt/src/service.rs are the same in Rust, and give the reasons.
  */
 #ifndef ELFEN_H
 #define ELFEN_H
@@ -34,7 +35,7 @@
 #define ELFEN_LOAD(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
 #define ELFEN_STORE(word, value) __atomic_store_n(&(word), (value), __ATOMIC_RELAXED)
 
-/* What went wrong, what was found and what was expected. ELFEN_SYSTEM: `found` is an errno. */
+/* What failed, what was found and what was expected. For ELFEN_SYSTEM, `found` is an errno. */
 enum elfen_status {
 	ELFEN_OK, ELFEN_SYSTEM, ELFEN_TRUNCATED, ELFEN_UNFINISHED, ELFEN_MAGIC, ELFEN_VERSION,
 	ELFEN_SLOT_SIZE, ELFEN_SLOT_COUNT, ELFEN_SIZE, ELFEN_NAME, ELFEN_TAKEN, ELFEN_NAMESPACE,
@@ -54,7 +55,7 @@ static inline enum elfen_status elfen_fail(struct elfen_error *error, enum elfen
 	return status;
 }
 
-/* One line for people. */
+/* Formats an error as one line. */
 static inline void elfen_explain(const struct elfen_error *error, char *line, size_t size)
 {
 	static const char *const what[] = {
@@ -62,15 +63,15 @@ static inline void elfen_explain(const struct elfen_error *error, char *line, si
 		"the page is not finished, magic", "magic", "version of the page",
 		"bytes in a slot", "slots in the page", "bytes in the page, by its header",
 		"length of the name", "another service's name has the same key",
-		"pid namespace of the page", "slot asked for",
+		"pid namespace of the page", "requested slot",
 		"the slot has a living writer, process",
-		"the page is neither ours nor root's, but of user"
+		"the page belongs neither to this user nor to root, but to user"
 	};
 	snprintf(line, size, "%s: found %#llx, expected %#llx", what[error->status],
 		 (unsigned long long)error->found, (unsigned long long)error->expected);
 }
 
-/* Whether `mapped` bytes hold a page of such slots. Every field is loaded once. */
+/* Checks that `mapped` bytes hold a page of such slots. Loads every field once. */
 static inline enum elfen_status elfen_page_check(const struct elfen_page_header *page,
 						 size_t mapped, elfen_u64 magic,
 						 elfen_u32 slot_size, struct elfen_error *error)
@@ -79,7 +80,7 @@ static inline enum elfen_status elfen_page_check(const struct elfen_page_header 
 
 	if (mapped < sizeof(*page))
 		return elfen_fail(error, ELFEN_TRUNCATED, mapped, sizeof(*page));
-	found = __atomic_load_n(&page->magic, __ATOMIC_ACQUIRE); /* the maker's release */
+	found = __atomic_load_n(&page->magic, __ATOMIC_ACQUIRE); /* pairs with the release store */
 	if (found != magic)
 		return elfen_fail(error, found ? ELFEN_MAGIC : ELFEN_UNFINISHED, found, magic);
 	found = ELFEN_LOAD(page->version);
@@ -108,7 +109,7 @@ struct elfen_service {
 	elfen_u64 own; /* pid << 42 | start time */
 };
 
-/* What elfen_identity() says of a process that ended, or waits to be reaped: no identity. */
+/* elfen_identity() of a process that has ended or waits to be reaped. This is not an identity. */
 #define ELFEN_ENDED 1
 
 /* pid << 42 | start time of a process, ELFEN_ENDED, or 0 if /proc hides it. */
@@ -127,7 +128,7 @@ static inline elfen_u64 elfen_identity(int pid)
 	length = read(fd, line, sizeof(line) - 1);
 	close(fd);
 	line[length > 0 ? length : 0] = 0;
-	at = strrchr(line, ')'); /* the name before it may hold anything */
+	at = strrchr(line, ')'); /* the name before it may hold any character */
 	if (!at || at[1] != ' ')
 		return 0;
 	if (at[2] == 'Z' || at[2] == 'X')
@@ -137,7 +138,7 @@ static inline elfen_u64 elfen_identity(int pid)
 	return at ? (elfen_u64)pid << 42 | (strtoull(at, NULL, 10) & ((1ULL << 42) - 1)) : 0;
 }
 
-/* A writer is dead if its process ended, or if its id is another process's now. */
+/* Whether a writer's process has ended, or its id belongs to another process now. */
 static inline int elfen_is_dead(elfen_u64 writer)
 {
 	elfen_u64 now = elfen_identity((int)(writer >> 42));
@@ -193,7 +194,7 @@ static inline void elfen_service_format(struct elfen_page_header *page, elfen_u3
 	__atomic_store_n(&page->magic, ELFEN_MAGIC_SERVICE, __ATOMIC_RELEASE);
 }
 
-/* Whether the mapped page is that of this service, in this pid namespace, with as many lanes. */
+/* Checks that the mapped page is this service's, in this pid namespace, with this many lanes. */
 static inline enum elfen_status elfen_service_check(struct elfen_page_header *page, size_t mapped,
 						    elfen_u32 lanes, const char *name,
 						    struct elfen_error *error)
@@ -221,8 +222,9 @@ static inline enum elfen_status elfen_service_check(struct elfen_page_header *pa
 }
 
 /*
- * Maps segment `id` and checks it. One that is no page, and that nobody else maps, is a leftover:
- * it is removed. So is an unfinished one, but only when `given_up`: its maker may be at work on it.
+ * Maps segment `id` and checks it. A segment without a valid page, and that no other process maps,
+ * is a leftover and is removed. An unfinished page is removed only when `given_up`, because its
+ * maker may still be working on it.
  */
 static inline enum elfen_status elfen_service_join(struct elfen_service *service, int id, int made,
 						   int given_up, elfen_u32 lanes,
@@ -231,7 +233,7 @@ static inline enum elfen_status elfen_service_join(struct elfen_service *service
 	struct shmid_ds segment;
 	void *at = shmat(id, NULL, 0);
 
-	if (at == (void *)-1) /* EINVAL: the segment has gone since its id was found */
+	if (at == (void *)-1) /* EINVAL: the segment was removed after its id was found */
 		return elfen_fail(error, ELFEN_SYSTEM,
 				  (elfen_u64)(errno == EINVAL ? ENOENT : errno), 0);
 	service->page = (struct elfen_page_header *)at;
@@ -258,7 +260,7 @@ static inline enum elfen_status elfen_service_join(struct elfen_service *service
 	return error->status;
 }
 
-/* Opens the page of `name` with a slot for each lane; or makes it, readable by our group. */
+/* Opens the page of `name` with a slot for each lane, or makes it, readable by the group. */
 static inline enum elfen_status elfen_service_open(struct elfen_service *service, const char *name,
 						   elfen_u32 lanes, struct elfen_error *error)
 {
@@ -294,7 +296,7 @@ static inline enum elfen_status elfen_service_open(struct elfen_service *service
 	return error->status;
 }
 
-/* Makes the caller the one writer of a slot, for what follows; refused while another lives. */
+/* Makes the caller the only writer of a slot. Refused while another writer lives. */
 static inline enum elfen_status elfen_service_claim(struct elfen_service *service, elfen_u32 lane,
 						    elfen_u32 cpu, struct elfen_error *error)
 {
@@ -312,11 +314,11 @@ static inline enum elfen_status elfen_service_claim(struct elfen_service *servic
 	ELFEN_STORE(slot->running_request, 0);
 	ELFEN_STORE(slot->queue_len, 0);
 	ELFEN_STORE(slot->cpu, cpu);
-	elfen_mark_thread = 0; /* a child that serves after a fork is another thread */
+	elfen_mark_thread = 0; /* a child that serves after a fork has another thread id */
 	return elfen_fail(error, ELFEN_OK, 0, 0);
 }
 
-/* How many requests wait for a lane, the running one not among them. One thread at a time. */
+/* Publishes how many requests wait for a lane, without the running one. One thread at a time. */
 static inline void elfen_service_queue(struct elfen_service *service, elfen_u32 lane,
 				       elfen_u64 waiting)
 {
@@ -326,7 +328,10 @@ static inline void elfen_service_queue(struct elfen_service *service, elfen_u32 
 		ELFEN_STORE(slot->queue_len, waiting);
 }
 
-/* A request starts now; it came at `arrived_ns` (CLOCK_MONOTONIC), or now. By the claimer alone. */
+/*
+ * Begins a request that arrived at `arrived_ns` (CLOCK_MONOTONIC; 0 for now). Only the process that
+ * claimed the slot may call this.
+ */
 static inline void elfen_service_begin(struct elfen_service_slot *slot, elfen_u64 request,
 				       elfen_u64 arrived_ns)
 {
@@ -354,7 +359,7 @@ static inline void elfen_histogram_record(struct elfen_histogram *histogram, elf
 		ELFEN_STORE(histogram->max_ns, ns);
 }
 
-/* The running request ends and its latency is recorded. Without one, nothing happens. */
+/* Ends the running request and records its latency. Does nothing without a running request. */
 static inline void elfen_service_end(struct elfen_service_slot *slot)
 {
 	elfen_u64 now, arrived, finished = ELFEN_LOAD(slot->finished_requests) + 1;
@@ -371,8 +376,8 @@ static inline void elfen_service_end(struct elfen_service_slot *slot)
 }
 
 /*
- * The serving thread's instructions and cycles so far, by any counters the service has: for
- * dynamic-budget where Elfen sees none. To be called while requests run, every few milliseconds.
+ * Publishes the serving thread's instructions and cycles so far, from counters of the service, for
+ * dynamic-budget where Elfen has no counters. Call it every few milliseconds while requests run.
  */
 static inline void elfen_service_count(struct elfen_service_slot *slot, elfen_u64 instructions,
 				       elfen_u64 cycles)
@@ -382,7 +387,7 @@ static inline void elfen_service_count(struct elfen_service_slot *slot, elfen_u6
 	__atomic_store_n(&slot->cycles, cycles, __ATOMIC_RELEASE);
 }
 
-/* Gives a claimed slot back. */
+/* Releases a claimed slot. */
 static inline void elfen_service_release(struct elfen_service_slot *slot)
 {
 	ELFEN_STORE(slot->running_request, 0);
@@ -390,7 +395,7 @@ static inline void elfen_service_release(struct elfen_service_slot *slot)
 	__atomic_store_n(&slot->writer, 0, __ATOMIC_RELEASE);
 }
 
-/* Unmaps the page; it stays for a restarted service and for readers. */
+/* Unmaps the page. The page stays for a restarted service and for readers. */
 static inline void elfen_service_close(struct elfen_service *service)
 {
 	if (service->page)

@@ -3,10 +3,12 @@
  * Checks for batch programs in C and C++: elfen_check() samples the request lane of the lane that
  * the thread runs on, and naps if the policy says so.
  *
- * Everything is inline, and there is nothing to link: the slow path is in the library that `elfen
- * run` preloads. Without it (a program started by hand, a static one) the first check of a thread
- * finds that out, and the others are a load, a comparison and a branch. The same in Rust, with the
- * reasons, is elfen-rt/src/check.rs. Part of elfen.h; a batch program may include this file alone.
+ * Everything is inline, and there is nothing to link. The slow path is in the library that `elfen
+ * run` preloads. Programs without that library (started by hand, or static) find this out at the
+ * first check of a thread; after that, a check costs a load, a comparison and a branch.
+ *
+ * elfen-rt/src/check.rs is the same in Rust, and gives the reasons. elfen.h includes this file; a
+ * batch program needs only this file.
  */
 #ifndef ELFEN_CHECK_H
 #define ELFEN_CHECK_H
@@ -18,27 +20,27 @@ extern "C" {
 #endif
 
 /*
- * One for each thread and each object (program, shared library) that has checks. The
- * slow path alone writes it.
+ * A block for each thread and each object (program, shared library) that has checks. Only the slow
+ * path and the critical sections below write it.
  */
 struct elfen_thread {
-	const elfen_u64 *word; /* not 0 while the thread must take the slow path */
-	const elfen_u32 *cpu;  /* the CPU that the thread runs on, kept by the kernel */
+	const elfen_u64 *word; /* points at 0 unless the thread must take the slow path */
+	const elfen_u32 *cpu;  /* points at the thread's CPU, which the kernel maintains */
 	elfen_u32 chosen_on;   /* the CPU for which `word` was chosen */
-	elfen_u32 held;        /* critical sections that the thread is in */
-	elfen_u64 held_since_ns;
+	elfen_u32 critical_depth; /* how many nested critical sections the thread is in */
+	elfen_u64 critical_since_ns;
 	elfen_u64 quiet_until;
 };
 ELFEN_ASSERT(sizeof(struct elfen_thread) == 40);
 ELFEN_AT(elfen_thread, cpu, 8);
 ELFEN_AT(elfen_thread, chosen_on, 16);
-ELFEN_AT(elfen_thread, held, 20);
-ELFEN_AT(elfen_thread, held_since_ns, 24);
+ELFEN_AT(elfen_thread, critical_depth, 20);
+ELFEN_AT(elfen_thread, critical_since_ns, 24);
 ELFEN_AT(elfen_thread, quiet_until, 32);
 
 /*
- * Weak, because every file of a program that has checks brings them; hidden,
- * because a library's are its own.
+ * Weak, because every source file with checks defines these symbols. Hidden, because each library
+ * has its own.
  */
 #define ELFEN_ONCE __attribute__((weak, visibility("hidden")))
 ELFEN_ONCE elfen_u64 elfen_unknown = 1;
@@ -52,9 +54,10 @@ typedef void elfen_look_function(struct elfen_thread *thread);
 typedef void elfen_hold_function(int entered);
 
 /*
- * The preload library's, or NULL without it; the numbers are the version of struct elfen_thread.
- * Through the global offset table, and nowhere else by name: a linker that finds any other
- * reference in a program at a fixed address makes it NULL for good.
+ * Loads the address of a function of the preload library; NULL without that library. The number in
+ * the function's name is the version of struct elfen_thread. The address must come from the global
+ * offset table only: if a program at a fixed address has any other reference to the symbol, the
+ * linker resolves it to NULL for good.
  */
 #ifdef __x86_64__
 #define ELFEN_PRELOADED(type, name, pointer) \
@@ -82,7 +85,7 @@ static __attribute__((noinline, unused)) void elfen_hold(int entered)
 		hold(entered);
 }
 
-/* Samples the request lane. To be put where a program spends its time: function entries, loops. */
+/* Samples the request lane. Belongs where a program spends its time: function entries and loops. */
 static inline void elfen_check(void)
 {
 	const elfen_u64 busy = __atomic_load_n(elfen_block.word, __ATOMIC_RELAXED);
@@ -94,20 +97,21 @@ static inline void elfen_check(void)
 }
 
 /*
- * A stretch in which this thread's checks let it run, as it holds a lock that others wait for. For
- * 1 ms from the first check that would nap, at most: then it naps all the same. They nest.
+ * Enters a critical section: this thread's checks let it run, because it holds a lock that other
+ * threads may wait for. 1 ms after the first check that would nap, the thread naps all the same.
+ * Critical sections nest.
  */
 static inline void elfen_critical_enter(void)
 {
-	elfen_block.held++;
+	elfen_block.critical_depth++;
 	elfen_hold(1);
 }
 
-/* Ends it, with a check. */
+/* Leaves a critical section, and checks. */
 static inline void elfen_critical_exit(void)
 {
-	if (elfen_block.held > 0 && --elfen_block.held == 0) {
-		elfen_block.held_since_ns = 0;
+	if (elfen_block.critical_depth > 0 && --elfen_block.critical_depth == 0) {
+		elfen_block.critical_since_ns = 0;
 		elfen_block.quiet_until = 0;
 	}
 	elfen_hold(0);

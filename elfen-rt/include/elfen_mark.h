@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Marks in C: what a service did with each request and when, for `elfen tailor`. elfen.h includes
- * this and writes a mark at each begin and end; a service that wants to be told more calls
- * elfen_service_stage() and elfen_service_class(). The same in Rust, with the reasons, is
- * elfen-rt/src/signal/mark.rs.
+ * Marks in C: the steps of each request and their times, for `elfen tailor`. elfen.h includes this
+ * file and writes a mark at each begin and end. For more detail, a service calls
+ * elfen_service_stage() and elfen_service_class().
+ *
+ * elfen-rt/src/signal/mark.rs is the same in Rust, and gives the reasons.
  */
 #ifndef ELFEN_MARK_H
 #define ELFEN_MARK_H
@@ -14,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The calling thread's id; 0 until it has asked. Weak, as every file with marks brings it. */
+/* The calling thread's id; 0 before its first mark. Weak: every file with marks defines it. */
 __attribute__((weak, visibility("hidden"))) __thread elfen_u32 elfen_mark_thread = 0;
 
 static inline elfen_u64 elfen_now_ns(void)
@@ -25,7 +26,7 @@ static inline elfen_u64 elfen_now_ns(void)
 	return (elfen_u64)now.tv_sec * 1000000000u + (elfen_u64)now.tv_nsec;
 }
 
-/* By the lane's one writer. */
+/* Writes a mark. Only the lane's writer may call this. */
 static inline void elfen_mark(struct elfen_marks *marks, elfen_u64 now, elfen_u64 request,
 			      enum elfen_mark_step step, elfen_u64 value)
 {
@@ -47,8 +48,8 @@ static inline void elfen_mark(struct elfen_marks *marks, elfen_u64 now, elfen_u6
 }
 
 /*
- * The running request goes on to a stage of its work, in the service's own numbers. Without one,
- * nothing happens.
+ * Enters a stage of the running request, with a number of the service's choice. Does nothing
+ * without a running request.
  */
 static inline void elfen_service_stage(struct elfen_service_slot *slot, unsigned short stage)
 {
@@ -58,7 +59,7 @@ static inline void elfen_service_stage(struct elfen_service_slot *slot, unsigned
 		elfen_mark(&slot->marks, elfen_now_ns(), request, ELFEN_MARK_STAGE, stage);
 }
 
-/* What kind of request the running one is, a route or a hash of its query. */
+/* Sets the class of the running request: a route, or a hash of its query. */
 static inline void elfen_service_class(struct elfen_service_slot *slot, elfen_u64 kind)
 {
 	__atomic_store_n(&slot->marks.kind, kind, __ATOMIC_RELAXED);

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Tags for C and C++: a thread says what it does, by one store, and `elfen shim` looks.
+ * Tags for C and C++: a thread publishes its current activity with one store, and `elfen shim`
+ * samples it.
  *
  *	elfen_u32 before = elfen_tag("parse");
  *	...
  *	elfen_tag_back(before);
  *
- * Everything is inline. The first tag of a thread claims a slot, and the first of a process opens
- * the page of slots, by system calls: not in a signal handler. A thread that finds no slot stores
- * into words of its own. The same in Rust, with the reasons, is elfen-rt/src/tag.rs.
+ * Everything is inline. The first tag of a thread claims a slot, and the first tag of a process
+ * opens the page of slots. Both make system calls, so they do not belong in a signal handler. A
+ * thread that finds no slot stores into words of its own.
+ *
+ * elfen-rt/src/tag.rs is the same in Rust, and gives the reasons.
  */
 #ifndef ELFEN_TAG_H
 #define ELFEN_TAG_H
@@ -38,17 +41,17 @@
 extern "C" {
 #endif
 
-/* Weak, as every file with tags brings them; hidden, as a library's are its own. */
+/* Weak, because every file with tags defines them. Hidden, because each library has its own. */
 #define ELFEN_TAG_ONCE __attribute__((weak, visibility("hidden")))
 ELFEN_TAG_ONCE __thread struct elfen_thread_words *elfen_tag_words = 0;
 ELFEN_TAG_ONCE __thread struct elfen_thread_words elfen_tag_own = {
 	0, 0, 0, { 0, 0, 0, 0, 0, 0 }, 0, 0, 0, { 0, 0, 0, 0, 0 }
 };
-/* The page; the slots themselves are claimed one by one, by threads that know nothing else. */
+/* The page. Each object with tags opens it; slots are found by the thread's id. */
 ELFEN_TAG_ONCE struct elfen_page_header *elfen_tag_page = 0;
 ELFEN_TAG_ONCE pthread_once_t elfen_tag_opened = PTHREAD_ONCE_INIT;
 
-/* A child's thread has another id, and so another slot. */
+/* Makes a forked child's thread look for a slot again, because it has another id. */
 static __attribute__((unused)) void elfen_tag_forked(void)
 {
 	elfen_tag_words = 0;
@@ -78,7 +81,7 @@ static inline struct elfen_page_header *elfen_tag_inherited(void)
 	return NULL;
 }
 
-/* One of our own, without a name: it goes with the process. */
+/* Makes a page without a name, which ends with the process. */
 static inline struct elfen_page_header *elfen_tag_made(void)
 {
 	const size_t size = sizeof(struct elfen_page_header) +
@@ -117,7 +120,7 @@ static inline int elfen_tag_take(struct elfen_thread_slot *slot, elfen_u64 from,
 					   __ATOMIC_RELAXED);
 }
 
-/* Its own slot, a free one, or that of a thread that has ended; NULL if there is none. */
+/* Claims the thread's own slot, a free one, or the slot of a thread that has ended; or NULL. */
 static inline struct elfen_thread_slot *elfen_tag_claim(struct elfen_page_header *page,
 							elfen_u64 own)
 {
@@ -167,13 +170,13 @@ static inline struct elfen_thread_words *elfen_tag_at(void)
 	return __builtin_expect(words != 0, 1) ? words : elfen_tag_find();
 }
 
-/* The tag that the thread has. */
+/* The thread's current tag. */
 static inline elfen_u32 elfen_tag_now(void)
 {
 	return __atomic_load_n(&elfen_tag_at()->tag, __ATOMIC_RELAXED);
 }
 
-/* Back to a tag that elfen_tag() gave. */
+/* Restores a tag that elfen_tag() returned. */
 static inline void elfen_tag_back(elfen_u32 tag)
 {
 	__atomic_store_n(&elfen_tag_at()->tag, tag, __ATOMIC_RELAXED);
@@ -188,16 +191,16 @@ static inline elfen_u32 elfen_tag_set(const char *name)
 	return before;
 }
 
-/* The thread does `name`, a literal, from now on; gives what it did before. */
+/* Publishes the literal `name` as the thread's activity. Returns the previous tag. */
 #define elfen_tag(name) elfen_tag_set("" name)
 
-/* A value of the thread's: a length, a depth, the id of a request. */
+/* Publishes a value of the thread, for example a length, a depth, or the id of a request. */
 static inline void elfen_value(elfen_u64 value)
 {
 	__atomic_store_n(&elfen_tag_at()->value, value, __ATOMIC_RELAXED);
 }
 
-/* How many calls the thread has made so far, for rates. */
+/* Publishes how many calls the thread has made so far, for rates. */
 static inline void elfen_calls(elfen_u64 calls)
 {
 	__atomic_store_n(&elfen_tag_at()->calls, calls, __ATOMIC_RELAXED);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The task map in C and C++: who runs on every CPU, as elfend hands it out. Included by elfen.h.
+ * The task map in C and C++: which task runs on every CPU. elfend hands it out. elfen.h includes
+ * this file.
  */
 #ifndef ELFEN_TASKS_H
 #define ELFEN_TASKS_H
@@ -13,7 +14,7 @@
 #define ELFEN_SOCKET "/run/elfen/elfend.sock"
 #endif
 
-/* The mapped task map. `link` keeps the program attached: while it is open, the map is live. */
+/* The mapped task map. `link` keeps the eBPF program attached: the map is live while it is open. */
 struct elfen_tasks {
 	struct elfen_page_header *page;
 	struct elfen_watch_slot *watch;
@@ -21,7 +22,10 @@ struct elfen_tasks {
 	int link;
 };
 
-/* Asks elfend for the map, its leases and the link: 0, or -1 with errno, EACCES if it refuses. */
+/*
+ * Requests the map, its leases and the link from elfend. Returns 0, or -1 with errno, which is
+ * EACCES if elfend refuses.
+ */
 static inline int elfen_tasks_ask(int given[3])
 {
 	static const char request[] = "{\"do\":\"tasks\"}";
@@ -58,7 +62,7 @@ static inline int elfen_tasks_ask(int given[3])
 	return failed ? -1 : 0;
 }
 
-/* Maps the start of an array, of which the kernel gives no more than there is, for good. */
+/* Maps the start of an array map. The kernel refuses to map more than the array has. */
 static inline void *elfen_map(int fd, size_t size, int protection)
 {
 	void *at = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
@@ -78,7 +82,7 @@ static inline void elfen_tasks_close(struct elfen_tasks *tasks)
 	tasks->link = -1;
 }
 
-/* Opens elfend's task map; needs no privilege but its group, elfen. */
+/* Opens elfend's task map. Requires root or the group elfen. */
 static inline enum elfen_status elfen_tasks_open(struct elfen_tasks *tasks,
 						 struct elfen_error *error)
 {
@@ -92,7 +96,7 @@ static inline enum elfen_status elfen_tasks_open(struct elfen_tasks *tasks,
 		return elfen_fail(error, ELFEN_SYSTEM, (elfen_u64)errno, 0);
 	tasks->link = given[2];
 	header = elfen_map(given[0], sizeof(struct elfen_page_header), PROT_READ);
-	/* The length that it says is checked by mapping as much, which the kernel may refuse. */
+	/* Mapping verifies the length in the header: the kernel refuses to map too much. */
 	if (header && !elfen_page_check((struct elfen_page_header *)header,
 					(ELFEN_SLOTS_MAX + 1) * (size_t)slot,
 					ELFEN_MAGIC_TASK, slot, error)) {
@@ -119,7 +123,7 @@ static inline const struct elfen_task_slot *elfen_task_at(const struct elfen_tas
 	return cpu < tasks->cpus ? (const struct elfen_task_slot *)(tasks->page + 1) + cpu : NULL;
 }
 
-/* `tgid << 32 | tid` of the task that runs on `cpu`; 0 if it idles, or if there is no such CPU. */
+/* `tgid << 32 | tid` of the task that runs on `cpu`; 0 if the CPU idles or does not exist. */
 static inline elfen_u64 elfen_task(const struct elfen_tasks *tasks, elfen_u32 cpu)
 {
 	const struct elfen_task_slot *slot = elfen_task_at(tasks, cpu);
@@ -127,7 +131,7 @@ static inline elfen_u64 elfen_task(const struct elfen_tasks *tasks, elfen_u32 cp
 	return slot ? ELFEN_LOAD(slot->task) : 0;
 }
 
-/* Has switches of `cpu` timed for ELFEN_LEASE_NS; call it every second. */
+/* Has the switches of `cpu` timed for ELFEN_LEASE_NS. Call it every second. */
 static inline void elfen_task_watch(struct elfen_tasks *tasks, elfen_u32 cpu)
 {
 	if (cpu < tasks->cpus)

@@ -1,8 +1,7 @@
-//! The calls of bpf(2) that a reader of maps needs. Loading and attaching is the business of
-//! `elfen-kernel`.
+//! The bpf(2) calls for readers of maps. `elfen-kernel` loads and attaches programs.
 //!
-//! Three small structures instead of a library: this runs in other people's processes. In a
-//! container bpf(2) is refused; what a descriptor is, `/proc` says there as well.
+//! This code runs in other people's processes, so it has three small structures instead of a
+//! library. Containers refuse bpf(2); there `/proc` describes the descriptor.
 
 use core::ffi::c_int;
 use core::mem::{size_of, zeroed};
@@ -12,7 +11,7 @@ use crate::process::{NumberedPath, parse_u64, read_file};
 
 const BPF_OBJ_GET_INFO_BY_FD: c_int = 15;
 
-/// A file descriptor that is ours to close.
+/// A file descriptor that this value owns and closes.
 #[derive(Debug)]
 pub struct Descriptor(c_int);
 
@@ -27,8 +26,8 @@ impl Descriptor {
         self.0
     }
 
-    /// The same, out of the way of a program that counts on low numbers.
-    pub(crate) fn out_of_the_way(self) -> Self {
+    /// Moves the descriptor to a high number, out of the way of programs that rely on low numbers.
+    pub(crate) fn moved_to_high_number(self) -> Self {
         const FROM: [c_int; 3] = [900, 200, 20];
         for from in FROM {
             // SAFETY: F_DUPFD_CLOEXEC takes numbers and changes no descriptor that is open.
@@ -44,9 +43,9 @@ impl Descriptor {
 impl Drop for Descriptor {
     #[inline(never)]
     fn drop(&mut self) {
-        // Not the C library's close, which is a cancellation point: checks open
-        // descriptors in any thread.
-        // SAFETY: ours by the contract of `from_raw`.
+        // Not the C library's close, which is a cancellation point: checks open descriptors in any
+        // thread.
+        // SAFETY: the caller of `from_raw` ensured that no other code closes the descriptor.
         unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
@@ -59,7 +58,7 @@ struct InfoByFd {
     info: u64,
 }
 
-/// The first fields of `struct bpf_map_info`; the kernel fills as much as it is given room for.
+/// The first fields of `struct bpf_map_info`. The kernel fills as many as there is room for.
 #[repr(C)]
 struct MapInfo {
     kind: u32,
@@ -76,8 +75,9 @@ const _: () = assert!(size_of::<MapInfo>() == MAP_INFO_BYTES as usize);
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 
 fn call<T>(command: c_int, attribute: &mut T) -> Result<c_int, MemoryError> {
-    // SAFETY: `attribute` is the start of a bpf_attr, ours, and of the size that is passed along;
-    // every pointer in it was set by the callers below from references that outlive the call.
+    // SAFETY: `attribute` is the start of a bpf_attr, belongs to this process, and has the size
+    // that is passed. The callers below set every pointer in it from references that outlive the
+    // call.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command, core::ptr::from_mut(attribute), size_of::<T>())
     };
@@ -98,7 +98,7 @@ pub fn map_array(
         return Err(MemoryError::Size);
     }
     let len = value_bytes.checked_mul(info.max_entries as usize).ok_or(MemoryError::Size)?;
-    // SAFETY: the kernel has just described the descriptor as an array map.
+    // SAFETY: the kernel has just described the descriptor as an array map of this length.
     unsafe { Memory::map_descriptor(fd.raw(), len, access) }
 }
 
@@ -113,16 +113,16 @@ fn map_info(fd: &Descriptor) -> Result<MapInfo, MemoryError> {
     };
     match call(BPF_OBJ_GET_INFO_BY_FD, &mut attribute) {
         Ok(_) => Ok(info),
-        // Refused to this process, or to all in its container, whatever the descriptor is.
+        // bpf(2) is refused to this process or its container, whatever the descriptor is.
         Err(MemoryError::Denied | MemoryError::Other(libc::ENOSYS)) => {
-            said_of(fd).ok_or(MemoryError::Denied)
+            info_from_proc(fd).ok_or(MemoryError::Denied)
         }
         Err(error) => Err(error),
     }
 }
 
-/// What the kernel writes about a descriptor; of a map, and of nothing else, these lines.
-fn said_of(fd: &Descriptor) -> Option<MapInfo> {
+/// Reads the map's properties from `/proc/self/fdinfo`, which has these lines only for maps.
+fn info_from_proc(fd: &Descriptor) -> Option<MapInfo> {
     let path = NumberedPath::of(b"/proc/self/fdinfo/", fd.raw(), b"");
     let mut text = [0; 640];
     parse_fdinfo(read_file(path.as_c_str(), &mut text)?)
@@ -148,10 +148,10 @@ fn parse_fdinfo(text: &[u8]) -> Option<MapInfo> {
 mod tests {
     use super::*;
 
-    /// Goal: what `/proc` says of a map is understood, and nothing else is taken for one. Method:
-    /// the lines of an array of 133 values, of an open file, and halves of the first.
+    /// Goal: a map is recognized in `/proc`, and nothing else is mistaken for one. Method: the
+    /// lines of an array of 133 values and of an open file, and incomplete lines of the array.
     #[test]
-    fn a_descriptor_is_known_by_what_proc_says() {
+    fn proc_describes_a_map() {
         let map = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1057\nmap_type:\t2\n\
                    key_size:\t4\nvalue_size:\t128\nmax_entries:\t133\nmap_flags:\t0x400\n";
         let info = parse_fdinfo(map.as_bytes()).unwrap();
@@ -161,8 +161,8 @@ mod tests {
         }
         // SAFETY: dup takes a number.
         let copy = unsafe { libc::dup(2) };
-        // SAFETY: nobody else has this descriptor.
+        // SAFETY: dup has just made this descriptor, and no other code knows it.
         let file = unsafe { Descriptor::from_raw(copy) };
-        assert!(said_of(&file).is_none() && map_array(&file, 128, Access::Read).is_err());
+        assert!(info_from_proc(&file).is_none() && map_array(&file, 128, Access::Read).is_err());
     }
 }

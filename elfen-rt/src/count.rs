@@ -1,13 +1,13 @@
-//! What a thread has executed, by hardware counters of its own that it reads itself, at entries of
-//! functions: for `elfen shim --count-at`.
+//! Counts a thread's instructions and cycles at entries of functions, for `elfen shim --count-at`.
+//! The thread reads its own hardware counters.
 //!
-//! The thread opens two events of itself as it begins, where system calls do no harm, and maps a
-//! page of each, by which the kernel says how to read the counter from user space. What is written
-//! at an entry calls [`publish`], which reads both and stores them in the thread's words
-//! ([`crate::signal::thread`]); without a counter it stores nothing.
+//! When a thread begins, where system calls do no harm, it opens two perf events of itself and maps
+//! a page of each. The page tells how to read the counter from user space. The code patched into a
+//! function's entry calls [`publish`], which reads both counters and stores them in the thread's
+//! words ([`crate::signal::thread`]). Without counters it stores nothing.
 //!
-//! The kernel maps such pages into no forked child, so the addresses are in memory that a child,
-//! however it was forked, finds wiped: it counts nothing.
+//! The kernel does not map such pages into forked children. So their addresses lie in memory that
+//! the kernel wipes in every child, and a child counts nothing.
 
 use core::arch::{asm, global_asm, naked_asm};
 use core::ffi::c_int;
@@ -21,20 +21,20 @@ use crate::process::{errno, set_errno};
 use crate::signal::thread::{THREADS, ThreadSlot, ThreadWords};
 use crate::tag;
 
-/// The head of what the kernel maps of an event (`struct perf_event_mmap_page`).
+/// The first fields of the page that the kernel maps for an event (`struct perf_event_mmap_page`).
 #[repr(C)]
 #[derive(Debug)]
 pub struct EventPage {
     versions: [u32; 2],
-    /// Another than before: the rest was changed meanwhile.
+    /// Changes whenever the kernel changes the other fields.
     lock: AtomicU32,
-    /// The counter that the event is on, from 1; 0 while it is on none.
+    /// The hardware counter of the event, from 1; 0 while the event has none.
     index: AtomicU32,
-    /// To add to what the counter says.
+    /// Added to the counter's value.
     offset: AtomicU64,
     times: [AtomicU64; 2],
     capabilities: AtomicU64,
-    /// Bits of the counter, whose highest is its sign.
+    /// The counter's width in bits; the highest bit is its sign.
     width: AtomicU16,
 }
 
@@ -43,13 +43,14 @@ const _: () = assert!(offset_of!(EventPage, offset) == 16);
 const _: () = assert!(offset_of!(EventPage, capabilities) == 40);
 const _: () = assert!(offset_of!(EventPage, width) == 48);
 
-/// In `capabilities`: user space may read the counter.
+/// The bit of `capabilities` that says that user space may read the counter.
 const MAY_READ: u32 = 2;
-/// The kernel changes a page from this very CPU, so a second try is nearly always the last.
+/// How often a read is tried. The kernel changes a page from the thread's own CPU, so the second
+/// try is nearly always the last.
 const TRIES: u32 = 16;
 const PAGE: usize = 4096;
 
-/// The events of a thread; null where there are none.
+/// The event pages of a thread; null where there are none.
 #[repr(C)]
 #[derive(Debug)]
 struct Events {
@@ -70,12 +71,13 @@ const _: () = assert!(size_of::<Events>() == 16 && offset_of!(Events, cycles) ==
 const _: () = assert!(offset_of!(ThreadWords, instructions) == 72);
 const _: () = assert!(offset_of!(ThreadWords, cycles) == 80);
 
-/// Of threads that have none.
+/// The events of threads that have none.
 static NO_EVENTS: Events = Events::none();
-/// The events of each slot's thread, in memory that is wiped in children; null if none count.
+/// The events of each slot's thread, in memory that the kernel wipes in children; null if no thread
+/// counts.
 static TABLE: AtomicPtr<Events> = AtomicPtr::new(ptr::null_mut());
 
-// As in `tag`: a pointer to the thread's events.
+// A thread-local pointer to the thread's events, defined as in `tag`.
 global_asm!(
     ".pushsection .tdata,\"awT\",@progbits",
     ".balign 8",
@@ -89,8 +91,8 @@ global_asm!(
     none = sym NO_EVENTS,
 );
 
-/// What is called at entries, out of functions that know nothing of it: changes `%r11` and the
-/// flags alone.
+/// Publishes the calling thread's instructions and cycles. Patched function entries call this, so
+/// it changes only `%r11` and the flags.
 ///
 /// ```text
 ///     |                            |
@@ -100,7 +102,7 @@ global_asm!(
 /// ```
 ///
 /// # Safety
-/// 1. Called by code at a function's entry, on a stack of the thread's.
+/// 1. The caller is code at a function's entry, on a stack of its thread.
 #[unsafe(naked)]
 pub unsafe extern "C" fn publish() {
     naked_asm!(
@@ -157,12 +159,12 @@ pub unsafe extern "C" fn publish() {
     );
 }
 
-/// Reads the counter of the event in `%r10` into `%rax`, as the kernel says how; `%edi` is 0 if
-/// there is none to be read. Changes `%rcx`, `%rdx` and `%rsi` besides.
+/// Reads the counter of the event page in `%r10` into `%rax`, in the way that the kernel documents
+/// for the page. `%edi` is 0 if no counter can be read. Also changes `%rcx`, `%rdx` and `%rsi`.
 ///
-/// The counter's highest bit is its sign: it is shifted up to where a register has its own, and
-/// down again. All is read anew if the kernel changed the page meanwhile, as a counter is another
-/// thread's once that has happened.
+/// The counter's highest bit is its sign, so the value is shifted up to the register's sign bit and
+/// down again. If the kernel changed the page meanwhile, the counter may belong to another thread
+/// by now. Then everything is read again.
 #[unsafe(naked)]
 unsafe extern "C" fn read_1() {
     naked_asm!(
@@ -200,12 +202,12 @@ unsafe extern "C" fn read_1() {
     );
 }
 
-/// What the calling thread's event has counted; `None` while it is on no counter, or if its counter
-/// can't be read from here.
+/// The count of the calling thread's event; `None` while the event has no counter, or if user space
+/// cannot read its counter.
 fn read(page: &EventPage) -> Option<u64> {
     let (count, tries): (u64, u32);
-    // SAFETY: `read_1` changes these registers and the flags alone; the kernel says by the page
-    // that the counter may be read, and the page lives as long as the borrow.
+    // SAFETY: `read_1` changes only these registers and the flags. It reads a counter only if the
+    // page's `capabilities` allow it, and the page lives as long as the borrow.
     unsafe {
         asm!(
             "call {read}",
@@ -221,12 +223,12 @@ fn read(page: &EventPage) -> Option<u64> {
     (tries > 0).then_some(count)
 }
 
-/// Why nothing can be counted.
+/// Why a thread's instructions and cycles cannot be counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lacks {
-    /// perf_event_open(2) said so.
+pub enum CountError {
+    /// perf_event_open(2) failed with this errno.
     Open(c_int),
-    /// The events count, and are not to be read without the kernel.
+    /// The events count, but user space cannot read them.
     Read,
 }
 
@@ -247,12 +249,12 @@ const _: () = assert!(size_of::<Attributes>() == 64 && offset_of!(Attributes, fl
 const HARDWARE: u32 = 0;
 const CYCLES: u64 = 0;
 const INSTRUCTIONS: u64 = 1;
-/// Nothing of the kernel and the hypervisor: what anybody may count of himself.
+/// Excludes the kernel and the hypervisor, so that counting needs no privilege.
 const USER_ONLY: u64 = 1 << 5 | 1 << 6;
 const CLOSE_ON_EXEC: u64 = 8;
 
-/// Opens an event of the calling thread, in a group if there is one.
-fn open(kind: u32, config: u64, group: c_int) -> Result<c_int, Lacks> {
+/// Opens an event of the calling thread, in the group of the event `group` unless that is -1.
+fn open(kind: u32, config: u64, group: c_int) -> Result<c_int, CountError> {
     let attributes = Attributes {
         kind,
         size: ATTRIBUTES_BYTES,
@@ -262,7 +264,7 @@ fn open(kind: u32, config: u64, group: c_int) -> Result<c_int, Lacks> {
         rest: [0; 2],
     };
     let (this_thread, any_cpu): (c_int, c_int) = (0, -1);
-    // SAFETY: the kernel reads the attributes, whose size they say.
+    // SAFETY: the kernel reads the attributes, which contain their size.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
@@ -273,31 +275,32 @@ fn open(kind: u32, config: u64, group: c_int) -> Result<c_int, Lacks> {
             CLOSE_ON_EXEC,
         )
     };
-    c_int::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(|| Lacks::Open(errno()))
+    c_int::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(|| CountError::Open(errno()))
 }
 
-/// The page of an event, which lives as long as it is mapped.
-fn map(fd: c_int) -> Result<*mut EventPage, Lacks> {
+/// Maps the page of an event. The event lives as long as its page is mapped.
+fn map(fd: c_int) -> Result<*mut EventPage, CountError> {
     // SAFETY: the kernel chooses the address, so no mapping of the program's is replaced.
     let page =
         unsafe { libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
-    if page == libc::MAP_FAILED { Err(Lacks::Open(errno())) } else { Ok(page.cast()) }
+    if page == libc::MAP_FAILED { Err(CountError::Open(errno())) } else { Ok(page.cast()) }
 }
 
 fn unmap(page: *mut EventPage) {
     if !page.is_null() {
-        // SAFETY: mapped by `map`, for a thread that has ended or has no use for it.
+        // SAFETY: `map` mapped the page, and its thread has ended or does not use it.
         unsafe { libc::munmap(page.cast(), PAGE) };
     }
 }
 
 fn close(fd: c_int) {
-    // SAFETY: opened here, and nobody else knows it.
+    // SAFETY: `open` opened the descriptor, and no other code knows it.
     unsafe { libc::close(fd) };
 }
 
-/// Both events, on counters together or not at all: the first of `configs` leads.
-fn open_both(kind: u32, configs: [u64; 2]) -> Result<[*mut EventPage; 2], Lacks> {
+/// Opens two events as a group, so that both have a counter or neither has. The first of `configs`
+/// is the group's leader.
+fn open_both(kind: u32, configs: [u64; 2]) -> Result<[*mut EventPage; 2], CountError> {
     let leader = open(kind, configs[0], -1)?;
     let second = open(kind, configs[1], leader);
     let pages = second.and_then(|second| {
@@ -312,32 +315,33 @@ fn open_both(kind: u32, configs: [u64; 2]) -> Result<[*mut EventPage; 2], Lacks>
     pages
 }
 
-/// Whether the calling thread's instructions and cycles can be counted and read.
-pub fn probe() -> Result<(), Lacks> {
+/// Probes whether the calling thread's instructions and cycles can be counted and read.
+pub fn probe() -> Result<(), CountError> {
     let pages = open_both(HARDWARE, [CYCLES, INSTRUCTIONS])?;
     let reads = |page: &*mut EventPage| {
-        // SAFETY: mapped a moment ago, and unmapped below.
+        // SAFETY: `open_both` mapped the page, and it is unmapped below.
         let page = unsafe { &**page };
-        // In a first try the kernel may have had no counter free for a moment.
+        // At the first try, all hardware counters may be in use for a moment.
         (0..100).any(|_| read(page).is_some())
     };
     let all = pages.iter().all(reads);
     pages.into_iter().for_each(unmap);
-    if all { Ok(()) } else { Err(Lacks::Read) }
+    if all { Ok(()) } else { Err(CountError::Read) }
 }
 
-/// Whether the process's system calls were filtered as it began. Such a filter is its starter's as
-/// well, who has opened events beneath it.
+/// Whether a seccomp filter was active when the process began. The process that started this one
+/// has the same filter, and has opened events under it.
 static WAS_FILTERED: AtomicBool = AtomicBool::new(false);
 
-/// Whether some system calls are refused to the calling thread (seccomp), which can be its end. A
-/// filter that lets nobody ask this is not to be known.
+/// Whether a seccomp filter is active for the calling thread. Such a filter may kill the thread for
+/// a system call. A filter that refuses prctl(2) itself cannot be detected.
 fn is_filtered() -> bool {
-    // SAFETY: takes numbers and answers by one.
+    // SAFETY: prctl takes and returns numbers.
     unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) != 0 }
 }
 
-/// From now on threads that begin count ([`begin_thread`]); while there is one thread.
+/// Prepares counting for threads that call [`begin_thread`] later. Called while the process has one
+/// thread.
 pub fn begin() {
     WAS_FILTERED.store(is_filtered(), Relaxed);
     let bytes = THREADS as usize * size_of::<Events>();
@@ -348,17 +352,18 @@ pub fn begin() {
     if table == libc::MAP_FAILED {
         return;
     }
-    // SAFETY: mapped a moment ago, for this alone.
+    // SAFETY: mapped above, and no other code uses it yet.
     if unsafe { libc::madvise(table, bytes, libc::MADV_WIPEONFORK) } == 0 {
         TABLE.store(table.cast(), Relaxed);
     } else {
-        // SAFETY: as above; a child would find addresses in it that are not mapped there.
+        // Without the wipe, a child would find addresses in the table that it has not mapped.
+        // SAFETY: mapped above, and no other code uses it yet.
         unsafe { libc::munmap(table, bytes) };
     }
 }
 
-/// Opens the calling thread's events, if it has a slot; if that fails it counts nothing, and the
-/// page says of how many threads so.
+/// Opens the calling thread's events, if the thread has a slot. If that fails, the thread counts
+/// nothing, and the page's `uncounted` goes up.
 pub fn begin_thread() {
     let errno = errno();
     if let Some(page) = tag::page()
@@ -377,13 +382,13 @@ fn count(slot: &ThreadSlot, first: &ThreadSlot) -> Option<()> {
     if table.is_null() || index >= THREADS as usize {
         return None;
     }
-    // A program that has shut itself in since it began may end by a call that it does not make.
+    // A filter that the program has installed since it began may kill it for perf_event_open(2).
     if is_filtered() && !WAS_FILTERED.load(Relaxed) {
         return None;
     }
-    // SAFETY: `begin` mapped one for each slot, and nothing unmaps them.
+    // SAFETY: `begin` mapped an entry for each slot, and nothing unmaps the table.
     let events = unsafe { &*table.wrapping_add(index) };
-    // The slot's thread before has ended.
+    // The slot's previous thread has ended.
     unmap(events.cycles.swap(ptr::null_mut(), Relaxed));
     unmap(events.instructions.swap(ptr::null_mut(), Relaxed));
     let [cycles, instructions] = open_both(HARDWARE, [CYCLES, INSTRUCTIONS]).ok()?;
@@ -393,10 +398,10 @@ fn count(slot: &ThreadSlot, first: &ThreadSlot) -> Option<()> {
     Some(())
 }
 
-/// Has the calling thread publish what these count.
+/// Makes the calling thread publish the counts of `events`.
 fn point_to(events: &Events) {
-    // SAFETY: stores into this thread's own word, which is there as long as the thread; `events`
-    // is of the table, or of a test that ends its thread before it.
+    // SAFETY: stores into this thread's own thread-local word. `events` lies in the table, or in a
+    // test that ends its thread first.
     unsafe {
         asm!(
             "mov {at}, qword ptr fs:[0]",

@@ -1,11 +1,13 @@
 //! The part of Elfen that lives inside other people's processes.
 //!
-//! A batch thread samples the channels in [`signal`]; a latency-critical service publishes its
-//! queue and its running request through [`service`]; any thread says what it does
-//! through [`tag`]. The crate is `no_std` and needs libc alone, because it must cost its hosts
-//! nothing: no allocation, no lock, no panic, no output, and no system call once a channel is open.
+//! A batch thread samples the channels in [`signal`]. A latency-critical service publishes its
+//! queue and its running request through [`service`]. Any thread can publish its current activity
+//! through [`tag`].
 //!
-//! `include/elfen.h` says the same in C.
+//! The crate is `no_std` and depends on libc only. It must not disturb its host process: it never
+//! allocates, locks, panics or prints, and it makes no system call once a channel is open.
+//!
+//! `include/elfen.h` is the same interface in C.
 
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -22,7 +24,6 @@ pub mod lane;
 pub mod memory;
 pub mod nanonap;
 pub mod nap;
-mod own_thread;
 pub mod pages;
 pub mod policy;
 pub mod process;

@@ -1,13 +1,15 @@
 //! Shared memory that cannot shrink under its reader.
 //!
-//! A file in `/dev/shm` can be cut while it is mapped, and the reader dies of SIGBUS inside
-//! somebody else's program. So channels live in memory whose size the kernel fixes for good: System
-//! V segments, which need no privilege, the memory of eBPF maps, and files without a name that are
-//! sealed ([`crate::sealed`]). None has a call that makes it smaller, and all outlive their removal
-//! while they are mapped.
+//! A file in `/dev/shm` can be truncated while it is mapped; then the reader's program dies of
+//! SIGBUS. So channels live in memory whose size the kernel fixes for good:
+//! - System V segments, which need no privilege,
+//! - the memory of eBPF maps,
+//! - sealed files without a name ([`crate::sealed`]).
 //!
-//! A [`Memory`] proves that its bytes stay mapped and backed until it drops. It says
-//! nothing about what they hold.
+//! No call makes any of these smaller, and all of them outlive their removal while they are mapped.
+//!
+//! A [`Memory`] proves that its bytes stay mapped and backed until it is dropped. It proves nothing
+//! about their contents.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -15,20 +17,20 @@ use core::ptr::{self, NonNull};
 
 use crate::process::errno;
 
-/// What a mapping allows. A read-only one cannot be made writable later.
+/// The access that a mapping allows. A read-only mapping cannot be made writable later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     Read,
     Write,
 }
 
-/// Why shared memory could not be had.
+/// Why shared memory could not be made or mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryError {
     Absent,
     Exists,
     Denied,
-    /// The size asked for is not the size there is, or cannot be one.
+    /// The memory has another size than expected, or the size is invalid.
     Size,
     /// A limit of the system: segments, memory, address space.
     Exhausted,
@@ -50,7 +52,8 @@ impl MemoryError {
 }
 
 impl MemoryError {
-    /// Of a call that takes an id and no size, EINVAL says that the segment is gone.
+    /// Translates the error of a call that takes an id and no size. There EINVAL means that the
+    /// segment is gone.
     fn of_an_id(self) -> Self {
         if self == Self::Size { Self::Absent } else { self }
     }
@@ -59,11 +62,11 @@ impl MemoryError {
 impl fmt::Display for MemoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Absent => f.write_str("there is none"),
+            Self::Absent => f.write_str("it does not exist"),
             Self::Exists => f.write_str("it exists already"),
             Self::Denied => f.write_str("permission denied"),
-            Self::Size => f.write_str("its size is another"),
-            Self::Exhausted => f.write_str("the system has no more shared memory to give"),
+            Self::Size => f.write_str("unexpected size"),
+            Self::Exhausted => f.write_str("the system has no shared memory left"),
             Self::Other(errno) => write!(f, "errno {errno}"),
         }
     }
@@ -71,17 +74,17 @@ impl fmt::Display for MemoryError {
 
 impl core::error::Error for MemoryError {}
 
-/// The owner of a System V segment; the kernel keeps it, so no writer can forge it.
+/// The owner of a System V segment. The kernel records it, so no writer can forge it.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentOwner {
     pub uid: u32,
-    /// How many mappings there are now.
+    /// How many mappings the segment has now.
     pub attached: u64,
 }
 
 impl SegmentOwner {
-    /// Names of pages can be guessed, so any user could have made one first; a page is heeded only
-    /// if its owner could do as they like anyway.
+    /// Whether the segment belongs to this process's user or to root, who have power over this
+    /// process anyway. Names of pages can be guessed, so any other user could have made the page.
     pub fn is_ours_or_roots(self) -> bool {
         // SAFETY: takes nothing and cannot fail.
         self.uid == 0 || self.uid == unsafe { libc::geteuid() }
@@ -94,7 +97,7 @@ enum Release {
     Mapping,
 }
 
-/// Mapped shared memory of a size that the kernel has fixed.
+/// A mapping of shared memory whose size the kernel has fixed.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
@@ -103,15 +106,15 @@ pub struct Memory {
     release: Release,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and `Memory` hands
-// out nothing but its address.
+// SAFETY: the mapping belongs to the process and not to a thread, and `Memory` hands out only its
+// address.
 unsafe impl Send for Memory {}
-// SAFETY: see above; `&Memory` reads three plain fields.
+// SAFETY: as above, and `&Memory` only reads plain fields.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Makes a segment of `len` zero bytes under `key`, writable by us;
-    /// `mode` are its permission bits.
+    /// Makes a segment of `len` zero bytes under `key` and maps it writable. `mode` holds its
+    /// permission bits.
     pub fn create_segment(key: i32, len: usize, mode: u16) -> Result<Self, MemoryError> {
         let flags = libc::IPC_CREAT | libc::IPC_EXCL | c_int::from(mode);
         // SAFETY: shmget takes plain numbers.
@@ -120,7 +123,7 @@ impl Memory {
             return Err(MemoryError::last());
         }
         Self::attach_id(id, Access::Write).inspect_err(|_| {
-            // No other process knows it yet, and none would ever remove it.
+            // No other process knows the segment, so none would ever remove it.
             // SAFETY: IPC_RMID takes no buffer.
             unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
         })
@@ -128,7 +131,7 @@ impl Memory {
 
     /// Maps the segment under `key`.
     pub fn attach_segment(key: i32, access: Access) -> Result<Self, MemoryError> {
-        // SAFETY: shmget takes plain numbers; size 0 asks for whatever is there.
+        // SAFETY: shmget takes plain numbers. Size 0 accepts a segment of any size.
         let id = unsafe { libc::shmget(key, 0, 0) };
         if id < 0 {
             return Err(MemoryError::last());
@@ -150,8 +153,8 @@ impl Memory {
             return Err(MemoryError::last().of_an_id());
         }
         let base = NonNull::new(base.cast()).ok_or(MemoryError::Exhausted)?;
-        // The id may have passed to another segment between the two calls;
-        // only what is attached counts.
+        // The id may have passed to another segment before it was attached. The attached segment
+        // cannot lose its id, so its size is verified again.
         let memory = Self { base, len, access, release: Release::Segment { id } };
         if segment_stat(id)?.shm_segsz != len {
             return Err(MemoryError::Size);
@@ -162,9 +165,10 @@ impl Memory {
     /// Maps the first `len` bytes behind a descriptor.
     ///
     /// # Safety
-    /// 1. What is behind `fd` never shrinks: an eBPF map, the nanonap device, a file that is
-    ///    sealed. That of another file could.
-    /// 2. It has `len` bytes, or the kernel refuses to map more than there are, as of a map.
+    /// 1. `fd` refers to memory that never shrinks: an eBPF map, the nanonap device, or a sealed
+    ///    file. Other files can shrink.
+    /// 2. That memory has `len` bytes, or the kernel refuses to map more bytes than there are, as
+    ///    it does for a map.
     pub(crate) unsafe fn map_descriptor(
         fd: c_int,
         len: usize,
@@ -199,15 +203,15 @@ impl Memory {
         self.access
     }
 
-    /// The owner of a segment; `None` for other memory, or when it was removed meanwhile.
+    /// The owner of a segment; `None` for other memory, or if the segment was removed meanwhile.
     pub fn owner(&self) -> Option<SegmentOwner> {
         let Release::Segment { id } = self.release else { return None };
         let stat = segment_stat(id).ok()?;
         Some(SegmentOwner { uid: stat.shm_perm.uid, attached: stat.shm_nattch })
     }
 
-    /// The id by which a process can map this segment even after its name is gone, while any
-    /// process still maps it.
+    /// The id by which a process can map this segment. It is valid as long as any process maps the
+    /// segment, even after the name was removed.
     pub fn segment_id(&self) -> Option<c_int> {
         match self.release {
             Release::Segment { id } => Some(id),
@@ -215,12 +219,13 @@ impl Memory {
         }
     }
 
-    /// Gives a segment to another user, whose processes can map it from then
-    /// on; ours go on as they are.
+    /// Gives a segment to another user, whose processes can map it from then on. Existing mappings
+    /// stay.
     pub fn give_to(&self, user: u32, group: u32) -> Result<(), MemoryError> {
         let Release::Segment { id } = self.release else { return Err(MemoryError::Absent) };
         let mut stat = segment_stat(id)?;
-        (stat.shm_perm.uid, stat.shm_perm.gid) = (user, group);
+        stat.shm_perm.uid = user;
+        stat.shm_perm.gid = group;
         // SAFETY: `stat` is ours, and of the type that IPC_SET reads.
         match unsafe { libc::shmctl(id, libc::IPC_SET, &mut stat) } {
             0 => Ok(()),
@@ -228,7 +233,8 @@ impl Memory {
         }
     }
 
-    /// Takes a segment's name away: no new process finds it, and it goes with its last mapping.
+    /// Removes a segment's name: no new process finds the segment, and it ends with its last
+    /// mapping.
     pub fn remove_name(&self) -> Result<(), MemoryError> {
         let Release::Segment { id } = self.release else { return Err(MemoryError::Absent) };
         // SAFETY: IPC_RMID takes no buffer.
@@ -240,7 +246,7 @@ impl Memory {
 }
 
 impl Drop for Memory {
-    // Once in the preload library, and not wherever something holds a mapping.
+    // Never inlined, which keeps the preload library small.
     #[inline(never)]
     fn drop(&mut self) {
         match self.release {
@@ -271,7 +277,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicI32, Ordering};
 
-    /// Keys of this test run alone: the process id keeps parallel runs apart.
+    /// A key for this test run. The process id separates parallel runs.
     pub(crate) fn scratch_key() -> i32 {
         static NEXT: AtomicI32 = AtomicI32::new(0);
         let pid = i32::try_from(std::process::id()).unwrap();
@@ -314,7 +320,7 @@ mod tests {
         let Release::Segment { id } = writer.release else { panic!("a segment") };
         let reader = Memory::attach_id(id, Access::Read).unwrap();
         let base = reader.base().as_ptr().cast();
-        // SAFETY: mprotect of our own mapping; it is expected to fail and to change nothing.
+        // SAFETY: mprotect of a mapping of this test. The call must fail and change nothing.
         let upgraded = unsafe { libc::mprotect(base, 4096, libc::PROT_READ | libc::PROT_WRITE) };
         assert_eq!((upgraded, errno()), (-1, libc::EACCES));
         writer.remove_name().unwrap();

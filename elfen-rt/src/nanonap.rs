@@ -1,7 +1,7 @@
-//! `/dev/nanonap`, as its file is spoken to: the Rust twin of `kernel/nanonap/nanonap.h`.
+//! The interface of `/dev/nanonap`: the Rust version of `kernel/nanonap/nanonap.h`.
 //!
-//! The module checks every argument; what it answers is checked here. Napping by it is
-//! `nap::device`, reading its task map is `signal::task`.
+//! The module checks every argument, and this code checks every result. `nap::device` naps through
+//! it, and `signal::task` reads its task map.
 
 use core::ffi::{CStr, c_int, c_ulong};
 use core::fmt;
@@ -14,7 +14,7 @@ use crate::signal::page::PageError;
 
 pub const PATH: &CStr = c"/dev/nanonap";
 
-/// The version that this build speaks: NANONAP_ABI.
+/// The interface version of this build: NANONAP_ABI.
 pub const ABI: u32 = 1;
 
 /// The longest nap that the module grants.
@@ -23,10 +23,10 @@ pub const BOUND_MAX_NS: u64 = 100_000_000;
 /// How a nap waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitKind {
-    /// It cannot: the CPU has no MONITOR/MWAIT that works.
+    /// The CPU has no MONITOR/MWAIT that works, so the module cannot nap.
     None,
     Mwait,
-    /// The stand-in for tests, which gives nothing to the sibling.
+    /// For tests: a loop, which leaves no resources to the sibling.
     Spin,
     /// A way that this build does not know.
     Other(u32),
@@ -85,11 +85,11 @@ const WATCH: c_ulong = command::<WatchRequest>(WRITE, 2);
 /// Why the device could not be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceError {
-    /// Absent, or not for us.
+    /// The device is absent, or this process may not open it.
     Open(MemoryError),
-    /// Something else has the device's name.
+    /// The file is not the nanonap module's device.
     NotNanonap,
-    /// The module speaks another version.
+    /// The module has another interface version.
     Version {
         found: u32,
     },
@@ -102,9 +102,12 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Open(error) => write!(f, "cannot open /dev/nanonap: {error}"),
-            Self::NotNanonap => f.write_str("/dev/nanonap is not the nanonap module's"),
+            Self::NotNanonap => f.write_str("/dev/nanonap is not the nanonap module's device"),
             Self::Version { found } => {
-                write!(f, "the nanonap module speaks version {found}, this build {ABI}")
+                write!(
+                    f,
+                    "the nanonap module has interface version {found}, this build needs {ABI}"
+                )
             }
             Self::Map(error) => write!(f, "cannot map the nanonap module's task map: {error}"),
             Self::Page(error) => error.fmt(f),
@@ -120,24 +123,24 @@ impl From<PageError> for DeviceError {
     }
 }
 
-/// The open device. The module cannot go while this is held.
+/// The open device. The module cannot be unloaded while this exists.
 #[derive(Debug)]
 pub struct Nanonap {
     file: Descriptor,
     version: Version,
-    /// The device's number, by which its descriptor is known again.
+    /// The device's number, by which the descriptor is verified later.
     device: libc::dev_t,
 }
 
 impl Nanonap {
     pub fn open() -> Result<Self, DeviceError> {
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
-        // By the number and not by the C library's open, which is a cancellation point:
-        // checks come here in any thread.
+        // The system call by its number and not the C library's open, which is a cancellation
+        // point: checks run in any thread.
         // SAFETY: the path is a NUL-terminated literal.
         let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, PATH.as_ptr(), flags) };
         match c_int::try_from(fd) {
-            // SAFETY: opened above, and no other code knows it.
+            // SAFETY: the descriptor was opened above, and no other code knows it.
             Ok(fd) if fd >= 0 => Self::from_descriptor(unsafe { Descriptor::from_raw(fd) }),
             _ => Err(DeviceError::Open(MemoryError::last())),
         }
@@ -155,11 +158,11 @@ impl Nanonap {
         Ok(Self { file, version, device })
     }
 
-    /// Maps the module's task map. Like that of an eBPF program it never shrinks: it lives as
+    /// Maps the module's task map. Like the map of an eBPF program, it never shrinks and lives as
     /// long as its last mapping.
     pub fn map(&self) -> Result<Memory, DeviceError> {
         let len = usize::try_from(self.version.map_bytes).unwrap_or(0);
-        // SAFETY: the device answered as the module does when this was made.
+        // SAFETY: `from_descriptor` checked that the descriptor is the module's device.
         let memory = unsafe { Memory::map_descriptor(self.file.raw(), len, Access::Read) };
         memory.map_err(DeviceError::Map)
     }
@@ -173,12 +176,14 @@ impl Nanonap {
         }
     }
 
-    /// How many (request lane, batch lane) wake each other. 0: the machine hides its SMT.
+    /// How many (request lane, batch lane) pairs can wake each other. 0 if the machine hides its
+    /// SMT.
     pub fn ties(&self) -> u32 {
         self.version.ties
     }
 
-    /// Has a CPU's switches timed, or no longer; at the latest until this is dropped.
+    /// Starts or stops the timing of a CPU's switches. Timing ends when this is dropped at the
+    /// latest.
     pub fn watch(&self, cpu: u32, on: bool) -> Result<(), MemoryError> {
         let mut request = WatchRequest { cpu, on: on.into() };
         match call(&self.file, WATCH, &mut request) {
@@ -188,22 +193,22 @@ impl Nanonap {
         }
     }
 
-    /// Naps until `request_cpu` has been idle at any time after `seen_switches`; returns the
-    /// module's answer.
+    /// Naps until `request_cpu` has been idle at any time after `seen_switches`. Returns why the
+    /// nap ended.
     pub(crate) fn nap(&self, request_cpu: u32, seen_switches: u64, bound_ns: u64) -> Ended {
         let bound_ns = bound_ns.clamp(1, BOUND_MAX_NS);
         let mut request = NapRequest { request_cpu, seen_switches, bound_ns, reserved: 0 };
         match call(&self.file, NAP, &mut request) {
             Ok(WOKE_IDLE) => Ended::Idle,
             Ok(WOKE_BOUND) => Ended::Bound,
-            // A reason that this build does not know is the kernel's, too.
+            // Other reasons, including ones that this build does not know, come from the kernel.
             Ok(_) => Ended::Wanted,
             Err(_) => Ended::Refused,
         }
     }
 
-    /// Whether the descriptor is still the device's. A program owns its descriptors, and may have
-    /// closed this one and opened something else in its place.
+    /// Whether the descriptor still refers to the device. The program may have closed the
+    /// descriptor, and opened another file with its number.
     pub(crate) fn is_still_open(&self) -> bool {
         device_of(&self.file) == Some(self.device)
     }
@@ -215,11 +220,11 @@ pub(crate) enum Ended {
     Idle,
     Bound,
     Wanted,
-    /// There was none: the caller is not on a lane that the request lane wakes.
+    /// There was no nap: the caller is not on a lane that the request lane wakes.
     Refused,
 }
 
-/// The number of the device that a descriptor is open on; `None` if it is no device.
+/// The device number of a descriptor; `None` if it is not a character device.
 fn device_of(file: &Descriptor) -> Option<libc::dev_t> {
     // SAFETY: an all-zero stat is a valid value of that plain C structure.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
@@ -228,9 +233,9 @@ fn device_of(file: &Descriptor) -> Option<libc::dev_t> {
     (!failed && stat.st_mode & libc::S_IFMT == libc::S_IFCHR).then_some(stat.st_rdev)
 }
 
-/// An ioctl(2) on a structure of ours; errno if it failed.
+/// Makes an ioctl(2) call; returns errno if it failed.
 fn call<T>(file: &Descriptor, command: c_ulong, argument: &mut T) -> Result<c_int, c_int> {
-    // SAFETY: `command` carries the size of `T`, which is what the module reads and writes.
+    // SAFETY: `command` contains the size of `T`, and the module reads and writes that many bytes.
     let result = unsafe { libc::ioctl(file.raw(), command, core::ptr::from_mut(argument)) };
     if result < 0 { Err(errno()) } else { Ok(result) }
 }
@@ -263,10 +268,10 @@ int main(void)
 }
 "#;
 
-    /// Goal: this file and nanonap.h are one ABI. Method: a C program that prints every number of
-    /// the header.
+    /// Goal: this file and nanonap.h define the same ABI. Method: a C program prints every number
+    /// of the header.
     #[test]
-    fn agrees_with_the_header_in_c() {
+    fn the_abi_agrees_with_the_c_header() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let base = std::env::temp_dir().join(std::format!("nanonap-abi-{}", std::process::id()));
         let (source, program) = (base.with_extension("c"), base.with_extension("out"));
@@ -276,7 +281,7 @@ int main(void)
             .arg(root.join("../kernel/nanonap"))
             .args([&source, Path::new("-o"), &program])
             .output()
-            .expect("building Rust needs a C compiler too");
+            .expect("a C compiler, which building Rust needs as well");
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
         let printed = Command::new(&program).output().unwrap().stdout;
         for file in [&source, &program] {
@@ -299,13 +304,13 @@ int main(void)
         assert_eq!(String::from_utf8_lossy(&printed).trim(), ours.join(" "));
     }
 
-    /// Goal: a file that is no device is refused, not used. Method: /dev/null.
+    /// Goal: another device is refused. Method: /dev/null.
     #[test]
     fn another_device_is_refused() {
         // SAFETY: the path is a NUL-terminated literal.
         let fd = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: opened above, and no other code knows it.
+        // SAFETY: the descriptor was opened above, and no other code knows it.
         let file = unsafe { Descriptor::from_raw(fd) };
         assert_eq!(Nanonap::from_descriptor(file).unwrap_err(), DeviceError::NotNanonap);
     }

@@ -1,15 +1,17 @@
-//! What elfend hands out over its socket: to a process in one of its fences the pages of its lanes,
-//! to users whom it trusts the machine's task map.
+//! The client of elfend's socket: requests shared pages and the machine's task map.
 //!
-//! Ids of segments mean something in one IPC namespace, and paths in one file system; what comes
-//! over a socket is mapped as it is, in a container too. One message asks and one answers. The
-//! answer carries descriptors, for each service or lent pair the lane page and the control page,
-//! then the task map and the link that keeps its writer attached. A page is known by its seals, so
-//! the order is all that has to be agreed on. Whoever answers is believed as little as the writer
-//! of a page: what is not sealed, or no map, is not mapped.
+//! elfend gives a process in one of its fences the pages of that fence's lanes. It gives trusted
+//! users the machine's task map. Segment ids are valid in one IPC namespace only, and paths in one
+//! file system; a descriptor that arrives over a socket can be mapped in a container too.
 //!
-//! Nobody waits here for long, and a process that gets nothing runs without checks: guards hold its
-//! lane all the same.
+//! The protocol is one request message and one answer message. The answer carries descriptors: for
+//! each service or lent pair the lane page and the control page, then the task map and the link
+//! that keeps the map's writer attached. Their order identifies them; pages are sealed, and the
+//! task map is not. The answer is not trusted: a file that is neither sealed nor an eBPF map is not
+//! mapped.
+//!
+//! Every call here gives up after `PATIENCE_NS`. A process that gets no pages runs without checks;
+//! the guards occupy its lane all the same.
 
 use core::ffi::{CStr, c_int, c_long};
 use core::mem::{offset_of, size_of, zeroed};
@@ -26,28 +28,30 @@ use crate::signal::page::Page;
 use crate::signal::service::ServiceReader;
 use crate::signal::task::{Descriptors, TaskMap, TaskMapError};
 
-/// Where the socket is, and where it is otherwise.
+/// The environment variable with the socket's path.
 pub const VARIABLE: &CStr = c"ELFEN_SOCKET";
+/// The socket's path where that variable is not set.
 pub const SOCKET: &[u8] = b"/run/elfen/elfend.sock";
-/// What is asked, as elfend reads it.
+/// The request for pages, as elfend parses it.
 pub const REQUEST: &[u8] = br#"{"do":"pages"}"#;
-/// How the answer begins that carries pages; by the second, System V segments have the same ids for
-/// the one who asks as for elfend, and the pages of services can be had as well.
+/// The texts of an answer that carries pages. The second one says that the caller is in elfend's
+/// IPC namespace: System V segment ids agree, so the caller can map the pages of services as well.
 pub const ANSWERS: [&[u8]; 2] =
     [br#"{"pages":{"services":false}}"#, br#"{"pages":{"services":true}}"#];
-/// For the task map alone, with what has its CPUs timed: its map, the leases and the link.
+/// The request for the task map only. The answer carries the map, the leases by which a reader has
+/// CPUs timed, and the link.
 pub const TASKS_REQUEST: &[u8] = br#"{"do":"tasks"}"#;
 pub const TASKS_ANSWER: &[u8] = br#""tasks""#;
-/// Services, and lent pairs without one, whose pages an answer has room for. On the lanes of others
-/// there are guards alone.
-pub const MOST: usize = 8;
+/// How many services, and lent pairs without a service, one answer has room for. The lanes of
+/// further ones have guards but no checks.
+pub const ENTRIES_MAX: usize = 8;
 
-/// Two descriptors each, and two of the task map.
-const DESCRIPTORS: usize = 2 * MOST + 2;
-/// A daemon that is busy answers within a fraction of that.
+/// Two descriptors for each entry, and two for the task map.
+const DESCRIPTORS: usize = 2 * ENTRIES_MAX + 2;
+/// Bounds every exchange. Even a busy daemon answers within a fraction of this time.
 const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// The pages of lanes that have one policy.
+/// The pages of a group of lanes that share one policy.
 #[derive(Debug)]
 pub struct Pages {
     pub lanes: Page<LaneSlot>,
@@ -69,40 +73,42 @@ impl Pages {
     }
 }
 
-/// Those that there are. Once in the preload library: loops over few places are copied out.
+/// Never inlined, which keeps the preload library small: the compiler unrolls loops over so few
+/// entries.
 #[inline(never)]
-fn next<'a>(places: &mut core::slice::Iter<'a, Option<Pages>>) -> Option<&'a Pages> {
-    places.find_map(Option::as_ref)
+fn next_filled<'a>(entries: &mut core::slice::Iter<'a, Option<Pages>>) -> Option<&'a Pages> {
+    entries.find_map(Option::as_ref)
 }
 
-pub(crate) fn of(places: &[Option<Pages>; MOST]) -> impl Iterator<Item = &Pages> {
-    let mut places = places.iter();
-    core::iter::from_fn(move || next(&mut places))
+/// The entries that are filled.
+pub(crate) fn filled(entries: &[Option<Pages>; ENTRIES_MAX]) -> impl Iterator<Item = &Pages> {
+    let mut entries = entries.iter();
+    core::iter::from_fn(move || next_filled(&mut entries))
 }
 
-/// What elfend has answered.
+/// The pages and the task map that elfend sent.
 #[derive(Debug)]
 pub struct Answer {
-    pub pages: [Option<Pages>; MOST],
+    pub pages: [Option<Pages>; ENTRIES_MAX],
     pub tasks: Option<TaskMap>,
 }
 
-/// Asks behind the socket at `path`, and maps what comes; lane pages with this access. `None` if
-/// nobody answers in time, or this process is not to have them.
-pub fn ask(path: &[u8], access: Access) -> Option<Answer> {
+/// Requests the pages over the socket at `path` and maps them, lane pages with this access. `None`
+/// if elfend does not answer in time, or does not give this process the pages.
+pub fn request_pages(path: &[u8], access: Access) -> Option<Answer> {
     let end_ns = monotonic_ns().saturating_add(PATIENCE_NS);
     let socket = connect(path, end_ns)?;
     let (which, mut received) = exchange(&socket, REQUEST, &ANSWERS, end_ns)?;
     let with_services = which == 1;
-    let mut answer = Answer { pages: [const { None }; MOST], tasks: None };
-    for place in &mut answer.pages {
+    let mut answer = Answer { pages: [const { None }; ENTRIES_MAX], tasks: None };
+    for entry in &mut answer.pages {
         let Some(lanes) = received.next() else { return Some(answer) };
         let control = received.next()?;
         if !sealed::is_sealed(&lanes) {
             answer.tasks = TaskMap::lent(lanes, control).ok();
             return Some(answer);
         }
-        *place = Pages::open([lanes, control], access, with_services);
+        *entry = Pages::open([lanes, control], access, with_services);
     }
     if let (Some(tasks), Some(link)) = (received.next(), received.next()) {
         answer.tasks = TaskMap::lent(tasks, link).ok();
@@ -110,18 +116,19 @@ pub fn ask(path: &[u8], access: Access) -> Option<Answer> {
     Some(answer)
 }
 
-/// Why elfend's task map is not to be had.
+/// Why this process did not get elfend's task map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TasksError {
-    /// Nobody listens.
+    /// No process listens on the socket.
     Absent,
-    /// This process is not to have it, or whoever listens has none.
+    /// The daemon does not give the map to this process, or has none.
     Refused,
     Map(TaskMapError),
 }
 
-/// Asks behind the socket at `path` for the machine's task map, to read and to have CPUs timed by.
-pub fn tasks(path: &[u8]) -> Result<TaskMap, TasksError> {
+/// Requests the machine's task map over the socket at `path`. The caller can read it and have CPUs
+/// timed.
+pub fn request_task_map(path: &[u8]) -> Result<TaskMap, TasksError> {
     let end_ns = monotonic_ns().saturating_add(PATIENCE_NS);
     let socket = connect(path, end_ns).ok_or(TasksError::Absent)?;
     let answered = exchange(&socket, TASKS_REQUEST, &[TASKS_ANSWER], end_ns);
@@ -132,7 +139,8 @@ pub fn tasks(path: &[u8]) -> Result<TaskMap, TasksError> {
     TaskMap::from_descriptors(descriptors).map_err(TasksError::Map)
 }
 
-/// Asks, and waits for one of the answers that are known: which, and all descriptors.
+/// Sends the request and waits for one of the `known` answers. Returns which answer came, and all
+/// its descriptors.
 #[inline(never)]
 fn exchange(
     socket: &Descriptor,
@@ -141,12 +149,14 @@ fn exchange(
     end_ns: u64,
 ) -> Option<(usize, Received)> {
     let flags = libc::MSG_NOSIGNAL;
-    let sent = again(end_ns, || {
-        let (at, nobody) = (request.as_ptr(), core::ptr::null::<u8>());
-        // By the number and not by the C library's, here and below, which are cancellation points.
+    let sent = retry(end_ns, || {
+        let text = request.as_ptr();
+        let no_address = core::ptr::null::<u8>();
+        // The system call by its number, here and below: the C library's wrappers are cancellation
+        // points.
         // SAFETY: the kernel reads `request`, and no address.
         unsafe {
-            libc::syscall(libc::SYS_sendto, socket.raw(), at, request.len(), flags, nobody, 0)
+            libc::syscall(libc::SYS_sendto, socket.raw(), text, request.len(), flags, no_address, 0)
         }
     })?;
     if sent != request.len() {
@@ -155,9 +165,9 @@ fn exchange(
     receive(socket, known, end_ns)
 }
 
-/// A path as the kernel takes it; `None` of one that is too long, or none.
-pub fn address(path: &[u8]) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: a sockaddr_un is numbers alone, for which zeros are valid.
+/// The socket address of a path. `None` if the path is empty or too long for an address.
+pub fn socket_address(path: &[u8]) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: a sockaddr_un consists of numbers only, for which zeros are valid.
     let mut address: libc::sockaddr_un = unsafe { zeroed() };
     address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).ok()?;
     if path.is_empty() || path.len() >= address.sun_path.len() {
@@ -171,7 +181,7 @@ pub fn address(path: &[u8]) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
 }
 
 fn connect(path: &[u8], end_ns: u64) -> Option<Descriptor> {
-    let (address, length) = address(path)?;
+    let (address, length) = socket_address(path)?;
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: socket takes numbers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
@@ -190,14 +200,14 @@ fn connect(path: &[u8], end_ns: u64) -> Option<Descriptor> {
             return None;
         }
     }
-    again(end_ns, || {
+    retry(end_ns, || {
         // SAFETY: the kernel reads `length` bytes of `address`.
         unsafe { libc::syscall(libc::SYS_connect, fd, &raw const address, length) }
     })?;
     Some(socket)
 }
 
-/// A `cmsghdr` with room for what we expect.
+/// A `cmsghdr` with room for the descriptors that an answer can carry.
 #[repr(C, align(8))]
 struct Rights {
     bytes: usize,
@@ -209,7 +219,7 @@ struct Rights {
 const RIGHTS_AT: usize = offset_of!(Rights, descriptors);
 const _: () = assert!(RIGHTS_AT == size_of::<libc::cmsghdr>());
 
-/// Descriptors that have come and belong to nobody yet.
+/// Descriptors that arrived with a message. Descriptors that are not taken are closed on drop.
 struct Received {
     rights: Rights,
     count: usize,
@@ -221,7 +231,8 @@ impl Received {
     fn next(&mut self) -> Option<Descriptor> {
         let number = self.rights.descriptors.get(self.taken).filter(|_| self.taken < self.count)?;
         self.taken += 1;
-        // SAFETY: the kernel has given us the first `count` of them, and none is taken twice.
+        // SAFETY: the kernel opened the first `count` descriptors for us, and `taken` ensures that
+        // each is taken once.
         Some(unsafe { Descriptor::from_raw(*number) })
     }
 }
@@ -240,28 +251,29 @@ fn receive(socket: &Descriptor, known: &[&[u8]], end_ns: u64) -> Option<(usize, 
     let mut rights = Rights { bytes: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS] };
     // SAFETY: an all-zero msghdr is a valid value of that plain C structure.
     let mut message: libc::msghdr = unsafe { zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
     message.msg_control = (&raw mut rights).cast();
     message.msg_controllen = size_of::<Rights>();
-    let length = again(end_ns, || {
+    let length = retry(end_ns, || {
         let flags = libc::MSG_CMSG_CLOEXEC;
-        // SAFETY: the kernel writes into `text` and `rights`, at most as much as they have.
+        // SAFETY: the kernel writes into `text` and `rights`, within the lengths in `message`.
         unsafe { libc::syscall(libc::SYS_recvmsg, socket.raw(), &raw mut message, flags) }
     })?;
     let carries = message.msg_controllen > RIGHTS_AT
         && (rights.level, rights.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
     let bytes = if carries { rights.bytes.saturating_sub(RIGHTS_AT) } else { 0 };
     let count = bytes / size_of::<c_int>();
-    // From here on they close themselves.
+    // From here on, every return closes the descriptors that arrived.
     let received = Received { rights, count, taken: 0 };
-    let said = text.get(..length)?;
-    let which = known.iter().position(|answer| *answer == said)?;
+    let text = text.get(..length)?;
+    let which = known.iter().position(|answer| *answer == text)?;
     (message.msg_flags & libc::MSG_CTRUNC == 0).then_some((which, received))
 }
 
-/// Answers behind a socket: with as many descriptors as there is room for. `false` if nobody reads
-/// it.
-pub fn answer(socket: c_int, text: &[u8], descriptors: &[c_int]) -> bool {
+/// Sends an answer over a connected socket, with as many of the descriptors as fit. `false` if the
+/// message cannot be sent.
+pub fn send_answer(socket: c_int, text: &[u8], descriptors: &[c_int]) -> bool {
     let mut part = libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
     let count = descriptors.len().min(DESCRIPTORS);
     let bytes = RIGHTS_AT + count * size_of::<c_int>();
@@ -270,7 +282,8 @@ pub fn answer(socket: c_int, text: &[u8], descriptors: &[c_int]) -> bool {
     rights.descriptors.iter_mut().zip(descriptors).for_each(|(to, from)| *to = *from);
     // SAFETY: an all-zero msghdr is a valid value of that plain C structure.
     let mut message: libc::msghdr = unsafe { zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
     if count > 0 {
         message.msg_control = (&raw mut rights).cast();
         message.msg_controllen = bytes.next_multiple_of(align_of::<Rights>());
@@ -280,8 +293,8 @@ pub fn answer(socket: c_int, text: &[u8], descriptors: &[c_int]) -> bool {
     usize::try_from(sent) == Ok(text.len())
 }
 
-/// Makes a call that a signal may interrupt, until the time is up.
-fn again(end_ns: u64, mut call: impl FnMut() -> c_long) -> Option<usize> {
+/// Repeats a system call while signals interrupt it, until `end_ns`.
+fn retry(end_ns: u64, mut call: impl FnMut() -> c_long) -> Option<usize> {
     loop {
         match usize::try_from(call()) {
             Ok(done) => return Some(done),

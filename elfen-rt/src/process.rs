@@ -1,14 +1,17 @@
-//! Which process a writer is, and whether it still lives.
+//! Identities of processes, and whether a process still lives; and the calling thread's id.
 //!
-//! A process id alone comes back after a reboot of the counter, so an identity is the id with the
-//! time the process started, packed into one word that can be claimed by one compare-and-swap. Both
-//! come from `/proc/PID/stat`, read into the stack: this runs in other people's processes. Ids mean
-//! something only inside one pid namespace; pages carry the namespace they were made in, and a
-//! reader elsewhere gets [`Liveness::Unknown`].
+//! Process ids are reused, so an identity is the id together with the start time of the process.
+//! Both fit into one word, which a compare-and-swap can claim. They come from `/proc/PID/stat`,
+//! which is read into the stack, because this code runs in other people's processes.
+//!
+//! Ids are valid in one pid namespace only. Pages name the namespace that they were made in, and a
+//! reader in another namespace gets [`Liveness::Unknown`].
 
+use core::arch::{asm, global_asm};
 use core::ffi::{CStr, c_int};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Linux gives out no process id of more than 22 bits (PID_MAX_LIMIT).
+/// Linux process ids have at most 22 bits (PID_MAX_LIMIT).
 const PID_BITS: u32 = 22;
 const START_BITS: u32 = 64 - PID_BITS;
 
@@ -20,10 +23,10 @@ pub struct Identity(u64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Liveness {
     Alive,
-    /// Ended, waiting to be reaped, or its id belongs to another process now.
+    /// The process has ended or waits to be reaped, or its id belongs to another process now.
     Dead,
-    /// `/proc` or the pid namespace hides the answer. Treated as alive: the
-    /// harm of waiting is bounded.
+    /// `/proc` or the pid namespace hides the process. It is treated as alive, because every wait
+    /// has a bound.
     Unknown,
 }
 
@@ -34,7 +37,7 @@ impl Identity {
         Self::of(unsafe { libc::getpid() })
     }
 
-    /// The identity of a process that runs now, and that `/proc` shows.
+    /// The identity of a running process; `None` if `/proc` does not show it.
     pub fn of(pid: c_int) -> Option<Self> {
         match read_stat(pid) {
             Stat::Running { start_ticks } => Some(Self::pack(pid, start_ticks)),
@@ -42,7 +45,7 @@ impl Identity {
         }
     }
 
-    /// The word another process stored; `None` for 0, which means no process.
+    /// The identity in a word that another process stored; `None` for 0, which means no process.
     pub fn from_word(word: u64) -> Option<Self> {
         (word >> START_BITS != 0).then_some(Self(word))
     }
@@ -56,8 +59,8 @@ impl Identity {
         c_int::try_from(self.0 >> START_BITS).unwrap_or(c_int::MAX)
     }
 
-    /// Whether this process still runs, as seen from the pid namespace of the caller. Three
-    /// system calls; for slow paths.
+    /// Whether this process still runs, as seen from the pid namespace of the caller. Makes a few
+    /// system calls, so it belongs in slow paths.
     pub fn liveness(self) -> Liveness {
         if !exists(self.pid()) {
             return Liveness::Dead;
@@ -77,7 +80,7 @@ impl Identity {
     }
 }
 
-/// Whether any process has this id. EPERM says that one does and is not ours.
+/// Whether any process has this id. EPERM means that a process has it but belongs to another user.
 fn exists(pid: c_int) -> bool {
     // SAFETY: signal 0 sends nothing; kill only looks the id up.
     let found = unsafe { libc::kill(pid, 0) } == 0;
@@ -85,10 +88,10 @@ fn exists(pid: c_int) -> bool {
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: glibc and musl return the address of this thread's errno, which
-    // lives as long as the thread.
+    // SAFETY: glibc and musl return the address of this thread's errno, which lives as long as the
+    // thread.
     let at = unsafe { libc::__errno_location() };
-    // SAFETY: see above; only this thread writes it.
+    // SAFETY: as above, and only this thread writes it.
     unsafe { *at }
 }
 
@@ -99,7 +102,8 @@ pub(crate) fn set_errno(value: c_int) {
     unsafe { *at = value };
 }
 
-/// The inode of the caller's pid namespace, which names it on this boot; 0 where `/proc` hides it.
+/// The inode of the caller's pid namespace, which identifies the namespace until reboot; 0 where
+/// `/proc` hides it.
 pub fn pid_namespace() -> u32 {
     // SAFETY: an all-zero stat is a valid value of that plain C structure.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
@@ -118,8 +122,7 @@ enum Stat {
 
 fn read_stat(pid: c_int) -> Stat {
     let path = NumberedPath::of(b"/proc/", pid, b"/stat");
-    // The line is under 400 bytes up to the start time: 20 numbers of at most 20
-    // digits and a 16-byte name.
+    // Up to the start time, the line has 20 numbers of at most 20 digits and a 16-byte name.
     let mut line = [0u8; 640];
     match read_file(path.as_c_str(), &mut line) {
         Some(text) => parse_stat(text),
@@ -127,11 +130,11 @@ fn read_stat(pid: c_int) -> Stat {
     }
 }
 
-/// Fields are counted after the last `)`: the name before it may hold spaces and parentheses.
+/// Parses `/proc/PID/stat`. Fields are counted after the last `)`, because the name before it may
+/// hold spaces and parentheses.
 fn parse_stat(line: &[u8]) -> Stat {
     let Some(name_end) = line.iter().rposition(|&b| b == b')') else { return Stat::Unreadable };
-    // `get`, like everywhere here: nothing that runs in other people's
-    // processes may be able to panic.
+    // `get`, as everywhere in this crate: code in other people's processes must not panic.
     let Some(fields) = line.get(name_end + 1..) else { return Stat::Unreadable };
     let mut fields = fields.split(|&b| b == b' ').filter(|f| !f.is_empty());
     match fields.next() {
@@ -146,7 +149,8 @@ fn parse_stat(line: &[u8]) -> Stat {
     }
 }
 
-/// Digits alone. `None` for none, for more than fit, and for anything else.
+/// Parses decimal digits. `None` for an empty text, a number that is too large, and any other
+/// character.
 pub(crate) fn parse_u64(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -157,11 +161,11 @@ pub(crate) fn parse_u64(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads the start of a file; no allocation, one `read`, as `/proc` files
-/// give their first page in one.
+/// Reads the start of a file without an allocation. One `read` suffices, because it returns the
+/// whole first page of a `/proc` file.
 ///
-/// By system calls of our own: the C library's are cancellation points, and a thread that was
-/// cancelled would end in here, where its program has none.
+/// Makes the system calls by number. The C library's wrappers are cancellation points, where a
+/// cancelled thread could end although its program has no cancellation point there.
 pub(crate) fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: `path` is NUL-terminated.
@@ -169,20 +173,20 @@ pub(crate) fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8
     if fd < 0 {
         return None;
     }
-    // SAFETY: `buffer` is ours and as long as said.
+    // SAFETY: the kernel writes at most `buffer.len()` bytes into `buffer`.
     let count = unsafe { libc::syscall(libc::SYS_read, fd, buffer.as_mut_ptr(), buffer.len()) };
-    // SAFETY: `fd` was opened above and nobody else knows it.
+    // SAFETY: `fd` was opened above, and no other code knows it.
     unsafe { libc::syscall(libc::SYS_close, fd) };
     usize::try_from(count).ok().and_then(|n| buffer.get(..n))
 }
 
-/// A path with a number in it, written without an allocation.
+/// A path that contains a number, built without an allocation.
 pub(crate) struct NumberedPath {
     bytes: [u8; 40],
 }
 
 impl NumberedPath {
-    /// Of parts that are shorter than the room for them: ten digits and the NUL stay free.
+    /// Joins the parts. `before` and `after` must leave room for ten digits and the NUL.
     pub(crate) fn of(before: &[u8], number: c_int, after: &[u8]) -> Self {
         let mut digits = [0u8; 10];
         let mut rest = number.unsigned_abs();
@@ -206,6 +210,60 @@ impl NumberedPath {
     pub(crate) fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"")
     }
+}
+
+// A cache for `own_thread`, defined in assembly as in `check::thread`: stable Rust has no
+// thread-locals without std.
+global_asm!(
+    ".pushsection .tbss,\"awT\",@nobits",
+    ".balign 4",
+    ".globl elfen_own_thread_rt",
+    ".hidden elfen_own_thread_rt",
+    ".type elfen_own_thread_rt, @object",
+    ".size elfen_own_thread_rt, 4",
+    "elfen_own_thread_rt:",
+    ".zero 4",
+    ".popsection",
+);
+
+/// Calls `with` with the thread's cached id, which is 0 before the first request.
+#[inline(always)]
+fn with_word<R>(with: impl FnOnce(&AtomicU32) -> R) -> R {
+    let word: *const AtomicU32;
+    // SAFETY: reads the thread pointer, which every thread has at %fs:0, and the word's distance
+    // from it, which the loader has filled in.
+    unsafe {
+        asm!(
+            "mov {word}, qword ptr fs:[0]",
+            "add {word}, qword ptr [rip + elfen_own_thread_rt@GOTTPOFF]",
+            word = out(reg) word,
+            options(pure, nomem, nostack),
+        );
+    }
+    // SAFETY: the word lives as long as its thread, which is in this function, and it is atomic.
+    with(unsafe { &*word })
+}
+
+/// The calling thread's id, in the thread's own pid namespace.
+#[inline]
+pub(crate) fn own_thread() -> u32 {
+    match with_word(|word| word.load(Relaxed)) {
+        0 => request_own_thread(),
+        thread => thread,
+    }
+}
+
+#[cold]
+fn request_own_thread() -> u32 {
+    // SAFETY: gettid takes nothing and cannot fail.
+    let thread = unsafe { libc::gettid() }.unsigned_abs();
+    with_word(|word| word.store(thread, Relaxed));
+    thread
+}
+
+/// Clears the cached id. A forked child calls this, because its thread has another id.
+pub(crate) fn forget_own_thread() {
+    with_word(|word| word.store(0, Relaxed));
 }
 
 #[cfg(test)]
@@ -238,20 +296,35 @@ mod tests {
         assert_eq!(identity.liveness(), Liveness::Alive);
         child.kill().unwrap();
         while identity.liveness() != Liveness::Dead {
-            std::thread::yield_now(); // SIGKILL is delivered, then the zombie stays until `wait`.
+            std::thread::yield_now(); // The zombie stays until `wait`.
         }
         child.wait().unwrap();
         assert_eq!(identity.liveness(), Liveness::Dead);
     }
 
     #[test]
-    fn nobody_is_not_an_identity() {
+    fn a_word_without_a_process_is_no_identity() {
         assert_eq!(Identity::from_word(0), None);
         assert_eq!(Identity::from_word(12345), None); // a start time without a pid
     }
 
     #[test]
-    fn stat_lines_with_hostile_names() {
+    fn each_thread_has_its_own() {
+        let ids = || {
+            // SAFETY: gettid takes nothing and cannot fail.
+            let asked = unsafe { libc::gettid() }.unsigned_abs();
+            (own_thread(), own_thread(), asked)
+        };
+        let (first, again, asked) = ids();
+        assert_eq!((first, again), (asked, asked));
+        let other = std::thread::spawn(ids).join().unwrap();
+        assert!(other.0 == other.2 && other.0 != first);
+        forget_own_thread();
+        assert_eq!(own_thread(), asked);
+    }
+
+    #[test]
+    fn stat_lines_with_hostile_names_are_parsed() {
         let tail = " S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 777 0 0";
         for name in ["(sh)", "(a b)", "(a) R (b)", "())", "(\n)"] {
             let line = std::format!("42 {name}{tail}");
@@ -271,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_short_and_long_ids() {
+    fn paths_contain_short_and_long_ids() {
         for pid in [1, 9, 10, 4_194_304, c_int::MAX] {
             let path = NumberedPath::of(b"/proc/", pid, b"/stat");
             assert_eq!(path.as_c_str().to_str().unwrap(), std::format!("/proc/{}/stat", pid));

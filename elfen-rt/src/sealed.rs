@@ -1,9 +1,9 @@
 //! Shared memory without a name, handed on as a descriptor: a memfd whose size is sealed.
 //!
-//! A System V segment is found by an id that means something in one IPC namespace alone. A
-//! descriptor goes wherever a socket goes, into a container too. Who gets one could cut the file
-//! under its other readers; so its size is sealed before anybody else has it, and nothing that is
-//! not sealed is mapped. A seal cannot be taken away again.
+//! The id of a System V segment is valid in one IPC namespace only. A descriptor can be sent over a
+//! socket, into a container too. A process that receives it could truncate the file under the other
+//! readers. So the maker seals the size before it hands on the descriptor, and readers map only
+//! sealed files. A seal cannot be removed.
 
 use core::ffi::c_int;
 use core::mem::zeroed;
@@ -11,18 +11,19 @@ use core::mem::zeroed;
 use crate::bpf::Descriptor;
 use crate::memory::{Access, Memory, MemoryError};
 
-/// Who may write, besides its maker.
+/// Which processes can map a sealed file writable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writers {
-    Everybody,
-    /// The kernel maps it read-only from now on, for anybody.
-    Nobody,
+    AnyProcess,
+    /// Only the maker's first mapping is writable. The kernel allows only read-only mappings after
+    /// it.
+    MakerOnly,
 }
 
-/// The seals without which a file is not mapped.
+/// The seals that a file must have to be mapped.
 const OF_SIZE: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// Makes `len` zero bytes, mapped for us to write, and a descriptor to hand on.
+/// Makes a file of `len` zero bytes. Returns a writable mapping, and a descriptor to hand on.
 pub fn create(len: usize, writers: Writers) -> Result<(Memory, Descriptor), MemoryError> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a NUL-terminated literal.
@@ -37,13 +38,13 @@ pub fn create(len: usize, writers: Writers) -> Result<(Memory, Descriptor), Memo
     if unsafe { libc::ftruncate(fd, size) } != 0 {
         return Err(MemoryError::last());
     }
-    // Before the seals: one of them would forbid it.
-    // SAFETY: the file has these bytes, nobody else has it yet, and it cannot be handed on before
-    // its size is sealed below.
+    // Mapped before the seals, one of which forbids writable mappings.
+    // SAFETY: `ftruncate` has given the file `len` bytes. No other process has the file, and this
+    // function does not return the descriptor before the size is sealed below.
     let memory = unsafe { Memory::map_descriptor(fd, len, Access::Write) }?;
     let of_writers = match writers {
-        Writers::Everybody => 0,
-        Writers::Nobody => libc::F_SEAL_FUTURE_WRITE,
+        Writers::AnyProcess => 0,
+        Writers::MakerOnly => libc::F_SEAL_FUTURE_WRITE,
     };
     let seals = OF_SIZE | of_writers | libc::F_SEAL_SEAL;
     // SAFETY: F_ADD_SEALS takes numbers.
@@ -53,14 +54,14 @@ pub fn create(len: usize, writers: Writers) -> Result<(Memory, Descriptor), Memo
     }
 }
 
-/// Whether a descriptor is a file whose size is sealed. No other kind of file has seals at all.
+/// Whether a descriptor refers to a file whose size is sealed. Only memfds can have these seals.
 pub fn is_sealed(file: &Descriptor) -> bool {
-    // SAFETY: F_GET_SEALS takes a number, and fails on what has no seals.
+    // SAFETY: F_GET_SEALS takes a number, and fails on files without seals.
     let seals = unsafe { libc::fcntl(file.raw(), libc::F_GET_SEALS) };
     seals >= 0 && seals & OF_SIZE == OF_SIZE
 }
 
-/// Maps a file that somebody else has made, if its size is sealed.
+/// Maps a file that another process has made, if its size is sealed.
 pub fn map(file: &Descriptor, access: Access) -> Result<Memory, MemoryError> {
     if !is_sealed(file) {
         return Err(MemoryError::Denied);
@@ -72,7 +73,7 @@ pub fn map(file: &Descriptor, access: Access) -> Result<Memory, MemoryError> {
         return Err(MemoryError::last());
     }
     let len = usize::try_from(stat.st_size).map_err(|_| MemoryError::Size)?;
-    // SAFETY: the seals were there before the size was read, so it is the file's for good.
+    // SAFETY: the seals were checked before the size was read, so the size cannot change any more.
     unsafe { Memory::map_descriptor(file.raw(), len, access) }
 }
 
@@ -88,11 +89,11 @@ mod tests {
         done == -1 && errno() == libc::EPERM
     }
 
-    /// Goal: nobody who gets a page can cut it, or write where nobody may. Method: the descriptor
-    /// of each kind, and every call that would.
+    /// Goal: a receiver can neither truncate a page nor write to a read-only one. Method: every
+    /// call that would do so, on the descriptor of each kind.
     #[test]
-    fn what_is_handed_on_keeps_its_size_and_its_writer() {
-        for writers in [Writers::Everybody, Writers::Nobody] {
+    fn a_handed_on_file_keeps_its_size_and_its_writers() {
+        for writers in [Writers::AnyProcess, Writers::MakerOnly] {
             let (ours, file) = create(5000, writers).unwrap();
             for len in [0, 4096, 9000] {
                 // SAFETY: ftruncate takes numbers.
@@ -100,30 +101,31 @@ mod tests {
             }
             // SAFETY: F_ADD_SEALS takes numbers.
             let more = unsafe { libc::fcntl(file.raw(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
-            assert!(is_refused(more), "nor take writing from its maker");
+            assert!(is_refused(more), "further seals, such as one against the maker's writes");
             let writable = map(&file, Access::Write).map(|memory| memory.len());
             let reader = map(&file, Access::Read).unwrap();
             let base = reader.base().as_ptr().cast();
             let both = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: mprotect of our own mapping.
+            // SAFETY: mprotect of a mapping of this test.
             let upgraded = unsafe { libc::mprotect(base, reader.len(), both) } == 0;
             match writers {
-                Writers::Everybody => assert_eq!(writable, Ok(5000)),
-                Writers::Nobody => {
+                Writers::AnyProcess => assert_eq!(writable, Ok(5000)),
+                Writers::MakerOnly => {
                     assert_eq!((writable, upgraded), (Err(MemoryError::Denied), false));
                 }
             }
-            // SAFETY: the mapping is ours, and writable.
+            // SAFETY: the mapping belongs to this test, and is writable.
             unsafe { ours.base().write_volatile(7) };
             // SAFETY: the mapping has at least a byte.
-            assert_eq!(unsafe { reader.base().read_volatile() }, 7, "its maker goes on writing");
+            assert_eq!(unsafe { reader.base().read_volatile() }, 7, "its maker can still write");
         }
     }
 
-    /// Goal: what could be cut, or is too short, is not mapped or no page. Method: a file without
-    /// seals, one with half of them, a pipe, one that is shorter than its header, or its slots.
+    /// Goal: a file that could shrink is not mapped, and a file that is too short is no page.
+    /// Method: a file without seals, with one of two seals, a pipe, and files that are shorter than
+    /// a header or than their slots.
     #[test]
-    fn what_could_shrink_is_refused() {
+    fn files_that_could_shrink_are_refused() {
         let file = |seals: c_int, len| {
             // SAFETY: the name is a NUL-terminated literal.
             let fd = unsafe { libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING) };
@@ -147,13 +149,13 @@ mod tests {
         assert_eq!(map(&file(OF_SIZE, 0), Access::Read).unwrap_err(), MemoryError::Size);
         let short = map(&file(OF_SIZE, 100), Access::Read).unwrap();
         assert!(matches!(Page::<LaneSlot>::open(short), Err(PageError::Truncated { .. })));
-        let (whole, handed) = create(Page::<ControlSlot>::bytes(2), Writers::Nobody).unwrap();
+        let (whole, handed) = create(Page::<ControlSlot>::bytes(2), Writers::MakerOnly).unwrap();
         Page::<ControlSlot>::format(whole, 2, 0, &[0; 32]).unwrap();
         assert_eq!(
             Page::<ControlSlot>::open(map(&handed, Access::Read).unwrap()).unwrap().slot_count(),
             2
         );
-        let (less, handed) = create(Page::<ControlSlot>::bytes(1), Writers::Everybody).unwrap();
+        let (less, handed) = create(Page::<ControlSlot>::bytes(1), Writers::AnyProcess).unwrap();
         let page = Page::<ControlSlot>::format(less, 1, 0, &[0; 32]).unwrap();
         page.header().slot_count.store(2, core::sync::atomic::Ordering::Relaxed);
         let error = Page::<ControlSlot>::open(map(&handed, Access::Read).unwrap()).unwrap_err();

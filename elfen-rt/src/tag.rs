@@ -1,14 +1,16 @@
-//! Tags: a thread says what it does, by one store, and `elfen shim` looks.
+//! Tags: a thread publishes its current activity with one store, and `elfen shim` samples it.
 //!
-//! The first tag of a thread claims a slot of the process's page ([`crate::signal::thread`]); the
-//! first of a process opens that page, with system calls, so it should not be in a signal handler.
-//! The page is that of the `elfen shim` which started the process, or one of its own without a
-//! name, which an observer finds among the process's mappings and which goes with the process. A
-//! thread that finds no slot stores into words of its own, where nobody looks. Code that is written
-//! at entries of functions ([`words_at`]) asks for no slot: a thread that has none yet stores into
-//! words that all such threads share.
+//! The first tag of a thread claims a slot of the process's page ([`crate::signal::thread`]). The
+//! first tag of a process opens that page with system calls, so it should not be in a signal
+//! handler. If `elfen shim` started the process, the page comes from it. Otherwise the process
+//! makes a page without a name, which an observer finds among the process's mappings, and which
+//! ends with the process.
 //!
-//! `include/elfen_tag.h` is the same in C, and shares slots with this by the thread's id.
+//! A thread that finds no slot stores into words of its own, which no observer reads. Code patched
+//! into function entries ([`words_at`]) claims no slot: a thread without a slot stores into words
+//! that all such threads share.
+//!
+//! `include/elfen_tag.h` is the same in C, and both find a thread's slot by the thread's id.
 
 use core::arch::{asm, global_asm};
 use core::ffi::{CStr, c_int};
@@ -24,30 +26,31 @@ use crate::process::{errno, parse_u64, pid_namespace, set_errno};
 use crate::signal::page::Page;
 use crate::signal::thread::{THREADS, ThreadSlot, ThreadWords, claim, thread_word};
 
-/// What `elfen shim` puts into the environment of a program: `1 SEGMENT FRONT`, and more for the
-/// preload library. Heeded by children of FRONT alone: what the program starts is not observed.
+/// The variable that `elfen shim` sets for a program: `1 SEGMENT FRONT`, and more for the preload
+/// library. Only children of the process FRONT use it, so processes that the program starts are not
+/// observed.
 pub const VARIABLE: &CStr = c"ELFEN_SHIM";
 const PROTOCOL: u64 = 1;
 
-/// A thread's block: where its words are, and words for when there are none.
+/// A thread's block: a pointer to the thread's words, and words for a thread without a slot.
 #[repr(C)]
 #[derive(Debug)]
 struct Block {
-    /// [`NOWHERE`] before the thread's first tag.
+    /// Points at [`NOWHERE`] before the thread's first tag.
     words: AtomicPtr<ThreadWords>,
     own: ThreadWords,
 }
 
 const _: () = assert!(size_of::<Block>() == 136 && offset_of!(Block, own) == 8);
 
-/// On lines of its own, as all threads without a slot write it.
+/// Aligned to cache lines of its own, because all threads without a slot write it.
 #[repr(C, align(128))]
 struct Nowhere(ThreadWords);
 
-/// Where threads that have not looked for a slot say what they do.
+/// The words that threads share before they claim a slot.
 static NOWHERE: Nowhere = Nowhere(ThreadWords::empty());
 
-// As in `check::thread`: stable Rust has no thread-locals without std.
+// Defined in assembly as in `check::thread`: stable Rust has no thread-locals without std.
 global_asm!(
     ".pushsection .tdata,\"awT\",@progbits",
     ".balign 8",
@@ -76,8 +79,8 @@ impl Block {
                 options(pure, nomem, nostack),
             );
         }
-        // SAFETY: the block lives as long as its thread, which is in this function; any other
-        // access to it is a signal handler's of the same thread, and every field is atomic.
+        // SAFETY: the block lives as long as its thread, which is in this function. Only signal
+        // handlers of the same thread access it as well, and every field is atomic.
         with(unsafe { &*own })
     }
 
@@ -85,16 +88,16 @@ impl Block {
     fn words(&self) -> &ThreadWords {
         let mut words = self.words.load(Relaxed);
         if ptr::eq(words, &NOWHERE.0) {
-            words = self.find();
+            words = self.find_words();
         }
-        // SAFETY: `find` stores the address of a slot of a page that is never unmapped, or of the
-        // block's own words.
+        // SAFETY: `find_words` stores the address of a slot in a page that is never unmapped, or of
+        // the block's own words.
         unsafe { &*words }
     }
 
     #[cold]
     #[inline(never)]
-    fn find(&self) -> *mut ThreadWords {
+    fn find_words(&self) -> *mut ThreadWords {
         let errno = errno();
         let slot = own_slot().map_or(&self.own, |slot| &slot.words);
         let words = ptr::from_ref(slot).cast_mut();
@@ -104,11 +107,11 @@ impl Block {
     }
 }
 
-/// Where a thread's pointer to its words lies, as a distance from its thread pointer: the same in
-/// all threads of a process. For code that is written at entries and returns.
+/// Where a thread's pointer to its words lies, as a distance from its thread pointer. The distance
+/// is the same in all threads of a process. For code that is patched into entries and returns.
 pub fn words_at() -> isize {
     let distance: isize;
-    // SAFETY: reads what the loader has filled in.
+    // SAFETY: reads an entry of the global offset table, which the loader has filled in.
     unsafe {
         asm!(
             "mov {distance}, qword ptr [rip + elfen_tag_block_rt@GOTTPOFF]",
@@ -119,12 +122,12 @@ pub fn words_at() -> isize {
     distance
 }
 
-/// Has the calling thread find its words, where system calls do no harm.
+/// Makes the calling thread find its words, at a moment when system calls do no harm.
 pub fn begin_thread() {
     Block::with_own(|block| _ = block.words());
 }
 
-/// The process's page, once it is there.
+/// The process's page. The first call opens it.
 pub fn page() -> Option<&'static Page<ThreadSlot>> {
     static PAGE: Once<Page<ThreadSlot>> = Once::new();
     match PAGE.get_or_make(open) {
@@ -133,17 +136,17 @@ pub fn page() -> Option<&'static Page<ThreadSlot>> {
     }
 }
 
-/// The calling thread's slot; `None` if there is none to be had.
+/// The calling thread's slot; `None` if the page has none left, or there is no page.
 pub fn own_slot() -> Option<&'static ThreadSlot> {
     let page = page()?;
-    // SAFETY: both take nothing and cannot fail.
+    // SAFETY: both calls take nothing and cannot fail.
     let (process, thread) = (unsafe { libc::getpid() }, unsafe { libc::gettid() });
     claim(page, thread_word(process.unsigned_abs(), thread.unsigned_abs()))
 }
 
 fn open() -> Option<Page<ThreadSlot>> {
-    // SAFETY: the handler stores one word, and lives as long as the program: this code is never
-    // unloaded, as its thread-locals are of the static kind.
+    // SAFETY: the handler stores one word. It lives as long as the program, because code with
+    // initial-exec thread-locals is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if let Some(page) = inherited() {
         return Some(page);
@@ -154,7 +157,7 @@ fn open() -> Option<Page<ThreadSlot>> {
     Page::format(memory, THREADS, pid_namespace(), &[0; 32]).ok()
 }
 
-/// A child's thread has another id, and so another slot.
+/// Makes a forked child's thread look for a slot again, because it has another id.
 unsafe extern "C" fn in_child() {
     let nowhere = ptr::from_ref(&NOWHERE.0).cast_mut();
     Block::with_own(|block| block.words.store(nowhere, Relaxed));
@@ -165,37 +168,37 @@ fn inherited() -> Option<Page<ThreadSlot>> {
     Page::open(Memory::attach_id(order.segment, Access::Write).ok()?).ok()
 }
 
-/// What the variable says, if it is for this process.
+/// The contents of [`VARIABLE`]: what `elfen shim` orders this process to publish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Order<'a> {
     pub segment: c_int,
-    pub front: c_int,
-    /// For the preload library.
+    pub parent: c_int,
+    /// Fields for the preload library.
     pub rest: &'a [u8],
 }
 
 impl Order<'static> {
-    /// `None` if the process that started this one is no `elfen shim`.
+    /// The order for this process; `None` if `elfen shim` did not start it.
     pub fn own() -> Option<Self> {
         let order = Order::parse(inherit::value(VARIABLE)?)?;
-        // SAFETY: takes nothing and cannot fail.
-        (unsafe { libc::getppid() } == order.front).then_some(order)
+        // SAFETY: getppid takes nothing and cannot fail.
+        (unsafe { libc::getppid() } == order.parent).then_some(order)
     }
 }
 
 impl<'a> Order<'a> {
-    /// How functions are to say that they run: by `entries` that are written, by the `hooks` that
-    /// they call, or not at all.
+    /// How functions publish that they run: by patched `entries`, by the `hooks` that they call, or
+    /// not at all.
     pub fn functions(&self) -> &'a [u8] {
         self.of_functions().next().unwrap_or_default()
     }
 
-    /// Places of functions that are to publish what their thread has executed.
+    /// The addresses of the functions that publish their thread's instructions and cycles.
     pub fn counted(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         self.of_functions().skip(1)
     }
 
-    /// The descriptor of the globals' file and the places of its pages.
+    /// The descriptor of the globals' file, and the addresses of its pages.
     pub fn globals(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         self.rest.split(|&byte| byte == b' ').skip(1)
     }
@@ -211,13 +214,14 @@ impl<'a> Order<'a> {
         if number()? != PROTOCOL {
             return None;
         }
-        let [segment, front] = [number()?, number()?].map(|n| c_int::try_from(n).ok());
+        let [segment, parent] = [number()?, number()?].map(|n| c_int::try_from(n).ok());
         let rest = fields.next().unwrap_or_default();
-        Some(Self { segment: segment?, front: front?, rest })
+        Some(Self { segment: segment?, parent: parent?, rest })
     }
 }
 
-/// Says that the thread does `name` until this goes out of scope; then what it did before.
+/// Publishes `name` as the thread's activity until the end of the scope, and then the previous one
+/// again.
 ///
 /// ```
 /// let _parsing = elfen_rt::tag!("parse");
@@ -232,7 +236,7 @@ macro_rules! tag {
     }};
 }
 
-/// A name's bytes, to lie in a section of their own.
+/// A name's bytes, for a static in a section of its own.
 pub const fn bytes<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let mut at = 0;
@@ -243,7 +247,7 @@ pub const fn bytes<const N: usize>(text: &str) -> [u8; N] {
     bytes
 }
 
-/// See [`tag!`](crate::tag!).
+/// A published tag. Made by [`tag!`](crate::tag!).
 #[derive(Debug)]
 #[must_use = "the tag ends when this is dropped"]
 pub struct Tag {
@@ -252,7 +256,7 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// `name` ends with a NUL.
+    /// Publishes `name`, which ends with a NUL.
     #[inline(always)]
     pub fn enter(name: &'static [u8]) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "the lower half of an address")]
@@ -275,7 +279,7 @@ impl Drop for Tag {
     }
 }
 
-/// Publishes a value of the thread's: a length, a depth, the id of a request.
+/// Publishes a value of the thread, for example a length, a depth, or the id of a request.
 #[inline(always)]
 pub fn value(value: u64) {
     set(|words| &words.value, value);
@@ -287,14 +291,14 @@ pub fn calls(calls: u64) {
     set(|words| &words.calls, calls);
 }
 
-/// Publishes what the thread has executed so far, where it counts that itself.
+/// Publishes the thread's instructions and cycles so far, for threads that count these themselves.
 #[inline(always)]
 pub fn count(instructions: u64, cycles: u64) {
     set(|words| &words.instructions, instructions);
     set(|words| &words.cycles, cycles);
 }
 
-/// Publishes where in its code the thread is: for hooks at entries and returns of functions.
+/// Publishes the thread's current code address, for hooks at entries and returns of functions.
 #[inline(always)]
 pub fn function(address: usize) {
     #[expect(clippy::cast_possible_truncation, reason = "the lower half of an address")]
@@ -302,19 +306,19 @@ pub fn function(address: usize) {
     Block::with_own(|block| block.words().function.store(half, Relaxed));
 }
 
-/// Counts a call of the thread's.
+/// Counts a call of the thread.
 #[inline(always)]
 pub fn called() {
     Block::with_own(|block| {
         let calls = &block.words().calls;
-        // Relaxed, and not one step: the thread alone writes it.
+        // Relaxed, and not one atomic addition: only the thread itself writes the word.
         calls.store(calls.load(Relaxed).wrapping_add(1), Relaxed);
     });
 }
 
 #[inline(always)]
 fn set(word: impl Fn(&ThreadWords) -> &AtomicU64, value: u64) {
-    // Relaxed: each word is read by itself.
+    // Relaxed: each word is read on its own.
     Block::with_own(|block| word(block.words()).store(value, Relaxed));
 }
 
@@ -323,8 +327,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_numbers_and_a_rest() {
-        let order = Order { segment: 12, front: 34, rest: &b"hooks 8 1:99:40"[..] };
+    fn orders_are_parsed_into_their_fields() {
+        let order = Order { segment: 12, parent: 34, rest: &b"hooks 8 1:99:40"[..] };
         assert_eq!(Order::parse(b"1 12 34 hooks 8 1:99:40"), Some(order));
         assert_eq!((order.functions(), order.counted().count()), (&b"hooks"[..], 0));
         assert!(order.globals().eq([&b"8"[..], b"1:99:40"]));
@@ -345,8 +349,8 @@ mod tests {
         })
     }
 
-    /// Goal: tags nest, each thread has its own, and a name can be found by what is stored. Method:
-    /// two threads with a page of the process's own.
+    /// Goal: tags nest, each thread has its own, and the stored word identifies the name. Method:
+    /// two threads with a page of their process.
     #[test]
     fn tags_nest_and_end() {
         static OUTER: [u8; 6] = bytes("outer\0");

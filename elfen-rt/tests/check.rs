@@ -1,7 +1,7 @@
-//! Goal: a thread that checks keeps off its lane while the request lane is busy, wherever it runs,
-//! and a check changes nothing else. Method: two processes. The test is the service and the `elfen
-//! run` of a child, which is this very program, started again to be the batch; what the child does,
-//! and what its lanes say, is in shared memory.
+//! Goal: a thread with checks naps while the request lane of its current lane is busy, and a check
+//! has no other effect. Method: two processes. The test plays the service and `elfen run`. Its
+//! child is this same program, started again as the batch. The child's progress and its lanes are
+//! in shared memory.
 
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -15,10 +15,10 @@ use elfen_rt::signal::control::{ControlSlot, PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 
-/// Request lanes that no machine has: only the test says what they do.
+/// Request lanes that no machine has, so that only the test makes them busy.
 const REQUEST_CPUS: [u32; 2] = [6001, 6002];
 
-/// How long a thing that must happen may take before the test gives up.
+/// How long the test waits for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn segment(bytes: usize) -> Memory {
@@ -45,11 +45,11 @@ impl Board {
         assert!(index < 8);
         // SAFETY: the segment has 8 words, is aligned to a page, and lives as long as `self`.
         let word = unsafe { self.memory.base().cast::<AtomicU64>().add(index) };
-        // SAFETY: see above; both sides use atomics.
+        // SAFETY: as above, and both sides use atomics.
         unsafe { word.as_ref() }
     }
 
-    /// What the child counts.
+    /// The child's progress counter.
     fn progress(&self) -> &AtomicU64 {
         self.word(0)
     }
@@ -59,24 +59,24 @@ impl Board {
         self.word(1)
     }
 
-    /// What the test tells the child to do next.
+    /// The test's next order to the child.
     fn order(&self) -> &AtomicU64 {
         self.word(2)
     }
 
-    /// The process that counts: the child, or one of its own.
+    /// The process that counts: the child, or a child of it.
     fn counter(&self) -> &AtomicU64 {
         self.word(3)
     }
 }
 
-/// CPUs that this process may use; one of them twice if there is only one.
+/// Two CPUs that this process may use; the same CPU twice if there is only one.
 fn cpus() -> [u32; 2] {
     // SAFETY: an all-zero cpu_set_t is an empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is ours and as large as said.
+    // SAFETY: `set` is a local value, and its size is passed along.
     assert_eq!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) }, 0);
-    // SAFETY: `set` was filled in, and no index reaches its size.
+    // SAFETY: the kernel filled `set` in, and every index is below its size.
     let mut usable = (0..1024u32).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu as usize, &set) });
     let first = usable.next().unwrap();
     [first, usable.next().unwrap_or(first)]
@@ -87,11 +87,11 @@ fn pin(cpu: u32) {
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: `cpu` came from `cpus`.
     unsafe { libc::CPU_SET(cpu as usize, &mut set) };
-    // SAFETY: `set` is ours and as large as said.
+    // SAFETY: `set` is a local value, and its size is passed along.
     assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }, 0);
 }
 
-/// Waits for something that must happen.
+/// Waits for an event that must happen.
 fn until(what: &str, happens: impl Fn() -> bool) {
     let start = Instant::now();
     while !happens() {
@@ -100,13 +100,13 @@ fn until(what: &str, happens: impl Fn() -> bool) {
     }
 }
 
-/// How long a process has been on a CPU.
+/// The CPU time of a process.
 fn busy_ns(process: i32) -> i64 {
     let mut clock = 0;
-    // SAFETY: `clock` is ours.
+    // SAFETY: `clock` is a local value.
     assert_eq!(unsafe { libc::clock_getcpuclockid(process, &mut clock) }, 0);
     let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `used` is ours.
+    // SAFETY: `used` is a local value.
     assert_eq!(unsafe { libc::clock_gettime(clock, &mut used) }, 0);
     used.tv_sec * 1_000_000_000 + used.tv_nsec
 }
@@ -127,12 +127,12 @@ struct Run {
 impl Run {
     fn start(name: &str, role: &str, settings: &Settings) -> (Self, [Worker<'static>; 2]) {
         let name = service_name(name);
-        // Lives as long as the test, so that its workers need no owner.
+        // The service lives as long as the test, so its workers need no owner.
         let service: &'static Service = Box::leak(Box::new(Service::open(&name, 2).unwrap()));
         let workers = [0, 1].map(|at: u32| service.claim(at, REQUEST_CPUS[at as usize]).unwrap());
         let (lanes, control) = (page::<LaneSlot>(2), page::<ControlSlot>(1));
         let batch_cpus = cpus();
-        // With one CPU, the second pair is of a lane that no thread is ever on.
+        // With one CPU, no thread ever runs on the second pair's batch lane.
         let second = if batch_cpus[0] == batch_cpus[1] { 6003 } else { batch_cpus[1] };
         lanes.slot(0).unwrap().assign(batch_cpus[0], REQUEST_CPUS[0]);
         lanes.slot(1).unwrap().assign(second, REQUEST_CPUS[1]);
@@ -161,14 +161,13 @@ impl Run {
         self.board.progress().load(Relaxed)
     }
 
-    fn goes_on(&self) {
+    fn assert_runs(&self) {
         let before = self.progress();
         until("the batch runs", || self.progress() > before);
     }
 
-    /// The batch naps, which it says itself: on its lane for a while, in which it could do a great
-    /// deal, it makes no progress.
-    fn stands_still(&self) {
+    /// Asserts that the batch naps: it makes no progress although it has its CPU for 2 ms.
+    fn assert_naps(&self) {
         let counter = i32::try_from(self.board.counter().load(Relaxed)).unwrap();
         let (before, from_ns) = (self.progress(), busy_ns(counter));
         until("the batch is on its lane", || busy_ns(counter) > from_ns + 2_000_000);
@@ -183,7 +182,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // Of a failed test, leave nothing behind; otherwise it has ended.
+        // After a failed test, the batch still runs.
         let _killed = self.batch.kill();
         let _reaped = self.batch.wait();
         self.service.page().memory().remove_name().unwrap();
@@ -194,14 +193,14 @@ const ROLE: &str = "CHECK_TEST_ROLE";
 const BOARD: &str = "CHECK_TEST_BOARD";
 const NAME: &str = "CHECK_TEST_SERVICE";
 
-/// This program again, as a batch.
+/// Starts this program again as a batch.
 fn batch(role: &str, board: &Board) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(ROLE, role).env(BOARD, board.memory.segment_id().unwrap().to_string());
     command
 }
 
-/// Before the test runner begins: a process that was started as a batch is no test.
+/// Runs before the test runner, because a process that was started as a batch runs no tests.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BATCH_IF_ASKED: extern "C" fn() = batch_if_asked;
@@ -251,9 +250,9 @@ fn run_until_stopped(board: &Board, also: impl Fn()) {
 }
 
 fn set_errno(value: i32) {
-    // SAFETY: takes nothing; this thread's errno.
+    // SAFETY: the call takes nothing, and returns the address of this thread's errno.
     let at = unsafe { libc::__errno_location() };
-    // SAFETY: see above.
+    // SAFETY: errno lives as long as this thread, and only this thread writes it.
     unsafe { *at = value };
 }
 
@@ -267,16 +266,16 @@ fn errno_is_kept(board: &Board) {
     }
 }
 
-/// The parent ends at once; its child checks on.
+/// Forks a child that goes on with checks, and waits for it.
 fn fork(board: &Board) {
     elfen_rt::check!();
-    // SAFETY: the child does nothing but loads, stores and checks, then exits.
+    // SAFETY: the child only makes loads, stores and checks, then exits.
     if unsafe { libc::fork() } == 0 {
         run_until_stopped(board, || ());
-        // SAFETY: ends the child without its parent's farewell.
+        // SAFETY: _exit ends the child without the parent's exit handlers.
         unsafe { libc::_exit(0) };
     }
-    // SAFETY: waits for any child; no status wanted.
+    // SAFETY: wait accepts a null pointer for the status.
     unsafe { libc::wait(std::ptr::null_mut()) };
 }
 
@@ -285,14 +284,14 @@ fn a_busy_request_lane_stops_the_batch_and_an_idle_one_lets_it_run() {
     for role in ["loop", "errno", "fork"] {
         let (run, [mut worker, _other]) = Run::start(role, role, &Settings::BORROW_IDLE);
         for round in 1..=20 {
-            run.goes_on();
+            run.assert_runs();
             assert!(run.is(0, LaneState::Running), "{role}, {round}");
             worker.begin(round);
             until("the batch naps", || run.is(0, LaneState::Napping));
-            run.stands_still();
+            run.assert_naps();
             worker.end();
         }
-        run.goes_on();
+        run.assert_runs();
         assert_eq!(run.lane(0).naps.load(Relaxed), 20, "{role}");
         assert_eq!(run.lane(0).reaction.count(), 20, "{role}: each reaction is measured");
         run.finish();
@@ -302,51 +301,55 @@ fn a_busy_request_lane_stops_the_batch_and_an_idle_one_lets_it_run() {
 #[test]
 fn a_queue_stops_the_batch_as_well() {
     let (run, [mut worker, _other]) = Run::start("queue", "loop", &Settings::BORROW_IDLE);
-    run.goes_on();
+    run.assert_runs();
     worker.begin(1);
     until("the batch naps", || run.is(0, LaneState::Napping));
     run.service.set_queue_len(0, 3);
     worker.end();
-    run.stands_still();
+    run.assert_naps();
     run.service.set_queue_len(0, 0);
-    run.goes_on();
+    run.assert_runs();
     run.finish();
 }
 
-/// Method: the batch is moved to the second pair's lane while only the second request lane is busy.
+/// Method: the batch moves to the second pair's lane while only the second request lane is busy.
 #[test]
-fn a_thread_that_moves_heeds_the_lane_that_it_is_on() {
+fn a_thread_that_moves_checks_for_its_new_lane() {
     if cpus()[0] == cpus()[1] {
         let mut terminal = std::io::stderr();
         std::io::Write::write_all(&mut terminal, b"skipped: moving lanes: one CPU\n").unwrap();
         return;
     }
     let (run, [_first, mut second]) = Run::start("float", "float", &Settings::BORROW_IDLE);
-    run.goes_on();
+    run.assert_runs();
     second.begin(1);
-    run.goes_on();
-    assert!(!run.is(1, LaneState::Napping), "it is not there yet");
+    run.assert_runs();
+    assert!(!run.is(1, LaneState::Napping), "the batch is not on that lane yet");
     run.board.order().store(1, Relaxed);
     until("the batch naps on its new lane", || run.is(1, LaneState::Napping));
-    run.stands_still();
+    run.assert_naps();
     second.end();
-    run.goes_on();
+    run.assert_runs();
     run.finish();
 }
 
-/// Method: a service of another process is killed with a request on its slot.
+/// Method: a service in another process is killed while a request runs in its slot.
 #[test]
-fn a_dead_service_stops_nobody() {
+fn a_dead_service_does_not_stop_the_batch() {
     let (run, [ours, _other]) = Run::start("dead", "loop", &Settings::BORROW_IDLE);
-    run.goes_on();
+    run.assert_runs();
     drop(ours);
     let mut service = batch("serve", &run.board).env(NAME, service_name("dead")).spawn().unwrap();
     until("the batch naps", || run.is(0, LaneState::Napping));
     service.kill().unwrap();
     service.wait().unwrap();
     let slot = run.service.page().slot(0).unwrap();
-    assert_ne!(slot.running_request.load(Relaxed), 0, "its slot still says so");
-    run.goes_on();
+    assert_ne!(
+        slot.running_request.load(Relaxed),
+        0,
+        "the dead service's request stays in its slot"
+    );
+    run.assert_runs();
     run.finish();
 }
 
@@ -360,18 +363,18 @@ fn serve() -> ! {
     }
 }
 
-/// Method: in a critical section the batch goes on next to a request for the bound and no
-/// longer; leaving it is a check.
+/// Method: in a critical section the batch runs next to a request until the bound. Leaving the
+/// section is a check.
 #[test]
 fn a_critical_section_delays_a_nap_and_does_not_prevent_it() {
     let (run, [mut worker, _other]) = Run::start("critical", "critical", &Settings::BORROW_IDLE);
-    run.goes_on();
+    run.assert_runs();
     worker.begin(1);
     until("the batch naps in its critical section", || run.is(0, LaneState::Napping));
     worker.end();
-    run.goes_on();
+    run.assert_runs();
     run.board.order().store(1, Relaxed);
-    run.goes_on();
+    run.assert_runs();
     run.finish();
 }
 
@@ -380,37 +383,36 @@ fn a_budget_is_shared_and_ends() {
     let budget_ns = 3_000_000;
     let fixed = Settings { policy: PolicyKind::FixedBudget, budget_ns, ..Settings::BORROW_IDLE };
     let (run, [mut worker, _other]) = Run::start("budget", "loop", &fixed);
-    // A look with an idle lane comes first, as in a lane with a guard: the
-    // thread's first check is one.
-    run.goes_on();
+    // The thread's first check sees the idle lane, which a budget requires.
+    run.assert_runs();
     worker.begin(1);
     until("the budget is spent", || run.is(0, LaneState::Napping));
     let slot = run.service.page().slot(0).unwrap();
     let (_, napped_at_ns) = run.lane(0).state().unwrap();
     let shared_ns = napped_at_ns - slot.request_started_ns.load(Relaxed);
     assert!(shared_ns >= budget_ns, "napped after {shared_ns} ns of {budget_ns}");
-    run.stands_still();
+    run.assert_naps();
     worker.end();
-    run.goes_on();
+    run.assert_runs();
     run.finish();
 }
 
-/// Goal: a request that comes to an idle lane gets its budget, though no check looks at an idle
-/// lane. Method: requests that end within their budgets, so that the batch never naps in between.
+/// Goal: a request on an idle lane gets its budget, although checks on an idle lane do not take the
+/// slow path. Method: requests that end within their budgets, so that the batch never naps.
 #[test]
 fn every_request_that_finds_the_lane_idle_has_a_budget() {
     let budget_ns = u64::MAX / 2;
     let fixed = Settings { policy: PolicyKind::FixedBudget, budget_ns, ..Settings::BORROW_IDLE };
     let (run, [mut worker, _other]) = Run::start("budgets", "loop", &fixed);
-    run.goes_on();
+    run.assert_runs();
     let [state, _, finished, _] = &run.lane(0).inputs.policy_state;
     for request in 1..=20 {
-        until("a look meets the idle lane", || {
+        until("a check sees the idle lane", || {
             state.load(Relaxed) == 1 && finished.load(Relaxed) == request - 1
         });
         worker.begin(request);
-        until("a look gives it a budget", || state.load(Relaxed) == 2);
-        run.goes_on();
+        until("a check gives the request a budget", || state.load(Relaxed) == 2);
+        run.assert_runs();
         worker.end();
     }
     assert_eq!(run.lane(0).naps.load(Relaxed), 0);
@@ -418,9 +420,9 @@ fn every_request_that_finds_the_lane_idle_has_a_budget() {
 }
 
 #[test]
-fn a_changed_policy_counts_from_the_next_request() {
+fn a_changed_policy_applies_from_the_next_request() {
     let (run, [mut worker, _other]) = Run::start("change", "loop", &Settings::BORROW_IDLE);
-    run.goes_on();
+    run.assert_runs();
     let generous = Settings {
         policy: PolicyKind::FixedBudget,
         budget_ns: u64::MAX / 2,
@@ -428,19 +430,20 @@ fn a_changed_policy_counts_from_the_next_request() {
     };
     run.control.slot(0).unwrap().publish(&generous);
     worker.begin(1);
-    until("the batch naps: no look has met an idle lane since", || run.is(0, LaneState::Napping));
+    until("the batch naps: no check has seen an idle lane since", || run.is(0, LaneState::Napping));
     worker.end();
-    run.goes_on();
+    run.assert_runs();
     worker.begin(2);
-    run.goes_on();
+    run.assert_runs();
     assert!(run.is(0, LaneState::Running));
     worker.end();
     run.finish();
 }
 
-/// Goal: without a run, or with a broken inheritance, a batch goes on as if it had no checks.
+/// Goal: without a run, or with an invalid `ELFEN_RUN`, a batch runs on as if it had no checks.
+/// Method: a batch for each invalid value.
 #[test]
-fn without_a_run_nothing_is_looked_at() {
+fn without_a_run_checks_have_no_effect() {
     let broken =
         ["", "2 2 3", "2 0 0 - - - -", "2 0 0 - - - nobody", "2 0 0 2 2 2 -", "9 1 1 1 1 1 1"];
     for inherited in [None].into_iter().chain(broken.map(Some)) {

@@ -1,6 +1,6 @@
-//! Goal: `elfen.h` and `elfen_rt::signal` are one ABI. Method: compile the header as C11 and C++17
-//! with warnings as errors, let each side write pages with a different value in every word, and
-//! read them on the other side; for the service, with two live processes on one page.
+//! Goal: `elfen.h` and `elfen_rt::signal` define the same ABI. Method: compile the header as C11
+//! and C++17 with warnings as errors. Each side writes pages with a different value in every word,
+//! and the other side reads them. For the service, two live processes use one page.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Compiles a source against the header alone; `None` if there is no such compiler.
+/// Compiles a source with the header and without libraries; `None` if there is no such compiler.
 fn compile(compiler: &str, standard: &[&str], source: &Path, program: &str) -> Option<PathBuf> {
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(program);
     let result = Command::new(compiler)
@@ -48,7 +48,7 @@ fn compile(compiler: &str, standard: &[&str], source: &Path, program: &str) -> O
             Some(output)
         }
         Err(error) => {
-            // Not through a macro of std, whose output the test runner keeps to itself.
+            // Not through a macro of std, because the test runner captures its output.
             let mut terminal = std::io::stderr();
             writeln!(terminal, "skipped: elfen.h with {compiler}: {error}").unwrap();
             None
@@ -56,28 +56,29 @@ fn compile(compiler: &str, standard: &[&str], source: &Path, program: &str) -> O
     }
 }
 
-/// The C side, built once.
+/// The C program of these tests, built once.
 fn twin() -> Command {
     static TWIN: OnceLock<PathBuf> = OnceLock::new();
     let path = TWIN.get_or_init(|| {
         let source = root().join("tests/c/twin.c");
-        compile("cc", &["-std=c11"], &source, "twin").expect("building Rust needs a C compiler too")
+        compile("cc", &["-std=c11"], &source, "twin").expect("a C compiler, which Rust needs too")
     });
     Command::new(path)
 }
 
-/// Names that no other test and no other run uses.
+/// A name that no other test and no other run uses.
 fn service_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// Bytes as shared memory of our own that goes when the test ends.
+/// Copies bytes into shared memory that ends with the test.
 fn memory_of(bytes: &[u8]) -> Memory {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes.len(), 0o600).unwrap();
     memory.remove_name().unwrap();
     assert_eq!(memory.access(), Access::Write);
-    // SAFETY: the segment is ours, writable, as long as `bytes`, and no other process has its id.
+    // SAFETY: this test made the segment, writable and as long as `bytes`, and no other process has
+    // its id.
     unsafe { memory.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     memory
 }
@@ -89,13 +90,13 @@ fn page_from_c<S: Slot>(channel: &str, values: &[u64]) -> Page<S> {
     Page::open(memory_of(&output.stdout)).unwrap()
 }
 
-/// What C reads of a page that `write` filled in.
+/// The words that C reads from a page that `write` filled in.
 fn shown_by_c<S: Slot>(channel: &str, write: impl Fn(&S)) -> Vec<u64> {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(1), 0o600).unwrap();
     memory.remove_name().unwrap();
     let page = Page::<S>::format(memory, 1, 0, &[0; 32]).unwrap();
     write(page.slot(0).unwrap());
-    // SAFETY: the page's own memory, which nothing writes meanwhile.
+    // SAFETY: the slice is the page's memory, which nothing writes meanwhile.
     let bytes =
         unsafe { std::slice::from_raw_parts(page.memory().base().as_ptr(), page.memory().len()) };
     let mut child = twin()
@@ -119,7 +120,7 @@ fn the_header_compiles_without_warnings() {
 }
 
 #[test]
-fn a_lease_is_as_long_on_both_sides() {
+fn a_lease_has_the_same_length_on_both_sides() {
     let printed = twin().arg("lease").output().unwrap().stdout;
     assert_eq!(String::from_utf8(printed).unwrap(), LEASE_NS.to_string());
 }
@@ -149,7 +150,7 @@ fn task_slots_are_the_same_on_both_sides() {
     assert_eq!(words, [1, 2, 3, 4, 5, 6]);
 }
 
-/// An account is no page's slot: its words are read where the C side says that they are.
+/// An account is not a slot of a page, so the C side prints its words one by one.
 #[test]
 fn accounts_are_the_same_on_both_sides() {
     let printed = twin().arg("account").output().unwrap().stdout;
@@ -158,13 +159,13 @@ fn accounts_are_the_same_on_both_sides() {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert_eq!(bytes.len(), size_of::<Account>());
     let memory = memory_of(&bytes);
-    // SAFETY: the memory is ours, at a page boundary, and as long as an account,
-    // which is nothing but atomics.
+    // SAFETY: this test made the memory, at a page boundary and as long as an account, which
+    // consists of atomics.
     let account = unsafe { memory.base().cast::<Account>().as_ref() };
     let claim = Claim::of_program(7);
-    let counted = account.counted(claim.word()).expect("the twin claims it for itself");
+    let counted = account.counted(claim.word()).expect("the C program claims it for process 7");
     assert_eq!((counted.ran_until_ns(1_010), counted.shared_until_ns(1_010, 45)), (110, 55));
-    assert_eq!(account.counted(Claim::of_run(0, 7).word()), None, "somebody else's");
+    assert_eq!(account.counted(Claim::of_run(0, 7).word()), None, "another claim");
 }
 
 #[test]
@@ -259,21 +260,21 @@ fn thread_slots_are_the_same_on_both_sides() {
     assert_eq!(patched.map(|word| word.load(Relaxed)), [8, 9, 10, 11, 12]);
 }
 
-/// Goal: tags in C and in Rust are one thing. Method: a C program in a page that this test made,
-/// as `elfen shim` makes one; its thread and its forked child each have a slot.
+/// Goal: tags in C and in Rust have the same layout. Method: a C program uses a page that this test
+/// made, like one of `elfen shim`. Its thread and its forked child each have a slot.
 #[test]
-fn a_c_program_tags_into_the_page_that_it_is_told_of() {
+fn a_c_program_tags_into_the_page_that_it_inherits() {
     let bytes = Page::<ThreadSlot>::bytes(4);
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
     let page = Page::<ThreadSlot>::format(memory, 4, 0, &[0; 32]).unwrap();
     let segment = page.memory().segment_id().unwrap();
-    let told = |front: u32| {
+    let run_with_order = |front: u32| {
         let order = format!("1 {segment} {front}");
         let output = twin().arg("tags").env("ELFEN_SHIM", order).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let printed = told(std::process::id());
+    let printed = run_with_order(std::process::id());
     page.memory().remove_name().unwrap();
     let ids: Vec<u64> = printed.split_whitespace().map(|word| word.parse().unwrap()).collect();
     let [inner, parent, child, outer] = ids[..] else { panic!("{printed}") };
@@ -283,22 +284,22 @@ fn a_c_program_tags_into_the_page_that_it_is_told_of() {
     assert_eq!(u64::from(first.words.tag.load(Relaxed)), outer & 0xffff_ffff);
     assert_eq!(u64::from(second.words.tag.load(Relaxed)), inner & 0xffff_ffff);
     let values = [first, second].map(|slot| slot.words.value.load(Relaxed));
-    assert_eq!(values, [1, 2], "the child's are not its parent's");
+    assert_eq!(values, [1, 2], "parent and child have values of their own");
     assert_eq!(page.slot(2).unwrap().thread.load(Relaxed), 0);
-    // Told of another front, it opens a page of its own.
-    told(1);
+    // If another process is named as its parent, the program makes a page of its own.
+    run_with_order(1);
     assert_eq!(first.claims.load(Relaxed), 2);
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused() {
+fn invalid_settings_are_refused() {
     for words in [[5, 6, 3, 0, 0, 0, 0, 0], [5, 5, 9, 0, 0, 0, 0, 0]] {
         let page = page_from_c::<ControlSlot>("control", &words);
         assert_eq!(page.slot(0).unwrap().settings(), None, "{words:?}");
     }
 }
 
-/// A live C service. Ends with its standard input.
+/// A live C service. It ends when its standard input ends.
 struct CService {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -329,7 +330,7 @@ impl CService {
     }
 }
 
-/// What a service has done with which request, in the order of time.
+/// The steps of a service's requests, in the order of time.
 fn marks_of(slot: &ServiceSlot, thread: u32) -> Vec<(u64, String)> {
     let mut marks = Vec::new();
     let lost = slot.marks.take(&mut Cursor::default(), |words| {
@@ -354,10 +355,10 @@ fn a_c_service_is_read_from_rust_until_it_is_killed() {
     let slot = reader.slot(1).unwrap();
     let words = [&slot.cpu, &slot.queue_len, &slot.running_request, &slot.request_arrived_ns];
     assert_eq!(words.map(|word| word.load(Relaxed)), [3, 5, 17, 123456]);
-    assert!(slot.request_started_ns.load(Relaxed) > 123456, "it waited since long before");
+    assert!(slot.request_started_ns.load(Relaxed) > 123456, "the request waited for a long time");
     assert_eq!(slot.finished_requests.load(Relaxed), 3);
     assert_eq!(slot.latency.count(), 3);
-    // Each was said to have arrived a second before it ended.
+    // Each request was published with an arrival one second before its end.
     assert!(slot.latency.quantile_ns(500_000).unwrap() >= 1_000_000_000);
     let one = ["begin, false", "stage 2", "end, 9"].map(|step| (16, step.to_owned()));
     let all = [one.clone(), one.clone(), one].concat();
@@ -369,16 +370,20 @@ fn a_c_service_is_read_from_rust_until_it_is_killed() {
 
     service.child.kill().unwrap();
     service.child.wait().unwrap();
-    assert_eq!(slot.running_request.load(Relaxed), 17, "the page still says so");
+    assert_eq!(
+        slot.running_request.load(Relaxed),
+        17,
+        "the dead writer's request stays in the page"
+    );
     assert!(matches!(reader.writer(1), Writer::Process(_, Liveness::Dead)));
 
-    // Its successor takes the slot over, on the same page: our reader sees it
-    // without opening anything again.
+    // The successor takes over the slot on the same page. The reader sees it without opening the
+    // page again.
     let successor = CService::start(&name);
     let writer = reader.writer(1);
     assert!(matches!(writer, Writer::Process(of, Liveness::Alive) if of.pid() == successor.pid()));
     successor.finish();
-    assert_eq!(reader.writer(1), Writer::Nobody);
+    assert_eq!(reader.writer(1), Writer::None);
     assert_eq!(slot.finished_requests.load(Relaxed), 3 + 4);
     Service::open(&name, 2).unwrap().remove().unwrap();
 }
@@ -391,7 +396,7 @@ fn a_slot_has_one_writer_whatever_its_language() {
     let refused = ours.claim(1, 0).unwrap_err();
     assert_eq!(refused.to_string(), format!("process {} writes this slot already", service.pid()));
     let worker = ours.claim(0, 0).unwrap();
-    assert!(ours.claim(0, 0).is_err(), "not even by the same process twice");
+    assert!(ours.claim(0, 0).is_err(), "the same process cannot claim a slot twice either");
 
     let second = twin().args(["serve", &name]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
@@ -407,10 +412,10 @@ fn a_rust_service_is_read_from_c() {
     let name = service_name();
     let service = Service::open(&name, 1).unwrap();
     let mut worker = service.claim(0, 6).unwrap();
-    worker.end(); // nothing runs: not counted
+    worker.end(); // no request runs: not counted
     worker.begin_arrived(40, elfen_rt::clock::monotonic_ns() - 2_000_000_000);
     worker.end();
-    worker.begin(0); // 0 means none, so it is published as another
+    worker.begin(0); // 0 would mean none, so another id is published
     service.set_queue_len(0, 8);
     let output = twin().args(["read", &name]).output().unwrap();
     let expected = format!("{} 6 8 {} 1 1", std::process::id(), u64::MAX);

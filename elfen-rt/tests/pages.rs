@@ -1,7 +1,6 @@
-//! Goal: no page, however broken, crashes a reader; each error says what was
-//! found and what was expected.
-//! Method: headers with one field wrong, pages cut to every length, and pages of random
-//! bytes, all in real segments.
+//! Goal: no invalid page crashes a reader, and each error says what was found and what was
+//! expected. Method: headers with one wrong field, pages truncated to many lengths, and pages of
+//! random bytes, all in real segments.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,23 +16,24 @@ use proptest::prelude::*;
 fn memory_of(bytes: &[u8]) -> Memory {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes.len(), 0o600).unwrap();
     memory.remove_name().unwrap();
-    // SAFETY: the segment is ours, writable, as long as `bytes`, and no other process has its id.
+    // SAFETY: this test made the segment, writable and as long as `bytes`, and no other process has
+    // its id.
     unsafe { memory.base().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     memory
 }
 
-/// The bytes of a sound page of two lanes.
-fn sound_page() -> Vec<u8> {
+/// The bytes of a valid page of two lanes.
+fn valid_page() -> Vec<u8> {
     let bytes = vec![0; Page::<LaneSlot>::bytes(2)];
     let page = Page::<LaneSlot>::format(memory_of(&bytes), 2, 0, &[0; NAME_BYTES]).unwrap();
-    // SAFETY: the page's own memory, which nothing writes meanwhile.
+    // SAFETY: the slice is the page's memory, which nothing writes meanwhile.
     let written =
         unsafe { std::slice::from_raw_parts(page.memory().base().as_ptr(), page.memory().len()) };
     written.to_vec()
 }
 
 fn error_of(change: impl Fn(&mut Vec<u8>)) -> PageError {
-    let mut bytes = sound_page();
+    let mut bytes = valid_page();
     change(&mut bytes);
     Page::<LaneSlot>::open(memory_of(&bytes)).unwrap_err()
 }
@@ -43,8 +43,8 @@ fn put(bytes: &mut [u8], at: usize, value: u32) {
 }
 
 #[test]
-fn a_sound_page_opens() {
-    assert_eq!(Page::<LaneSlot>::open(memory_of(&sound_page())).unwrap().slot_count(), 2);
+fn a_valid_page_opens() {
+    assert_eq!(Page::<LaneSlot>::open(memory_of(&valid_page())).unwrap().slot_count(), 2);
 }
 
 #[test]
@@ -52,17 +52,17 @@ fn each_wrong_header_is_named_with_both_values() {
     let says = |change: &dyn Fn(&mut Vec<u8>)| error_of(change).to_string();
     assert_eq!(
         says(&|page| page.fill(0)),
-        "the lane page has no magic number yet: whoever makes it isn't done"
+        "the lane page has no magic number yet: its maker has not finished"
     );
     assert_eq!(
         says(&|page| page[..8].copy_from_slice(b"ELFNTASK")),
         "the lane page has magic 0x4b5341544e464c45, expected 0x454e414c4e464c45"
     );
     assert_eq!(says(&|page| put(page, 8, 77)), "the lane page has version 77, this build reads 7");
-    assert_eq!(says(&|page| put(page, 12, 0)), "the lane page has 0 slots, possible are 1 to 8192");
+    assert_eq!(says(&|page| put(page, 12, 0)), "the lane page has 0 slots, expected 1 to 8192");
     assert_eq!(
         says(&|page| put(page, 12, SLOTS_MAX + 1)),
-        "the lane page has 8193 slots, possible are 1 to 8192"
+        "the lane page has 8193 slots, expected 1 to 8192"
     );
     assert_eq!(says(&|page| put(page, 16, 9)), "the lane page says it has 9 bytes, expected 20096");
     assert_eq!(
@@ -75,7 +75,7 @@ fn each_wrong_header_is_named_with_both_values() {
     );
     assert_eq!(
         says(&|page| page.truncate(127)),
-        "the lane page has 127 bytes, its header alone 128"
+        "the lane page has 127 bytes, but a header has 128"
     );
 }
 
@@ -89,8 +89,8 @@ fn more_slots_than_bytes_are_refused_before_any_is_touched() {
 }
 
 #[test]
-fn a_header_rewritten_after_it_was_checked_moves_nothing() {
-    let page = Page::<LaneSlot>::open(memory_of(&sound_page())).unwrap();
+fn a_header_rewritten_after_its_check_changes_nothing() {
+    let page = Page::<LaneSlot>::open(memory_of(&valid_page())).unwrap();
     page.header().slot_count.store(u32::MAX, Relaxed);
     page.header().slot_size.store(u32::MAX, Relaxed);
     assert_eq!(page.slots().count(), 2);
@@ -98,7 +98,7 @@ fn a_header_rewritten_after_it_was_checked_moves_nothing() {
 }
 
 #[test]
-fn a_leftover_of_another_version_is_replaced_once_nobody_maps_it() {
+fn an_unmapped_page_of_another_version_is_replaced() {
     let name = format!("old-{}", std::process::id());
     let old = Service::open(&name, 1).unwrap();
     old.page().header().version.store(99, Relaxed);
@@ -116,7 +116,7 @@ fn a_leftover_of_another_version_is_replaced_once_nobody_maps_it() {
 fn a_page_that_its_maker_never_finished_is_replaced() {
     let name = format!("half-{}", std::process::id());
     let key = key_of(&page_name(&name).unwrap());
-    drop(Memory::create_segment(key, 4096, 0o600).unwrap()); // dies before the header is written
+    drop(Memory::create_segment(key, 4096, 0o600).unwrap()); // its maker dies without a header
     assert!(matches!(
         ServiceReader::open(&name),
         Err(OpenError::Page(PageError::Unfinished { .. }))
@@ -125,11 +125,11 @@ fn a_page_that_its_maker_never_finished_is_replaced() {
 }
 
 #[test]
-fn names_and_lane_counts_that_cannot_be_are_refused() {
+fn invalid_names_and_lane_counts_are_refused() {
     let name = format!("count-{}", std::process::id());
     for lanes in [0, SLOTS_MAX + 1, u32::MAX] {
         let error = Service::open(&name, lanes).unwrap_err().to_string();
-        assert_eq!(error, format!("the service page has {lanes} slots, possible are 1 to 8192"));
+        assert_eq!(error, format!("the service page has {lanes} slots, expected 1 to 8192"));
     }
     assert!(matches!(Service::open("", 1), Err(OpenError::Name)));
     let one = Service::open(&name, 1).unwrap();
@@ -138,7 +138,7 @@ fn names_and_lane_counts_that_cannot_be_are_refused() {
     one.remove().unwrap();
 }
 
-/// Every reading there is, of every slot.
+/// Makes every possible reading of every slot.
 fn read_everything(bytes: &[u8]) {
     if let Ok(page) = Page::<LaneSlot>::open(memory_of(bytes)) {
         for slot in page.slots() {
@@ -161,7 +161,7 @@ fn read_everything(bytes: &[u8]) {
     }
 }
 
-/// A header that is right for one of the four channels, or nearly.
+/// A header of one of the four channels, sometimes with one wrong byte.
 fn header() -> impl Strategy<Value = Vec<u8>> {
     let channel = prop::sample::select(vec![
         (*b"ELFNLANE", size_of::<LaneSlot>()),
@@ -200,16 +200,16 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_crash_nobody(bytes in prop::collection::vec(any::<u8>(), 1..512)) {
+    fn random_bytes_crash_no_reader(bytes in prop::collection::vec(any::<u8>(), 1..512)) {
         read_everything(&bytes);
     }
 }
 
-/// Goal: of processes that open a service at the same moment, all get the one page. Method: rounds
-/// of threads that all begin with no page; a thread that takes the page away from its maker shows
+/// Goal: processes that open a service at the same moment all get the same page. Method: rounds of
+/// threads that all begin without a page. A thread that wrongly removes the maker's page would show
 /// as a page without a name, or as an error.
 #[test]
-fn a_page_that_many_open_at_once_is_one_page() {
+fn simultaneous_openers_share_one_page() {
     const THREADS: usize = 6;
     for round in 0..40 {
         let name = format!("rush-{}-{round}", std::process::id());
@@ -224,16 +224,20 @@ fn a_page_that_many_open_at_once_is_one_page() {
         });
         assert!(opened.iter().all(|(id, _)| *id == opened[0].0), "round {round}");
         let named = Memory::attach_segment(key_of(&page_name(&name).unwrap()), Access::Read);
-        assert_eq!(named.unwrap().segment_id(), opened[0].0, "round {round}: it has its name");
+        assert_eq!(
+            named.unwrap().segment_id(),
+            opened[0].0,
+            "round {round}: the page has its name"
+        );
         opened[0].1.page().memory().remove_name().unwrap();
     }
 }
 
-/// Goal: a maker that lives keeps its page, and one that died leaves room. Method: a segment
-/// without a header, which is what a page is between its making and its finish; the maker finishes
-/// while another process waits for it.
+/// Goal: a living maker keeps its page, and the page of a dead maker is replaced. Method: a segment
+/// without a header, as a page is before its maker finishes it. Once the maker finishes while
+/// another process waits, and once it never does.
 #[test]
-fn an_unfinished_page_is_waited_for_and_then_made_anew() {
+fn an_unfinished_page_is_waited_for_and_then_replaced() {
     let name = format!("unfinished-{}", std::process::id());
     let key = key_of(&page_name(&name).unwrap());
     let bytes = Page::<ServiceSlot>::bytes(1);
@@ -247,22 +251,21 @@ fn an_unfinished_page_is_waited_for_and_then_made_anew() {
     let namespace = elfen_rt::process::pid_namespace();
     let page = Page::<ServiceSlot>::format(made, 1, namespace, &page_name(&name).unwrap()).unwrap();
     let opened = opener.join().unwrap();
-    assert_eq!(opened.page().memory().segment_id(), id, "its maker was at work on it");
+    assert_eq!(opened.page().memory().segment_id(), id, "its maker was still working on it");
     page.memory().remove_name().unwrap();
     drop((page, opened));
 
     let dead = Memory::create_segment(key, bytes, 0o600).unwrap().segment_id();
     let opened = Service::open(&name, 1).unwrap();
-    assert_ne!(opened.page().memory().segment_id(), dead, "nobody will ever finish that one");
+    assert_ne!(opened.page().memory().segment_id(), dead, "the dead maker's page is replaced");
     opened.remove().unwrap();
 }
 
-/// Goal: a page that another user made first is not heeded. Method: as root, one that is given to
-/// the user nobody.
+/// Goal: a page that another user made is refused. Method: root gives a page to user 65534.
 #[test]
 fn another_users_page_is_refused() {
-    const NOBODY: u32 = 65_534;
-    // SAFETY: takes nothing and cannot fail.
+    const OTHER_USER: u32 = 65_534;
+    // SAFETY: geteuid takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         let mut terminal = std::io::stderr();
         std::io::Write::write_all(&mut terminal, b"skipped: another user's page: not root\n")
@@ -272,15 +275,11 @@ fn another_users_page_is_refused() {
     let name = format!("foreign-{}", std::process::id());
     let service = Service::open(&name, 1).unwrap();
     assert!(ServiceReader::open(&name).is_ok());
-    service.page().memory().give_to(NOBODY, NOBODY).unwrap();
-    assert_eq!(ServiceReader::open(&name).unwrap_err(), OpenError::Foreign(NOBODY));
-    assert_eq!(Service::open(&name, 1).unwrap_err(), OpenError::Foreign(NOBODY));
-    assert!(ServiceReader::open_of(&name, Some(NOBODY)).is_ok(), "its reader trusts nobody");
+    service.page().memory().give_to(OTHER_USER, OTHER_USER).unwrap();
+    assert_eq!(ServiceReader::open(&name).unwrap_err(), OpenError::Foreign(OTHER_USER));
+    assert_eq!(Service::open(&name, 1).unwrap_err(), OpenError::Foreign(OTHER_USER));
+    assert!(ServiceReader::open_of(&name, Some(OTHER_USER)).is_ok(), "this user is trusted");
     let gone = Memory::attach_id(i32::MAX, Access::Read).unwrap_err();
-    assert_eq!(
-        gone,
-        MemoryError::Absent,
-        "an id that is nobody's is gone, and not of another size"
-    );
+    assert_eq!(gone, MemoryError::Absent, "an unused id is absent, and not of another size");
     service.remove().unwrap();
 }

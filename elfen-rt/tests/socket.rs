@@ -1,7 +1,7 @@
-//! Goal: a process that is told of a socket alone gets its pages there, checks itself by them, and
-//! goes on without them whatever the other side does. Method: two processes. The test is the
-//! daemon, with pages that it seals and a service that it plays; its child is this very program,
-//! started again as the batch.
+//! Goal: a process that has only the path of a socket gets its pages there and uses them for
+//! checks. Without pages it runs on, whatever the daemon does. Method: two processes. The test
+//! plays the daemon, with sealed pages, and a service. Its child is this same program, started
+//! again as the batch.
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::bpf::Descriptor;
 use elfen_rt::memory::{Access, Memory};
-use elfen_rt::pages::{self, ANSWERS, MOST, REQUEST, TASKS_ANSWER, TASKS_REQUEST, TasksError};
+use elfen_rt::pages::{
+    self, ANSWERS, ENTRIES_MAX, REQUEST, TASKS_ANSWER, TASKS_REQUEST, TasksError,
+};
 use elfen_rt::process::pid_namespace;
 use elfen_rt::sealed::{self, Writers};
 use elfen_rt::service::Service;
@@ -21,11 +23,11 @@ use elfen_rt::signal::control::{ControlSlot, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 
-/// Request lanes that no machine has: only the test says what they do.
+/// Request lanes that no machine has, so that only the test makes them busy.
 const REQUEST_CPUS: [u32; 2] = [6001, 6002];
-/// A lane that no thread is ever on.
+/// A lane that no thread ever runs on.
 const NOWHERE: u32 = 6003;
-/// Of the batch: the segment in which it counts.
+/// The variable with the segment in which the batch counts its progress.
 const BOARD: &str = "SOCKET_TEST_BOARD";
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -37,12 +39,12 @@ fn until(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
-/// Before the test runner begins: a process that was started as a batch is no test.
+/// Runs before the test runner, because a process that was started as a batch runs no tests.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BATCH_IF_ASKED: extern "C" fn() = batch_if_asked;
 
-/// Counts, with a check at each turn, until it is killed.
+/// If this process is a batch, counts with a check at each step, until it is killed.
 extern "C" fn batch_if_asked() {
     let Ok(board) = std::env::var(BOARD) else { return };
     let board = Memory::attach_id(board.parse().unwrap(), Access::Write).unwrap();
@@ -57,9 +59,9 @@ fn word(board: &Memory) -> &AtomicU64 {
     unsafe { board.base().cast::<AtomicU64>().as_ref() }
 }
 
-/// A CPU that this process may use, for a batch that is kept to it.
+/// A CPU that this process may use, for pinning a batch.
 fn cpu() -> u32 {
-    // SAFETY: takes nothing.
+    // SAFETY: sched_getcpu takes nothing.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap()
 }
 
@@ -83,7 +85,7 @@ impl Batch {
         word(&self.board).load(Relaxed)
     }
 
-    fn goes_on(&self) {
+    fn assert_runs(&self) {
         let before = self.progress();
         until("the batch runs", || self.progress() > before + 1000);
     }
@@ -96,7 +98,7 @@ impl Drop for Batch {
     }
 }
 
-/// A socket that hears one request.
+/// A daemon's socket for one request.
 struct Listener {
     socket: OwnedFd,
     path: PathBuf,
@@ -107,7 +109,7 @@ impl Listener {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("elfend.sock");
-        let (address, length) = pages::address(path.as_os_str().as_bytes()).unwrap();
+        let (address, length) = pages::socket_address(path.as_os_str().as_bytes()).unwrap();
         // SAFETY: socket takes numbers.
         let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0) };
         // SAFETY: the kernel reads `length` bytes of `address`.
@@ -118,23 +120,23 @@ impl Listener {
         Self { socket: unsafe { OwnedFd::from_raw_fd(fd) }, path, _folder: folder }
     }
 
-    /// Waits for a process that asks, and for its question.
-    fn hear(&self) -> OwnedFd {
-        self.hear_of(REQUEST)
+    /// Waits for a client and its request for pages; returns the connection.
+    fn accept(&self) -> OwnedFd {
+        self.accept_request(REQUEST)
     }
 
-    fn hear_of(&self, request: &[u8]) -> OwnedFd {
-        let (nobody, none) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the kernel is given nowhere to write an address to.
-        let fd = unsafe { libc::accept(self.socket.as_raw_fd(), nobody, none) };
+    fn accept_request(&self, request: &[u8]) -> OwnedFd {
+        let (no_address, no_length) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: with null pointers, the kernel writes no address.
+        let fd = unsafe { libc::accept(self.socket.as_raw_fd(), no_address, no_length) };
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
         // SAFETY: the kernel has just given us this descriptor.
-        let asks = unsafe { OwnedFd::from_raw_fd(fd) };
+        let client = unsafe { OwnedFd::from_raw_fd(fd) };
         let mut text = [0_u8; 64];
         // SAFETY: the kernel writes at most 64 bytes.
         let length = unsafe { libc::recv(fd, text.as_mut_ptr().cast(), text.len(), 0) };
         assert_eq!(&text[..usize::try_from(length).unwrap()], request);
-        asks
+        client
     }
 }
 
@@ -151,9 +153,9 @@ struct Lent {
 
 impl Lent {
     fn new(batch: u32, request: u32, service: &Service) -> Self {
-        let (lanes, lanes_file) = page::<LaneSlot>(1, Writers::Everybody);
+        let (lanes, lanes_file) = page::<LaneSlot>(1, Writers::AnyProcess);
         lanes.slot(0).unwrap().assign(batch, request);
-        let (control, control_file) = page::<ControlSlot>(2, Writers::Nobody);
+        let (control, control_file) = page::<ControlSlot>(2, Writers::MakerOnly);
         let slot = control.slot(0).unwrap();
         slot.publish(&Settings::BORROW_IDLE);
         let segment = service.page().memory().segment_id().unwrap();
@@ -171,7 +173,7 @@ impl Lent {
     }
 }
 
-/// The page of a service that goes with the test.
+/// A service whose page is removed at the end of the test.
 struct Served(Option<Service>);
 
 impl Served {
@@ -190,11 +192,10 @@ impl Drop for Served {
     }
 }
 
-/// Goal: the batch heeds the request lane of the lane that it is on, by the pages that are that
-/// lane's. Method: the pages of two services, of which the second has the batch's lane; a request
-/// on either.
+/// Goal: the batch naps when the request lane of its own lane is busy, by the pages of that lane.
+/// Method: the pages of two services, of which the second has the batch's lane; a request on each.
 #[test]
-fn pages_over_a_socket_are_checked_by() {
+fn checks_use_pages_from_a_socket() {
     let served = Served::new("socket");
     let service = served.service();
     let mut workers = [0, 1].map(|at: u32| service.claim(at, REQUEST_CPUS[at as usize]).unwrap());
@@ -203,12 +204,12 @@ fn pages_over_a_socket_are_checked_by() {
     let own = Lent::new(cpu, REQUEST_CPUS[1], service);
     let listener = Listener::new();
     let batch = Batch::start(cpu, &listener.path);
-    let asks = listener.hear();
+    let client = listener.accept();
     let numbers = [other.numbers(), own.numbers()].concat();
-    assert!(pages::answer(asks.as_raw_fd(), ANSWERS[1], &numbers));
-    batch.goes_on();
+    assert!(pages::send_answer(client.as_raw_fd(), ANSWERS[1], &numbers));
+    batch.assert_runs();
     workers[0].begin(1);
-    batch.goes_on();
+    batch.assert_runs();
     for request in 1..=3 {
         workers[1].begin(request);
         until("the batch naps", || own.naps());
@@ -216,16 +217,16 @@ fn pages_over_a_socket_are_checked_by() {
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(batch.progress(), before, "a napping thread makes no progress");
         workers[1].end();
-        batch.goes_on();
+        batch.assert_runs();
     }
     assert!(!other.naps());
     workers[0].end();
 }
 
-/// Goal: whatever is answered, or not, the batch goes on, beside a request too, and no page of a
-/// service is opened that the daemon does not vouch for. Method: one answer each.
+/// Goal: after any answer and without an answer the batch runs on, even next to a request. It opens
+/// a service's page only if the daemon permits it. Method: a batch for each answer.
 #[test]
-fn without_its_pages_a_batch_goes_on() {
+fn a_batch_without_pages_runs_on() {
     let served = Served::new("socket-refused");
     let service = served.service();
     let mut worker = service.claim(0, REQUEST_CPUS[0]).unwrap();
@@ -235,14 +236,14 @@ fn without_its_pages_a_batch_goes_on() {
     let [lanes, control] = lent.numbers();
     // SAFETY: the name is a NUL-terminated literal.
     let unsealed = unsafe { libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING) };
-    let (_short, short) = sealed::create(100, Writers::Everybody).unwrap();
+    let (_short, short) = sealed::create(100, Writers::AnyProcess).unwrap();
     let short = short.raw();
-    let many = [lanes, control].repeat(MOST + 3);
+    let many = [lanes, control].repeat(ENTRIES_MAX + 3);
     let answers: [(&str, &[u8], &[i32]); 10] = [
         ("services elsewhere", ANSWERS[0], &[lanes, control]),
         ("no descriptors", ANSWERS[1], &[]),
-        ("half of them", ANSWERS[1], &[lanes]),
-        ("the wrong way round", ANSWERS[1], &[control, lanes]),
+        ("half the descriptors", ANSWERS[1], &[lanes]),
+        ("the wrong order", ANSWERS[1], &[control, lanes]),
         ("no seals", ANSWERS[1], &[unsealed, unsealed]),
         ("shorter than a header", ANSWERS[1], &[short, short]),
         ("a terminal as a map", ANSWERS[0], &[lanes, control, 2, 2]),
@@ -253,42 +254,42 @@ fn without_its_pages_a_batch_goes_on() {
     for (what, text, numbers) in answers {
         let listener = Listener::new();
         let batch = Batch::start(cpu, &listener.path);
-        let asks = listener.hear();
-        let sent = pages::answer(asks.as_raw_fd(), text, numbers);
+        let client = listener.accept();
+        let sent = pages::send_answer(client.as_raw_fd(), text, numbers);
         assert!(sent, "{what}");
-        batch.goes_on();
+        batch.assert_runs();
     }
-    // Nobody answers at all.
+    // The daemon never answers.
     let listener = Listener::new();
     let batch = Batch::start(cpu, &listener.path);
-    let silent = listener.hear();
-    batch.goes_on();
+    let silent = listener.accept();
+    batch.assert_runs();
     drop((silent, batch));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "no socket").unwrap();
     let long = folder.path().join("x".repeat(200));
     for path in [Path::new(""), &folder.path().join("none"), folder.path(), &file, &long] {
-        Batch::start(cpu, path).goes_on();
+        Batch::start(cpu, path).assert_runs();
     }
 
-    // The test can fail: with the same pages, vouched for, it naps; and so it does with more than
-    // there is room for, which are left out.
+    // The test can fail: with the same pages and the daemon's permission, the batch naps. It also
+    // naps if the answer has more descriptors than there is room for; the others are left out.
     for numbers in [&[lanes, control][..], &many] {
         let listener = Listener::new();
         let batch = Batch::start(cpu, &listener.path);
-        assert!(pages::answer(listener.hear().as_raw_fd(), ANSWERS[1], numbers));
+        assert!(pages::send_answer(listener.accept().as_raw_fd(), ANSWERS[1], numbers));
         until("the batch naps", || lent.naps());
         drop(batch);
         lent.lanes.slot(0).unwrap().enter(LaneState::Off, 1);
     }
 }
 
-/// Goal: who asks for the task map takes nothing for one that is none, and knows whether it was
-/// refused or nobody is there. Method: one answer each; none is the kernel's map.
+/// Goal: a client does not accept another file as the task map, and distinguishes a refusal from an
+/// absent daemon. Method: a request for each answer; no answer has an eBPF map.
 #[test]
-fn what_is_no_task_map_is_not_taken() {
-    let (_page, page) = sealed::create(8192, Writers::Everybody).unwrap();
+fn other_files_are_not_accepted_as_the_task_map() {
+    let (_page, page) = sealed::create(8192, Writers::AnyProcess).unwrap();
     let (page, terminal) = (page.raw(), 2);
     let answers: [(&[u8], &[i32], bool); 5] = [
         (TASKS_ANSWER, &[page, page, page], true),
@@ -300,15 +301,16 @@ fn what_is_no_task_map_is_not_taken() {
     for (text, numbers, is_map) in answers {
         let listener = Listener::new();
         let path = listener.path.clone();
-        let asks = std::thread::spawn(move || pages::tasks(path.as_os_str().as_bytes()).err());
-        let heard = listener.hear_of(TASKS_REQUEST);
-        assert!(pages::answer(heard.as_raw_fd(), text, numbers));
-        let error = asks.join().unwrap().unwrap();
+        let client =
+            std::thread::spawn(move || pages::request_task_map(path.as_os_str().as_bytes()).err());
+        let connection = listener.accept_request(TASKS_REQUEST);
+        assert!(pages::send_answer(connection.as_raw_fd(), text, numbers));
+        let error = client.join().unwrap().unwrap();
         assert_eq!(matches!(error, TasksError::Map(_)), is_map, "{text:?}: {error:?}");
         assert!(is_map || error == TasksError::Refused, "{text:?}: {error:?}");
     }
     let folder = tempfile::tempdir().unwrap();
     let none = folder.path().join("none");
-    let absent = pages::tasks(none.as_os_str().as_bytes()).err();
+    let absent = pages::request_task_map(none.as_os_str().as_bytes()).err();
     assert_eq!(absent, Some(TasksError::Absent));
 }

@@ -122,7 +122,7 @@ impl Batch {
 
     fn of(control: Page<ControlSlot>, lanes: Page<LaneSlot>, route: SettingsRoute) -> Option<Self> {
         let slot = control.slot(0)?;
-        let keeper = Identity::from_word(slot.keeper.load(Relaxed))?;
+        let keeper = Identity::from_word(slot.supervisor.load(Relaxed))?;
         if keeper.liveness() == Liveness::Dead {
             return None;
         }
@@ -158,7 +158,7 @@ pub fn runs() -> io::Result<Vec<Batch>> {
 /// All runs, and the lanes of elfend if it answers at `socket` and gives their pages to us.
 pub fn batches(socket: &Path) -> io::Result<Vec<Batch>> {
     let mut found = runs()?;
-    let answer = pages::ask(socket.as_os_str().as_bytes(), Access::Read);
+    let answer = pages::request_pages(socket.as_os_str().as_bytes(), Access::Read);
     let lent = answer.into_iter().flat_map(|answer| answer.pages).flatten();
     let route = || SettingsRoute::Daemon(socket.to_owned());
     found.extend(lent.filter_map(|pages| Batch::of(pages.control, pages.lanes, route())));

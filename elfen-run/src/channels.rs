@@ -17,8 +17,8 @@ use elfen_kernel::device::{self, Missing};
 use elfen_kernel::task_map::{self, Source};
 use elfen_rt::bpf::Descriptor;
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::inherit::{Inherited, Tasks};
-use elfen_rt::lane::{Lane, Memory as LaneMemory};
+use elfen_rt::inherit::{Inherited, TaskMapSource};
+use elfen_rt::lane::{Lane, ServiceCache};
 use elfen_rt::process::{Liveness, pid_namespace};
 use elfen_rt::sealed::Writers;
 use elfen_rt::signal::account::{ACCOUNTS, Claim};
@@ -123,7 +123,7 @@ impl Service {
     pub fn living_slots(&self, requests: &[u32]) -> impl Iterator<Item = &ServiceSlot> {
         let lives = |lane| match self.reader.writer(lane) {
             PageWriter::Process(_, state) => state != Liveness::Dead,
-            PageWriter::Nobody => false,
+            PageWriter::None => false,
         };
         let stands = move |&lane: &u32| {
             requests.iter().any(|&cpu| self.reader.stands_for(lane, cpu)) && lives(lane)
@@ -189,9 +189,9 @@ impl Channels {
     pub fn open_shared(order: &Order, signals: Signals) -> Result<Self, Error> {
         let name = page_name(order);
         let (lanes, lanes_file) =
-            sealed_page::<LaneSlot>(lane_slots(order), &name, Writers::Everybody)?;
+            sealed_page::<LaneSlot>(lane_slots(order), &name, Writers::AnyProcess)?;
         let (control, control_file) =
-            sealed_page::<ControlSlot>(CONTROL_SLOTS, &name, Writers::Nobody)?;
+            sealed_page::<ControlSlot>(CONTROL_SLOTS, &name, Writers::MakerOnly)?;
         Self::of_pages(order, signals, lanes, control, Some([lanes_file, control_file]))
     }
 
@@ -267,7 +267,7 @@ impl Channels {
     /// the task map. `None` without an eBPF task map.
     pub(super) fn pages(&self, inheritance: &Inherited) -> Option<Pages> {
         let (map, _) = self.tasks.as_ref()?;
-        let Some(Tasks::Descriptors([tasks, ..])) = inheritance.tasks else { return None };
+        let Some(TaskMapSource::Descriptors([tasks, ..])) = inheritance.tasks else { return None };
         let word = |offset: usize| offset as u64;
         let lane = |(index, &(cpu, request)): (u32, &(u32, u32))| LaneAt {
             cpu,
@@ -282,10 +282,10 @@ impl Channels {
             filters: self.live.as_ref()?.filters,
             lanes: (0..).zip(&self.assigned).map(lane).collect(),
             cpus: u64::from(map.cpus()),
-            bell_at: word(offset_of!(LaneSlot, bell)),
-            drill_at: word(offset_of!(LaneSlot, drill)),
+            bell_at: word(offset_of!(LaneSlot, doorbell)),
+            drill_at: word(offset_of!(LaneSlot, probe)),
             answer_tsc_at: word(offset_of!(LaneSlot, answer_tsc)),
-            answer_place_at: word(offset_of!(LaneSlot, answer_place)),
+            answer_place_at: word(offset_of!(LaneSlot, answer_address)),
         })
     }
 
@@ -314,7 +314,7 @@ impl Channels {
     }
 
     /// The batch lane of a slot, as its guard evaluates it.
-    pub fn lane<'a>(&'a self, index: usize, memory: &'a LaneMemory) -> Option<Lane<'a>> {
+    pub fn lane<'a>(&'a self, index: usize, service_cache: &'a ServiceCache) -> Option<Lane<'a>> {
         let &(batch_cpu, request_cpu) = self.assigned.get(index)?;
         Some(Lane {
             batch_cpu,
@@ -324,7 +324,7 @@ impl Channels {
             control: self.control(),
             slot: self.lanes.slot(u32::try_from(index).ok()?)?,
             inputs: &self.guards.slot(u32::try_from(index).ok()?)?.inputs,
-            memory,
+            service_cache,
         })
     }
 
@@ -421,9 +421,9 @@ impl Channels {
             Some((map, _)) => Some(match map.descriptors() {
                 Some(ours) => {
                     let [tasks, link] = [&ours.tasks, &ours.link].map(|fd| keep_open(fd.raw()));
-                    Tasks::Descriptors([tasks?, link?])
+                    TaskMapSource::Descriptors([tasks?, link?])
                 }
-                None => Tasks::Module,
+                None => TaskMapSource::Module,
             }),
             None => None,
         };
@@ -457,7 +457,7 @@ pub fn is_dead(claim: Claim) -> bool {
                 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
     };
     match claim {
-        Claim::Processes { front, keeper, .. } => gone(front) && gone(keeper),
+        Claim::Processes { launcher, supervisor, .. } => gone(launcher) && gone(supervisor),
         // The claim of a fence. The daemon takes back the claims of an earlier daemon.
         Claim::Cgroup(_) => false,
     }
@@ -470,9 +470,9 @@ pub fn is_dead(claim: Claim) -> bool {
 /// elfen receive the task map without claims. elfend claims for the process that asks, and takes
 /// its id from the kernel.
 fn claim_by_elfend(pairs: &[(u32, u32)], claim: Claim) -> Option<(Claim, Vec<Option<usize>>)> {
-    let Claim::Processes { front, .. } = claim else { return None };
-    let request = Request::Count { pairs: pairs.to_vec(), front };
-    let Ok(Answer::Counted { claim, accounts }) = ask(&task_map::elfend(), &request) else {
+    let Claim::Processes { launcher, .. } = claim else { return None };
+    let request = Request::Count { pairs: pairs.to_vec(), front: launcher };
+    let Ok(Answer::Counted { claim, accounts }) = ask(&task_map::elfend_socket(), &request) else {
         return None;
     };
     let accounts = accounts.into_iter().map(|one| one.and_then(|one| usize::try_from(one).ok()));

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use elfen_rt::check::CRITICAL_BOUND_NS;
 use elfen_rt::clock::{monotonic_ns, nanos};
-use elfen_rt::lane::{Hand, Lane, Memory, Step, Wait, time_to_end_ns};
+use elfen_rt::lane::{Actor, Lane, ServiceCache, Step, Wait, termination_slice_ns};
 use elfen_rt::nap::{Kind, Nap, Woken};
 use elfen_rt::signal::lane::{AWAKE, BATCH_OFFLINE, HOLDS};
 use elfen_rt::signal::task::TaskSlot;
@@ -107,8 +107,8 @@ fn run_guard(
     stop: &AtomicBool,
     polls: &AtomicU64,
 ) {
-    let memory = Memory::default();
-    let Some(lane) = channels.lane(index, &memory) else { return };
+    let service_cache = ServiceCache::default();
+    let Some(lane) = channels.lane(index, &service_cache) else { return };
     // `may_take_guard_rank` has established that this is permitted.
     let _ranked = placement::take_guard_rank();
     let mut guard = Guard { probe, ..Guard::new(channels, &lane, (nap, pacer), timing, stop) };
@@ -184,7 +184,7 @@ impl<'g> Guard<'g> {
         let own = self.lane.tasks.and_then(|tasks| tasks.slot(self.lane.batch_cpu));
         let stopped_ns = own.and_then(TaskSlot::snapshot).and_then(|switch| switch.at_ns);
         let lane = self.lane;
-        let step = lane.step(Hand::Guard, stopped_ns.unwrap_or(now_ns), now_ns);
+        let step = lane.step(Actor::Guard, stopped_ns.unwrap_or(now_ns), now_ns);
         self.allow_slack(step.is_busy(), now_ns);
         match step {
             Step::Run { busy, until_ns } => {
@@ -259,13 +259,16 @@ impl<'g> Guard<'g> {
     /// A batch that received SIGTERM gets short slices in between, so that it can handle the
     /// signal.
     fn occupy_lane(&mut self, wait: &Wait<'_, '_>, now_ns: u64) {
-        let ending_ns = self.lane.told_to_end_ns();
-        if let Some(slice_ns) = time_to_end_ns(ending_ns, now_ns) {
+        let ending_ns = self.lane.termination_requested_ns();
+        if let Some(slice_ns) = termination_slice_ns(ending_ns, now_ns) {
             return self.leave_lane_for(Duration::from_nanos(slice_ns));
         }
         let is_called = || self.probe.as_ref().is_some_and(SiteProbe::is_called);
-        let is_over =
-            || self.stop.load(Relaxed) || self.lane.told_to_end_ns() != ending_ns || is_called();
+        let is_over = || {
+            self.stop.load(Relaxed)
+                || self.lane.termination_requested_ns() != ending_ns
+                || is_called()
+        };
         if matches!(self.nap, Nap::Block) {
             let busy_ns = self.channels.busy_ns(self.lane.batch_cpu, now_ns);
             let nap =
@@ -290,7 +293,7 @@ impl<'g> Guard<'g> {
             self.lane.slot.guard_nap.store(Kind::Spin as u64, Relaxed);
         }
         if self.probe.is_some() {
-            self.lane.slot.bell.store(AWAKE, Relaxed);
+            self.lane.slot.doorbell.store(AWAKE, Relaxed);
         }
     }
 
@@ -299,7 +302,7 @@ impl<'g> Guard<'g> {
     /// and the pacer takes the lane back.
     fn report_occupied(&self, now_ns: u64, unreported_ns: u64) {
         self.pacer.postpone(now_ns, Duration::from_nanos(unreported_ns));
-        let bell = &self.lane.slot.bell;
+        let bell = &self.lane.slot.doorbell;
         if self.probe.is_some() && bell.load(Relaxed) != HOLDS {
             bell.store(HOLDS, Relaxed);
         }

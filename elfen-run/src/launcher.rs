@@ -270,7 +270,7 @@ impl Launcher<'_> {
         let number = signal.ssi_signo.cast_signed();
         let from_the_terminal = signal.ssi_code == libc::SI_KERNEL;
         if ENDING.contains(&number) {
-            self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
+            self.channels.control().termination_requested_ns.store(monotonic_ns(), Relaxed);
         }
         if number != libc::SIGCHLD && !from_the_terminal {
             self.send(number);

@@ -39,7 +39,7 @@ unsafe impl Slot for GuardSlot {
 
 /// A page that only this process and its future children have.
 pub(super) fn private_page<S: Slot>(slots: u32) -> Result<Page<S>, PagesError> {
-    let (page, _unnamed) = sealed_page(slots, &[0; NAME_BYTES], Writers::Nobody)?;
+    let (page, _unnamed) = sealed_page(slots, &[0; NAME_BYTES], Writers::MakerOnly)?;
     Ok(page)
 }
 

@@ -40,7 +40,7 @@ impl Published {
         (0..self.reader.lanes()).filter_map(|lane| {
             let slot = self.reader.slot(lane)?;
             let alive = match self.reader.writer(lane) {
-                Writer::Nobody => return None,
+                Writer::None => return None,
                 Writer::Process(_, liveness) => liveness != Liveness::Dead,
             };
             Some((slot.cpu.load(Relaxed), slot, alive))

@@ -152,7 +152,7 @@ impl Supervision {
     /// and the launcher, which forwards signals, is gone. Otherwise the user would have to kill the
     /// supervisor, which would leave the batch unguarded.
     fn terminate_batch(&self) {
-        self.channels.control().told_to_end_ns.store(monotonic_ns(), Relaxed);
+        self.channels.control().termination_requested_ns.store(monotonic_ns(), Relaxed);
         signal_batch(libc::SIGTERM);
     }
 

@@ -29,7 +29,7 @@ impl LaneUpkeep {
     pub fn start(order: &Order, channels: &Arc<Channels>) -> Self {
         channels.renew_leases();
         let keeper = Identity::own().map_or(0, Identity::word);
-        channels.control().keeper.store(keeper, Relaxed);
+        channels.control().supervisor.store(keeper, Relaxed);
         // A supervisor that died in the middle of a change left no valid settings.
         if channels.settings().is_none() {
             channels.control().publish(&order.settings);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What our eBPF programs say to the kernel and to the loader, instead of the headers of a library.
+ * Helpers, sections and map types for Elfen's eBPF programs, instead of the headers of libbpf.
  */
 #ifndef ELFEN_BPF_H
 #define ELFEN_BPF_H
@@ -20,7 +20,7 @@ static long (*const map_delete_elem)(void *map, const void *key) = (void *)3;
 static elfen_u64 (*const ktime_get_ns)(void) = (void *)5;
 static elfen_u32 (*const get_smp_processor_id)(void) = (void *)8;
 
-/* What a relocation asks of a field. */
+/* The relocation that tests whether a field exists. */
 #define FIELD_EXISTS 2
 
 #define BPF_MAP_TYPE_ARRAY 2

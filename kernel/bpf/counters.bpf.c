@@ -2,12 +2,12 @@
 /*
  * Reads the hardware counters of request lanes without disturbing them.
  *
- * A counter can be read on its own CPU alone; from another one the kernel interrupts that
- * CPU, and the request would pay for being watched. So the request lane's own CPU reads, when
- * it is in the kernel anyway: at its context switches and at its timer interrupts. Whoever
- * wants to know reads the copy.
+ * A counter can be read only on its own CPU. To read it from another CPU, the kernel would
+ * interrupt the request lane, which would delay the request. So the request lane's own CPU
+ * copies its counters when it is in the kernel anyway: at its context switches and at its
+ * timer interrupts. Readers read the copy.
  *
- * Interrupts are off in both places, so this CPU's slot has one writer.
+ * Interrupts are off in both cases, so this CPU's slot has one writer.
  */
 #include "bpf.h"
 
@@ -19,7 +19,7 @@ struct perf_value {
 static long (*const perf_event_read_value)(void *map, elfen_u64 cpu, struct perf_value *value,
 					   elfen_u32 size) = (void *)55;
 
-/* The events of the CPUs that are counted, put there by the loader. */
+/* The events of the counted CPUs. The loader puts them here. */
 struct {
 	int (*type)[BPF_MAP_TYPE_PERF_EVENT_ARRAY];
 	int (*max_entries)[1];
@@ -28,8 +28,8 @@ struct {
 } elfen_instr SECTION(".maps"), elfen_cycles SECTION(".maps");
 
 /*
- * Read by a call and not through a mapping, which copies upwards: so the word that is stored last
- * comes first. `begun` and `done` tell a reader that it met us in the middle.
+ * Readers read this by a call and not through a mapping. The call copies upwards, so the word that
+ * is stored last comes first. If `begun` and `done` differ, the read overlapped these stores.
  */
 struct counted {
 	elfen_u64 done;
@@ -52,7 +52,7 @@ INLINE int count(void)
 	struct perf_value instructions, cycles;
 	elfen_u64 reading;
 
-	/* Fails at once on CPUs without events: all but the request lanes. */
+	/* Fails at once on CPUs without events, which are all but the request lanes. */
 	if (!counted || perf_event_read_value(&elfen_cycles, cpu, &cycles, sizeof(cycles)) ||
 	    perf_event_read_value(&elfen_instr, cpu, &instructions, sizeof(instructions)))
 		return 0;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Writes down what the kernel did around the requests of a service: who ran where, who woke whom,
- * and what went through its sockets. `elfen tailor record` attaches these programs while it
- * records; nothing of them is there before and after.
+ * Records kernel events around the requests of a service: which thread ran where, which thread woke
+ * which, and the data of its sockets. `elfen tailor record` attaches these programs while it
+ * records, and detaches them afterwards.
  *
- * Each CPU has a ring of 32-byte events (events.h). Nobody waits for the reader: what it has not
- * read in a lap is overwritten, and the lap in each event tells it so.
+ * Each CPU has a ring of 32-byte events (events.h). The writers never wait for the reader: events
+ * that it has not read within a lap are overwritten. It recognizes them by the lap in each event.
  */
 #include "events.h"
 
-/* Of a virtual machine's CPU: how long the hypervisor ran others, so far. */
+/* How long the hypervisor has taken this virtual machine's CPU away, in total. */
 INLINE elfen_u64 stolen_ns(struct task_struct *task)
 {
 	struct rq *rq;
@@ -20,7 +20,7 @@ INLINE elfen_u64 stolen_ns(struct task_struct *task)
 	return rq->prev_steal_time_rq;
 }
 
-/* A bit field has no address: the word around it, and the loader's shifts. */
+/* A bit field has no address, so this reads the word around it and applies the loader's shifts. */
 INLINE int waits_for_io(struct task_struct *task)
 {
 	unsigned int offset = __builtin_preserve_field_info(task->in_iowait, 0);
@@ -32,8 +32,8 @@ INLINE int waits_for_io(struct task_struct *task)
 }
 
 /*
- * Where a thread slept for a disk that goes on now: two events of four addresses each, of which
- * the lower halves tell functions apart.
+ * Records the stack of a thread that slept for a disk and runs again: two events of four addresses
+ * each. The lower halves of addresses suffice to distinguish functions.
  */
 INLINE void note_stack(struct elfen_event_config *config, struct task_struct *task, elfen_u64 now)
 {
@@ -68,10 +68,10 @@ int elfen_ev_switch(elfen_u64 *arguments)
 			flags |= SWITCH_IOWAIT;
 	}
 	now = ktime_get_ns();
-	/* It is set until the thread runs again. */
+	/* The flag stays set until the thread runs again. */
 	if (waits_for_io(next) && is_watched(config, next->tgid))
 		note_stack(config, next, now);
-	/* In units of 1,024 ns, of which 40 bits hold 35 years. */
+	/* In units of 1,024 ns; 40 bits hold 35 years. */
 	stolen = stolen_ns(prev) >> 10 & 0xffffffffffull;
 	note(config, SWITCH, flags, next->pid, now,
 	     (elfen_u64)(elfen_u32)prev->pid << 32 | (elfen_u32)next->tgid,
@@ -95,7 +95,7 @@ int elfen_ev_waking(elfen_u64 *arguments)
 	return 0;
 }
 
-/* sched_process_exit(task, ...): the last moment at which a thread's name can be learned. */
+/* sched_process_exit(task, ...): the last moment at which a thread's name can be read. */
 SECTION("tp_btf/sched_process_exit")
 int elfen_ev_exit(elfen_u64 *arguments)
 {
@@ -104,7 +104,7 @@ int elfen_ev_exit(elfen_u64 *arguments)
 	elfen_u32 thread = task->pid;
 	elfen_u64 name[2];
 
-	/* Its number will be another's. */
+	/* Another thread will get this id. */
 	map_delete_elem(&elfen_ev_waits, &thread);
 	if (!config || probe_read_kernel(name, sizeof(name), task->comm))
 		return 0;
@@ -112,14 +112,14 @@ int elfen_ev_exit(elfen_u64 *arguments)
 	return 0;
 }
 
-/* Whether the socket is a connection of the service; not the one that it listens on. */
+/* Whether the socket is a connection of the service, and not its listening socket. */
 INLINE int is_served(struct elfen_event_config *config, struct sock *sk)
 {
 	return config && sk && config->port && sk->__sk_common.skc_num == config->port &&
 	       sk->sk_protocol == IPPROTO_TCP && sk->__sk_common.skc_state != TCP_LISTEN;
 }
 
-/* Which connection: address and port of the client. */
+/* Identifies a connection by the address and port of the client. */
 INLINE elfen_u64 connection_of(struct sock *sk)
 {
 	elfen_u32 address = sk->__sk_common.skc_daddr;
@@ -135,7 +135,7 @@ INLINE elfen_u32 running_thread(void)
 	return get_current_task()->pid;
 }
 
-/* sk_data_ready(sk): bytes have come that nobody has read. */
+/* sk_data_ready(sk): data has arrived that no thread has read. */
 SECTION("tp_btf/sk_data_ready")
 int elfen_ev_ready(elfen_u64 *arguments)
 {
@@ -168,7 +168,7 @@ int elfen_ev_recv(elfen_u64 *arguments)
 	return 0;
 }
 
-/* sock_send_length(sk, result, flags): what was written, and where in the stream that ends. */
+/* sock_send_length(sk, result, flags): how many bytes were written, and their end in the stream. */
 SECTION("tp_btf/sock_send_length")
 int elfen_ev_send(elfen_u64 *arguments)
 {
@@ -187,7 +187,7 @@ int elfen_ev_send(elfen_u64 *arguments)
 	return 0;
 }
 
-/* net_dev_queue(skb): bytes go to the device, and where in the stream they end. */
+/* net_dev_queue(skb): how many bytes go to the device, and their end in the stream. */
 SECTION("tp_btf/net_dev_queue")
 int elfen_ev_transmit(elfen_u64 *arguments)
 {
@@ -200,7 +200,7 @@ int elfen_ev_transmit(elfen_u64 *arguments)
 	if (!is_served(config, sk) ||
 	    probe_read_kernel(&head, sizeof(head), skb->head + skb->transport_header))
 		return 0;
-	/* On its way to the device, a packet's data begin with the device's own header. */
+	/* On its way to the device, a packet's data begins with the device's header. */
 	before = (elfen_u32)(skb->transport_header - skb->mac_header);
 	bytes = skb->len - before - (head.offset >> 4) * 4;
 	if (!bytes || bytes > skb->len)
@@ -218,8 +218,8 @@ INLINE struct elfen_event_cpu *this_cpu(void)
 }
 
 /*
- * An interrupt or a wait is one event, at its end, and only if it was long enough to matter. Its
- * beginning counts once: an end whose own was not seen has none.
+ * Records an interrupt or a wait as one event, at its end, if it was long enough to matter. Clears
+ * the beginning, so that an end without a seen beginning is not recorded.
  */
 INLINE void note_end(elfen_u32 kind, elfen_u64 *since, elfen_u64 which)
 {
@@ -276,8 +276,8 @@ int elfen_ev_soft(elfen_u64 *arguments)
 }
 
 /*
- * Of the running thread, if it is watched. An interrupt that comes while one of our programs runs
- * may end what it began without being seen; the recorder hears of that and begins a new epoch.
+ * The waits of the running thread, if it is watched. The kernel skips a program in an interrupt
+ * while another one runs. The recorder notices this and begins a new epoch.
  */
 INLINE struct elfen_event_waits *waits_of_this(void)
 {
@@ -299,7 +299,7 @@ INLINE struct elfen_event_waits *waits_of_this(void)
 	return waits;
 }
 
-/* contention_begin(lock, flags): who first spins for a lock and then sleeps for it begins twice. */
+/* contention_begin(lock, flags): comes twice if a thread first spins and then sleeps. */
 SECTION("tp_btf/contention_begin")
 int elfen_ev_contend(elfen_u64 *arguments)
 {
@@ -315,8 +315,8 @@ int elfen_ev_contend(elfen_u64 *arguments)
 }
 
 /*
- * contention_end(lock, result): of the one that it began with, not of an interrupt's within. An
- * interrupt between the two stores below finds a lock that is nobody's, and leaves it alone.
+ * contention_end(lock, result): ends the wait for the noted lock, and not one of an interrupt in
+ * between. An interrupt between the two stores below finds no noted lock, and changes nothing.
  */
 SECTION("tp_btf/contention_end")
 int elfen_ev_contended(elfen_u64 *arguments)
@@ -374,7 +374,7 @@ int elfen_ev_compact(elfen_u64 *arguments)
 	return 0;
 }
 
-/* page_fault_user(address, ...): it begins. */
+/* page_fault_user(address, ...): a page fault begins. */
 SECTION("tp_btf/page_fault_user")
 int elfen_ev_fault(elfen_u64 *arguments)
 {
@@ -387,7 +387,7 @@ int elfen_ev_fault(elfen_u64 *arguments)
 	return 0;
 }
 
-/* The kernel has counted a page fault, which it does once it has seen to it. */
+/* The kernel has counted a page fault, which it does after it has resolved the fault. */
 SECTION("perf_event")
 int elfen_ev_faulted(void *context)
 {
@@ -404,12 +404,12 @@ int elfen_ev_faulted(void *context)
 	return 0;
 }
 
-/* Of a probe: its number, and where in the registers a name is, behind the highest bit. */
+/* A probe's cookie: its number, the register that points to a name, and whether there is one. */
 #define COOKIE_NUMBER 0xff
 #define COOKIE_REGISTER(cookie) ((cookie) >> 8 & 0xff)
 #define COOKIE_HAS_NAME (1ull << 16)
 
-/* A place in a language's runtime that a thread of a watched process has come to: a probe. */
+/* A thread of a watched process has reached a probe in its language's runtime. */
 SECTION("uprobe")
 int elfen_ev_runtime(void *registers)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the programs of events.bpf.c share: the recorder's wishes, the rings, and how an event gets
- * into its CPU's. A writer takes a place by an atomic addition, since an interrupt's program may
- * come between, fills it, and stores last the word that makes it valid.
+ * Shared by the programs of events.bpf.c: the recorder's configuration, the rings, and how an event
+ * is written. A writer claims an index by an atomic addition, because a program in an interrupt may
+ * interrupt it. Then it fills the event, and stores the word that makes the event valid last.
  */
 #ifndef ELFEN_EVENTS_H
 #define ELFEN_EVENTS_H
@@ -12,18 +12,18 @@
 #define WATCHED_WORDS 64
 #define CPU_WORDS 64
 
-/* Written by the recorder alone. */
+/* Only the recorder writes this. */
 struct elfen_event_config {
 	elfen_u64 ring; /* events of a CPU, a power of two */
 	elfen_u64 port; /* local port of the service; 0 for none */
-	elfen_u64 least_ns; /* shorter interrupts are not written down */
-	elfen_u64 epoch; /* what was begun in another one may have ended unseen */
-	elfen_u64 cpus[CPU_WORDS]; /* where switches are of interest */
-	elfen_u64 watched[WATCHED_WORDS]; /* processes, by the lowest bits of their ids */
+	elfen_u64 least_ns; /* shorter interrupts are not recorded */
+	elfen_u64 epoch; /* waits that began in another epoch may have ended unseen */
+	elfen_u64 cpus[CPU_WORDS]; /* bits of the CPUs whose switches are recorded */
+	elfen_u64 watched[WATCHED_WORDS]; /* bits of processes, by the lowest bits of their ids */
 };
 
 struct elfen_event_cpu {
-	elfen_u64 head; /* events ever written */
+	elfen_u64 head; /* how many events were ever written */
 	elfen_u64 irq_ns;
 	elfen_u64 softirq_ns;
 	elfen_u64 reserved[5];
@@ -59,7 +59,7 @@ struct {
 	struct elfen_event *value;
 } elfen_ev_ring SECTION(".maps");
 
-/* Since when a thread waits for the kernel itself; 0 while it does not. */
+/* When a thread began each kind of wait for the kernel; 0 while it does not wait. */
 struct elfen_event_waits {
 	elfen_u64 epoch;
 	elfen_u64 contended_ns;
@@ -71,7 +71,7 @@ struct elfen_event_waits {
 	elfen_u64 address;
 };
 
-/* By thread; the kernel drops who was not seen for the longest time. */
+/* By thread id. When the map is full, the kernel drops the thread that was unused for longest. */
 struct {
 	int (*type)[BPF_MAP_TYPE_LRU_HASH];
 	int (*max_entries)[4096];
@@ -79,7 +79,7 @@ struct {
 	struct elfen_event_waits *value;
 } elfen_ev_waits SECTION(".maps");
 
-/* Kinds and flags, as elfen-rt/src/signal/event.rs has them. */
+/* Kinds and flags, as in elfen-rt/src/signal/event.rs. */
 #define SWITCH 1
 #define WAKING 2
 #define EXIT 3
@@ -96,7 +96,7 @@ struct {
 #define FAULT 14
 #define BLOCKED 15
 
-/* Of a stack: those that switch come first and say nothing; eight after them are written down. */
+/* A stack begins with the frames of the switch itself. The eight after them are recorded. */
 #define FRAMES 8
 #define FRAMES_SKIPPED 2
 
@@ -210,7 +210,7 @@ INLINE void note(struct elfen_event_config *config, elfen_u32 kind, elfen_u32 fl
 	event = map_lookup_elem(&elfen_ev_ring, &place);
 	if (!event)
 		return;
-	/* The ring's size is a power of two: the first lap is 1, as memory begins with 0. */
+	/* The first lap is 1, because a ring that was never written holds 0. */
 	lap = (at / ring + 1) & 0xffff;
 	STORE(event->word, 0);
 	STORE(event->at_ns, at_ns);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Tells `elfen-hedge` at once when one of two servers is brought to a halt, and when it goes on: by
- * a signal, or by its JVM. Who waits for it is woken with each event; there are few.
+ * Reports to `elfen-hedge` at once when one of two servers is halted and when it continues, by a
+ * signal or by its JVM. Each event wakes the reader; such events are rare.
  */
 #include "bpf.h"
 
 #define SERVERS 2
 #define PROCESSES 16
 
-/* Written by the proxy alone. */
+/* Only the proxy writes this. */
 struct elfen_hazard_config {
 	elfen_u64 processes[SERVERS][PROCESSES];
 };
@@ -28,7 +28,7 @@ struct {
 	int (*max_entries)[4096];
 } elfen_hz_ring SECTION(".maps");
 
-/* What was seen, as kernel/src/hazard.rs has it. */
+/* One event, as kernel/src/hazard.rs reads it. */
 struct elfen_hazard {
 	elfen_u64 server;
 	elfen_u64 step;
@@ -84,7 +84,7 @@ int elfen_hz_signal(elfen_u64 *arguments)
 	return 0;
 }
 
-/* A JVM halts its threads, or lets them go on: the probe's number says which. */
+/* A JVM stops its threads or lets them run again, by the probe's cookie. */
 SECTION("uprobe")
 int elfen_hz_runtime(void *registers)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Notes where a batch task stood when its CPU was given to another task: the instruction at which
- * it was interrupted names the loop that it was in. And it notes for each CPU whether the batch
- * task there filters its system calls (seccomp): a check in such a task must make none.
+ * Records where a batch task was preempted: the address of its instruction identifies the loop that
+ * it was in. Also records for each CPU whether the batch task there has a seccomp filter, because a
+ * check in such a task must make no system calls.
  *
- * Batch tasks are those at SCHED_IDLE. Everybody else's switches cost a look at two priorities.
- * Interrupts are off, so this CPU's entry has one writer; its reader is the task that was switched
- * in, on this CPU, which no switch can come between.
+ * Batch tasks are those at SCHED_IDLE. Switches between other tasks cost two loads of a policy.
+ * Interrupts are off, so this CPU's entry has one writer. Its reader is the task that was switched
+ * in on this CPU, so no other switch can overwrite the entry before it is read.
  */
 #include "bpf.h"
 
@@ -22,7 +22,7 @@ struct task_struct {
 	struct seccomp seccomp;
 } __attribute__((preserve_access_index));
 
-/* What the processor saved on the way into the kernel. */
+/* The registers that the processor saved on entry to the kernel. */
 struct pt_regs {
 	unsigned long ip;
 	unsigned long sp;
@@ -33,13 +33,13 @@ static struct task_struct *(*const get_current_task)(void) = (void *)158;
 static struct pt_regs *(*const task_pt_regs)(struct task_struct *task) = (void *)175;
 
 struct preempted {
-	elfen_u64 next; /* who has the CPU since, as tgid << 32 | tid */
-	elfen_u64 task; /* the batch task that had it before; 0 if it was none */
+	elfen_u64 next; /* the task that was switched in, as tgid << 32 | tid */
+	elfen_u64 task; /* the preempted batch task; 0 if it was another task */
 	elfen_u64 ip;
 	elfen_u64 sp;
 	elfen_u64 orig_ax; /* negative unless the task was in a system call */
-	elfen_u64 since_ns; /* from when to when it ran */
-	elfen_u64 until_ns;
+	elfen_u64 since_ns; /* when the batch task was switched in */
+	elfen_u64 until_ns; /* when it was preempted */
 	elfen_u64 reserved;
 };
 struct {
@@ -50,9 +50,9 @@ struct {
 } elfen_preempted SECTION(".maps");
 
 /*
- * A word for each CPU: not 0 while the batch task that has the CPU filters its system calls. Mapped
- * into batch processes, which the loader lets read it only. One look-up finds a page of words, or
- * no verifier would follow a walk over all CPUs.
+ * A word for each CPU: not 0 while the batch task on the CPU has a seccomp filter. Mapped read-only
+ * into batch processes. An entry is a page of words, because the verifier would not accept a loop
+ * with a look-up for each CPU.
  */
 #define CPUS_IN_PAGE 512
 struct filters_page {
@@ -87,8 +87,8 @@ INLINE void note_filter(elfen_u32 cpu, struct task_struct *task)
 		return;
 	STORE(*here, filters(task));
 	/*
-	 * Another thread may have made this one filter in between, and have noted so first. The
-	 * addition is a barrier: what is read behind it is newer than what was stored.
+	 * Meanwhile another thread may have installed a filter for this task and have noted it
+	 * first. The addition is a barrier: the filter is read again after the store above.
 	 */
 	__sync_fetch_and_add(here, 0);
 	if (filters(task))
@@ -136,9 +136,9 @@ int elfen_preempt(elfen_u64 *arguments)
 }
 
 /*
- * A filter is entered by one of two system calls, between two switches. The task runs no code of
- * its own before this has been noted. If it is put off its CPU on the way, the switch notes the
- * same.
+ * A task installs a filter by one of two system calls, between two switches. This program records
+ * the filter before the task returns to user space. If the task is switched out first, its next
+ * switch records the filter.
  */
 SECTION("fexit/__x64_sys_prctl")
 int elfen_prctl(elfen_u64 *arguments)
@@ -151,12 +151,12 @@ int elfen_prctl(elfen_u64 *arguments)
 	return 0;
 }
 
-/* For all CPUs that x86-64 can have. */
+/* Enough pages for all CPUs that x86-64 supports. */
 #define PAGES_MAX 16
 
 /*
- * seccomp(2) can make the other threads of its process filter as well, on whatever CPUs they run.
- * A CPU that is wrongly noted is noted anew at its next switch to a batch task.
+ * seccomp(2) can install the filter for the other threads of its process as well, on any CPUs. So
+ * this marks all CPUs. A wrong mark is corrected at the CPU's next switch to a batch task.
  */
 SECTION("fexit/__x64_sys_seccomp")
 int elfen_seccomp(elfen_u64 *arguments)
@@ -169,7 +169,7 @@ int elfen_seccomp(elfen_u64 *arguments)
 	if (task->policy != SCHED_IDLE || !filters(task))
 		return 0;
 	for (entry = 0; entry < PAGES_MAX; entry++) {
-		/* The verifier counts in registers, and the key is in memory: a word of its own. */
+		/* The verifier tracks `entry` in a register only; the key must be in memory. */
 		asm volatile("" : "+r"(entry));
 		key = entry;
 		page = map_lookup_elem(&elfen_filters, &key);

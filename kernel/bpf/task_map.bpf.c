@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Keeps the task map: on every context switch, the CPU's slot says who runs there now.
+ * Maintains the task map: on every context switch, stores the new task in the CPU's slot.
  *
- * The switch path of every program on the machine goes through here, so it does the least that
- * readers need: two array look-ups, which the kernel inlines, and a few stores to one cache line.
- * The clock is read only on CPUs that somebody watches. Preemption and interrupts are off: nobody
- * else writes this CPU's slot.
+ * Every context switch of the machine runs this program, so it does only what readers need: two
+ * array look-ups, which the kernel inlines, and a few stores to one cache line. It reads the clock
+ * only on CPUs with a lease. Preemption and interrupts are off, so nothing else writes this CPU's
+ * slot at the same time.
  *
  * Builds with `clang -target bpf` and nothing else; see the Makefile.
  */
 #include "bpf.h"
 
 /*
- * Entry 0 is the page's header; entry c + 1 is CPU c; behind the last CPU come the accounts of all
- * CPUs, ELFEN_ACCOUNTS for each. The loader sizes both maps for the machine, writes the header and
- * marks every CPU unknown, and freezes the map: what the header says can be counted on. Values of
- * 128 and of 64 bytes lie side by side without a gap.
+ * Entry 0 is the page's header, and entry c + 1 is CPU c. The accounts of all CPUs follow the last
+ * CPU, ELFEN_ACCOUNTS for each. The loader sizes the maps for the machine, writes the header, marks
+ * every CPU unknown, and freezes the map, so the header is reliable. Values of 128 and of 64 bytes
+ * lie next to each other without a gap.
  */
 struct {
 	int (*type)[BPF_MAP_TYPE_ARRAY];
@@ -25,7 +25,7 @@ struct {
 	struct elfen_task_slot *value;
 } elfen_tasks SECTION(".maps");
 
-/* What readers ask: to have a CPU's switches timed for a while. */
+/* Readers request here that a CPU's switches are timed for a while. */
 struct {
 	int (*type)[BPF_MAP_TYPE_ARRAY];
 	int (*max_entries)[1];
@@ -34,7 +34,7 @@ struct {
 	struct elfen_watch_slot *value;
 } elfen_watch SECTION(".maps");
 
-/* What privileged ones ask: to have a batch's tasks counted on a CPU. */
+/* Privileged processes request here that a batch's tasks are counted on a CPU. */
 struct {
 	int (*type)[BPF_MAP_TYPE_ARRAY];
 	int (*max_entries)[1];
@@ -43,7 +43,7 @@ struct {
 	struct elfen_claim_slot *value;
 } elfen_claims SECTION(".maps");
 
-/* The fields we read; the loader finds their offsets in the running kernel. */
+/* The kernel's fields that this program reads; the loader relocates their offsets. */
 struct kernfs_node {
 	elfen_u64 id;
 } __attribute__((preserve_access_index));
@@ -70,8 +70,8 @@ struct task_struct {
 } __attribute__((preserve_access_index));
 
 /*
- * When the CPU switched, or 0 if nobody watches it. A lease runs from the first
- * switch after its renewal.
+ * The time of this switch, or 0 if the CPU has no lease. A lease begins at the first switch after
+ * its renewal.
  */
 INLINE elfen_u64 switch_time(struct elfen_task_slot *slot, struct elfen_watch_slot *watch)
 {
@@ -92,7 +92,7 @@ INLINE elfen_u64 switch_time(struct elfen_task_slot *slot, struct elfen_watch_sl
 }
 
 /*
- * Adds up how long the CPU was busy while watched. A stretch that began unwatched is not counted.
+ * Adds up the CPU's busy time during leases, without busy periods that began before a lease.
  */
 INLINE void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 now)
 {
@@ -110,14 +110,14 @@ INLINE void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 n
 }
 
 /*
- * Processes of a batch have this many ancestors at most up to its keeper;
- * deeper ones are not counted.
+ * How many generations below the claiming process are counted. Deeper descendants are not, because
+ * the loop must be bounded.
  */
 #define GENERATIONS 16
 
 /*
- * Whether a task descends from either process of a claim; those two themselves count
- * only if the claim says so.
+ * Whether a task descends from either process of a claim. The two processes themselves count only
+ * with ELFEN_CLAIM_SELF.
  */
 INLINE int descends(struct task_struct *task, elfen_u64 claim)
 {
@@ -134,8 +134,8 @@ INLINE int descends(struct task_struct *task, elfen_u64 claim)
 		task = task->real_parent;
 		tgid = task->tgid;
 		/*
-		 * The idle task and init have no ancestor that claims; 0 is
-		 * also what half a claim holds.
+		 * The idle task and init have no ancestor with a claim. Also, 0 is the value of an
+		 * unused half of a claim.
 		 */
 		if (tgid <= 1)
 			return 0;
@@ -145,13 +145,13 @@ INLINE int descends(struct task_struct *task, elfen_u64 claim)
 	return 0;
 }
 
-/* Cgroups lie this deep below a claimed one at most; deeper ones are not counted. */
+/* How many levels of cgroups below the claimed one are counted. */
 #define DEPTH 16
 
 /*
- * Whether a task is in a cgroup, or below it, as the scheduler has it: where the controller is of
- * version 1, other hierarchies may say otherwise. Reading through no pointer gives 0, and so do the
- * groups that the scheduler makes for sessions.
+ * Whether a task is in a cgroup or below it, in the hierarchy of the cpu controller. Version 1 has
+ * other hierarchies, which may differ. Reading through a null pointer gives 0. The groups that the
+ * scheduler makes for sessions give 0 as well.
  */
 INLINE int is_within(struct task_struct *task, elfen_u64 cgroup)
 {
@@ -179,8 +179,8 @@ INLINE int is_claimed(struct task_struct *task, elfen_u64 claim)
 }
 
 /*
- * The same, by way of memory: the verifier forgets there which way the answer was found, and looks
- * at what follows once and not for each of the ways.
+ * Calls is_claimed() and passes the result through memory. This way the verifier forgets by which
+ * path the result was found, and checks the code that follows once, and not once for each path.
  */
 INLINE elfen_u64 claimed(struct elfen_account *account, struct task_struct *task, elfen_u64 claim)
 {
@@ -189,9 +189,9 @@ INLINE elfen_u64 claimed(struct elfen_account *account, struct task_struct *task
 }
 
 /*
- * How long the request lane has been busy until now. Another CPU writes its slot; if it did so at
- * every try (a hypervisor can stop it in the middle), one of its switches counts to the wrong side,
- * and the caller's stretch bounds that.
+ * The request lane's total busy time. Another CPU writes its slot. If a write overlaps every try (a
+ * hypervisor can stop that CPU during a write), one of its switches may be counted as busy or idle
+ * wrongly. The caller limits the error to the time that the batch ran.
  */
 INLINE elfen_u64 busy_until(struct elfen_task_slot *slot, elfen_u64 now)
 {
@@ -209,25 +209,25 @@ INLINE elfen_u64 busy_until(struct elfen_task_slot *slot, elfen_u64 now)
 	return since && since < now ? busy + (now - since) : busy;
 }
 
-/* A switch as its batch lane sees it. */
+/* A switch on a batch lane. */
 struct lane_switch {
 	struct task_struct *prev;
 	struct task_struct *next;
 	elfen_u64 now;
-	/* The task that leaves came unseen: there are kernels that leave switches out. */
+	/* `prev` came by a switch that was not seen: some kernels leave switches out. */
 	elfen_u64 unseen;
 };
 
 /*
- * How long the task that leaves had the CPU, by the scheduler, in whose clock no
- * time passes that a hypervisor takes.
+ * How long `prev` has run since it was switched in, by the scheduler's clock. That clock excludes
+ * time that a hypervisor has stolen.
  */
 INLINE elfen_u64 stretch(struct task_struct *prev)
 {
 	return prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
 }
 
-/* Adds the stretch that the batch ran here, if it did, up to a moment. */
+/* Adds the time that the batch ran here, up to `until`. Does nothing if no batch task ran. */
 INLINE void add_stretch(struct elfen_account *account, elfen_u64 busy, elfen_u64 until)
 {
 	elfen_u64 since = account->since_ns, ran, shared;
@@ -241,8 +241,8 @@ INLINE void add_stretch(struct elfen_account *account, elfen_u64 busy, elfen_u64
 }
 
 /*
- * The last switch was not seen: the batch has left by it, or has come. The scheduler knows how long
- * ago that was.
+ * Accounts for a switch that was not seen, by which a batch task left or came. The scheduler knows
+ * how long ago that switch was.
  */
 INLINE void make_up(struct elfen_account *account, elfen_u64 claim,
 		    struct elfen_task_slot *request, struct lane_switch *lane)
@@ -251,7 +251,7 @@ INLINE void make_up(struct elfen_account *account, elfen_u64 claim,
 
 	if (!claim || claim != account->claim || (!since) != claimed(account, lane->prev, claim))
 		return;
-	/* Of what the request lane did since, only that which goes on is known. */
+	/* Of the request lane's time since then, only the current busy period is known. */
 	busy = busy_until(request, came);
 	reading = account->done + 1;
 	STORE(account->begun, reading);
@@ -262,8 +262,8 @@ INLINE void make_up(struct elfen_account *account, elfen_u64 claim,
 }
 
 /*
- * Ends the stretch that the batch ran here, if it did, and begins one if the
- * next task is the batch's.
+ * Adds the time of the batch task that leaves, if `prev` is one, and notes the time if `next` is a
+ * batch task.
  */
 INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 			struct elfen_task_slot *request, struct lane_switch *lane)
@@ -290,14 +290,14 @@ INLINE void count_batch(struct elfen_account *account, elfen_u64 claim,
 }
 
 /*
- * On a batch lane: what each of its runs' batches had of it. Everywhere else, one look at one word.
+ * On a batch lane, updates the account of each run. On other CPUs this costs one load.
  */
 INLINE void count_batches(elfen_u32 cpu, struct lane_switch *lane)
 {
 	struct elfen_claim_slot *asked = map_lookup_elem(&elfen_claims, &cpu);
 	/*
-	 * One more than its CPU, which is also its entry in the task map; 0, the header, says
-	 * that this is no batch lane.
+	 * The request lane's CPU plus 1, which is also its entry in the task map. 0, the header's
+	 * entry, means that this CPU is no batch lane.
 	 */
 	elfen_u32 entry = asked ? (elfen_u32)LOAD(asked->request) : 0;
 	struct elfen_page_header *header;
@@ -349,12 +349,12 @@ int elfen_switch_7(elfen_u64 *arguments)
 	task = task_word(lane.next);
 	count = slot->switches + 1;
 	/*
-	 * Readers of one word look at `task` alone; readers of several hold the two
-	 * counters against each other.
+	 * Some readers load only `task`. Readers of several words compare the two counters, which
+	 * differ during these stores.
 	 */
 	STORE(slot->switches_begun, count);
 	STORE(slot->task, task);
-	/* A batch that waits for the word has it before the clock is read. */
+	/* `task` is stored before the clock is read, because a batch may be waiting for it. */
 	now = switch_time(slot, watch);
 	STORE(slot->switched_at_ns, now);
 	count_busy(slot, task, now);

@@ -2,9 +2,9 @@
 /*
  * Wakes a process that sleeps until a CPU idles.
  *
- * The wake-up is an interrupt that the CPU sends itself as it goes idle, and what that
- * runs; both delay a request that comes in the same microseconds. Only for naps that ask
- * for it: see `elfen_rt::nap`.
+ * As the CPU goes idle, it sends itself an interrupt, which wakes the process. Both delay a request
+ * that arrives in the same microseconds. So this program is attached only for naps that need it:
+ * see `elfen_rt::nap`.
  */
 #include "bpf.h"
 
@@ -13,7 +13,7 @@ static long (*const perf_event_output)(void *context, void *map, elfen_u64 cpu, 
 				       elfen_u64 size) = (void *)25;
 
 /*
- * The events that sleepers wait for, one for each CPU; on CPUs without one, a call fails at once.
+ * The events that sleepers wait for, one for each CPU. On CPUs without one, a call fails at once.
  */
 struct {
 	int (*type)[BPF_MAP_TYPE_PERF_EVENT_ARRAY];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * /dev/nanonap: every argument from user space is checked here.
+ * /dev/nanonap. This file checks every argument from user space.
  *
  * An open file holds the module, a mapping holds its file, and a nap runs inside a call on its
- * file: so the module can be removed only when no process naps, reads or watches, and all that a
- * process asked for ends with its files.
+ * file. So the module can be removed only when no process naps, reads or watches. All requests of a
+ * process end when its files are closed.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -26,7 +26,7 @@
 /* One open file. */
 struct nanonap_session {
 	bool greeted;
-	unsigned long watched[]; /* a bit a CPU: a file counts once however often it asks */
+	unsigned long watched[]; /* a bit for each CPU, so that a file counts only once */
 };
 
 static int nanonap_open(struct inode *inode, struct file *file)
@@ -57,7 +57,7 @@ static int nanonap_mmap(struct file *file, struct vm_area_struct *vma)
 	return nanonap_map_mmap(vma);
 }
 
-/* A CPU that user space named, or -EINVAL; safe as an index even in a mispredicted path. */
+/* Checks a CPU from user space. Returns it, safe as an index on a mispredicted path, or -EINVAL. */
 static int nanonap_possible_cpu(u32 cpu)
 {
 	if (cpu >= nr_cpu_ids || !cpu_possible(array_index_nospec(cpu, nr_cpu_ids)))
@@ -115,7 +115,7 @@ static int nanonap_watch(struct nanonap_session *session, const struct nanonap_w
 		return cpu;
 	if (request.on > 1)
 		return -EINVAL;
-	/* The bit decides which of several threads counts. */
+	/* The atomic bit ensures that only one of several threads counts. */
 	if (request.on && !test_and_set_bit(cpu, session->watched))
 		nanonap_map_watch(cpu);
 	else if (!request.on && test_and_clear_bit(cpu, session->watched))
@@ -181,7 +181,7 @@ static struct miscdevice nanonap_device = {
 	.minor = MISC_DYNAMIC_MINOR,
 	.name = "nanonap",
 	.fops = &nanonap_operations,
-	/* The group comes from udev: nanonap.rules. */
+	/* udev sets the group: nanonap.rules. */
 	.mode = 0660,
 };
 
@@ -193,7 +193,7 @@ static void __init nanonap_check_layouts(void)
 	BUILD_BUG_ON(sizeof(struct nanonap_stats) != 96);
 }
 
-/* The device comes last: no process can nap or read before the map is whole. */
+/* The device is registered last, so that no process can nap or read before the map is complete. */
 static int __init nanonap_init(void)
 {
 	int error;

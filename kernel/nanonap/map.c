@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The task map: who runs on every CPU, written on each context switch, mapped by readers.
+ * The task map: which task runs on every CPU. Each context switch updates it, and readers map it.
  *
- * One writer a slot: the sched_switch probe, on the slot's own CPU with interrupts off. It stores
- * and never waits, so a switch costs the same with any number of readers. The same layout and the
- * same discipline as the eBPF program's, except that timing a CPU is tied to open files and needs
- * no leases.
+ * Each slot has one writer: the sched_switch probe, on the slot's own CPU with interrupts off. The
+ * probe never waits, so a switch costs the same with any number of readers. Layout and order of the
+ * stores are those of the eBPF program. The difference is that the timing of a CPU depends on open
+ * files and not on leases.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -57,7 +57,7 @@ bool nanonap_map_idle_since(unsigned int cpu, u64 seen_switches)
 	return !READ_ONCE(nanonap_slot_of(cpu)->task) || (s64)(idle_switch - seen_switches) > 0;
 }
 
-/* The CPU went idle with its `count`th switch. */
+/* Wakes the siblings of a CPU that went idle with its `count`th switch. */
 static void nanonap_wake_siblings(unsigned int cpu, u64 count)
 {
 	const struct nanonap_siblings *list = per_cpu_ptr(&nanonap_siblings, cpu);
@@ -66,9 +66,9 @@ static void nanonap_wake_siblings(unsigned int cpu, u64 count)
 
 	WRITE_ONCE(per_cpu(nanonap_wake_words, cpu).idle_switch, count);
 	/*
-	 * The words that a nap looks at are stored before the word that wakes it. A nap arms, then
-	 * looks, then waits: if it looks too early to see the lines above, the word is stored after
-	 * it armed. Pairs with the smp_rmb() in nanonap_arm_check_wait().
+	 * The words that a nap checks are stored before the word that wakes the nap. A nap arms,
+	 * then checks, then waits. If it checks too early to see the stores above, then the nap
+	 * word is stored after the nap armed. Pairs with the smp_rmb() in nanonap_arm_check_wait().
 	 */
 	smp_wmb();
 	for (i = 0; i < known; i++)
@@ -76,7 +76,8 @@ static void nanonap_wake_siblings(unsigned int cpu, u64 count)
 }
 
 /*
- * Adds up how long the CPU was busy while watched; a stretch that began unwatched is not counted.
+ * Adds up the CPU's busy time while it is timed. A busy period that began before the timing is not
+ * counted.
  */
 static void nanonap_count_busy(struct elfen_task_slot *slot, u64 task, u64 now_ns)
 {
@@ -93,14 +94,14 @@ static void nanonap_count_busy(struct elfen_task_slot *slot, u64 task, u64 now_n
 	}
 }
 
-/* One writer: this runs on the slot's CPU with interrupts off, or when that CPU is dead. */
+/* The slot's only writer. Runs on the slot's CPU with interrupts off, or while that CPU is dead. */
 static void nanonap_write_slot(unsigned int cpu, u64 task)
 {
 	struct elfen_task_slot *slot = nanonap_slot_of(cpu);
 	u64 count = slot->switches_begun + 1;
 	u64 now_ns = 0;
 
-	/* Readers load these in the opposite order: elfen-rt/src/signal/snapshot.rs. */
+	/* Readers load the counters in the opposite order: elfen-rt/src/signal/snapshot.rs. */
 	WRITE_ONCE(slot->switches_begun, count);
 	smp_wmb();
 	WRITE_ONCE(slot->task, task);
@@ -115,32 +116,32 @@ static void nanonap_write_slot(unsigned int cpu, u64 task)
 
 static void nanonap_switch_here(const struct task_struct *next)
 {
-	/* 0 for the idle task. */
+	/* The word is 0 for the idle task. */
 	nanonap_write_slot(smp_processor_id(), (u64)next->tgid << 32 | (u32)next->pid);
 }
 
-/* Up to 5.17. */
+/* For kernels up to 5.17. */
 static void __maybe_unused nanonap_probe_4(void *data, bool preempt, struct task_struct *prev,
 					   struct task_struct *next)
 {
 	nanonap_switch_here(next);
 }
 
-/* From 5.18 on. */
+/* For kernels from 5.18 on. */
 static void __maybe_unused nanonap_probe_5(void *data, bool preempt, struct task_struct *prev,
 					   struct task_struct *next, unsigned int prev_state)
 {
 	nanonap_switch_here(next);
 }
 
-/* Distributions backport: the declaration decides, not the version. */
+/* Distributions backport the change, so the declaration decides and not the version. */
 #define TAKES_4                                                                                    \
 	__builtin_types_compatible_p(typeof(check_trace_callback_type_sched_switch),               \
 				     void(void (*)(void *, bool, struct task_struct *,             \
 						   struct task_struct *)))
 #define PROBE __builtin_choose_expr(TAKES_4, nanonap_probe_4, nanonap_probe_5)
 
-/* sched_switch is not exported: known by its name alone. */
+/* sched_switch is not exported, so it is found by its name. */
 static void nanonap_find_sched_switch(struct tracepoint *tracepoint, void *unused)
 {
 	if (!strcmp(tracepoint->name, "sched_switch"))
@@ -148,8 +149,8 @@ static void nanonap_find_sched_switch(struct tracepoint *tracepoint, void *unuse
 }
 
 /*
- * The slot of a CPU that has not switched since the probe is there: a lane may run one thread for
- * hours.
+ * Fills the slot of a CPU that has not switched since the probe was registered: a lane may run one
+ * thread for hours.
  */
 static void nanonap_first_switch(void *unused)
 {
@@ -158,8 +159,8 @@ static void nanonap_first_switch(void *unused)
 }
 
 /*
- * A dead lane is idle. Its last switch, from the thread that took it down to the idle task, is not
- * traced: the kernel traces nothing on a CPU that is no longer online.
+ * Marks a dead lane idle. Its last switch to the idle task is not traced, because the kernel traces
+ * nothing on a CPU that is not online.
  */
 static int nanonap_lane_died(unsigned int cpu)
 {
@@ -173,7 +174,7 @@ static int nanonap_follow_hotplug(void)
 	unsigned int cpu;
 
 	cpus_read_lock();
-	/* By interrupt, not by thread: it works where a real-time thread never yields its CPU. */
+	/* By interrupt and not by a thread, because a real-time thread may never yield its CPU. */
 	on_each_cpu(nanonap_first_switch, NULL, 1);
 	for_each_possible_cpu(cpu)
 		if (!cpu_online(cpu))
@@ -199,7 +200,7 @@ static void nanonap_write_header(void)
 static void nanonap_unregister_probe(void)
 {
 	tracepoint_probe_unregister(nanonap_sched_switch, PROBE, NULL);
-	/* A probe may still run on another CPU. */
+	/* Waits for probes that still run on other CPUs. */
 	tracepoint_synchronize_unregister();
 }
 
@@ -245,12 +246,12 @@ int nanonap_map_mmap(struct vm_area_struct *vma)
 {
 	if (vma->vm_flags & (VM_WRITE | VM_EXEC))
 		return -EPERM;
-	/* Neither mprotect(2) later nor a forced write of a debugger's. */
+	/* Prevents a later mprotect(2), and forced writes by a debugger. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
 	vm_flags_clear(vma, VM_MAYWRITE | VM_MAYEXEC);
 #else
 	vma->vm_flags &= ~(VM_MAYWRITE | VM_MAYEXEC);
 #endif
-	/* Checks offset and length against the allocation. */
+	/* Refuses an offset or a length beyond the allocation. */
 	return remap_vmalloc_range(vma, nanonap_page, vma->vm_pgoff);
 }

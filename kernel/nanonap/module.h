@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The functions and words that the files of this module share. The files stand on one another in
- * this order:
+ * The functions and words that the files of this module share. Each file uses only files below it:
  *
- *   device.c  the file: every argument from user space is checked here, and nowhere else
+ *   device.c  the device file; only this file checks arguments from user space
  *   nap.c     waiting: arm, re-check, wait, and every reason to stop
- *   map.c     the task map: written by the sched_switch probe, mapped by readers
+ *   map.c     the task map: the sched_switch probe writes it, readers map it
  *   pairs.c   which lanes wake which: from the topology, or from the parameter `pairs`
  */
 #ifndef NANONAP_MODULE_H
@@ -21,16 +20,15 @@
 struct vm_area_struct;
 
 /*
- * Two lines a CPU, one writer each. MONITOR watches whole lines, so nothing else may share the
- * first.
+ * Two cache lines for each CPU. MONITOR watches whole lines, so no other word may share the first.
  */
 struct nanonap_wake_words {
 	/*
-	 * Written by the siblings' probes when they go idle, waited on by a nap here. Never twice
-	 * the same value.
+	 * The probes of the siblings write this word when their CPU goes idle, and a nap on this
+	 * CPU waits for the write. No value is written twice.
 	 */
 	u64 nap_word __aligned(128);
-	/* Written by this CPU's probe: its switch count when it last went idle. */
+	/* This CPU's probe writes its switch count here when this CPU goes idle. */
 	u64 idle_switch __aligned(128);
 };
 DECLARE_PER_CPU(struct nanonap_wake_words, nanonap_wake_words);
@@ -38,7 +36,7 @@ DECLARE_PER_CPU(struct nanonap_wake_words, nanonap_wake_words);
 /* pairs.c */
 #define SIBLINGS_MAX 15
 struct nanonap_siblings {
-	unsigned int count; /* grows only; stored after the entry that it covers */
+	unsigned int count; /* only grows; stored after the new entry */
 	u16 cpus[SIBLINGS_MAX];
 };
 DECLARE_PER_CPU(struct nanonap_siblings, nanonap_siblings);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The nap: a thread gives its lane's resources to the sibling and keeps the lane.
+ * The nap: a thread leaves its core's resources to the sibling and stays on its lane.
  *
- * Preemption is off, so nothing else is scheduled here; interrupts are on, so everything that needs
- * this CPU gets it: each one ends the wait, and the thread looks whether it is wanted elsewhere.
- * The order is arm, re-check, wait. The published nanonap (the thesis's Figure 5.6) waits without
- * the re-check, and sleeps through a wake-up that came before it armed: kernel/vm builds that order
- * from this file too, to show that its tests would notice.
+ * Preemption is off during a nap, so no other task is scheduled here. Interrupts are on. Each
+ * interrupt ends the wait, and the thread checks whether the nap must end.
+ *
+ * The order is arm, re-check, wait. The nanonap of the thesis (Figure 5.6) waits without the
+ * re-check, and sleeps through a wake-up that came before it armed. kernel/vm also builds that
+ * order from this file, to show that its tests detect the error.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -34,7 +35,7 @@ static unsigned int nanonap_hint;
 module_param_named(hint, nanonap_hint, uint, 0444);
 MODULE_PARM_DESC(hint, "MWAIT's hint, as in CPUID leaf 5: C-state and sub-state; 0x00 is C1");
 
-/* Everything here is written by its own CPU with preemption off. */
+/* Only the CPU itself writes this, with preemption off. */
 struct nanonap_napper {
 	struct hrtimer timer;
 	bool bound_passed;
@@ -58,7 +59,7 @@ u32 nanonap_mwait_hint(void)
 	return nanonap_hint;
 }
 
-/* The timer interrupt itself ends the wait. Pinned: a lane without a tick keeps its bound too. */
+/* The timer's interrupt ends the wait. The timer is pinned, so it also works without a tick. */
 static enum hrtimer_restart nanonap_pass_bound(struct hrtimer *timer)
 {
 	WRITE_ONCE(container_of(timer, struct nanonap_napper, timer)->bound_passed, true);
@@ -79,7 +80,7 @@ static bool nanonap_wanted_in_user_space(void)
 	return signal_pending(current) || test_thread_flag(TIF_NOTIFY_RESUME);
 }
 
-/* 0: go on. */
+/* Returns why the nap must end, or 0 if it goes on. */
 static int nanonap_why_wake(const struct nanonap_napper *napper, const struct nanonap_nap *request)
 {
 	if (nanonap_map_idle_since(request->request_cpu, request->seen_switches))
@@ -95,8 +96,8 @@ static void nanonap_arm_mwait(const u64 *word)
 {
 #ifdef NANONAP_HAVE_IDLE_CLEAR
 	/*
-	 * Stale buffers must not pass to the sibling. Where the header lacks this, __sti_mwait()
-	 * does it.
+	 * Clears CPU buffers, whose contents must not leak to the sibling. On kernels without this
+	 * function, __sti_mwait() clears them.
 	 */
 	x86_idle_clear_cpu_buffers();
 #endif
@@ -108,7 +109,7 @@ static void nanonap_arm_mwait(const u64 *word)
 	__monitor(word, 0, 0);
 }
 
-/* As MWAIT would: until the word is written or an interrupt has brought something. */
+/* Emulates MWAIT: spins until the word is written or an interrupt requires the thread. */
 static void nanonap_wait_spin(const struct nanonap_napper *napper, const u64 *word)
 {
 	while (READ_ONCE(*word) == napper->armed_word && !nanonap_wanted_by_scheduler() &&
@@ -117,11 +118,12 @@ static void nanonap_wait_spin(const struct nanonap_napper *napper, const u64 *wo
 }
 
 /*
- * Interrupts are off from arming to waiting. One that came between the re-check and MWAIT would
- * have its say unheard until the next; so it stays pending instead, and ends MWAIT, which starts in
- * the shadow of STI.
+ * Interrupts are off from arming to waiting. Otherwise an interrupt between the re-check and MWAIT
+ * would not be noticed until the next one. With interrupts off it stays pending, and ends MWAIT,
+ * which starts in the shadow of STI.
  *
- * raw_: interrupt tracing and lockdep need not follow; nothing here takes a lock.
+ * The raw_ variants suffice: nothing here takes a lock, so interrupt tracing and lockdep need not
+ * know.
  */
 static int nanonap_arm_check_wait(struct nanonap_napper *napper, const struct nanonap_nap *request)
 {
@@ -132,7 +134,7 @@ static int nanonap_arm_check_wait(struct nanonap_napper *napper, const struct na
 	if (nanonap_kind == NANONAP_WAIT_MWAIT)
 		nanonap_arm_mwait(word);
 	napper->armed_word = READ_ONCE(*word);
-	/* The re-check's loads come after; pairs with the smp_wmb() in nanonap_wake_siblings(). */
+	/* The re-check loads after this. Pairs with the smp_wmb() in nanonap_wake_siblings(). */
 	smp_rmb();
 	why = nanonap_why_wake(napper, request);
 	if (why) {
@@ -147,8 +149,8 @@ static int nanonap_arm_check_wait(struct nanonap_napper *napper, const struct na
 		__sti_mwait(nanonap_hint, 0);
 	}
 	/*
-	 * The word was not written since the lane was seen busy: it is the bound that passed, and
-	 * no wake-up was lost.
+	 * If the word was not written since the lane was seen busy, then the bound ended the wait,
+	 * and no wake-up was lost.
 	 */
 	if (READ_ONCE(napper->bound_passed) && READ_ONCE(*word) == napper->armed_word)
 		return NANONAP_WOKE_BOUND;
@@ -168,7 +170,7 @@ static int nanonap_wait_on_lane(struct nanonap_napper *napper, const struct nano
 	return why;
 }
 
-/* NANONAP_WOKE_*, or a negative errno. */
+/* Naps; returns NANONAP_WOKE_*, or a negative errno. */
 int nanonap_nap(const struct nanonap_nap *request)
 {
 	struct nanonap_napper *napper;
@@ -216,7 +218,7 @@ static bool nanonap_mwait_works(void)
 	return true;
 }
 
-/* CPUID leaf 5 EDX: four bits a C-state, the number of its sub-states. */
+/* CPUID leaf 5 EDX has four bits for each C-state: the number of its sub-states. */
 static bool nanonap_hint_works(void)
 {
 	unsigned int state = ((nanonap_hint >> 4) + 1) & 0xf;
@@ -224,7 +226,7 @@ static bool nanonap_hint_works(void)
 
 	if (!nanonap_hint)
 		return true;
-	/* Deeper than C1 the timer that keeps the bound may stop. */
+	/* In states deeper than C1, the timer that ends the nap at its bound may stop. */
 	return nanonap_hint <= 0xff && (nanonap_hint & 0xf) < substates &&
 	       (state == 1 || boot_cpu_has(X86_FEATURE_ARAT));
 }

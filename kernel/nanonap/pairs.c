@@ -2,10 +2,10 @@
 /*
  * Which lanes wake which.
  *
- * The kernel's topology says it, for any SMT width; a virtual machine may hide it, so the parameter
- * `pairs` can say it instead. Ties are only ever added: the topology forgets a CPU while it is
- * taken down, before its last switch to idle, and that switch must still wake the naps on its
- * siblings.
+ * This comes from the kernel's topology, for any SMT width. A virtual machine may hide the
+ * topology, so the parameter `pairs` can replace it. Ties are never removed: while a CPU is taken
+ * down, it leaves the topology before its last switch to idle, and that switch must still wake naps
+ * on its siblings.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -48,7 +48,7 @@ unsigned int nanonap_pairs_count(void)
 	return sum;
 }
 
-/* One caller at a time: module load, or the hotplug lock. */
+/* Only one caller at a time: at module load, or under the hotplug lock. */
 static int nanonap_tie(unsigned int request, unsigned int batch)
 {
 	struct nanonap_siblings *list = per_cpu_ptr(&nanonap_siblings, request);
@@ -59,7 +59,7 @@ static int nanonap_tie(unsigned int request, unsigned int batch)
 	if (count == SIBLINGS_MAX)
 		return -E2BIG;
 	list->cpus[count] = batch;
-	/* Release: a probe that sees the count sees the entry. */
+	/* Release: a probe that sees the count sees the entry; pairs with the acquire loads. */
 	smp_store_release(&list->count, count + 1);
 	return 0;
 }
@@ -75,7 +75,7 @@ static int nanonap_tie_topology(unsigned int cpu)
 	return 0;
 }
 
-/* One word between two commas: `REQUEST:BATCH` begins a pair, `BATCH` goes on with it. */
+/* Ties one word of the list: `REQUEST:BATCH`, or `BATCH` for the same request lane as before. */
 static int nanonap_tie_word(char *word, unsigned int *request, struct cpumask *batch)
 {
 	char *lanes = word;
@@ -105,7 +105,7 @@ static int nanonap_tie_word(char *word, unsigned int *request, struct cpumask *b
 
 static int nanonap_tie_by_hand(void)
 {
-	unsigned int request = nr_cpu_ids; /* none yet */
+	unsigned int request = nr_cpu_ids; /* no request lane yet */
 	char *copy, *rest, *word;
 	cpumask_var_t batch;
 	int error = -ENOMEM;

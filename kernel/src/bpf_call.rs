@@ -1,6 +1,6 @@
-//! The commands of bpf(2) that aya has no call for: freezing a map, attaching without an owner
-//! object, and finding what other processes have attached. Plain descriptors, so that their
-//! lifetime is the kernel's.
+//! The commands of bpf(2) that aya lacks: freezing a map, attaching without an owner object, and
+//! finding the links of other processes. They return plain descriptors, whose lifetime the kernel
+//! manages.
 
 use std::ffi::c_int;
 use std::io;
@@ -15,8 +15,7 @@ const BPF_MAP_FREEZE: c_int = 22;
 const BPF_LINK_GET_FD_BY_ID: c_int = 30;
 const BPF_LINK_GET_NEXT_ID: c_int = 31;
 
-/// `union bpf_attr` for each command, as far as it is read. The kernel takes a shorter
-/// one as padded with zeroes.
+/// The part of `union bpf_attr` that a command reads. The kernel pads a shorter one with zeroes.
 #[repr(C)]
 #[derive(Default)]
 struct Element {
@@ -60,11 +59,11 @@ pub(crate) struct LinkInfo {
     pub(crate) program: u32,
 }
 
-/// One call; the result of a command that succeeds is 0 or a descriptor.
+/// Makes a call. The result of a command that succeeds is 0 or a descriptor.
 fn call<T>(command: c_int, attribute: &mut T) -> io::Result<c_int> {
     let size = size_of::<T>();
-    // SAFETY: `attribute` is the start of a bpf_attr of ours, with its size; the addresses in it
-    // were taken by the functions below from references that outlive this call.
+    // SAFETY: `attribute` is the start of a bpf_attr, and its size is passed along. The functions
+    // below took the addresses in it from references that outlive this call.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size) };
     match c_int::try_from(result) {
@@ -75,8 +74,8 @@ fn call<T>(command: c_int, attribute: &mut T) -> io::Result<c_int> {
 
 fn call_for_descriptor<T>(command: c_int, attribute: &mut T) -> io::Result<OwnedFd> {
     let fd = call(command, attribute)?;
-    // SAFETY: the command succeeded, so the kernel gave us this descriptor, close-on-exec, and no
-    // other code knows it.
+    // SAFETY: the command succeeded, so the kernel has just opened this descriptor, close-on-exec,
+    // and no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -110,7 +109,7 @@ pub(crate) fn look_up_element(map: BorrowedFd<'_>, key: u32, value: &mut [u64]) 
     call(BPF_MAP_LOOKUP_ELEM, &mut attribute).map(drop)
 }
 
-/// Puts an event into an array of events.
+/// Puts a perf event into an array of events.
 pub(crate) fn put_event(map: BorrowedFd<'_>, cpu: u32, event: BorrowedFd<'_>) -> io::Result<()> {
     let event = number(event);
     let mut attribute = Element {
@@ -122,14 +121,14 @@ pub(crate) fn put_event(map: BorrowedFd<'_>, cpu: u32, event: BorrowedFd<'_>) ->
     call(BPF_MAP_UPDATE_ELEM, &mut attribute).map(drop)
 }
 
-/// From now on no process can write the map, through a call or a mapping; programs still can.
+/// Freezes a map: no process can write it any more, by a call or a mapping. eBPF programs still
+/// can.
 pub(crate) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
     let mut attribute = number(map);
     call(BPF_MAP_FREEZE, &mut attribute).map(drop)
 }
 
-/// Attaches a loaded tp_btf program; it stays attached as long as some
-/// process holds the link.
+/// Attaches a loaded tp_btf program. It stays attached as long as any process holds the link.
 pub(crate) fn attach(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut attribute = RawTracepoint { prog_fd: number(program), ..RawTracepoint::default() };
     call_for_descriptor(BPF_RAW_TRACEPOINT_OPEN, &mut attribute)
@@ -139,10 +138,10 @@ pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     call_for_descriptor(BPF_MAP_GET_FD_BY_ID, &mut ById { id, ..ById::default() })
 }
 
-/// How often links are asked for again that the kernel is still making.
+/// How often a link is requested again while the kernel is still making it.
 const BEING_MADE_TRIES: u32 = 1000;
 
-/// All links of the machine that are still there when their turn comes. Needs CAP_SYS_ADMIN.
+/// All links of the machine, except links that end meanwhile. Needs CAP_SYS_ADMIN.
 pub(crate) fn links() -> impl Iterator<Item = io::Result<(OwnedFd, LinkInfo)>> {
     let mut last = Some(0);
     let mut patience = BEING_MADE_TRIES;
@@ -159,10 +158,10 @@ pub(crate) fn links() -> impl Iterator<Item = io::Result<(OwnedFd, LinkInfo)>> {
             let mut by_id = ById { id: attribute.next_id, ..ById::default() };
             match call_for_descriptor(BPF_LINK_GET_FD_BY_ID, &mut by_id) {
                 Ok(link) => return Some(link_info(link.as_fd()).map(|info| (link, info))),
-                // Gone between the two calls.
+                // The link ended between the two calls.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-                // Another process is making it: it is there in a moment. One that
-                // never comes is left out.
+                // Another process is making the link, so it is requested again. A link that is
+                // never finished is left out.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     if patience > 0 {
                         patience -= 1;
@@ -190,9 +189,9 @@ pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     Ok(info)
 }
 
-/// How often a program was not run because it was running already, on the same CPU.
+/// How often a program was skipped because it was already running on the same CPU.
 pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
-    /// Its word in `struct bpf_prog_info`, since Linux 5.12.
+    /// The index of `recursion_misses` in `struct bpf_prog_info`, since Linux 5.12.
     const WORD: usize = 26;
     let mut info = [0_u64; WORD + 1];
     let mut attribute = InfoByFd {

@@ -1,8 +1,8 @@
-//! The hardware counters of request lanes, as `kernel/bpf/counters.bpf.c` copies
-//! them on the lanes themselves.
+//! The hardware counters of request lanes. `kernel/bpf/counters.bpf.c` copies them on the lanes
+//! themselves.
 //!
-//! A reader's figures are as old as the lane's last context switch or timer interrupt; reading
-//! costs the lane nothing.
+//! A reader gets the counts of the lane's last context switch or timer interrupt. Reading costs the
+//! lane nothing.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,8 +19,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/counters.bpf.o");
 const INSTRUCTIONS: &str = "elfen_instr";
 const CYCLES: &str = "elfen_cycles";
 const COUNTED: &str = "elfen_counted";
-/// Where the lanes read, and whether they have to: a kernel for another architecture
-/// has no such timer interrupt.
+/// The programs that copy the counters, their tracepoints, and whether each is required. Kernels
+/// for other architectures lack this timer interrupt.
 const PROGRAMS: [(&str, &str, bool); 2] =
     [("elfen_count_sw", "sched_switch", true), ("elfen_count_tick", "local_timer_entry", false)];
 
@@ -32,20 +32,21 @@ pub enum Error {
     Program(#[from] task_map::Error),
 }
 
-/// What a lane has executed since it is counted.
+/// A lane's counts since counting began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counted {
     pub instructions: u64,
     pub cycles: u64,
-    /// When, CLOCK_MONOTONIC.
+    /// When the lane was last read, CLOCK_MONOTONIC.
     pub at_ns: u64,
 }
 
-/// The counters of some CPUs, counted as long as this lives.
+/// The counters of some CPUs. They count as long as this value exists.
 #[derive(Debug)]
 pub struct Counters {
     counted: OwnedFd,
-    /// The kernel takes events out of an array when the file closes through which they were put in.
+    /// Kept open: the kernel removes events from an array when the file through which they were
+    /// added is closed.
     _maps: [OwnedFd; 2],
     _links: Vec<OwnedFd>,
     _events: Vec<Counter>,
@@ -56,9 +57,9 @@ impl Counters {
         Self::of(cpus, Hardware::INSTRUCTIONS, Hardware::CPU_CYCLES)
     }
 
-    /// With any two events, so that a machine without a PMU can test the way they take.
+    /// Opens any two events, so that the code can be tested on a machine without a PMU.
     fn of<E: Event + Clone>(cpus: &[u32], instructions: E, cycles: E) -> Result<Self, Error> {
-        // First the counters, which a virtual machine lacks most often.
+        // The counters first, because virtual machines lack them most often.
         let mut events = Vec::new();
         for &cpu in cpus {
             let pair = [&instructions, &cycles].map(|event| count(event, cpu));
@@ -86,9 +87,9 @@ impl Counters {
         Ok(Self { counted: object.map(COUNTED)?, _maps: maps, _links: links, _events: events })
     }
 
-    /// What a lane has executed, by its latest reading; `None` before the first.
+    /// A lane's latest counts; `None` before the lane was first read.
     pub fn read(&self, cpu: u32) -> Option<Counted> {
-        /// The copy is made in less time than the next reading takes to come.
+        /// Copying takes less time than passes between two updates by the lane.
         const TRIES: u32 = 3;
         for _ in 0..TRIES {
             let mut words = [0; 5];
@@ -101,8 +102,8 @@ impl Counters {
     }
 }
 
-/// The words as the kernel copied them, from the first to the last: the one that the lane
-/// stores last was read first.
+/// Returns the counts if no update overlapped the copy. The kernel copies the words from first to
+/// last, so the word that the lane stores last is copied first.
 fn whole([done, instructions, cycles, at_ns, begun]: [u64; 5]) -> Option<Counted> {
     (begun == done).then_some(Counted { instructions, cycles, at_ns })
 }
@@ -112,8 +113,7 @@ fn count<E: Event + Clone>(event: &E, cpu: u32) -> io::Result<Counter> {
     builder.one_cpu(cpu as usize).any_pid().include_kernel().enabled(true).build()
 }
 
-/// Counts the cycles of this thread, or of all that a CPU runs, for a
-/// moment, and says why it can't.
+/// Tries to count the cycles of this thread, or of everything that a CPU runs.
 pub fn try_cycles(cpu: Option<u32>) -> io::Result<()> {
     let mut builder = Builder::new(Hardware::CPU_CYCLES);
     if let Some(cpu) = cpu {
@@ -143,20 +143,21 @@ mod tests {
     use std::io::Write;
     use std::time::{Duration, Instant};
 
-    /// Goal: no reading that mixes two is accepted. Method: every moment at which a copy can stop
-    /// in the middle of the lane's stores, in the order in which `counters.bpf.c` makes them.
+    /// Goal: no mixture of two updates is accepted. Method: every point at which a copy can overlap
+    /// the lane's stores, in the order in which `counters.bpf.c` makes them.
     #[test]
     fn a_torn_reading_is_refused() {
         const OLD: [u64; 5] = [7, 100, 200, 300, 7];
         const NEW: [u64; 5] = [8, 110, 220, 330, 8];
-        /// Places of the words, as the lane stores them: begun, instructions, cycles, at, done.
+        /// The index of each word in the order of the stores: begun, instructions, cycles, at,
+        /// done.
         const STORED: [usize; 5] = [4, 1, 2, 3, 0];
         let after = |stores: usize| {
             let mut words = OLD;
             STORED[..stores].iter().for_each(|&at| words[at] = NEW[at]);
             words
         };
-        // A copy reads upwards; the lane goes on storing meanwhile.
+        // The copy reads upwards while the lane continues its stores.
         for before in 0..=5 {
             for (copied, meanwhile) in (0..=5).flat_map(|c| (before..=5).map(move |m| (c, m))) {
                 let (first, then) = (after(before), after(meanwhile));
@@ -171,9 +172,9 @@ mod tests {
         }
     }
 
-    /// Goal: what a CPU counts arrives, from CPUs that were asked for and from no others. Method: a
-    /// software clock stands for both counters, so that their ratio is known; a thread works on the
-    /// CPU without giving it up.
+    /// Goal: counts arrive from the requested CPUs and from no others. Method: a software clock
+    /// stands in for both counters, so that their ratio is known. A thread works on the CPU without
+    /// a pause.
     #[test]
     fn a_lane_reads_its_own_counters() {
         let counters = match Counters::of(&[0], Software::CPU_CLOCK, Software::CPU_CLOCK) {
@@ -204,7 +205,7 @@ mod tests {
         let [instructions, cycles] =
             [second.instructions - first.instructions, second.cycles - first.cycles];
         assert!(instructions.abs_diff(cycles) * 10 < cycles, "one clock: {first:?} {second:?}");
-        assert_eq!(counters.read(1), None, "nobody asked for CPU 1");
+        assert_eq!(counters.read(1), None, "CPU 1 was not requested");
         assert_eq!(counters.read(u32::MAX), None);
     }
 }

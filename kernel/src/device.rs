@@ -1,7 +1,7 @@
-//! `/dev/nanonap` as an operator meets it: whether the module is there, and why not where it isn't.
+//! Opens `/dev/nanonap`, and explains to the operator why that fails.
 //!
-//! Naps themselves go through `elfen_rt::nap::device`, in the process that naps. This opens the
-//! same device and, if that fails, looks around for the reason.
+//! Naps themselves go through `elfen_rt::nap::device`, in the process that naps. This module opens
+//! the same device. If that fails, it looks for the reason in `/proc` and `/sys`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,19 +16,19 @@ const NODE: &str = "/dev/nanonap";
 const MODULES: &str = "/proc/modules";
 const MODULE: &str = "/sys/module/nanonap";
 
-/// Why naps in the kernel are not to be had here.
+/// Why naps in the kernel are not available.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Missing {
     #[error("this kernel loads no modules")]
     NoModules,
     #[error("the nanonap module is not loaded")]
     NotLoaded,
-    /// Loaded, and its device is not in this /dev: a container has a /dev of its own.
+    /// The module is loaded, but its device is not in this /dev. A container has a /dev of its own.
     #[error("the nanonap module is loaded, but there is no {NODE} here")]
     NoNode,
-    #[error("{NODE} is for group {group} alone")]
+    #[error("only members of group {group} may open {NODE}")]
     NotInGroup { group: u32 },
-    /// Another version, another device, a map that cannot be mapped.
+    /// The module has another version, the file is another device, or its map cannot be mapped.
     #[error("{0}")]
     Unusable(DeviceError),
     #[error("the nanonap module is loaded, but finds no MONITOR/MWAIT that works on this CPU")]
@@ -45,21 +45,21 @@ impl Missing {
             Self::NotLoaded => {
                 "build it in kernel/nanonap and load it (as root: `modprobe nanonap`)".to_owned()
             }
-            Self::NoNode => format!("show {NODE} in this container"),
+            Self::NoNode => format!("make {NODE} available in this container"),
             Self::NotInGroup { group: 0 } => {
                 "give the device a group: kernel/nanonap/nanonap.rules does".to_owned()
             }
-            Self::NotInGroup { group } => format!("be in group {group}"),
-            Self::Unusable(_) => "load the module of this version".to_owned(),
+            Self::NotInGroup { group } => format!("add this user to group {group}"),
+            Self::Unusable(_) => "load the nanonap module of this version".to_owned(),
             Self::CannotWait => "use a CPU that shows MONITOR/MWAIT".to_owned(),
             Self::NoTies => {
-                "name the pairs as the module is loaded (`modprobe nanonap pairs=0:1`)".to_owned()
+                "name the pairs when loading the module (`modprobe nanonap pairs=0:1`)".to_owned()
             }
         }
     }
 }
 
-/// Opens the device for naps: it can wait, and some lane can wake another.
+/// Opens the device for naps. Fails unless it can wait and at least one lane can wake another.
 pub fn open() -> Result<Device, Missing> {
     let device = Device::open().map_err(why_not)?;
     if device.module().wait_kind() == WaitKind::None {
@@ -78,24 +78,26 @@ pub fn open_map() -> Result<TaskMap, Missing> {
 
 fn why_not(error: DeviceError) -> Missing {
     let group = fs::metadata(NODE).ok().map(|node| node.gid());
-    let around = Around { group, modules: exists(MODULES), module: exists(MODULE) };
-    around.explain(error)
+    let machine = Machine { group, modules: exists(MODULES), module: exists(MODULE) };
+    machine.explain(error)
 }
 
 fn exists(path: &str) -> bool {
     Path::new(path).exists()
 }
 
-/// What can be seen from outside when the device could not be opened.
+/// What the machine shows of the module when the device cannot be opened.
 #[derive(Debug)]
-struct Around {
-    /// The device's, if there is one.
+struct Machine {
+    /// The device's group, if the device exists.
     group: Option<u32>,
+    /// Whether the kernel supports modules.
     modules: bool,
+    /// Whether the nanonap module is loaded.
     module: bool,
 }
 
-impl Around {
+impl Machine {
     fn explain(&self, error: DeviceError) -> Missing {
         match (error, self.group) {
             (DeviceError::Open(MemoryError::Denied), Some(group)) => Missing::NotInGroup { group },
@@ -111,13 +113,12 @@ impl Around {
 mod tests {
     use super::*;
 
-    /// Goal: each state of a machine gets its own reason. Method: the states, as they look from
-    /// outside.
+    /// Goal: each state of a machine has its own reason. Method: all states.
     #[test]
-    fn says_why_not() {
+    fn each_state_of_a_machine_has_its_own_reason() {
         let (absent, denied) = (MemoryError::Absent, MemoryError::Denied);
         let explain = |group, modules, module, error| {
-            Around { group, modules, module }.explain(DeviceError::Open(error))
+            Machine { group, modules, module }.explain(DeviceError::Open(error))
         };
         assert_eq!(explain(None, false, false, absent), Missing::NoModules);
         assert_eq!(explain(None, true, false, absent), Missing::NotLoaded);
@@ -127,9 +128,10 @@ mod tests {
         assert_eq!(broken, Missing::Unusable(DeviceError::Open(MemoryError::Other(libc::EIO))));
     }
 
-    /// Goal: what this machine lacks is named, or the device works. Method: open it.
+    /// Goal: on this machine the device either works, or the reason comes with a fix. Method: open
+    /// the device.
     #[test]
-    fn this_machine_is_one_or_the_other() {
+    fn the_device_works_or_has_a_fix() {
         match open() {
             Ok(device) => assert!(device.module().ties() > 0 && device.slot(0).is_some()),
             Err(missing) => assert!(!missing.fix().is_empty(), "{missing}"),

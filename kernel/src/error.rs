@@ -1,10 +1,11 @@
-//! Why one of our eBPF programs is not to be had.
+//! Why one of Elfen's eBPF programs is not available.
 
 use std::io;
 
 use elfen_rt::signal::task::TaskMapError;
 
-/// The kernel describes itself here. Readable by all, and there wherever a program of ours can run.
+/// The kernel's type information. Every process can read it, and it exists wherever Elfen's
+/// programs can run.
 pub(crate) const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
 #[derive(Debug, thiserror::Error)]
@@ -12,18 +13,18 @@ pub enum Error {
     /// The kernel was not built with BTF.
     #[error("the kernel has no {KERNEL_TYPES}")]
     NoKernelTypes,
-    /// Neither in elfend's group, nor with the capabilities to attach.
+    /// This process is not in elfend's group, and lacks the capabilities to attach.
     #[error("not permitted to attach an eBPF program")]
     NotPermitted,
-    /// A running program of another build.
+    /// For example, the running program belongs to another build.
     #[error(transparent)]
     Map(#[from] TaskMapError),
     #[error("the kernel refused the sched_switch program: {0}")]
     Refused(String),
-    /// An older kernel, or one that was built without it.
-    #[error("the kernel has no {tracepoint} as it is since Linux {since}: {why}")]
+    /// The kernel is older, or was built without the tracepoint.
+    #[error("the kernel lacks the tracepoint {tracepoint} of Linux {since} and later: {why}")]
     Lacks { tracepoint: &'static str, since: &'static str, why: String },
-    #[error("cannot tell how many CPUs there are: {0}")]
+    #[error("cannot determine the number of CPUs: {0}")]
     Cpus(io::Error),
     #[error("{doing}: {error}")]
     Call { doing: &'static str, error: io::Error },

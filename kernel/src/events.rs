@@ -1,8 +1,8 @@
-//! What the kernel did around a service's requests, by `kernel/bpf/events.bpf.c`: attaching its
-//! programs, saying what they watch, and reading their rings.
+//! Records kernel events around a service's requests: attaches the programs of
+//! `kernel/bpf/events.bpf.c`, configures what they watch, and reads their rings.
 //!
-//! The kernel waits for nobody. A reader that comes too late finds its events overwritten, and is
-//! told how many there were and from when to when.
+//! The kernel never waits for a reader. A late reader finds events overwritten, and learns how many
+//! there were and in which interval.
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,20 +26,20 @@ const RING: &str = "elfen_ev_ring";
 
 const CPU_WORDS: usize = 64;
 const WATCHED_WORDS: usize = 64;
-/// Words of what a CPU keeps for its writers.
+/// Words of state that each CPU has for its writers.
 const CPU_STATE_WORDS: usize = 8;
 
-/// The kinds of events that are written.
+/// Which kinds of events are recorded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Detail {
     /// Switches, wake-ups, and the service's sockets.
     Sched,
-    /// Interrupts, page faults, and waits for the kernel's own locks and memory as well: those of
-    /// them that the kernel tells of.
+    /// Also interrupts, page faults, and waits for the kernel's own locks and memory, as far as the
+    /// kernel has tracepoints for them.
     Full,
 }
 
-/// A program, its tracepoint, the Linux that it came with, and who wants it.
+/// A program, its tracepoint, the Linux version that introduced it, and the detail that needs it.
 #[derive(Clone, Copy)]
 struct Program(&'static str, &'static str, &'static str, Detail);
 
@@ -78,41 +78,41 @@ const PROGRAMS: [Program; 18] = [
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
     Sched,
-    /// To tell requests of services that say nothing of theirs.
+    /// To recognize the requests of services that do not publish them.
     Sockets,
     Full,
 }
 
-/// All tracepoints that are attached to.
+/// All tracepoints that this module attaches to.
 pub fn tracepoints() -> impl Iterator<Item = (&'static str, Needs)> {
     PROGRAMS.into_iter().map(|program| (program.1, program.needs()))
 }
 
-/// Told of each page fault that was seen to; in the place of a tracepoint where it is lacking.
+/// The program that runs after each page fault, and the name of its event for lists of tracepoints.
 const FAULTED: (&str, &str) = ("elfen_ev_faulted", "page-faults (a software event)");
 const RUNTIME: &str = "elfen_ev_runtime";
 
-/// A place in a file of a language's runtime.
+/// A probe point in a file of a language's runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ProbePoint {
     pub step: Runtime,
     pub offset: u64,
-    /// Where in the kernel's `pt_regs` the address of a name is.
+    /// The index in the kernel's `pt_regs` of the register with the address of a name.
     pub register: Option<u8>,
 }
 
-impl Place {
-    /// As the program reads it.
+impl ProbePoint {
+    /// The point's cookie for the eBPF program.
     fn cookie(self) -> u64 {
         let register = self.register.map_or(0, |register| 1 << 16 | u64::from(register) << 8);
         register | u64::from(self.step.number())
     }
 }
 
-/// Shorter interrupts are not written down: they explain no tail.
+/// Shorter interrupts are not recorded, because they explain no tail latency.
 const LEAST_NS: u64 = 2_000;
 
-/// Whose events are written.
+/// Which events are recorded.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Watched {
     /// Connections to this port; 0 for none.
@@ -140,7 +140,7 @@ impl Watched {
     }
 }
 
-/// Events of a CPU that nobody has read, or that were not written.
+/// Events of a CPU that were overwritten before they were read, or that were not recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lost {
     pub count: u64,
@@ -148,7 +148,7 @@ pub struct Lost {
     pub to_ns: u64,
 }
 
-/// How far a CPU's ring has been read.
+/// The reader's position in a CPU's ring.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     next: u64,
@@ -156,40 +156,41 @@ struct Cursor {
     last_ns: u64,
 }
 
-/// The programs and their rings; they are attached as long as this lives.
+/// The programs and their rings. The programs are attached as long as this value exists.
 #[derive(Debug)]
 pub struct Events {
-    /// Holds the probes of runtimes.
+    /// Keeps the probes of runtimes attached.
     object: Object,
     config: OwnedFd,
     watched: Watched,
-    /// What began in an earlier one is not waited for any more.
+    /// Waits that began in an earlier epoch are forgotten.
     epoch: u64,
-    /// Tracepoints that were asked for and are not there.
+    /// Requested tracepoints that the kernel lacks.
     lacks: Vec<&'static str>,
     cpus: Mapped,
     ring: Mapped,
     events: u64,
     cursors: Vec<Cursor>,
     programs: Vec<OwnedFd>,
-    /// Of the first of the programs, as long as they are attached.
+    /// The links of the first programs, in the same order; empty while paused.
     links: Vec<OwnedFd>,
-    /// As many are attached to tracepoints.
+    /// How many of the programs are attached to tracepoints.
     traced: usize,
     missed: u64,
     missed_at_ns: u64,
 }
 
 impl Events {
-    /// Attaches what `detail` asks for, with `events` in the ring of each CPU, a power of two.
-    /// Sockets are listened to if there is a port now: of a service that marks its requests they
-    /// tell nothing, and every packet would pay for it.
+    /// Attaches the programs for `detail`, with `events` in the ring of each CPU, a power of two.
+    ///
+    /// The socket programs are attached only if there is a port now. For a service that marks its
+    /// requests they add no information, and they cost time for every packet.
     pub fn attach(detail: Detail, events: u32, watched: &Watched) -> Result<Self, Error> {
         let mut all = Self::load(events, watched)?;
-        let is_asked = |program: &Program| {
+        let is_requested = |program: &Program| {
             program.3 <= detail && (program.needs() != Needs::Sockets || watched.port != 0)
         };
-        all.attach_to(PROGRAMS.into_iter().filter(is_asked))?;
+        all.attach_to(PROGRAMS.into_iter().filter(is_requested))?;
         if detail == Detail::Full {
             let (name, lacking) = FAULTED;
             match all.object.faults(name) {
@@ -202,7 +203,7 @@ impl Events {
     }
 
     fn load(events: u32, watched: &Watched) -> Result<Self, Error> {
-        assert!(events.is_power_of_two(), "places are found by masks");
+        assert!(events.is_power_of_two(), "positions in a ring are computed with a mask");
         let cpus = possible_cpus()?;
         let places = cpus.checked_mul(events).ok_or_else(|| {
             Error::Refused(format!("{cpus} CPUs with {events} events each are too many"))
@@ -256,12 +257,13 @@ impl Events {
         Ok(())
     }
 
-    /// Takes the programs off their tracepoints: from now on nobody pays for them.
+    /// Detaches the programs from their tracepoints, so that they cost nothing.
     pub fn pause(&mut self) {
         self.links.clear();
     }
 
-    /// Puts them back. What was waited for meanwhile may have ended unseen.
+    /// Attaches the programs again. Begins a new epoch, because waits may have ended unseen
+    /// meanwhile.
     pub fn resume(&mut self) -> Result<(), Error> {
         self.epoch += 1;
         self.watch(&self.watched.clone())?;
@@ -272,30 +274,29 @@ impl Events {
         Ok(())
     }
 
-    /// What was asked for and the kernel does not tell: its tracepoints.
+    /// The requested tracepoints that the kernel lacks.
     pub fn lacks(&self) -> &[&'static str] {
         &self.lacks
     }
 
-    /// Says anew whose events are written; who was watched before and is not among them is no
-    /// longer.
+    /// Replaces the set of watched ports, processes and CPUs.
     pub fn watch(&mut self, watched: &Watched) -> Result<(), Error> {
         if self.watched != *watched {
-            // Who was not watched for a while may have ended what he had begun.
+            // Waits of threads that were not watched for a while may have ended unseen.
             self.epoch += 1;
             self.watched = watched.clone();
         }
         let words = watched.words(self.events, self.epoch);
         bpf_call::update_element(self.config.as_fd(), 0, &words)
-            .map_err(Error::call("saying whom to watch"))
+            .map_err(Error::call("setting what to watch"))
     }
 
-    /// Has a runtime's steps written down as well, of a process that is watched.
-    pub fn probe(&mut self, process: u32, file: &Path, places: &[Place]) -> Result<(), Error> {
+    /// Also records the steps of a watched process's runtime, at these points of its library.
+    pub fn probe(&mut self, process: u32, file: &Path, points: &[ProbePoint]) -> Result<(), Error> {
         let process = NonZeroU32::new(process)
-            .ok_or_else(|| Error::Refused("process 0 is none".to_owned()))?;
-        for place in places {
-            self.object.probe(RUNTIME, (file, place.offset, place.cookie()), process)?;
+            .ok_or_else(|| Error::Refused("0 is no process id".to_owned()))?;
+        for point in points {
+            self.object.probe(RUNTIME, (file, point.offset, point.cookie()), process)?;
         }
         Ok(())
     }
@@ -306,11 +307,13 @@ impl Events {
 
     /// How many events a CPU has written.
     pub fn written(&self, cpu: u32) -> u64 {
-        // Acquire: places that were taken before are seen as they were taken, or later.
+        // Acquire: events whose index was taken before this count are seen as they were then, or as
+        // overwritten later.
         self.cpus.words()[cpu as usize * CPU_STATE_WORDS].load(Acquire)
     }
 
-    /// Takes what a CPU has written since the last call, and says what was overwritten before.
+    /// Reads the events of a CPU since the last call. Returns what was overwritten before it was
+    /// read.
     pub fn read(&mut self, cpu: u32, into: &mut Vec<Words>) -> Option<Lost> {
         let began = into.len();
         let Cursor { mut next, last_ns } = self.cursors[cpu as usize];
@@ -320,21 +323,22 @@ impl Events {
         let first = next;
         while next < head {
             let words = self.at(cpu, next);
-            // A writer that was interrupted before it was done: what follows can wait. One that is
-            // a whole lap ahead has overwritten it, which is counted below.
+            // A writer was interrupted before it finished this event: the rest is read next time.
+            // If the head is more than a lap ahead, the event was overwritten, which is counted
+            // below.
             if lap(&words) != lap_of(next, self.events) && self.written(cpu) - next <= self.events {
                 break;
             }
             into.push(words);
             next += 1;
         }
-        // What was copied while a writer had come round again may be mixed.
+        // Events that a writer overwrote while they were copied may be mixed.
         let overtaken = self.written(cpu).saturating_sub(self.events);
         let mixed = usize::try_from(overtaken.saturating_sub(first)).unwrap_or(usize::MAX);
         let mixed = mixed.min(into.len() - began);
         into.drain(began..began + mixed);
         lost += mixed as u64;
-        // A nested writer takes its place first and has the later time.
+        // A nested writer takes its index first and has the later time, so the order is restored.
         into[began..].sort_by_key(|words| words[0]);
         let found_ns = into.get(began).map_or_else(monotonic_ns, |words| words[0]);
         let last_ns_now = into[began..].last().map_or(last_ns, |words| words[0]);
@@ -342,17 +346,18 @@ impl Events {
         (lost > 0).then_some(Lost { count: lost, from_ns: last_ns, to_ns: found_ns.max(last_ns) })
     }
 
-    /// Events that the kernel did not write since the last call, because it was in the middle of
-    /// the same program: on which CPU, it does not say. What is waited for may have ended in one of
-    /// them, so [`Events::watch`] is to be called next.
+    /// Events that the kernel skipped since the last call, because the same program was already
+    /// running. The kernel does not report on which CPU. A wait may have ended in a skipped event,
+    /// so the caller must call [`Events::watch`] next.
     pub fn missed(&mut self) -> Option<Lost> {
         let missed = self.programs.iter().map(|program| {
-            // A kernel that does not count them has none to tell of.
+            // A kernel that does not count skipped events counts as having none.
             bpf_call::recursion_misses(program.as_fd()).unwrap_or(0)
         });
         let missed: u64 = missed.sum();
         let (count, from_ns) = (missed.saturating_sub(self.missed), self.missed_at_ns);
-        (self.missed, self.missed_at_ns) = (missed, monotonic_ns());
+        self.missed = missed;
+        self.missed_at_ns = monotonic_ns();
         self.epoch += u64::from(count > 0);
         (count > 0).then_some(Lost { count, from_ns, to_ns: self.missed_at_ns })
     }
@@ -361,10 +366,11 @@ impl Events {
         let place = u64::from(cpu) * self.events + (index & (self.events - 1));
         let at = usize::try_from(place).unwrap_or(usize::MAX) * 4;
         let words = &self.ring.words()[at..at + 4];
-        // Acquire: what was stored before the last word is seen with it.
+        // Acquire: the words that were stored before the last word are seen with it.
         let last = words[3].load(Acquire);
         let [at_ns, a, b] = [0, 1, 2].map(|word: usize| words[word].load(Relaxed));
-        // A writer that comes round clears the last word first: if it did, these words are void.
+        // A writer that overwrites the event clears the last word first. If that happened, these
+        // words are invalid.
         fence(Acquire);
         if words[3].load(Relaxed) == last { [at_ns, a, b, last] } else { [0; 4] }
     }
@@ -392,14 +398,15 @@ mod tests {
     }
 
     fn own_thread() -> u32 {
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: gettid takes nothing and cannot fail.
         unsafe { libc::gettid() }.unsigned_abs()
     }
 
-    /// Goal: a kernel that lacks a part of the full detail shows the rest, and it is said what is
-    /// missing; one that lacks more is refused. Method: tracepoints that no kernel has.
+    /// Goal: if the kernel lacks a tracepoint of the full detail, the others are recorded, and the
+    /// missing one is reported. A kernel that lacks a required tracepoint is refused. Method:
+    /// tracepoints that no kernel has.
     #[test]
-    fn what_a_kernel_lacks_is_said() {
+    fn missing_tracepoints_are_reported() {
         let Some(mut events) = load() else { return };
         let none = "no_kernel_has_this";
         let programs = [
@@ -413,10 +420,11 @@ mod tests {
         assert!(matches!(refused, Err(Error::Lacks { tracepoint, .. }) if tracepoint == none));
     }
 
-    /// Goal: a wait whose end was not seen neither hides nor dates the waits after it. Method: such
-    /// a note of this thread's, which then waits for a pipe's lock that another thread takes.
+    /// Goal: a wait whose end was not seen neither hides later waits nor changes their times.
+    /// Method: such a wait is noted for this thread. Then this thread waits for a pipe's lock that
+    /// another thread takes.
     #[test]
-    fn a_wait_that_nobody_saw_the_end_of_is_forgotten() {
+    fn a_wait_without_a_seen_end_is_forgotten() {
         let Some(mut events) = load() else { return };
         match events.attach_to(PROGRAMS.into_iter()) {
             Err(why @ Error::Lacks { .. }) => {
@@ -467,7 +475,7 @@ mod tests {
         writes.join().unwrap();
         drop(to);
         reads.join().unwrap();
-        let (since_ns, at_ns) = found.expect("a wait of a minute's writing");
+        let (since_ns, at_ns) = found.expect("a wait within a minute");
         assert!(began_ns <= since_ns && since_ns < at_ns, "{since_ns} to {at_ns}");
     }
 }

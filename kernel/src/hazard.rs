@@ -1,5 +1,5 @@
-//! What brings a server to a halt, told as it happens by `kernel/bpf/hazard.bpf.c`: signals that
-//! stop it, and its JVM's own halts.
+//! Events that halt a server, reported by `kernel/bpf/hazard.bpf.c` as they happen: signals that
+//! stop it, and safepoints of its JVM.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -11,7 +11,7 @@ use elfen_rt::signal::event::Runtime;
 
 use crate::bpf_call;
 pub use crate::error::Error;
-use crate::events::Place;
+use crate::events::ProbePoint;
 use crate::object::Object;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/hazard.bpf.o");
@@ -19,26 +19,26 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/hazard.bpf.o");
 const CONFIG: &str = "elfen_hz_config";
 const RING: &str = "elfen_hz_ring";
 const SERVERS: usize = 2;
-/// A server has no more processes whose halts are told.
+/// How many processes of a server are watched.
 const PROCESSES: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     Stopped,
     Continued,
-    /// A JVM's threads come to a halt.
+    /// A JVM stops its threads.
     Halted,
     Released,
 }
 
-/// What is told, as long as this lives.
+/// The reported events. The program is attached as long as this value exists.
 pub struct Hazards {
     ring: RingBuf<MapData>,
     _link: OwnedFd,
 }
 
-/// Of whom it is told. Probes of a JVM are gone with this; attaching them takes the kernel some
-/// tens of milliseconds, so this may be another thread's.
+/// The watched servers. Probes of a JVM stay attached as long as this value exists. Attaching them
+/// takes some tens of milliseconds, so another thread may own this value.
 pub struct Subjects {
     object: Object,
     config: OwnedFd,
@@ -65,9 +65,9 @@ impl Hazards {
         Ok((Self { ring, _link: link }, Subjects { object, config }))
     }
 
-    /// What has happened since the last call, in its order: to which server, and what.
+    /// The events since the last call, in their order, each with the index of its server.
     pub fn take(&mut self) -> Vec<(usize, Step)> {
-        let mut told = Vec::new();
+        let mut steps = Vec::new();
         while let Some(item) = self.ring.next() {
             let (words, _) = item.as_chunks::<8>();
             let [server, step] = words else { continue };
@@ -79,41 +79,43 @@ impl Hazards {
             };
             let server = usize::try_from(u64::from_le_bytes(*server)).unwrap_or(SERVERS);
             if server < SERVERS {
-                told.push((server, step));
+                steps.push((server, step));
             }
         }
-        told
+        steps
     }
 }
 
 impl Subjects {
-    /// Says anew which processes each server has.
+    /// Replaces the processes of each server.
     pub fn watch(&self, servers: [&[u32]; SERVERS]) -> Result<(), Error> {
         let mut words = [0; SERVERS * PROCESSES];
         for (of, processes) in words.chunks_exact_mut(PROCESSES).zip(servers) {
-            of.iter_mut().zip(processes).for_each(|(word, process)| *word = u64::from(*process));
+            for (word, process) in of.iter_mut().zip(processes) {
+                *word = u64::from(*process);
+            }
         }
-        let told = bpf_call::update_element(self.config.as_fd(), 0, &words);
-        told.map_err(Error::call("saying whom to watch"))
+        let updated = bpf_call::update_element(self.config.as_fd(), 0, &words);
+        updated.map_err(Error::call("setting what to watch"))
     }
 
-    /// Has a JVM tell of its halts, by these places of its library.
-    pub fn probe(&mut self, process: u32, file: &Path, places: &[Place]) -> Result<(), Error> {
+    /// Reports the safepoints of a JVM, at these points of its library.
+    pub fn probe(&mut self, process: u32, file: &Path, points: &[ProbePoint]) -> Result<(), Error> {
         let process = NonZeroU32::new(process)
-            .ok_or_else(|| Error::Refused("process 0 is none".to_owned()))?;
-        for place in places {
-            let cookie = match place.step {
+            .ok_or_else(|| Error::Refused("0 is no process id".to_owned()))?;
+        for point in points {
+            let cookie = match point.step {
                 Runtime::SafepointBegin => 1,
                 Runtime::SafepointEnd => 2,
                 _ => continue,
             };
-            self.object.probe("elfen_hz_runtime", (file, place.offset, cookie), process)?;
+            self.object.probe("elfen_hz_runtime", (file, point.offset, cookie), process)?;
         }
         Ok(())
     }
 }
 
-/// It becomes readable as soon as something has happened.
+/// The descriptor becomes readable as soon as an event is available.
 impl AsFd for Hazards {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()

@@ -1,4 +1,5 @@
-//! The processes that keep the program attached: each has a descriptor of its link.
+//! Finds the processes that keep the task map's program attached. Each has a descriptor of its
+//! link.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -13,13 +14,13 @@ pub struct Holder {
     pub command: String,
 }
 
-/// Looks for the holders of the attached program; `None` if none is attached. Needs CAP_SYS_ADMIN.
-/// Processes that hide their descriptors are not among them.
+/// Finds the holders of the attached program; `None` if no program is attached. Needs
+/// CAP_SYS_ADMIN. Processes that hide their descriptors are not found.
 pub fn find() -> Result<Option<Vec<Holder>>, task_map::Error> {
-    let Some(parts) = task_map::running()? else { return Ok(None) };
+    let Some(parts) = task_map::find_attached()? else { return Ok(None) };
     let info = bpf_call::link_info(parts.link.as_fd());
     let info = info.map_err(task_map::Error::call("reading the link"))?;
-    // Ours must not count: closed before we look.
+    // Closed before the search, so that this process does not count.
     drop(parts);
     let holders = processes().into_iter().filter(|&pid| holds(pid, info.id));
     Ok(Some(holders.map(|pid| Holder { pid, command: command_of(pid) }).collect()))
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_told_apart_by_their_link() {
+    fn descriptors_are_distinguished_by_their_link() {
         let info = "pos:\t0\nflags:\t02000000\nmnt_id:\t16\nlink_type:\ttracing\n\
                     link_id:\t12\nprog_id:\t34\n";
         assert!(is_link(info, 12));

@@ -1,9 +1,11 @@
-//! Loads, finds and maps what Elfen runs in the kernel, and says what is missing where it can't.
+//! Loads, finds and maps Elfen's eBPF programs and its kernel module, and explains what is missing.
 //!
-//! Everything that needs a capability is here, so that `elfen-rt`, which lives in other people's
-//! processes, needs none. The task map has three ways to its readers, tried in this order by
-//! [`task_map::open`]: a program that another process of ours has attached; what elfend hands over;
-//! one that we attach ourselves.
+//! Everything that needs a capability is in this crate. `elfen-rt` lives in other people's
+//! processes and needs none. [`task_map::open`] gets the task map in one of three ways, in this
+//! order:
+//! 1. from a program that another Elfen process has attached,
+//! 2. from elfend, which hands over its map,
+//! 3. by attaching the program itself.
 
 #![cfg(target_os = "linux")]
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// Words that eBPF programs write while we read them.
+/// Words that eBPF programs write while this process reads them.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     base: NonNull<AtomicU64>,
@@ -18,11 +18,11 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Maps the first words of an array, which must have so many.
+    /// Maps the first `words` words of an array. Fails if the array has fewer.
     pub(crate) fn new(map: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
         let (length, read) = (words * size_of::<AtomicU64>(), libc::PROT_READ);
         let null = std::ptr::null_mut();
-        // SAFETY: a new mapping at an address of the kernel's choice; it refuses what lies beyond
+        // SAFETY: the kernel chooses the address of the new mapping, and refuses a length beyond
         // the array.
         let base = unsafe { libc::mmap(null, length, read, libc::MAP_SHARED, map.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
@@ -33,8 +33,8 @@ impl Mapped {
     }
 
     pub(crate) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `new` mapped so many words, page-aligned, and nothing unmaps them before `self`
-        // drops. The kernel writes them while we read: they are atomic.
+        // SAFETY: `new` mapped this many words, page-aligned, and nothing unmaps them before `self`
+        // drops. The kernel writes them meanwhile, and they are atomic.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }

@@ -1,5 +1,5 @@
-//! Our eBPF objects: into the kernel, and from there as plain descriptors whose
-//! lifetime is the kernel's.
+//! Loads Elfen's eBPF objects, and returns their maps and programs as plain descriptors, whose
+//! lifetime the kernel manages.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ use crate::error::Error;
 
 pub(crate) const DUPLICATING: &str = "duplicating a descriptor";
 
-/// An object whose maps are in the kernel.
+/// An object whose maps are loaded.
 #[derive(Debug)]
 pub(crate) struct Object {
     ebpf: Ebpf,
@@ -24,7 +24,7 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// Makes the object's maps, each with as many entries as said.
+    /// Makes the object's maps. `entries` sets the number of entries of each map by its name.
     pub(crate) fn load(bytes: &[u8], entries: &[(&str, u32)]) -> Result<Self, Error> {
         let types = Btf::from_sys_fs().map_err(|_| Error::NoKernelTypes)?;
         let mut loader = EbpfLoader::new();
@@ -36,7 +36,7 @@ impl Object {
         Ok(Self { ebpf, types })
     }
 
-    /// Loads one program for a tracepoint; it is not attached.
+    /// Loads a program for a tracepoint, without attaching it.
     pub(crate) fn program(&mut self, name: &str, tracepoint: &str) -> Result<OwnedFd, Error> {
         let program: &mut BtfTracePoint = named(&mut self.ebpf, name)?;
         program.load(tracepoint, &self.types).map_err(refused)?;
@@ -44,7 +44,7 @@ impl Object {
         program.map_err(Error::call(DUPLICATING))
     }
 
-    /// Loads one program for the return of a function of the kernel; it is not attached.
+    /// Loads a program for the return of a kernel function, without attaching it.
     pub(crate) fn exit_program(&mut self, name: &str, function: &str) -> Result<OwnedFd, Error> {
         let program: &mut FExit = named(&mut self.ebpf, name)?;
         program.load(function, &self.types).map_err(refused)?;
@@ -52,8 +52,8 @@ impl Object {
         program.map_err(Error::call(DUPLICATING))
     }
 
-    /// Attaches a program to a place in a file that one process has mapped, with a number that the
-    /// program is told there; as long as this object lives, or the process.
+    /// Attaches a program to an offset in a file that one process has mapped. The program gets
+    /// `cookie` there. It stays attached as long as this object and the process exist.
     pub(crate) fn probe(
         &mut self,
         name: &str,
@@ -61,7 +61,7 @@ impl Object {
         process: NonZeroU32,
     ) -> Result<(), Error> {
         let program: &mut UProbe = named(&mut self.ebpf, name)?;
-        // Loaded once, for all places.
+        // The program is loaded once for all offsets.
         if program.fd().is_err() {
             program.load().map_err(refused)?;
         }
@@ -71,8 +71,7 @@ impl Object {
         attached.map(drop).map_err(refused)
     }
 
-    /// Attaches a program to the count of page faults of each CPU that is online, as long as this
-    /// object lives.
+    /// Attaches a program to the page faults of each online CPU, as long as this object exists.
     pub(crate) fn faults(&mut self, name: &str) -> Result<OwnedFd, Error> {
         const SORTS: [SoftwareEvent; 2] =
             [SoftwareEvent::PageFaultsMin, SoftwareEvent::PageFaultsMaj];
@@ -91,16 +90,16 @@ impl Object {
         program.map_err(Error::call(DUPLICATING))
     }
 
-    /// A ring that wakes who waits for it.
+    /// A ring buffer, which wakes threads that wait for it.
     pub(crate) fn ring(&mut self, name: &str) -> Result<RingBuf<MapData>, Error> {
         let map = self.ebpf.take_map(name);
-        let map = map.ok_or_else(|| Error::Refused(format!("it holds no ring {name}")))?;
+        let map = map.ok_or_else(|| Error::Refused(format!("the object has no ring {name}")))?;
         RingBuf::try_from(map).map_err(refused)
     }
 
     pub(crate) fn map(&self, name: &str) -> Result<OwnedFd, Error> {
         let map = self.ebpf.map(name).and_then(data);
-        let map = map.ok_or_else(|| Error::Refused(format!("it holds no map {name}")))?;
+        let map = map.ok_or_else(|| Error::Refused(format!("the object has no map {name}")))?;
         map.fd().as_fd().try_clone_to_owned().map_err(Error::call(DUPLICATING))
     }
 }
@@ -110,10 +109,10 @@ where
     &'a mut P: TryFrom<&'a mut Program>,
 {
     let program = ebpf.program_mut(name).and_then(|program| program.try_into().ok());
-    program.ok_or_else(|| Error::Refused(format!("it holds no program {name}")))
+    program.ok_or_else(|| Error::Refused(format!("the object has no program {name}")))
 }
 
-/// The kinds of maps that our programs have.
+/// The data of a map, for the kinds of maps that Elfen's programs have.
 fn data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(map) | Map::PerfEventArray(map) | Map::LruHashMap(map) => Some(map),
@@ -121,7 +120,8 @@ fn data(map: &Map) -> Option<&MapData> {
     }
 }
 
-/// aya wraps errors in errors; what a caller can act on is whether the kernel said EPERM.
+/// Converts an error of aya, which wraps errors in errors. Callers act on whether the kernel
+/// returned EPERM.
 fn refused(error: impl std::error::Error + 'static) -> Error {
     let mut texts = Vec::new();
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);

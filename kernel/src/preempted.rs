@@ -1,5 +1,5 @@
-//! Where batch tasks stood when their CPUs were given to others, and on which CPUs they filter
-//! their system calls, by `kernel/bpf/preempted.bpf.c`.
+//! Where batch tasks were preempted, and on which CPUs batch tasks have seccomp filters, recorded
+//! by `kernel/bpf/preempted.bpf.c`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,26 +14,28 @@ const PREEMPTED: &str = "elfen_preempted";
 const FILTERS: &str = "elfen_filters";
 const CPUS_IN_PAGE: u32 = 512;
 const PAGE_BYTES: u64 = 4096;
-/// Of the two system calls by which a task enters a filter.
+/// The programs for the two system calls by which a task installs a seccomp filter.
 const ENTRIES: [(&str, &str); 2] =
     [("elfen_prctl", "__x64_sys_prctl"), ("elfen_seccomp", "__x64_sys_seccomp")];
 
-/// A batch task that had to leave its CPU.
+/// A batch task that was preempted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Preempted {
     pub process: u32,
     pub thread: u32,
-    /// The instruction that it goes on with, and its stack pointer there.
+    /// The instruction at which the task continues.
     pub ip: u64,
+    /// The task's stack pointer at that instruction.
     pub sp: u64,
-    /// It was in a system call.
+    /// Whether the task was in a system call.
     pub in_kernel: bool,
-    /// From when to when it ran.
+    /// When the task was switched in.
     pub since_ns: u64,
+    /// When the task was preempted.
     pub until_ns: u64,
 }
 
-/// The programs that take note, attached as long as this lives.
+/// The recording programs. They are attached as long as this value exists.
 #[derive(Debug)]
 pub struct Notes {
     preempted: OwnedFd,
@@ -58,20 +60,22 @@ impl Notes {
             }
             Ok::<_, Error>((filters, u64::from(pages) * PAGE_BYTES))
         };
-        // There are kernels that let nobody trace their functions.
+        // Some kernels do not support tracing their functions.
         let filters = entries().ok();
         Ok(Self { preempted, filters, _links: links })
     }
 
-    /// The map that batch processes read, and its length: for each CPU a word that is not 0 while
-    /// the batch task there filters its system calls. `None` where the kernel can't say so in time.
+    /// The map that batch processes read, and its length. For each CPU it has a word that is not 0
+    /// while the batch task there has a seccomp filter. `None` where the kernel cannot report this
+    /// in time.
     pub fn filters(&self) -> Option<(BorrowedFd<'_>, u64)> {
         self.filters.as_ref().map(|(map, bytes)| (map.as_fd(), *bytes))
     }
 
-    /// The batch task that had `cpu` until the calling thread got it; `None` if another task, or
-    /// none, ran in between. For threads on that CPU: on another one the note may change meanwhile.
-    pub fn before(&self, cpu: u32, caller: u64) -> Option<Preempted> {
+    /// The batch task that the calling thread preempted on `cpu`; `None` if another task, or the
+    /// idle task, ran in between. Only for threads on that CPU; otherwise the record may change
+    /// meanwhile.
+    pub fn preempted_by(&self, cpu: u32, caller: u64) -> Option<Preempted> {
         let mut words = [0; 8];
         bpf_call::look_up_element(self.preempted.as_fd(), cpu, &mut words).ok()?;
         let [next, task, ip, sp, orig_ax, since_ns, until_ns, _] = words;
@@ -90,15 +94,15 @@ mod tests {
     use std::process::Command;
 
     fn own_task() -> u64 {
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: gettid takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() };
         u64::from(std::process::id()) << 32 | u64::from(thread.unsigned_abs())
     }
 
-    /// Goal: the note is of the task that the caller took its CPU from, and says where that was.
-    /// Method: a shell that loops at SCHED_IDLE, on the CPU of a thread that sleeps now and then.
+    /// Goal: the record names the task that the caller preempted, and where. Method: a shell loops
+    /// at SCHED_IDLE on the CPU of a thread that sleeps repeatedly.
     #[test]
-    fn a_batch_task_is_noted_where_it_was_interrupted() {
+    fn a_preempted_batch_task_is_recorded_with_its_address() {
         let notes = match Notes::attach() {
             Ok(notes) => notes,
             Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
@@ -115,13 +119,13 @@ mod tests {
         assert!(core_affinity::set_for_current(id));
         let found = (0..60_000).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(1));
-            let noted = notes.before(0, own_task())?;
+            let noted = notes.preempted_by(0, own_task())?;
             (noted.process == batch.id() && !noted.in_kernel).then_some(noted)
         });
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", batch.id())).unwrap();
         batch.kill().unwrap();
         batch.wait().unwrap();
-        let found = found.expect("it was interrupted in its loop");
+        let found = found.expect("the shell was preempted in its loop");
         assert_eq!(found.thread, found.process);
         assert!(found.since_ns < found.until_ns);
         let lies_in = |line: &&str| {
@@ -129,7 +133,7 @@ mod tests {
             let number = |text| u64::from_str_radix(text, 16).unwrap();
             (number(from)..number(to)).contains(&found.ip)
         };
-        let line = maps.lines().find(lies_in).expect("the address is the program's");
+        let line = maps.lines().find(lies_in).expect("the address lies in the shell's program");
         assert!(line.contains("r-xp"), "{line}");
     }
 }

@@ -1,4 +1,4 @@
-//! Sleeping in the kernel until a CPU idles, by `kernel/bpf/wake.bpf.c`.
+//! Sleeps in the kernel until a CPU idles. `kernel/bpf/wake.bpf.c` wakes the sleepers.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/wake.bpf.o");
 
 const SLEEPERS: &str = "elfen_sleepers";
 
-/// The program that wakes sleepers, attached as long as this lives.
+/// The program that wakes sleepers. It is attached as long as this value exists.
 #[derive(Debug)]
 pub struct Alarm {
     sleepers: OwnedFd,
@@ -32,11 +32,11 @@ impl Alarm {
         Ok(Self { sleepers: object.map(SLEEPERS)?, _link: link })
     }
 
-    /// The one sleeper that `cpu` wakes whenever it goes idle.
+    /// Makes the one sleeper that `cpu` wakes whenever it goes idle.
     pub fn sleeper(&self, cpu: u32) -> Result<Sleeper<'_>, Error> {
         const OPENING: &str = "opening an event";
         let mut builder = Builder::new(Software::BPF_OUTPUT);
-        // Each event wakes, and is recorded: one without a record would not.
+        // Each event wakes the sleeper. Only recorded events do, so each event is recorded.
         builder.one_cpu(cpu as usize).any_pid().sample_period(1).wakeup_events(1).enabled(true);
         builder.sample(perf_event::SampleFlag::RAW);
         let event = builder.build().map_err(Error::call(OPENING))?;
@@ -47,7 +47,7 @@ impl Alarm {
     }
 }
 
-/// Some hundred records. A ring that is full wakes no thread, so [`Sleeper::sleep`] empties it.
+/// Room for some hundred records. A full ring wakes no thread, so [`Sleeper::sleep`] empties it.
 const RING_BYTES: usize = 4096;
 
 pub struct Sleeper<'a> {
@@ -63,7 +63,8 @@ impl fmt::Debug for Sleeper<'_> {
 }
 
 impl Sleeper<'_> {
-    /// Sleeps until the CPU has gone idle since the last call, or for `at_most`.
+    /// Sleeps until the CPU has gone idle since the last call, at most for `at_most`. Returns
+    /// whether the CPU has gone idle.
     pub fn sleep(&mut self, at_most: Duration) -> bool {
         let idled = self.event.next_blocking(Some(at_most)).is_some();
         while self.event.next_record().is_some() {}
@@ -76,16 +77,15 @@ mod tests {
     use super::*;
     use std::io::{self, Write};
 
-    /// How long CPU 0 has idled, in the kernel's ticks.
+    /// The idle time of CPU 0 so far, in the kernel's ticks.
     fn idle_ticks() -> u64 {
         let stat = std::fs::read_to_string("/proc/stat").unwrap();
         let line = stat.lines().find(|line| line.starts_with("cpu0 ")).unwrap();
         line.split_whitespace().nth(4).unwrap().parse().unwrap()
     }
 
-    /// Goal: a thread that sleeps is woken by the CPU that it sleeps for. Method: an idle moment of
-    /// the CPU comes sooner or later, by the kernel's own count; one of a CPU that does not exist
-    /// never does.
+    /// Goal: a CPU that goes idle wakes its sleeper. Method: sleep until CPU 0 idles, compared with
+    /// the kernel's own count of idle time. A CPU that does not exist has no sleeper.
     #[test]
     fn a_cpu_that_idles_wakes_its_sleeper() {
         let alarm = match Alarm::attach() {
@@ -97,12 +97,12 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         let mut sleeper = alarm.sleeper(0).unwrap();
-        // More often than the ring has room for.
+        // More wake-ups than the ring has room for.
         for _ in 0..120 {
             let before = idle_ticks();
             if !sleeper.sleep(Duration::from_secs(20)) {
-                assert_eq!(idle_ticks(), before, "CPU 0 has idled, and woken nobody");
-                let why = "others keep CPU 0 busy";
+                assert_eq!(idle_ticks(), before, "CPU 0 has idled without waking its sleeper");
+                let why = "other programs keep CPU 0 busy";
                 writeln!(io::stderr(), "skipped: sleeping until a CPU idles: {why}").unwrap();
                 return;
             }

@@ -1,9 +1,9 @@
-//! The task map: attach the program, or find one that is attached, and map what it writes.
+//! Opens the task map: finds an attached program, or attaches one, and maps its map.
 //!
-//! A process that gets a [`TaskMap`] from here holds the program's link as well, so the program
-//! stays as long as its last reader. Processes find each other's program by its id, which only
-//! CAP_SYS_ADMIN may do; elfend hands its own to those whom it trusts; with CAP_BPF and CAP_PERFMON
-//! alone each process attaches its own.
+//! A [`TaskMap`] holds the program's link, so the program stays attached as long as its last reader
+//! exists. A process with CAP_SYS_ADMIN finds the program of another process by its id. elfend
+//! hands its map to processes that it trusts. A process that has only CAP_BPF and CAP_PERFMON
+//! attaches a program of its own.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -29,38 +29,39 @@ use crate::object::{DUPLICATING, Object};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/task_map.bpf.o");
 
-/// It ends in the version of the pages that it writes: a build that reads another version does not
-/// find it, and attaches its own beside it.
+/// The program's name. It ends in the version of the pages that it writes, so that a build for
+/// another version does not find it, and attaches its own program as well.
 const PROGRAM: &str = "elfen_switch_7";
 const TASKS: &str = "elfen_tasks";
 const WATCH: &str = "elfen_watch";
 const CLAIMS: &str = "elfen_claims";
-/// Entries that follow the CPUs.
+/// How many entries follow for each CPU.
 #[expect(clippy::cast_possible_truncation, reason = "a handful")]
 const ACCOUNTS_EACH: u32 = ACCOUNTS as u32;
 
 const _: () = assert!(size_of::<Account>() == size_of::<TaskSlot>());
 
-/// How a task map was come by.
+/// Where a task map came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// Another process had attached the program.
     Shared,
-    /// elfend handed its own over.
+    /// elfend handed over its map.
     Handed,
-    /// We attached the program.
+    /// This process attached the program.
     Attached,
 }
 
-/// Opens the machine's task map: shared, handed over, or attached by us.
+/// Opens the machine's task map: shared, handed over by elfend, or attached by this process.
 pub fn open() -> Result<(TaskMap, Source), Error> {
-    // Held to the end: of two processes that start together, one attaches and the other finds it.
+    // Held until the return: of two processes that start together, one attaches the program and the
+    // other finds it.
     let _lock = lock();
-    match running() {
+    match find_attached() {
         Ok(Some(parts)) => return Ok((parts.into_map()?, Source::Shared)),
         Ok(None) => {}
-        // Who may not look is handed it, or has to attach its own.
-        Err(Error::NotPermitted) => match handed() {
+        // A process that may not search gets the map from elfend, or attaches its own program.
+        Err(Error::NotPermitted) => match request_from_elfend() {
             Ok(map) => return Ok((map, Source::Handed)),
             Err(TasksError::Absent | TasksError::Refused) => {}
             Err(TasksError::Map(error)) => return Err(error.into()),
@@ -70,20 +71,20 @@ pub fn open() -> Result<(TaskMap, Source), Error> {
     Ok((attach()?.into_map()?, Source::Attached))
 }
 
-/// What elfend hands over, to root and to members of its group.
-pub fn handed() -> Result<TaskMap, TasksError> {
-    pages::tasks(elfend().as_os_str().as_bytes())
+/// Requests the task map from elfend, which hands it to root and to members of its group.
+pub fn request_from_elfend() -> Result<TaskMap, TasksError> {
+    pages::request_task_map(elfend_socket().as_os_str().as_bytes())
 }
 
-/// Where elfend is asked.
-pub fn elfend() -> PathBuf {
+/// The path of elfend's socket.
+pub fn elfend_socket() -> PathBuf {
     let named = std::env::var_os(OsStr::from_bytes(pages::VARIABLE.to_bytes()));
     named.unwrap_or_else(|| OsStr::from_bytes(pages::SOCKET).to_owned()).into()
 }
 
-/// Whether a program of ours is attached; `None` if we may not know.
+/// Whether the program of this version is attached; `None` if this process may not search for it.
 pub fn is_attached() -> Option<bool> {
-    running().ok().map(|found| found.is_some())
+    find_attached().ok().map(|found| found.is_some())
 }
 
 /// An attached program and its maps.
@@ -105,30 +106,30 @@ impl Parts {
 }
 
 fn descriptor(fd: OwnedFd) -> Descriptor {
-    // SAFETY: `into_raw_fd` hands the open descriptor over to us alone.
+    // SAFETY: `into_raw_fd` gives up the ownership of the open descriptor.
     unsafe { Descriptor::from_raw(fd.into_raw_fd()) }
 }
 
-/// The program that some process has attached. Looking for it needs CAP_SYS_ADMIN.
-pub(crate) fn running() -> Result<Option<Parts>, Error> {
+/// Finds the program that any process has attached. Needs CAP_SYS_ADMIN.
+pub(crate) fn find_attached() -> Result<Option<Parts>, Error> {
     for link in bpf_call::links() {
         let (link, info) = link.map_err(Error::call("looking for links"))?;
-        let Some(program) = program_of_ours(info.program) else { continue };
+        let Some(program) = program_of_this_version(info.program) else { continue };
         let Ok(Some(maps)) = program.map_ids() else { continue };
-        if let Some([tasks, watch, claims]) = maps_of_ours(&maps) {
+        if let Some([tasks, watch, claims]) = maps_of_program(&maps) {
             return Ok(Some(Parts { tasks, watch, claims, link }));
         }
     }
     Ok(None)
 }
 
-fn program_of_ours(id: u32) -> Option<ProgramInfo> {
+fn program_of_this_version(id: u32) -> Option<ProgramInfo> {
     loaded_programs()
         .flatten()
         .find(|program| program.id() == id && program.name() == PROGRAM.as_bytes())
 }
 
-fn maps_of_ours(ids: &[u32]) -> Option<[OwnedFd; 3]> {
+fn maps_of_program(ids: &[u32]) -> Option<[OwnedFd; 3]> {
     let named = |name: &str| {
         let id = ids.iter().copied().find(|&id| {
             aya::maps::MapInfo::from_id(id).is_ok_and(|map| map.name() == name.as_bytes())
@@ -138,7 +139,7 @@ fn maps_of_ours(ids: &[u32]) -> Option<[OwnedFd; 3]> {
     Some([named(TASKS)?, named(WATCH)?, named(CLAIMS)?])
 }
 
-/// Loads the program, attaches it, and looks who runs on the CPUs that don't switch.
+/// Loads the program, attaches it, and makes every CPU switch once.
 pub(crate) fn attach() -> Result<Parts, Error> {
     let loaded = Loaded::load()?;
     let parts = loaded.attach()?;
@@ -146,8 +147,8 @@ pub(crate) fn attach() -> Result<Parts, Error> {
     Ok(parts)
 }
 
-/// The program and its maps in the kernel, not attached. Attaching one again and
-/// again measures what it costs.
+/// The loaded program and its maps, not attached. A benchmark attaches it repeatedly to measure its
+/// cost.
 #[derive(Debug)]
 pub struct Loaded {
     program: OwnedFd,
@@ -167,13 +168,13 @@ impl Loaded {
         )?;
         let program = object.program(PROGRAM, "sched_switch")?;
         let (tasks, watch, claims) = (object.map(TASKS)?, object.map(WATCH)?, object.map(CLAIMS)?);
-        fill(tasks.as_fd(), cpus)?;
+        initialize(tasks.as_fd(), cpus)?;
         bpf_call::freeze(tasks.as_fd()).map_err(Error::call("freezing the task map"))?;
         Ok(Self { program, tasks, watch, claims, cpus })
     }
 
-    /// Attaches the program until the map is dropped. CPUs that don't switch are
-    /// not visited: see [`open`].
+    /// Attaches the program until the map is dropped. Unlike [`open`], does not make every CPU
+    /// switch once.
     pub fn map(&self) -> Result<TaskMap, Error> {
         self.attach()?.into_map()
     }
@@ -188,7 +189,7 @@ impl Loaded {
 }
 
 /// Writes the header, and marks every CPU unknown until its first switch.
-fn fill(tasks: BorrowedFd<'_>, cpus: u32) -> Result<(), Error> {
+fn initialize(tasks: BorrowedFd<'_>, cpus: u32) -> Result<(), Error> {
     let mut unknown = [0; size_of::<TaskSlot>() / 8];
     unknown[0] = UNKNOWN;
     for cpu in 0..cpus {
@@ -198,7 +199,8 @@ fn fill(tasks: BorrowedFd<'_>, cpus: u32) -> Result<(), Error> {
     bpf_call::update_element(tasks, 0, &header(cpus)).map_err(Error::call("filling the task map"))
 }
 
-/// `PageHeader` as words: a value of an array is written by a call, not through a mapping.
+/// A `PageHeader` as words, because a value of an array is written by a call and not through a
+/// mapping.
 fn header(cpus: u32) -> [u64; 16] {
     let mut words = [0; 16];
     words[0] = u64::from_le_bytes(TaskSlot::MAGIC);
@@ -213,24 +215,25 @@ fn header(cpus: u32) -> [u64; 16] {
     words
 }
 
-/// One more than the highest CPU that this kernel can ever have.
+/// The highest CPU that this kernel can ever have, plus 1.
 pub(crate) fn possible_cpus() -> Result<u32, Error> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").map_err(Error::Cpus)?;
     let last = text.trim().rsplit(['-', ',']).next().and_then(|last| last.parse::<u32>().ok());
     last.map(|last| last + 1).ok_or_else(|| Error::Cpus(io::ErrorKind::InvalidData.into()))
 }
 
-/// How long a visit to all CPUs may take before we go on without the rest of it.
+/// How long this process waits for a visit to all CPUs.
 const VISIT_LIMIT: Duration = Duration::from_millis(200);
 
-/// Steps on every CPU we may run on, so that one which does not switch by itself is known at
-/// once: a thread that polls, or an idle CPU without a tick. In a thread of its own, because a
-/// real-time task could keep us off a CPU for ever; a CPU that was not reached stays unknown, and
-/// counts as busy, until it switches.
+/// Runs on every CPU that this process may use, so that each CPU switches once and its task is
+/// known. Some CPUs would not switch by themselves: a CPU with a thread that polls, or an idle CPU
+/// without a tick.
+///
+/// A thread of its own does this, because a real-time task could block it on a CPU for ever. A CPU
+/// that was not reached stays unknown, and counts as busy, until it switches.
 fn visit_cpus(cpus: u32) {
     let mut mask = vec![0_u64; cpus as usize / 64 + 1];
-    // It makes system calls alone: a process that forks while it is under way copies no lock of
-    // its.
+    // The thread only makes system calls, so a fork during the visit copies no lock that it holds.
     let visitor = std::thread::spawn(move || (0..cpus).for_each(|cpu| step_on(cpu, &mut mask)));
     let start = Instant::now();
     while !visitor.is_finished() && start.elapsed() < VISIT_LIMIT {
@@ -238,19 +241,18 @@ fn visit_cpus(cpus: u32) {
     }
 }
 
-/// Moves the calling thread to one CPU. One that is offline or outside our cpuset
-/// refuses, and is left alone.
+/// Moves the calling thread to one CPU. A CPU that is offline or outside of the cpuset is skipped.
 fn step_on(cpu: u32, mask: &mut [u64]) {
     mask.fill(0);
     mask[cpu as usize / 64] = 1 << (cpu % 64);
     let size = size_of_val(mask);
-    // The call itself and not libc's wrapper, whose set ends at 1,024 CPUs.
-    // SAFETY: the kernel reads `size` bytes of `mask`, which is ours; 0 is the calling thread.
+    // The system call and not libc's wrapper, whose set ends at 1,024 CPUs.
+    // SAFETY: the kernel reads `size` bytes of `mask`; 0 is the calling thread.
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, mask.as_ptr()) };
 }
 
-/// The lock among processes that are about to attach. Any process could hold it, so it is waited
-/// for only so long.
+/// Takes the lock of processes that are about to attach. Any process could hold it for ever, so the
+/// wait is bounded.
 fn lock() -> Option<File> {
     let file = File::open(KERNEL_TYPES).ok()?;
     let start = Instant::now();
@@ -274,14 +276,14 @@ mod tests {
         assert!(PROGRAM.len() < 16, "the kernel cuts longer names");
     }
 
-    /// The words that go through the call are the header that a reader expects.
+    /// The words that the call writes are the header that a reader expects.
     #[test]
-    fn the_header_in_words_is_a_page_header() {
+    fn the_header_words_are_a_page_header() {
         let bytes = Page::<TaskSlot>::bytes(6);
         let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
         memory.remove_name().unwrap();
         let words = header(6);
-        // SAFETY: the segment is ours, writable, and longer than a header.
+        // SAFETY: this test made the segment, writable and longer than a header.
         unsafe {
             memory.base().as_ptr().cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), 16)
         };

@@ -1,8 +1,7 @@
-//! Goal: the kernel counts a batch's own tasks on its lane, however they came into the world, and
-//! no others.
-//! Method: the real program; shells that spin on CPU 1, some below the process that claims and
-//! some beside it; and the kernel's own run time of each (schedstat) to hold the account against.
-//! Needs what `task_map` needs.
+//! Goal: the kernel counts all descendants of a batch's claimant on its lane, and no other tasks.
+//! Method: the real program. Shells spin on CPU 1, some of them descendants of the claimant and
+//! some not. The account is compared with the kernel's own run time of each (schedstat). Needs the
+//! same capabilities as `task_map`.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -16,7 +15,8 @@ use elfen_rt::signal::task::TaskMap;
 const REQUEST: u32 = 0;
 const BATCH: u32 = 1;
 
-/// A shell that spins on the batch lane, or one that starts such a shell, lets it go, and waits.
+/// Scripts: a shell that spins on the batch lane, and shells that start such a shell in the
+/// background and wait.
 const SPIN: &str = "while :; do :; done";
 const SPIN_BELOW: &str = "taskset -c 1 sh -c 'while :; do :; done' & echo $!; wait";
 const SPIN_TWO_BELOW: &str =
@@ -26,7 +26,7 @@ struct Shell(Child);
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // SAFETY: the group is this child's own, made for it below, and it is not reaped yet.
+        // SAFETY: `shell` made this group for the child, which is not reaped yet.
         unsafe { libc::kill(-self.0.id().cast_signed(), libc::SIGKILL) };
         self.0.wait().unwrap();
     }
@@ -39,7 +39,7 @@ fn shell(program: &str, arguments: &[&str]) -> Shell {
     Shell(command.spawn().unwrap())
 }
 
-/// The shell's first line: the spinner's id.
+/// Reads the spinner's id, which is the shell's first line.
 fn spinner_below(shell: &mut Shell) -> u32 {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();
@@ -47,7 +47,7 @@ fn spinner_below(shell: &mut Shell) -> u32 {
     line.trim().parse().unwrap()
 }
 
-/// How long the kernel ran a process of one thread.
+/// How long the kernel has run a process with one thread.
 fn run_time_ns(process: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
@@ -55,12 +55,12 @@ fn run_time_ns(process: u32) -> u64 {
 
 fn map_or_skip(test: &str) -> Option<TaskMap> {
     let skip = |why: String| {
-        // Not through a macro of std, whose output the test runner keeps to itself.
+        // Not through a macro of std, because the test runner captures its output.
         let mut terminal = std::io::stderr();
         writeln!(terminal, "skipped: {test}: {why}").unwrap();
     };
     if std::thread::available_parallelism().unwrap().get() < 2 {
-        skip("two CPUs are needed".to_owned());
+        skip("it needs two CPUs".to_owned());
         return None;
     }
     match task_map::open() {
@@ -73,27 +73,26 @@ fn map_or_skip(test: &str) -> Option<TaskMap> {
     }
 }
 
-/// The time that came to the account until the spinner had run for 100 ms: by the account, and by
-/// the spinner's own run time.
+/// How much the account and the spinner's own run time grew until the spinner had run for 100 ms.
 #[derive(Debug)]
 struct Counted {
     ran_ns: u64,
     shared_ns: u64,
     own_ns: u64,
     busy_ns: u64,
-    /// What the hypervisor took of the lane meanwhile: the spinner had it, and did not run.
+    /// Time that the hypervisor stole from the lane meanwhile: the spinner did not run in it.
     stolen_ns: u64,
 }
 
 impl Counted {
-    /// All that the spinner ran is counted, and nothing else.
+    /// Whether all of the spinner's time is counted, and nothing else.
     fn is_of_the_spinner(&self) -> bool {
         let most_ns = self.own_ns + self.stolen_ns + 2 * TICK_NS;
         (self.own_ns.saturating_sub(2 * TICK_NS)..=most_ns).contains(&self.ran_ns)
     }
 }
 
-/// In ticks of a hundredth of a second.
+/// The time stolen from the batch lane so far. The kernel reports it in hundredths of a second.
 fn stolen_ns() -> u64 {
     let all = std::fs::read_to_string("/proc/stat").unwrap();
     let lane = format!("cpu{BATCH} ");
@@ -102,7 +101,7 @@ fn stolen_ns() -> u64 {
 }
 
 fn count(map: &TaskMap, claim: Claim, spinner: u32) -> Counted {
-    let index = map.claim(BATCH, REQUEST, claim, |_| false).expect("three have room");
+    let index = map.claim(BATCH, REQUEST, claim, |_| false).expect("three claims have room");
     let renew = || [REQUEST, BATCH].map(|cpu| map.renew(cpu));
     renew();
     // The first switch after the claim begins the account.
@@ -115,7 +114,7 @@ fn count(map: &TaskMap, claim: Claim, spinner: u32) -> Counted {
         let (ran_ns, shared_ns) = account.map_or((0, 0), |account| {
             (account.ran_until_ns(now_ns), account.shared_until_ns(now_ns, busy_ns))
         });
-        // The kernel brings a task's run time up to date at its switches and ticks.
+        // The kernel updates a task's run time at its switches and ticks.
         let (own_ns, stolen_ns) = (run_time_ns(spinner), stolen_ns());
         Counted { ran_ns, shared_ns, own_ns, busy_ns, stolen_ns }
     };
@@ -137,12 +136,12 @@ fn count(map: &TaskMap, claim: Claim, spinner: u32) -> Counted {
     }
 }
 
-/// Run times are brought up to date every tick, which comes every 10 ms at the least.
+/// The longest interval between two ticks, at which run times are updated.
 const TICK_NS: u64 = 10_000_000;
 
 #[test]
-fn the_batch_is_counted_and_strangers_are_not() {
-    let test = "the_batch_is_counted_and_strangers_are_not";
+fn only_the_batch_is_counted() {
+    let test = "only_the_batch_is_counted";
     let Some(map) = map_or_skip(test) else { return };
     for below in [SPIN_BELOW, SPIN_TWO_BELOW] {
         let mut keeper = shell("sh", &["-c", below]);
@@ -150,15 +149,15 @@ fn the_batch_is_counted_and_strangers_are_not() {
         let alone = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
         assert!(alone.is_of_the_spinner(), "{alone:?}");
         assert!(alone.shared_ns <= alone.busy_ns + TICK_NS);
-        let _stranger = shell("taskset", &["-c", "1", "sh", "-c", SPIN]);
-        let beside = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
-        assert!(beside.is_of_the_spinner(), "the stranger's time is not the batch's: {beside:?}");
+        let _other = shell("taskset", &["-c", "1", "sh", "-c", SPIN]);
+        let with_other = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
+        assert!(with_other.is_of_the_spinner(), "another task is not counted: {with_other:?}");
     }
 }
 
 #[test]
-fn what_runs_beside_a_busy_lane_is_shared() {
-    let Some(map) = map_or_skip("what_runs_beside_a_busy_lane_is_shared") else { return };
+fn time_next_to_a_busy_lane_is_shared() {
+    let Some(map) = map_or_skip("time_next_to_a_busy_lane_is_shared") else { return };
     let _request = shell("taskset", &["-c", "0", "sh", "-c", SPIN]);
     let mut keeper = shell("sh", &["-c", SPIN_BELOW]);
     let spinner = spinner_below(&mut keeper);
@@ -168,12 +167,12 @@ fn what_runs_beside_a_busy_lane_is_shared() {
 }
 
 #[test]
-fn the_claimer_itself_is_not_its_batch() {
-    let Some(map) = map_or_skip("the_claimer_itself_is_not_its_batch") else { return };
+fn the_claimant_is_not_part_of_its_batch() {
+    let Some(map) = map_or_skip("the_claimant_is_not_part_of_its_batch") else { return };
     let spinner = shell("taskset", &["-c", "1", "sh", "-c", SPIN]);
     let id = spinner.0.id();
     let counted = count(&map, Claim::of_run(0, id), id);
-    assert_eq!((counted.ran_ns, counted.shared_ns), (0, 0), "its guards run on the lane, too");
+    assert_eq!((counted.ran_ns, counted.shared_ns), (0, 0), "guards run on the lane, too");
     let counted = count(&map, Claim::of_program(id), id);
     assert!(counted.is_of_the_spinner(), "a program is its own batch: {counted:?}");
 }

@@ -1,5 +1,5 @@
-//! Goal: what the kernel writes down is what happened, in order; a reader is told what it misses.
-//! Method: a server and a client of the test's on loopback; a ring of a few events.
+//! Goal: the recorded events are what happened, in order, and a reader learns what it misses.
+//! Method: a server and a client on loopback, storms of switches, and small rings.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -74,22 +74,22 @@ fn a_request_leaves_its_events() {
             _ => None,
         })
         .collect();
-    // The client may ask again before the call that wrote the answer has returned.
+    // The client may send its next request before the call that wrote the answer has returned.
     let without = |left_out| steps.iter().copied().filter(|&s| s != left_out).collect::<Vec<_>>();
     assert_eq!(without("sent"), ["ready", "received", "transmitted"].repeat(3), "{found:?}");
     assert_eq!(without("ready"), ["received", "transmitted", "sent"].repeat(3), "{found:?}");
     let own = std::process::id();
     let woken = |e: &Event| matches!(e.kind, Kind::Waking { process, .. } if process == own);
-    assert!(found.iter().any(woken), "the server sleeps until it is asked");
+    assert!(found.iter().any(woken), "the server sleeps until a request wakes it");
     let receives = u16::try_from(libc::SYS_recvfrom).ok();
     let slept = |e: &Event| matches!(e.kind, Kind::Switch(s) if s.call == receives);
-    assert!(found.iter().any(slept), "in a system call that the switch names");
+    assert!(found.iter().any(slept), "the switch names the system call");
     assert!(events.missed().is_none_or(|missed| missed.from_ns < missed.to_ns));
 }
 
-/// Goal: in a storm of switches that no reader keeps up with, each event is read or counted as
-/// lost, and what was lost lies between what was read before and after. Method: threads that hand
-/// a byte to each other on every CPU, rings of 64 KiB, and a reader that looks every 20 ms.
+/// Goal: in a storm of switches that no reader can follow, each event is read or counted as lost,
+/// and lost events lie between the events that were read before and after. Method: threads pass a
+/// byte to each other on every CPU, rings have 64 KiB, and a reader reads every 20 ms.
 #[test]
 fn a_storm_is_read_or_counted() {
     const RING: u32 = 64 * 1024 / 32;
@@ -107,7 +107,7 @@ fn a_storm_is_read_or_counted() {
         }));
         threads.push(std::thread::spawn(move || {
             assert!(core_affinity::set_for_current(cpu));
-            // The other one ends first, and its pipe with it.
+            // The other thread ends first, which closes its pipe.
             while to.0.read_exact(&mut [0]).and_then(|()| from.1.write_all(&[1])).is_ok() {}
         }));
     }
@@ -119,7 +119,7 @@ fn a_storm_is_read_or_counted() {
             let (mut words, last_ns): (Vec<Words>, _) = (Vec::new(), &mut last_ns[cpu as usize]);
             if let Some(lost) = events.read(cpu, &mut words) {
                 sums.1 += lost.count;
-                // A nested writer has the earlier place and the later time.
+                // A nested writer has the earlier index and the later time.
                 assert!(lost.from_ns <= lost.to_ns && lost.from_ns <= *last_ns, "{lost:?}");
                 assert!(words.iter().all(|words| lost.to_ns <= words[0]), "{lost:?}");
             }
@@ -127,7 +127,7 @@ fn a_storm_is_read_or_counted() {
             *last_ns = words.last().map_or(*last_ns, |words| words[0].max(*last_ns));
         }
     };
-    // With a CPU to itself a storm has such an amount in two seconds.
+    // With a CPU to itself, the storm takes two seconds for this many events.
     let patience = Instant::now() + Duration::from_secs(60);
     while sums.0 + sums.1 < 1_000_000 && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(20));
@@ -147,10 +147,10 @@ fn a_storm_is_read_or_counted() {
     assert!(sums.0 >= u64::from(RING) && sums.1 > sums.0 / 100, "{sums:?}: no storm");
 }
 
-/// Every event is read, or counted as lost: with a ring of 16, while this thread switches all the
-/// time.
+/// Goal: every event is read or counted as lost. Method: a ring of 16 events, while this thread
+/// switches all the time.
 #[test]
-fn what_is_overwritten_is_counted() {
+fn overwritten_events_are_counted() {
     let Some(mut events) = attach(Detail::Sched, 16, 0) else { return };
     let deadline = Instant::now() + Duration::from_secs(60);
     let (mut seen, mut lost) = (0, 0);
@@ -163,7 +163,7 @@ fn what_is_overwritten_is_counted() {
         lost += missed;
     }
     assert!(seen >= 100 && lost >= 1_000, "{seen} read, {lost} lost in a minute");
-    // Nobody is watched any more, so heads stand still.
+    // No process is watched any more, so no more events are written.
     events.watch(&Watched::default()).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -171,8 +171,8 @@ fn what_is_overwritten_is_counted() {
         let (found, missed) = read(&mut events);
         seen += found.len() as u64;
         lost += missed;
-        // A switch that was under way when nobody watched any more, and threads that end, may
-        // follow: then the sums are compared again.
+        // A switch that was in progress at that moment, and threads that end, may still be
+        // recorded. Then the sums are compared again.
         if seen + lost == written {
             return;
         }

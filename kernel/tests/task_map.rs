@@ -1,7 +1,7 @@
-//! Goal: the task map tells the truth, lives as long as its last reader, and leaves nothing behind.
+//! Goal: the task map is correct, lives as long as its last reader, and leaves nothing behind.
 //! Method: the real program in the running kernel, and real processes that are killed. Needs
-//! CAP_BPF, CAP_PERFMON and, to look for other processes' programs, CAP_SYS_ADMIN; without them
-//! each test says that it was skipped, and why.
+//! CAP_BPF, CAP_PERFMON and, to find other processes' programs, CAP_SYS_ADMIN. Without them each
+//! test prints that it was skipped, and why.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use elfen_kernel::task_map::{self, Error, Loaded, Source};
 use elfen_rt::signal::task::{Running, TaskMap};
 
-/// One at a time: the tests share the machine's one program.
+/// Runs one test at a time, because the tests share the machine's one program.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -29,20 +29,21 @@ fn open_or_skip(test: &str) -> Option<(TaskMap, Source)> {
     }
 }
 
-/// Not through a macro of std, whose output the test runner keeps to itself.
+/// Reports a skipped test. Not through a macro of std, because the test runner captures its output.
 fn skipped(test: &str, why: &str) {
     let mut terminal = std::io::stderr();
     writeln!(terminal, "skipped: {test}: {why}").unwrap();
 }
 
-/// What a test of the program's life needs: that no other process on this machine keeps it alive.
+/// Whether no other process on this machine keeps the program attached. Otherwise the test is
+/// skipped.
 fn is_detached_or_skip(test: &str) -> bool {
     if open_or_skip(test).is_none() {
         return false;
     }
     let detached = is_detached_soon();
     if !detached {
-        skipped(test, "somebody else has the program attached");
+        skipped(test, "another process has the program attached");
     }
     detached
 }
@@ -60,22 +61,22 @@ fn pin_to(cpu: u32) {
     let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: CPU numbers of this machine lie inside the set.
     unsafe { libc::CPU_SET(cpu as usize, &mut only) };
-    // SAFETY: `only` is ours and as long as said.
+    // SAFETY: `only` is a local value, and its size is passed along.
     assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&only), &only) }, 0);
 }
 
 fn own_cpu() -> u32 {
-    // SAFETY: takes nothing, cannot fail.
+    // SAFETY: the call takes nothing and cannot fail.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap()
 }
 
 fn own_thread() -> u32 {
-    // SAFETY: takes nothing, cannot fail.
+    // SAFETY: the call takes nothing and cannot fail.
     u32::try_from(unsafe { libc::gettid() }).unwrap()
 }
 
-/// This program again, attached in another process, until it is killed or its input ends. Before
-/// the test runner begins: it is no test.
+/// If this process was started as a holder, holds the task map until it is killed or its input
+/// ends. Runs before the test runner, because a holder runs no tests.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static HOLD_IF_ASKED: extern "C" fn() = hold_if_asked;
@@ -92,7 +93,7 @@ extern "C" fn hold_if_asked() {
     std::process::exit(0);
 }
 
-/// The process, and how it came by the map.
+/// Starts this program again as a holder. Returns the process, and where its map came from.
 fn holder() -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .env(HOLD, "1")
@@ -125,7 +126,7 @@ fn a_cpu_beyond_the_last_has_no_slot() {
     assert!(map.slot(u32::MAX).is_none() && !map.renew(u32::MAX));
 }
 
-/// With a map of its own, whose leases no other process knows.
+/// Uses a map of its own, so that no other process renews a lease.
 #[test]
 fn only_watched_cpus_are_timed() {
     let _alone = alone();
@@ -136,35 +137,34 @@ fn only_watched_cpus_are_timed() {
     pin_to(own_cpu());
     let slot = map.slot(own_cpu()).unwrap();
     switch_away();
-    assert_eq!(slot.snapshot().unwrap().at_ns, None, "nobody watches");
+    assert_eq!(slot.snapshot().unwrap().at_ns, None, "no lease on this CPU");
     assert!(map.renew(own_cpu()));
     let before = elfen_rt::clock::monotonic_ns();
     switch_away();
     let switch = slot.snapshot().unwrap();
-    let at_ns = switch.at_ns.expect("watched from the switch after the renewal");
+    let at_ns = switch.at_ns.expect("timed from the switch after the renewal");
     assert!(before <= at_ns && at_ns <= elfen_rt::clock::monotonic_ns());
 }
 
-/// Gives this thread the identity of the user nobody, with CAP_BPF and CAP_PERFMON and nothing
-/// else.
-fn become_nobody_with_two_capabilities() -> std::io::Result<()> {
+/// Gives this thread the user id 65534, with only CAP_BPF and CAP_PERFMON.
+fn drop_to_two_capabilities() -> std::io::Result<()> {
     const CAP_PERFMON: u32 = 38;
     const CAP_BPF: u32 = 39;
-    const NOBODY: u32 = 65_534;
+    const USER: u32 = 65_534;
     let succeeded = |result: i64| match result {
         -1 => Err(std::io::Error::last_os_error()),
         _ => Ok(()),
     };
     // SAFETY: prctl takes numbers.
     succeeded(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) }.into())?;
-    // The calls themselves: libc's wrappers would change every thread of the process.
+    // The system calls by number: libc's wrappers would change every thread of the process.
     // SAFETY: setresuid takes numbers.
-    succeeded(unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) })?;
-    // Version 3: two words each of effective, permitted and inheritable.
+    succeeded(unsafe { libc::syscall(libc::SYS_setresuid, USER, USER, USER) })?;
+    // Version 3 has two words each of effective, permitted and inheritable capabilities.
     let header = [0x2008_0522_u32, 0];
     let high = 1 << (CAP_PERFMON - 32) | 1 << (CAP_BPF - 32);
     let sets = [0_u32, 0, 0, high, high, 0];
-    // SAFETY: both arrays are laid out as capset reads them.
+    // SAFETY: both arrays have the layout that capset reads.
     succeeded(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) })
 }
 
@@ -176,20 +176,21 @@ fn two_capabilities_and_no_root_are_enough() {
         return;
     }
     let opened = std::thread::spawn(|| {
-        become_nobody_with_two_capabilities().unwrap();
-        assert_eq!(task_map::is_attached(), None, "links are not ours to see");
+        drop_to_two_capabilities().unwrap();
+        assert_eq!(task_map::is_attached(), None, "this thread may not search for links");
         task_map::open().map(|(map, source)| (map.slot(0).unwrap().snapshot().is_some(), source))
     });
     let (_, source) = opened.join().unwrap().unwrap();
     assert!(matches!(source, Source::Attached | Source::Handed));
 }
 
-/// Spins for a while on its CPU, between two sleeps: the busy time grows by what it spun,
-/// and not by what it slept.
+/// Goal: busy time grows while the CPU runs a thread, and not while it idles. Method: this thread
+/// spins on its CPU between two sleeps.
 #[test]
-fn busy_time_is_what_the_cpu_was_not_idle() {
+fn busy_time_grows_only_while_the_cpu_is_not_idle() {
     let _alone = alone();
-    let Some((map, _)) = open_or_skip("busy_time_is_what_the_cpu_was_not_idle") else { return };
+    let test = "busy_time_grows_only_while_the_cpu_is_not_idle";
+    let Some((map, _)) = open_or_skip(test) else { return };
     pin_to(own_cpu());
     let slot = map.slot(own_cpu()).unwrap();
     let busy_ns = || {
@@ -203,8 +204,8 @@ fn busy_time_is_what_the_cpu_was_not_idle() {
     switch_away();
     let (busy_after, to_ns) = busy_ns();
     let grown = busy_after - busy_before;
-    // We spun for 3 ms; others may have run here while we slept. More than all
-    // the time there was can't be.
+    // This thread spun for 3 ms. Other tasks may have run here while it slept, but the busy time
+    // cannot exceed the elapsed time.
     assert!(grown >= 3_000_000 && grown <= to_ns - from_ns, "{grown} of {}", to_ns - from_ns);
 }
 
@@ -219,7 +220,7 @@ fn the_map_is_read_only_for_good() {
     let Some((map, _)) = open_or_skip("the_map_is_read_only_for_good") else { return };
     let slot: *const _ = map.slot(0).unwrap();
     let page = slot.map_addr(|address| address & !4095).cast_mut();
-    // SAFETY: mprotect of our own mapping; it is expected to fail and to change nothing.
+    // SAFETY: mprotect of a mapping of this test. The call must fail and change nothing.
     let upgraded = unsafe { libc::mprotect(page.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) };
     assert_eq!(upgraded, -1);
 }
@@ -255,26 +256,25 @@ fn after_the_last_reader_nothing_is_left_in_the_kernel() {
     let (mut other, source) = holder();
     assert_eq!(source, "Shared");
     drop(map);
-    assert_eq!(task_map::is_attached(), Some(true), "the other still reads");
+    assert_eq!(task_map::is_attached(), Some(true), "the other process still reads");
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(is_detached_soon(), "the program is still attached");
 }
 
-/// Goal: a process that looks for the program while another attaches it is told whether it is
-/// there. Method: one thread opens the task map and lets go of it, again and again; the other looks
-/// all the while, without the lock that openers take, and so meets links that the kernel is still
-/// making.
+/// Goal: a search for the program succeeds while another process attaches it. Method: one thread
+/// repeatedly opens and closes the task map. Another searches meanwhile, without the lock that
+/// openers take, and so finds links that the kernel is still making.
 #[test]
-fn looking_for_it_while_another_attaches() {
+fn a_search_during_an_attachment_succeeds() {
     let _alone = alone();
-    if !is_detached_or_skip("looking while another attaches") {
+    if !is_detached_or_skip("a_search_during_an_attachment_succeeds") {
         return;
     }
     std::thread::scope(|scope| {
         let attaching = scope.spawn(|| (0..100).for_each(|_| drop(task_map::open().unwrap())));
         while !attaching.is_finished() {
-            assert!(task_map::is_attached().is_some(), "looking failed");
+            assert!(task_map::is_attached().is_some(), "the search failed");
         }
     });
 }

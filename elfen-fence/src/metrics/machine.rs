@@ -32,7 +32,7 @@ impl Scraped for Machine {
     fn scrape(&self) -> io::Result<String> {
         let batches = batches::batches(&self.socket)?;
         let services = services()?;
-        let tasks = pages::tasks(self.socket.as_os_str().as_bytes()).ok();
+        let tasks = pages::request_task_map(self.socket.as_os_str().as_bytes()).ok();
         let fences = match ask(&self.socket, &Request::Status) {
             Ok(Answer::Status(status)) => Some(status),
             // Other answers are not part of a scrape; `elfen status` prints them.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use elfen_rt::inherit::{Inherited, Tasks};
+use elfen_rt::inherit::{Inherited, TaskMapSource};
 use elfen_rt::memory::Memory;
 use elfen_rt::nap::Kind;
 use elfen_rt::process::pid_namespace;
@@ -277,7 +277,7 @@ impl Run {
     }
 
     /// The same, with the numbers of the task map's descriptors.
-    pub(crate) fn batch_with(&self, program: &Path, tasks: Option<Tasks>) -> Command {
+    pub(crate) fn batch_with(&self, program: &Path, tasks: Option<TaskMapSource>) -> Command {
         let id = |memory: &Memory| memory.segment_id().unwrap();
         let (lanes, control) = (id(self.lanes.memory()), id(self.control.memory()));
         let service = self.service.map(|service| id(service.page().memory()));

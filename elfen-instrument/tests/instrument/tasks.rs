@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use elfen_kernel::task_map::{Error, Loaded};
-use elfen_rt::inherit::Tasks;
+use elfen_rt::inherit::TaskMapSource;
 use elfen_rt::signal::lane::LaneState;
 use elfen_rt::signal::task::TaskMap;
 
@@ -103,7 +103,7 @@ fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
 }
 
 fn batch(run: &Run, map: &TaskMap, program: &Path) -> Command {
-    let mut command = run.batch_with(program, Some(Tasks::Descriptors(DESCRIPTORS)));
+    let mut command = run.batch_with(program, Some(TaskMapSource::Descriptors(DESCRIPTORS)));
     let ours = map.descriptors().unwrap();
     let ours = [ours.tasks.raw(), ours.link.raw()];
     let hand_on = move || {
@@ -183,7 +183,7 @@ fn other_descriptors_are_no_map() {
     let [first, second] = cpus();
     let run = Run::on_tasks(first, second);
     let board = Board::new();
-    let mut batch = run.batch_with(program, Some(Tasks::Descriptors([0, 1])));
+    let mut batch = run.batch_with(program, Some(TaskMapSource::Descriptors([0, 1])));
     let mut batch = Batch::start(batch.args(["loop", &board.id()]));
     until("it runs", || board.progress() > 1000);
     board.stop();

@@ -193,7 +193,7 @@ fn beginning(text: &str) -> String {
 }
 
 fn handed() -> Handed {
-    match task_map::handed() {
+    match task_map::request_from_elfend() {
         Ok(map) => {
             drop(map);
             Handed::Mapped
@@ -201,11 +201,13 @@ fn handed() -> Handed {
         Err(TasksError::Absent) => Handed::NotUp,
         Err(TasksError::Map(error)) => Handed::Unusable(error.to_string()),
         // Sends the request again, to get elfend's reason.
-        Err(TasksError::Refused) => match status::ask(&task_map::elfend(), &Request::Tasks) {
-            Ok(Answer::Refused { why, fix }) => Handed::Refused { why, fix },
-            Ok(_) => Handed::Unusable("elfend gives no task map".to_owned()),
-            Err(error) => Handed::Unusable(format!("elfend: {error}")),
-        },
+        Err(TasksError::Refused) => {
+            match status::ask(&task_map::elfend_socket(), &Request::Tasks) {
+                Ok(Answer::Refused { why, fix }) => Handed::Refused { why, fix },
+                Ok(_) => Handed::Unusable("elfend gives no task map".to_owned()),
+                Err(error) => Handed::Unusable(format!("elfend: {error}")),
+            }
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub enum Request {
     /// Gives the process that asks the pages of its lanes: [`elfen_rt::pages`].
     Pages,
     /// Gives the process that asks the task map, to read which tasks run and to have lanes timed:
-    /// [`elfen_rt::pages::tasks`].
+    /// [`elfen_rt::pages::request_task_map`].
     Tasks,
     /// Has the kernel count the time of the descendants of the process that asks, and of its
     /// launcher `front`, on the batch lanes of these (batch, request) pairs.
@@ -327,7 +327,8 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
 
 /// A path as a socket address.
 pub fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    pages::address(path.as_os_str().as_bytes()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
+    pages::socket_address(path.as_os_str().as_bytes())
+        .ok_or_else(|| io::ErrorKind::InvalidFilename.into())
 }
 
 #[cfg(test)]

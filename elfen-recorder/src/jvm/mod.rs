@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use elfen_kernel::events::{Events, Place};
+use elfen_kernel::events::{Events, ProbePoint};
 use elfen_rt::signal::event::{Event, Words};
 
 use counters::Counters;
@@ -80,7 +80,7 @@ impl Jvms {
 }
 
 /// The probes of a process's JVM; `None` if it is no JVM.
-pub fn probes_of(process: u32) -> Option<(PathBuf, Vec<Place>)> {
+pub fn probes_of(process: u32) -> Option<(PathBuf, Vec<ProbePoint>)> {
     let library = library_of(process)?;
     // One that can't be read has none for us.
     let places = probes::places(&library).unwrap_or_default();

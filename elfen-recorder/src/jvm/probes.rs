@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use elfen_kernel::events::Place;
+use elfen_kernel::events::ProbePoint;
 use elfen_rt::signal::event::Runtime;
 use object::read::ReadCache;
 use object::read::elf::{
@@ -27,12 +27,12 @@ const WANTED: [(&str, &str, Runtime); 6] = [
 ];
 
 /// The places in a library; none in one that was built without probes.
-pub(super) fn places(library: &Path) -> io::Result<Vec<Place>> {
+pub(super) fn places(library: &Path) -> io::Result<Vec<ProbePoint>> {
     let file = ReadCache::new(File::open(library)?);
     places_of(&file).map_err(io::Error::other)
 }
 
-fn places_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<Place>> {
+fn places_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<ProbePoint>> {
     let file = ElfFile64::<'a, Endianness, R>::parse(data)?;
     let endian = file.endian();
     let header = file.elf_header();
@@ -58,7 +58,7 @@ fn places_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<Place>> 
             }
             let found = parse(note.desc(), base);
             places.extend(found.and_then(|(address, step, register)| {
-                Some(Place { step, offset: offset_of(address)?, register })
+                Some(ProbePoint { step, offset: offset_of(address)?, register })
             }));
         }
     }

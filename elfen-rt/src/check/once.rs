@@ -1,9 +1,9 @@
-//! A value that a process makes once, in whichever thread needs it first, without a lock.
+//! A value that a process makes once, in the thread that needs it first, without a lock.
 //!
-//! No thread may wait here: the thread that makes the value may be interrupted by a signal handler
-//! that wants it too, or be left behind by a fork. So every thread that finds nothing may make the
-//! value, each in a place of its own, and the first that is done publishes. A thread that finds all
-//! places taken goes on without the value and asks again later.
+//! No thread may wait here. A signal handler that needs the value may interrupt the thread that
+//! makes it, and a fork may leave that thread behind. So every thread that finds no value may make
+//! one, each in a slot of its own, and the first thread to finish publishes. A thread that finds
+//! all slots taken goes on without the value and tries again later.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -11,32 +11,32 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 
 use crate::signal::snapshot::Word;
 
-/// Nothing published yet. Published is a place counted from 1, or [`NONE`].
+/// Nothing is published yet. Otherwise the word holds the slot's index plus 1, or [`NONE`].
 const OPEN: u64 = 0;
-/// There is nothing to publish, and never will be.
+/// The value cannot be made in this process.
 const NONE: u64 = u64::MAX;
 
-/// Room for the value; four threads may be at work on it when the first one is done.
-const PLACES: usize = 4;
+/// How many threads can make the value at the same time.
+const SLOTS: usize = 4;
 
-/// See the head of this file.
+/// A value made at most once, as the file's header describes.
 #[derive(Debug)]
 pub(crate) struct Once<T> {
     claimed: AtomicU64,
     published: AtomicU64,
-    places: [UnsafeCell<MaybeUninit<T>>; PLACES],
+    slots: [UnsafeCell<MaybeUninit<T>>; SLOTS],
 }
 
-// SAFETY: a place is written by the one thread that claimed it, and read by
-// others after it was published.
+// SAFETY: only the thread that claimed a slot writes it, and other threads read it only after it
+// was published.
 unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
-/// What there is of the value.
+/// The result of [`Once::get_or_make`].
 #[derive(Debug)]
 pub(crate) enum Made<'a, T> {
     Value(&'a T),
     Never,
-    /// Others are at work on it.
+    /// Other threads are making the value.
     NotYet,
 }
 
@@ -45,59 +45,61 @@ impl<T> Once<T> {
         Self {
             claimed: AtomicU64::new(0),
             published: AtomicU64::new(OPEN),
-            places: [const { UnsafeCell::new(MaybeUninit::uninit()) }; PLACES],
+            slots: [const { UnsafeCell::new(MaybeUninit::uninit()) }; SLOTS],
         }
     }
 
-    /// The value; made by `make` if no thread has made it yet.
+    /// Returns the value, and makes it by `make` if no thread has published one yet.
     pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Option<T>) -> Made<'_, T> {
         match state(&self.published) {
             OPEN => {}
             published => return self.at(published),
         }
-        let Some(place) = claim(&self.claimed, PLACES as u64) else { return Made::NotYet };
+        let Some(slot) = claim(&self.claimed, SLOTS as u64) else { return Made::NotYet };
         let ours = match make() {
             Some(value) => {
-                self.write(place, value);
-                place + 1
+                self.write(slot, value);
+                slot + 1
             }
             None => NONE,
         };
         let published = publish(&self.published, ours);
         if published != ours && ours != NONE {
-            self.discard(place);
+            self.discard(slot);
         }
         self.at(published)
     }
 
-    fn cell(&self, place: u64) -> Option<&UnsafeCell<MaybeUninit<T>>> {
-        self.places.get(usize::try_from(place).ok()?)
+    fn cell(&self, slot: u64) -> Option<&UnsafeCell<MaybeUninit<T>>> {
+        self.slots.get(usize::try_from(slot).ok()?)
     }
 
-    fn write(&self, place: u64, value: T) {
-        if let Some(cell) = self.cell(place) {
-            // SAFETY: `claim` gave this place to us alone, and no thread reads it before `publish`.
+    fn write(&self, slot: u64, value: T) {
+        if let Some(cell) = self.cell(slot) {
+            // SAFETY: `claim` gave this slot to this thread only, and no thread reads it before
+            // `publish`.
             unsafe { cell.get().write(MaybeUninit::new(value)) };
         }
     }
 
-    fn discard(&self, place: u64) {
-        if let Some(cell) = self.cell(place) {
-            // SAFETY: the place is ours, and was not published: there is no other reference to it.
+    fn discard(&self, slot: u64) {
+        if let Some(cell) = self.cell(slot) {
+            // SAFETY: `claim` gave this slot to this thread, which did not publish it, so there is
+            // no other reference to it.
             let value = unsafe { &mut *cell.get() };
-            // SAFETY: `write` filled it, and it is used no more.
+            // SAFETY: `write` filled the slot, and nothing uses it afterwards.
             unsafe { value.assume_init_drop() };
         }
     }
 
     fn at(&self, published: u64) -> Made<'_, T> {
-        let Some(cell) = published.checked_sub(1).and_then(|place| self.cell(place)) else {
+        let Some(cell) = published.checked_sub(1).and_then(|slot| self.cell(slot)) else {
             return Made::Never;
         };
-        // SAFETY: a published place is never written again.
+        // SAFETY: a published slot is never written again.
         let value = unsafe { &*cell.get() };
-        // SAFETY: it was filled before it was published; the acquire in `state` and
-        // `publish` pairs with that release.
+        // SAFETY: the slot was filled before it was published; the acquire in `state` and `publish`
+        // pairs with the release of that `publish`.
         Made::Value(unsafe { value.assume_init_ref() })
     }
 }
@@ -107,20 +109,20 @@ fn state<W: Word>(published: &W) -> u64 {
     published.load(Acquire)
 }
 
-/// A place that no other caller has; `None` when all are taken.
-fn claim<W: Word>(claimed: &W, places: u64) -> Option<u64> {
+/// Claims a slot for the caller; `None` when all are taken.
+fn claim<W: Word>(claimed: &W, slots: u64) -> Option<u64> {
     // Relaxed: the exchange decides.
     let mut taken = claimed.load(Relaxed);
-    while taken < places {
+    while taken < slots {
         match claimed.compare_exchange(taken, taken + 1) {
-            Ok(place) => return Some(place),
+            Ok(slot) => return Some(slot),
             Err(found) => taken = found,
         }
     }
     None
 }
 
-/// Publishes what the caller made unless another caller was first; returns what is published.
+/// Publishes the caller's slot unless another caller was first. Returns what is published.
 fn publish<W: Word>(published: &W, made: u64) -> u64 {
     match published.compare_exchange(OPEN, made) {
         Ok(_) => made,
@@ -135,54 +137,56 @@ mod tests {
     use std::sync::Arc;
     use std::vec::Vec;
 
-    /// A value is two words that must be seen together; a place has them as plain stores would.
-    struct Modelled {
+    /// A model of `Once`. A value is two words that must be seen together; a slot holds them as
+    /// plain stores would.
+    struct ModelOnce {
         claimed: Model,
         published: Model,
-        places: [[Model; 2]; 2],
+        slots: [[Model; 2]; 2],
     }
 
-    impl Modelled {
+    impl ModelOnce {
         fn new() -> Self {
             let word = || Model::new(0);
-            let place = || [word(), word()];
-            Self { claimed: word(), published: word(), places: [place(), place()] }
+            let slot = || [word(), word()];
+            Self { claimed: word(), published: word(), slots: [slot(), slot()] }
         }
 
-        /// What `get_or_make` does, with the same three functions.
-        fn get_or_make(&self, places: u64, order_of_writes: [usize; 2]) -> Option<u64> {
+        /// Does what `Once::get_or_make` does, with the same three functions.
+        fn get_or_make(&self, slots: u64, order_of_writes: [usize; 2]) -> Option<u64> {
             let mut published = state(&self.published);
             if published == OPEN {
-                let place = claim(&self.claimed, places)?;
-                let place_at = usize::try_from(place).unwrap();
+                let slot = claim(&self.claimed, slots)?;
+                let slot_at = usize::try_from(slot).unwrap();
                 for half in order_of_writes {
-                    self.places[place_at][half].store(7 + place, Relaxed);
+                    self.slots[slot_at][half].store(7 + slot, Relaxed);
                 }
-                published = publish(&self.published, place + 1);
+                published = publish(&self.published, slot + 1);
             }
-            let place = &self.places[usize::try_from(published - 1).unwrap()];
-            let halves = [0, 1].map(|half| place[half].load(Relaxed));
+            let slot = &self.slots[usize::try_from(published - 1).unwrap()];
+            let halves = [0, 1].map(|half| slot[half].load(Relaxed));
             assert_eq!(halves, [6 + published; 2], "a value is seen whole");
             Some(halves[0])
         }
     }
 
-    /// Every interleaving of two threads, with a place for each or one for both: the threads that
-    /// see a value see the same one, whole, and at least one thread does.
+    /// Goal: threads that see a value see the same whole value, and at least one thread sees it.
+    /// Method: every interleaving of two threads, with one slot in total and with one slot for
+    /// each.
     #[test]
     fn all_threads_see_one_whole_value() {
-        for places in [1, 2] {
+        for slots in [1, 2] {
             loom::model(move || {
-                let once = Arc::new(Modelled::new());
+                let once = Arc::new(ModelOnce::new());
                 let other = {
                     let once = once.clone();
-                    loom::thread::spawn(move || once.get_or_make(places, [0, 1]))
+                    loom::thread::spawn(move || once.get_or_make(slots, [0, 1]))
                 };
-                let own = once.get_or_make(places, [1, 0]);
+                let own = once.get_or_make(slots, [1, 0]);
                 let seen: Vec<_> = [own, other.join().unwrap()].into_iter().flatten().collect();
                 assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "{seen:?}");
-                assert!(seen.len() as u64 >= places, "{seen:?}");
-                assert_eq!(once.get_or_make(places, [0, 1]), seen.first().copied());
+                assert!(seen.len() as u64 >= slots, "{seen:?}");
+                assert_eq!(once.get_or_make(slots, [0, 1]), seen.first().copied());
             });
         }
     }
@@ -194,8 +198,8 @@ mod tests {
         assert!(matches!(once.get_or_make(|| Some(1)), Made::Never));
     }
 
-    /// Goal: the loser's value is dropped, the winner's kept. Method: a maker that is overtaken by
-    /// another, as by a signal handler.
+    /// Goal: the losing value is dropped, and the published one is kept. Method: a second call
+    /// overtakes the first one, as in a signal handler.
     #[test]
     fn an_overtaken_value_is_dropped() {
         let counted = Arc::new(());
@@ -208,13 +212,13 @@ mod tests {
         assert!(Arc::ptr_eq(seen, &counted));
     }
 
-    /// Goal: no thread waits for a maker that is gone. Method: makers that never come back, as
-    /// after a fork.
+    /// Goal: no thread waits for a maker that is gone. Method: claim all slots and never publish,
+    /// as after a fork.
     #[test]
-    fn with_all_places_taken_one_goes_on_without() {
+    fn with_all_slots_taken_a_thread_goes_on_without_the_value() {
         let once = Once::<u64>::new();
-        for _ in 0..PLACES {
-            assert!(claim(&once.claimed, PLACES as u64).is_some());
+        for _ in 0..SLOTS {
+            assert!(claim(&once.claimed, SLOTS as u64).is_some());
         }
         assert!(matches!(once.get_or_make(|| Some(1)), Made::NotYet));
     }

@@ -1,8 +1,8 @@
-//! What a process knows of its run: the channels, and its batch lanes.
+//! A process's view of its run: the channels and the batch lanes.
 //!
-//! Made once, at the first check of any thread, and never taken down: threads look until the
-//! process ends. The lanes lie in a mapping of our own, because this code allocates nothing that
-//! the program could notice.
+//! The first check of any thread makes it. It is never taken down, because threads run checks until
+//! the process ends. The lanes lie in a mapping of their own: this code must not use the program's
+//! allocator.
 
 use core::mem::size_of;
 use core::ptr::{self, NonNull};
@@ -11,28 +11,28 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use super::once::{Made, Once};
 use crate::clock::monotonic_ns;
 use crate::inherit::Run;
-use crate::lane::{Lane, Memory};
+use crate::lane::{Lane, ServiceCache};
 use crate::nap::{Kind, Nap};
 use crate::pages::Pages;
 use crate::signal::lane::LaneSlot;
 use crate::signal::page::SLOTS_MAX;
 
-/// See the head of this file.
+/// The channels and batch lanes that this process inherited.
 #[derive(Debug)]
 pub(super) struct Process {
     run: Run,
     views: Views,
-    /// How threads of the program nap: as the run does, if a thread of the program can.
+    /// How threads of the program nap: like the run, if a program thread can nap that way.
     nap: Nap,
-    /// The kernel has stopped writing the task map: nothing that it says counts.
+    /// The kernel has stopped writing the task map, so its contents are ignored.
     frozen: AtomicBool,
 }
 
 static PROCESS: Once<Process> = Once::new();
 
-/// The run's way to nap, or the best that this process can have instead.
+/// Opens the run's way to nap, or the best one that works in this process.
 fn nap_of(run: &Run) -> Nap {
-    // All pages of a daemon say the same.
+    // All pages of a daemon hold the same setting.
     let slot = run.pages().find_map(|pages| pages.control.slot(0));
     let word = slot.map_or(0, |slot| slot.nap.load(Relaxed));
     let first = |kinds: &[Kind]| kinds.iter().find_map(|&kind| Nap::open(kind).ok());
@@ -46,7 +46,7 @@ fn nap_of(run: &Run) -> Nap {
 }
 
 impl Process {
-    /// The run that this process inherited; `Never` if it inherited none.
+    /// The view of the run that this process inherited; `Never` if it inherited none.
     pub(super) fn own() -> Made<'static, Self> {
         PROCESS.get_or_make(|| {
             let run = Run::inherited()?;
@@ -60,7 +60,8 @@ impl Process {
         })
     }
 
-    /// The batch lane on this CPU, if it is one and anything can be sampled of its request lane.
+    /// The batch lane on this CPU. `None` if the CPU is not a batch lane, or if neither a task map
+    /// nor a service shows its request lane.
     pub(super) fn lane(&'static self, cpu: u32) -> Option<Lane<'static>> {
         let index = self.views.index_of(cpu)?;
         let view = self.views.view(index)?;
@@ -75,9 +76,18 @@ impl Process {
         }
         let slot = pages.lanes.slot(view.slot.load(Relaxed))?;
         let control = pages.control.slot(0)?;
-        let memory = &view.memory;
+        let service_cache = &view.service_cache;
         let inputs = &slot.inputs;
-        Some(Lane { batch_cpu: cpu, request_cpu, tasks, service, control, slot, inputs, memory })
+        Some(Lane {
+            batch_cpu: cpu,
+            request_cpu,
+            tasks,
+            service,
+            control,
+            slot,
+            inputs,
+            service_cache,
+        })
     }
 
     fn pages_of(&self, view: &View) -> Option<&Pages> {
@@ -93,14 +103,14 @@ impl Process {
         self.views.count
     }
 
-    /// With a single batch lane, its request lane's word, for threads that are elsewhere: those
-    /// whose check doesn't know that they moved must find the way back.
+    /// The request lane's word of a run with a single batch lane, for threads on other CPUs. Where
+    /// checks do not detect a move, such a thread still takes the slow path after it moves back.
     pub(super) fn only_word(&'static self) -> Option<&'static AtomicU64> {
         if self.lanes() != 1 {
             return None;
         }
         let only = self.run.pages().find_map(|pages| pages.lanes.slot(0))?;
-        word_of(&self.lane(u32::try_from(only.batch_cpu.load(Relaxed)).ok()?)?)
+        tested_word(&self.lane(u32::try_from(only.batch_cpu.load(Relaxed)).ok()?)?)
     }
 
     /// How often `cpu` has switched; `None` without a task map.
@@ -113,17 +123,17 @@ impl Process {
     }
 }
 
-/// The word that is 0 while the lane's request lane idles, for the fast path of a check. Of a
-/// service's page it is the running request: a queue without one lasts only until a worker takes
-/// from it. `None` while no service serves there.
-pub(super) fn word_of(lane: &Lane<'static>) -> Option<&'static AtomicU64> {
+/// The word that the fast path of a check tests: it is 0 while the request lane idles. On a
+/// service's page it is the running request, because a queue without a running request lasts only
+/// until a worker takes from it. `None` while no service serves there.
+pub(super) fn tested_word(lane: &Lane<'static>) -> Option<&'static AtomicU64> {
     match lane.request() {
         Some(slot) => Some(&slot.task),
         None => lane.service(monotonic_ns()).map(|slot| &slot.running_request),
     }
 }
 
-/// What this process knows of each batch lane, and which CPU is whose.
+/// A table from CPUs to batch lanes, and this process's view of each lane.
 #[derive(Debug)]
 struct Views {
     table: NonNull<Table>,
@@ -133,7 +143,7 @@ struct Views {
 /// Zeroed memory is an empty table.
 #[repr(C)]
 struct Table {
-    /// One more than the index of the CPU's view; 0 if it is no batch lane.
+    /// The index of the CPU's view plus 1; 0 if the CPU is not a batch lane.
     view_of_cpu: [AtomicU32; SLOTS_MAX as usize],
     // The views follow.
 }
@@ -142,13 +152,13 @@ struct Table {
 #[repr(C, align(64))]
 struct View {
     request_cpu: AtomicU32,
-    /// Which of the process's pages, and which of their slots.
+    /// The index among the process's pages, and the index of the slot in them.
     pages: AtomicU32,
     slot: AtomicU32,
-    memory: Memory,
+    service_cache: ServiceCache,
 }
 
-// SAFETY: the table is a mapping of the process; it holds atomics.
+// SAFETY: the table is a mapping that belongs to the process, and it holds atomics only.
 unsafe impl Send for Views {}
 // SAFETY: see above.
 unsafe impl Sync for Views {}
@@ -158,7 +168,7 @@ const _: () = assert!(TABLE_BYTES.is_multiple_of(align_of::<View>()));
 
 impl Views {
     fn of(run: &Run) -> Option<Self> {
-        // At most SLOTS_MAX each.
+        // Each page has at most SLOTS_MAX slots.
         let count = run.pages().map(|pages| pages.lanes.slot_count()).sum::<u32>();
         let len = TABLE_BYTES + size_of::<View>() * count as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -179,7 +189,7 @@ impl Views {
         Some(views)
     }
 
-    /// Copies what the page says now: it may say something else later.
+    /// Copies a lane's CPUs from its page, because other processes may change the page later.
     fn assign(&self, index: u32, [pages, slot_at]: [u32; 2], slot: &LaneSlot) {
         let cpus = [&slot.batch_cpu, &slot.request_cpu].map(|cpu| cpu.load(Relaxed));
         let [Ok(batch), Ok(request)] = cpus.map(u32::try_from) else { return };
@@ -191,7 +201,7 @@ impl Views {
     }
 
     fn entry(&self, cpu: u32) -> Option<&'static AtomicU32> {
-        // SAFETY: `of` mapped the table, nothing unmaps it, and it is nothing but atomics.
+        // SAFETY: `of` mapped the table, nothing unmaps it, and it consists of atomics only.
         let table: &'static Table = unsafe { self.table.as_ref() };
         table.view_of_cpu.get(cpu as usize)
     }
@@ -207,8 +217,8 @@ impl Views {
         let offset = TABLE_BYTES + size_of::<View>() * index as usize;
         // SAFETY: `of` mapped `count` views behind the table, and `index` is below that.
         let view: NonNull<View> = unsafe { self.table.byte_add(offset) }.cast();
-        // SAFETY: nothing unmaps it, it is aligned (see the assertion above),
-        // and zeroed memory is a View.
+        // SAFETY: nothing unmaps the view, it is aligned by the assertion above, and zeroed memory
+        // is a valid View.
         Some(unsafe { view.as_ref() })
     }
 }

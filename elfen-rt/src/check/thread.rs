@@ -1,58 +1,57 @@
-//! What a check reads: a few words of the thread's own, which point at the
-//! word that the kernel writes.
+//! The thread's block: a few words of each thread, which point at the word that the kernel writes.
 //!
-//! The fast path is two comparisons: the request lane's word against 0, and the CPU that the thread
-//! runs on, as the kernel keeps it for restartable sequences, against the one that the word was
-//! chosen for. So a thread that was moved to another lane notices at its next check. Both words
-//! start out so that the first check takes the slow path.
+//! The fast path of a check makes two comparisons. It compares the request lane's word with 0, and
+//! the CPU that the thread runs on with the CPU that the word was chosen for. The kernel maintains
+//! the thread's CPU for restartable sequences. So a thread that was moved to another lane notices
+//! it at its next check. The initial words make the first check take the slow path.
 //!
-//! The twin is `struct elfen_thread` in `elfen.h`. A program may have several such blocks in a
-//! thread, one for each object that has checks: each is chosen for on its own, by whichever
-//! slow path the process has.
+//! `struct elfen_thread` in `elfen.h` is the C version of this block. A thread may have several
+//! blocks, one for each object file with checks. Each block has its own choice of words; all use
+//! the one slow path of the process.
 
 use core::arch::{asm, global_asm};
 use core::mem::{offset_of, size_of};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// How long a thread in a critical section is left alone: others may wait for the lock that it
-/// holds. After that its nap is the lesser evil.
+/// How long a thread in a critical section is not asked to nap, because other threads may wait for
+/// its lock. After that, delaying the request longer would be worse.
 pub const CRITICAL_BOUND_NS: u64 = 1_000_000;
 
-/// A thread's block. Its own thread writes it, and that thread's signal handlers;
-/// hence atomics, all relaxed.
+/// A thread's block. Only its thread and the thread's signal handlers access it, so its words are
+/// atomics, and all accesses are relaxed.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Thread {
-    /// Not 0 while the thread must take the slow path.
+    /// Points at a word that is not 0 while the thread must take the slow path.
     word: AtomicPtr<AtomicU64>,
-    /// The CPU that the thread runs on, kept by the kernel.
+    /// Points at the CPU that the thread runs on, which the kernel maintains.
     cpu: AtomicPtr<AtomicU32>,
     /// The CPU for which `word` was chosen.
     chosen_on: AtomicU32,
-    /// Critical sections that the thread is in.
-    held: AtomicU32,
+    /// How many nested critical sections the thread is in.
+    critical_depth: AtomicU32,
     /// When a check first wanted to nap in this critical section; 0 before.
-    held_since_ns: AtomicU64,
-    /// Until then, in ticks of the time stamp counter, the slow path has said all it has to say.
+    critical_since_ns: AtomicU64,
+    /// Until this tick of the time stamp counter, the slow path returns at once.
     quiet_until: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Thread>() == 40);
 const _: () = assert!(offset_of!(Thread, cpu) == 8);
 const _: () = assert!(offset_of!(Thread, chosen_on) == 16);
-const _: () = assert!(offset_of!(Thread, held) == 20);
-const _: () = assert!(offset_of!(Thread, held_since_ns) == 24);
+const _: () = assert!(offset_of!(Thread, critical_depth) == 20);
+const _: () = assert!(offset_of!(Thread, critical_since_ns) == 24);
 const _: () = assert!(offset_of!(Thread, quiet_until) == 32);
 
-/// A thread points here while each of its checks must take the slow path, as its first one.
+/// A thread points here while each of its checks must take the slow path, such as its first check.
 pub(super) static UNKNOWN: AtomicU64 = AtomicU64::new(1);
-/// A thread points here while it has no request lane to heed.
+/// A thread points here while it has no request lane.
 static NEVER: AtomicU64 = AtomicU64::new(0);
-/// Where the kernel does not keep the CPU, it never seems to change.
+/// A thread points here where the kernel does not maintain its CPU: the CPU never seems to change.
 static NOWHERE: AtomicU32 = AtomicU32::new(0);
 
-// Stable Rust has no thread-locals without std, so the block is an assembler's: 40 bytes of the
+// Stable Rust has no thread-locals without std, so the assembler defines the block: 40 bytes of the
 // module's thread-local image, at a distance from the thread pointer that is known when the program
 // is loaded (initial-exec).
 global_asm!(
@@ -71,22 +70,22 @@ global_asm!(
     nowhere = sym NOWHERE,
 );
 
-// glibc 2.35 and newer register an area with the kernel for every thread and say how far from
-// the thread pointer it is.
-// Weak: other C libraries have no such symbol, and the address is 0 then.
+// glibc 2.35 and newer register an rseq area with the kernel for every thread, and export the
+// area's distance from the thread pointer. The symbols are weak: other C libraries lack them, and
+// then their addresses are 0.
 global_asm!(".weak __rseq_offset", ".weak __rseq_size");
 
 /// `cpu_id` in `struct rseq`, linux/rseq.h.
 const RSEQ_CPU_ID: isize = 4;
 
-/// Where the words of a thread's check lie, as distances from its thread pointer: the same in all
-/// threads of a process. For code that writes checks as machine code.
+/// Where the words of a thread's check lie, as distances from its thread pointer. The distances are
+/// the same in all threads of a process. For code that generates checks as machine code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Words {
     /// The pointer to the word that is tested.
     pub word: isize,
-    /// The CPU that the thread runs on, and the one that the word was chosen for; `None` if
-    /// the kernel does not keep it.
+    /// The CPU that the thread runs on, and the CPU that the word was chosen for; `None` if the
+    /// kernel does not maintain the thread's CPU.
     pub moved: Option<[isize; 2]>,
 }
 
@@ -106,13 +105,13 @@ impl Words {
 }
 
 impl Thread {
-    /// Where fields lie, for fast paths in assembly.
+    /// Offsets of fields, for fast paths in assembly.
     pub const WORD_AT: usize = offset_of!(Self, word);
     pub const CPU_AT: usize = offset_of!(Self, cpu);
     pub const CHOSEN_ON_AT: usize = offset_of!(Self, chosen_on);
     pub const QUIET_UNTIL_AT: usize = offset_of!(Self, quiet_until);
 
-    /// The calling thread's block, for the time that it runs.
+    /// Calls `with` with the calling thread's block.
     #[inline(always)]
     pub fn with_own<R>(with: impl FnOnce(&Self) -> R) -> R {
         let own: *const Self;
@@ -126,25 +125,25 @@ impl Thread {
                 options(pure, nomem, nostack),
             );
         }
-        // SAFETY: the block lives as long as its thread, which is in this function; any other
-        // access to it is a signal handler's of the same thread, and every field is atomic.
+        // SAFETY: the block lives as long as its thread, which is in this function. Only signal
+        // handlers of the same thread access it as well, and every field is atomic.
         with(unsafe { &*own })
     }
 
-    /// The fast path: whether there is a reason to take the slow one.
+    /// The fast path: whether the check must take the slow path.
     #[inline(always)]
-    pub fn must_look(&self) -> bool {
+    pub fn must_take_slow_path(&self) -> bool {
         let (word, cpu) = (self.word.load(Relaxed), self.cpu.load(Relaxed));
-        // SAFETY: `choose` and the initial image store addresses of words that stay mapped as
-        // long as the process runs.
+        // SAFETY: `choose` and the initial image store only addresses of words that stay mapped
+        // until the process ends.
         let word = unsafe { &*word };
-        // SAFETY: see above.
+        // SAFETY: `here` and the initial image store only such addresses, too.
         let cpu = unsafe { &*cpu };
         let moved = cpu.load(Relaxed) ^ self.chosen_on.load(Relaxed);
         (word.load(Relaxed) | u64::from(moved)) != 0
     }
 
-    /// The CPU that the thread runs on.
+    /// Returns the CPU that the thread runs on, and lets the fast path see it.
     pub(super) fn here(&self) -> u32 {
         let (kept, cpu) = match kept_cpu() {
             Some((kept, cpu)) => (kept, cpu),
@@ -155,67 +154,67 @@ impl Thread {
         cpu
     }
 
-    /// From now on, on this CPU, the fast path tests `word`; without one it finds nothing
-    /// until the thread is moved.
+    /// Makes the fast path test `word` while the thread is on this CPU. Without a word, the fast
+    /// path goes on until the thread is moved.
     pub(super) fn choose(&self, word: Option<&'static AtomicU64>, cpu: u32) {
         self.word.store(ptr::from_ref(word.unwrap_or(&NEVER)).cast_mut(), Relaxed);
         let kept = !ptr::eq(self.cpu.load(Relaxed), &NOWHERE);
         self.chosen_on.store(if kept { cpu } else { 0 }, Relaxed);
     }
 
-    /// Whether the slow path was left so recently that it would only say the same.
+    /// Whether the slow path ran so recently that it would decide the same.
     pub(super) fn is_quiet(&self) -> bool {
         ticks() < self.quiet_until.load(Relaxed)
     }
 
-    /// The slow path need not be asked again for `ticks`.
+    /// Makes the slow path return at once for `for_ticks`.
     pub(super) fn keep_quiet(&self, for_ticks: u64) {
         self.quiet_until.store(ticks().wrapping_add(for_ticks), Relaxed);
     }
 
-    /// Whether this is the outermost critical section.
+    /// Enters a critical section. Returns whether it is the outermost one.
     pub(super) fn enter_critical(&self) -> bool {
-        let held = self.held.load(Relaxed);
-        self.held.store(held.saturating_add(1), Relaxed);
-        held == 0
+        let depth = self.critical_depth.load(Relaxed);
+        self.critical_depth.store(depth.saturating_add(1), Relaxed);
+        depth == 0
     }
 
-    /// Whether this was the outermost one.
+    /// Leaves a critical section. Returns whether it was the outermost one.
     pub(super) fn exit_critical(&self) -> bool {
-        let held = self.held.load(Relaxed).saturating_sub(1);
-        self.held.store(held, Relaxed);
-        if held == 0 {
-            self.held_since_ns.store(0, Relaxed);
+        let depth = self.critical_depth.load(Relaxed).saturating_sub(1);
+        self.critical_depth.store(depth, Relaxed);
+        if depth == 0 {
+            self.critical_since_ns.store(0, Relaxed);
             self.quiet_until.store(0, Relaxed);
         }
-        held == 0
+        depth == 0
     }
 
-    /// The time stamp counter, which is another at each call.
+    /// The time stamp counter. Each call returns another value.
     pub(super) fn ticks() -> u64 {
         ticks()
     }
 
     /// Whether the thread is in a critical section that has not delayed its nap
     /// for longer than the bound.
-    pub(super) fn is_held(&self, now_ns: u64) -> bool {
-        if self.held.load(Relaxed) == 0 {
+    pub(super) fn is_in_critical(&self, now_ns: u64) -> bool {
+        if self.critical_depth.load(Relaxed) == 0 {
             return false;
         }
-        if self.held_since_ns.load(Relaxed) == 0 {
-            self.held_since_ns.store(now_ns, Relaxed);
+        if self.critical_since_ns.load(Relaxed) == 0 {
+            self.critical_since_ns.store(now_ns, Relaxed);
         }
-        now_ns.saturating_sub(self.held_since_ns.load(Relaxed)) < CRITICAL_BOUND_NS
+        now_ns.saturating_sub(self.critical_since_ns.load(Relaxed)) < CRITICAL_BOUND_NS
     }
 }
 
-/// The word in which the kernel keeps the calling thread's CPU, and what it says. `None` if the C
-/// library has not registered one: then a thread that is moved goes on with the word of the lane
-/// that it left until that turns busy.
+/// The word in which the kernel maintains the calling thread's CPU, and that CPU. `None` if the C
+/// library has not registered such a word. Then a thread that is moved tests the word of the lane
+/// that it left, until that lane turns busy.
 fn kept_cpu() -> Option<(&'static AtomicU32, u32)> {
     let (offset, size): (*const isize, *const u32);
-    // SAFETY: reads two entries of this module's global offset table, which
-    // the loader has filled in.
+    // SAFETY: reads two entries of this module's global offset table, which the loader has filled
+    // in.
     unsafe {
         asm!(
             "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
@@ -225,19 +224,19 @@ fn kept_cpu() -> Option<(&'static AtomicU32, u32)> {
             options(pure, nomem, nostack, preserves_flags),
         );
     }
-    // SAFETY: null, or the C library's constant.
+    // SAFETY: the pointer is null, or the address of the C library's constant.
     let size = unsafe { size.as_ref() }?;
-    // SAFETY: see above.
+    // SAFETY: the same holds for this pointer.
     let offset = unsafe { offset.as_ref() }?;
     if *size == 0 {
         return None;
     }
     let area = thread_pointer().wrapping_offset(*offset + RSEQ_CPU_ID).cast::<AtomicU32>();
-    // SAFETY: the C library has such an area in every thread, at this offset, and it is the
-    // thread's as long as it runs.
+    // SAFETY: the C library has such an area in every thread, at this offset, and keeps it as long
+    // as the thread runs.
     let kept = unsafe { &*area };
     let cpu = kept.load(Relaxed);
-    // Negative: not registered in this thread.
+    // A negative value says that the area is not registered in this thread.
     (cpu <= i32::MAX.unsigned_abs()).then_some((kept, cpu))
 }
 

@@ -1,5 +1,5 @@
-//! The reading is done by the very code that programs run. Where there is no counter for it, the
-//! instruction that reads one faults, and a handler of the test does it in its place.
+//! Tests the code that reads hardware counters in programs. Where no counter is available, the
+//! instruction faults, and a signal handler of the test emulates it.
 
 use core::ffi::c_void;
 use std::io::Write;
@@ -8,25 +8,27 @@ use std::vec::Vec;
 
 use super::*;
 
-/// What the made-up counters say.
+/// The values of the emulated counters.
 static COUNTERS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
-/// A page that the handler changes, as a kernel that moves the event meanwhile; so often.
+/// A page that the handler changes, like a kernel that moves the event to another counter.
 static MOVED: AtomicPtr<EventPage> = AtomicPtr::new(ptr::null_mut());
+/// How often the handler still changes it.
 static MOVES: AtomicU32 = AtomicU32::new(0);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 const RDPMC: [u8; 2] = [0x0f, 0x33];
 
-extern "C" fn in_place_of_a_counter(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel hands out the context of the thread that faulted.
+extern "C" fn emulate_rdpmc(_: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes the context of the thread that faulted.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     let registers = &mut context.uc_mcontext.gregs;
     let register = |which: c_int| usize::try_from(which).unwrap();
     let at: *const [u8; 2] =
         ptr::with_exposed_provenance(usize::try_from(registers[register(libc::REG_RIP)]).unwrap());
-    // SAFETY: the thread was to execute what stands there.
+    // SAFETY: the thread executed the instruction at this address, so it is readable.
     if unsafe { at.read_unaligned() } != RDPMC {
-        // SAFETY: another fault: it is had again, and ends the process.
+        // Another fault: it repeats, and ends the process.
+        // SAFETY: signal takes numbers.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
     }
@@ -38,7 +40,7 @@ extern "C" fn in_place_of_a_counter(_: c_int, _: *mut libc::siginfo_t, context: 
     let moved = MOVED.load(Relaxed);
     if !moved.is_null() && MOVES.load(Relaxed) > 0 {
         MOVES.fetch_sub(1, Relaxed);
-        // SAFETY: a page of the test's, which waits for this thread.
+        // SAFETY: the page belongs to the test, which waits for this thread.
         let page = unsafe { &*moved };
         page.lock.fetch_add(2, Relaxed);
         page.index.store(2, Relaxed);
@@ -46,23 +48,23 @@ extern "C" fn in_place_of_a_counter(_: c_int, _: *mut libc::siginfo_t, context: 
     }
 }
 
-/// Past the capture of output: a test that was skipped must be seen.
+/// Reports a skipped test past the capture of output, so that it is visible.
 fn skipped(why: &str) {
     let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: made-up counters: {why}").unwrap();
+    writeln!(terminal, "skipped: emulated counters: {why}").unwrap();
 }
 
-/// `None` where a counter would answer instead.
-fn made_up() -> Option<std::sync::MutexGuard<'static, ()>> {
+/// Installs the emulation; `None` where the instruction reads a real counter.
+fn emulate_counters() -> Option<std::sync::MutexGuard<'static, ()>> {
     let rule = std::fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc");
     if rule.is_ok_and(|rule| rule.trim() == "2") {
-        skipped("every process may read real ones here");
+        skipped("every process may read real counters here");
         return None;
     }
     let guard = ONE_AT_A_TIME.lock().unwrap();
     // SAFETY: an all-zero action is a valid value of that plain C structure.
     let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
-    action.sa_sigaction = in_place_of_a_counter as *const () as usize;
+    action.sa_sigaction = emulate_rdpmc as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler lives as long as the process.
     assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut()) }, 0);
@@ -81,34 +83,35 @@ fn page(index: u32, offset: u64, width: u16) -> EventPage {
     }
 }
 
-/// Goal: a counter is what the kernel's page makes of it. Method: counters of 64, 48 and 32 bits
-/// above and below zero, and pages that say that there is none.
+/// Goal: a count is computed as the kernel's page describes. Method: counters of 64, 48 and 32 bits
+/// above and below zero, and pages without a counter.
 #[test]
 fn counters_are_extended_by_their_sign() {
-    let Some(_guard) = made_up() else { return };
+    let Some(_guard) = emulate_counters() else { return };
     let of = |counter: u64, offset: u64, width: u16| {
         COUNTERS[0].store(counter, Relaxed);
         read(&page(1, offset, width))
     };
     assert_eq!(of(7, 100, 48), Some(107));
     assert_eq!(of(7, 0, 64), Some(7));
-    // As the kernel sets a counter off: so far below zero that it overflows in time.
+    // The kernel starts a counter below zero, so that it overflows after a chosen count.
     let below = |width: u16, by: u64| (1_u64 << width) - by;
     assert_eq!(of(below(48, 30), 1_000, 48), Some(970));
     assert_eq!(of(below(48, 1), 1 << 40, 48), Some((1 << 40) - 1));
     assert_eq!(of(below(32, 30), 1_000, 32), Some(970));
-    assert_eq!(of(below(47, 1), 0, 48), Some((1 << 47) - 1), "the sign is the highest bit alone");
-    assert_eq!(of(0xffff << 48 | 5, 0, 48), Some(5), "what is above the width is none of it");
-    assert_eq!(read(&page(0, 55, 48)), None, "on no counter");
+    assert_eq!(of(below(47, 1), 0, 48), Some((1 << 47) - 1), "only the highest bit is the sign");
+    assert_eq!(of(0xffff << 48 | 5, 0, 48), Some(5), "bits above the width are ignored");
+    assert_eq!(read(&page(0, 55, 48)), None, "no counter");
     let hidden = page(1, 55, 48);
     hidden.capabilities.store(!(1 << MAY_READ), Relaxed);
     assert_eq!(read(&hidden), None);
 }
 
-/// Goal: a page that changes between its reading and the counter's is read anew, and not for ever.
+/// Goal: if the page changes while the counter is read, both are read again, a limited number of
+/// times. Method: a handler that changes the page during each read.
 #[test]
 fn an_event_that_is_moved_is_read_again() {
-    let Some(_guard) = made_up() else { return };
+    let Some(_guard) = emulate_counters() else { return };
     COUNTERS[0].store(11, Relaxed);
     COUNTERS[1].store(22, Relaxed);
     let moving = |times: u32| {
@@ -125,10 +128,11 @@ fn an_event_that_is_moved_is_read_again() {
     assert_eq!(moving(TRIES), None);
 }
 
-/// Goal: an entry publishes both counts, or none, and changes nothing of its caller's but `%r11`.
+/// Goal: an entry publishes both counts or neither, and changes no register of its caller except
+/// `%r11`. Method: call it with known registers, with and without counters.
 #[test]
 fn an_entry_publishes_both_counts() {
-    let Some(_guard) = made_up() else { return };
+    let Some(_guard) = emulate_counters() else { return };
     COUNTERS[0].store(1_000, Relaxed);
     COUNTERS[2].store(2_500, Relaxed);
     let (cycles, instructions) = (page(1, 0, 48), page(3, 0, 48));
@@ -137,7 +141,7 @@ fn an_entry_publishes_both_counts() {
     let published = || {
         let before: [u64; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
         let mut after = before;
-        // SAFETY: `publish` changes %r11 and the flags alone, which is what is tested.
+        // SAFETY: `publish` changes only %r11 and the flags, which this test verifies.
         unsafe {
             asm!(
                 "call {publish}",
@@ -176,10 +180,10 @@ fn an_entry_publishes_both_counts() {
     });
 }
 
-/// Goal: the events are opened and their pages lie as they are read here. Method: the kernel's own
-/// clock in the place of counters, which is on no counter, and counts the time that it ran.
+/// Goal: events can be opened, and their pages have the layout of [`EventPage`]. Method: software
+/// clock events, which have no counter and count the time that they ran.
 #[test]
-fn pages_are_those_of_the_kernel() {
+fn event_pages_have_the_kernels_layout() {
     const SOFTWARE: u32 = 1;
     let pages = match open_both(SOFTWARE, [0, 1]) {
         Ok(pages) => pages,
@@ -188,31 +192,31 @@ fn pages_are_those_of_the_kernel() {
         }
     };
     for at in pages {
-        // SAFETY: mapped above, and unmapped below.
+        // SAFETY: `open_both` mapped the page, and it is unmapped below.
         let page = unsafe { &*at };
         assert_eq!(page.index.load(Relaxed), 0);
-        assert_eq!(page.lock.load(Relaxed) % 2, 0, "it was changed as often as begun");
+        assert_eq!(page.lock.load(Relaxed) % 2, 0, "no change is in progress");
         assert!(page.lock.load(Relaxed) > 0, "the kernel has written it");
         let [enabled, running] = [0, 1].map(|which| page.times[which].load(Relaxed));
         assert!(enabled > 0 && running <= enabled, "{enabled} {running}");
         assert_eq!(read(page), None);
         unmap(at);
     }
-    assert_eq!(open_both(SOFTWARE, [0, u64::MAX]), Err(Lacks::Open(libc::ENOENT)));
+    assert_eq!(open_both(SOFTWARE, [0, u64::MAX]), Err(CountError::Open(libc::ENOENT)));
 }
 
-/// Goal: a child that a program forks behind the C library's back has no addresses of pages that
-/// it does not have. Method: it looks at its table.
+/// Goal: a child that a program forks without the C library has no addresses of pages that it has
+/// not mapped. Method: the child reads its table.
 #[test]
-fn a_child_finds_no_pages() {
+fn a_child_finds_an_empty_table() {
     begin();
     let table = TABLE.load(Relaxed);
     assert!(!table.is_null());
     let marked = page(0, 0, 0);
-    // SAFETY: `begin` has mapped it.
+    // SAFETY: `begin` has mapped the table.
     let last = unsafe { &*table.wrapping_add(THREADS as usize - 1) };
     last.cycles.store(ptr::from_ref(&marked).cast_mut(), Relaxed);
-    // SAFETY: the child makes system calls alone.
+    // SAFETY: the child only makes system calls.
     let child = unsafe { libc::syscall(libc::SYS_fork) };
     if child == 0 {
         let wiped = last.cycles.load(Relaxed).is_null();
@@ -220,7 +224,7 @@ fn a_child_finds_no_pages() {
         unsafe { libc::_exit(if wiped { 7 } else { 8 }) };
     }
     let mut status = 0;
-    // SAFETY: a child of this test's alone.
+    // SAFETY: only this test waits for the child, and `status` is a local number.
     unsafe { libc::waitpid(c_int::try_from(child).unwrap(), &mut status, 0) };
     assert_eq!(libc::WEXITSTATUS(status), 7);
     last.cycles.store(ptr::null_mut(), Relaxed);

@@ -1,11 +1,11 @@
 //! Naps in the kernel, by the nanonap module.
 //!
-//! The module's switch counts are its own, so this looks at the module's map alone, whatever
-//! other map the caller reads.
+//! The module counts switches itself, so this code reads only the module's task map, even if the
+//! caller uses another map.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::woken::Woken;
+use super::protocol::Woken;
 use crate::nanonap::{DeviceError, Ended, Nanonap, WaitKind};
 use crate::signal::page::Page;
 use crate::signal::task::TaskSlot;
@@ -36,23 +36,24 @@ impl Device {
         self.page.slot_count()
     }
 
-    /// One CPU in the module's own task map.
+    /// A CPU's slot in the module's own task map.
     #[inline]
     pub fn slot(&self, cpu: u32) -> Option<&TaskSlot> {
         self.page.slot(cpu)
     }
 
-    /// Whether `request_cpu` wakes the lane that the caller runs on. Asked by the shortest of naps,
-    /// which the module refuses on any other lane.
+    /// Whether `request_cpu` wakes the lane that the caller runs on. Tries the shortest nap, which
+    /// the module refuses on any other lane.
     pub fn ties(&self, request_cpu: u32) -> bool {
         self.module.nap(request_cpu, 0, 1) != Ended::Refused
     }
 
-    /// Naps until `request_cpu` idles. The module arms, looks and waits; this only tells it from
-    /// when on an idle moment counts.
+    /// Naps until `request_cpu` idles. The module arms, re-checks and waits. It is given the switch
+    /// count after which an idle moment ends the nap.
     pub fn nap(&self, request_cpu: u32, bound_ns: u64) -> Woken {
         let Some(slot) = self.slot(request_cpu) else { return Woken::Elsewhere };
-        // Acquire: the count first, so that a switch after it is not taken for one before.
+        // Acquire: loads the count before the task, so that a switch after the count is not taken
+        // for an earlier one.
         let seen_switches = slot.switches.load(Acquire);
         if slot.task.load(Relaxed) == 0 {
             return Woken::Idle;
@@ -65,8 +66,8 @@ impl Device {
         }
     }
 
-    /// The same in a process that owns its descriptors, and may have closed ours.
-    pub fn nap_as_guest(&self, request_cpu: u32, bound_ns: u64) -> Woken {
+    /// Like [`Device::nap`], in a program that may have closed our descriptor.
+    pub fn nap_if_open(&self, request_cpu: u32, bound_ns: u64) -> Woken {
         if self.module.is_still_open() { self.nap(request_cpu, bound_ns) } else { Woken::Elsewhere }
     }
 }

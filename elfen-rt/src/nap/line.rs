@@ -1,10 +1,11 @@
-//! Waiting for a write to a line of memory, by what CPUs offer to programs: UMWAIT, MWAITX, PAUSE.
+//! Waits for a write to a cache line, with the instructions that CPUs offer to programs: UMWAIT,
+//! MWAITX and PAUSE.
 //!
-//! Monitoring ends at an interrupt, too, so a wait may end for no reason that a program could see.
-//! That is why only `protocol::nap` calls these: it looks again.
+//! An interrupt also ends the monitoring, so a wait may end although nothing was written. Only
+//! `protocol::nap` calls these waits: it re-checks after each of them.
 //!
-//! [`Waitpkg`] and [`Monitorx`] prove that this CPU has the instructions: elsewhere they are
-//! undefined, and the program would die of SIGILL.
+//! A value of [`Waitpkg`] or [`Monitorx`] proves that this CPU has the instructions. On other CPUs
+//! they are undefined, and the program would die of SIGILL.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, _rdtsc};
@@ -20,7 +21,7 @@ pub struct Waitpkg(());
 
 impl Waitpkg {
     pub fn detect() -> Option<Self> {
-        // A CPU answers a leaf above its last with anything.
+        // A leaf above the CPU's highest returns arbitrary values.
         let shown = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx >> 5 & 1 == 1;
         shown.then_some(Self(()))
     }
@@ -45,8 +46,8 @@ impl Monitorx {
     }
 }
 
-/// The time stamp counters of all CPUs that have these instructions run at 1 GHz or more: a wait of
-/// this many ticks ends in time, and if it was too short, the next round waits for the rest.
+/// A number of ticks that takes at most `left_ns`. All CPUs with these instructions have time stamp
+/// counters of 1 GHz or more. If the wait ends too early, the next round waits for the rest.
 fn ticks_at_most(left_ns: u64) -> u64 {
     left_ns
 }
@@ -57,13 +58,14 @@ pub struct Umwait<'a> {
     _has: Waitpkg,
 }
 
-/// C0.2 and not C0.1: it is the one that gives the core's resources to the sibling.
+/// C0.2 and not C0.1, because only C0.2 gives the core's resources to the sibling.
 const C0_2: u32 = 0;
 
 impl Wait for Umwait<'_> {
     #[inline]
     fn arm(&self) {
-        // SAFETY: `Waitpkg` proves that the CPU has the instruction; it reads a line of ours.
+        // SAFETY: `Waitpkg` proves that the CPU has the instruction, which only reads the line that
+        // this value borrows.
         unsafe {
             asm!("umonitor {0}", in(reg) self.line, options(nostack, preserves_flags));
         }
@@ -74,8 +76,8 @@ impl Wait for Umwait<'_> {
         // SAFETY: every x86-64 has a time stamp counter, and Linux lets programs read it.
         let deadline = unsafe { _rdtsc() }.saturating_add(ticks_at_most(left_ns));
         let (low, high) = halves(deadline);
-        // SAFETY: `Waitpkg` proves that the CPU has the instruction; it touches no memory. Without
-        // `nomem`: what the line holds afterwards must be read anew.
+        // SAFETY: `Waitpkg` proves that the CPU has the instruction, which accesses no memory.
+        // There is no `nomem`, because the line must be read again afterwards.
         unsafe {
             asm!("umwait {0:e}", in(reg) C0_2, in("eax") low, in("edx") high, options(nostack));
         }
@@ -96,8 +98,8 @@ const TIMED: u32 = 2;
 impl Wait for Mwaitx<'_> {
     #[inline]
     fn arm(&self) {
-        // SAFETY: `Monitorx` proves that the CPU has the instruction; it reads a line of ours. ECX
-        // and EDX are extensions and hints, of which there are none.
+        // SAFETY: `Monitorx` proves that the CPU has the instruction, which only reads the line
+        // that this value borrows. ECX and EDX hold extensions and hints, of which there are none.
         unsafe {
             asm!(
                 "monitorx",
@@ -112,8 +114,8 @@ impl Wait for Mwaitx<'_> {
     #[inline]
     fn wait(&self, left_ns: u64) {
         let limit = u32::try_from(ticks_at_most(left_ns)).unwrap_or(u32::MAX);
-        // SAFETY: `Monitorx` proves that the CPU has the instruction; it touches no memory. LLVM
-        // keeps RBX to itself, so it is swapped in and out.
+        // SAFETY: `Monitorx` proves that the CPU has the instruction, which accesses no memory.
+        // LLVM reserves RBX, so its value is swapped out and restored.
         unsafe {
             asm!(
                 "xchg rbx, {limit:r}",
@@ -134,11 +136,12 @@ fn halves(word: u64) -> (u32, u32) {
     halves
 }
 
-/// PAUSE: waits a little and looks again. Nothing to arm, and nothing that a write would end.
+/// PAUSE: waits for a short fixed time. There is nothing to arm, and a write does not end the wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Pause;
 
-/// Between two looks: the bound is kept by reading a clock, which costs as much as several PAUSEs.
+/// PAUSEs between two checks. Each check reads a clock for the bound, which costs as much as
+/// several PAUSEs.
 const PAUSES: u32 = 16;
 
 impl Wait for Pause {
@@ -157,10 +160,10 @@ impl Wait for Pause {
 mod tests {
     use super::*;
 
-    /// Goal: bits are read from the right words. Method: the kernel reads the same ones, and lists
-    /// what it found.
+    /// Goal: the CPUID bits are read from the right words. Method: compare with the flags that the
+    /// kernel lists in `/proc/cpuinfo`.
     #[test]
-    fn agrees_with_the_kernel() {
+    fn detection_agrees_with_the_kernel() {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap();
         let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap();
         let has = |flag: &str| flags.split_whitespace().any(|word| word == flag);
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_its_halves() {
+    fn a_word_is_split_into_its_halves() {
         assert_eq!(halves(0x1122_3344_5566_7788), (0x5566_7788, 0x1122_3344));
     }
 }

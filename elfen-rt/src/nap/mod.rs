@@ -1,22 +1,20 @@
-//! Naps: a batch thread gives its lane to the sibling without giving up the thread.
+//! Naps: a batch thread leaves the core's resources to the sibling without leaving its CPU.
 //!
 //! | nap | needs | waits |
 //! | --- | --- | --- |
 //! | [`Kind::Device`] | the nanonap module | in the kernel, by MWAIT with preemption off |
 //! | [`Kind::Umwait`] | an Intel CPU with WAITPKG | by UMWAIT on the request lane's own slot |
 //! | [`Kind::Mwaitx`] | an AMD CPU with MWAITX | by MWAITX on the same |
-//! | [`Kind::Block`] | checks, and `elfen run` with eBPF, which wakes it | asleep: see [`block`] |
-//! | [`Kind::Spin`] | nothing | by PAUSE; gives the sibling little |
+//! | [`Kind::Block`] | checks, and `elfen run` with eBPF as the waker | asleep: see [`block`] |
+//! | [`Kind::Spin`] | nothing | by PAUSE, which gives the sibling little |
 //!
-//! All follow [`protocol`]: arm, re-check, wait; and all are bounded, because the writer that
-//! should wake a thread may have died. What a thread does between two naps is not decided here: see
-//! `policy`.
+//! All naps follow [`protocol`]: arm, re-check, wait. All are bounded, because the writer that
+//! should wake a thread may have died. Module `policy` decides when a thread naps.
 
 pub mod block;
 pub mod device;
 pub mod line;
 pub mod protocol;
-mod woken;
 
 use core::fmt;
 use core::sync::atomic::AtomicU32;
@@ -27,9 +25,10 @@ use crate::signal::task::TaskSlot;
 use block::Block;
 use device::Device;
 use line::{Monitorx, Pause, Waitpkg};
-pub use woken::Woken;
+pub use protocol::Woken;
 
-/// The ways to nap, in the order in which [`Nap::auto`] tries them. The discriminants are the ABI.
+/// The ways to nap, in the order in which [`Nap::auto`] tries them. The discriminants are part of
+/// the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Kind {
@@ -43,7 +42,7 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Self; 5] = [Self::Device, Self::Umwait, Self::Mwaitx, Self::Block, Self::Spin];
 
-    /// `None` for a word that is no kind: the page is another process's.
+    /// `None` for an invalid word: other processes write the page.
     pub fn from_word(word: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|&kind| kind as u64 == word)
     }
@@ -59,16 +58,16 @@ impl Kind {
     }
 }
 
-/// Why a way to nap is not to be had.
+/// Why a way to nap is not available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Missing {
     Device(DeviceError),
-    /// The module is there, and the CPU has no MONITOR/MWAIT that works.
+    /// The module is loaded, but the CPU has no MONITOR/MWAIT that works.
     DeviceCannotWait,
     /// CPUID does not show the instructions; a hypervisor may hide them.
     Instructions(&'static str),
-    /// Outside of a run that was started for it, there is no waker for a thread that blocks.
-    NobodyWakes,
+    /// Only `elfen run --nap block` starts a waker for threads that block.
+    NoWaker,
 }
 
 impl fmt::Display for Missing {
@@ -79,20 +78,20 @@ impl fmt::Display for Missing {
                 f.write_str("the nanonap module finds no MONITOR/MWAIT that works on this CPU")
             }
             Self::Instructions(names) => write!(f, "this CPU shows no {names}"),
-            Self::NobodyWakes => f.write_str("only `elfen run --nap block` wakes who blocks"),
+            Self::NoWaker => f.write_str("only `elfen run --nap block` wakes threads that block"),
         }
     }
 }
 
 impl core::error::Error for Missing {}
 
-/// A way to nap that works here.
+/// A way to nap that works on this machine.
 #[derive(Debug)]
 pub enum Nap {
     Device(Device),
     Umwait(Waitpkg),
     Mwaitx(Monitorx),
-    /// Only where a waker calls [`block::wake`] when the request lane idles.
+    /// Needs a waker that calls [`block::wake`] when the request lane idles.
     Block,
     Spin,
 }
@@ -114,12 +113,12 @@ impl Nap {
             Kind::Mwaitx => {
                 Monitorx::detect().map(Self::Mwaitx).ok_or(Missing::Instructions("MONITORX/MWAITX"))
             }
-            Kind::Block => Err(Missing::NobodyWakes),
+            Kind::Block => Err(Missing::NoWaker),
             Kind::Spin => Ok(Self::Spin),
         }
     }
 
-    /// The first of [`Kind::ALL`] that works here; the last always does.
+    /// The first of [`Kind::ALL`] that works here. The last one always works.
     pub fn auto() -> Self {
         Kind::ALL.into_iter().find_map(|kind| Self::open(kind).ok()).unwrap_or(Self::Spin)
     }
@@ -134,9 +133,8 @@ impl Nap {
         }
     }
 
-    /// Gives the lane away until `request_cpu` idles. `slot` says whether it does, in the task map
-    /// that the caller reads; the device looks at its own. A thread that blocks waits for `wakes`
-    /// to change.
+    /// Naps until `request_cpu` idles. `slot` is that CPU's slot in the task map that the caller
+    /// reads; the device reads its own map. A thread that blocks waits for `wakes` to change.
     pub fn nap(
         &self,
         request_cpu: u32,
@@ -173,14 +171,14 @@ mod tests {
         Page::format(memory, 1, 0, &[0; 32]).unwrap()
     }
 
-    fn here() -> impl Iterator<Item = Nap> {
-        // The device does not look at a page of our own.
+    fn naps_on_a_page() -> impl Iterator<Item = Nap> {
+        // The device reads the module's map, and not the test's page.
         let others = |kind: &Kind| *kind != Kind::Device;
         Kind::ALL.into_iter().filter(others).filter_map(|kind| Nap::open(kind).ok())
     }
 
     #[test]
-    fn every_machine_has_a_nap_and_says_why_not_the_others() {
+    fn every_machine_has_a_nap_and_a_reason_for_each_missing_one() {
         let mut found = std::vec::Vec::new();
         for kind in Kind::ALL {
             match Nap::open(kind) {
@@ -195,11 +193,12 @@ mod tests {
         assert_eq!(Nap::auto().kind(), found[0], "the first that works");
     }
 
-    /// Goal: each nap ends as it says. Method: an idle lane, a lane that stays busy, and one that
-    /// idles while the thread naps; with every nap of this machine that can be told what to watch.
+    /// Goal: each nap returns the reason for its end. Method: an idle lane, a lane that stays busy,
+    /// and a lane that idles during the nap, with every nap of this machine that monitors a given
+    /// word.
     #[test]
     fn naps_end_when_the_lane_idles_or_their_bound_passes() {
-        for nap in here() {
+        for nap in naps_on_a_page() {
             let wakes = AtomicU32::new(0);
             let page = Arc::new(task_page());
             let slot = page.slot(0).unwrap();

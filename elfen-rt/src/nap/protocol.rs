@@ -1,26 +1,38 @@
 //! Arm, re-check, wait: how a thread sleeps until a word is written without missing the write.
 //!
-//! The sleeper looks, finds the request lane busy, and goes to sleep; the lane may idle between the
-//! two. So the sleeper first arms, from when on a write ends its wait even if it comes before it,
-//! and then looks once more. The writer stores what the sleeper looks at before the word that wakes
-//! it. The thesis's nanonap (Figure 5.6) waits without the second look and can sleep through a
-//! wake-up.
+//! The request lane may idle after the sleeper has found it busy and before the sleeper waits. So
+//! the sleeper first arms, then checks the lane once more, then waits. After arming, a write ends
+//! the wait even if it comes before the wait. The writer stores the lane's state before it writes
+//! the word that wakes the sleeper. The thesis's nanonap (Figure 5.6) waits without the re-check,
+//! and can sleep through a wake-up.
 //!
 //! The kernel module does the same in C (`kernel/nanonap/nap.c`). The tests below run this loop,
-//! and a twin of the module's probe, through every interleaving.
+//! and a model of the module's writer, through every interleaving.
 
-use super::woken::Woken;
+/// Why a nap ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// The request lane idles, or has idled since the nap was requested.
+    Idle,
+    /// The kernel needs the thread: its time slice has ended, or a signal is pending.
+    Wanted,
+    /// The bound has passed.
+    Bound,
+    /// There was no nap: the thread is not on a lane that the request lane can wake.
+    Elsewhere,
+}
 
 /// A way to wait for a write to one line of memory.
 pub trait Wait {
-    /// From here on, a write to the line ends the next [`Wait::wait`], even if it comes first.
+    /// Arms: from here on, a write to the line ends the next [`Wait::wait`], even if the write
+    /// comes before that wait.
     fn arm(&self);
 
-    /// Waits for such a write. May end earlier, and must when `left_ns` have passed.
+    /// Waits for such a write. May return earlier, and must return when `left_ns` have passed.
     fn wait(&self, left_ns: u64);
 }
 
-/// Waits until the lane is no longer busy, or nothing is left of the bound.
+/// Waits until the lane is no longer busy, or the bound has passed.
 #[inline]
 pub fn nap(wait: &impl Wait, busy: impl Fn() -> bool, left_ns: impl Fn() -> u64) -> Woken {
     loop {
@@ -43,8 +55,8 @@ mod tests {
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
 
-    /// A line that a CPU can monitor. The lock stands for the order in which stores and MONITOR
-    /// reach the line.
+    /// A line that a CPU can monitor. The lock models the order in which stores and MONITOR reach
+    /// the line.
     struct Line {
         word: AtomicU64,
         monitor: Mutex<Monitor>,
@@ -55,9 +67,10 @@ mod tests {
     struct Monitor {
         armed: bool,
         triggered: bool,
-        /// No thread will write any more.
+        /// No thread writes after this.
         closed: bool,
-        /// A wait began or went on without a write to come: without a bound, it is for ever.
+        /// A thread waited although no write comes any more. Without a bound it would wait for
+        /// ever.
         lost: bool,
     }
 
@@ -89,7 +102,8 @@ mod tests {
     impl Wait for &Line {
         fn arm(&self) {
             let mut monitor = self.monitor.lock().unwrap();
-            (monitor.armed, monitor.triggered) = (true, false);
+            monitor.armed = true;
+            monitor.triggered = false;
         }
 
         fn wait(&self, _: u64) {
@@ -133,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Every interleaving of what a request lane does, once, with a batch thread that naps.
+    /// Explores every interleaving of `request` on a request lane with `batch` on a batch thread.
     fn explore(request: fn(&Lane), batch: fn(&Lane)) {
         loom::model(move || {
             let lane = Arc::new(Lane::busy_since_switch_1());
@@ -156,7 +170,7 @@ mod tests {
         explore(|lane| lane.switch(2, 0), nap_on);
     }
 
-    /// An idle moment that is over when the sleeper looks again ends its nap all the same.
+    /// An idle moment ends the nap even if it is over when the sleeper re-checks.
     #[test]
     fn a_short_idle_moment_is_not_missed() {
         explore(
@@ -168,7 +182,7 @@ mod tests {
         );
     }
 
-    /// UMWAIT and MWAITX watch the word that they look at.
+    /// UMWAIT and MWAITX monitor the word that the re-check reads.
     #[test]
     fn a_slots_own_line_loses_no_wake_up() {
         explore(
@@ -180,7 +194,7 @@ mod tests {
         );
     }
 
-    /// The model can fail: the published order, without a look after arming.
+    /// The model can fail: the order of Figure 5.6, without a re-check after arming.
     #[test]
     #[should_panic(expected = "a wake-up was lost")]
     fn the_model_finds_the_wake_up_lost_without_the_re_check() {
@@ -195,10 +209,10 @@ mod tests {
         );
     }
 
-    /// The model can fail: a probe that wakes before it says that the lane idles.
+    /// The model can fail: a writer that wakes the sleeper before it marks the lane idle.
     #[test]
     #[should_panic(expected = "a wake-up was lost")]
-    fn the_model_finds_the_wake_up_lost_by_a_probe_that_wakes_first() {
+    fn the_model_finds_the_wake_up_lost_by_a_writer_that_wakes_first() {
         explore(
             |lane| {
                 lane.nap_word.store(2);
@@ -209,7 +223,7 @@ mod tests {
         );
     }
 
-    /// A word that the kernel compares as it puts a thread to sleep: `nap::block`.
+    /// A model of `nap::block`: a word that the kernel compares when it puts a thread to sleep.
     #[derive(Default)]
     struct Futex {
         wakes: AtomicU64,
@@ -218,7 +232,7 @@ mod tests {
     }
 
     impl Futex {
-        /// `block::wake`.
+        /// Models `block::wake`.
         fn wake(&self) {
             self.wakes.fetch_add(1, Release);
             drop(self.closed.lock().unwrap());
@@ -245,7 +259,8 @@ mod tests {
         }
     }
 
-    /// A thread that blocks, the request lane, and the waker that the lane's idling has woken.
+    /// Explores a thread that blocks and a request lane that goes idle. The lane's thread acts as
+    /// the waker, too; with `wake_first` it wakes the sleeper too early.
     fn explore_block(wake_first: bool) {
         loom::model(move || {
             let shared = Arc::new((AtomicU64::new(BUSY), Futex::default()));
@@ -278,7 +293,7 @@ mod tests {
         explore_block(false);
     }
 
-    /// The model can fail.
+    /// The model can fail: a waker that is too early.
     #[test]
     #[should_panic(expected = "a wake-up was lost")]
     fn the_model_finds_a_sleeper_that_was_woken_too_early() {

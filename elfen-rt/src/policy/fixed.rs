@@ -2,13 +2,15 @@
 //! one budget. Figure 5.9(b).
 //!
 //! That request never waited, so its latency grows only by what sharing adds to its processing. A
-//! request that follows it without an idle moment between them has waited, and gets the core alone.
+//! request that follows it without an idle moment in between has waited, and gets the core to
+//! itself.
 //!
-//! It works on the task map alone, too: where no service says what a request is, each busy period
-//! of the lane shares for one budget. All requests of a period wait for each other, so none is
-//! delayed by more than that budget (one that sleeps in its middle has a period on either side).
+//! The policy also works with a task map only. Where no service publishes requests, each busy
+//! period of the lane shares the core for one budget. All requests of a period wait for each other,
+//! so no request is delayed by more than that budget. An exception is a request that sleeps in its
+//! middle: it has one period before the sleep and one after it.
 
-use super::period::{Met, begin, expire, idle, met, named};
+use super::period::{RunningRequest, begin, compare_request, expire, idle, request_id};
 use super::state::State::{Fresh, Sharing, Spent};
 use super::state::{Sample, State, Verdict};
 
@@ -23,10 +25,14 @@ pub fn check(state: State, budget_ns: u64, lane: &Sample, now_ns: u64) -> (State
         Fresh { idle_ns, finished } if finished == service.finished => {
             begin(&service, idle_ns, now_ns)
         }
-        Sharing { request, since_ns, finished } => match met(request, finished, &service) {
-            Met::Same => Sharing { request: named(request, &service), since_ns, finished },
-            Met::Another => Spent,
-        },
+        Sharing { request, since_ns, finished } => {
+            match compare_request(request, finished, &service) {
+                RunningRequest::Same => {
+                    Sharing { request: request_id(request, &service), since_ns, finished }
+                }
+                RunningRequest::Another => Spent,
+            }
+        }
         Fresh { .. } | Spent => Spent,
     };
     expire(state, budget_ns, now_ns)
@@ -42,7 +48,7 @@ fn busy_period(state: State, budget_ns: u64, lane: &Sample, now_ns: u64) -> (Sta
     let since_ns = match state {
         Fresh { .. } if began_ns == 0 => now_ns,
         Fresh { idle_ns, .. } => began_ns.max(idle_ns),
-        // It idled between two checks, and is busy again.
+        // The lane may have idled between two checks: then the latest busy period counts.
         Sharing { since_ns, .. } => since_ns.max(began_ns),
         Spent => return (Spent, Verdict::Nap),
     };

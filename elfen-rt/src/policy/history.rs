@@ -1,9 +1,9 @@
-//! The policies against a second statement of their rules: not a state machine, but a look back
-//! over everything that happened.
+//! Tests the policies against a second statement of their rules, which looks back over the whole
+//! history instead of keeping a state.
 //!
 //! A history is a service with one worker, and a batch thread that checks while it runs and naps
-//! until the lane idles. The oracle knows every arrival, start and end, and every check so far; it
-//! decides each check anew from all of them.
+//! until the lane idles. The oracle knows every arrival, start and end, and every check so far. It
+//! decides each check from all of them.
 
 use std::vec::Vec;
 
@@ -19,8 +19,8 @@ struct Request {
     ended_ns: u64,
 }
 
-/// Requests in the order of a queue with one worker. An idle lane takes `wake_ns` to start what
-/// arrives.
+/// Requests in the order of a queue with one worker. An idle lane takes `wake_ns` to start a
+/// request.
 #[derive(Clone, Debug)]
 struct World {
     requests: Vec<Request>,
@@ -53,8 +53,8 @@ impl World {
         self.requests.iter().filter(|r| r.ended_ns <= now_ns).count()
     }
 
-    /// The lane as a check sees it. Ids come round after two requests, so that the id alone tells
-    /// nothing.
+    /// The lane as a check sees it. Ids repeat after two requests, so that an id does not identify
+    /// a request.
     fn lane(&self, now_ns: u64, ipc_milli: Option<u64>) -> Sample {
         let running = self.running(now_ns);
         let service = Service {
@@ -67,13 +67,13 @@ impl World {
         Sample { busy, busy_since_ns: None, service: Some(service), ipc_milli }
     }
 
-    /// From `now_ns` on, when a napping thread is next woken: the lane has just gone idle.
+    /// When the lane next goes idle after `now_ns`, which wakes a napping thread.
     fn next_idle_ns(&self, now_ns: u64) -> u64 {
         let ends = self.requests.iter().map(|r| r.ended_ns).filter(|&end_ns| end_ns > now_ns);
         ends.filter(|&end_ns| self.running(end_ns).is_none()).min().unwrap_or(u64::MAX)
     }
 
-    /// It arrived while another was at work or in the queue.
+    /// Whether the request arrived while another one ran or waited.
     fn waited(&self, request: usize) -> bool {
         let r = self.requests[request];
         request > 0 && r.arrived_ns < self.requests[request - 1].ended_ns
@@ -87,7 +87,8 @@ struct Check {
     verdict: Verdict,
 }
 
-/// The batch thread's checks until the last request is done, a `gap_ns` apart while it runs.
+/// The batch thread's checks until the last request is done. While the thread runs, they are a
+/// `gap_ns` apart.
 fn checks(world: &World, policy: &Policy, gaps: &[(u64, Option<u64>)]) -> Vec<Check> {
     let mut state = State::default();
     let mut now_ns = 0;
@@ -108,7 +109,7 @@ fn checks(world: &World, policy: &Policy, gaps: &[(u64, Option<u64>)]) -> Vec<Ch
     made
 }
 
-/// The rules, looking back from the last of `checks`.
+/// The verdict of the last of `checks`, by the rules.
 fn oracle(world: &World, policy: &Policy, checks: &[Check]) -> Verdict {
     let now_ns = checks[checks.len() - 1].now_ns;
     let Some(running) = world.running(now_ns) else { return Verdict::Run };
@@ -131,7 +132,7 @@ fn oracle(world: &World, policy: &Policy, checks: &[Check]) -> Verdict {
     if may_run { Verdict::Run } else { Verdict::Nap }
 }
 
-/// The budget, and the share of it that a nanosecond uses up, as a fraction.
+/// The budget, and the part of it that a shared nanosecond uses up, as a fraction.
 fn stretched(budget_ns: u64, ref_ipc: u64, ipc: Option<u64>) -> (u64, u64, u64) {
     match ipc {
         None => (budget_ns, 1, 1),
@@ -141,8 +142,9 @@ fn stretched(budget_ns: u64, ref_ipc: u64, ipc: Option<u64>) -> (u64, u64, u64) 
     }
 }
 
-/// Since the last idle moment with an empty queue, at every check: the time since the start of the
-/// request that the budget was given for last, against the budget then.
+/// Whether the budget lasted at every check since the last idle moment with an empty queue. At each
+/// check, compares the time since the start of the request that got the last budget with the budget
+/// at that check.
 fn refreshed(world: &World, checks: &[Check], budget: &dyn Fn(&Check) -> (u64, u64, u64)) -> bool {
     let idle = |check: &Check| world.running(check.now_ns).is_none();
     let empty = |check: &Check| world.queue_len(check.now_ns) == 0;
@@ -159,7 +161,7 @@ fn refreshed(world: &World, checks: &[Check], budget: &dyn Fn(&Check) -> (u64, u
         let request = world.running(busy[given].now_ns).expect("the lane was busy");
         let shared_ns = busy[at].now_ns - world.requests[request].started_ns;
         let (budget_ns, lost, of) = budget(busy[at]);
-        // Whole nanoseconds: one more would still be within the budget.
+        // Times are whole nanoseconds: the next nanosecond must still be within the budget.
         (shared_ns + 1) * lost <= budget_ns * of
     })
 }
@@ -174,7 +176,7 @@ fn shared_ns(world: &World, checks: &[Check]) -> Vec<u64> {
     world.requests.iter().map(of).collect()
 }
 
-/// How long the policy itself promises to share at most.
+/// The policy's own limit on sharing with one request.
 fn most_shared_ns(policy: &Policy) -> u64 {
     match *policy {
         Policy::BorrowIdle => 0,
@@ -210,8 +212,8 @@ fn gaps() -> impl Strategy<Value = Vec<(u64, Option<u64>)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Every verdict is the oracle's, for dense and for sparse checks, short and long requests,
-    /// bursts and quiet.
+    /// Every verdict equals the oracle's, for dense and sparse checks, short and long requests,
+    /// bursts and quiet times.
     #[test]
     fn every_verdict_follows_from_the_history(
         world in worlds(), policy in policies(), gaps in gaps(), stretch in 1u64..30,
@@ -224,9 +226,8 @@ proptest! {
         }
     }
 
-    /// What the requests themselves see: sharing ends one check interval after the budget, at the
-    /// latest; and a request that waited is never shared under `fixed-budget` by a check that saw
-    /// it.
+    /// Sharing ends at most one check interval after the budget. Under `fixed-budget`, no check
+    /// that sees a request that waited lets the batch run.
     #[test]
     fn no_request_is_shared_for_longer_than_the_budget(
         world in worlds(), policy in policies(), gaps in gaps(),

@@ -1,36 +1,36 @@
-//! The policies of Figure 5.9: at a check, does the batch thread run or nap?
+//! The policies of Figure 5.9: they decide at a check whether the batch thread runs or naps.
 //!
-//! Each is a pure function `(state, lane, now) -> (state, Run | Nap)`: no clock, no I/O, no unsafe,
-//! no floating point, and no panic on any input, because the same code runs in the check's slow
-//! path inside other people's processes, in the simulator, and under property tests. Module `lane`
-//! samples, module `nap` naps.
+//! Each policy is a pure function `(state, lane, now) -> (state, Run | Nap)`: no clock, no I/O, no
+//! unsafe, no floating point, and no panic on any input. The same code runs in the slow path of
+//! checks inside other people's processes, in the simulator, and under property tests. Module
+//! `lane` samples, and module `nap` naps.
 //!
-//! Where the figure leaves a choice, or its code and its text differ, this is what we do, and why:
+//! Where the figure leaves a choice, or its code and its text differ, this code decides as follows:
 //!
-//! - The check that finds the budget expired naps; in the figure it is the next one. Checks can be
-//!   milliseconds apart, and a budget of 0 is `borrow-idle` this way.
-//! - A budget counts from the start of the request as published, but not from before the last idle
-//!   check: the lanes have shared since then, and a thread that looks late only has less left.
-//!   Where no start is published it counts from the first check that sees the request, as in the
-//!   figure.
-//! - `fixed-budget` lends to the first request after the idle moment alone, as the thesis's text
-//!   says. The figure's code goes on with the next request while the budget lasts; but that one has
-//!   waited, and pays for what the first suffered besides its own share.
-//! - Requests came and went between an idle check and the first busy one (the finished counter
-//!   tells): the running one may have waited. No budget under `fixed-budget`; under
-//!   `refresh-budget` one if the queue is empty.
+//! - Budget expired: the check that finds this naps; in the figure the next check does. Checks can
+//!   be milliseconds apart, and this way a budget of 0 is `borrow-idle`.
+//! - Start of a budget: it counts from the published start of the request, but not from before the
+//!   last idle check. The lanes have shared the core since the start, so a thread that checks late
+//!   has less left. If no start is published, the budget counts from the first check that sees the
+//!   request, as in the figure.
+//! - `fixed-budget` gives a budget only to the first request after an idle moment, as the thesis's
+//!   text says. In the figure's code, the next request continues the budget. But that request has
+//!   waited, so it would pay for the first request's delay as well as for its own.
+//! - Requests came and went between an idle check and the first busy check (the finished counter
+//!   shows this): the running request may have waited. It gets no budget under `fixed-budget`.
+//!   Under `refresh-budget` it gets a budget if the queue is empty.
 //! - `refresh-budget` sees a new request while others queue, and the queue drains later (several
-//!   workers on one queue): the new budget counts from the start of that request. From the drain,
-//!   as in the figure, one request could be shared for almost two budgets.
+//!   workers serve one queue): the new budget counts from the start of that request. If it counted
+//!   from the drain, as in the figure, one request could be shared for almost two budgets.
 //! - An IPC at or above the reference, and a reference of 0: see [`dynamic`].
-//! - The lane idles but the queue is not empty: run and change nothing, as in the figure. The next
-//!   request has waited.
-//! - The lane is busy but no request runs (a kernel thread, a worker between two requests): 0 is no
-//!   request, so it begins no period and ends none.
-//! - No service publishes a queue: `borrow-idle`, as "the queue is empty" would be a guess. Not so
-//!   `fixed-budget`, which then gives each busy period of the lane one budget: see [`fixed`].
-//! - A verdict to nap holds until the lane idles, under every policy: a spent budget is not given
-//!   back while the lane is busy. So a thread that naps has one word to wait for.
+//! - The lane idles but the queue is not empty: the batch runs and the state stays, as in the
+//!   figure. The next request has waited.
+//! - The lane is busy but no request runs (a kernel thread runs, or a worker is between two
+//!   requests): this begins no period and ends none.
+//! - No service publishes a queue: the policy is `borrow-idle`, because an empty queue would be a
+//!   guess. Only `fixed-budget` gives each busy period of the lane one budget: see [`fixed`].
+//! - A verdict to nap holds until the lane idles, under every policy: a spent budget is not renewed
+//!   while the lane is busy. So a thread that naps has only one word to wait for.
 //! - Time goes backwards: the period then counts from the earlier time.
 #![forbid(unsafe_code)]
 
@@ -49,7 +49,7 @@ mod laws;
 
 pub use state::{Sample, Service, State, Verdict};
 
-/// A policy with its parameters, as the control page has them at this check.
+/// A policy with its parameters, as the control page holds them at this check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
     BorrowIdle,
@@ -64,8 +64,8 @@ pub enum Policy {
         /// Instructions per thousand cycles of a request that has the core to itself.
         ref_ipc_milli: u64,
     },
-    /// The budget as [`slo::Controller`] has set it, and until when that counts: a controller that
-    /// died must not leave a budget behind.
+    /// The budget that [`slo::Controller`] has set. It is 0 from `until_ns` on, so that a
+    /// controller that dies leaves no budget behind.
     SloBudget {
         budget_ns: u64,
         until_ns: u64,
@@ -86,10 +86,10 @@ impl Policy {
         }
     }
 
-    /// When a batch thread that was told to run on a busy lane must look again, if it sees nothing
-    /// change until then.
+    /// When a batch thread that runs on a busy lane must check again, if nothing changes until
+    /// then. `None` if no budget is running.
     ///
-    /// For timers, and for the simulator, which jumps there. `None` if the budget is not running.
+    /// Timers use this, and the simulator, which jumps to that time.
     #[inline]
     pub fn deadline_ns(&self, state: State, lane: &Sample, now_ns: u64) -> Option<u64> {
         let State::Sharing { since_ns, .. } = state else { return None };
@@ -100,7 +100,7 @@ impl Policy {
         })
     }
 
-    /// How long a batch thread may share with a request, by what is known now.
+    /// How long a batch thread may share the core with a request, as far as known now.
     #[inline]
     fn budget_ns(&self, lane: &Sample, now_ns: u64) -> u64 {
         match *self {

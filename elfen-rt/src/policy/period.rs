@@ -1,13 +1,13 @@
-//! Common to the budget policies: when a period begins, which request's it is, and when its budget
-//! is spent.
+//! Periods, which the budget policies have in common: when a period begins, which request it
+//! belongs to, and when its budget is spent.
 //!
-//! A period is the time in which a batch may share with one request. [`super::fixed`] and
-//! [`super::refresh`] differ in which requests begin one.
+//! A period is the time in which a batch may share the core with one request. [`super::fixed`] and
+//! [`super::refresh`] differ in which requests begin a period.
 
 use super::state::State::{Fresh, Sharing, Spent};
 use super::state::{Service, State, Verdict};
 
-/// The lane idles: with an empty queue, the next request gets a budget.
+/// The state of an idle lane: if the queue is empty, the next request gets a budget.
 #[inline]
 pub(super) fn idle(state: State, service: &Service, now_ns: u64) -> State {
     if service.queue_len == 0 {
@@ -17,10 +17,10 @@ pub(super) fn idle(state: State, service: &Service, now_ns: u64) -> State {
     }
 }
 
-/// A budget for the running request, counted from its start.
+/// Begins a period for the running request; its budget counts from the request's start.
 ///
-/// A start before `not_before_ns` (the lane idled then, or another request ran) is a stale word;
-/// one after now is cut by [`expire`].
+/// A published start before `not_before_ns` is stale, because the lane idled then or ran another
+/// request. [`expire`] limits a start in the future to now.
 #[inline]
 pub(super) fn begin(service: &Service, not_before_ns: u64, now_ns: u64) -> State {
     let started_ns = service.request_started_ns;
@@ -32,29 +32,29 @@ pub(super) fn begin(service: &Service, not_before_ns: u64, now_ns: u64) -> State
     }
 }
 
-pub(super) enum Met {
+pub(super) enum RunningRequest {
     Same,
     Another,
 }
 
-/// Whether the lane still runs the request that the budget was given for, or nothing that counts as
-/// another one.
+/// Whether the lane still runs the request that has the budget. A lane that runs no request counts
+/// as unchanged.
 #[inline]
-pub(super) fn met(request: u64, finished: u64, service: &Service) -> Met {
+pub(super) fn compare_request(request: u64, finished: u64, service: &Service) -> RunningRequest {
     let running = service.running_request;
-    // An id alone would not do: a service may give the same one twice. Nor the counter alone: few
-    // services count.
+    // Both the id and the counter are compared: a service may use an id twice, and few services
+    // count.
     let same = (request == 0 || running == request) && service.finished == finished;
-    if same || running == 0 { Met::Same } else { Met::Another }
+    if same || running == 0 { RunningRequest::Same } else { RunningRequest::Another }
 }
 
-/// The request that the budget was given for, as soon as it has a name.
+/// The id of the request that has the budget: the running one, if the period had none so far.
 #[inline]
-pub(super) fn named(request: u64, service: &Service) -> u64 {
+pub(super) fn request_id(request: u64, service: &Service) -> u64 {
     if request == 0 { service.running_request } else { request }
 }
 
-/// Ends the period when its budget is spent; the check that finds it spent already naps.
+/// Ends the period when its budget is spent. The check that finds the budget spent naps.
 #[inline]
 pub(super) fn expire(state: State, budget_ns: u64, now_ns: u64) -> (State, Verdict) {
     match state {

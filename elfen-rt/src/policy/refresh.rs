@@ -1,11 +1,12 @@
-//! `refresh-budget`: as `fixed-budget`, and a new budget when the running request changes while the
-//! queue is empty. Figure 5.9(c).
+//! `refresh-budget`: like `fixed-budget`, with a new budget when the running request changes while
+//! the queue is empty. Figure 5.9(c).
 //!
-//! The old budget protected a request that is done; no request stands behind the new one to suffer
-//! with it. While others do wait, the new request may use what the old one left.
+//! The old budget limited the delay of a request that is done. With an empty queue, no other
+//! request is delayed together with the new one. While requests wait, the new request gets what is
+//! left of the old budget.
 
 use super::borrow_idle;
-use super::period::{Met, begin, expire, idle, met, named};
+use super::period::{RunningRequest, begin, compare_request, expire, idle, request_id};
 use super::state::State::{Fresh, Sharing, Spent};
 use super::state::{Sample, State, Verdict};
 
@@ -16,16 +17,20 @@ pub fn check(state: State, budget_ns: u64, lane: &Sample, now_ns: u64) -> (State
     if !lane.busy {
         return (idle(state, &service, now_ns), Verdict::Run);
     }
-    let nobody_waits = service.queue_len == 0;
+    let is_queue_empty = service.queue_len == 0;
     let state = match state {
-        Fresh { idle_ns, finished } if finished == service.finished || nobody_waits => {
+        Fresh { idle_ns, finished } if finished == service.finished || is_queue_empty => {
             begin(&service, idle_ns, now_ns)
         }
-        Sharing { request, since_ns, finished } => match met(request, finished, &service) {
-            Met::Same => Sharing { request: named(request, &service), since_ns, finished },
-            Met::Another if nobody_waits => begin(&service, since_ns, now_ns),
-            Met::Another => state,
-        },
+        Sharing { request, since_ns, finished } => {
+            match compare_request(request, finished, &service) {
+                RunningRequest::Same => {
+                    Sharing { request: request_id(request, &service), since_ns, finished }
+                }
+                RunningRequest::Another if is_queue_empty => begin(&service, since_ns, now_ns),
+                RunningRequest::Another => state,
+            }
+        }
         Fresh { .. } | Spent => Spent,
     };
     expire(state, budget_ns, now_ns)

@@ -1,47 +1,47 @@
-//! `slo-budget`: the user states the SLO, and the budget follows the measured tail. Ours; not in
-//! the thesis.
+//! `slo-budget`: the user states an SLO, and the budget follows the measured tail latency. This
+//! policy is not in the thesis.
 //!
-//! Two parts that meet in the control page. At a check, `slo-budget` is `refresh-budget` with the
-//! budget found there ([`super::Policy::SloBudget`]). That budget is set here, once a window, by
-//! the keeper's [`Controller`]: up slowly while the tail has headroom, down fast when it nears the
-//! SLO, and to zero before it gets there.
+//! It has two parts, connected by the control page. At a check, `slo-budget` is `refresh-budget`
+//! with the budget from that page ([`super::Policy::SloBudget`]). The supervisor's [`Controller`]
+//! sets that budget once a window. It raises the budget slowly while the tail has headroom, lowers
+//! it fast when the tail nears the SLO, and sets it to zero before the tail reaches the SLO.
 //!
-//! Zero is the answer to doubt: too few requests to know the tail, a window without any, a service
-//! that stopped publishing. With a budget of zero `slo-budget` is `borrow-idle`, which costs the
-//! service nothing.
+//! The budget is also zero in doubt: with too few requests to know the tail, in a window without
+//! requests, and after a service stopped publishing. With a budget of zero, `slo-budget` is
+//! `borrow-idle`, which does not slow the service down.
 
 use core::fmt;
 use core::str::FromStr;
 
 use crate::signal::histogram::{BUCKETS, bucket_top_ns};
 
-/// "`per_million` of a million requests finish within `latency_ns`".
+/// A service-level objective: `per_million` of a million requests finish within `latency_ns`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slo {
     pub per_million: u32,
     pub latency_ns: u64,
 }
 
-/// Requests per latency, in the buckets of the service page's histogram: the difference of two
-/// readings.
+/// The requests of one window by latency, in the buckets of the service page's histogram: the
+/// difference of two readings.
 pub type Window = [u64; BUCKETS];
 
-/// A verdict on the tail takes as many requests as have this many beyond the quantile: for p99,
-/// 1600. Half of that cuts the budget by chance too often, twice that sees a burst too late
+/// The tail is judged when this many requests are beyond the quantile: for p99, after 1600
+/// requests. Half of that cuts the budget by chance too often, and twice that sees a burst too late
 /// (`elfen lab plan` over a simulated day with bursts).
 const BEYOND: u64 = 16;
 
-/// The full range of the budget is climbed in this many verdicts.
+/// How many verdicts it takes to raise the budget from 0 to its maximum.
 const CLIMB: u64 = 8;
 
-/// Verdicts without growth after the budget was cut: bursts come in trains.
-const REST: u32 = 2;
+/// Verdicts without growth after the budget was cut, because bursts often follow each other.
+const PAUSE: u32 = 2;
 
-/// After this many windows without a request, what was known before them is out of date.
-const SILENCE: u32 = 8;
+/// After this many windows without a request, earlier requests are ignored.
+const SILENT_MAX: u32 = 8;
 
-/// Where the tail stands between 0 and the SLO, in sixteenths. Buckets are a sixteenth wide and a
-/// request counts as the longest of its bucket, so a tail found at the SLO is still below it.
+/// Limits of the tail, in sixteenths of the SLO. Buckets are a sixteenth wide, and a request counts
+/// as the longest of its bucket, so a tail found at the SLO is still below it.
 const GROW_BELOW: u64 = 13;
 const HALVE_FROM: u64 = 15;
 const ZERO_FROM: u64 = 16;
@@ -52,22 +52,22 @@ pub struct Controller {
     slo: Slo,
     budget_ns: u64,
     /// Good verdicts until the budget may grow again.
-    rest: u32,
+    pause: u32,
     /// Windows without a request until now.
     silent: u32,
-    gathered: Gathered,
+    counts_so_far: TailCounts,
 }
 
-/// Requests since the last verdict, and those of them that took longer than a mark.
+/// The requests since the last verdict, and how many of them exceeded each limit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Gathered {
+struct TailCounts {
     requests: u64,
     over_grow: u64,
     over_halve: u64,
     over_zero: u64,
 }
 
-/// What the requests so far say about the tail.
+/// Where the tail is, judged by the requests so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tail {
     Unknown,
@@ -80,7 +80,7 @@ enum Tail {
 impl Controller {
     /// Starts as `borrow-idle`.
     pub fn new(slo: Slo) -> Self {
-        Self { slo, budget_ns: 0, rest: 0, silent: 0, gathered: Gathered::default() }
+        Self { slo, budget_ns: 0, pause: 0, silent: 0, counts_so_far: TailCounts::default() }
     }
 
     /// The budget for the next window, from the requests that finished in this one; `None` if no
@@ -92,32 +92,38 @@ impl Controller {
         };
         if counts.iter().all(|&count| count == 0) {
             self.silent = self.silent.saturating_add(1);
-            if self.silent >= SILENCE {
+            if self.silent >= SILENT_MAX {
                 *self = Self::new(self.slo);
             }
             return 0;
         }
         self.silent = 0;
-        self.gathered.add(counts, self.slo.latency_ns);
-        let tail = self.gathered.tail(&self.slo);
+        self.counts_so_far.add(counts, self.slo.latency_ns);
+        let tail = self.counts_so_far.tail(&self.slo);
         if tail != Tail::Unknown {
-            self.gathered = Gathered::default();
+            self.counts_so_far = TailCounts::default();
         }
         match tail {
             Tail::Unknown | Tail::Near => {}
-            Tail::Headroom if self.rest > 0 => self.rest -= 1,
+            Tail::Headroom if self.pause > 0 => self.pause -= 1,
             Tail::Headroom => {
                 let step_ns = self.slo.latency_ns.div_ceil(CLIMB);
                 self.budget_ns = self.budget_ns.saturating_add(step_ns).min(self.slo.latency_ns);
             }
-            Tail::TooNear => (self.budget_ns, self.rest) = (self.budget_ns / 2, REST),
-            Tail::AtTheSlo => (self.budget_ns, self.rest) = (0, REST),
+            Tail::TooNear => {
+                self.budget_ns /= 2;
+                self.pause = PAUSE;
+            }
+            Tail::AtTheSlo => {
+                self.budget_ns = 0;
+                self.pause = PAUSE;
+            }
         }
         self.budget_ns
     }
 }
 
-impl Gathered {
+impl TailCounts {
     fn add(&mut self, counts: &Window, latency_ns: u64) {
         let over = |sixteenths: u64| {
             let mark = u128::from(latency_ns) * u128::from(sixteenths);
@@ -131,8 +137,9 @@ impl Gathered {
         self.over_zero = self.over_zero.saturating_add(over(ZERO_FROM));
     }
 
-    /// Bad news does not wait for the last request: as soon as more are late than a full verdict
-    /// allows, the rest cannot make up for it.
+    /// Judges the tail. A bad verdict needs fewer requests than a good one: as soon as more
+    /// requests are late than a full verdict allows, the remaining requests cannot change the
+    /// result.
     fn tail(&self, slo: &Slo) -> Tail {
         let beyond = 1_000_000u32.saturating_sub(slo.per_million);
         let allowed = u128::from(self.requests) * u128::from(beyond) / 1_000_000;
@@ -156,7 +163,7 @@ fn sum(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
-/// What is wrong with the text of an SLO.
+/// The text of an SLO is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SloError;
 
@@ -207,7 +214,7 @@ fn latency_ns(text: &str) -> Option<u64> {
     digits(number)?.checked_mul(unit_ns)
 }
 
-/// `parse` alone would take a sign.
+/// Parses digits only; `parse` would accept a sign.
 fn digits(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -233,71 +240,75 @@ mod tests {
         counts
     }
 
-    fn quiet() -> Window {
+    fn quiet_window() -> Window {
         window(ENOUGH, 10 * MS)
     }
 
-    fn grown() -> Controller {
+    fn grown_controller() -> Controller {
         let mut controller = Controller::new(SLO);
         for _ in 0..CLIMB {
-            controller.window(Some(&quiet()));
+            controller.window(Some(&quiet_window()));
         }
         assert_eq!(controller.budget_ns, SLO.latency_ns);
         controller
     }
 
-    /// Headroom in every window: no step is larger than its part of the SLO, and the top is the
-    /// SLO's latency.
+    /// With headroom in every window, no step is larger than its part of the SLO, and the maximum
+    /// is the SLO's latency.
     #[test]
     fn the_budget_climbs_slowly() {
         let mut controller = Controller::new(SLO);
         let mut before_ns = 0;
         for _ in 0..2 * CLIMB {
-            let budget_ns = controller.window(Some(&quiet()));
+            let budget_ns = controller.window(Some(&quiet_window()));
             assert!(budget_ns - before_ns <= SLO.latency_ns.div_ceil(CLIMB));
             before_ns = budget_ns;
         }
         assert_eq!(before_ns, SLO.latency_ns);
     }
 
-    /// The load steps up within one window: the very next budget is smaller or zero, while the tail
-    /// is still within the SLO; and that takes fewer requests than growth.
+    /// After the load steps up within one window, the next budget is smaller or zero, while the
+    /// tail is still within the SLO. This takes fewer requests than growth.
     #[test]
-    fn a_tail_that_nears_the_slo_takes_the_budget_at_once() {
-        assert_eq!(grown().window(Some(&window(ENOUGH, 88 * MS))), SLO.latency_ns);
-        assert_eq!(grown().window(Some(&window(ENOUGH, 95 * MS))), SLO.latency_ns / 2);
-        assert_eq!(grown().window(Some(&window(ENOUGH, 99 * MS))), 0);
+    fn a_tail_that_nears_the_slo_cuts_the_budget_at_once() {
+        assert_eq!(grown_controller().window(Some(&window(ENOUGH, 88 * MS))), SLO.latency_ns);
+        assert_eq!(grown_controller().window(Some(&window(ENOUGH, 95 * MS))), SLO.latency_ns / 2);
+        assert_eq!(grown_controller().window(Some(&window(ENOUGH, 99 * MS))), 0);
         let mut few = [0; BUCKETS];
         few[bucket_of(SLO.latency_ns)] = BEYOND + 1;
-        assert_eq!(grown().window(Some(&few)), 0);
+        assert_eq!(grown_controller().window(Some(&few)), 0);
         few[bucket_of(SLO.latency_ns)] = BEYOND;
-        assert_eq!(grown().window(Some(&few)), SLO.latency_ns);
+        assert_eq!(grown_controller().window(Some(&few)), SLO.latency_ns);
     }
 
-    /// A burst is over: the budget stays down for a while, then climbs from zero.
+    /// After a burst, the budget stays down for a while, then climbs from zero.
     #[test]
-    fn the_budget_does_not_come_back_with_the_first_quiet_window() {
-        let mut controller = grown();
+    fn the_budget_does_not_return_with_the_first_quiet_window() {
+        let mut controller = grown_controller();
         controller.window(Some(&window(ENOUGH, 150 * MS)));
-        for _ in 0..REST {
-            assert_eq!(controller.window(Some(&quiet())), 0);
+        for _ in 0..PAUSE {
+            assert_eq!(controller.window(Some(&quiet_window())), 0);
         }
-        assert_eq!(controller.window(Some(&quiet())), SLO.latency_ns.div_ceil(CLIMB));
+        assert_eq!(controller.window(Some(&quiet_window())), SLO.latency_ns.div_ceil(CLIMB));
     }
 
-    /// Silence is no headroom: the budget is gone while it lasts, and has to be earned anew if it
-    /// lasts long or the page is gone.
+    /// A window without requests shows no headroom: the budget is zero in it. After many such
+    /// windows, or without a page, the budget starts again from zero.
     #[test]
-    fn silence_ends_the_budget() {
+    fn the_budget_is_zero_without_requests() {
         let silence = [0; BUCKETS];
-        let mut controller = grown();
+        let mut controller = grown_controller();
         assert_eq!(controller.window(Some(&silence)), 0);
-        assert_eq!(controller.window(Some(&quiet())), SLO.latency_ns, "a moment without requests");
-        for _ in 0..SILENCE {
+        assert_eq!(
+            controller.window(Some(&quiet_window())),
+            SLO.latency_ns,
+            "a moment without requests"
+        );
+        for _ in 0..SILENT_MAX {
             assert_eq!(controller.window(Some(&silence)), 0);
         }
-        assert_eq!(controller.window(Some(&quiet())), SLO.latency_ns.div_ceil(CLIMB));
-        let mut controller = grown();
+        assert_eq!(controller.window(Some(&quiet_window())), SLO.latency_ns.div_ceil(CLIMB));
+        let mut controller = grown_controller();
         assert_eq!(controller.window(None), 0);
         assert_eq!(controller.window(Some(&window(100, 10 * MS))), 0, "100 requests show no p99");
     }
@@ -310,14 +321,15 @@ mod tests {
         assert_eq!(grows, Some(ENOUGH / 100));
     }
 
-    /// p99 of 2000 requests is the 1980th: twenty may be slow, the next one is the tail.
+    /// p99 of 2000 requests is the 1980th: twenty requests may be slow, and one more makes the tail
+    /// slow.
     #[test]
     fn one_in_a_hundred_may_be_slow() {
         let budget_after = |slow: u64| {
             let mut counts = [0; BUCKETS];
             counts[bucket_of(MS)] = 2000 - slow;
             counts[bucket_of(99 * MS)] = slow;
-            grown().window(Some(&counts))
+            grown_controller().window(Some(&counts))
         };
         assert_eq!(budget_after(20), SLO.latency_ns);
         assert_eq!(budget_after(21), 0);
@@ -356,7 +368,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two controllers with the same past, one meets a longer tail: it never grants more.
+        /// Of two controllers with the same past, the one with the longer tail never sets a larger
+        /// budget.
         #[test]
         fn more_headroom_never_means_a_smaller_budget(
             past in prop::collection::vec((0u64..2000, 1u64..120), 0..20),

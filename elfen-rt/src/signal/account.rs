@@ -1,12 +1,15 @@
-//! How long a batch's own tasks ran on its lane, and how much of that beside a busy request
-//! lane, as the kernel counts it.
+//! The kernel's account of a batch lane: how long the batch's tasks ran there, and how long of that
+//! next to a busy request lane.
 //!
-//! The eBPF program on sched_switch is the one writer, on the batch lane's own CPU. It knows the
-//! tasks of a batch by their ancestors: a run claims the lane with the ids of its two processes
-//! (`TaskMap::claim`), and the tasks that descend from either are the batch; or by their cgroup,
-//! which is how fences are counted. So neither a stranger
-//! on the lane nor the guard is counted, and nothing of the batch is missed: not between two looks,
-//! not while the guard holds the lane and the scheduler lets the batch in all the same.
+//! The eBPF program on sched_switch is the only writer, on the batch lane's own CPU. It recognizes
+//! the tasks of a batch in one of two ways:
+//! - by their ancestors: a run claims the lane with the ids of its two processes
+//!   (`TaskMap::claim`), and all descendants of either are the batch;
+//! - by their cgroup, for fences.
+//!
+//! So the guard and unrelated tasks on the lane are not counted. All time of the batch is counted:
+//! also between two polls, and while the guard occupies the lane and the scheduler lets the batch
+//! run all the same.
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -19,18 +22,19 @@ use super::snapshot;
 pub struct Account {
     /// The [`Claim`] that is counted; 0 for none.
     pub claim: AtomicU64,
-    /// Counted up before the words below are stored, and after.
+    /// Counts up before the words below are stored.
     pub begun: AtomicU64,
+    /// Counts up after the words below are stored.
     pub done: AtomicU64,
-    /// How long tasks of the batch ran here, up to the last switch to or from one of them,
+    /// How long tasks of the batch ran here, up to the last switch to or from one of them.
     pub ran_ns: AtomicU64,
-    /// and how long of that the request lane was busy.
+    /// How long of `ran_ns` the request lane was busy.
     pub shared_ns: AtomicU64,
-    /// When the task of the batch that runs now was switched in; 0 while none does.
+    /// When the batch task that runs now was switched in; 0 while none runs.
     pub since_ns: AtomicU64,
-    /// How long the request lane had been busy then.
+    /// The request lane's busy time in total, at `since_ns`.
     pub busy_at_ns: AtomicU64,
-    /// The writer's own.
+    /// For the writer only.
     pub claimed: AtomicU64,
     reserved: [AtomicU64; 8],
 }
@@ -43,45 +47,45 @@ const _: () = assert!(offset_of!(Account, shared_ns) == 32);
 const _: () = assert!(offset_of!(Account, since_ns) == 40);
 const _: () = assert!(offset_of!(Account, busy_at_ns) == 48);
 
-/// How many runs can have one batch lane counted for them at the same time.
+/// How many runs can have an account of one batch lane at the same time.
 pub const ACCOUNTS: usize = 3;
 
-/// Whose tasks are counted.
+/// Which tasks are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
     /// The descendants of two processes. Ids of the initial pid namespace.
     Processes {
         /// 0 for none.
-        front: u32,
-        keeper: u32,
-        /// Whether those two are counted as well: `elfen run` is no part of its batch, a program
-        /// that was started without it is.
+        launcher: u32,
+        supervisor: u32,
+        /// Whether those two processes are counted as well. `elfen run` is no part of its batch; a
+        /// program that runs without `elfen run` is.
         themselves: bool,
     },
-    /// A cgroup that the cpu controller has, by the inode of its folder, and all below it.
+    /// A cgroup of the cpu controller, by the inode of its folder, and all cgroups below it.
     Cgroup(u64),
 }
 
-/// In the upper half of a claim's word. Linux gives out no process id of more than 22 bits.
+/// A bit in the upper half of a claim's word. Linux process ids have at most 22 bits.
 const THEMSELVES: u32 = 1 << 31;
 const CGROUP: u64 = 1 << 62;
 
 impl Claim {
-    /// The batch of an `elfen run`, whose front and keeper these are.
-    pub fn of_run(front: u32, keeper: u32) -> Self {
-        Self::Processes { front, keeper, themselves: false }
+    /// The batch of an `elfen run` with these two processes.
+    pub fn of_run(launcher: u32, supervisor: u32) -> Self {
+        Self::Processes { launcher, supervisor, themselves: false }
     }
 
-    /// A program and all that it starts.
+    /// A program and all its descendants.
     pub fn of_program(process: u32) -> Self {
-        Self::Processes { front: 0, keeper: process, themselves: true }
+        Self::Processes { launcher: 0, supervisor: process, themselves: true }
     }
 
     pub fn word(self) -> u64 {
         match self {
-            Self::Processes { front, keeper, themselves } => {
-                let front = if themselves { front | THEMSELVES } else { front };
-                u64::from(front) << 32 | u64::from(keeper)
+            Self::Processes { launcher, supervisor, themselves } => {
+                let launcher = if themselves { launcher | THEMSELVES } else { launcher };
+                u64::from(launcher) << 32 | u64::from(supervisor)
             }
             Self::Cgroup(id) => id | CGROUP,
         }
@@ -93,10 +97,10 @@ impl Claim {
             return Some(Self::Cgroup(word & !CGROUP));
         }
         #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
-        let (front, keeper) = ((word >> 32) as u32, word as u32);
-        let themselves = front & THEMSELVES != 0;
-        let front = front & !THEMSELVES;
-        (word != 0).then_some(Self::Processes { front, keeper, themselves })
+        let (launcher, supervisor) = ((word >> 32) as u32, word as u32);
+        let themselves = launcher & THEMSELVES != 0;
+        let launcher = launcher & !THEMSELVES;
+        (word != 0).then_some(Self::Processes { launcher, supervisor, themselves })
     }
 }
 
@@ -105,12 +109,12 @@ impl Claim {
 pub struct Counted {
     ran_ns: u64,
     shared_ns: u64,
-    /// Since when a task of the batch runs, and the request lane's busy time then.
+    /// Since when a task of the batch runs, and the request lane's busy time at that moment.
     running: Option<(u64, u64)>,
 }
 
 impl Counted {
-    /// How long the batch ran here in all.
+    /// How long the batch ran here in total, up to `now_ns`.
     pub fn ran_until_ns(&self, now_ns: u64) -> u64 {
         let running_ns = self.running.map_or(0, |(since_ns, _)| now_ns.saturating_sub(since_ns));
         self.ran_ns.saturating_add(running_ns)
@@ -125,14 +129,14 @@ impl Counted {
         self.shared_ns.saturating_add(running_ns)
     }
 
-    /// Whether a task of the batch has the lane.
+    /// Whether a task of the batch runs on the lane.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 }
 
 impl Account {
-    /// The time counted for `claim`; `None` if the account is another claim's, or if the lane
+    /// The time counted for `claim`; `None` if the account belongs to another claim, or if the lane
     /// switched during every try.
     pub fn counted(&self, claim: u64) -> Option<Counted> {
         let words = snapshot::read(&self.begun, &self.done, || {
@@ -154,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stretch_that_still_runs_counts_to_now() {
+    fn a_task_that_still_runs_is_counted_up_to_now() {
         let counted = Counted { ran_ns: 100, shared_ns: 40, running: Some((1_000, 500)) };
         assert_eq!(counted.ran_until_ns(1_030), 130);
         assert_eq!(counted.shared_until_ns(1_030, 510), 50);

@@ -1,10 +1,12 @@
-//! What the operator wants of a batch: policy, budget, SLO. Written by the `elfen`
-//! parent, read at slow paths.
+//! The control page: the settings of a batch (policy, budget, SLO). `elfen run` writes it, and slow
+//! paths read it.
 //!
-//! Settings are read as a whole through a snapshot: a policy is never seen with another policy's
-//! budget. A writer that dies in the middle leaves its readers with [`Settings::BORROW_IDLE`],
-//! until its successor publishes. Slot 0 has the settings in force; slot 1 those that `elfen set`
-//! wants, which the parent takes over, so that each slot has one writer.
+//! Settings are read as a whole through a snapshot, so a policy is never seen with another policy's
+//! budget. If the writer dies in the middle of a change, its readers use [`Settings::BORROW_IDLE`]
+//! until its successor publishes.
+//!
+//! Slot 0 holds the current settings. Slot 1 holds the settings that `elfen set` requests; `elfen
+//! run` copies them to slot 0, so that each slot has one writer.
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -13,7 +15,7 @@ use super::page::Slot;
 use super::snapshot;
 use crate::policy::Policy;
 
-/// Which policy decides. The discriminants are the ABI.
+/// A kind of policy. The discriminants are part of the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum PolicyKind {
@@ -48,23 +50,23 @@ impl PolicyKind {
     }
 }
 
-/// Everything a policy is set by.
+/// A policy and all its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
     pub policy: PolicyKind,
     pub budget_ns: u64,
-    /// For slo-budget: the budget counts until then, and is 0 afterwards. The keeper, which sets
-    /// it, may die.
+    /// For slo-budget: the budget is 0 from this time on, because the supervisor, which sets it,
+    /// may die.
     pub budget_until_ns: u64,
     /// The latency that `slo_per_million` of a million requests must not exceed; 0 for no SLO.
     pub slo_latency_ns: u64,
     pub slo_per_million: u64,
-    /// Instructions per 1,000 cycles of the service alone; 0 if unknown.
+    /// Instructions per 1,000 cycles of the service with the core to itself; 0 if unknown.
     pub ref_ipc_milli: u64,
 }
 
 impl Settings {
-    /// The settings in force until the parent has set any.
+    /// The settings until `elfen run` publishes its own.
     pub const BORROW_IDLE: Self = Self {
         policy: PolicyKind::BorrowIdle,
         budget_ns: 0,
@@ -91,13 +93,13 @@ impl Settings {
     }
 }
 
-/// The channel. One writer: the `elfen` parent.
+/// One slot of the control page. Its writer is `elfen run`, or `elfen set` for slot 1.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ControlSlot {
     /// Counts changes; stored after the settings.
     pub generation: AtomicU64,
-    /// The same count, stored before them.
+    /// The same count, stored before the settings.
     pub generation_begun: AtomicU64,
     pub policy: AtomicU64,
     pub budget_ns: AtomicU64,
@@ -106,17 +108,18 @@ pub struct ControlSlot {
     pub slo_per_million: AtomicU64,
     pub ref_ipc_milli: AtomicU64,
     reserved_settings: [AtomicU64; 2],
-    /// About the run, written once: the id of the lane page's segment,
+    /// The id of the lane page's segment. This and the words below describe the run.
     pub lanes_segment: AtomicU64,
-    /// the [`crate::process::Identity`] of the process that keeps the lanes,
-    pub keeper: AtomicU64,
-    /// and of the program that it started; 0 before.
+    /// The [`crate::process::Identity`] of the process that supervises the lanes.
+    pub supervisor: AtomicU64,
+    /// The identity of the program that the supervisor started; 0 before.
     pub batch: AtomicU64,
     /// How to nap: a [`crate::nap::Kind`], or 0 for the first that works.
     pub nap: AtomicU64,
-    /// When the batch was last told to end, CLOCK_MONOTONIC; 0 if never. It takes a CPU to die.
-    pub told_to_end_ns: AtomicU64,
-    /// One more than the id of the segment of its service's page; 0 without a service.
+    /// When the batch was last asked to terminate, CLOCK_MONOTONIC; 0 if never. The batch needs CPU
+    /// time to terminate.
+    pub termination_requested_ns: AtomicU64,
+    /// The segment id of the service's page plus 1; 0 without a service.
     pub service_segment: AtomicU64,
 }
 
@@ -130,10 +133,10 @@ const _: () = assert!(offset_of!(ControlSlot, slo_latency_ns) == 40);
 const _: () = assert!(offset_of!(ControlSlot, slo_per_million) == 48);
 const _: () = assert!(offset_of!(ControlSlot, ref_ipc_milli) == 56);
 const _: () = assert!(offset_of!(ControlSlot, lanes_segment) == 80);
-const _: () = assert!(offset_of!(ControlSlot, keeper) == 88);
+const _: () = assert!(offset_of!(ControlSlot, supervisor) == 88);
 const _: () = assert!(offset_of!(ControlSlot, batch) == 96);
 const _: () = assert!(offset_of!(ControlSlot, nap) == 104);
-const _: () = assert!(offset_of!(ControlSlot, told_to_end_ns) == 112);
+const _: () = assert!(offset_of!(ControlSlot, termination_requested_ns) == 112);
 const _: () = assert!(offset_of!(ControlSlot, service_segment) == 120);
 
 // SAFETY: repr(C), aligned to 128, atomics only; "ELFNCTRL" is used nowhere else.
@@ -143,7 +146,7 @@ unsafe impl Slot for ControlSlot {
 }
 
 impl ControlSlot {
-    /// Replaces all settings. Only the parent calls this.
+    /// Replaces all settings. Only the slot's one writer calls this.
     pub fn publish(&self, settings: &Settings) {
         snapshot::publish(&self.generation_begun, &self.generation, || {
             // Relaxed: `publish` orders these between the two counters.
@@ -157,7 +160,7 @@ impl ControlSlot {
     }
 
     /// The settings and their generation; `None` if the writer died in the middle of a change, or
-    /// wrote words that make no sense.
+    /// wrote invalid words.
     pub fn settings(&self) -> Option<(u64, Settings)> {
         snapshot::read(&self.generation_begun, &self.generation, || {
             let policy = PolicyKind::from_word(self.policy.load(Relaxed))?;

@@ -1,17 +1,18 @@
-//! What the kernel writes down around the requests of a service: 32-byte events in a ring for each
-//! CPU, by `kernel/bpf/events.bpf.c`.
+//! Kernel events around the requests of a service: 32 bytes each, in a ring for each CPU.
+//! `kernel/bpf/events.bpf.c` writes them.
 //!
-//! An event is four words. The last one is stored last and holds the lap of the ring, by which a
-//! reader knows that the place is filled, and not yet overwritten.
+//! An event is four words. The last word is stored last and holds the lap of the ring. By the lap a
+//! reader recognizes whether a place in the ring is filled and not yet overwritten.
 
-/// An event as it lies in memory and in files.
+/// The encoding of an event in memory and in files.
 pub type Words = [u64; 4];
 
-/// One thing that happened on one CPU.
+/// One event on one CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     pub at_ns: u64,
-    /// Who ran there, or, of a switch, who runs from now on; of a wake-up, who was woken.
+    /// The thread that ran on the CPU. For a switch, the thread that runs from now on; for a
+    /// wake-up, the woken thread.
     pub thread: u32,
     pub kind: Kind,
 }
@@ -19,17 +20,17 @@ pub struct Event {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Switch(Switch),
-    /// Somebody woke the thread.
+    /// `waker` woke the thread.
     Waking {
         waker: u32,
         waker_process: u32,
         process: u32,
     },
-    /// A thread ends, whose name was this.
+    /// The thread ends; `name` is its name.
     Exit {
         name: [u8; 16],
     },
-    /// Bytes of a client came, and this many wait to be read.
+    /// Data from a client arrived, and `bytes` wait to be read.
     Ready {
         connection: u64,
         bytes: u64,
@@ -37,10 +38,10 @@ pub enum Kind {
     Received {
         connection: u64,
         bytes: u64,
-        /// They were looked at and stay.
+        /// The thread only peeked at the bytes; they can still be read.
         peek: bool,
     },
-    /// Bytes were written to a connection; `end` is where in its stream.
+    /// Bytes were written to a connection; `end` is their end in the connection's stream.
     Sent {
         connection: u64,
         end: u32,
@@ -49,7 +50,7 @@ pub enum Kind {
         connection: u64,
         end: u32,
     },
-    /// An interrupt ends that began then.
+    /// An interrupt handler returns that began at `since_ns`.
     Irq {
         since_ns: u64,
         number: u32,
@@ -58,46 +59,47 @@ pub enum Kind {
         since_ns: u64,
         vector: u32,
     },
-    /// A language's runtime, as the thread passes one of its probes.
+    /// The thread passed a probe of its language's runtime.
     Runtime(Runtime),
-    /// The thread has waited since then for the kernel itself.
+    /// The thread has waited since `since_ns` for the kernel itself.
     Stall {
         since_ns: u64,
         what: Stall,
     },
-    /// It touched memory then that had to be seen to first, and now was.
+    /// The thread had a page fault at `since_ns`, which is resolved now.
     Fault {
         since_ns: u64,
         address: u64,
     },
-    /// It goes on after it slept for a disk, in these functions of the kernel: the lower halves of
-    /// their addresses, the innermost first. The second part goes on where the first one ends.
+    /// The thread runs again after it slept for a disk in these kernel functions: the lower halves
+    /// of their addresses, the innermost first. The second part continues the first.
     Blocked {
         second: bool,
         frames: [u32; 4],
     },
 }
 
-/// What the kernel was about while it let a thread wait.
+/// Why a thread waited for the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Stall {
-    /// One of its own locks, of this sort: bits of its `contention_begin`.
+    /// A kernel lock was contended. The kind of lock: flags of the kernel's `contention_begin`.
     Contention(u8),
-    /// It looked for memory that it could take away.
+    /// The kernel reclaimed memory.
     Reclaim,
-    /// It moved memory together.
+    /// The kernel compacted memory.
     Compaction,
 }
 
-/// What a JVM does, where it says so.
+/// A probe of a JVM.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Runtime {
-    /// It brings its threads to a halt, and lets them go on.
+    /// The JVM begins to stop its threads.
     SafepointBegin,
+    /// The JVM lets its threads run again.
     SafepointEnd,
     GcBegin,
     GcEnd,
-    /// The operation that its threads are halted for: the beginning of its name.
+    /// The operation that the threads are stopped for: the first bytes of its name.
     Operation([u8; 16]),
     ClassLoaded,
 }
@@ -105,7 +107,7 @@ pub enum Runtime {
 impl Runtime {
     pub const COUNT: u8 = 6;
 
-    /// Its number, as the kernel's program is told it.
+    /// The probe's number, as the eBPF program reports it.
     pub const fn number(self) -> u8 {
         match self {
             Self::SafepointBegin => 1,
@@ -130,22 +132,22 @@ impl Runtime {
     }
 }
 
-/// The CPU goes from one thread to another.
+/// A context switch from one thread to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch {
     pub previous: u32,
     /// The process of the thread that runs now.
     pub process: u32,
-    /// The previous thread could have run on.
+    /// Whether the previous thread was still runnable.
     pub preempted: bool,
-    /// It waits for a disk, as far as the kernel says so.
+    /// Whether the previous thread waits for a disk, as far as the kernel reports it.
     pub iowait: bool,
-    /// Its state; 0 while it could run on.
+    /// The previous thread's state; 0 if it was still runnable.
     pub state: u8,
-    /// The system call that it sleeps in; `None` outside of one, and of threads that nobody
-    /// watches.
+    /// The system call that the previous thread sleeps in. `None` outside of a system call, and for
+    /// threads that are not recorded.
     pub call: Option<u16>,
-    /// How long the hypervisor has had this CPU for others, so far.
+    /// How long the hypervisor has taken this CPU away, in total.
     pub stolen_ns: u64,
 }
 
@@ -171,7 +173,7 @@ const BLOCKED: u64 = 15;
 const NO_CALL: u16 = 0xffff;
 
 /// The low half of a word.
-#[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low half is wanted")]
 const fn low(word: u64) -> u32 {
     word as u32
 }
@@ -204,7 +206,7 @@ impl Event {
                 Kind::Switch(Switch {
                     previous: high(a),
                     process: low(a),
-                    // One that is preempted on its way to sleep does not sleep yet.
+                    // A thread that is preempted on its way to sleep does not sleep yet.
                     preempted: state == 0 || flag,
                     iowait: word & 2 != 0,
                     state,
@@ -241,7 +243,7 @@ impl Event {
         Some(Self { at_ns, thread: high(word), kind })
     }
 
-    /// The words of an event in lap 1, as tests of readers need them.
+    /// The words of an event in lap 1, for tests of readers.
     pub fn encode(&self) -> Words {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         let (kind, flags, a, b) = match self.kind {
@@ -299,10 +301,10 @@ fn sixteen(a: u64, b: u64) -> [u8; 16] {
 mod tests {
     use super::*;
 
-    /// Goal: files and tests have the same events that the kernel writes. Method: every kind, there
-    /// and back; the words of one switch by hand, as the C source puts them together.
+    /// Goal: this encoding is the kernel program's. Method: every kind is encoded and decoded; one
+    /// switch is also compared with words assembled by hand as in the C source.
     #[test]
-    fn events_go_there_and_back() {
+    fn events_survive_encoding_and_decoding() {
         let switch = Switch {
             previous: 7,
             process: 9,

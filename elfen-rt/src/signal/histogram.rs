@@ -1,9 +1,9 @@
-//! A latency histogram in shared memory: 16 buckets to every power of two, so that no
-//! value is off by more than 6 %.
+//! A latency histogram in shared memory, with 16 buckets for every power of two: no value is off by
+//! more than 6 %.
 //!
-//! Values are nanoseconds up to 2^40 (18 minutes); longer ones count in the last bucket. Fixed in
-//! size, because it lies in a page. Readers copy nothing: a quantile is a walk over the buckets
-//! while the writer goes on.
+//! Values are nanoseconds up to 2^40 (18 minutes); longer values count in the last bucket. The size
+//! is fixed, because the histogram lies in a page. Readers copy nothing: they compute a quantile
+//! from the buckets while the writer continues.
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -14,7 +14,7 @@ const VALUE_BITS: u32 = 40;
 pub const BUCKETS: usize =
     ((VALUE_BITS - BUCKETS_PER_OCTAVE_LOG2 + 1) << BUCKETS_PER_OCTAVE_LOG2) as usize;
 
-/// One writer; or several, through [`Histogram::record_shared`].
+/// A histogram with one writer, or with several through [`Histogram::record_shared`].
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Histogram {
@@ -50,11 +50,11 @@ pub const fn bucket_top_ns(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Counts a value; the caller is the only writer, so a load and a store will do.
+    /// Counts a value. The caller is the only writer, so a load and a store suffice.
     #[inline]
     pub fn record(&self, ns: u64) {
-        // `bucket_of` is below BUCKETS for every value; `get` keeps a panic out of
-        // other people's processes.
+        // `bucket_of` is below BUCKETS for every value. `get` avoids code that panics in other
+        // people's processes.
         if let Some(count) = self.counts.get(bucket_of(ns)) {
             add(count, 1);
         }
@@ -83,31 +83,30 @@ impl Histogram {
         self.max_ns.load(Relaxed)
     }
 
-    /// All values together.
+    /// The sum of all values.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns.load(Relaxed)
     }
 
-    /// `None` while nothing is counted.
+    /// The mean of all values; `None` while the histogram is empty.
     pub fn mean_ns(&self) -> Option<u64> {
         self.sum_ns.load(Relaxed).checked_div(self.count())
     }
 
-    /// The counts as they are now, bucket by bucket; for windows, which are
-    /// differences of two readings.
+    /// The current counts, bucket by bucket. A window is the difference of two readings.
     pub fn counts(&self) -> impl Iterator<Item = u64> + Clone + '_ {
         self.counts.iter().map(|count| count.load(Relaxed))
     }
 
-    /// The value that `per_million` of a million values do not exceed, to the top of its
-    /// bucket; `None` while empty.
+    /// The value that `per_million` of a million values do not exceed, rounded up to the top of its
+    /// bucket; `None` while the histogram is empty.
     pub fn quantile_ns(&self, per_million: u32) -> Option<u64> {
         quantile_ns(self.counts(), per_million).map(|value_ns| value_ns.min(self.max_ns()))
     }
 }
 
-/// The quantile of counts that stand in the order of the buckets; for windows, and for
-/// several histograms together.
+/// The quantile of counts in the order of the buckets: for windows, and for the sum of several
+/// histograms.
 pub fn quantile_ns(counts: impl Iterator<Item = u64> + Clone, per_million: u32) -> Option<u64> {
     let count: u128 = counts.clone().map(u128::from).sum();
     if count == 0 {
@@ -120,11 +119,11 @@ pub fn quantile_ns(counts: impl Iterator<Item = u64> + Clone, per_million: u32) 
         below += u128::from(count);
         below >= rank
     });
-    // Counts that grew meanwhile only end the walk earlier.
+    // Counts that grow meanwhile only end the search earlier.
     Some(bucket_top_ns(last.unwrap_or(BUCKETS - 1)))
 }
 
-/// For the only writer of a word: no locked instruction.
+/// Adds to a word that has one writer, without a locked instruction.
 #[inline]
 fn add(word: &AtomicU64, amount: u64) {
     word.store(word.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -165,8 +164,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against the sorted list: never below the true quantile, and at
-        /// most one sixteenth above it.
+        /// Compared with the sorted values, a quantile is never too low, and at most one sixteenth
+        /// too high.
         #[test]
         fn quantiles_match_the_sorted_values(
             mut values in prop::collection::vec(0u64..1 << 36, 1..400),

@@ -1,13 +1,13 @@
-//! What a batch lane's guard and batch threads publish about it: its state, what was borrowed, how
-//! fast they react.
+//! The lane page: a batch lane's state, its borrowed time and its reactions, as its guard and its
+//! batch threads publish them.
 //!
-//! One slot for each batch lane. Guard and batch threads take turns in writing it, and a thread can
+//! Each batch lane has one slot. The guard and batch threads write it alternately, and a thread can
 //! be switched out between two stores. So counts are added in one instruction, and the last writer
 //! sets the state.
 //!
-//! Every process of the batch can write the slot, so a guard reads nothing from it that decides
-//! whether the batch runs. [`LaneInputs`] exist twice: in the slot for threads with checks, and in
-//! memory of the guard's process, which the guard decides by.
+//! Every process of the batch can write the slot, so a guard's decisions never depend on it.
+//! [`LaneInputs`] exist twice: in the slot for threads with checks, and in memory of the guard's
+//! process for the guard.
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
@@ -16,16 +16,16 @@ use super::histogram::Histogram;
 use super::page::Slot;
 use crate::policy::State;
 
-/// What the batch thread on a lane does. The discriminants are the ABI.
+/// The state of a batch lane. The discriminants are part of the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum LaneState {
     /// No batch thread is on the lane, or none has checked yet.
     Off = 0,
     Running = 1,
-    /// A batch thread naps, by itself.
+    /// A batch thread naps in a check.
     Napping = 2,
-    /// The guard has the lane, and naps there in the batch's stead.
+    /// The guard occupies the lane and naps there.
     Held = 3,
 }
 
@@ -45,23 +45,23 @@ impl LaneState {
         matches!(Self::from_word(word), Some(Self::Napping | Self::Held))
     }
 
-    /// `None` for a word that is no state: the page is another process's.
+    /// `None` for an invalid word: other processes write the page.
     pub fn from_word(word: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|&state| state as u64 == word)
     }
 }
 
-/// What a verdict depends on besides the request lane's own signals.
+/// The inputs of a verdict apart from the request lane's own signals.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct LaneInputs {
-    /// What the policy remembers from check to check: [`State`] as words.
+    /// The policy's state between checks: [`State`] as words.
     pub policy_state: [AtomicU64; 4],
     /// Which of the two CPUs are offline: [`REQUEST_OFFLINE`], [`BATCH_OFFLINE`].
     pub hotplug: AtomicU64,
-    /// Instructions per 1000 cycles of the request lane, as the guard last measured them, over a
-    /// window that began and ended at these times; `ipc_since_ns` is 0 while the others change, and
-    /// where no guard measures.
+    /// The request lane's instructions per 1000 cycles, as the guard last measured them over the
+    /// window from `ipc_since_ns` to `ipc_until_ns`. `ipc_since_ns` is 0 while the other two words
+    /// change, and where no guard measures.
     pub ipc_milli: AtomicU64,
     pub ipc_since_ns: AtomicU64,
     pub ipc_until_ns: AtomicU64,
@@ -69,52 +69,55 @@ pub struct LaneInputs {
 
 const _: () = assert!(size_of::<LaneInputs>() == 64);
 
-/// What is published of one batch lane.
+/// One batch lane.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct LaneSlot {
-    /// A [`LaneState`], and since when.
+    /// A [`LaneState`].
     pub state: AtomicU64,
+    /// When the lane entered that state.
     pub state_since_ns: AtomicU64,
-    /// This lane's CPU and that of its request lane.
     pub batch_cpu: AtomicU64,
     pub request_cpu: AtomicU64,
     pub naps: AtomicU64,
-    /// Time spent running while the request lane idled, running while it did not, and napping.
+    /// How long the batch ran while the request lane idled.
     pub borrowed_ns: AtomicU64,
+    /// How long the batch ran while the request lane was busy.
     pub overlapped_ns: AtomicU64,
     pub napped_ns: AtomicU64,
-    /// What threads with checks decide by.
+    /// The inputs for threads with checks.
     pub inputs: LaneInputs,
-    /// How far the kernel's account of this lane has gone into borrowed and overlapped time.
+    /// How much of the kernel's account is already in `borrowed_ns` and `overlapped_ns`.
     pub counted_ran_ns: AtomicU64,
     pub counted_shared_ns: AtomicU64,
-    /// Counts up when the request lane idles; threads that block wait for it to change. A futex.
+    /// A futex that counts up when the request lane idles. Threads that block wait for a change.
     pub wakes: AtomicU32,
     reserved_wakes: AtomicU32,
-    /// Not 0 while a batch thread on this lane is in a critical section; another value for each.
+    /// Not 0 while a batch thread on this lane is in a critical section. Each section has another
+    /// value.
     pub critical: AtomicU64,
-    /// The kernel's account of this lane for this run: its claim, and its index; 0
-    /// where the kernel keeps none.
+    /// The claim of the kernel's account of this lane for this run; 0 where the kernel keeps none.
     pub account_claim: AtomicU64,
+    /// The index of that account.
     pub account_index: AtomicU64,
-    /// How batch threads that check nap here: a [`crate::nap::Kind`]; 0 if none has.
+    /// How batch threads with checks nap here: a [`crate::nap::Kind`]; 0 if no thread has checks.
     pub check_nap: AtomicU64,
     /// How the guard naps here; 0 before it has begun.
     pub guard_nap: AtomicU64,
-    /// For checks that the guard has written into the program: [`AWAKE`], [`ASLEEP`] or [`HOLDS`].
-    /// A check that finds the request lane busy makes it 0, and does what it finds. The lower half
-    /// is a futex.
-    pub bell: AtomicU64,
-    /// 1 while the guard asks who checks; a check notes the time and its place, and makes that 0.
-    pub drill: AtomicU64,
+    /// The guard's doorbell for checks that are patched into the program: [`AWAKE`], [`ASLEEP`] or
+    /// [`HOLDS`]. A check that finds the request lane busy sets it to 0 and acts on the value that
+    /// it replaced. The lower half is a futex.
+    pub doorbell: AtomicU64,
+    /// 1 while the guard probes which site checks. A patched check stores the time and its address
+    /// below, and sets this to 0.
+    pub probe: AtomicU64,
     pub answer_tsc: AtomicU64,
-    pub answer_place: AtomicU64,
+    pub answer_address: AtomicU64,
     reserved: [AtomicU64; 4],
 
-    /// From the request lane turning busy to the batch thread off its lane,
-    /// and from idle to back on it.
+    /// The time from the request lane turning busy to the batch thread leaving its lane.
     pub reaction: Histogram,
+    /// The time from the request lane turning idle to the batch thread running again.
     pub wake: Histogram,
 }
 
@@ -140,10 +143,10 @@ const _: () = assert!(offset_of!(LaneSlot, account_claim) == 160);
 const _: () = assert!(offset_of!(LaneSlot, account_index) == 168);
 const _: () = assert!(offset_of!(LaneSlot, check_nap) == 176);
 const _: () = assert!(offset_of!(LaneSlot, guard_nap) == 184);
-const _: () = assert!(offset_of!(LaneSlot, bell) == 192);
-const _: () = assert!(offset_of!(LaneSlot, drill) == 200);
+const _: () = assert!(offset_of!(LaneSlot, doorbell) == 192);
+const _: () = assert!(offset_of!(LaneSlot, probe) == 200);
 const _: () = assert!(offset_of!(LaneSlot, answer_tsc) == 208);
-const _: () = assert!(offset_of!(LaneSlot, answer_place) == 216);
+const _: () = assert!(offset_of!(LaneSlot, answer_address) == 216);
 const _: () = assert!(offset_of!(LaneSlot, reaction) == 256);
 const _: () = assert!(offset_of!(LaneSlot, wake) == 256 + 4864);
 
@@ -153,39 +156,39 @@ unsafe impl Slot for LaneSlot {
     const CHANNEL: &'static str = "lane";
 }
 
-/// Bits of [`LaneInputs::hotplug`]: a request lane that is gone serves nobody, and a batch lane
-/// that is gone lends nothing.
+/// A bit of [`LaneInputs::hotplug`]: the request lane's CPU is offline, so it serves no requests.
 pub const REQUEST_OFFLINE: u64 = 1;
+/// A bit of [`LaneInputs::hotplug`]: the batch lane's CPU is offline, so no batch runs there.
 pub const BATCH_OFFLINE: u64 = 2;
 
-/// Of [`LaneSlot::bell`]: the guard will look by itself, or there is none.
+/// A value of [`LaneSlot::doorbell`]: the guard polls by itself, or there is no guard.
 pub const AWAKE: u64 = 0;
-/// The guard sleeps, and may be woken.
+/// A value of [`LaneSlot::doorbell`]: the guard sleeps, and a check may wake it.
 pub const ASLEEP: u64 = 1;
-/// The guard has the lane. Who comes to a check there was let in by the scheduler, and may ask it
-/// to choose anew.
+/// A value of [`LaneSlot::doorbell`]: the guard occupies the lane. A thread that reaches a check
+/// there was let in by the scheduler, and may yield so that the scheduler chooses again.
 pub const HOLDS: u64 = 2;
 
-/// For how long an IPC counts as that of now. Counters are read at the request lane's own timer
-/// interrupts, the rarest of which come every 10 ms.
+/// How long an IPC is considered current. Counters are read at the request lane's timer interrupts,
+/// which come every 10 ms or more often.
 const IPC_TRUSTED_NS: u64 = 25_000_000;
 
 impl LaneInputs {
-    /// The state that the policy left.
+    /// The policy's state after the last check.
     pub fn state(&self) -> State {
         self.policy_state.each_ref().map(|word| word.load(Relaxed)).into()
     }
 
-    /// Word by word: a thread that is switched out between two leaves a mix, and any words are a
-    /// state.
-    pub fn remember(&self, state: State) {
+    /// Stores the policy's state word by word. A thread that is switched out between two stores
+    /// leaves a mixture, which is a valid state too.
+    pub fn store_state(&self, state: State) {
         let words: [u64; 4] = state.into();
-        for (place, word) in self.policy_state.iter().zip(words) {
-            place.store(word, Relaxed);
+        for (stored, word) in self.policy_state.iter().zip(words) {
+            stored.store(word, Relaxed);
         }
     }
 
-    /// The request lane's IPC over a window. One writer: the lane's guard.
+    /// Publishes the request lane's IPC over a window. The lane's guard is the only writer.
     pub fn publish_ipc(&self, ipc_milli: u64, since_ns: u64, until_ns: u64) {
         self.ipc_since_ns.store(0, Relaxed);
         // Release fence: orders the 0 before the words; pairs with the
@@ -197,12 +200,13 @@ impl LaneInputs {
         self.ipc_since_ns.store(since_ns, Release);
     }
 
-    /// The IPC of the request that started at `started_ns`, as it was lately: none that was
-    /// measured, in part or whole, in the requests before it.
+    /// The recent IPC of the request that started at `started_ns`. `None` if the window began
+    /// before that request.
     pub fn ipc_milli(&self, started_ns: u64, now_ns: u64) -> Option<u64> {
         let since_ns = self.ipc_since_ns.load(Acquire);
         let (ipc_milli, until_ns) = (self.ipc_milli.load(Relaxed), self.ipc_until_ns.load(Relaxed));
-        // Acquire fence: orders the words before the second look.
+        // Acquire fence: orders the words before the second load of `ipc_since_ns`; pairs with the
+        // release fence in `publish_ipc`.
         fence(Acquire);
         let whole = since_ns != 0 && self.ipc_since_ns.load(Relaxed) == since_ns;
         let own = started_ns != 0 && since_ns >= started_ns;
@@ -212,17 +216,16 @@ impl LaneInputs {
 }
 
 impl LaneSlot {
-    /// Says which lanes this slot is about, before any batch thread runs.
+    /// Sets the slot's two CPUs, before any batch thread runs.
     pub fn assign(&self, batch_cpu: u32, request_cpu: u32) {
         self.batch_cpu.store(u64::from(batch_cpu), Relaxed);
         self.request_cpu.store(u64::from(request_cpu), Relaxed);
     }
 
-    /// The lane is run on, napped on or left from `now_ns` on; the time since the last change
-    /// counts for the state that ends.
+    /// Sets the lane's state from `now_ns` on. The time since the last change counts for the state
+    /// that ends.
     pub fn enter(&self, state: LaneState, now_ns: u64) {
-        // Swapped, not stored: of two threads that change places here, each
-        // span is counted by one alone.
+        // Swapped and not stored, so that two threads that alternate here count each interval once.
         let since_ns = self.state_since_ns.swap(now_ns, Relaxed);
         let previous = self.state.swap(state as u64, Relaxed);
         if LaneState::naps(previous) {
@@ -233,23 +236,23 @@ impl LaneSlot {
         }
     }
 
-    /// Whether the kernel counts what the batch runs here: else it is unknown what it borrowed and
-    /// overlapped.
+    /// Whether the kernel counts the batch's time here. Otherwise borrowed and overlapped time are
+    /// unknown.
     pub fn is_counted(&self) -> bool {
         self.account_claim.load(Relaxed) != 0
     }
 
-    /// A stretch of running next to an idle request lane.
+    /// Adds time in which the batch ran next to an idle request lane.
     pub fn add_borrowed(&self, ns: u64) {
         self.borrowed_ns.fetch_add(ns, Relaxed);
     }
 
-    /// A stretch of running next to a busy request lane.
+    /// Adds time in which the batch ran next to a busy request lane.
     pub fn add_overlapped(&self, ns: u64) {
         self.overlapped_ns.fetch_add(ns, Relaxed);
     }
 
-    /// The state and since when; `None` if the page holds no state.
+    /// The state and when it was entered; `None` if the word is invalid.
     pub fn state(&self) -> Option<(LaneState, u64)> {
         let state = LaneState::from_word(self.state.load(Relaxed))?;
         Some((state, self.state_since_ns.load(Relaxed)))
@@ -270,21 +273,25 @@ mod tests {
     }
 
     #[test]
-    fn an_ipc_is_that_of_the_request_it_was_measured_in_and_believed_for_a_while() {
+    fn an_ipc_counts_for_a_while_and_only_for_the_request_it_was_measured_in() {
         const MS: u64 = 1_000_000;
         let slot = LaneInputs::default();
-        assert_eq!(slot.ipc_milli(1, 1), None, "nobody measures");
+        assert_eq!(slot.ipc_milli(1, 1), None, "not measured");
         slot.publish_ipc(850, 100 * MS, 110 * MS);
         assert_eq!(slot.ipc_milli(99 * MS, 110 * MS), Some(850));
         assert_eq!(slot.ipc_milli(99 * MS, 130 * MS), Some(850));
         assert_eq!(slot.ipc_milli(99 * MS, 135 * MS), None, "too old");
-        assert_eq!(slot.ipc_milli(100 * MS + 1, 110 * MS), None, "it began in the request before");
-        assert_eq!(slot.ipc_milli(0, 110 * MS), None, "nobody says when the request started");
+        assert_eq!(
+            slot.ipc_milli(100 * MS + 1, 110 * MS),
+            None,
+            "the window began in the previous request"
+        );
+        assert_eq!(slot.ipc_milli(0, 110 * MS), None, "the request's start is unknown");
         assert_eq!(slot.ipc_milli(99 * MS, 107 * MS), Some(850), "another CPU's clock");
     }
 
     #[test]
-    fn a_nap_that_changes_hands_is_one_nap() {
+    fn a_nap_that_the_guard_takes_over_is_counted_once() {
         let page = page();
         let slot = page.slot(0).unwrap();
         slot.enter(LaneState::Running, 10);

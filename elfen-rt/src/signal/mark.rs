@@ -1,11 +1,11 @@
-//! Marks: what a service did with each request and when, in a ring for each request lane, for
-//! `elfen tailor` to read.
+//! Marks: the steps of each request of a service and their times, in a ring for each request lane.
+//! `elfen tailor` reads them.
 //!
-//! A mark is four words, of which the last is stored last and holds the lap of the ring, as with
-//! the kernel's [`events`](super::event). The serving thread writes them and waits for nobody: a
-//! reader that comes more than a lap late is told how many it has missed.
+//! A mark is four words. The last word is stored last and holds the lap of the ring, as with the
+//! kernel's [`events`](super::event). The serving thread writes marks and never waits. A reader
+//! that is more than a lap late learns how many marks it missed.
 //!
-//! The functions are generic over the word so that the model checker can run this very code on its
+//! The functions are generic over the word, so that the model checker runs this same code on its
 //! own atomics.
 
 use core::mem::{offset_of, size_of};
@@ -14,16 +14,16 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 use super::event::{Words, high, lap, lap_of};
 use super::snapshot::Word;
 
-/// Marks of a ring, a power of two.
+/// Marks in a ring, a power of two.
 pub const MARKS: usize = 4096;
 
-/// One lane's ring.
+/// The ring of one request lane.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Marks {
-    /// Marks ever written.
+    /// How many marks were ever written.
     head: AtomicU64,
-    /// What kind of request the running one is, in the service's own numbers; 0 for none.
+    /// The class of the running request, a number of the service's choice; 0 for none.
     class: AtomicU64,
     reserved: [AtomicU64; 14],
     ring: [[AtomicU64; 4]; MARKS],
@@ -34,11 +34,11 @@ const _: () = assert!(offset_of!(Marks, class) == 8);
 const _: () = assert!(offset_of!(Marks, ring) == 128);
 const _: () = assert!(MARKS.is_power_of_two());
 
-/// One thing that a thread did with a request.
+/// One step of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mark {
     pub at_ns: u64,
-    /// In the service's pid namespace.
+    /// The thread's id in the service's pid namespace.
     pub thread: u32,
     pub request: u64,
     pub step: Step,
@@ -46,12 +46,12 @@ pub struct Mark {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// It starts, and has waited since then.
+    /// The request starts. It has waited since it arrived.
     Begin { arrived_ns: u64 },
-    /// It goes on to this stage of the service's own.
+    /// The request enters this stage, a number of the service's choice.
     Stage(u16),
     End {
-        /// The kind of request that it was; 0 if the service does not say.
+        /// The request's class; 0 if the service does not publish one.
         class: u64,
     },
 }
@@ -73,7 +73,7 @@ impl Mark {
         Some(Self { at_ns, thread: high(word), request, step })
     }
 
-    /// The words of a mark in lap 1, as tests of readers need them.
+    /// The words of a mark in lap 1, for tests of readers.
     pub fn encode(&self) -> Words {
         let (kind, value) = self.step.words();
         [self.at_ns, self.request, value, u64::from(self.thread) << 32 | 1 << 16 | kind << 8]
@@ -91,7 +91,7 @@ impl Step {
 }
 
 impl Marks {
-    /// The caller is the lane's one writer.
+    /// Writes a mark. The caller is the lane's only writer.
     #[inline]
     pub(crate) fn write(&self, mark: &Mark) {
         write(&self.head, &self.ring, mark);
@@ -99,7 +99,7 @@ impl Marks {
 
     #[inline]
     pub(crate) fn set_class(&self, class: u64) {
-        // Relaxed: the writer reads it back, nobody else.
+        // Relaxed: only the writer itself reads the class.
         self.class.store(class, Relaxed);
     }
 
@@ -108,20 +108,20 @@ impl Marks {
         self.class.load(Relaxed)
     }
 
-    /// Where a reader begins that wants what comes from now on.
+    /// A cursor for a reader of all marks from now on.
     pub fn cursor(&self) -> Cursor {
         // Acquire: as in `take`.
         Cursor { next: self.head.load(Acquire) }
     }
 
-    /// Hands on what was written since the last call, and says how many marks were overwritten
+    /// Passes the marks since the last call to `each`. Returns how many marks were overwritten
     /// before they could be read.
     pub fn take(&self, cursor: &mut Cursor, each: impl FnMut(Words)) -> u64 {
         take(&self.head, &self.ring, cursor, each)
     }
 }
 
-/// How far a reader has come.
+/// A reader's position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cursor {
     next: u64,
@@ -129,15 +129,15 @@ pub struct Cursor {
 
 #[inline]
 fn write<W: Word>(head: &W, ring: &[[W; 4]], mark: &Mark) {
-    // Relaxed: the caller alone writes it.
+    // Relaxed: only the caller writes the head.
     let index = head.load(Relaxed);
     let count = ring.len() as u64;
     #[expect(clippy::cast_possible_truncation, reason = "less than the ring's length")]
     let Some([at_ns, request, value, word]) = ring.get((index & (count - 1)) as usize) else {
         return;
     };
-    // Release fence: who sees one of the words below sees this 0 as well, or what came later; pairs
-    // with the acquire fence in `attempt`.
+    // Release fence: a reader that sees one of the words below also sees this 0, or a later value;
+    // pairs with the acquire fence in `attempt`.
     word.store(0, Relaxed);
     W::fence(Release);
     let (kind, of_step) = mark.step.words();
@@ -145,9 +145,11 @@ fn write<W: Word>(head: &W, ring: &[[W; 4]], mark: &Mark) {
     request.store(mark.request, Relaxed);
     value.store(of_step, Relaxed);
     let lap = u64::from(lap_of(index, count));
-    // Release: who sees this word sees those above; pairs with the acquire load in `attempt`.
+    // Release: a reader that sees this word sees the words above; pairs with the acquire load in
+    // `attempt`.
     word.store(u64::from(mark.thread) << 32 | lap << 16 | kind << 8, Release);
-    // Release: who sees this count sees the mark, or one that overwrote it.
+    // Release: a reader that sees this count sees the mark, or a mark that overwrote it; pairs with
+    // the acquire load in `take`.
     head.store(index.wrapping_add(1), Release);
 }
 
@@ -160,7 +162,8 @@ fn take<W: Word>(
     // Acquire: pairs with the last store in `write`.
     let head = head.load(Acquire);
     let count = ring.len() as u64;
-    // A count that goes back is another page's, or no service's: what it holds is read from there.
+    // A head that goes back belongs to another page, or was not written by a service. The reader
+    // continues from there.
     let behind = head.saturating_sub(cursor.next);
     let mut lost = behind.saturating_sub(count);
     for index in head - behind.min(count)..head {
@@ -175,12 +178,13 @@ fn take<W: Word>(
     lost
 }
 
-/// A mark, if it is still that of this lap.
+/// Reads a mark, if it is still the mark of this lap.
 fn attempt<W: Word>(place: &[W; 4], expected: u16) -> Option<Words> {
     let [at_ns, request, value, word] = place;
     let last = word.load(Acquire);
     let words = [at_ns.load(Relaxed), request.load(Relaxed), value.load(Relaxed), last];
-    // Acquire fence: orders the words before the second look at the last one.
+    // Acquire fence: orders the words before the second load of the last word; pairs with the
+    // release fence in `write`.
     W::fence(Acquire);
     (last != 0 && word.load(Relaxed) == last && lap(&words) == expected).then_some(words)
 }
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_go_there_and_back() {
+    fn marks_survive_encoding_and_decoding() {
         for step in [Step::Begin { arrived_ns: 9 }, Step::Stage(u16::MAX), Step::End { class: 1 }] {
             let mark = Mark { at_ns: 1 << 60, thread: 4_000_000_000, request: u64::MAX, step };
             assert_eq!(Mark::decode(&mark.encode()), Some(mark));
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_comes_late_is_told_how_many_it_missed() {
+    fn a_late_reader_learns_how_many_marks_it_missed() {
         let (head, ring) = (AtomicU64::new(0), Ring::default());
         let mut cursor = Cursor { next: 0 };
         assert_eq!(taken(&head, &ring, &mut cursor), (Vec::new(), 0));
@@ -224,16 +228,16 @@ mod tests {
         assert_eq!(taken(&head, &ring, &mut cursor), ([1, 2, 3].to_vec(), 0));
         (4..=9).for_each(|number| write(&head, &ring, &mark(number)));
         assert_eq!(taken(&head, &ring, &mut cursor), ([6, 7, 8, 9].to_vec(), 2));
-        // A writer that died in the middle of a mark: the next one writes in its place.
+        // A writer died in the middle of a mark: the next writer overwrites that mark.
         ring[1][3].store(0, Relaxed);
         write(&head, &ring, &mark(10));
         assert_eq!(taken(&head, &ring, &mut cursor), ([10].to_vec(), 0));
     }
 
-    /// Goal: a page that another process fills with anything does no harm. Method: counts that
-    /// jump, go back and overflow.
+    /// Goal: a reader survives arbitrary contents of a page. Method: counts that jump, go back and
+    /// overflow.
     #[test]
-    fn counts_that_lie() {
+    fn invalid_counts_are_survived() {
         let (head, ring) = (AtomicU64::new(u64::MAX), Ring::default());
         let mut cursor = Cursor { next: 3 };
         assert_eq!(taken(&head, &ring, &mut cursor), (Vec::new(), u64::MAX - 3));
@@ -243,8 +247,8 @@ mod tests {
         assert_eq!(taken(&head, &ring, &mut cursor), ([3].to_vec(), 0));
     }
 
-    /// Every interleaving of a writer with a reader, in a ring of one mark: a mark is whole, or it
-    /// is lost.
+    /// Goal: a mark is read whole or counted as lost. Method: every interleaving of a writer with a
+    /// reader, in a ring of one mark.
     #[test]
     fn a_mark_is_read_whole_or_counted_as_lost() {
         use loom::sync::atomic::AtomicU64 as Loom;
@@ -274,7 +278,7 @@ mod tests {
         });
     }
 
-    /// The model can fail: without the word that is cleared first, a reader sees half a mark.
+    /// The model can fail: if the last word is not cleared first, a reader sees half a mark.
     #[test]
     #[should_panic(expected = "half a mark")]
     fn the_model_finds_a_mark_that_is_overwritten_while_it_is_read() {

@@ -1,19 +1,19 @@
-//! The channels: memory that one writer overwrites in place and anyone may sample.
+//! The channels: shared memory that one writer overwrites in place and any reader can sample.
 //!
 //! | channel | writer | readers |
 //! | --- | --- | --- |
 //! | [`task`] | the kernel, on every context switch | checks, the `elfen` command, `elfen.h` |
 //! | [`service`] | the latency-critical service | checks, the `elfen` command |
-//! | [`lane`] | batch threads | the `elfen` command |
-//! | [`control`] | the `elfen` parent of a batch | checks |
-//! | [`thread`] | threads that say what they do | `elfen shim` |
+//! | [`lane`] | guards and batch threads | the `elfen` command |
+//! | [`control`] | `elfen run`, or elfend | checks |
+//! | [`thread`] | threads that publish what they do | `elfen shim` |
 //!
-//! [`event`] is no page: the kernel writes it into rings while somebody records, and readers copy.
-//! [`mark`] is the same by the service, in a ring that is part of its slot.
+//! [`event`] is no page: while a recording runs, the kernel writes events into rings, and readers
+//! copy them. [`mark`] holds the events of a service, in a ring that is part of its slot.
 //!
-//! Every page starts with a [`page::PageHeader`] and goes on in slots of one type. All fields are
-//! atomic, because another process writes them, and nothing read from a page is ever used as an
-//! index, a length or a pointer.
+//! Every page is a [`page::PageHeader`] followed by slots of one type. All fields are atomic,
+//! because other processes write them. A value from a page is never used as an index, a length or a
+//! pointer.
 
 pub mod account;
 pub mod control;
@@ -27,5 +27,6 @@ pub mod snapshot;
 pub mod task;
 pub mod thread;
 
-/// Goes up when the meaning or the place of any field changes. `ELFEN_ABI_VERSION` in `elfen.h`.
+/// Goes up when the meaning or the position of any field changes. `ELFEN_ABI_VERSION` in
+/// `elfen_abi.h`.
 pub const ABI_VERSION: u32 = 7;

@@ -1,9 +1,9 @@
-//! The header that every channel page starts with, and the only way to get from bytes to slots.
+//! The header of every channel page, and the checked way from bytes to slots.
 //!
-//! A reader copies each header field once, holds the copies against what this build expects
-//! and against the size that the kernel reports, and uses nothing but its own constants
-//! afterwards. So a page that is cut, zeroed, of another version or rewritten later can give
-//! wrong values, and never a wild access.
+//! A reader copies each header field once. It compares the copies with what this build expects and
+//! with the size that the kernel reports, and afterwards uses only its own constants. So a page
+//! that is truncated, zeroed, of another version or rewritten later can give wrong values, but
+//! never cause an access outside the mapping.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -17,24 +17,24 @@ use crate::memory::{Access, Memory};
 /// Bytes of a page's name, NUL-padded.
 pub const NAME_BYTES: usize = 32;
 
-/// A slot count above this is a broken page: Linux knows no machine with more CPUs.
+/// A page with more slots is invalid: Linux supports no machine with more CPUs.
 pub const SLOTS_MAX: u32 = 8192;
 
-/// The first 128 bytes of every page. Written once, by the page's maker.
+/// The first 128 bytes of every page. The page's maker writes them once.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct PageHeader {
-    /// Which channel this is. Stored last, with release: a reader that acquires it sees the rest.
+    /// Identifies the channel. Stored last, with release: a reader that acquires it sees the rest.
     pub magic: AtomicU64,
     pub version: AtomicU32,
     pub slot_count: AtomicU32,
-    /// Bytes of the page: this header and all slots.
+    /// The page's size in bytes: this header and all slots.
     pub size: AtomicU64,
     pub slot_size: AtomicU32,
     /// Inode of the pid namespace that process ids in this page belong to; 0 for the kernel's own.
     pub pid_namespace: AtomicU32,
     pub name: [AtomicU64; NAME_BYTES / 8],
-    /// Of a task map: 1 if its writer counts the tasks of a cgroup, for who claims that.
+    /// In a task map: 1 if its writer supports claims on a cgroup.
     pub counts_cgroups: AtomicU64,
     reserved: [AtomicU64; 7],
 }
@@ -52,8 +52,9 @@ const _: () = assert!(offset_of!(PageHeader, counts_cgroups) == 64);
 /// The type of a channel's slots.
 ///
 /// # Safety
-/// 1. `repr(C)`, aligned to 128, and every field is an atomic integer or an array or structure of
-///    them: then any bytes are a valid value, and writers elsewhere are no data race.
+/// 1. `repr(C)`, aligned to 128, and every field is an atomic integer, or an array or structure of
+///    atomic integers. Then any bytes are a valid value, and writers in other processes cause no
+///    data race.
 /// 2. No other slot type has the same `MAGIC`.
 pub unsafe trait Slot: Sized {
     /// Eight ASCII letters, readable in a hex dump.
@@ -62,15 +63,16 @@ pub unsafe trait Slot: Sized {
     const CHANNEL: &'static str;
 }
 
-/// Why bytes are not the page that was expected. Each names what was found and what was expected.
+/// Why memory does not hold the expected page. Each variant names what was found and what was
+/// expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageError {
-    /// Too small even for a header.
+    /// The memory is too small for a header.
     Truncated {
         channel: &'static str,
         found: usize,
     },
-    /// The magic is 0: its maker has not finished, or died before it had.
+    /// The magic is 0: the page's maker has not finished it, or died before that.
     Unfinished {
         channel: &'static str,
     },
@@ -94,7 +96,7 @@ pub enum PageError {
         found: u32,
         most: u32,
     },
-    /// The header's size is not that of its slots, or more than is mapped.
+    /// The header's size does not match its slots, or exceeds the mapping.
     Size {
         channel: &'static str,
         found: u64,
@@ -106,10 +108,10 @@ impl fmt::Display for PageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Truncated { channel, found } => {
-                write!(f, "the {channel} page has {found} bytes, its header alone {HEADER_BYTES}")
+                write!(f, "the {channel} page has {found} bytes, but a header has {HEADER_BYTES}")
             }
             Self::Unfinished { channel } => {
-                write!(f, "the {channel} page has no magic number yet: whoever makes it isn't done")
+                write!(f, "the {channel} page has no magic number yet: its maker has not finished")
             }
             Self::Magic { channel, found, expected } => {
                 write!(f, "the {channel} page has magic {found:#018x}, expected {expected:#018x}")
@@ -121,7 +123,7 @@ impl fmt::Display for PageError {
                 write!(f, "the {channel} page has slots of {found} bytes, expected {expected}")
             }
             Self::SlotCount { channel, found, most } => {
-                write!(f, "the {channel} page has {found} slots, possible are 1 to {most}")
+                write!(f, "the {channel} page has {found} slots, expected 1 to {most}")
             }
             Self::Size { channel, found, expected } => {
                 write!(f, "the {channel} page says it has {found} bytes, expected {expected}")
@@ -152,7 +154,8 @@ impl<S: Slot> Page<S> {
         Ok(Self { memory, slot_count, slots: PhantomData })
     }
 
-    /// Writes the header of a page with `slot_count` slots into zeroed memory of ours.
+    /// Writes the header of a page with `slot_count` slots into zeroed memory that this process
+    /// made.
     pub fn format(
         memory: Memory,
         slot_count: u32,
@@ -160,8 +163,9 @@ impl<S: Slot> Page<S> {
         name: &[u8; NAME_BYTES],
     ) -> Result<Self, PageError> {
         let found = memory.len();
-        // A fault at the first store otherwise; and no panic in other people's processes.
-        debug_assert!(memory.access() == Access::Write, "a page is formatted where one can write");
+        // Otherwise the first store would fault. Only a debug assertion, because a release build
+        // must not panic in other people's processes.
+        debug_assert!(memory.access() == Access::Write, "formatting a page requires write access");
         if found < Self::bytes(slot_count) {
             return Err(PageError::Truncated { channel: S::CHANNEL, found });
         }
@@ -182,7 +186,7 @@ impl<S: Slot> Page<S> {
         self.slot_count
     }
 
-    /// The name its maker gave it, up to the first NUL.
+    /// The page's name, up to the first NUL.
     pub fn name(&self) -> [u8; NAME_BYTES] {
         let mut name = [0; NAME_BYTES];
         for (word, bytes) in self.header().name.iter().zip(name.chunks_exact_mut(8)) {
@@ -191,7 +195,7 @@ impl<S: Slot> Page<S> {
         name
     }
 
-    /// Where a slot lies in the page.
+    /// The offset of a slot in the page.
     pub const fn offset(index: u32) -> usize {
         HEADER_BYTES + size_of::<S>() * index as usize
     }
@@ -202,12 +206,12 @@ impl<S: Slot> Page<S> {
             return None;
         }
         let offset = Self::offset(index);
-        // SAFETY: `open` checked that `slot_count` slots lie inside the
-        // memory, and `index` is below it.
+        // SAFETY: `open` checked that `slot_count` slots lie inside the memory, and `index` is
+        // below `slot_count`.
         let slot: NonNull<S> = unsafe { self.memory.base().add(offset) }.cast();
-        // SAFETY: `Memory` keeps the bytes mapped as long as `self`, the kernel maps at page
-        // boundaries and both sizes are multiples of 128, and `Slot` promises that any bytes are a
-        // valid `S` that others may write.
+        // SAFETY: `Memory` keeps the bytes mapped as long as `self`. The kernel maps at page
+        // boundaries, and both sizes are multiples of 128. `Slot` guarantees that any bytes are a
+        // valid `S` that other processes may write.
         Some(unsafe { slot.as_ref() })
     }
 
@@ -216,7 +220,7 @@ impl<S: Slot> Page<S> {
     }
 }
 
-/// Fills a header in, the magic last.
+/// Fills in a header, the magic last.
 pub fn write_header<S: Slot>(
     header: &PageHeader,
     slot_count: u32,
@@ -235,7 +239,7 @@ pub fn write_header<S: Slot>(
     header.magic.store(magic_word::<S>(), Release);
 }
 
-/// The slot count of the page of `S` that `memory` holds.
+/// Checks that `memory` holds a page of `S`, and returns its slot count.
 pub fn check_memory<S: Slot>(memory: &Memory) -> Result<u32, PageError> {
     if memory.len() < HEADER_BYTES {
         return Err(PageError::Truncated { channel: S::CHANNEL, found: memory.len() });
@@ -253,8 +257,8 @@ pub fn check_slot_count<S: Slot>(found: u32) -> Result<(), PageError> {
 
 fn check<S: Slot>(header: &PageHeader, mapped: usize) -> Result<u32, PageError> {
     let channel = S::CHANNEL;
-    // Acquire: pairs with the release in `write_header`. Each field is loaded once: its
-    // writer may not be honest.
+    // Acquire: pairs with the release in `write_header`. Each field is loaded once, because its
+    // writer is not trusted.
     let magic = header.magic.load(Acquire);
     let version = header.version.load(Relaxed);
     let slot_size = header.slot_size.load(Relaxed);
@@ -285,9 +289,9 @@ fn check<S: Slot>(header: &PageHeader, mapped: usize) -> Result<u32, PageError> 
 
 fn header_of(memory: &Memory) -> &PageHeader {
     debug_assert!(memory.len() >= HEADER_BYTES);
-    // SAFETY: both callers checked that the memory holds a header; it stays mapped as
-    // long as `memory`, starts at a page boundary, and a header is nothing but atomics,
-    // for which any bytes will do.
+    // SAFETY: both callers checked that the memory is large enough for a header. It stays mapped as
+    // long as `memory` and starts at a page boundary. A header consists of atomics, for which any
+    // bytes are valid.
     unsafe { memory.base().cast().as_ref() }
 }
 

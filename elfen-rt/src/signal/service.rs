@@ -1,9 +1,9 @@
-//! What a latency-critical service says about itself: its queue, its
-//! running request, its latencies.
+//! The service page: a latency-critical service publishes its queue, its running request and its
+//! latencies.
 //!
-//! One slot per request lane. A slot has one writer, which claims it with its [`Identity`]; the
-//! queue length has a line of its own, because the thread that queues is seldom the one that
-//! serves. The writing half is [`crate::service`].
+//! Each request lane has one slot. A slot has one writer, which claims it with its [`Identity`].
+//! The queue length has a cache line of its own, because the thread that queues is seldom the
+//! thread that serves. The writing half is [`crate::service`].
 
 use core::ffi::c_int;
 use core::mem::{offset_of, size_of};
@@ -15,36 +15,39 @@ use super::page::{NAME_BYTES, Page, PageError, Slot};
 use crate::memory::{Access, Memory, MemoryError};
 use crate::process::{Identity, Liveness, pid_namespace};
 
-/// What the service publishes for one request lane.
+/// One request lane of a service.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ServiceSlot {
-    /// The [`Identity`] of the process that writes this slot; 0 while none does.
+    /// The [`Identity`] of the process that writes this slot; 0 for none.
     pub writer: AtomicU64,
-    /// The request lane's CPU, as the writer was told.
+    /// The request lane's CPU, as its writer gave it.
     pub cpu: AtomicU64,
     reserved_claim: [AtomicU64; 14],
 
-    /// The serving thread's line. The request it works on; 0 for none.
+    // The serving thread's line.
+    /// The request that the serving thread works on; 0 for none.
     pub running_request: AtomicU64,
     pub request_started_ns: AtomicU64,
     pub finished_requests: AtomicU64,
-    /// Before it started, if it waited: its latency counts from here, a budget from its start.
+    /// When the running request arrived. Its latency counts from here, and its budget from its
+    /// start.
     pub request_arrived_ns: AtomicU64,
-    /// What the serving thread has executed so far, if the service counts; both 0 if it does not.
+    /// The serving thread's instructions and cycles so far; both 0 if the service counts none.
     pub instructions: AtomicU64,
     pub cycles: AtomicU64,
-    /// When they were counted.
+    /// When the two were counted.
     pub counted_at_ns: AtomicU64,
     reserved_request: [AtomicU64; 9],
 
-    /// The queueing thread's line. Requests that wait, the running one not among them.
+    // The queueing thread's line.
+    /// The number of waiting requests, without the running one.
     pub queue_len: AtomicU64,
     reserved_queue: [AtomicU64; 15],
 
-    /// From arrival to the end of each finished request.
+    /// The time from arrival to end, of each finished request.
     pub latency: Histogram,
-    /// What was done with the last requests, and when.
+    /// The steps of the last requests.
     pub marks: Marks,
 }
 
@@ -72,16 +75,16 @@ unsafe impl Slot for ServiceSlot {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writer {
     /// No process has claimed the slot.
-    Nobody,
+    None,
     Process(Identity, Liveness),
 }
 
-/// Keys of services start with this byte, so that they can be told from
-/// other segments of the machine.
+/// The first byte of every service's key, which distinguishes them from other segments of the
+/// machine.
 const KEY_PREFIX: u32 = 0xe1;
 
-/// The segment key of a service's name: a prefix and 24 bits of FNV-1a. Two names can share a
-/// key; the page's name tells.
+/// The segment key of a service's name: a prefix and 24 bits of FNV-1a. Two names can have the same
+/// key; the name in the page distinguishes them.
 pub const fn key_of(name: &[u8; NAME_BYTES]) -> i32 {
     let mut hash = 0x811c_9dc5_u32;
     let mut at = 0;
@@ -92,8 +95,8 @@ pub const fn key_of(name: &[u8; NAME_BYTES]) -> i32 {
     (KEY_PREFIX << 24 | (hash ^ (hash >> 24)) & 0x00ff_ffff).cast_signed()
 }
 
-/// A service's name as pages hold it: 1 to 31 bytes, NUL-padded. `None` for a longer one, an
-/// empty one, or one with a NUL.
+/// A service's name as pages hold it: 1 to 31 bytes, NUL-padded. `None` if the name is empty, too
+/// long, or contains a NUL.
 pub fn page_name(name: &str) -> Option<[u8; NAME_BYTES]> {
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.len() >= NAME_BYTES || bytes.contains(&0) {
@@ -107,22 +110,22 @@ pub fn page_name(name: &str) -> Option<[u8; NAME_BYTES]> {
 /// Why a service's page could not be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenError {
-    /// Empty, longer than 31 bytes, or with a NUL in it.
+    /// The name is empty, longer than 31 bytes, or contains a NUL.
     Name,
     Memory(MemoryError),
     Page(PageError),
     /// Another service has a name with the same key.
     Taken,
-    /// The page exists and has room for another number of request lanes.
+    /// The page exists and has another number of request lanes.
     Slots {
         found: u32,
         asked: u32,
     },
-    /// The page belongs to another pid namespace, where our process id means nothing.
+    /// The page belongs to another pid namespace, where this process's id is not valid.
     Namespace,
-    /// `/proc` does not tell who we are.
+    /// `/proc` does not show this process's identity.
     NoProc,
-    /// The page belongs to this user, whom the process that opens it does not trust.
+    /// The page belongs to this user, which the process that opens it does not trust.
     Foreign(u32),
 }
 
@@ -134,13 +137,13 @@ impl core::fmt::Display for OpenError {
             Self::Page(error) => error.fmt(f),
             Self::Taken => f.write_str("another service's name has the same key: choose another"),
             Self::Slots { found, asked } => {
-                write!(f, "the service page has {found} slots, asked for were {asked}")
+                write!(f, "the service page has {found} slots, not the requested {asked}")
             }
             Self::Namespace => f.write_str("the service page belongs to another pid namespace"),
             Self::Foreign(uid) => {
-                write!(f, "the service page belongs to user {uid}, who is neither you nor root")
+                write!(f, "the service page belongs to user {uid}, which is neither you nor root")
             }
-            Self::NoProc => f.write_str("/proc is needed to tell who writes a page"),
+            Self::NoProc => f.write_str("/proc is required to identify the writer of a page"),
         }
     }
 }
@@ -157,17 +160,17 @@ impl From<PageError> for OpenError {
 #[derive(Debug)]
 pub struct ServiceReader {
     page: Page<ServiceSlot>,
-    /// Process ids in the page mean something to us.
+    /// Whether process ids in the page are valid in this process's pid namespace.
     same_namespace: bool,
 }
 
 impl ServiceReader {
-    /// The page of `name`, if it is ours or root's.
+    /// Opens the page of `name`, if it belongs to this process's user or to root.
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_of(name, None)
     }
 
-    /// The same, if it may also be that of another user, whom the caller trusts.
+    /// Like [`ServiceReader::open`], and also accepts a page of the user `trusted`.
     pub fn open_of(name: &str, trusted: Option<u32>) -> Result<Self, OpenError> {
         let name = page_name(name).ok_or(OpenError::Name)?;
         let memory =
@@ -179,7 +182,7 @@ impl ServiceReader {
         Self::from_memory(memory, &name)
     }
 
-    /// The page in a segment that a process which the caller trusts has opened.
+    /// Opens the page in a segment whose id came from a trusted process.
     pub fn open_segment(id: c_int) -> Result<Self, OpenError> {
         let memory = Memory::attach_id(id, Access::Read).map_err(OpenError::Memory)?;
         Self::from_page(Page::open(memory)?)
@@ -203,7 +206,7 @@ impl ServiceReader {
         self.page.name()
     }
 
-    /// By which other processes can open the same page.
+    /// The segment id by which other processes can open this page.
     pub fn segment_id(&self) -> Option<c_int> {
         self.page.memory().segment_id()
     }
@@ -217,26 +220,27 @@ impl ServiceReader {
         self.page.slot(lane)
     }
 
-    /// Whether a slot is that of the request lane `cpu`: one that no service has claimed yet is no
-    /// lane's.
+    /// Whether a slot belongs to the request lane `cpu`. A slot that no service has claimed belongs
+    /// to no lane.
     pub fn stands_for(&self, lane: u32, cpu: u32) -> bool {
         self.slot(lane).is_some_and(|slot| {
             slot.writer.load(Relaxed) != 0 && slot.cpu.load(Relaxed) == u64::from(cpu)
         })
     }
 
-    /// The slot of the request lane `cpu`. A service claims its lanes one by one, and may have
-    /// claimed them in another order after a restart.
+    /// The slot of the request lane `cpu`. A service claims its lanes one by one, and may claim
+    /// them in another order after a restart.
     pub fn lane_of(&self, cpu: u32) -> Option<u32> {
         (0..self.lanes()).find(|&lane| self.stands_for(lane, cpu))
     }
 
-    /// The writer of a slot, and whether it lives. System calls: for slow paths.
+    /// The writer of a slot, and whether it lives. Makes system calls, so it belongs in slow paths.
     pub fn writer(&self, lane: u32) -> Writer {
-        // Acquire: what the writer stored before its claim is seen with it.
+        // Acquire: a reader that sees a claim also sees what its writer stored before; pairs with
+        // the exchange in `claim_word`.
         let word = self.slot(lane).map_or(0, |slot| slot.writer.load(Acquire));
         match Identity::from_word(word) {
-            None => Writer::Nobody,
+            None => Writer::None,
             Some(identity) if self.same_namespace => Writer::Process(identity, identity.liveness()),
             Some(identity) => Writer::Process(identity, Liveness::Unknown),
         }
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be() {
+    fn invalid_names_are_refused() {
         for name in ["", "a\0b", "0123456789012345678901234567890X"] {
             assert_eq!(page_name(name), None, "{name:?}");
         }

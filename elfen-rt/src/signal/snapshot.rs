@@ -1,11 +1,12 @@
-//! Several words of one writer, read together or not at all.
+//! A snapshot: several words of one writer, read together or not at all.
 //!
-//! The writer counts up `begun`, stores the words, then counts up `done`; a reader loads `done`,
+//! The writer counts up `begun`, stores the words, then counts up `done`. A reader loads `done`,
 //! the words, then `begun`. If both counters agree, no write overlapped the read. The writer never
-//! waits; a reader tries a few times and gives up, because a writer that was killed between its two
-//! counters would hold it for ever.
+//! waits. A reader gives up after a few tries, because a writer that was killed between its two
+//! counters would make it wait for ever.
 //!
-//! Generic over the word so that the model checker can run this very code on its own atomics.
+//! The functions are generic over the word, so that the model checker runs this same code on its
+//! own atomics.
 
 use core::sync::atomic::{AtomicU64, Ordering, Ordering::*};
 
@@ -39,8 +40,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// How often a reader looks again. A write takes a few nanoseconds; 16 in a row that
-/// collide mean a dead writer.
+/// How often a reader tries. A write takes a few nanoseconds, so 16 overlaps in a row mean that the
+/// writer is dead.
 const TRIES: u32 = 16;
 
 /// The writer's half: `write` stores the words, relaxed.
@@ -55,7 +56,7 @@ pub fn publish<W: Word>(begun: &W, done: &W, write: impl FnOnce()) {
     done.store(next, Release);
 }
 
-/// The reader's half: `words` loads them, relaxed. `None` if every try met a write.
+/// The reader's half: `words` loads the words, relaxed. `None` if every try overlapped a write.
 #[inline]
 pub fn read<W: Word, T>(begun: &W, done: &W, words: impl Fn() -> T) -> Option<T> {
     for _ in 0..TRIES {
@@ -117,8 +118,8 @@ mod tests {
         }
     }
 
-    /// Every interleaving of a writer with a reader: the two words belong
-    /// together, or nothing is said.
+    /// Goal: a reader gets two words that belong together, or nothing. Method: every interleaving
+    /// of a writer with a reader.
     #[test]
     fn a_reader_never_sees_half_a_write() {
         loom::model(|| {
@@ -138,7 +139,7 @@ mod tests {
         });
     }
 
-    /// The model can fail: without the counter before the words, a reader does see half a write.
+    /// The model can fail: without the counter before the words, a reader sees half a write.
     #[test]
     #[should_panic(expected = "half a write")]
     fn the_model_finds_the_torn_read_of_a_single_counter() {
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_died_in_mid_write_does_not_hold_its_readers() {
+    fn a_writer_that_died_during_a_write_does_not_block_its_readers() {
         let (begun, done) = (AtomicU64::new(7), AtomicU64::new(6));
         assert_eq!(read(&begun, &done, || 1), None);
         assert_eq!(read(&begun, &begun, || 1), Some(1));

@@ -1,12 +1,14 @@
-//! What threads say of themselves, for `elfen shim` to look at while they run: the function and the
-//! tag that they are in, a value, and what they count.
+//! The thread page: each thread publishes its current function and tag, a value, and its counts.
+//! `elfen shim` samples them while the threads run.
 //!
-//! A slot a thread. It has one writer, the thread, which claims it; its first line is all that an
-//! observer reads while the thread works, unless it asks for rates. What the thread counts stands
-//! in another: a counter is read before it is written, and would have to wait for a line that the
-//! observer has just had. The function and the tag are the lower halves of addresses, of code and
-//! of a name, so a thread that enters one stores four bytes and looks up nothing. The writing half
-//! is [`crate::tag`], in C `elfen_tag.h`.
+//! Each thread has one slot. The thread claims it and is its only writer. An observer reads only
+//! the slot's first cache line, unless it samples rates. The counts lie in the second line, because
+//! a thread reads a counter before it writes it, and would have to wait for a line that the
+//! observer has just read.
+//!
+//! The function and the tag are the lower halves of addresses (of code, and of a name). So a thread
+//! that enters a function stores four bytes and looks up nothing. The writing half is
+//! [`crate::tag`], in C `elfen_tag.h`.
 
 use core::ffi::c_int;
 use core::mem::{offset_of, size_of};
@@ -21,14 +23,14 @@ pub const THREADS: u32 = 1024;
 #[repr(C)]
 #[derive(Debug)]
 pub struct ThreadWords {
-    /// Lower half of an address of code: of a function at its entry, and behind a return of the
-    /// place that it returned to. 0 for none.
+    /// Lower half of a code address: the function's at its entry, and the return address after a
+    /// return. 0 for none.
     pub function: AtomicU32,
     /// Lower half of the address of a name, NUL-terminated. 0 for none.
     pub tag: AtomicU32,
     pub value: AtomicU64,
     reserved: [AtomicU64; 6],
-    /// Entries of functions, where they are counted.
+    /// How many functions the thread has entered, where that is counted.
     pub calls: AtomicU64,
     pub instructions: AtomicU64,
     pub cycles: AtomicU64,
@@ -36,7 +38,7 @@ pub struct ThreadWords {
 }
 
 impl ThreadWords {
-    /// Of a thread that has said nothing yet.
+    /// The words of a thread that has published nothing yet.
     pub const fn empty() -> Self {
         Self {
             function: AtomicU32::new(0),
@@ -64,21 +66,22 @@ const _: () = assert!(offset_of!(ThreadWords, cycles) == 80);
 #[derive(Debug)]
 pub struct ThreadSlot {
     pub words: ThreadWords,
-    /// `tgid << 32 | tid` of the thread that writes the slot; 0 while none does.
+    /// `tgid << 32 | tid` of the thread that writes the slot; 0 for none.
     pub thread: AtomicU64,
-    /// Of slot 0: how often a slot of the page was claimed.
+    /// In slot 0: how often a slot of the page was claimed.
     pub claims: AtomicU64,
-    /// Of slot 0: threads that found no slot, and write where nobody reads.
+    /// In slot 0: how many threads found no slot. No observer reads their words.
     pub refused: AtomicU64,
-    /// Of slot 0: entries of functions that say so by code that was written there.
+    /// In slot 0: how many function entries are patched to publish their function.
     pub entries: AtomicU64,
-    /// Of slot 0: entries that were left alone, as what they say means another function already.
+    /// In slot 0: how many entries were not patched, because the lower half of their address
+    /// already means another function.
     pub ambiguous: AtomicU64,
-    /// Of slot 0: files of the program whose functions also say that they return.
+    /// In slot 0: how many files of the program have functions that also publish their returns.
     pub returns: AtomicU64,
-    /// Of slot 0: entries that publish what their thread has executed.
+    /// In slot 0: how many entries publish their thread's instructions and cycles.
     pub counting: AtomicU64,
-    /// Of slot 0: threads that were to count, and have no counters.
+    /// In slot 0: how many threads should count instructions and cycles, but have no counters.
     pub uncounted: AtomicU64,
     reserved: [AtomicU64; 8],
 }
@@ -99,19 +102,19 @@ unsafe impl Slot for ThreadSlot {
     const CHANNEL: &'static str = "thread";
 }
 
-/// A thread as slots name it, in its own pid namespace.
+/// The word by which slots name a thread, with ids of the thread's own pid namespace.
 pub fn thread_word(process: u32, thread: u32) -> u64 {
     u64::from(process) << 32 | u64::from(thread)
 }
 
-/// The process and the thread of a slot's word.
+/// The process and the thread of such a word.
 #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
 pub fn of_thread_word(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
-/// The slot of a thread: the one that it has, or one that is free, or one whose thread has ended.
-/// `None` if there is none of these; then the page has counted the thread.
+/// Claims a slot for a thread: its own, a free slot, or the slot of a thread that has ended. `None`
+/// if there is none of these; then the page counts the thread as refused.
 pub fn claim(page: &Page<ThreadSlot>, thread: u64) -> Option<&ThreadSlot> {
     claim_of(page, thread, has_ended)
 }
@@ -121,7 +124,7 @@ fn claim_of(
     thread: u64,
     has_ended: impl Fn(u64) -> bool,
 ) -> Option<&ThreadSlot> {
-    // Relaxed throughout: a slot's words mean something one by one.
+    // Relaxed throughout: each word of a slot is read on its own.
     if let Some(own) = page.slots().find(|slot| slot.thread.load(Relaxed) == thread) {
         return Some(own);
     }
@@ -149,7 +152,7 @@ fn claim_of(
     Some(slot)
 }
 
-/// Whether a thread is gone. Its id may be another's by now: then its slot stays taken.
+/// Whether a thread has ended. If another thread has its id by now, the slot stays taken.
 fn has_ended(thread: u64) -> bool {
     let (process, thread) = of_thread_word(thread);
     // SAFETY: signal 0 sends nothing; tgkill only looks the ids up.
@@ -169,8 +172,8 @@ mod tests {
         Page::format(memory, slots, 0, &[0; 32]).unwrap()
     }
 
-    /// Goal: a thread has one slot however often it asks, the dead make room, and who finds none is
-    /// counted. Method: three threads on two slots.
+    /// Goal: a thread gets the same slot each time, slots of ended threads are reused, and threads
+    /// without a slot are counted. Method: three threads on two slots.
     #[test]
     fn slots_are_claimed_once() {
         let page = page(2);
@@ -184,7 +187,7 @@ mod tests {
         page.slot(1).unwrap().words.value.store(7, Relaxed);
         assert_eq!(at(13, 12), Some(second));
         let (slot, first) = (page.slot(1).unwrap(), page.slot(0).unwrap());
-        assert_eq!(slot.words.value.load(Relaxed), 0, "of the thread before");
+        assert_eq!(slot.words.value.load(Relaxed), 0, "cleared of the previous thread's value");
         assert_eq!((first.claims.load(Relaxed), first.refused.load(Relaxed)), (3, 1));
     }
 
@@ -194,14 +197,14 @@ mod tests {
         // SAFETY: takes nothing.
         let thread = unsafe { libc::gettid() };
         assert!(!has_ended(thread_word(own, thread.unsigned_abs())));
-        assert!(!has_ended(thread_word(1, 1)), "another user's, perhaps");
+        assert!(!has_ended(thread_word(1, 1)), "perhaps a process of another user");
         let ended = std::thread::spawn(|| {
             // SAFETY: takes nothing.
             unsafe { libc::gettid() }
         });
         let ended = ended.join().unwrap().unsigned_abs();
         while !has_ended(thread_word(own, ended)) {
-            std::thread::yield_now(); // The kernel takes it off its lists a moment later.
+            std::thread::yield_now(); // The kernel drops its id a moment after the join.
         }
         assert_eq!(of_thread_word(thread_word(3, 4)), (3, 4));
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The C side of tests/header.rs: pages written here are read in Rust, and the other way round. */
+/* The C side of tests/header.rs: Rust reads pages that this program writes, and vice versa. */
 #include "elfen.h"
 #include "elfen_tag.h"
 #include <sys/wait.h>
@@ -53,7 +53,7 @@ static const struct channel channels[] = {
 
 static elfen_u64 page[4096 / 8 * 4] ELFEN_ALIGNED;
 
-/* Writes a page of one slot to stdout; its words hold the values given. */
+/* Writes a page with one slot to stdout, with the given values in its words. */
 static int emit(const struct channel *channel, char **values)
 {
 	struct elfen_page_header *header = (struct elfen_page_header *)page;
@@ -69,7 +69,7 @@ static int emit(const struct channel *channel, char **values)
 	return fwrite(page, 1, size, stdout) == size ? 0 : 1;
 }
 
-/* Reads a page of one slot from stdin and prints its words. */
+/* Reads a page with one slot from stdin and prints its words. */
 static int show(const struct channel *channel)
 {
 	struct elfen_error error;
@@ -98,8 +98,8 @@ static int refuse(const struct elfen_error *error)
 }
 
 /*
- * Serves lane 1 of 2: three finished requests, one running, until stdin ends; then
- * ends it and lets the slot go.
+ * Serves lane 1 of 2: three finished requests and one that runs until stdin ends. Then ends that
+ * request and releases the slot.
  */
 static int serve(const char *name)
 {
@@ -118,8 +118,8 @@ static int serve(const char *name)
 		elfen_service_stage(slot, 2);
 		elfen_service_end(slot);
 	}
-	elfen_service_stage(slot, 3); /* nothing runs: neither a stage */
-	elfen_service_end(slot);      /* nor an end */
+	elfen_service_stage(slot, 3); /* no request runs: no stage is marked */
+	elfen_service_end(slot);      /* and no end */
 	elfen_service_queue(&service, 1, 5);
 	elfen_service_begin(slot, 17, 123456);
 	elfen_service_count(slot, 900, 1000);
@@ -133,7 +133,7 @@ static int serve(const char *name)
 	return 0;
 }
 
-/* Prints what a service of one lane says. */
+/* Prints the words of a service with one lane. */
 static int read_service(const char *name)
 {
 	struct elfen_service service;
@@ -153,8 +153,8 @@ static int read_service(const char *name)
 }
 
 /*
- * An account with a stretch that still runs: 100 ns and 50 of them shared, since 1000, when the
- * lane had been busy for 40.
+ * Prints an account with a task that still runs: 100 ns before, 50 of them shared; the task runs
+ * since 1000, when the request lane had been busy for 40 in total.
  */
 static int account(void)
 {
@@ -175,7 +175,10 @@ static int account(void)
 	return 0;
 }
 
-/* A tag and a value in the parent, others in its child; prints who they are and the tags. */
+/*
+ * Publishes a tag and a value in the parent, and others in its child. Prints the ids and tags of
+ * both.
+ */
 static int tags(void)
 {
 	elfen_u32 outer, inner;
@@ -190,7 +193,7 @@ static int tags(void)
 		inner = elfen_tag("inner");
 		elfen_value(2);
 		if (inner != 0)
-			_exit(1); /* a slot of its own begins without a tag */
+			_exit(1); /* a new slot begins without a tag */
 		printf("%u", elfen_tag_now());
 		fflush(stdout);
 		_exit(0);

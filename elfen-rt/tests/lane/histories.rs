@@ -1,9 +1,9 @@
-//! Goal: a guard and a thread with checks decide alike, and a guard by nothing that a batch writes.
-//! Method: histories of a request lane by chance.
+//! Goal: a guard and a thread with checks decide alike, and a guard's decisions do not depend on
+//! anything that a batch writes. Method: random histories of a request lane.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use elfen_rt::lane::{Hand, Lane, Step};
+use elfen_rt::lane::{Actor, Lane, Step};
 use elfen_rt::service::Worker;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, REQUEST_OFFLINE};
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::{CLAIM, Pair, REQUEST, Served, US, now};
 
-/// What happens between two looks of a history.
+/// An event between two steps of a history.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Busy,
@@ -48,7 +48,13 @@ fn settings() -> impl Strategy<Value = Settings> {
     })
 }
 
-fn happen(event: Event, pairs: &[Pair], now_ns: u64, served: &Served, worker: &mut Worker<'_>) {
+fn apply_event(
+    event: Event,
+    pairs: &[Pair],
+    now_ns: u64,
+    served: &Served,
+    worker: &mut Worker<'_>,
+) {
     match event {
         Event::Busy => pairs.iter().for_each(|pair| pair.switch(7, now_ns)),
         Event::Idle => pairs.iter().for_each(|pair| pair.switch(0, now_ns)),
@@ -62,21 +68,21 @@ fn happen(event: Event, pairs: &[Pair], now_ns: u64, served: &Served, worker: &m
     }
 }
 
-/// What a batch may write into its lane's slot: a few words, often extreme ones.
+/// Words that a batch may write into its lane's slot, often extreme ones.
 fn junk() -> impl Strategy<Value = Vec<(usize, u64)>> {
     let words = size_of::<LaneSlot>() / size_of::<u64>();
-    let place = prop_oneof![3 => 0..32usize, 1 => 0..words];
+    let index = prop_oneof![3 => 0..32usize, 1 => 0..words];
     let word = prop_oneof![0u64..4, Just(u64::MAX), Just(CLAIM), any::<u64>()];
-    prop::collection::vec((place, word), 0..40)
+    prop::collection::vec((index, word), 0..40)
 }
 
-fn scribble(slot: &LaneSlot, junk: &[(usize, u64)]) {
+fn overwrite(slot: &LaneSlot, junk: &[(usize, u64)]) {
     let words = std::ptr::from_ref(slot).cast::<AtomicU64>();
-    for &(place, word) in junk {
-        // SAFETY: `junk` names words of the slot.
-        let place = unsafe { words.add(place) };
-        // SAFETY: the slot is nothing but aligned atomics.
-        unsafe { &*place }.store(word, Relaxed);
+    for &(index, word) in junk {
+        // SAFETY: every index in `junk` is below the slot's number of words.
+        let stored = unsafe { words.add(index) };
+        // SAFETY: the slot consists of aligned atomics.
+        unsafe { &*stored }.store(word, Relaxed);
     }
 }
 
@@ -84,10 +90,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// Goal: nothing that a batch writes into its lane's slot changes a verdict of the guard.
-    /// Method: two guards see the same history; the slot of one is overwritten before each step.
-    /// All verdicts and deadlines are the same.
+    /// Method: two guards see the same history, and one guard's slot is overwritten before each
+    /// step. All verdicts and deadlines are the same.
     #[test]
-    fn a_guard_decides_by_nothing_that_the_batch_writes(
+    fn a_guards_decisions_do_not_depend_on_the_batchs_writes(
         history in prop::collection::vec((1u64..50, event(), junk()), 1..60),
         settings in settings(), tasks: bool, publishes: bool,
     ) {
@@ -96,16 +102,16 @@ proptest! {
         let mut worker = served.claim(0, REQUEST);
         let lanes = pairs.each_ref().map(|pair| {
             pair.control.slot(0).unwrap().publish(&settings);
-            let lane = pair.in_hand(Hand::Guard, publishes.then_some(&served.reader));
+            let lane = pair.seen_by(Actor::Guard, publishes.then_some(&served.reader));
             if tasks { lane } else { Lane { tasks: None, ..lane } }
         });
         let mut now_ns = now() + 1_000_000_000;
         for (after_us, event, junk) in history {
             now_ns += after_us * US;
-            happen(event, &pairs, now_ns, &served, &mut worker);
-            scribble(pairs[0].slot(), &junk);
+            apply_event(event, &pairs, now_ns, &served, &mut worker);
+            overwrite(pairs[0].slot(), &junk);
             let [disturbed, honest] = lanes.each_ref().map(|lane| {
-                match lane.step(Hand::Guard, now_ns, now_ns) {
+                match lane.step(Actor::Guard, now_ns, now_ns) {
                     Step::Run { busy, until_ns } => Some((busy, until_ns)),
                     Step::Nap(_) => None,
                 }
@@ -114,9 +120,9 @@ proptest! {
         }
     }
 
-    /// Goal: a guard and a thread that checks are two hands of one thing. Method: the same history,
-    /// told to both at the same moments; every verdict and every deadline has to be the same, and
-    /// no verdict to nap ends on a busy lane.
+    /// Goal: a guard and a thread with checks decide alike. Method: both see the same history at
+    /// the same moments. Every verdict and every deadline must be the same, and no verdict to nap
+    /// ends on a busy lane.
     #[test]
     fn guard_and_check_decide_alike(
         history in events(), settings in settings(), tasks: bool, publishes: bool,
@@ -124,24 +130,24 @@ proptest! {
         let pairs = [Pair::new(), Pair::new()];
         let served = Served::new("alike", 1);
         let mut worker = served.claim(0, REQUEST);
-        let hands = [Hand::Guard, Hand::Check];
+        let actors = [Actor::Guard, Actor::Check];
         for pair in &pairs {
             pair.control.slot(0).unwrap().publish(&settings);
         }
         let lanes: [_; 2] = std::array::from_fn(|at| {
-            let lane = pairs[at].in_hand(hands[at], publishes.then_some(&served.reader));
+            let lane = pairs[at].seen_by(actors[at], publishes.then_some(&served.reader));
             if tasks { lane } else { Lane { tasks: None, ..lane } }
         });
-        // The service's own clock is the real one; looks come after it.
+        // The service uses the real clock, and the steps come after it.
         let mut now_ns = now() + 1_000_000_000;
         let mut napping = false;
         for (after_us, event) in history {
             now_ns += after_us * US;
-            happen(event, &pairs, now_ns, &served, &mut worker);
+            apply_event(event, &pairs, now_ns, &served, &mut worker);
             let steps: Vec<_> = lanes
                 .iter()
-                .zip(hands)
-                .map(|(lane, hand)| match lane.step(hand, now_ns, now_ns) {
+                .zip(actors)
+                .map(|(lane, actor)| match lane.step(actor, now_ns, now_ns) {
                     Step::Run { busy, until_ns } => Some((busy, until_ns)),
                     Step::Nap(_) => None,
                 })

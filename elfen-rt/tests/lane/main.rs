@@ -1,13 +1,12 @@
-//! Goal: a lane's steps decide by what its request lane does, and its slot says what the
-//! batch borrowed and overlapped.
-//! Method: the test is the kernel and the service: it writes a task map of its own with a simulated
-//! clock, and steps at chosen times, as a guard and as a thread that checks.
+//! Goal: a lane's steps follow the state of its request lane, and its slot counts borrowed and
+//! overlapped time. Method: the test plays the kernel and the service. It writes a task map of its
+//! own with a simulated clock, and steps at chosen times, as a guard and as a thread with checks.
 
 mod histories;
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use elfen_rt::lane::{Hand, Lane, Memory as LaneMemory};
+use elfen_rt::lane::{Actor, Lane, ServiceCache};
 use elfen_rt::memory::Memory;
 use elfen_rt::policy::Verdict::{self, Nap, Run};
 use elfen_rt::service::{Service, Worker};
@@ -28,23 +27,23 @@ fn page<S: Slot>() -> Page<S> {
     Page::format(memory, 1, 0, &[0; 32]).unwrap()
 }
 
-/// One pair with the kernel's half played by the test.
+/// One pair of lanes. The test writes the kernel's part.
 struct Pair {
     tasks: TaskMap,
     control: Page<ControlSlot>,
     lane: Page<LaneSlot>,
-    /// The guard's own.
+    /// The inputs in the guard's own memory.
     inputs: LaneInputs,
-    memory: LaneMemory,
+    service_cache: ServiceCache,
 }
 
 impl Pair {
     fn new() -> Self {
         let (control, lane) = (page::<ControlSlot>(), page::<LaneSlot>());
         lane.slot(0).unwrap().account_claim.store(CLAIM, Relaxed);
-        let (tasks, inputs, memory) =
-            (TaskMap::for_tests(2), LaneInputs::default(), LaneMemory::default());
-        let pair = Self { tasks, control, lane, inputs, memory };
+        let (tasks, inputs, service_cache) =
+            (TaskMap::for_tests(2), LaneInputs::default(), ServiceCache::default());
+        let pair = Self { tasks, control, lane, inputs, service_cache };
         pair.account(|account| account.claim.store(CLAIM, Relaxed));
         pair
     }
@@ -62,16 +61,16 @@ impl Pair {
             control: self.control.slot(0).unwrap(),
             slot: self.slot(),
             inputs: &self.slot().inputs,
-            memory: &self.memory,
+            service_cache: &self.service_cache,
         }
     }
 
-    /// The same for one that steps as this hand.
-    fn in_hand<'a>(&'a self, hand: Hand, service: Option<&'a ServiceReader>) -> Lane<'a> {
+    /// The lane as this actor sees it.
+    fn seen_by<'a>(&'a self, actor: Actor, service: Option<&'a ServiceReader>) -> Lane<'a> {
         let lane = self.with_service(service);
-        match hand {
-            Hand::Guard => Lane { inputs: &self.inputs, ..lane },
-            Hand::Check => lane,
+        match actor {
+            Actor::Guard => Lane { inputs: &self.inputs, ..lane },
+            Actor::Check => lane,
         }
     }
 
@@ -120,12 +119,12 @@ impl Pair {
         });
     }
 
-    /// A guard's turn: it takes the lane from the batch, steps, and gives it
-    /// back if the batch may run.
+    /// A poll of the guard: it takes the lane from the batch, steps, and gives the lane back if the
+    /// batch may run.
     fn guard(&self, stopped_ns: u64, now_ns: u64) -> Verdict {
         self.batch_runs(false, stopped_ns);
         let verdict =
-            self.in_hand(Hand::Guard, None).step(Hand::Guard, stopped_ns, now_ns).verdict();
+            self.seen_by(Actor::Guard, None).step(Actor::Guard, stopped_ns, now_ns).verdict();
         if verdict == Run {
             self.batch_runs(true, now_ns);
         }
@@ -133,7 +132,7 @@ impl Pair {
     }
 
     fn check(&self, now_ns: u64) -> Verdict {
-        self.lane().step(Hand::Check, now_ns, now_ns).verdict()
+        self.lane().step(Actor::Check, now_ns, now_ns).verdict()
     }
 
     /// Borrowed, overlapped, napped.
@@ -144,14 +143,14 @@ impl Pair {
 }
 
 #[test]
-fn a_check_overlaps_until_it_sees_and_naps_from_then_on() {
+fn a_batch_with_checks_overlaps_until_its_next_check() {
     let pair = Pair::new();
     pair.switch(0, 10 * US);
     pair.batch_runs(true, 100 * US);
     assert_eq!(pair.check(100 * US), Run);
     pair.switch(7, 150 * US);
     assert_eq!(pair.check(180 * US), Nap);
-    // It naps on its CPU, which to the kernel is running.
+    // The thread naps on its CPU, which the kernel counts as running.
     pair.switch(0, 400 * US);
     assert_eq!(pair.check(403 * US), Run);
     pair.lane().leave(500 * US);
@@ -163,7 +162,7 @@ fn a_check_overlaps_until_it_sees_and_naps_from_then_on() {
 }
 
 #[test]
-fn a_guard_counts_until_it_got_the_lane() {
+fn a_guard_counts_overlap_until_it_has_the_lane() {
     let pair = Pair::new();
     pair.switch(0, 10 * US);
     assert_eq!(pair.guard(90 * US, 100 * US), Run);
@@ -175,16 +174,16 @@ fn a_guard_counts_until_it_got_the_lane() {
     pair.switch(0, 400 * US);
     assert_eq!(pair.guard(403 * US, 403 * US), Run);
     pair.switch(7, 450 * US);
-    // It was on its way to the lane when the request began.
+    // The guard had already stopped the batch when the request began.
     assert_eq!(pair.guard(440 * US, 460 * US), Nap);
     assert_eq!(pair.counted()[..2], [(50 + 37) * US, 30 * US]);
     assert_eq!(pair.slot().reaction.count(), 2);
 }
 
-/// The scheduler gives a task at SCHED_IDLE a little of the lane that its guard holds, and a
-/// stranger may take the lane from both.
+/// The scheduler gives a SCHED_IDLE task a small part of the lane that the guard occupies. An
+/// unrelated task may take the lane from both.
 #[test]
-fn what_leaks_in_beside_a_guard_is_overlap_and_a_strangers_time_is_nobodys() {
+fn batch_time_next_to_a_guard_is_overlap_and_unrelated_tasks_are_not_counted() {
     let pair = Pair::new();
     pair.switch(0, 10 * US);
     pair.guard(20 * US, 20 * US);
@@ -192,13 +191,13 @@ fn what_leaks_in_beside_a_guard_is_overlap_and_a_strangers_time_is_nobodys() {
     pair.guard(110 * US, 110 * US);
     pair.batch_runs(true, 300 * US);
     pair.batch_runs(false, 304 * US);
-    // From 304 to 900 a stranger runs: the kernel counts nothing for the batch.
+    // From 304 to 900 an unrelated task runs: the kernel counts nothing for the batch.
     pair.switch(0, 900 * US);
     pair.guard(900 * US, 900 * US);
     assert_eq!(pair.counted()[..2], [80 * US, 14 * US]);
 }
 
-/// A thread that naps by itself is on its CPU, and the guard leaves it at that.
+/// A thread that naps in a check is on its CPU, and the guard does not count this time.
 #[test]
 fn a_guard_over_a_napping_thread_counts_no_overlap() {
     let pair = Pair::new();
@@ -216,10 +215,10 @@ fn a_guard_over_a_napping_thread_counts_no_overlap() {
     assert_eq!(pair.slot().naps.load(Relaxed), 1);
 }
 
-/// Between two requests the guard comes first: the thread that naps is still in its nap when the
-/// second begins.
+/// Between two requests only the guard samples: the thread is still in its nap when the second
+/// request begins.
 #[test]
-fn a_thread_that_naps_on_from_one_request_into_the_next_counts_no_overlap() {
+fn a_nap_that_continues_into_the_next_request_counts_no_overlap() {
     let pair = Pair::new();
     pair.switch(0, 10 * US);
     pair.batch_runs(true, 20 * US);
@@ -236,9 +235,9 @@ fn a_thread_that_naps_on_from_one_request_into_the_next_counts_no_overlap() {
     assert_eq!(pair.slot().naps.load(Relaxed), 1);
 }
 
-/// A thread that died in its nap does not hide for ever what the others run.
+/// A thread that died in its nap does not hide the time of other threads for ever.
 #[test]
-fn a_guard_takes_a_nap_that_outlasts_its_bound_for_over() {
+fn a_nap_that_outlasts_its_bound_counts_as_over() {
     let pair = Pair::new();
     pair.switch(7, 10 * US);
     pair.batch_runs(true, 20 * US);
@@ -253,7 +252,7 @@ fn a_guard_takes_a_nap_that_outlasts_its_bound_for_over() {
 }
 
 #[test]
-fn a_request_that_no_look_met_is_overlapped_all_the_same() {
+fn a_request_between_two_polls_is_counted_as_overlap() {
     let pair = Pair::new();
     pair.switch(0, 10 * US);
     pair.guard(100 * US, 100 * US);
@@ -264,10 +263,10 @@ fn a_request_that_no_look_met_is_overlapped_all_the_same() {
     assert_eq!(pair.slot().reaction.count(), 0);
 }
 
-/// A hypervisor can stop a CPU in the middle of its own words: nothing is counted
-/// then, and nothing is lost.
+/// A hypervisor can stop a CPU while it writes its slot. Nothing is counted then, and nothing is
+/// lost.
 #[test]
-fn a_slot_that_cannot_be_read_counts_at_the_next_look() {
+fn an_unreadable_slot_is_counted_at_the_next_step() {
     let pair = Pair::new();
     pair.switch(0, 10 * US);
     pair.guard(20 * US, 20 * US);
@@ -275,7 +274,7 @@ fn a_slot_that_cannot_be_read_counts_at_the_next_look() {
     pair.switch(0, 110 * US);
     pair.batch_runs(false, 200 * US);
     pair.request().switches_begun.fetch_add(1, Relaxed);
-    let step = |now_ns| pair.lane().step(Hand::Guard, now_ns, now_ns).verdict();
+    let step = |now_ns| pair.lane().step(Actor::Guard, now_ns, now_ns).verdict();
     assert_eq!(step(200 * US), Nap, "a lane that switches all the time is busy");
     assert_eq!(pair.counted()[..2], [0, 0]);
     pair.request().switches.fetch_add(1, Relaxed);
@@ -284,7 +283,7 @@ fn a_slot_that_cannot_be_read_counts_at_the_next_look() {
 }
 
 #[test]
-fn reaction_counts_from_idle_to_busy_and_not_from_a_switch_among_tasks() {
+fn a_reaction_counts_from_idle_to_busy_and_not_from_a_switch_between_tasks() {
     let pair = Pair::new();
     pair.switch(0, 10 * US);
     pair.check(20 * US);
@@ -295,7 +294,7 @@ fn reaction_counts_from_idle_to_busy_and_not_from_a_switch_among_tasks() {
 }
 
 #[test]
-fn looking_again_during_a_nap_is_the_same_nap() {
+fn several_checks_during_a_nap_count_one_nap() {
     let pair = Pair::new();
     pair.switch(7, 10 * US);
     for now in [20, 30, 40] {
@@ -304,23 +303,23 @@ fn looking_again_during_a_nap_is_the_same_nap() {
     pair.lane().leave(60 * US);
     assert_eq!(pair.slot().naps.load(Relaxed), 1);
     assert_eq!(pair.counted(), [0, 0, 40 * US]);
-    assert_eq!(pair.slot().reaction.count(), 0, "it never ran next to this request");
+    assert_eq!(pair.slot().reaction.count(), 0, "the batch never ran next to this request");
 }
 
 #[test]
-fn an_unknown_task_and_no_source_at_all_count_as_busy_and_an_offline_lane_does_not() {
+fn an_unknown_task_and_a_missing_task_map_count_as_busy_and_an_offline_lane_does_not() {
     let pair = Pair::new();
     pair.request().task.store(UNKNOWN, Relaxed);
     assert_eq!(pair.check(US), Nap);
     pair.set_hotplug(REQUEST_OFFLINE);
-    assert_eq!(pair.check(2 * US), Run, "it serves nobody");
+    assert_eq!(pair.check(2 * US), Run, "an offline lane serves no requests");
     pair.set_hotplug(0);
     let blind = Lane { tasks: None, ..pair.lane() };
-    assert_eq!(blind.step(Hand::Check, 3 * US, 3 * US).verdict(), Nap);
+    assert_eq!(blind.step(Actor::Check, 3 * US, 3 * US).verdict(), Nap);
 }
 
 #[test]
-fn settings_count_from_the_next_look_and_a_change_without_an_end_is_borrow_idle() {
+fn settings_apply_from_the_next_step_and_an_unfinished_change_is_borrow_idle() {
     let pair = Pair::new();
     let control = pair.control.slot(0).unwrap();
     assert_eq!(pair.lane().settings().policy, PolicyKind::BorrowIdle);
@@ -331,7 +330,7 @@ fn settings_count_from_the_next_look_and_a_change_without_an_end_is_borrow_idle(
     assert_eq!(pair.lane().settings(), Settings::BORROW_IDLE);
 }
 
-/// A service under a name of the test's own.
+/// A service with a name that no other test uses.
 struct Served {
     service: Service,
     reader: ServiceReader,
@@ -351,11 +350,10 @@ impl Served {
     }
 }
 
-/// Goal: the slot that stands for a lane is found whenever a service claims it, and
-/// wherever. Method: a service that warms up after the first look, and then comes again with
-/// its lanes in another order.
+/// Goal: a lane's slot is found whenever a service claims it, and at any index. Method: a service
+/// that claims its lanes after the first step, and later claims them again in another order.
 #[test]
-fn a_services_slot_is_found_at_each_look() {
+fn a_services_slot_is_looked_up_at_each_step() {
     let pair = Pair::new();
     let served = Served::new("late", 2);
     let lane = pair.with_service(Some(&served.reader));
@@ -367,25 +365,25 @@ fn a_services_slot_is_found_at_each_look() {
     let mut now_ns = 0;
     let mut step = || {
         now_ns += 100 * US;
-        lane.step(Hand::Guard, now_ns, now_ns).verdict()
+        lane.step(Actor::Guard, now_ns, now_ns).verdict()
     };
     pair.switch(0, 1);
     assert_eq!(
         lane.service(now()).map(|slot| slot.cpu.load(Relaxed)),
         None,
-        "CPU 0 is nobody's yet"
+        "no slot is claimed for CPU 0 yet"
     );
     let (first, mut other) = (served.claim(0, REQUEST), served.claim(1, 9));
     assert_eq!(step(), Run);
     drop(first);
     other.begin(3);
-    assert_eq!(step(), Run, "another lane's request is not this one's");
+    assert_eq!(step(), Run, "the request belongs to another lane");
     drop(other);
     let (mut ours, _other) = (served.claim(1, REQUEST), served.claim(0, 9));
     assert_eq!(step(), Run);
     ours.begin(4);
     pair.switch(7, 350 * US);
-    assert_eq!(step(), Run, "its request has a budget");
+    assert_eq!(step(), Run, "the lane's request has a budget");
     assert_eq!(pair.slot().inputs.policy_state[3].load(Relaxed), 4);
 }
 
@@ -399,11 +397,11 @@ fn a_lane_that_the_service_does_not_serve_is_lent() {
     let pair = Pair::new();
     let served = Served::new("one-lane", 1);
     let alone = Lane { tasks: None, ..pair.with_service(Some(&served.reader)) };
-    let step = || alone.step(Hand::Guard, now(), now()).verdict();
+    let step = || alone.step(Actor::Guard, now(), now()).verdict();
     assert_eq!(step(), Run);
     let mut worker = served.claim(0, REQUEST);
     assert_eq!(step(), Run);
     worker.begin(1);
     assert_eq!(step(), Nap);
-    assert_eq!(pair.counted()[..2], [0, 0], "nobody measures, and nothing is guessed");
+    assert_eq!(pair.counted()[..2], [0, 0], "without a task map nothing is counted");
 }

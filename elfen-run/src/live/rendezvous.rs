@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use elfen_rt::clock::{monotonic_ns, nanos};
-use elfen_rt::nap::block::ring;
+use elfen_rt::nap::block::ring_doorbell;
 
 use crate::channels::Channels;
 use elfen_machine::placement::{take_guard_rank, take_realtime_rank};
@@ -117,7 +117,7 @@ impl Rendezvous {
             return;
         }
         let Some(State { number, .. }) = self.step(|state| state.call(lanes)) else { return };
-        channels.lanes().slots().for_each(|slot| ring(&slot.bell));
+        channels.lanes().slots().for_each(|slot| ring_doorbell(&slot.doorbell));
         let end_ns = monotonic_ns() + nanos(2 * self.patience);
         while self.state().is_active(number) {
             wait();

@@ -134,12 +134,12 @@ impl SiteProbe {
         let slot = lane.slot;
         let is_due = self.saw_request && self.schedule.is_due(monotonic_ns());
         let probe = is_due.then(|| {
-            slot.drill.store(1, Relaxed);
+            slot.probe.store(1, Relaxed);
             Probe { at_ns: monotonic_ns(), at_tsc: tsc() }
         });
         let rung = self.wait_for_doorbell(lane, if probe.is_some() { PROBE_TIME } else { at_most });
         let now_ns = monotonic_ns();
-        let noted = self.notes.before(lane.batch_cpu, self.own_task);
+        let noted = self.notes.preempted_by(lane.batch_cpu, self.own_task);
         let noted = noted.filter(|noted| noted.process != std::process::id());
         if let Some(probe) = probe {
             self.judge_probe(slot, words, probe, noted, now_ns);
@@ -161,7 +161,7 @@ impl SiteProbe {
         noted: Option<Preempted>,
         now_ns: u64,
     ) {
-        if slot.drill.swap(0, Acquire) == 0 {
+        if slot.probe.swap(0, Acquire) == 0 {
             let ticks = slot.answer_tsc.load(Relaxed).saturating_sub(probe.at_tsc);
             let all = tsc().saturating_sub(probe.at_tsc).max(1);
             let gap = u128::from(ticks) * u128::from(now_ns - probe.at_ns) / u128::from(all);
@@ -217,7 +217,7 @@ impl SiteProbe {
         if take_realtime_rank().is_err() {
             return Some(Outcome::Refused);
         }
-        let stood = lanes.iter().next().and_then(|cpu| self.notes.before(cpu, self.own_task));
+        let stood = lanes.iter().next().and_then(|cpu| self.notes.preempted_by(cpu, self.own_task));
         let stood = stood.filter(|noted| noted.process == change.process && !noted.in_kernel);
         let is_clear = change.is_clear(stood.map(|noted| (noted.thread, noted.ip)));
         let outcome = is_clear.then(|| write(change, lanes));
@@ -231,7 +231,7 @@ impl SiteProbe {
 
     /// Waits on the doorbell. Returns whether a check rang.
     fn wait_for_doorbell(&self, lane: &Lane<'_>, at_most: Duration) -> bool {
-        let bell = &lane.slot.bell;
+        let bell = &lane.slot.doorbell;
         // SeqCst: before the reads below. A check that finds a request, or a planner that calls,
         // after these reads finds the doorbell armed.
         bell.store(ASLEEP, SeqCst);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output;
-use elfen_rt::count::{self, Lacks};
+use elfen_rt::count::{self, CountError};
 
 use crate::symbols::{Saying, Symbols};
 
@@ -56,7 +56,7 @@ pub(super) fn order(
 pub(super) fn lacking() -> Option<(String, &'static str)> {
     match count::probe() {
         Ok(()) => None,
-        Err(Lacks::Open(error)) => {
+        Err(CountError::Open(error)) => {
             let why = io::Error::from_raw_os_error(error);
             Some(match error {
                 libc::EACCES | libc::EPERM => (
@@ -69,7 +69,7 @@ pub(super) fn lacking() -> Option<(String, &'static str)> {
                 ),
             })
         }
-        Err(Lacks::Read) => Some((
+        Err(CountError::Read) => Some((
             "counters may not be read by the thread itself (rdpmc)".to_owned(),
             "as root: `echo 1 > /sys/bus/event_source/devices/cpu/rdpmc`",
         )),

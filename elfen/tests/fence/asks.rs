@@ -76,7 +76,7 @@ fn a_fence_may_be_named_like_a_new_file() {
 /// A connection that says nothing.
 fn silent(fenced: &Fenced) -> OwnedFd {
     let path = fenced.run_dir().join("elfend.sock");
-    let (address, length) = pages::address(path.as_os_str().as_bytes()).unwrap();
+    let (address, length) = pages::socket_address(path.as_os_str().as_bytes()).unwrap();
     // SAFETY: socket takes numbers.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0);

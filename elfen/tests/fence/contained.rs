@@ -63,7 +63,8 @@ fn contained_programs_are_given_their_pages() {
 /// before that, and saw the lane after.
 fn reactions(fenced: &Fenced, checked: &Checked) -> String {
     let socket = fenced.run_dir().join("elfend.sock");
-    let tasks = pages::ask(socket.as_os_str().as_bytes(), Access::Read).unwrap().tasks.unwrap();
+    let tasks =
+        pages::request_pages(socket.as_os_str().as_bytes(), Access::Read).unwrap().tasks.unwrap();
     let requests = || {
         let mut lane = nix::sched::CpuSet::new();
         lane.set(0).unwrap();

@@ -108,7 +108,7 @@ fn members_are_given_the_task_map() {
     assert!(said.contains("borrowed") && !said.contains("is not counted"), "{said}");
     // What it was handed lets it claim no account itself.
     let socket = fenced.run_dir().join("elfend.sock");
-    let map = elfen_rt::pages::tasks(socket.as_os_str().as_bytes()).unwrap();
+    let map = elfen_rt::pages::request_task_map(socket.as_os_str().as_bytes()).unwrap();
     assert!(map.renew(0) && map.claim(1, 0, Claim::of_program(1), |_| true).is_none());
     let (status, said) = as_nobody(&fenced, &dry);
     assert!(status == Some(1) && said.contains("member of group elfen"), "{status:?} {said}");

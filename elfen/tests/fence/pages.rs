@@ -92,7 +92,7 @@ fn end(mut child: Child) {
 /// What elfend hands out, as root gets it.
 pub(crate) fn handed(fenced: &Fenced) -> Pages {
     let socket = fenced.run_dir().join("elfend.sock");
-    let answer = pages::ask(socket.as_os_str().as_bytes(), Access::Read).unwrap();
+    let answer = pages::request_pages(socket.as_os_str().as_bytes(), Access::Read).unwrap();
     answer.pages.into_iter().flatten().next().unwrap()
 }
 
@@ -230,7 +230,7 @@ fn settings_are_each_services_own() {
     fs::write(fenced.settings_file(), usual.replacen("[[fence]]", other, 1)).unwrap();
     fenced.restart();
     let socket = fenced.run_dir().join("elfend.sock");
-    let answer = pages::ask(socket.as_os_str().as_bytes(), Access::Read).unwrap();
+    let answer = pages::request_pages(socket.as_os_str().as_bytes(), Access::Read).unwrap();
     let budgets = || {
         let pages = answer.pages.iter().flatten();
         let settings = pages.map(|pages| pages.control.slot(0).unwrap().settings().unwrap().1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What the device refuses, and to whom: arguments, order of calls, module parameters, permissions,
- * 32-bit callers.
+ * Refusals of the device: arguments, order of calls, module parameters, permissions. Also 32-bit
+ * callers.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -21,8 +21,8 @@
 #define REFUSED(call, error) CHECK((call) == -1 && errno == (error))
 
 /*
- * Goal: the version comes first, and no other one passes. Method: every call before it, then a
- * version unknown.
+ * Goal: NANONAP_VERSION comes first, and other versions are refused. Method: every call before it,
+ * then an unknown version.
  */
 static verdict version_first(void)
 {
@@ -37,7 +37,7 @@ static verdict version_first(void)
 	REFUSED(ioctl(fd, NANONAP_WATCH, &watch), EPROTO);
 	REFUSED(ioctl(fd, NANONAP_STATS, &stats), EPROTO);
 	REFUSED(ioctl(fd, NANONAP_VERSION, &version), EPROTO);
-	CHECK(version.version == NANONAP_ABI); /* it says what it speaks */
+	CHECK(version.version == NANONAP_ABI); /* the module's own */
 	REFUSED(ioctl(fd, NANONAP_STATS, &stats), EPROTO);
 	REFUSED(ioctl(fd, NANONAP_VERSION, NULL), EFAULT);
 	CHECK(!ioctl(fd, NANONAP_VERSION, &version));
@@ -90,7 +90,7 @@ static verdict refused(void)
 }
 
 /*
- * Goal: a 32-bit program is served alike. Method: the 32-bit system call entry, with everything
+ * Goal: the calls work for a 32-bit program. Method: the 32-bit system call entry, with all memory
  * below 4 GiB.
  */
 static verdict compat(void)
@@ -127,7 +127,7 @@ static verdict compat(void)
 	return NULL;
 }
 
-/* Whether a process without privileges can open the device, as itself or as a member of a group. */
+/* Whether an unprivileged process in this group can open the device. */
 static bool opens(gid_t group)
 {
 	pid_t child = fork();
@@ -141,8 +141,8 @@ static bool opens(gid_t group)
 }
 
 /*
- * Goal: root and one group, no other user. Method: the mode, and a user without privileges inside
- * and outside the group.
+ * Goal: only root and one group can open the device. Method: the mode, and an unprivileged user
+ * inside and outside of the group.
  */
 static verdict permissions(void)
 {
@@ -158,8 +158,8 @@ static verdict permissions(void)
 }
 
 /*
- * Goal: parameters that cannot be are refused at load. Method: each of them; then lanes by hand, in
- * one direction.
+ * Goal: invalid parameters are refused at load. Method: invalid values; then pairs by hand, in one
+ * direction and in both.
  */
 static verdict parameters(void)
 {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A machine without MWAIT and without siblings, and without a tracer that has sched_switch enabled
- * already.
+ * A machine without MWAIT and without siblings, where no tracer has enabled sched_switch before.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -12,7 +11,8 @@
 #include <unistd.h>
 
 /*
- * Goal: no MWAIT, no nap; the map works all the same. Method: naps as the product loads by default.
+ * Goal: without MWAIT, naps are refused and the map works. Method: the module with its default
+ * parameters.
  */
 static verdict no_mwait(void)
 {
@@ -38,8 +38,8 @@ static verdict no_mwait(void)
 }
 
 /*
- * Goal: without siblings there is no lane to nap for. Method: every CPU for every other, with a way
- * to wait.
+ * Goal: without siblings, naps are refused. Method: a nap on each CPU for the other one, with
+ * wait=spin.
  */
 static verdict no_siblings(void)
 {
@@ -56,8 +56,8 @@ static verdict no_siblings(void)
 }
 
 /*
- * Goal: lanes named by hand wake each other where the topology shows none. Method: 300 naps that
- * end by idleness.
+ * Goal: pairs from the parameter wake each other where the topology shows none. Method: 300 naps
+ * that end because the request lane idles.
  */
 static verdict by_hand(void)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The `elfen` command against the module, if kernel/vm/run was given one. */
+/* Tests the `elfen` command with the module, if kernel/vm/run was given the command. */
 #define _GNU_SOURCE
 #include "harness.h"
 #include "elfen.h"
@@ -38,7 +38,7 @@ int output_of(char *const words[], char *text, size_t bytes)
 	return status;
 }
 
-/* How often something was measured: the number after `"n": ` behind `key` of the device's entry. */
+/* How many measurements there are: the number after `"n": ` and `key` in the device's entry. */
 static long measured(const char *json, const char *key)
 {
 	const char *at = strstr(json, "\"nap\": \"device\"");
@@ -50,8 +50,8 @@ static long measured(const char *json, const char *key)
 
 /*
  * Goal: the Rust side naps through the device, and measures every nap that the request lane ended,
- * however late its host lets the batch lane wake up. Method: `elfen lab bench nap`, beside what the
- * module counted.
+ * even if the host delays the batch lane's wake-up. Method: `elfen lab bench nap`, compared with the
+ * module's counts.
  */
 static verdict bench_nap(void)
 {
@@ -68,18 +68,18 @@ static verdict bench_nap(void)
 	CHECK(strstr(text, "\"auto\": \"device\""));
 	CHECK(!ioctl(fd, NANONAP_STATS, &stats) && stats.naps >= 50);
 	woken = stats.woke[NANONAP_WOKE_IDLE];
-	/* A thread of the kernel's may run on the request lane before the batch lane has looked. */
+	/* A kernel thread may run on the request lane before the batch lane has checked it. */
 	if (measured(text, "\"wake_cycles\": {") < woken * 9 / 10)
 		return because("%ld wake-ups measured of %ld", measured(text, "\"wake_cycles\": {"),
 			       woken);
-	/* The others ended for the scheduler, or by their bound where the host forgot this lane. */
+	/* Other naps ended for the scheduler, or by their bound if the host delayed this lane. */
 	if (woken * 2 < (long)stats.naps)
 		return because("the request lane ended %ld naps of %llu", woken,
 			       (unsigned long long)stats.naps);
 	return NULL;
 }
 
-/* A request lane that is busy and idle in turns, until it is told to end. */
+/* A request lane that is alternately busy and idle, until the word is set. */
 static void *take_turns(void *told)
 {
 	struct lane_thread lane;
@@ -101,9 +101,9 @@ long number_of(const char *json, const char *key)
 }
 
 /*
- * Goal: a batch borrows by the module alone: its task map tells when, its naps hold the
- * lane. Method: `elfen run` of a program without checks, beside a request lane that works
- * in turns; its own report.
+ * Goal: a batch borrows with the module only: with its task map and its naps. Method: `elfen run`
+ * of a program without checks, next to a request lane that is alternately busy and idle; the run's
+ * report.
  */
 static verdict run_by_module(void)
 {
@@ -128,14 +128,14 @@ static verdict run_by_module(void)
 	CHECK(number_of(report, "\"naps\": ") > 0);
 	CHECK(number_of(report, "\"request_busy_ns\": ") > 0);
 	CHECK(number_of(report, "\"napped_ns\": ") > 0);
-	/* The module keeps no account of the batch's own tasks, and nothing is guessed. */
+	/* The module keeps no account of the batch's tasks, so borrowed time is unknown. */
 	CHECK(strstr(report, "\"borrowed_ns\": null"));
 	return NULL;
 }
 
 /*
- * Goal: lanes that the module has not tied are not napped on by it: to ask for that is refused, and
- * by itself a run takes another nap. Method: a module that has tied the pair the other way round.
+ * Goal: on lanes that the module has not tied, `--nap device` is refused, and `--nap auto` chooses
+ * another nap. Method: a module that has tied the pair in the other direction.
  */
 static verdict run_untied(void)
 {
@@ -156,7 +156,7 @@ static verdict run_untied(void)
 
 #define REQUESTS 40
 
-/* Requests of a millisecond, each a millisecond after the one before; `done` counts them. */
+/* Serves requests of 1 ms with pauses of 1 ms. `done` counts them. */
 static void serve(uint64_t *done)
 {
 	struct elfen_service service;
@@ -180,8 +180,9 @@ static void serve(uint64_t *done)
 }
 
 /*
- * Goal: what a user types works as it stands: the machine's pair, the one service that publishes,
- * and a budget from its requests. Method: that, on a machine of one core beside such a service.
+ * Goal: `elfen run` works without options: it finds the machine's pair and the publishing service,
+ * and computes a budget from its requests. Method: the command, on a machine with one core and one
+ * such service.
  */
 static verdict run_as_typed(void)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Fences where all cgroups are of version 2, and CPUs come and go: `elfend`, two pairs of lanes,
- * and batches that are put into the fence by writing its cgroup.procs, as an engine does.
+ * Fences with cgroups of version 2 and CPU hotplug: `elfend`, two pairs of lanes, and batches that
+ * are put into the fence by writing its cgroup.procs, like a container engine does.
  *
- * Shares are printed on the guest's console. How long things take says nothing here.
+ * Shares are printed on the guest's console. Durations on an emulated machine mean nothing.
  */
 #define _GNU_SOURCE
 #include "fenced.h"
@@ -23,10 +23,10 @@
 
 #define BATCHES 2
 
-/* A machine that is emulated, beside another one. */
+/* Long enough for an emulated machine next to another one. */
 #define PATIENCE_NS (60000 * MS)
 
-/* On lane 3 alone, which has its memory on the other node. */
+/* Only lane 3, whose memory is on the other node. */
 #define FAR "lanes = \"3\"\n"
 
 static char said[262144];
@@ -89,7 +89,7 @@ void set_up(const char *settings)
 	mkdir(CGROUPS, 0755);
 	mount("cgroup2", CGROUPS, "cgroup2", 0, NULL);
 	mkdir(CGROUPS "/home", 0755);
-	/* It has no controllers of its own, as a service has none unless somebody asks for them. */
+	/* This cgroup has no controllers, like a unit that requests none. */
 	mkdir(CGROUPS "/home/elfend", 0755);
 	mkdir("/etc", 0755);
 	make_file("/etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n");
@@ -128,7 +128,7 @@ pid_t spin_in(const char *cgroup)
 		;
 }
 
-/* How long a process has run, by the scheduler's account. */
+/* The run time of a process, by the scheduler's account. */
 static uint64_t ran_ns(pid_t process)
 {
 	char path[64], text[128];
@@ -174,9 +174,9 @@ void end(pid_t process)
 }
 
 /*
- * Goal: what is in the fence borrows, and gets next to nothing of held lanes, on its lanes alone,
- * whatever its nice value; what it had is counted. Method: the scheduler's account of two batches;
- * and the same beside the fence, so that the test can fail.
+ * Goal: tasks in the fence run only on its lanes, and get next to nothing of held lanes, whatever
+ * their nice value. Their time is counted. Method: the scheduler's account of two batches. So that
+ * the test can fail, the same outside of the fence.
  */
 static verdict held(void)
 {
@@ -203,7 +203,7 @@ static verdict held(void)
 		lane_thread_busy(&lanes[at], 0);
 	}
 	beside = share_of(batches, BATCHES, "of held lanes");
-	/* The host of an emulated machine has fewer CPUs than that may have. */
+	/* The host may have fewer CPUs than the emulated machine, hence the low limit. */
 	if (alone < 150 || beside > 30)
 		return because("%ld per mille alone, %ld beside requests", alone, beside);
 	mkdir(CGROUPS "/beside", 0755);
@@ -222,8 +222,9 @@ static verdict held(void)
 }
 
 /*
- * Goal: what others set is set again; what is not elfend's to change stops the fence, until it is
- * right. Method: a hand that writes what only version 2 has, and what both have.
+ * Goal: elfend restores settings that another process changes. What elfend must not change itself
+ * freezes the fence until it is correct again. Method: write the settings that only version 2 has,
+ * and those that both versions have.
  */
 static verdict promises(void)
 {
@@ -251,7 +252,7 @@ static verdict promises(void)
 	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS));
 	CHECK(strstr(said, "\"promise\": \"rank\"") && strstr(said, "\"promise\": \"place\""));
 
-	/* One that runs would have the kernel complain of its class. */
+	/* A sleeping task, because the kernel would warn about a running one of this class. */
 	sleeper = fork();
 	if (!sleeper) {
 		put_into("fence");
@@ -266,7 +267,7 @@ static verdict promises(void)
 	CHECK(says("other than root may write") && becomes("cgroup.freeze", "1"));
 	CHECK(!chown(FENCE "/cgroup.procs", 0, 0) && says(RUNS));
 
-	/* Its threads could be in several cgroups. */
+	/* In a threaded cgroup, threads of a process could be in several cgroups. */
 	CHECK(!mkdir(FENCE "/threads", 0755));
 	write_text(FENCE "/threads/cgroup.type", "threaded");
 	CHECK(becomes("cgroup.freeze", "1") && says("threaded"));
@@ -276,8 +277,9 @@ static verdict promises(void)
 }
 
 /*
- * With elfend, the guards' rounds and this test on the one lane that nobody spins on: the slower
- * the host, the more these take of it. A lane that is held has 30 at most.
+ * Waits until a batch has at least 150 per mille of a lane. elfend, the guards and this test run on
+ * the one lane without a spinning thread, and take more of it the slower the host is. On a held
+ * lane a batch has at most 30.
  */
 static verdict borrows(pid_t batch, const char *when)
 {
@@ -301,8 +303,8 @@ static verdict set_online(int cpu, bool online)
 }
 
 /*
- * Goal: what is on one node's lane has that node's memory, also while its lane is away, and all
- * memory again once it is let go. Method: a fence on one of two nodes; a hand that gives it both.
+ * Goal: tasks on the lane of one node have that node's memory, also while the lane is offline, and
+ * all memory after a release. Method: a fence on one of two nodes; another process gives it both.
  */
 static verdict memory(void)
 {
@@ -335,9 +337,9 @@ static verdict memory(void)
 }
 
 /*
- * Goal: a fence goes on with the lanes that are left, stands still without any, and runs again when
- * one is back; a request lane that is off is no busy one, and is one again when it is back. Method:
- * lanes taken away, one after the other, then in random order.
+ * Goal: a fence runs on the lanes that are online, is frozen without any, and runs again when one
+ * is back. An offline request lane counts as idle, and as busy again when it is back and busy.
+ * Method: lanes are taken offline one after the other, then in random order.
  */
 static verdict hotplug(void)
 {
@@ -369,7 +371,10 @@ static verdict hotplug(void)
 		return why;
 	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS) && runs_on(batch));
 
-	/* On CPU 3, which is lent by a request lane that is off; CPU 1 is by one that is busy. */
+	/*
+	 * The batch runs on CPU 3, whose request lane is offline. The request lane of CPU 1 is
+	 * busy.
+	 */
 	if ((why = set_online(2, false)))
 		return why;
 	lane_thread_start(&lanes[0], 0);
@@ -382,7 +387,7 @@ static verdict hotplug(void)
 		return why;
 	lane_thread_start(&lanes[1], 2);
 	lane_thread_busy(&lanes[1], 0);
-	/* Where the host is busy, a guard comes late. */
+	/* On a busy host, a guard runs late. */
 	for (share = 1000, round = 0; round < 5 && share > 30; round++)
 		share = share_of(&batch, 1, "with it back and busy");
 	if (share > 30)
@@ -408,7 +413,7 @@ static verdict hotplug(void)
 
 #define BOMB "200"
 
-/* What it takes to freeze that many, where CPUs are emulated, may be longer than it waits. */
+/* On emulated CPUs, freezing so large a cgroup may take longer than `elfen pause` waits. */
 static int pause_all(void)
 {
 	char *const pause[] = { "/elfen", "pause", NULL };
@@ -419,7 +424,7 @@ static int pause_all(void)
 	return status;
 }
 
-/* Forks until it may not, and tries again. */
+/* Forks for ever; where that fails, tries again. */
 static void fork_on(void)
 {
 	for (;;)
@@ -428,8 +433,8 @@ static void fork_on(void)
 }
 
 /*
- * Goal: the kill switch works against a crowd that only grows. Method: a fork bomb, as large as a
- * unit's TasksMax lets it grow; the request lane answers meanwhile, and all of it can be killed.
+ * Goal: `elfen pause` stops a fork bomb. Method: a fork bomb that reaches the limit of its cgroup.
+ * The request lane responds meanwhile, and all processes can be killed.
  */
 static verdict crowd(void)
 {
@@ -441,7 +446,7 @@ static verdict crowd(void)
 		return why;
 	write_text(FENCE "/pids.max", BOMB);
 	if (!fork()) {
-		/* Not of the test's group of processes any more, which ends with it. */
+		/* Moved to the fence, where it grows. */
 		put_into("fence");
 		fork_on();
 	}

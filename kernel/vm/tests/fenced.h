@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What tests of fences share: elfend, the fence that it holds, and batches in it. fence.c has them.
+ * Shared by the tests of fences: elfend, its fence, and batches in the fence. Defined in fence.c.
  */
 #ifndef FENCED_H
 #define FENCED_H
@@ -20,16 +20,16 @@
 	"name = \"batch\"\n"                                                                      \
 	"cgroup = \"fence\"\n"
 
-void set_up(const char *settings);        /* cgroups of version 2, and what a daemon reads */
-verdict start_with(const char *settings); /* the daemon beside its fences, until one runs */
-bool says(const char *what);              /* once `elfen status` says this of a fence */
-bool becomes(const char *name, const char *value); /* a file of the fence's, in time */
-const char *fence_file(const char *name); /* what it holds, without the end of its line */
-pid_t spin_in(const char *cgroup);        /* at nice -20 */
-bool runs_on(pid_t process);
+void set_up(const char *settings);        /* mounts cgroups of version 2, writes the settings */
+verdict start_with(const char *settings); /* starts the daemon, waits until a fence runs */
+bool says(const char *what);              /* waits until `elfen status` prints this */
+bool becomes(const char *name, const char *value); /* waits for a file of the fence */
+const char *fence_file(const char *name); /* a file's contents without the newline */
+pid_t spin_in(const char *cgroup);        /* starts a spinning process at nice -20 */
+bool runs_on(pid_t process);              /* waits until the process has run for 20 ms */
 void end(pid_t process);
 
-/* What processes get of as many lanes, per mille, for a while; printed. */
+/* Measures and prints the processes' share of this many lanes, per mille. */
 long share_of(const pid_t *processes, int count, const char *when);
 
 #endif /* FENCED_H */

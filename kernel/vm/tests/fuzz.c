@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Random calls from several threads and processes at once. The verdict is the kernel's: no warning
- * (main.c looks), and afterwards the device works and holds nothing back.
+ * Random calls from several threads and processes at once. Passes if the kernel prints no warning
+ * (main.c checks this), and if the device works afterwards and has leaked nothing.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -23,7 +23,7 @@
 
 static uint64_t end_ns;
 static int files[8];
-static char *edge; /* the last byte before memory that is not there */
+static char *edge; /* the end of mapped memory */
 static uint64_t calls, accepted;
 
 static uint64_t random_word(void)
@@ -54,7 +54,7 @@ static unsigned long random_command(void)
 	}
 }
 
-/* A structure that a call may like: mostly small numbers, so that many pass the checks. */
+/* Fills a structure, mostly with small numbers, so that many calls pass the checks. */
 static void fill(uint64_t *words, int count)
 {
 	int i;
@@ -73,7 +73,7 @@ static unsigned long random_pointer(uint64_t *words)
 	case 1:
 		return 0xffff800000000000UL + random_word();
 	case 2:
-		return (unsigned long)(edge - random_below(100)); /* partly there */
+		return (unsigned long)(edge - random_below(100)); /* partly mapped */
 	case 3:
 		return (unsigned long)&random_command; /* not writable */
 	case 4:
@@ -97,7 +97,7 @@ static void map_something(int fd)
 		(void)*byte;
 	mprotect(page, bytes, random_below(8));
 	madvise(page, bytes, random_below(26));
-	/* Wherever it went: never more than was mapped. */
+	/* Unmaps no more than was mapped. */
 	munmap(page, bytes);
 }
 
@@ -112,7 +112,7 @@ static void *makes_calls(void *argument)
 		int fd;
 
 		switch (random_below(64)) {
-		case 0: /* others may be inside a call on it */
+		case 0: /* other threads may be inside a call on this file */
 			fd = open("/dev/nanonap", random_below(3) | O_CLOEXEC);
 			fd = __atomic_exchange_n(file, fd, __ATOMIC_SEQ_CST);
 			close(fd);
@@ -135,7 +135,7 @@ static void *makes_calls(void *argument)
 	return NULL;
 }
 
-/* A process that does the same and is killed at any moment. */
+/* Starts a process that makes the same calls, and kills it at a random moment. */
 static void be_killed(void)
 {
 	pid_t child = fork();
@@ -176,7 +176,7 @@ static verdict fuzz(void)
 	printf("note: %llu calls, %llu of them accepted\n", (unsigned long long)calls,
 	       (unsigned long long)accepted);
 	CHECK(calls > 1000 && accepted > calls / 100);
-	/* No file watches a CPU any more, naps work, and nothing keeps the module but this file. */
+	/* No file watches a CPU any more, naps work, and only this file holds the module. */
 	fd = open_device();
 	slots = map_slots(fd);
 	for (i = 0; i < 2; i++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The device, the map and pinned threads, as every test needs them. What cannot fail in a sound
- * guest exits here.
+ * The device, the map and pinned threads, for every test. Failures that a working guest cannot have
+ * end the test here.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -228,8 +228,8 @@ void lane_thread_start(struct lane_thread *lane, int cpu)
 }
 
 /*
- * Its slot does not say so: a wake-up that meets the thread on its way to sleep leaves its task
- * there for a moment, and the idle task comes after.
+ * Waits for `begun` and not for the thread's slot. If a wake-up comes while the thread goes to
+ * sleep, the slot holds its task for a moment before the round, and then the idle task.
  */
 void lane_thread_await(const struct lane_thread *lane)
 {
@@ -244,7 +244,7 @@ bool lane_thread_finished(const struct lane_thread *lane)
 
 void lane_thread_busy(struct lane_thread *lane, uint64_t round_ns)
 {
-	/* The last round is over: the thread reads none of these now. */
+	/* The last round is over, so the thread does not read these words now. */
 	while (!lane_thread_finished(lane))
 		sched_yield();
 	lane->round_ns = round_ns;

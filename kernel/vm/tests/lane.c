@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What the lane's other threads get while one naps: nothing during the nap, their share over time.
+ * The lane's other threads do not run during a nap, and get their share of time over several naps.
  *
- * A nap is seen from outside the module: its timer is started first and cancelled last with
- * preemption off, if it does not expire, and that is in the kernel's own trace, next to the context
- * switches.
+ * Naps are observed in the kernel's trace, next to the context switches: with preemption off, a nap
+ * first starts its timer, and last cancels it unless it has expired.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -57,7 +56,7 @@ static void *wakes_often(void *argument)
 	return NULL;
 }
 
-/* The word after `key` in a line of the trace; the length that fits is compared. */
+/* Reads the word after `key` in a line of the trace, cut to the buffer's length. */
 static bool word_after(const char *line, const char *key, char *word)
 {
 	const char *at = strstr(line, key);
@@ -94,8 +93,8 @@ static struct trace_counts read_trace(void)
 }
 
 /*
- * The lane of a napper for half a second, with a rival that wakes on it every 0.4 ms, as the kernel
- * traced it.
+ * Traces the lane of a napping thread for half a second, while another thread wakes on the lane
+ * every 0.4 ms.
  */
 static struct trace_counts traced_lane(void)
 {
@@ -125,8 +124,8 @@ static struct trace_counts traced_lane(void)
 }
 
 /*
- * Goal: nothing else runs on the lane during a nap. Method: no switch between the start and the end
- * of any nap.
+ * Goal: no other thread runs on the lane during a nap. Method: no switch is traced between the
+ * start and the end of any nap.
  */
 static verdict kept(void)
 {
@@ -158,9 +157,9 @@ static void *spins(void *argument)
 }
 
 /*
- * Goal: time slices end on time: a napping thread does not starve its lane. Method: one thread naps
- * all the time, one spins on the same lane; when they have used 1.5 s together, each has at least a
- * quarter.
+ * Goal: time slices end on time, so a napping thread does not starve its lane. Method: one thread
+ * naps all the time, another spins on the same lane. When they have used 1.5 s together, each has
+ * had at least a quarter.
  */
 static verdict slices(void)
 {

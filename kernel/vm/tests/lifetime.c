@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Ends of all kinds, while threads nap: of the process, of the CPU, of the module. Nothing hangs,
- * nothing leaks.
+ * The end of a process, a CPU or the module while threads nap: nothing hangs and nothing leaks.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -18,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A process that naps on `batch` for ever; it never sees the request lane idle between two naps. */
+/* Starts a process that naps on `batch` for ever, without checking the lane between two naps. */
 static pid_t napping_process(unsigned int request, int batch)
 {
 	pid_t child = fork();
@@ -43,8 +42,8 @@ static uint64_t naps_so_far(int fd, unsigned int cpu)
 }
 
 /*
- * Goal: a process can be killed in its nap. Method: 100 times, at a random moment; each is gone,
- * and naps still work.
+ * Goal: a process can be killed in its nap. Method: 100 processes, each killed at a random moment.
+ * All of them end, and naps still work.
  */
 static verdict killed(void)
 {
@@ -68,8 +67,8 @@ static verdict killed(void)
 }
 
 /*
- * Goal: SIGSTOP and SIGCONT work in a nap. Method: 100 rounds; a stopped process naps no more, a
- * continued one does.
+ * Goal: SIGSTOP and SIGCONT work in a nap. Method: 100 rounds. A stopped process does not nap, and
+ * a continued process does.
  */
 static verdict stopped(void)
 {
@@ -100,7 +99,7 @@ static verdict stopped(void)
 
 /*
  * Goal: a batch lane can be taken down while a thread naps on it. Method: 8 rounds of CPU 1 down
- * and up; a thread that was moved is told so (ENXIO), and it naps again when the lane is back.
+ * and up. A nap on another CPU fails with ENXIO, and naps work again when the lane is back.
  */
 static verdict batch_lane_goes(void)
 {
@@ -131,7 +130,7 @@ static verdict batch_lane_goes(void)
 
 /*
  * Goal: a request lane can be taken down while its batch lane naps. Method: 8 rounds of CPU 1 down
- * and up, naps on CPU 0; a lane that is gone is idle, so its batch thread runs.
+ * and up, with naps on CPU 0. An offline lane is idle, so the batch thread runs.
  */
 static verdict request_lane_goes(void)
 {
@@ -162,9 +161,8 @@ static verdict request_lane_goes(void)
 #define SUSPENDS "/sys/power/suspend_stats/success"
 
 /*
- * Goal: suspend and resume, with a thread in its nap. Method: the machine sleeps to memory and its
- * clock wakes it: all threads frozen, CPU 1 down, and back. The lane naps on, whichever thread it
- * was.
+ * Goal: suspend and resume work during a nap. Method: the machine suspends to memory, which freezes
+ * all threads and takes CPU 1 down. Its clock wakes it, and naps continue afterwards.
  */
 static verdict suspended(void)
 {
@@ -195,9 +193,9 @@ static verdict suspended(void)
 }
 
 /*
- * Goal: the module stays while a thread, a file or a mapping needs it, and goes when none does.
- * Method: unload against a thread that naps, against an open file, against a mapping alone whose
- * file is closed, and against nothing.
+ * Goal: the module cannot be unloaded while a thread, a file or a mapping needs it. Method: unload
+ * it during a nap, with an open file, with only a mapping whose file is closed, and with none of
+ * these.
  */
 static verdict unloading(void)
 {
@@ -233,8 +231,8 @@ static verdict unloading(void)
 }
 
 /*
- * Goal: loading and unloading leaves nothing behind. Method: 10 rounds under a storm of switches,
- * then what is left.
+ * Goal: loading and unloading leaves nothing behind. Method: 10 rounds during many switches, then a
+ * search for remaining memory.
  */
 static verdict reloading(void)
 {

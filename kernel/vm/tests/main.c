@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Runs the tests of one boot, each in a process of its own with the module freshly loaded, and
- * prints a line for each: `ok NAME`, or `FAIL NAME: why`. A test also fails if the kernel warned of
- * anything while it ran, if it did not end within its time, or if the module could not be removed
- * after it.
+ * prints a line for each: `ok NAME`, or `FAIL NAME: why`. A test also fails if the kernel printed a
+ * warning while it ran, if it did not end in time, or if the module could not be removed after it.
  *
  * nanonap-tests BOOT [NAME...]; BOOT is `smt`, `wide`, `nodes` or `bare`, or `list` for the names
  * of all.
@@ -27,17 +26,17 @@
 
 static int kernel_log;
 
-/* Adds to `why` the first thing since the last call that a sound kernel would not say. */
+/* Adds to `why` the first unusual warning in the kernel's log since the last call. */
 static bool kernel_complained(char *why)
 {
 	static const char *const usual[] = {
 		"loading out-of-tree module taints kernel",
 		"module verification failed",
 		"tainting kernel",
-		"nanonap: ", /* what it says of its parameters and of the machine */
+		"nanonap: ", /* the module's messages about its parameters and the machine */
 		"no longer affine to cpu",
 		"select_fallback_rq",
-		/* a guest whose host is loaded */
+		/* on a loaded host */
 		"clocksource",
 		"TSC",
 		"hrtimer: interrupt took",
@@ -53,7 +52,7 @@ static bool kernel_complained(char *why)
 		unsigned int i;
 
 		if (count <= 0)
-			continue; /* overtaken by the log */
+			continue; /* the log overwrote this record */
 		record[count] = 0;
 		text = strchr(record, ';');
 		if (!text || (atoi(record) & 7) > 4)
@@ -71,7 +70,7 @@ static bool kernel_complained(char *why)
 	return complained;
 }
 
-/* In the test's own process. Its verdict goes to the pipe; nothing if it passed. */
+/* Runs in the test's own process. Writes the verdict to the pipe; nothing if the test passed. */
 static void run_here(const struct test *test, int pipe)
 {
 	verdict why = NULL;
@@ -87,8 +86,8 @@ static void run_here(const struct test *test, int pipe)
 }
 
 /*
- * False if it had to be ended. Waits without waking up now and then: a lane that a test takes for
- * idle is where the scheduler would put us.
+ * Waits for the test; false if it had to be killed. Waits without periodic wake-ups, because the
+ * scheduler might place this process on a lane that the test expects to be idle.
  */
 static bool ended_in_time(pid_t child, int *status)
 {
@@ -96,7 +95,7 @@ static bool ended_in_time(pid_t child, int *status)
 	bool in_time = poll(&end, 1, (TEST_SECONDS + 5 * hotplug_rounds()) * 1000) == 1;
 
 	close(end.fd);
-	kill(-child, SIGKILL); /* and what it left behind */
+	kill(-child, SIGKILL); /* the whole process group */
 	waitpid(child, status, 0);
 	return in_time;
 }
@@ -132,7 +131,7 @@ static bool run_forked(const struct test *test, char *why)
 	return !*why;
 }
 
-/* A module that a test leaves in use is a leak. */
+/* Removes the module. If a test leaves it in use, that is a leak. */
 static bool removed(char *why)
 {
 	int tries;
@@ -142,7 +141,7 @@ static bool removed(char *why)
 			snprintf(why, WHY_BYTES, "the module stays in use: %s", strerror(errno));
 			return false;
 		}
-		usleep(10000); /* children that were killed may still be on their way out */
+		usleep(10000); /* killed children may still be exiting */
 	}
 	return true;
 }
@@ -166,7 +165,7 @@ static void run(const struct test *test)
 	unsigned long long seed = test_seed;
 	bool passed = run_forked(test, why);
 
-	all_online(); /* a test that failed may have left one down */
+	all_online(); /* a failed test may have left a CPU offline */
 	if (!removed(why))
 		passed = false;
 	if (kernel_complained(why))
@@ -215,7 +214,7 @@ static bool takes_command(const struct test *list)
 	return false;
 }
 
-/* The tests of a boot that are wanted: run or, for the host, listed. Returns how many. */
+/* Runs the selected tests of a boot or, for the host, lists them. Returns their number. */
 static int each(const struct boot *boot, char **names, bool list)
 {
 	const struct test *const *lists;
@@ -224,7 +223,7 @@ static int each(const struct boot *boot, char **names, bool list)
 
 	for (lists = boot->lists; *lists; lists++) {
 		if (takes_command(*lists) && !list && access("/elfen", X_OK))
-			continue; /* kernel/vm/run was given none */
+			continue; /* kernel/vm/run was given no command */
 		for (test = *lists; test->name; test++) {
 			if (!chosen(test->name, names))
 				continue;
@@ -255,7 +254,7 @@ int main(int count, char **words)
 	if (!list) {
 		kernel_log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 		lseek(kernel_log, 0, SEEK_END);
-		printf("\n@@ begin\n"); /* on a line without what the firmware left */
+		printf("\n@@ begin\n"); /* on a new line, after the firmware's output */
 		fflush(stdout);
 	}
 	for (i = 0; i < sizeof(boots) / sizeof(*boots); i++)

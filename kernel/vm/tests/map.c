@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The task map: its shape, what it says of a CPU, and that no program can write it. */
+/* The task map: its layout, its contents, and that no program can write it. */
 #define _GNU_SOURCE
 #include "harness.h"
 
@@ -29,8 +29,8 @@ static bool snapshot(const struct elfen_task_slot *slot, struct switch_words *wo
 }
 
 /*
- * Goal: the header is the one that elfen_abi.h describes. Method: every field against the kernel's
- * own CPU list.
+ * Goal: the header is as in elfen_abi.h. Method: every field, compared with the kernel's own list
+ * of CPUs.
  */
 static verdict layout(void)
 {
@@ -53,7 +53,7 @@ static verdict layout(void)
 }
 
 /*
- * Goal: a reader stays a reader. Method: every way to a writable or executable view, and an address
+ * Goal: the map is read-only. Method: every way to a writable or executable mapping, and offsets
  * out of range.
  */
 static verdict read_only(void)
@@ -72,7 +72,7 @@ static verdict read_only(void)
 		CHECK(page != MAP_FAILED);
 		CHECK(mprotect(page, 4096, PROT_READ | PROT_WRITE) && errno == EACCES);
 		CHECK(mprotect(page, 4096, PROT_READ | PROT_EXEC) && errno == EACCES);
-		/* What a debugger uses: it may write where the mapping may not. */
+		/* A debugger writes this way, even to read-only mappings. */
 		memory = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 		CHECK(memory >= 0);
 		CHECK(pwrite(memory, &byte, 1, (off_t)(uintptr_t)page) == -1);
@@ -123,9 +123,9 @@ static uint64_t kernel_switches(void)
 }
 
 /*
- * Goal: no switch is missed and none counted twice. Method: the slots' counts against the kernel's
- * own count of switches, over 2,000 wake-ups; the two are read one after the other, so a few may
- * come between.
+ * Goal: each switch is counted once. Method: the slots' counts, compared with the kernel's own
+ * count of switches over 2,000 wake-ups. The two are read one after the other, so a few switches
+ * may come in between.
  */
 static verdict counts(void)
 {
@@ -155,8 +155,8 @@ static verdict counts(void)
 
 /*
  * Goal: the words between the two counters belong to one switch. Method: 200,000 snapshots of a
- * lane that switches all the time, and is timed: one count, one task and time; a later count, no
- * earlier time; idle, no busy stretch.
+ * timed lane that switches all the time. Equal counts have equal tasks and times. A later count has
+ * no earlier time. An idle lane has no busy period.
  */
 static verdict whole(void)
 {
@@ -188,8 +188,8 @@ static verdict whole(void)
 }
 
 /*
- * Goal: a lane that never switches is in the map too. Method: a thread spins on CPU 0 from before
- * the module is there.
+ * Goal: a lane that never switches is in the map too. Method: a thread spins on CPU 0 before the
+ * module is loaded.
  */
 static verdict first_slot(void)
 {
@@ -212,7 +212,7 @@ static verdict first_slot(void)
 	return NULL;
 }
 
-/* Makes CPU 0 switch, and says whether it was timed. */
+/* Makes CPU 0 switch, and returns whether the switch was timed. */
 static bool timed(struct lane_thread *lane, const struct elfen_task_slot *slots)
 {
 	uint64_t before = now_ns();
@@ -229,8 +229,9 @@ static bool timed(struct lane_thread *lane, const struct elfen_task_slot *slots)
 }
 
 /*
- * Goal: a CPU is timed while a file watches it, and a file's wish ends with the file. Method: two
- * files, asking twice, taking back, closing, and a process that is killed while it watches.
+ * Goal: a CPU is timed while a file watches it, and a file's request ends with the file. Method:
+ * two files that watch twice, stop watching, and are closed; and a process that is killed while it
+ * watches.
  */
 static verdict watching(void)
 {
@@ -267,9 +268,9 @@ static verdict watching(void)
 }
 
 /*
- * Goal: busy time is counted while a process watches, and then alone. Method: 20 rounds of a
- * millisecond, unwatched and watched; the lane was busy for at least as long as the rounds say, and
- * no longer than the clock.
+ * Goal: busy time is counted only while a process watches. Method: 20 rounds of a millisecond,
+ * unwatched and watched. The counted time is at least the length of the rounds, and at most the
+ * elapsed time.
  */
 static verdict busy_time(void)
 {

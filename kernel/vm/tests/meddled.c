@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What others do to a fence that makes no sense, where all cgroups are of version 2; and a kernel
- * that keeps no cgroup on CPUs.
+ * Invalid changes to a fence by other processes, with cgroups of version 2; and a kernel without
+ * cpusets.
  */
 #define _GNU_SOURCE
 #include "fenced.h"
@@ -15,7 +15,7 @@
 
 static char said[65536];
 
-/* What a hand gets that writes a file of the fence's: 0, or why not. */
+/* Writes a file of the fence. Returns 0 or errno. */
 static int write_fence(const char *name, const char *text)
 {
 	char path[128];
@@ -28,7 +28,7 @@ static int write_fence(const char *name, const char *text)
 	return why;
 }
 
-/* Its folder is there again. */
+/* Waits until the fence's folder exists again. */
 static bool comes_back(void)
 {
 	int tries;
@@ -39,9 +39,9 @@ static bool comes_back(void)
 }
 
 /*
- * Goal: a fence that was paused, emptied of its CPUs, made a partition, removed or made one of
- * threads is a fence again, or stands still and says why, until it is. Method: a hand that does
- * each, with a batch inside as far as the kernel lets it.
+ * Goal: elfend restores a fence after it was thawed, lost its CPUs, became a partition, was
+ * removed, or became threaded. Until then the fence is frozen, and elfend reports why. Method: each
+ * of these changes, with a batch inside where the kernel allows it.
  */
 static verdict meddled(void)
 {
@@ -78,7 +78,7 @@ static verdict meddled(void)
 	CHECK(becomes("cpuset.cpus", "1,3") && becomes("cpuset.cpus.effective", "1,3"));
 	CHECK(!rmdir(FENCE) && comes_back());
 	CHECK(becomes("cpu.idle", "1") && becomes("cpuset.cpus.effective", "1,3") && says(RUNS));
-	/* For good: one of threads is never one of processes again. */
+	/* A threaded cgroup cannot become a domain again, so it must be removed. */
 	CHECK(!write_fence("cgroup.type", "threaded"));
 	CHECK(says("requires a cgroup of whole processes") && becomes("cgroup.freeze", "1"));
 	CHECK(!rmdir(FENCE) && comes_back());
@@ -90,8 +90,8 @@ static verdict meddled(void)
 }
 
 /*
- * Goal: without cpusets there is no fence, which elfend says, and a run has the level that there
- * is. Method: a kernel that was told to have none.
+ * Goal: without cpusets, elfend refuses to start and gives the reason, and a run uses the level
+ * affinity. Method: a kernel booted without cpusets.
  */
 static verdict without_cpusets(void)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Naps: when they begin, what ends them, and that no wake-up is lost. CPU 0 is the request lane,
- * CPU 1 the batch lane.
+ * and CPU 1 is the batch lane.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -50,11 +50,11 @@ static void pause_ns(uint64_t length_ns)
 }
 
 /*
- * A nap that ended by its bound although the lane had gone idle before it even began: the wake-up
- * was lost.
+ * Whether a nap lost its wake-up: it ended by its bound although the lane had gone idle before the
+ * nap began.
  *
- * Exact, however long the guest's host forgets either CPU: the probe stores the idle task before it
- * reads the clock, and NANONAP_WOKE_BOUND says that nothing woke the nap.
+ * This is exact, however long the host does not run either CPU: the probe stores the idle task
+ * before it reads the clock, and NANONAP_WOKE_BOUND means that nothing woke the nap.
  */
 static bool lost(int why, uint64_t began_ns)
 {
@@ -67,14 +67,14 @@ static bool lost(int why, uint64_t began_ns)
 }
 
 /*
- * Short requests against a thread that looks and naps a moment later, as any thread does: many end
- * in that moment. The bound is below the time after which some kernel thread runs on the request
- * lane and wakes the nap by accident. Counts the naps that ended by idleness, stops at `enough`
- * lost wake-ups, and returns those; -1 for an error.
+ * Runs short requests next to a thread that checks the lane and naps a moment later. Many requests
+ * end in that moment. The bound of a nap is shorter than the time after which a kernel thread runs
+ * on the request lane and wakes the nap by accident. Counts the naps that ended because the lane
+ * idled, and stops at `enough` lost wake-ups. Returns the lost wake-ups, or -1 for an error.
  *
- * A thread that waits long for the other sleeps: on a loaded host, two CPUs that spin on each other
- * seldom run together. Where the host gives both one CPU of its own, most naps end by their bound,
- * so a minute is the end as well.
+ * A thread that waits long for the other one sleeps: on a loaded host, two CPUs that spin for each
+ * other seldom run at the same time. If the host runs both on one of its CPUs, most naps end by
+ * their bound, so this stops after a minute.
  */
 static int nap_through(struct lane_thread *request, int naps, int enough, int *napped)
 {
@@ -89,7 +89,7 @@ static int nap_through(struct lane_thread *request, int naps, int enough, int *n
 			uint64_t seen = peek(&slots[REQUEST].switches), began_ns;
 			int why;
 
-			if (!peek(&slots[REQUEST].task)) { /* not begun yet, or over */
+			if (!peek(&slots[REQUEST].task)) { /* no request runs */
 				if (now_ns() > patient_until_ns)
 					usleep(50);
 				continue;
@@ -107,9 +107,9 @@ static int nap_through(struct lane_thread *request, int naps, int enough, int *n
 }
 
 /*
- * Goal: no wake-up is lost. Method: 10,000 naps against requests of random length, most of which
- * begin to wait; 500 on a host that runs the guest too seldom for more, where the published order
- * below loses ten in fewer.
+ * Goal: no wake-up is lost. Method: 10,000 naps next to requests of random length, most of which
+ * wait. At least 500 on a slow host; the order of Figure 5.6 below loses ten wake-ups in fewer
+ * naps.
  */
 static verdict none_lost(void)
 {
@@ -132,8 +132,8 @@ static verdict none_lost(void)
 }
 
 /*
- * Goal: the test above can fail. Method: the same with the published order, which waits without a
- * re-check.
+ * Goal: the test above can fail. Method: the same with the order of Figure 5.6, which waits without
+ * a re-check.
  */
 static verdict published_order_loses(void)
 {
@@ -149,7 +149,7 @@ static verdict published_order_loses(void)
 	return NULL;
 }
 
-/* A batch thread as the runtime makes it: works while the lane is idle, naps while it is busy. */
+/* A batch thread with checks: it works while the lane is idle, and naps while the lane is busy. */
 struct batch {
 	uint64_t work, naps;
 	int stop;
@@ -174,9 +174,9 @@ static void *batch_runs(void *argument)
 }
 
 /*
- * Goal: batch naps while the request lane is busy and runs when it idles. Method: 150 rounds; the
- * request itself watches that from the batch thread's first nap on no work is done, and work goes
- * on when the request sleeps.
+ * Goal: the batch naps while the request lane is busy, and runs when it idles. Method: 150 rounds.
+ * The request itself verifies that no work is done after the batch thread's first nap, and that
+ * work continues when the request sleeps.
  */
 static verdict naps_while_busy(void)
 {
@@ -229,8 +229,8 @@ static void *sends_signals(void *argument)
 }
 
 /*
- * Goal: each reason is told as it is. Method: bring each about while the lane is busy and nothing
- * else can end a nap.
+ * Goal: NANONAP_NAP returns the correct reason. Method: cause each reason while the lane is busy
+ * and nothing else can end the nap.
  */
 static verdict reasons(void)
 {
@@ -246,14 +246,14 @@ static verdict reasons(void)
 	wait_until_busy(&request);
 	seen = peek(&slots[REQUEST].switches);
 
-	do { /* a kernel thread may want the lane first, or have had it: user space has to know */
+	do { /* a kernel thread may need the lane first, which ends the nap for another reason */
 		why = nap_on(fd, REQUEST, peek(&slots[REQUEST].switches), 1 * MS);
 	} while (why == NANONAP_WOKE_RESCHED || why == NANONAP_WOKE_SIGNAL);
 	CHECK(why == NANONAP_WOKE_BOUND);
 
 	/*
-	 * An idle moment before the count seen is over: one after it ends the nap, even if the lane
-	 * is busy again.
+	 * An idle moment after the seen count ends the nap, even if the lane is busy again. Earlier
+	 * idle moments do not.
 	 */
 	lane_thread_idle(&request);
 	while (peek(&slots[REQUEST].task))
@@ -284,8 +284,8 @@ static verdict reasons(void)
 }
 
 /*
- * Goal: STATS adds up. Method: 50 naps to their bound; each is counted once, on its own lane, with
- * its time.
+ * Goal: NANONAP_STATS is correct. Method: 50 naps to their bound. Each is counted once, on its own
+ * lane, with its time.
  */
 static verdict statistics(void)
 {
@@ -318,7 +318,7 @@ static verdict statistics(void)
 }
 
 const struct test nap_tests[] = {
-	/* Under TCG, MWAIT never blocks: these show its path, the stand-in shows the waiting. */
+	/* Under TCG, MWAIT never blocks: these test its code path, and wait=spin tests waiting. */
 	{ "nap-while-busy-mwait", PRODUCT, "wait=mwait", naps_while_busy },
 	{ "nap-reasons-mwait", PRODUCT, "wait=mwait", reasons },
 	{ "nap-while-busy", PRODUCT, SPIN, naps_while_busy },

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Two services of one machine: each has its request lane, its page and its SLO, and lends its batch
- * lane to a fence. What they measure is printed on the guest's console.
+ * Two services on one machine: each has its request lane, its page and its SLO, and lends its batch
+ * lane to a fence. Their latencies are printed on the guest's console.
  */
 #define _GNU_SOURCE
 #include "fenced.h"
@@ -24,11 +24,11 @@ static const char SETTINGS[] = "nap = \"spin\"\n"
 #define PERIOD_NS (100 * MS)
 #define WORK_NS (2 * MS)
 
-/* What a service's process and the test share. */
+/* Shared by a service's process and the test. */
 struct served {
-	int hold;     /* a request that begins while this is set lasts until it is not */
-	int holds;    /* it does */
-	int measure;  /* rounds asked for */
+	int hold;     /* a request that begins while this is set lasts until it is cleared */
+	int holds;    /* such a request runs */
+	int measure;  /* rounds requested */
 	int measured; /* rounds done */
 	uint64_t latency_ns[REQUESTS];
 };
@@ -41,7 +41,7 @@ static void work(const struct served *served, int held)
 		;
 }
 
-/* Requests come at their own times, whether the one before has been answered or not. */
+/* Serves requests that arrive at fixed times, whether or not the previous request has ended. */
 static void serve(const char *name, int cpu, struct served *served)
 {
 	struct elfen_service service;
@@ -112,8 +112,9 @@ static void measure(struct served *const *all, const char *when)
 }
 
 /*
- * Goal: a long request of one service holds its own pair, and the other's batch goes on. Method:
- * two services under load, a batch in the fence of each; either has a request without an end.
+ * Goal: a long request of one service holds only its own pair, and the other service's batch runs
+ * on. Method: two services under load, with a batch in the fence of each. One after the other has a
+ * request without an end.
  */
 static verdict two(void)
 {
@@ -146,8 +147,8 @@ static verdict two(void)
 		while (!__atomic_load_n(&served->holds, __ATOMIC_ACQUIRE))
 			usleep(1000);
 		/*
-		 * An emulated machine's CPUs share its host's: who spins takes from all others, and
-		 * where the host is slow the other service may be behind with its requests.
+		 * The CPUs of an emulated machine share those of the host, so a spinning thread
+		 * slows all others. On a slow host the other service may fall behind.
 		 */
 		do {
 			own = share_of(&batches[each], 1, "beside a request without an end");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Two cores, and so two batch lanes: checks that `elfen` writes into a program whose threads go
- * from one lane to the other.
+ * Two cores, and so two batch lanes: `elfen` patches checks into a program whose threads move from
+ * one lane to the other.
  */
 #define _GNU_SOURCE
 #include "harness.h"
@@ -19,7 +19,7 @@
 #define THREADS 3
 #define PROCESSES 2
 
-/* A loop without a call, long enough that nothing but a check stops it. */
+/* A long loop without a call, so that only a check can stop it. */
 static uint64_t mix(uint64_t sum, long rounds)
 {
 	long round;
@@ -70,7 +70,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Threads of some processes, which are forked one after the other; prints what each came to. */
+/* Runs threads in some processes, which are forked one after the other, and prints each sum. */
 int batch(char **words)
 {
 	long rounds = words[0] ? atol(words[0]) : 1000;
@@ -100,8 +100,8 @@ int batch(char **words)
 }
 
 /*
- * Works, allows itself no system calls but read, write and exit, and works on. Prints before how
- * many maps of eBPF programs it has by then.
+ * Works, prints how many eBPF maps it has mapped, forbids itself all system calls except read,
+ * write and exit, and works on.
  */
 int confined(char **words)
 {
@@ -147,7 +147,7 @@ static void *take_turns(void *argument)
 	return NULL;
 }
 
-/* What the batch prints behind what `elfen` does. */
+/* The batch's output after that of `elfen`. */
 static const char *sums_in(const char *text)
 {
 	const char *at = strstr(text, "0.0 ");
@@ -164,7 +164,7 @@ static int run_batch(char *text, size_t bytes, const char *rounds)
 	return output_of(words, text, bytes);
 }
 
-/* The same lines, in whatever order the processes and the command printed theirs. */
+/* Whether both have the same lines, in any order. */
 static bool has_same_sums(const char *text, const char *alone)
 {
 	char line[64];
@@ -182,7 +182,7 @@ static bool has_same_sums(const char *text, const char *alone)
 	return true;
 }
 
-/* Once; `learned`: checks were written, and rang. */
+/* Runs the batch once. `learned`: checks were patched in and rang the doorbell. */
 static verdict live_once(const char *rounds, bool *learned)
 {
 	static char text[65536], alone[65536], report[262144];
@@ -209,9 +209,10 @@ static verdict live_once(const char *rounds, bool *learned)
 }
 
 /*
- * Goal: a program with threads and forks that go from lane to lane is given checks, which ring, and
- * computes what it does alone. Method: its sums; the run's own report. An emulated machine may be
- * too slow to learn a program before that ends: then the next does more work.
+ * Goal: checks are patched into a program whose threads and forks move between lanes. They ring the
+ * doorbell, and the program computes the same as without them. Method: its sums, and the run's
+ * report. An emulated machine may be too slow to patch a program before it ends; then the next
+ * program does more work.
  */
 static verdict live_on_two_lanes(void)
 {
@@ -231,9 +232,9 @@ static verdict live_on_two_lanes(void)
 }
 
 /*
- * Goal: a program that has checks, and then filters its system calls, makes none of ours. Method:
- * strict mode, in which any other call is fatal, beside requests. The kernel notes it, in a map of
- * its own beside the task map.
+ * Goal: patched checks make no system calls after the program installs a seccomp filter. Method:
+ * strict mode, in which any other call is fatal, next to requests. The kernel records the filter in
+ * a second map next to the task map.
  */
 static verdict filter_while_checked(void)
 {

@@ -176,7 +176,7 @@ fn is_dead(claim: Claim) -> bool {
         Ok(process) => kill(Pid::from_raw(process), None) == Err(Errno::ESRCH),
     };
     match claim {
-        Claim::Processes { front, keeper, .. } => gone(front) && gone(keeper),
+        Claim::Processes { launcher, supervisor, .. } => gone(launcher) && gone(supervisor),
         Claim::Cgroup(_) => false,
     }
 }

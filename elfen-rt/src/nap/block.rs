@@ -5,9 +5,9 @@
 //!
 //! Waking the sleepers is slow and has a cost. When the request lane goes idle, an eBPF program
 //! makes it interrupt itself to wake the waker, a thread of `elfen run`. The waker wakes the
-//! sleepers. They run after tens of microseconds (`elfen lab bench overlap --nap block` measures this).
-//! The interrupt takes some microseconds of the request lane's idle time, in which a request that
-//! has just arrived has to wait.
+//! sleepers. They run after tens of microseconds (`elfen lab bench overlap --nap block` measures
+//! this). The interrupt takes some microseconds of the request lane's idle time, in which a request
+//! that has just arrived has to wait.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};

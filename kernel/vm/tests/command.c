@@ -50,8 +50,8 @@ static long measured(const char *json, const char *key)
 
 /*
  * Goal: the Rust side naps through the device, and measures every nap that the request lane ended,
- * even if the host delays the batch lane's wake-up. Method: `elfen lab bench nap`, compared with the
- * module's counts.
+ * even if the host delays the batch lane's wake-up. Method: `elfen lab bench nap`, compared with
+ * the module's counts.
  */
 static verdict bench_nap(void)
 {

@@ -17,9 +17,9 @@
 #![cfg_attr(not(any(debug_assertions, test)), no_std)]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod file_address;
 mod hooks;
 mod patch;
-mod place;
 mod shared;
 mod threads;
 

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 use elfen_rt::tag::Order;
 
-use crate::place::{File, Place, number};
+use crate::file_address::{File, Place, number};
 
 const PAGE: usize = 4096;
 /// As many as the front's file has.

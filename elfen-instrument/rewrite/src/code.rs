@@ -6,8 +6,8 @@
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
+use crate::effects as flags;
 use crate::faults;
-use crate::flags;
 use crate::flow::{self, Next};
 use crate::refused::Refused;
 

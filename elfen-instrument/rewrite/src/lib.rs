@@ -25,23 +25,23 @@
 #![forbid(unsafe_code)]
 
 mod code;
+mod doorbell;
+mod effects;
 mod faults;
-mod flags;
 mod flow;
 mod hotspot;
 mod loops;
 mod notice;
-mod place;
+mod patch_site;
 mod refused;
-mod ring;
 mod rounds;
 mod trampoline;
 
 pub use code::{Function, JUMP_BYTES, MAX_BYTES};
+pub use doorbell::{Bell, LaneBell};
 pub use hotspot::HotSpot;
 pub use loops::Loop;
 pub use notice::{NOTICE_BYTES, notice, notice_sites};
-pub use place::{Permitted, Place, Tactic};
+pub use patch_site::{Permitted, Place, Tactic};
 pub use refused::Refused;
-pub use ring::{Bell, LaneBell};
 pub use trampoline::{BLOCK_BYTES, Hooks, OfCpu, Patch, Words};

@@ -19,7 +19,7 @@ use iced_x86::{InstructionBlock, OpKind};
 use crate::code::Function;
 use crate::flow::target;
 use crate::loops::{self, Loop};
-use crate::place::{Permitted, Place, can_move};
+use crate::patch_site::{Permitted, Place, can_move};
 use crate::trampoline::{Hooks, Patch};
 
 /// Copies are told from each other by addresses that no program has.

@@ -3,7 +3,7 @@
 use iced_x86::{BlockEncoder, BlockEncoderOptions, InstructionBlock};
 
 use crate::code::{Function, JUMP_BYTES};
-use crate::place::Place;
+use crate::patch_site::Place;
 
 /// What is left of instructions that were jumped over: nobody should come here.
 const INT3: u8 = 0xcc;
@@ -259,7 +259,7 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::place::Permitted;
+    use crate::patch_site::Permitted;
 
     const WORDS: [u64; 2] = [0x3000, 0x3008];
     const HOOKS: Hooks = fixed(WORDS, None);

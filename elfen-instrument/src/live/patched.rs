@@ -11,8 +11,8 @@ use super::change::{Change, Write};
 use super::functions::Functions;
 use super::hotspot::{Compiled, HotSpot};
 use super::missed::Missed;
+use super::notices::Notices;
 use super::object::Objects;
-use super::sites::Notices;
 use super::status::{FILTERED, Status, is_filtered};
 use crate::remote::{Mapping, Memory, mappings};
 

@@ -8,7 +8,7 @@ use elfen_entries::{FunctionStarts, RETURN};
 use elfen_rt::tag::Order;
 
 use super::section;
-use crate::place::{File, Place};
+use crate::file_address::{File, Place};
 
 /// One object, as the loader describes it. Addresses are those in memory.
 pub(super) struct Object<'a> {

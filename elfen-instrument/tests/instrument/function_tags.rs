@@ -119,7 +119,7 @@ fn arguments_arrive_also_where_functions_say_that_they_run() {
 #[test]
 fn each_thread_says_where_it_is() {
     let flags = ["-fpatchable-function-entry=43"];
-    let Some(program) = compile("said.c", "said-threads", &flags) else { return };
+    let Some(program) = compile("function_tags.c", "said-threads", &flags) else { return };
     let shim = Shim::new();
     let mut command = shim.command(&program);
     let command = command.arg("wait").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -145,7 +145,7 @@ fn each_thread_says_where_it_is() {
 #[test]
 fn of_two_functions_with_one_lower_half_the_second_says_nothing() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let source = crate::stage::root().join("tests/c/said.c");
+    let source = crate::stage::root().join("tests/c/function_tags.c");
     let build = |flags: &[&str], libraries: &[&str]| {
         let mut command = Command::new("cc");
         command.args(["-O1", "-fpatchable-function-entry=43"]).args(flags).arg(&source);

@@ -1,4 +1,4 @@
-//! Where the preload library is, and how the loader is told of it.
+//! Finds the preload library and puts it into `LD_PRELOAD`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 /// The library's file name.
 pub const LIBRARY: &str = "libelfen_preload.so";
 
-/// A folder in which to look for Elfen's libraries.
+/// Names a folder that is searched for Elfen's libraries.
 const VARIABLE: &str = "ELFEN_LIB";
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LibraryError {
     #[error("no {LIBRARY} at {}", listed(.tried))]
     NotFound { tried: Vec<PathBuf> },
-    /// The loader's list is separated by spaces and colons, and nothing escapes them.
+    /// The loader splits `LD_PRELOAD` at spaces and colons, and has no escape for them.
     #[error("{0:?} has a space or a colon in its path, which the loader takes for the end of it")]
     Path(PathBuf),
 }
 
-/// The library: beside the running command, where packages put it, or in the
-/// folder that `ELFEN_LIB` names.
+/// Finds the library in the folder of the running command, in the folder that packages use, or in
+/// the folder that `ELFEN_LIB` names.
 pub fn find_library() -> Result<PathBuf, LibraryError> {
     let command = std::env::current_exe().ok();
     let folder = command.as_deref().and_then(Path::parent);
@@ -45,7 +45,7 @@ fn places(command: Option<&Path>, named: Option<&Path>) -> Vec<PathBuf> {
     folders.into_iter().flatten().map(|folder| folder.join(LIBRARY)).collect()
 }
 
-/// The value of `LD_PRELOAD` that has the library first, and then what was there.
+/// The value for `LD_PRELOAD`: the library first, then the previous value.
 pub fn preload(library: &Path, before: Option<&OsStr>) -> OsString {
     let mut value = OsString::from(library);
     if let Some(before) = before.filter(|before| !before.is_empty()) {

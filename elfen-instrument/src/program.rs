@@ -1,4 +1,4 @@
-//! Which ways of checking a program allows, and why not the others.
+//! Which ways of checking a program allows, and the reason against each of the others.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,11 +11,11 @@ pub use crate::elf::Compiler;
 use crate::elf::{self, Elf, Executable, SlowPath};
 use crate::file::{self, Rights};
 
-/// A way to have a batch program checked.
+/// A way to check a batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inject {
     Guard,
-    /// Written into the program while it runs: see [`crate::live`].
+    /// Checks are written into the program while it runs: see [`crate::live`].
     Live,
     Inline,
     Mcount,
@@ -25,7 +25,7 @@ pub enum Inject {
 }
 
 impl Inject {
-    /// From the cheapest check to none.
+    /// Ordered from the cheapest check to no check at all.
     pub const BEST_FIRST: [Self; 7] =
         [Self::Inline, Self::Patch, Self::Fentry, Self::Mcount, Self::Cyg, Self::Live, Self::Guard];
 
@@ -42,7 +42,7 @@ impl Inject {
     }
 }
 
-/// Why a program does not allow a way of checking, or cannot be looked at.
+/// Why a program does not allow a way of checking, or cannot be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
     #[error("no such program in any folder of PATH")]
@@ -80,37 +80,37 @@ pub enum Reason {
     NoRoom { room: usize },
 }
 
-/// What is known of a program's file.
+/// What the inspector found in a program's file.
 #[derive(Debug)]
 pub struct Program {
-    /// The file that the kernel maps: of a script its interpreter.
+    /// The file that the kernel maps: for a script, its interpreter.
     pub file: PathBuf,
     elf: Elf,
     rights: Option<Rights>,
 }
 
-/// How to start a program so that it is checked in one of the ways.
+/// How to start a program with one of the ways of checking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
     pub inject: Inject,
-    /// Whether it takes the preload library.
+    /// Whether the preload library must be loaded into it.
     pub preload: bool,
 }
 
-/// The best way that the program `name` allows, as found through PATH. Any program for this machine
-/// allows [`Inject::Live`], and any at all [`Inject::Guard`].
+/// The best way for the program `name`, which is searched for in PATH. Every program for this
+/// machine allows [`Inject::Live`], and every program allows [`Inject::Guard`].
 pub fn best(name: &OsStr) -> Result<Inject, Reason> {
     Ok(inspect(name)?.best().inject)
 }
 
-/// Looks at the file that `name` stands for.
+/// Inspects the file that `name` stands for.
 pub fn inspect(name: &OsStr) -> Result<Program, Reason> {
     let path = std::env::var_os("PATH");
     let file = file::find(name, path.as_deref()).ok_or(Reason::NotFound)?;
     inspect_file(&file, path.as_deref(), SCRIPTS_MAX)
 }
 
-/// The kernel follows this many interpreters that are scripts.
+/// The kernel follows at most this many interpreters that are scripts themselves.
 const SCRIPTS_MAX: u32 = 5;
 
 fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Program, Reason> {
@@ -137,7 +137,7 @@ fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Progr
     Ok(Program { file: file.to_owned(), elf, rights })
 }
 
-/// The program that `#!/usr/bin/env python3` starts in the end.
+/// The program that `env` starts for a line like `#!/usr/bin/env python3`.
 fn through_env(
     interpreter: &Path,
     argument: Option<&OsStr>,
@@ -150,13 +150,13 @@ fn through_env(
 }
 
 impl Program {
-    /// The cheapest check that this program allows.
+    /// The cheapest way of checking that this program allows.
     pub fn best(&self) -> Plan {
         let allowed = Inject::BEST_FIRST.iter().find_map(|&inject| self.allows(inject).ok());
         allowed.unwrap_or(Plan { inject: Inject::Guard, preload: false })
     }
 
-    /// How to start it with this check, or why not.
+    /// How to start the program with this way of checking, or why that is impossible.
     pub fn allows(&self, inject: Inject) -> Result<Plan, Reason> {
         if inject == Inject::Guard {
             return Ok(Plan { inject, preload: false });
@@ -172,7 +172,8 @@ impl Program {
         }
         built_for(program, inject)?;
         let preload = !(inject == Inject::Inline && program.inline == Some(SlowPath::InProgram));
-        // A program that may not be told of its run by its environment has no checks either.
+        // A program finds its run through its environment. Without it, inline checks do nothing
+        // either.
         self.keeps_its_environment()?;
         if preload {
             loads(program)?;
@@ -180,7 +181,8 @@ impl Program {
         Ok(Plan { inject, preload })
     }
 
-    /// Who writes code while it runs; of what it starts or loads by itself nothing is known.
+    /// The compiler of a virtual machine in this program, if its file shows one. Programs that it
+    /// starts and libraries that it opens later are not inspected.
     pub fn compiles(&self) -> Option<Compiler> {
         match &self.elf {
             Elf::Ours(program) => program.compiles,
@@ -188,7 +190,7 @@ impl Program {
         }
     }
 
-    /// Whether it can be started with a library of ours.
+    /// Whether the loader would load a library of ours into it.
     pub fn takes_a_library(&self) -> Result<(), Reason> {
         match &self.elf {
             Elf::Ours(program) => self.keeps_its_environment().and_then(|()| loads(program)),

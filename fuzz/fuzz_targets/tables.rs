@@ -8,12 +8,12 @@ fuzz_target!(|input: (u64, u64, &[u8])| {
     let (base, asked, bytes) = input;
     if let Some(starts) = FunctionStarts::parse(bytes, base) {
         let _all = starts.all().take(1 << 12).count();
-        let _found = (starts.of(asked), starts.frame_of(asked), starts.count());
+        let _found = (starts.start_of(asked), starts.frame_of(asked), starts.count());
     }
     let _one = frame(bytes, base, asked);
     let _frames = frames(bytes, base).take(1 << 12).count();
     if let Some(functions) = GoFunctions::parse(bytes) {
         let _all = functions.all().take(1 << 12).count();
-        let _found = (functions.of(asked), functions.count());
+        let _found = (functions.bounds_of(asked), functions.count());
     }
 });

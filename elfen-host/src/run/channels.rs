@@ -279,8 +279,8 @@ impl Channels {
             filters: self.live.as_ref()?.filters,
             lanes: (0..).zip(&self.assigned).map(lane).collect(),
             cpus: u64::from(map.cpus()),
-            bell_at: word(offset_of!(LaneSlot, bell)),
-            drill_at: word(offset_of!(LaneSlot, drill)),
+            doorbell_at: word(offset_of!(LaneSlot, bell)),
+            probe_at: word(offset_of!(LaneSlot, drill)),
             answer_tsc_at: word(offset_of!(LaneSlot, answer_tsc)),
             answer_place_at: word(offset_of!(LaneSlot, answer_place)),
         })

@@ -34,11 +34,11 @@ const PAIR_CHECK_BYTES: usize = 19;
 pub const CHECK_BYTES: usize = 43;
 pub const JUMP_BYTES: usize = 5;
 /// Of saying that a function is entered.
-const SAY_BYTES: usize = 20;
+const TAG_BYTES: usize = 20;
 /// Of a call through a pointer.
 const CALL_BYTES: usize = 6;
 /// The longest that is written: all of these.
-const CODE_BYTES: usize = SAY_BYTES + CALL_BYTES + CHECK_BYTES;
+const CODE_BYTES: usize = TAG_BYTES + CALL_BYTES + CHECK_BYTES;
 
 /// What `libelfen_return.a` has where functions return: `ret`, and room that says whose it is.
 pub const RETURN: [u8; 32] = *b"\xc3elfen return thunk, version 1\xcc\xcc";
@@ -109,12 +109,12 @@ impl Check {
 
 /// How functions say that they are entered and that they return.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Say {
+pub struct Tag {
     /// Where a thread's pointer to its words lies, as a distance from the thread pointer.
     pub words: i32,
 }
 
-impl Say {
+impl Tag {
     fn push_words(&self, code: &mut Code) -> Option<()> {
         code.push(&[0x64, 0x4c, 0x8b, 0x1c, 0x25])?;
         code.push(&self.words.to_le_bytes())
@@ -139,7 +139,7 @@ impl Say {
 /// What a function does at its entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    pub say: Option<Say>,
+    pub tag: Option<Tag>,
     /// Where the address of what publishes the thread's counters stands.
     pub count: Option<u64>,
     pub check: Option<Check>,
@@ -148,7 +148,7 @@ pub struct Entry {
 impl Entry {
     /// How many bytes [`Entry::code`] takes.
     pub fn size(&self) -> usize {
-        self.say.map_or(0, |_| SAY_BYTES)
+        self.tag.map_or(0, |_| TAG_BYTES)
             + self.count.map_or(0, |_| CALL_BYTES)
             + self.check.map_or(0, |check| check.size())
     }
@@ -157,8 +157,8 @@ impl Entry {
     /// to `slow` if there is a reason to. `None` if that is more than 2 GiB away.
     pub fn code(&self, at: u64, function: u64, slow: u64) -> Option<Code> {
         let mut code = Code::EMPTY;
-        if let Some(say) = &self.say {
-            say.push_entry(&mut code, function)?;
+        if let Some(tag) = &self.tag {
+            tag.push_entry(&mut code, function)?;
         }
         if let Some(pointer) = self.count {
             code.push_relative(&CALL_THROUGH, at, pointer)?;
@@ -200,11 +200,11 @@ fn distance(from: u64, to: u64) -> Option<i32> {
 mod tests {
     use super::*;
 
-    const NONE: Entry = Entry { say: None, count: None, check: None };
+    const NONE: Entry = Entry { tag: None, count: None, check: None };
     const PAIR: Entry = Entry { check: Some(Check { word: -40, moved: None }), ..NONE };
     const WHOLE: Entry =
         Entry { check: Some(Check { word: -40, moved: Some([0x1234, -24]) }), ..NONE };
-    const SAY: Say = Say { words: -72 };
+    const TAG: Tag = Tag { words: -72 };
 
     /// Against what GNU as makes of the listing above.
     #[test]
@@ -232,34 +232,34 @@ mod tests {
     fn functions_say_that_they_run_before_they_are_checked() {
         let words = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xb8, 0xff, 0xff, 0xff];
         let entry = [&words[..], &[0x41, 0xc7, 0x03, 0x34, 0x12, 0x55, 0x55, 0x49, 0xff, 0x43, 64]];
-        let only = Entry { say: Some(SAY), ..NONE };
+        let only = Entry { tag: Some(TAG), ..NONE };
         let code = only.code(0x1000, 0x7777_5555_1234, 0).unwrap();
-        assert_eq!((code.bytes(), only.size()), (&entry.concat()[..], SAY_BYTES));
-        let both = Entry { say: Some(SAY), ..PAIR };
+        assert_eq!((code.bytes(), only.size()), (&entry.concat()[..], TAG_BYTES));
+        let both = Entry { tag: Some(TAG), ..PAIR };
         let code = both.code(0x1000, 0x7777_5555_1234, 0x2000).unwrap();
-        let check = PAIR.code(0x1000 + SAY_BYTES as u64, 0, 0x2000).unwrap();
+        let check = PAIR.code(0x1000 + TAG_BYTES as u64, 0, 0x2000).unwrap();
         assert_eq!(code.bytes(), [&entry.concat()[..], check.bytes()].concat());
         assert!(code.bytes().len() == both.size() && both.size() <= CHECK_BYTES);
-        let whole = Entry { say: Some(SAY), ..WHOLE };
+        let whole = Entry { tag: Some(TAG), ..WHOLE };
         assert_eq!(whole.code(0x1000, 0, 0x2000).unwrap().bytes().len(), whole.size());
         let exit = [&words[..], &[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3]].concat();
-        assert_eq!(SAY.exit().unwrap().bytes(), exit);
+        assert_eq!(TAG.exit().unwrap().bytes(), exit);
         assert!(exit.len() <= RETURN.len());
     }
 
     /// Goal: what publishes counters is called behind the stores and before the check.
     #[test]
     fn counters_are_published_between() {
-        let all = Entry { say: Some(SAY), count: Some(0x1000), ..WHOLE };
+        let all = Entry { tag: Some(TAG), count: Some(0x1000), ..WHOLE };
         let code = all.code(0x1100, 0x7777, 0x2000).unwrap();
         assert_eq!(code.bytes().len(), all.size());
-        let said = Entry { say: Some(SAY), ..NONE }.code(0x1100, 0x7777, 0).unwrap();
-        assert_eq!(code.bytes()[..SAY_BYTES], *said.bytes());
+        let said = Entry { tag: Some(TAG), ..NONE }.code(0x1100, 0x7777, 0).unwrap();
+        assert_eq!(code.bytes()[..TAG_BYTES], *said.bytes());
         // From 0x111a, where the call ends.
-        let call = &code.bytes()[SAY_BYTES..][..CALL_BYTES];
+        let call = &code.bytes()[TAG_BYTES..][..CALL_BYTES];
         assert_eq!(call, [0xff, 0x15, 0xe6, 0xfe, 0xff, 0xff]);
-        let check = WHOLE.code(0x1100 + (SAY_BYTES + CALL_BYTES) as u64, 0, 0x2000).unwrap();
-        assert_eq!(code.bytes()[SAY_BYTES + CALL_BYTES..], *check.bytes());
+        let check = WHOLE.code(0x1100 + (TAG_BYTES + CALL_BYTES) as u64, 0, 0x2000).unwrap();
+        assert_eq!(code.bytes()[TAG_BYTES + CALL_BYTES..], *check.bytes());
         assert_eq!(all.code(1 << 33, 0, 0x2000), None, "its pointer is too far away");
     }
 

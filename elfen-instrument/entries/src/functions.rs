@@ -43,7 +43,7 @@ impl<'a> FunctionStarts<'a> {
     }
 
     /// The start of the last function that starts at or before `address`.
-    pub fn of(&self, address: u64) -> Option<u64> {
+    pub fn start_of(&self, address: u64) -> Option<u64> {
         self.start(self.index_of(address)?)
     }
 
@@ -119,13 +119,13 @@ mod tests {
             (u64::MAX, Some(0x50_0000)),
         ];
         for (address, start) in cases {
-            assert_eq!(starts.of(address), start, "{address:#x}");
+            assert_eq!(starts.start_of(address), start, "{address:#x}");
             let frame = start.map(|_| ADDRESS + 0x0707_0707);
             assert_eq!(starts.frame_of(address), frame, "{address:#x}");
         }
         assert!(starts.all().eq([0x1000, 0x1040, 0x50_0000]));
         let none = header(&[]);
-        assert_eq!(FunctionStarts::parse(&none, ADDRESS).unwrap().of(0x1000), None);
+        assert_eq!(FunctionStarts::parse(&none, ADDRESS).unwrap().start_of(0x1000), None);
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         ) {
             starts.sort_unstable();
             let bytes = header(&starts);
-            let found = FunctionStarts::parse(&bytes, ADDRESS).unwrap().of(address);
+            let found = FunctionStarts::parse(&bytes, ADDRESS).unwrap().start_of(address);
             let walked = starts.iter().copied().rfind(|&start| start <= address);
             proptest::prop_assert_eq!(found, walked);
         }

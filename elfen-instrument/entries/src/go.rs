@@ -48,7 +48,7 @@ impl<'a> GoFunctions<'a> {
     }
 
     /// The function that an address lies in: its start, and its end with what fills it up.
-    pub fn of(&self, address: u64) -> Option<(u64, u64)> {
+    pub fn bounds_of(&self, address: u64) -> Option<(u64, u64)> {
         let index = last_at_or_before(self.count, address, |index| self.start(index))?;
         let found = (self.start(index)?, self.start(index + 1)?);
         (found.0 <= address && address < found.1).then_some(found)
@@ -104,7 +104,7 @@ mod tests {
         ];
         for (address, expected) in cases {
             let expected = expected.map(|(start, end)| (TEXT + start, TEXT + end));
-            assert_eq!(functions.of(address), expected, "{address:#x}");
+            assert_eq!(functions.bounds_of(address), expected, "{address:#x}");
         }
     }
 
@@ -136,7 +136,7 @@ mod tests {
             }
             bytes.truncate(cut);
             if let Some(functions) = GoFunctions::parse(&bytes) {
-                let _any = (functions.of(address), functions.of(TEXT));
+                let _any = (functions.bounds_of(address), functions.bounds_of(TEXT));
             }
         }
     }

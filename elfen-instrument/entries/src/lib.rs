@@ -18,12 +18,12 @@ mod go;
 mod nops;
 
 pub use code::{
-    CHECK_BYTES, Check, Code, Entry, JUMP_BYTES, RETURN, Say, call_through, jump, lower_half,
+    CHECK_BYTES, Check, Code, Entry, JUMP_BYTES, RETURN, Tag, call_through, jump, lower_half,
 };
 pub use frames::{Frame, frame, frames};
 pub use functions::FunctionStarts;
 pub use go::GoFunctions;
-pub use nops::{filling, nop_run};
+pub use nops::{nop_run, padding_nops};
 
 /// The section in which compilers list the addresses of the NOPs they left.
 pub const SECTION: &str = "__patchable_function_entries";
@@ -40,7 +40,7 @@ const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// NOPs asked for *before* the entry (the second number of the option) are not: no thread executes
 /// them.
 pub fn is_entry(address: u64, before: [u8; 4], starts: &FunctionStarts<'_>) -> bool {
-    match starts.of(address) {
+    match starts.start_of(address) {
         Some(start) if start == address => true,
         Some(start) => start.checked_add(4) == Some(address) && before == ENDBR64,
         None => false,

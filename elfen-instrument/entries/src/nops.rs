@@ -24,7 +24,7 @@ const FORMS: [&[u8]; 9] = [
 ];
 
 /// As few NOPs as fill this many bytes: single bytes cost as much as any instruction.
-pub fn filling(mut bytes: usize) -> impl Iterator<Item = &'static [u8]> {
+pub fn padding_nops(mut bytes: usize) -> impl Iterator<Item = &'static [u8]> {
     core::iter::from_fn(move || {
         let longest = bytes.min(FORMS.len()).checked_sub(1)?;
         let form = FORMS.get(longest)?;
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn any_room_is_filled_with_few_nops() {
         for bytes in 0..=60 {
-            let filled: Vec<&[u8]> = filling(bytes).collect();
+            let filled: Vec<&[u8]> = padding_nops(bytes).collect();
             let code = filled.concat();
             assert_eq!((code.len(), nop_run(&code)), (bytes, bytes));
             assert_eq!(filled.len(), bytes.div_ceil(9));

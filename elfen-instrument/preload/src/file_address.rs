@@ -12,7 +12,7 @@ pub(crate) struct File {
 
 /// An address of a file, before it is mapped.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct FileAddress {
     pub(crate) file: File,
     pub(crate) address: u64,
 }
@@ -28,7 +28,7 @@ impl File {
     }
 }
 
-impl Place {
+impl FileAddress {
     /// `DEVICE:INODE:ADDRESS`.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let mut fields = text.split(|&byte| byte == b':').map(number);

@@ -223,7 +223,7 @@ unsafe extern "C" fn slow() {
 static OBSERVED: AtomicBool = AtomicBool::new(false);
 
 /// From now on functions that call the two below say that they are entered and left.
-pub(crate) fn say_functions() {
+pub(crate) fn tag_functions() {
     OBSERVED.store(true, Relaxed);
 }
 

@@ -31,26 +31,26 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     let order = elfen_rt::tag::Order::own();
     let functions = order.map_or(&b""[..], |order| order.functions());
-    let says = functions == b"entries";
-    if says || functions == b"hooks" {
+    let tags = functions == b"entries";
+    if tags || functions == b"hooks" {
         let counts = order.is_some_and(|order| order.counted().next().is_some());
         if counts {
             elfen_rt::count::begin();
         }
         // The first thread's slot is claimed here, where system calls do no harm.
         threads::claim_slots(counts);
-        threads::begin_this();
+        threads::begin_this_thread();
         threads::claim_in_children();
     }
-    patch::patch_all(patch::Ways {
-        says: order.filter(|_| says),
+    patch::patch_all(patch::Patches {
+        tags: order.filter(|_| tags),
         checks: elfen_rt::inherit::is_named(),
     });
     if let Some(order) = order {
         shared::share(&order);
     }
     if functions == b"hooks" {
-        hooks::say_functions();
+        hooks::tag_functions();
     }
 }
 

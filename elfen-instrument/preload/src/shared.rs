@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 use elfen_rt::tag::Order;
 
-use crate::file_address::{File, Place, number};
+use crate::file_address::{File, FileAddress, number};
 
 const PAGE: usize = 4096;
 /// As many as the front's file has.
@@ -35,10 +35,10 @@ pub(crate) fn share(order: &Order<'_>) {
         return;
     };
     for (index, field) in fields.enumerate().take(PAGES) {
-        let Some(page) = Place::parse(field) else { continue };
-        let mut found = Find { page, address: None };
+        let Some(page) = FileAddress::parse(field) else { continue };
+        let mut found = PageSearch { page, address: None };
         // SAFETY: `look` has the type that is asked for, and `found` lives longer than the call.
-        unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
+        unsafe { libc::dl_iterate_phdr(Some(find_page), (&raw mut found).cast()) };
         let Some(address) = found.address else { continue };
         if move_to(fd, index, address) {
             let count = COUNT.load(Relaxed);
@@ -58,19 +58,19 @@ pub(crate) fn share(order: &Order<'_>) {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 
-struct Find {
-    page: Place,
+struct PageSearch {
+    page: FileAddress,
     address: Option<usize>,
 }
 
 /// Whether an object is the file that is meant, and has the page whole in data that stays writable.
-unsafe extern "C" fn look(
+unsafe extern "C" fn find_page(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     found: *mut c_void,
 ) -> c_int {
     // SAFETY: `share` handed this out, and it lives until the call returns.
-    let found = unsafe { &mut *found.cast::<Find>() };
+    let found = unsafe { &mut *found.cast::<PageSearch>() };
     // SAFETY: the loader hands out its description of a loaded object, for the time of this call.
     let Some(info) = (unsafe { info.as_ref() }) else { return 0 };
     if info.dlpi_phdr.is_null() || info.dlpi_name.is_null() {
@@ -127,14 +127,14 @@ fn move_to(fd: c_int, index: usize, address: usize) -> bool {
     let mapped = unsafe { libc::mmap(page, PAGE, protection, flags, fd, offset) };
     let moved = mapped == page;
     if moved {
-        say_ready(fd, index);
+        mark_ready(fd, index);
     }
     moved
 }
 
 /// Tells the observer that a page has the program's own values: a word for each page stands behind
 /// the pages.
-fn say_ready(fd: c_int, index: usize) {
+fn mark_ready(fd: c_int, index: usize) {
     let ready = 1_u64.to_ne_bytes();
     let Ok(offset) = i64::try_from(PAGES * PAGE + index * ready.len()) else { return };
     // SAFETY: the bytes are ours. Without the word the page is shared and its values are not shown.

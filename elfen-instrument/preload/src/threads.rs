@@ -22,14 +22,14 @@ type Create = unsafe extern "C" fn(
 ) -> c_int;
 
 /// What a thread begins with, on its way from the one that creates it.
-struct Place {
+struct StartSlot {
     taken: AtomicBool,
     start: AtomicUsize,
     argument: AtomicPtr<c_void>,
 }
 
-static PLACES: [Place; 256] = [const {
-    Place {
+static START_SLOTS: [StartSlot; 256] = [const {
+    StartSlot {
         taken: AtomicBool::new(false),
         start: AtomicUsize::new(0),
         argument: AtomicPtr::new(ptr::null_mut()),
@@ -47,7 +47,7 @@ pub(crate) fn claim_slots(counts: bool) {
 }
 
 /// What the calling thread does of that.
-pub(crate) fn begin_this() {
+pub(crate) fn begin_this_thread() {
     tag::begin_thread();
     if COUNTED.load(Relaxed) {
         count::begin_thread();
@@ -67,49 +67,49 @@ unsafe extern "C" fn begin_child() {
 
 /// What a thread is to do, as two registers.
 #[repr(C)]
-struct Order {
+struct StartCall {
     start: usize,
     argument: *mut c_void,
 }
 
 /// In the new thread: claims its slot, and gives what it begins with.
-extern "C" fn take(place: &Place) -> Order {
+extern "C" fn begin_in_slot(slot: &StartSlot) -> StartCall {
     // Relaxed: pthread_create(3) orders what its caller wrote before all that the thread does.
-    let order = Order { start: place.start.load(Relaxed), argument: place.argument.load(Relaxed) };
+    let call = StartCall { start: slot.start.load(Relaxed), argument: slot.argument.load(Relaxed) };
     // Release: pairs with the next one that takes the place.
-    place.taken.store(false, Release);
-    begin_this();
-    order
+    slot.taken.store(false, Release);
+    begin_this_thread();
+    call
 }
 
 /// Where a thread begins that has a slot to claim: jumps to what its creator gave it, whose return
 /// is the C library's.
 #[unsafe(naked)]
-unsafe extern "C" fn begin(place: *mut c_void) -> *mut c_void {
+unsafe extern "C" fn thread_entry(slot: *mut c_void) -> *mut c_void {
     naked_asm!(
         ".cfi_startproc",
         "sub rsp, 8",
         ".cfi_adjust_cfa_offset 8",
-        "call {take}",
+        "call {begin_in_slot}",
         "add rsp, 8",
         ".cfi_adjust_cfa_offset -8",
         "mov rdi, rdx",
         "jmp rax",
         ".cfi_endproc",
-        take = sym take,
+        begin_in_slot = sym begin_in_slot,
     );
 }
 
-fn free_place() -> Option<&'static Place> {
-    let free = |place: &&Place| {
-        let taken = place.taken.compare_exchange(false, true, Acquire, Relaxed);
+fn free_slot() -> Option<&'static StartSlot> {
+    let free = |slot: &&StartSlot| {
+        let taken = slot.taken.compare_exchange(false, true, Acquire, Relaxed);
         taken.is_ok()
     };
-    if CLAIMED.load(Relaxed) { PLACES.iter().find(free) } else { None }
+    if CLAIMED.load(Relaxed) { START_SLOTS.iter().find(free) } else { None }
 }
 
 /// The C library's own.
-fn create() -> Option<Create> {
+fn libc_create() -> Option<Create> {
     static FOUND: AtomicUsize = AtomicUsize::new(0);
     let mut found = FOUND.load(Relaxed);
     if found == 0 {
@@ -132,18 +132,18 @@ pub(crate) unsafe extern "C" fn pthread_create(
     start: Start,
     argument: *mut c_void,
 ) -> c_int {
-    let Some(create) = create() else { return libc::EAGAIN };
-    let Some(place) = free_place() else {
+    let Some(libc_create) = libc_create() else { return libc::EAGAIN };
+    let Some(slot) = free_slot() else {
         // SAFETY: by the contract above.
-        return unsafe { create(thread, attributes, start, argument) };
+        return unsafe { libc_create(thread, attributes, start, argument) };
     };
-    place.start.store(start as usize, Relaxed);
-    place.argument.store(argument, Relaxed);
-    let handed = ptr::from_ref(place).cast_mut().cast();
+    slot.start.store(start as usize, Relaxed);
+    slot.argument.store(argument, Relaxed);
+    let handed = ptr::from_ref(slot).cast_mut().cast();
     // SAFETY: by the contract above; `begin` takes a place, which is this thread's alone.
-    let failed = unsafe { create(thread, attributes, begin, handed) };
+    let failed = unsafe { libc_create(thread, attributes, thread_entry, handed) };
     if failed != 0 {
-        place.taken.store(false, Release);
+        slot.taken.store(false, Release);
     }
     failed
 }

@@ -6,10 +6,8 @@
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
-use crate::effects as flags;
-use crate::faults;
-use crate::flow::{self, Next};
-use crate::refused::Refused;
+use crate::effects;
+use crate::flow::{self, DecodeError, Next};
 
 /// `jmp rel32`: what is written over code.
 pub const JUMP_BYTES: usize = 5;
@@ -42,17 +40,17 @@ pub struct Function {
 impl Function {
     /// Decodes the bytes of a function that starts at `start`. `sample` is an address in it that
     /// was interrupted: the beginning of an instruction for certain.
-    pub fn decode(bytes: &[u8], start: u64, sample: Option<u64>) -> Result<Self, Refused> {
+    pub fn decode(bytes: &[u8], start: u64, sample: Option<u64>) -> Result<Self, DecodeError> {
         let end = u64::try_from(bytes.len()).ok().and_then(|bytes| start.checked_add(bytes));
         let end = end.filter(|_| !bytes.is_empty() && bytes.len() <= MAX_BYTES);
-        let end = end.ok_or(Refused::Length)?;
+        let end = end.ok_or(DecodeError::Length)?;
         let code = instructions(bytes, start)?;
         let next = flow::next(&code, start..end)?;
         let mut function = Self {
             start,
             end,
-            flags_live: flags::live(&code, &next),
-            faults: faults::faults(&code),
+            flags_live: effects::live_flags(&code, &next),
+            faults: effects::faults(&code),
             reached: Vec::new(),
             targets: flow::targets(&code),
             jumps_anywhere: next.iter().any(|next| next.is_unknown),
@@ -60,14 +58,14 @@ impl Function {
             code,
             next,
         };
-        function.meet(sample)?;
+        function.set_sample(sample)?;
         Ok(function)
     }
 
     /// A thread was interrupted at an address, or none was: what is reached is found anew.
-    pub fn meet(&mut self, sample: Option<u64>) -> Result<(), Refused> {
+    pub fn set_sample(&mut self, sample: Option<u64>) -> Result<(), DecodeError> {
         let sampled = match sample {
-            Some(ip) => Some(self.index(ip).ok_or(Refused::SampleInside(ip))?),
+            Some(ip) => Some(self.index(ip).ok_or(DecodeError::SampleInside(ip))?),
             None => None,
         };
         self.reached = flow::reached(&self.next, sampled);
@@ -80,7 +78,7 @@ impl Function {
     }
 
     /// Whether it names an address in a range: by a jump, a call, or by computing it.
-    pub fn names(&self, range: &core::ops::Range<u64>) -> bool {
+    pub fn refers_into(&self, range: &core::ops::Range<u64>) -> bool {
         let first = self.targets.partition_point(|&target| target < range.start);
         self.targets.get(first).is_some_and(|target| range.contains(target))
     }
@@ -91,15 +89,15 @@ impl Function {
     }
 }
 
-fn instructions(bytes: &[u8], start: u64) -> Result<Vec<Instruction>, Refused> {
+fn instructions(bytes: &[u8], start: u64) -> Result<Vec<Instruction>, DecodeError> {
     let decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
     let mut code = Vec::with_capacity(bytes.len() / 4);
     for instruction in decoder {
         if instruction.is_invalid() {
-            return Err(Refused::NoInstruction(instruction.ip()));
+            return Err(DecodeError::NoInstruction(instruction.ip()));
         }
         if instruction.flow_control() == FlowControl::XbeginXabortXend {
-            return Err(Refused::Transactions);
+            return Err(DecodeError::Transactions);
         }
         code.push(instruction);
     }

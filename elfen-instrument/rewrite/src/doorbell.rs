@@ -13,18 +13,18 @@ use crate::trampoline::{Code, Patch};
 
 /// The words that the routine reads and writes, each of 8 bytes; `filters` may lie anywhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bell {
+pub struct Doorbell {
     /// Not 0 while the request lane is busy.
     pub task: u64,
-    pub bell: u64,
+    pub doorbell: u64,
     /// Not 0 while the thread that has the batch lane filters its system calls.
     pub filters: u64,
-    pub drill: u64,
+    pub probe: u64,
     pub answer_tsc: u64,
     pub answer_place: u64,
 }
 
-impl Bell {
+impl Doorbell {
     /// The routine as it stands at `at`. `None` if a word is more than 2 GiB away.
     pub fn routine(&self, at: u64) -> Option<Patch> {
         let mut code = Code::at(at);
@@ -36,29 +36,29 @@ impl Bell {
         code.push(&[0x48, 0x83, 0x39, 0]);
         let filters = code.push_open(&[0x0f, 0x85]);
         // cmpq $0, drill; je
-        code.push_relative(&[0x48, 0x83, 0x3d], self.drill, &[0])?;
-        let no_drill = code.push_open(&[0x0f, 0x84]);
+        code.push_relative(&[0x48, 0x83, 0x3d], self.probe, &[0])?;
+        let no_probe = code.push_open(&[0x0f, 0x84]);
         // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
         code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
         code.push_relative(&[0x48, 0x89, 0x05], self.answer_tsc, &[])?;
         // mov (%rsp), %rax; mov %rax, answer_place; movq $0, drill
         code.push(&[0x48, 0x8b, 0x04, 0x24]);
         code.push_relative(&[0x48, 0x89, 0x05], self.answer_place, &[])?;
-        code.push_relative(&[0x48, 0xc7, 0x05], self.drill, &[0; 4])?;
-        code.close(no_drill)?;
+        code.push_relative(&[0x48, 0xc7, 0x05], self.probe, &[0; 4])?;
+        code.close(no_probe)?;
         // cmpq $0, task; je; cmpq $0, bell; je
         code.push_relative(&[0x48, 0x83, 0x3d], self.task, &[0])?;
         let idle = code.push_open(&[0x0f, 0x84]);
-        code.push_relative(&[0x48, 0x83, 0x3d], self.bell, &[0])?;
+        code.push_relative(&[0x48, 0x83, 0x3d], self.doorbell, &[0])?;
         let awake = code.push_open(&[0x0f, 0x84]);
         // xor %ecx, %ecx; xchg %rcx, bell; test %rcx, %rcx; je: one thread alone rings
         code.push(&[0x31, 0xc9]);
-        code.push_relative(&[0x48, 0x87, 0x0d], self.bell, &[])?;
+        code.push_relative(&[0x48, 0x87, 0x0d], self.doorbell, &[])?;
         code.push(&[0x48, 0x85, 0xc9]);
         let rung = code.push_open(&[0x0f, 0x84]);
         // push %rdi; push %rsi; lea bell, %rdi; mov $FUTEX_WAKE, %esi; mov $1, %edx
         code.push(&[0x57, 0x56]);
-        code.push_relative(&[0x48, 0x8d, 0x3d], self.bell, &[])?;
+        code.push_relative(&[0x48, 0x8d, 0x3d], self.doorbell, &[])?;
         code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
         call(&mut code)?;
         // pop %rsi; pop %rdi
@@ -73,15 +73,15 @@ impl Bell {
 /// The routine behind checks that look at the lane which their thread is on: the same, with the
 /// words of that lane. Where they are as seen from the word of drills.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LaneBell {
-    pub bell: i8,
+pub struct LaneDoorbell {
+    pub doorbell: i8,
     pub answer_tsc: i8,
     pub answer_place: i8,
     /// The process's own word, anywhere; `None`: the block says where the CPU's word is.
     pub filters: Option<u64>,
 }
 
-impl LaneBell {
+impl LaneDoorbell {
     /// The routine as it stands at `at`; it finds the CPU's block in `%rcx`.
     pub fn routine(&self, at: u64) -> Option<Patch> {
         let offset = |byte: i8| byte.to_le_bytes()[0];
@@ -104,7 +104,7 @@ impl LaneBell {
         code.push(&[0x48, 0x63, 0x79, 4, 0x48, 0x01, 0xcf]);
         // cmpq $0, drill; je
         code.push(&[0x48, 0x83, 0x3f, 0]);
-        let no_drill = code.push_open(&[0x0f, 0x84]);
+        let no_probe = code.push_open(&[0x0f, 0x84]);
         // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
         code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
         code.push(&[0x48, 0x89, 0x47, offset(self.answer_tsc)]);
@@ -112,11 +112,11 @@ impl LaneBell {
         code.push(&[0x48, 0x8b, 0x04, 0x24]);
         code.push(&[0x48, 0x89, 0x47, offset(self.answer_place)]);
         code.push(&[0x48, 0xc7, 0x07, 0, 0, 0, 0]);
-        code.close(no_drill)?;
+        code.close(no_probe)?;
         // cmpq $0, task; je; lea bell, %rdi; cmpq $0, bell; je
         code.push(&[0x48, 0x83, 0x3e, 0]);
         let idle = code.push_open(&[0x0f, 0x84]);
-        code.push(&[0x48, 0x8d, 0x7f, offset(self.bell)]);
+        code.push(&[0x48, 0x8d, 0x7f, offset(self.doorbell)]);
         code.push(&[0x48, 0x83, 0x3f, 0]);
         let awake = code.push_open(&[0x0f, 0x84]);
         // xor %ecx, %ecx; xchg %rcx, bell; test %rcx, %rcx; je: one thread alone rings
@@ -149,17 +149,18 @@ mod tests {
     use super::*;
     use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-    const BELL: Bell = Bell {
+    const DOORBELL: Doorbell = Doorbell {
         task: 0x3000,
-        bell: 0x4000,
+        doorbell: 0x4000,
         filters: 1 << 41,
-        drill: 0x4008,
+        probe: 0x4008,
         answer_tsc: 0x4010,
         answer_place: 0x4018,
     };
 
-    const LANE: LaneBell = LaneBell { bell: -8, answer_tsc: 8, answer_place: 16, filters: None };
-    const LANE_OWN: LaneBell = LaneBell { filters: Some(1 << 40), ..LANE };
+    const LANE: LaneDoorbell =
+        LaneDoorbell { doorbell: -8, answer_tsc: 8, answer_place: 16, filters: None };
+    const LANE_OWN: LaneDoorbell = LaneDoorbell { filters: Some(1 << 40), ..LANE };
 
     fn decoded(routine: Option<Patch>) -> Vec<Instruction> {
         let bytes = routine.unwrap().bytes;
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_is_pushed_is_popped_on_every_way_through() {
-        ends_as_it_began(&decoded(BELL.routine(0x2000)));
+        ends_as_it_began(&decoded(DOORBELL.routine(0x2000)));
         ends_as_it_began(&decoded(LANE.routine(0x2000)));
         ends_as_it_began(&decoded(LANE_OWN.routine(0x2000)));
     }
@@ -202,7 +203,7 @@ mod tests {
     /// the number that is in `%eax` where the kernel is called, for either bell.
     #[test]
     fn the_bell_says_what_is_called() {
-        for code in [decoded(BELL.routine(0x2000)), decoded(LANE.routine(0x2000))] {
+        for code in [decoded(DOORBELL.routine(0x2000)), decoded(LANE.routine(0x2000))] {
             let called = code.iter().position(|one| one.mnemonic() == Mnemonic::Syscall).unwrap();
             let [futex, sleeps, skip, yields] = &code[called - 4..called] else { unreachable!() };
             let puts = |one: &Instruction, number| {
@@ -225,21 +226,21 @@ mod tests {
 
     #[test]
     fn every_word_is_the_one_that_is_meant() {
-        let named: Vec<(Mnemonic, u64)> = decoded(BELL.routine(0x2000))
+        let named: Vec<(Mnemonic, u64)> = decoded(DOORBELL.routine(0x2000))
             .iter()
             .filter(|one| one.is_ip_rel_memory_operand())
             .map(|one| (one.mnemonic(), one.ip_rel_memory_address()))
             .collect();
         use Mnemonic::{Cmp, Lea, Mov, Xchg};
         let expected = [
-            (Cmp, BELL.drill),
-            (Mov, BELL.answer_tsc),
-            (Mov, BELL.answer_place),
-            (Mov, BELL.drill),
-            (Cmp, BELL.task),
-            (Cmp, BELL.bell),
-            (Xchg, BELL.bell),
-            (Lea, BELL.bell),
+            (Cmp, DOORBELL.probe),
+            (Mov, DOORBELL.answer_tsc),
+            (Mov, DOORBELL.answer_place),
+            (Mov, DOORBELL.probe),
+            (Cmp, DOORBELL.task),
+            (Cmp, DOORBELL.doorbell),
+            (Xchg, DOORBELL.doorbell),
+            (Lea, DOORBELL.doorbell),
         ];
         assert_eq!(named, expected);
     }
@@ -290,7 +291,7 @@ mod tests {
             None => one.mnemonic() == Mnemonic::Movsxd && one.memory_displacement64() == 8,
         };
         for (routine, word) in [
-            (BELL.routine(0x2000), Some(BELL.filters)),
+            (DOORBELL.routine(0x2000), Some(DOORBELL.filters)),
             (LANE.routine(0x2000), None),
             (LANE_OWN.routine(0x2000), LANE_OWN.filters),
         ] {
@@ -311,7 +312,7 @@ mod tests {
 
     #[test]
     fn words_out_of_reach_are_refused() {
-        assert_eq!(BELL.routine(1 << 32), None);
-        assert_eq!(Bell { bell: 1 << 33, ..BELL }.routine(0x2000), None);
+        assert_eq!(DOORBELL.routine(1 << 32), None);
+        assert_eq!(Doorbell { doorbell: 1 << 33, ..DOORBELL }.routine(0x2000), None);
     }
 }

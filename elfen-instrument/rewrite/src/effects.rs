@@ -1,7 +1,10 @@
 //! Whether the arithmetic flags mean something to what follows: a check
 //! compares, and so writes them.
 
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{
+    FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+    RflagsBits, UsedMemory,
+};
 
 use crate::flow::Next;
 
@@ -17,7 +20,7 @@ const ARITHMETIC: u32 = RflagsBits::OF
 ///
 /// Flags mean nothing behind a call or a return (the calling convention), and may mean anything
 /// where the function is left by a jump, whether out of it or to an address that is computed.
-pub(crate) fn live(code: &[Instruction], next: &[Next]) -> Vec<bool> {
+pub(crate) fn live_flags(code: &[Instruction], next: &[Next]) -> Vec<bool> {
     let mut before = vec![0u32; code.len()];
     let mut changed = true;
     while changed {
@@ -65,6 +68,38 @@ fn may_leave_flags(instruction: &Instruction) -> bool {
         && instruction.immediate8() & 0x3f == 0;
     let repeats = instruction.has_rep_prefix() || instruction.has_repne_prefix();
     by_register || by_zero || repeats
+}
+
+/// Which of the instructions may raise a fault.
+pub(crate) fn faults(code: &[Instruction]) -> Vec<bool> {
+    let mut factory = InstructionInfoFactory::new();
+    code.iter().map(|one| may_fault(&mut factory, one, |_| false)).collect()
+}
+
+/// Whether an instruction may raise a fault: it divides, or goes to memory other than the stack,
+/// its object's own, or its thread's.
+pub(crate) fn may_fault(
+    factory: &mut InstructionInfoFactory,
+    instruction: &Instruction,
+    or_else_cannot: impl Fn(&UsedMemory) -> bool,
+) -> bool {
+    let divides = matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv);
+    let memory = factory.info(instruction).used_memory();
+    divides
+        || memory.iter().any(|memory| !cannot_fault(instruction, memory) && !or_else_cannot(memory))
+}
+
+fn cannot_fault(instruction: &Instruction, memory: &UsedMemory) -> bool {
+    let alone = memory.index() == Register::None;
+    let is_thread = matches!(memory.segment(), Register::FS | Register::GS);
+    match memory.base() {
+        _ if memory.access() == OpAccess::NoMemAccess => true,
+        Register::RSP => alone && !is_thread,
+        // An address of the object's own: it has no base, and the displacement is the address.
+        _ if instruction.is_ip_rel_memory_operand() => alone && !is_thread,
+        Register::None => alone && is_thread,
+        _ => false,
+    }
 }
 
 #[cfg(test)]

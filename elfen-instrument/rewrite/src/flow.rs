@@ -4,7 +4,20 @@ use core::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, OpKind};
 
-use crate::refused::Refused;
+/// Why a function is left alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DecodeError {
+    #[error("it has no bytes, or more than a mebibyte")]
+    Length,
+    #[error("its bytes at {0:#x} are no instruction")]
+    NoInstruction(u64),
+    #[error("it goes to {0:#x}, which is inside of an instruction")]
+    TargetInside(u64),
+    #[error("it was interrupted at {0:#x}, which is not where an instruction begins")]
+    SampleInside(u64),
+    #[error("it has transactions")]
+    Transactions,
+}
 
 /// What runs after an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,29 +46,29 @@ pub(crate) fn target(instruction: &Instruction) -> Option<u64> {
     is_near.then(|| instruction.near_branch_target())
 }
 
-pub(crate) fn next(code: &[Instruction], inside: Range<u64>) -> Result<Vec<Next>, Refused> {
+pub(crate) fn next(code: &[Instruction], inside: Range<u64>) -> Result<Vec<Next>, DecodeError> {
     code.iter()
         .enumerate()
-        .map(|(index, instruction)| one(code, index, instruction, &inside))
+        .map(|(index, instruction)| next_of(code, index, instruction, &inside))
         .collect()
 }
 
-fn one(
+fn next_of(
     code: &[Instruction],
     index: usize,
     instruction: &Instruction,
     inside: &Range<u64>,
-) -> Result<Next, Refused> {
+) -> Result<Next, DecodeError> {
     let last = index + 1 == code.len();
     let falls = Next { falls: true, leaves: last, ..Next::default() };
-    let goes = |falls: bool| -> Result<Next, Refused> {
-        let target = target(instruction).ok_or(Refused::NoInstruction(instruction.ip()))?;
+    let goes = |falls: bool| -> Result<Next, DecodeError> {
+        let target = target(instruction).ok_or(DecodeError::NoInstruction(instruction.ip()))?;
         let leaves = !inside.contains(&target) || falls && last;
         let goes_to = match inside.contains(&target) {
             false => None,
             true => Some(
                 code.binary_search_by_key(&target, Instruction::ip)
-                    .map_err(|_| Refused::TargetInside(target))?,
+                    .map_err(|_| DecodeError::TargetInside(target))?,
             ),
         };
         Ok(Next { falls, goes_to, leaves, is_unknown: false })
@@ -73,7 +86,7 @@ fn one(
         FlowControl::Return | FlowControl::Interrupt | FlowControl::Exception => {
             Ok(Next::default())
         }
-        FlowControl::XbeginXabortXend => Err(Refused::Transactions),
+        FlowControl::XbeginXabortXend => Err(DecodeError::Transactions),
     }
 }
 

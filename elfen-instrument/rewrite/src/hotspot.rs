@@ -37,19 +37,19 @@ const FRAME_BYTES: u64 = 4096;
 
 impl HotSpot {
     /// Whether the machine neither changes nor looks at an instruction.
-    pub(crate) fn leaves_alone(self, function: &Function, instruction: &Instruction) -> bool {
+    pub(crate) fn may_move(self, function: &Function, instruction: &Instruction) -> bool {
         let at = instruction.ip();
         let is_entry = at < self.entry.saturating_add(ENTRY_BYTES);
         let is_nop = instruction.mnemonic() == Mnemonic::Nop;
         !is_entry
             && !is_nop
             && !instruction.op_kinds().any(is_immediate)
-            && goes_inside(function, instruction)
-            && goes_to_its_own(instruction)
+            && stays_in_method(function, instruction)
+            && uses_own_memory(instruction)
     }
 
     /// The thread that runs the method is at `%r15`, and is there as long as it runs.
-    pub(crate) fn is_sure(self, memory: &UsedMemory) -> bool {
+    pub(crate) fn cannot_fault(self, memory: &UsedMemory) -> bool {
         let is_flat = !matches!(memory.segment(), Register::FS | Register::GS);
         is_flat && memory.base() == Register::R15 && memory.index() == Register::None
     }
@@ -71,7 +71,7 @@ fn is_immediate(kind: OpKind) -> bool {
 }
 
 /// Jumps out of a method go to stubs of the machine's.
-fn goes_inside(function: &Function, instruction: &Instruction) -> bool {
+fn stays_in_method(function: &Function, instruction: &Instruction) -> bool {
     match instruction.flow_control() {
         FlowControl::Next => true,
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
@@ -82,7 +82,7 @@ fn goes_inside(function: &Function, instruction: &Instruction) -> bool {
 }
 
 /// To no memory but the frame, and the thread's structure.
-fn goes_to_its_own(instruction: &Instruction) -> bool {
+fn uses_own_memory(instruction: &Instruction) -> bool {
     let is_own = |memory: &UsedMemory| match memory.base() {
         _ if memory.access() == OpAccess::NoMemAccess => true,
         Register::RSP => memory.displacement() < FRAME_BYTES,
@@ -108,8 +108,8 @@ mod tests {
     fn found(bytes: &[u8], permitted: &Permitted<'_>) -> Option<(u64, Tactic)> {
         let code = [&[0x90; 16], bytes, &[0xc3]].concat();
         let function = Function::decode(&code, 0x1000, None).unwrap();
-        let place = function.places(permitted).next()?;
-        Some((place.at, place.tactic))
+        let site = function.sites(permitted).next()?;
+        Some((site.at, site.tactic))
     }
 
     /// Goal: of compiled methods only what the machine leaves alone is moved. Method: one
@@ -184,7 +184,7 @@ mod tests {
         let function = Function::decode(&code.concat(), 0x1000, Some(0x1017)).unwrap();
         let around = function.loops_around(0x1017);
         let [one] = around[..] else { panic!("{around:x?}") };
-        let place = function.place_in(&one, &PERMITTED).unwrap();
-        assert_eq!((place.at, place.bytes, place.tactic), (0x1010, 7, Tactic::One));
+        let site = function.site_in_loop(&one, &PERMITTED).unwrap();
+        assert_eq!((site.at, site.bytes, site.tactic), (0x1010, 7, Tactic::One));
     }
 }

@@ -27,21 +27,19 @@
 mod code;
 mod doorbell;
 mod effects;
-mod faults;
 mod flow;
 mod hotspot;
 mod loops;
 mod notice;
 mod patch_site;
-mod refused;
 mod rounds;
 mod trampoline;
 
 pub use code::{Function, JUMP_BYTES, MAX_BYTES};
-pub use doorbell::{Bell, LaneBell};
+pub use doorbell::{Doorbell, LaneDoorbell};
+pub use flow::DecodeError;
 pub use hotspot::HotSpot;
 pub use loops::Loop;
 pub use notice::{NOTICE_BYTES, notice, notice_sites};
-pub use patch_site::{Permitted, Place, Tactic};
-pub use refused::Refused;
-pub use trampoline::{BLOCK_BYTES, Hooks, OfCpu, Patch, Words};
+pub use patch_site::{PatchSite, Permitted, Tactic};
+pub use trampoline::{BLOCK_BYTES, CpuWords, Hooks, Patch, Words};

@@ -9,7 +9,7 @@ use core::ops::Range;
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic};
 
 use crate::code::{Function, JUMP_BYTES};
-use crate::faults::may_fault;
+use crate::effects::may_fault;
 use crate::flow::{Next, target};
 use crate::hotspot::HotSpot;
 use crate::loops::{self, Loop};
@@ -47,7 +47,7 @@ pub struct Permitted<'a> {
 
 /// Instructions that can be moved away for a jump.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct PatchSite {
     pub at: u64,
     /// How many bytes of code are replaced.
     pub bytes: usize,
@@ -56,7 +56,7 @@ pub struct Place {
     pub(crate) saves_flags: bool,
 }
 
-impl Place {
+impl PatchSite {
     /// Whether a thread can stand inside of what is replaced.
     pub fn is_several(&self) -> bool {
         self.moved.len() > 1
@@ -65,14 +65,14 @@ impl Place {
 
 impl Function {
     /// The safest place that every round of a loop comes by, and of those the first.
-    pub fn place_in(&self, one: &Loop, permitted: &Permitted<'_>) -> Option<Place> {
+    pub fn site_in_loop(&self, one: &Loop, permitted: &Permitted<'_>) -> Option<PatchSite> {
         let inside = one.indices(self)?;
         let on_every_round = |index: usize| loops::is_on_every_round(self, one, index);
         self.safest(inside, permitted, on_every_round)
     }
 
     /// The safest place that every call of the function comes by.
-    pub fn place_at_entry(&self, permitted: &Permitted<'_>) -> Option<Place> {
+    pub fn site_at_entry(&self, permitted: &Permitted<'_>) -> Option<PatchSite> {
         let straight = |next: &Next| next.falls && next.goes_to.is_none();
         let before_branch = self.next.iter().take_while(|next| straight(next)).count();
         let entry = 0..(before_branch + 1).min(self.code.len());
@@ -80,8 +80,8 @@ impl Function {
     }
 
     /// Every place of the function, by whatever tactic it takes.
-    pub fn places(&self, permitted: &Permitted<'_>) -> impl Iterator<Item = Place> {
-        (0..self.code.len()).filter_map(|index| self.place(index, permitted))
+    pub fn sites(&self, permitted: &Permitted<'_>) -> impl Iterator<Item = PatchSite> {
+        (0..self.code.len()).filter_map(|index| self.site(index, permitted))
     }
 
     fn safest(
@@ -89,17 +89,17 @@ impl Function {
         range: Range<usize>,
         permitted: &Permitted<'_>,
         fits: impl Fn(usize) -> bool,
-    ) -> Option<Place> {
-        let mut found: Vec<Place> =
-            range.filter_map(|index| self.place(index, permitted)).collect();
+    ) -> Option<PatchSite> {
+        let mut found: Vec<PatchSite> =
+            range.filter_map(|index| self.site(index, permitted)).collect();
         // Stable: of equals the first.
-        found.sort_by_key(|place| place.tactic);
-        found.into_iter().find(|place| fits(place.moved.start))
+        found.sort_by_key(|site| site.tactic);
+        found.into_iter().find(|site| fits(site.moved.start))
     }
 
     /// The place that begins with instruction `index`, if there is one.
-    fn place(&self, index: usize, permitted: &Permitted<'_>) -> Option<Place> {
-        let moved = self.covered(index)?;
+    fn site(&self, index: usize, permitted: &Permitted<'_>) -> Option<PatchSite> {
+        let moved = self.covered_by_jump(index)?;
         let code = self.code.get(moved.clone())?;
         let (at, end) = (code.first()?.ip(), code.last()?.next_ip());
         let is_certain = moved.clone().all(|index| self.reached[index]);
@@ -116,30 +116,30 @@ impl Function {
             && (!faults || permitted.memory)
             && (!saves_flags || permitted.flags);
         let inside = at + 1..end;
-        let is_named = self.names(&inside) || names(permitted.named, &inside);
+        let is_named = self.refers_into(&inside) || any_inside(permitted.named, &inside);
         let bytes = usize::try_from(end - at).ok()?;
         // A jump to itself goes round in its trampoline, for which no check is needed.
         let is_still = code.len() == 1 && target(&code[0]) == Some(at);
         let stays = |one: &Instruction| {
-            permitted.hotspot.is_some_and(|hotspot| !hotspot.leaves_alone(self, one))
+            permitted.hotspot.is_some_and(|hotspot| !hotspot.may_move(self, one))
         };
         let is_safe =
             is_certain && is_permitted && !is_named && !is_still && !code.iter().any(stays);
-        is_safe.then_some(Place { at, bytes, tactic, moved, saves_flags })
+        is_safe.then_some(PatchSite { at, bytes, tactic, moved, saves_flags })
     }
 
     /// Whether instruction `index` may raise a fault.
     fn may_fault(&self, index: usize, permitted: &Permitted<'_>) -> bool {
-        let is_sure = |hotspot: HotSpot| {
+        let cannot_fault = |hotspot: HotSpot| {
             !may_fault(&mut InstructionInfoFactory::new(), &self.code[index], |memory| {
-                hotspot.is_sure(memory)
+                hotspot.cannot_fault(memory)
             })
         };
-        self.faults[index] && !permitted.hotspot.is_some_and(is_sure)
+        self.faults[index] && !permitted.hotspot.is_some_and(cannot_fault)
     }
 
     /// As few instructions from `index` on as the jump takes room; only the last may go elsewhere.
-    fn covered(&self, index: usize) -> Option<Range<usize>> {
+    fn covered_by_jump(&self, index: usize) -> Option<Range<usize>> {
         let mut bytes = 0;
         for end in index..self.code.len() {
             let instruction = &self.code[end];
@@ -159,7 +159,7 @@ impl Function {
 }
 
 /// Whether one of the addresses, which are in order, lies in a range.
-fn names(addresses: &[u64], inside: &Range<u64>) -> bool {
+fn any_inside(addresses: &[u64], inside: &Range<u64>) -> bool {
     let first = addresses.partition_point(|&address| address < inside.start);
     addresses.get(first).is_some_and(|address| inside.contains(address))
 }
@@ -188,8 +188,8 @@ mod tests {
     }
 
     fn first(bytes: &[u8], permitted: &Permitted<'_>) -> Option<(u64, usize, Tactic)> {
-        let place = function(bytes).places(permitted).next()?;
-        Some((place.at, place.bytes, place.tactic))
+        let site = function(bytes).sites(permitted).next()?;
+        Some((site.at, site.bytes, site.tactic))
     }
 
     /// Goal: each tactic takes what it says and nothing else. Method: the shortest code for each,
@@ -251,7 +251,7 @@ mod tests {
     fn nothing_goes_inside_of_a_place() {
         // A: mov %edi,%eax; B: lea (%rsi,%rdi),%edx; jmp B
         let loops_inside = [0x89, 0xf8, 0x8d, 0x14, 0x3e, 0xeb, 0xfb, 0xc3];
-        let starts: Vec<u64> = function(&loops_inside).places(&ALL).map(|place| place.at).collect();
+        let starts: Vec<u64> = function(&loops_inside).sites(&ALL).map(|site| site.at).collect();
         assert_eq!(starts, [0x1002], "the place at A would cover B");
         // An address that a table names, inside of one instruction and behind it.
         let one = [0xb8, 1, 0, 0, 0, 0xc3];
@@ -261,8 +261,7 @@ mod tests {
         }
         // jmp *%rcx may go anywhere: to the second of two, not into the middle of one.
         let anywhere = [0x89, 0xf8, 0x8d, 0x14, 0x3e, 0xb8, 1, 0, 0, 0, 0xff, 0xe1];
-        let found: Vec<Tactic> =
-            function(&anywhere).places(&ALL).map(|place| place.tactic).collect();
+        let found: Vec<Tactic> = function(&anywhere).sites(&ALL).map(|site| site.tactic).collect();
         assert_eq!(found, [Tactic::Flags], "flags may be live there, for all that is known");
     }
 
@@ -310,18 +309,18 @@ mod tests {
         assert_eq!(first(&bytes, &ALL), None);
         // Somebody was interrupted there.
         let sampled = Function::decode(&bytes, 0x1000, Some(0x1002)).unwrap();
-        assert_eq!(sampled.places(&ALL).next().map(|place| place.at), Some(0x1002));
+        assert_eq!(sampled.sites(&ALL).next().map(|site| site.at), Some(0x1002));
     }
 
     #[test]
     fn the_entry_place_is_before_the_first_branch() {
         // test %edi,%edi; je over; mov $1,%eax; over: ret
         let late = [0x85, 0xff, 0x74, 5, 0xb8, 1, 0, 0, 0, 0xc3];
-        assert_eq!(function(&late).place_at_entry(&Permitted::default()), None);
+        assert_eq!(function(&late).site_at_entry(&Permitted::default()), None);
         // endbr64; mov $1,%eax; ret
         let early = [0xf3, 0x0f, 0x1e, 0xfa, 0xb8, 1, 0, 0, 0, 0xc3];
-        let place = function(&early).place_at_entry(&Permitted::default()).unwrap();
-        assert_eq!(place.at, 0x1004);
+        let site = function(&early).site_at_entry(&Permitted::default()).unwrap();
+        assert_eq!(site.at, 0x1004);
     }
 
     #[test]
@@ -330,7 +329,7 @@ mod tests {
         let bytes = [0xc7, 0x07, 1, 0, 0, 0, 0xb8, 1, 0, 0, 0, 0xff, 0xc9, 0x75, 0xf1, 0xc3];
         let function = function(&bytes);
         let [one] = function.loops_around(0x1006)[..] else { panic!("a loop") };
-        let place = function.place_in(&one, &ALL).unwrap();
-        assert_eq!((place.at, place.tactic), (0x1006, Tactic::One));
+        let site = function.site_in_loop(&one, &ALL).unwrap();
+        assert_eq!((site.at, site.tactic), (0x1006, Tactic::One));
     }
 }

@@ -19,7 +19,7 @@ use iced_x86::{InstructionBlock, OpKind};
 use crate::code::Function;
 use crate::flow::target;
 use crate::loops::{self, Loop};
-use crate::patch_site::{Permitted, Place, can_move};
+use crate::patch_site::{PatchSite, Permitted, can_move};
 use crate::trampoline::{Hooks, Patch};
 
 /// Copies are told from each other by addresses that no program has.
@@ -33,7 +33,7 @@ impl Function {
     /// no more than one, or the loop is not one to be copied.
     pub fn trampoline_of_rounds(
         &self,
-        place: &Place,
+        site: &PatchSite,
         rounds: usize,
         most_bytes: usize,
         permitted: &Permitted<'_>,
@@ -42,8 +42,8 @@ impl Function {
     ) -> Option<Patch> {
         let mut rounds = rounds;
         while rounds > 1 {
-            let code = self.rounds(place, rounds, permitted)?;
-            let patch = self.behind_a_check(place, at, hooks, |out| {
+            let code = self.rounds(site, rounds, permitted)?;
+            let patch = self.behind_a_check(site, at, hooks, |out| {
                 let block = InstructionBlock::new(&code, out.here()?);
                 let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
                 out.push(&encoded.code_buffer);
@@ -60,13 +60,13 @@ impl Function {
     /// Instructions of so many rounds, and of the jump behind them.
     fn rounds(
         &self,
-        place: &Place,
+        site: &PatchSite,
         count: usize,
         permitted: &Permitted<'_>,
     ) -> Option<Vec<Instruction>> {
-        let one = self.loops_around(place.at).pop()?;
+        let one = self.loops_around(site.at).pop()?;
         let inside = one.indices(self)?;
-        let first = place.moved.start;
+        let first = site.moved.start;
         let is_short = one.back - one.start <= ROUND_BYTES;
         let is_compiled = permitted.hotspot.is_some();
         let every = |index: usize| loops::is_on_every_round(self, &one, index);
@@ -81,8 +81,8 @@ impl Function {
         }
         let round = || (first..inside.end).chain(inside.start..first);
         let order: Vec<usize> =
-            (0..count).flat_map(|_| round()).chain(place.moved.clone()).collect();
-        let copied = Copied { function: self, one: &one, order: &order };
+            (0..count).flat_map(|_| round()).chain(site.moved.clone()).collect();
+        let copied = Copies { function: self, one: &one, order: &order };
         let mut code: Vec<Instruction> = (0..order.len())
             .filter_map(|at| {
                 let stays = stays(&order[at]);
@@ -91,7 +91,7 @@ impl Function {
                 Some(instruction)
             })
             .collect();
-        let mut back = jump(place.at.checked_add(u64::try_from(place.bytes).ok()?)?)?;
+        let mut back = jump(site.at.checked_add(u64::try_from(site.bytes).ok()?)?)?;
         back.set_ip(copy_at(order.len()));
         code.push(back);
         Some(code)
@@ -107,19 +107,19 @@ impl Function {
     fn can_be_copied(&self, index: usize, permitted: &Permitted<'_>) -> bool {
         let instruction = &self.code[index];
         let is_computed = instruction.flow_control() == FlowControl::IndirectBranch;
-        let is_sure = permitted.memory || !self.faults[index];
-        self.reached[index] && can_move(instruction) && !is_computed && is_sure
+        let cannot_fault = permitted.memory || !self.faults[index];
+        self.reached[index] && can_move(instruction) && !is_computed && cannot_fault
     }
 }
 
 /// The instructions of all rounds, in the order in which they lie.
-struct Copied<'a> {
+struct Copies<'a> {
     function: &'a Function,
     one: &'a Loop,
     order: &'a [usize],
 }
 
-impl Copied<'_> {
+impl Copies<'_> {
     fn instruction(&self, at: usize) -> Instruction {
         self.function.code[self.order[at]]
     }
@@ -188,8 +188,8 @@ mod tests {
 
     fn patch(bytes: &[u8], at: u64, rounds: usize, permitted: &Permitted<'_>) -> Option<Patch> {
         let function = Function::decode(bytes, 0x1000, None).unwrap();
-        let place = function.places(permitted).find(|place| place.at == at).unwrap();
-        function.trampoline_of_rounds(&place, rounds, 4096, permitted, AT, &HOOKS)
+        let site = function.sites(permitted).find(|site| site.at == at).unwrap();
+        function.trampoline_of_rounds(&site, rounds, 4096, permitted, AT, &HOOKS)
     }
 
     /// What lies behind the check, which takes 28 bytes, up to the first jump back into the program
@@ -278,10 +278,10 @@ mod tests {
     #[test]
     fn code_that_a_virtual_machine_made_has_no_rounds() {
         let function = Function::decode(&PLAIN, 0x1000, None).unwrap();
-        let place = function.places(&ALL).next().unwrap();
+        let site = function.sites(&ALL).next().unwrap();
         let hotspot = Permitted { hotspot: Some(HotSpot { entry: 0 }), ..ALL };
         let of = |permitted| {
-            function.trampoline_of_rounds(&place, 2, 4096, permitted, AT, &HOOKS).is_some()
+            function.trampoline_of_rounds(&site, 2, 4096, permitted, AT, &HOOKS).is_some()
         };
         assert!(of(&ALL) && !of(&hotspot));
     }
@@ -290,9 +290,9 @@ mod tests {
     #[test]
     fn there_are_as_many_rounds_as_there_is_room() {
         let function = Function::decode(&PLAIN, 0x1000, None).unwrap();
-        let place = function.places(&ALL).next().unwrap();
+        let site = function.sites(&ALL).next().unwrap();
         let length = |most| {
-            let patch = function.trampoline_of_rounds(&place, 64, most, &ALL, AT, &HOOKS);
+            let patch = function.trampoline_of_rounds(&site, 64, most, &ALL, AT, &HOOKS);
             patch.map(|patch| patch.bytes.len())
         };
         let all = length(4096).unwrap();

@@ -3,7 +3,7 @@
 use iced_x86::{BlockEncoder, BlockEncoderOptions, InstructionBlock};
 
 use crate::code::{Function, JUMP_BYTES};
-use crate::patch_site::Place;
+use crate::patch_site::PatchSite;
 
 /// What is left of instructions that were jumped over: nobody should come here.
 const INT3: u8 = 0xcc;
@@ -31,14 +31,14 @@ pub enum Words {
         count: Option<u64>,
     },
     /// Those of the CPU that the thread is on.
-    OfCpu(OfCpu),
+    CpuWords(CpuWords),
 }
 
 /// Blocks of [`BLOCK_BYTES`], one for each CPU: each begins with the distances of words from the
 /// block, of 4 bytes each: a check reads two, and the routine that rings a third. A block of zeros
 /// names itself, and so words that are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OfCpu {
+pub struct CpuWords {
     pub blocks: u64,
     /// Where the kernel writes the number of a thread's CPU, from the thread pointer on: the
     /// first word of `struct rseq`, which holds a CPU that there is at any time.
@@ -108,7 +108,7 @@ impl Code {
     fn push_check(&mut self, words: &Words) -> Option<[usize; 2]> {
         match words {
             Words::Fixed { words, count } => self.push_fixed(words, *count),
-            Words::OfCpu(of_cpu) => self.push_of_cpu(of_cpu),
+            Words::CpuWords(cpu_words) => self.push_cpu_words(cpu_words),
         }
     }
 
@@ -128,8 +128,8 @@ impl Code {
 
     /// Leaves the address of the CPU's block in `%rcx`. Where a thread goes to another CPU in
     /// between, this check is the last for the CPU that it left.
-    fn push_of_cpu(&mut self, of_cpu: &OfCpu) -> Option<[usize; 2]> {
-        let OfCpu { blocks, cpu_at, count_at } = *of_cpu;
+    fn push_cpu_words(&mut self, cpu_words: &CpuWords) -> Option<[usize; 2]> {
+        let CpuWords { blocks, cpu_at, count_at } = *cpu_words;
         // mov %fs:cpu_at,%eax; shl $BLOCK_SHIFT,%eax; lea blocks(%rip),%rcx; add %rax,%rcx
         self.push(&[0x64, 0x8b, 0x04, 0x25]);
         self.push(&cpu_at.to_le_bytes());
@@ -144,8 +144,8 @@ impl Code {
         let task = self.push_open(&[0x0f, 0x85]);
         // movslq 4(%rcx),%rax; cmpq $0,(%rcx,%rax); jne
         self.push(&[0x48, 0x63, 0x41, 4, 0x48, 0x83, 0x3c, 0x01, 0]);
-        let drill = self.push_open(&[0x0f, 0x85]);
-        Some([task, drill])
+        let probe = self.push_open(&[0x0f, 0x85]);
+        Some([task, probe])
     }
 
     /// The address behind the jump in `%rax`, and off to the routine.
@@ -177,16 +177,16 @@ const RESTORE_FLAGS: [u8; 3] = [0x04, 0x7f, 0x9e];
 impl Function {
     /// The trampoline of a place of this function, as it stands at `at`. `None` if something that
     /// it names is more than 2 GiB away.
-    pub fn trampoline(&self, place: &Place, at: u64, hooks: &Hooks) -> Option<Patch> {
-        self.behind_a_check(place, at, hooks, |code| {
-            for instruction in self.code.get(place.moved.clone())?.chunks(1) {
+    pub fn trampoline(&self, site: &PatchSite, at: u64, hooks: &Hooks) -> Option<Patch> {
+        self.behind_a_check(site, at, hooks, |code| {
+            for instruction in self.code.get(site.moved.clone())?.chunks(1) {
                 // One at a time: of a block, a branch to its beginning would stay inside of it, and
                 // a loop that small would never come by its check again.
                 let block = InstructionBlock::new(instruction, code.here()?);
                 let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
                 code.push(&encoded.code_buffer);
             }
-            let end = place.at.checked_add(u64::try_from(place.bytes).ok()?)?;
+            let end = site.at.checked_add(u64::try_from(site.bytes).ok()?)?;
             code.push_relative(&[0xe9], end, &[])
         })
     }
@@ -194,19 +194,19 @@ impl Function {
     /// The check of a place, and what runs behind it until it is back in the program.
     pub(crate) fn behind_a_check(
         &self,
-        place: &Place,
+        site: &PatchSite,
         at: u64,
         hooks: &Hooks,
         push_moved: impl FnOnce(&mut Code) -> Option<()>,
     ) -> Option<Patch> {
         let mut code = Code::at(at);
         // Registers that the check itself takes. Its stack is that of the whole check then.
-        let has_registers = matches!(hooks.words, Words::OfCpu(_));
-        let has_stack = place.saves_flags || has_registers;
+        let has_registers = matches!(hooks.words, Words::CpuWords(_));
+        let has_stack = site.saves_flags || has_registers;
         if has_stack {
             code.push_below_red_zone();
         }
-        if place.saves_flags {
+        if site.saves_flags {
             code.push(&[PUSH_RAX]);
             code.push(&SAVE_FLAGS);
         }
@@ -218,7 +218,7 @@ impl Function {
         if has_registers {
             code.push(&[POP_RCX, POP_RAX]);
         }
-        if place.saves_flags {
+        if site.saves_flags {
             code.push(&RESTORE_FLAGS);
             code.push(&[POP_RAX]);
         }
@@ -246,7 +246,7 @@ impl Function {
     }
 }
 
-impl Place {
+impl PatchSite {
     /// What is written over the place: a jump to its trampoline, and traps.
     pub fn jump(&self, to: u64) -> Option<Patch> {
         let mut code = Code::at(self.at);
@@ -263,24 +263,24 @@ mod tests {
 
     const WORDS: [u64; 2] = [0x3000, 0x3008];
     const HOOKS: Hooks = fixed(WORDS, None);
-    const OF_CPU: OfCpu = OfCpu { blocks: 0x4000, cpu_at: 0x920, count_at: 8 };
+    const CPU_WORDS: CpuWords = CpuWords { blocks: 0x4000, cpu_at: 0x920, count_at: 8 };
 
     const fn fixed(words: [u64; 2], count: Option<u64>) -> Hooks {
         Hooks { words: Words::Fixed { words, count }, ring: 0x2800 }
     }
 
-    fn first(bytes: &[u8]) -> (Function, Place) {
+    fn first(bytes: &[u8]) -> (Function, PatchSite) {
         let function = Function::decode(bytes, 0x1000, None).unwrap();
         let all = Permitted { several: true, memory: true, flags: true, ..Permitted::default() };
-        let place = function.places(&all).next().unwrap();
-        (function, place)
+        let site = function.sites(&all).next().unwrap();
+        (function, site)
     }
 
     /// Against what GNU as makes of the listing in `lib.rs`.
     #[test]
     fn the_bytes_are_those_of_the_listing() {
-        let (function, place) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
-        let patch = function.trampoline(&place, 0x2000, &HOOKS).unwrap();
+        let (function, site) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
+        let patch = function.trampoline(&site, 0x2000, &HOOKS).unwrap();
         let parts: [&[u8]; 11] = [
             &[0x48, 0x83, 0x3d, 0xf8, 0x0f, 0, 0, 0],
             &[0x0f, 0x85, 0x18, 0, 0, 0],
@@ -295,16 +295,16 @@ mod tests {
             &[0xe9, 0xd6, 0xff, 0xff, 0xff],
         ];
         assert_eq!(patch.bytes, parts.concat());
-        let jump = place.jump(0x2000).unwrap();
+        let jump = site.jump(0x2000).unwrap();
         assert_eq!((jump.at, &jump.bytes[..]), (0x1000, &[0xe9, 0xfb, 0x0f, 0, 0][..]));
     }
 
     /// As above.
     #[test]
     fn the_bytes_of_a_check_of_its_cpu() {
-        let (function, place) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
-        let hooks = Hooks { words: Words::OfCpu(OF_CPU), ..HOOKS };
-        let patch = function.trampoline(&place, 0x2000, &hooks).unwrap();
+        let (function, site) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
+        let hooks = Hooks { words: Words::CpuWords(CPU_WORDS), ..HOOKS };
+        let patch = function.trampoline(&site, 0x2000, &hooks).unwrap();
         let parts: [&[u8]; 17] = [
             &[0x48, 0x8d, 0x64, 0x24, 0x80, 0x50, 0x51],
             &[0x64, 0x8b, 0x04, 0x25, 0x20, 0x09, 0, 0],
@@ -334,9 +334,9 @@ mod tests {
     #[test]
     fn a_loop_that_is_moved_comes_by_its_check_again() {
         // A: pause; dec %eax; jnz A; ret
-        let (function, place) = first(&[0xf3, 0x90, 0xff, 0xc8, 0x75, 0xfa, 0xc3]);
-        assert_eq!((place.at, place.bytes), (0x1000, 6));
-        let patch = function.trampoline(&place, 0x2000, &HOOKS).unwrap();
+        let (function, site) = first(&[0xf3, 0x90, 0xff, 0xc8, 0x75, 0xfa, 0xc3]);
+        assert_eq!((site.at, site.bytes), (0x1000, 6));
+        let patch = function.trampoline(&site, 0x2000, &HOOKS).unwrap();
         // jnz rel32 from 0x2026 to the place, where the jump stands.
         let jnz = [0x0f, 0x85, 0xda, 0xef, 0xff, 0xff];
         assert!(patch.bytes.windows(6).any(|bytes| bytes == jnz), "{:x?}", patch.bytes);
@@ -344,28 +344,28 @@ mod tests {
 
     #[test]
     fn what_is_left_of_long_instructions_traps() {
-        let (_, place) = first(&[0xc7, 0x07, 1, 0, 0, 0, 0xc3]);
-        assert_eq!(place.jump(0x1005).unwrap().bytes, [0xe9, 0, 0, 0, 0, INT3]);
+        let (_, site) = first(&[0xc7, 0x07, 1, 0, 0, 0, 0xc3]);
+        assert_eq!(site.jump(0x1005).unwrap().bytes, [0xe9, 0, 0, 0, 0, INT3]);
     }
 
     #[test]
     fn what_is_out_of_reach_is_refused() {
-        let (function, place) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
+        let (function, site) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
         let far = 1 << 32;
-        assert_eq!(function.trampoline(&place, far, &HOOKS), None);
+        assert_eq!(function.trampoline(&site, far, &HOOKS), None);
         for hooks in [
             fixed([far, 0x3008], None),
             fixed([0x3000, far], None),
             fixed(WORDS, Some(far)),
             Hooks { ring: far, ..HOOKS },
-            Hooks { words: Words::OfCpu(OfCpu { blocks: far, ..OF_CPU }), ..HOOKS },
+            Hooks { words: Words::CpuWords(CpuWords { blocks: far, ..CPU_WORDS }), ..HOOKS },
         ] {
-            assert_eq!(function.trampoline(&place, 0x2000, &hooks), None);
+            assert_eq!(function.trampoline(&site, 0x2000, &hooks), None);
         }
-        assert_eq!(place.jump(far), None);
+        assert_eq!(site.jump(far), None);
         // What is moved names something as well.
-        let (function, place) = first(&[0x48, 0x8b, 0x05, 0, 0, 0, 0x80, 0xc3]);
+        let (function, site) = first(&[0x48, 0x8b, 0x05, 0, 0, 0, 0x80, 0xc3]);
         let near = Hooks { ring: 0x7000_0000, ..fixed([0x7000_0000; 2], None) };
-        assert_eq!(function.trampoline(&place, 0x7000_0000, &near), None);
+        assert_eq!(function.trampoline(&site, 0x7000_0000, &near), None);
     }
 }

@@ -17,7 +17,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use elfen_rewrite::{BLOCK_BYTES, Bell, Hooks, LaneBell, OfCpu, Patch, Words};
+use elfen_rewrite::{BLOCK_BYTES, CpuWords, Doorbell, Hooks, LaneDoorbell, Patch, Words};
 
 use super::missed::Missed;
 use super::status::{FILTERED, Status};
@@ -57,8 +57,8 @@ pub struct Pages {
     /// One more than the highest number of a CPU that there may be.
     pub cpus: u64,
     /// Where a lane's slot has the words of checks.
-    pub bell_at: u64,
-    pub drill_at: u64,
+    pub doorbell_at: u64,
+    pub probe_at: u64,
     pub answer_tsc_at: u64,
     pub answer_place_at: u64,
 }
@@ -91,7 +91,7 @@ pub(super) struct Arena {
     ring: u64,
     /// The word by which the process says that it asked for a filter of its system calls: the same
     /// in all arenas of a process.
-    pub(super) said: u64,
+    pub(super) filter_word: u64,
     /// In its header, and in no other arena's of this run.
     number: u64,
 }
@@ -127,7 +127,7 @@ impl Arena {
         memory: &Memory,
         near: u64,
         pages: &Pages,
-        said: Option<u64>,
+        filter_word: Option<u64>,
     ) -> Result<Self, Missed> {
         let sizes = pages.sizes();
         let bytes = sizes.iter().sum();
@@ -142,17 +142,17 @@ impl Arena {
             // It runs another program by now.
             return Err(Missed::Gone);
         }
-        let code = gap(&mapped, near, bytes)
+        let code = find_gap(&mapped, near, bytes)
             .ok_or_else(|| Missed::Process("there is no room near its code".to_owned()))?;
         let counts = code + sizes[0];
         let lanes = counts + sizes[1];
         let tasks = lanes + sizes[2];
         let filters = tasks + sizes[3];
         let in_counts = if pages.lanes.len() == 1 { 0 } else { DISTANCES_BYTES };
-        let said = said.unwrap_or(counts + in_counts);
-        let parts = Parts { lanes, tasks, filters, said };
+        let filter_word = filter_word.unwrap_or(counts + in_counts);
+        let parts = Parts { lanes, tasks, filters, filter_word };
         let lanes_of_process = match pages.lanes.as_slice() {
-            [one] => Lanes::One([tasks + one.task_at, lanes + one.lane_at + pages.drill_at]),
+            [one] => Lanes::One([tasks + one.task_at, lanes + one.lane_at + pages.probe_at]),
             several => {
                 let cpu_at = seized.cpu_at().ok_or_else(|| {
                     let why = "its threads do not say which CPU they are on (no rseq)";
@@ -182,10 +182,10 @@ impl Arena {
             }
         }
         let ring = code + HEADER_BYTES;
-        let routine = routine(pages, ring, parts).ok_or(Missed::NoPlace)?;
+        let routine = routine(pages, ring, parts).ok_or(Missed::NoSite)?;
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let number = u64::from(std::process::id()) << 32 | NUMBERS.fetch_add(1, Relaxed);
-        let arena = Self { code, counts, lanes: lanes_of_process, ring, said, number };
+        let arena = Self { code, counts, lanes: lanes_of_process, ring, filter_word, number };
         let taken = ring + routine.bytes.len() as u64;
         write(ring, &routine.bytes)?;
         write(code, &header(number, taken))?;
@@ -193,7 +193,7 @@ impl Arena {
     }
 
     /// How much of the code is taken; `None` if this arena is not, or no longer, in the process.
-    fn taken(&self, memory: &Memory) -> Option<u64> {
+    fn used_end(&self, memory: &Memory) -> Option<u64> {
         let words = memory.read_vec(self.code, 24).ok()?;
         let word = |at: usize| words.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
         let (magic, number, taken) = (word(0)?, word(8)?, word(16)?);
@@ -202,7 +202,7 @@ impl Arena {
     }
 
     pub(super) fn is_in(&self, memory: &Memory) -> bool {
-        self.taken(memory).is_some()
+        self.used_end(memory).is_some()
     }
 
     pub(super) fn contains(&self, address: u64) -> bool {
@@ -215,14 +215,14 @@ impl Arena {
 
     /// Room for a trampoline; `None` if there is none left.
     pub(super) fn room(&self, memory: &Memory, bytes: u64, checks: usize) -> Option<Room> {
-        let at = self.taken(memory)?.next_multiple_of(CODE_ALIGNED);
+        let at = self.used_end(memory)?.next_multiple_of(CODE_ALIGNED);
         let count_at = self.first_count() + u64::try_from(checks).ok()? * 8;
         let fits = at + bytes <= self.code + CODE_BYTES && count_at < COUNTS_BYTES;
         let words = match self.lanes {
             Lanes::One(words) => Words::Fixed { words, count: Some(self.counts + count_at) },
             Lanes::Several { cpu_at, .. } => {
                 let count_at = i32::try_from(count_at).ok()?;
-                Words::OfCpu(OfCpu { blocks: self.counts, cpu_at, count_at })
+                Words::CpuWords(CpuWords { blocks: self.counts, cpu_at, count_at })
             }
         };
         fits.then_some(Room { at, hooks: Hooks { words, ring: self.ring } })
@@ -265,7 +265,7 @@ struct Parts {
     lanes: u64,
     tasks: u64,
     filters: u64,
-    said: u64,
+    filter_word: u64,
 }
 
 impl Parts {
@@ -278,38 +278,38 @@ impl Parts {
 /// it is from there to the request lane's task, to the drill, and to whether the thread filters.
 /// All of it lies in one arena, which is small.
 fn blocks(pages: &Pages, counts: u64, parts: Parts) -> Vec<(u64, [u64; 2])> {
-    let of = |lane: &LaneAt| {
+    let block_of = |lane: &LaneAt| {
         let block = counts + u64::from(lane.cpu) * BLOCK_BYTES;
         let task = parts.tasks + lane.task_at;
-        let drill = parts.lanes + lane.lane_at + pages.drill_at;
-        let first = (task - block) & 0xffff_ffff | (drill - block) << 32;
+        let probe = parts.lanes + lane.lane_at + pages.probe_at;
+        let first = (task - block) & 0xffff_ffff | (probe - block) << 32;
         (block, [first, (parts.filters_of(lane.cpu) - block) & 0xffff_ffff])
     };
-    pages.lanes.iter().map(of).collect()
+    pages.lanes.iter().map(block_of).collect()
 }
 
 fn routine(pages: &Pages, at: u64, parts: Parts) -> Option<Patch> {
-    let [one] = pages.lanes.as_slice() else {
-        let from_drill =
-            |word: u64| i8::try_from(word.cast_signed() - pages.drill_at.cast_signed()).ok();
-        let bell = LaneBell {
-            bell: from_drill(pages.bell_at)?,
-            answer_tsc: from_drill(pages.answer_tsc_at)?,
-            answer_place: from_drill(pages.answer_place_at)?,
-            filters: pages.filters.is_none().then_some(parts.said),
+    let [lane] = pages.lanes.as_slice() else {
+        let from_probe =
+            |word: u64| i8::try_from(word.cast_signed() - pages.probe_at.cast_signed()).ok();
+        let doorbell = LaneDoorbell {
+            doorbell: from_probe(pages.doorbell_at)?,
+            answer_tsc: from_probe(pages.answer_tsc_at)?,
+            answer_place: from_probe(pages.answer_place_at)?,
+            filters: pages.filters.is_none().then_some(parts.filter_word),
         };
-        return bell.routine(at);
+        return doorbell.routine(at);
     };
-    let slot = parts.lanes + one.lane_at;
-    let bell = Bell {
-        task: parts.tasks + one.task_at,
-        bell: slot + pages.bell_at,
-        filters: pages.filters.map_or(parts.said, |_| parts.filters_of(one.cpu)),
-        drill: slot + pages.drill_at,
+    let slot = parts.lanes + lane.lane_at;
+    let doorbell = Doorbell {
+        task: parts.tasks + lane.task_at,
+        doorbell: slot + pages.doorbell_at,
+        filters: pages.filters.map_or(parts.filter_word, |_| parts.filters_of(lane.cpu)),
+        probe: slot + pages.probe_at,
         answer_tsc: slot + pages.answer_tsc_at,
         answer_place: slot + pages.answer_place_at,
     };
-    bell.routine(at)
+    doorbell.routine(at)
 }
 
 fn header(number: u64, taken: u64) -> [u8; 24] {
@@ -363,7 +363,7 @@ fn map_parts(
     for (part, (what, fd)) in (3..).zip([tasks].into_iter().chain(filters)) {
         let shared = |fd| map(what, part, rights(libc::PROT_READ), flags(libc::MAP_SHARED), fd);
         if shared(fd.into()).is_err() {
-            map_copy(seized, fd, shared)?;
+            map_copied_descriptor(seized, fd, shared)?;
         }
         *done += sizes[part];
     }
@@ -371,17 +371,17 @@ fn map_parts(
 }
 
 /// For a program that has closed what it inherited: it takes a copy of ours.
-fn map_copy(
+fn map_copied_descriptor(
     seized: &Seized,
     fd: RawFd,
     map: impl Fn(i64) -> Result<u64, TouchError>,
 ) -> Result<(), Missed> {
     let own = u64::from(std::process::id());
-    let keeper = seized.call("finding elfen", libc::SYS_pidfd_open, [own, 0, 0, 0, 0, 0])?;
-    let copy = [keeper, i64::from(fd).cast_unsigned(), 0, 0, 0, 0];
+    let supervisor = seized.call("finding elfen", libc::SYS_pidfd_open, [own, 0, 0, 0, 0, 0])?;
+    let copy = [supervisor, i64::from(fd).cast_unsigned(), 0, 0, 0, 0];
     let copied = seized.call("copying a descriptor", libc::SYS_pidfd_getfd, copy);
     let close = |fd| seized.call("closing", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
-    close(keeper)?;
+    close(supervisor)?;
     let copied = copied?;
     let mapped = map(copied.cast_signed());
     close(copied)?;
@@ -389,7 +389,7 @@ fn map_copy(
 }
 
 /// Where `bytes` fit among what is mapped, as near to an address as there is room.
-fn gap(mapped: &[Mapping], near: u64, bytes: u64) -> Option<u64> {
+fn find_gap(mapped: &[Mapping], near: u64, bytes: u64) -> Option<u64> {
     let ends = mapped.iter().map(|one| (one.range.end, one.name.as_str()));
     let starts = mapped.iter().map(|one| (one.range.start, one.name.as_str()));
     let before = [(LOWEST, "")].into_iter().chain(ends);
@@ -456,8 +456,8 @@ mod tests {
             filters: None,
             lanes,
             cpus: 1,
-            bell_at: 0,
-            drill_at: 0,
+            doorbell_at: 0,
+            probe_at: 0,
             answer_tsc_at: 0,
             answer_place_at: 0,
         };
@@ -481,18 +481,18 @@ mod tests {
         let program = mapping(0x5555_0000_0000..0x5555_0010_0000, "/bin/x");
         let heap = mapping(0x5555_0040_0000..0x5555_0050_0000, "[heap]");
         let mapped = [program.clone(), heap.clone()];
-        let at = gap(&mapped, program.range.start, 2 * MIB).unwrap();
+        let at = find_gap(&mapped, program.range.start, 2 * MIB).unwrap();
         assert_eq!(at, program.range.start - 3 * MIB, "below it");
         // Above the heap there is nothing, though it is nearer.
-        let at = gap(&mapped, heap.range.end, 2 * MIB).unwrap();
+        let at = find_gap(&mapped, heap.range.end, 2 * MIB).unwrap();
         assert_eq!(at, program.range.start - 3 * MIB);
         let stack = mapping(0x7fff_0000_0000..0x7fff_0010_0000, "[stack]");
-        let above = gap(std::slice::from_ref(&stack), stack.range.start, MIB);
+        let above = find_gap(std::slice::from_ref(&stack), stack.range.start, MIB);
         assert_eq!(above, Some(stack.range.end + MIB));
         let full = mapping(0x1000..1 << 47, "/bin/full");
-        assert_eq!(gap(&[full], 1 << 40, MIB), None);
+        assert_eq!(find_gap(&[full], 1 << 40, MIB), None);
         // A static program at its usual address.
         let fixed = mapping(0x40_0000..0x50_0000, "/bin/static");
-        assert!(gap(&[fixed], 0x40_1000, MIB).is_some_and(|at| at > 0x50_0000));
+        assert!(find_gap(&[fixed], 0x40_1000, MIB).is_some_and(|at| at > 0x50_0000));
     }
 }

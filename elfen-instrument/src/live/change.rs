@@ -12,7 +12,7 @@ use crate::remote::Memory;
 pub struct Change {
     pub process: u32,
     /// The place that this is about.
-    pub place: u64,
+    pub site: u64,
     /// The Java method that gets a check.
     pub method: Option<String>,
     pub(super) memory: Arc<Memory>,
@@ -38,11 +38,11 @@ impl Change {
     /// Whether its process has one thread, which stands where it may, and no signal handler, whose
     /// frame could hide where that is. `stood`: who had the lane until now, if that was in its own
     /// code. Nothing of the batch may run from before that is known until all is written.
-    pub fn is_clear(&self, stood: Option<(u32, u64)>) -> bool {
+    pub fn is_clear(&self, stopped_at: Option<(u32, u64)>) -> bool {
         let Some(inside) = &self.inside else { return true };
         let is_outside = |(thread, ip)| thread == self.process && !inside.contains(&ip);
         let status = Status::of(self.process);
-        stood.is_some_and(is_outside)
+        stopped_at.is_some_and(is_outside)
             && status.is_some_and(|status| status.threads == 1 && !status.catches)
     }
 
@@ -84,7 +84,7 @@ mod tests {
 
     fn change(process: u32, inside: Option<Range<u64>>) -> Change {
         let memory = Arc::new(Memory::open(process).unwrap());
-        Change { process, place: 0x1000, method: None, memory, writes: Vec::new(), inside }
+        Change { process, site: 0x1000, method: None, memory, writes: Vec::new(), inside }
     }
 
     /// Goal: several instructions are replaced while nobody can be among them. Method: each reason
@@ -94,7 +94,7 @@ mod tests {
         let plain = waits(&["cat"]);
         let id = plain.0.id();
         let several = change(id, Some(0x1001..0x1007));
-        for (stood, is_clear) in [
+        for (stopped_at, is_clear) in [
             (Some((id, 0x1000)), true),
             (Some((id, 0x1007)), true),
             (Some((id, 0x1001)), false),
@@ -102,7 +102,7 @@ mod tests {
             (Some((id + 1, 0x1000)), false),
             (None, false),
         ] {
-            assert_eq!(several.is_clear(stood), is_clear, "{stood:x?}");
+            assert_eq!(several.is_clear(stopped_at), is_clear, "{stopped_at:x?}");
         }
         assert!(change(id, None).is_clear(None), "one instruction has no inside");
         let catches = waits(&["sh", "-c", "trap : USR1; echo; read one; read other"]);

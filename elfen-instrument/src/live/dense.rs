@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use elfen_rewrite::Function;
+use elfen_rewrite::{Function, PatchSite, Permitted};
 
+use super::arena::Pages;
 use super::change::{Change, Write};
-use super::patched::{BESIDE_BYTES, OnePlace, Patched, State};
+use super::patched::{KnownSite, NEAR_BYTES, Patched, SiteWithRounds, State};
+use crate::remote::mappings;
 
 /// How many checks beside each other may have run too often, until no further one is tried there:
 /// where one can be put back, and where none can.
@@ -16,17 +18,17 @@ const PUT_BACK_MAX: u8 = 3;
 
 impl Patched {
     /// Takes a place's check out again, as it runs too often.
-    pub fn drop_dense(&mut self, place: u64) -> Option<Change> {
-        let known = self.places.get_mut(&place).filter(|known| known.is_on())?;
+    pub fn drop_dense(&mut self, site: u64) -> Option<Change> {
+        let known = self.sites.get_mut(&site).filter(|known| known.is_on())?;
         known.state = State::TooDense;
-        self.functions.unsettle();
+        self.functions.forget_misses();
         let (expected, bytes) = (Some(known.jump.clone()), known.original.clone());
-        Some(self.change_of(place, vec![Write { at: place, expected, bytes }]))
+        Some(self.change_of(site, vec![Write { at: site, expected, bytes }]))
     }
 
     /// It was not taken out, as there was no moment for it.
-    pub fn was_not_dropped(&mut self, place: u64) {
-        if let Some(known) = self.places.get_mut(&place) {
+    pub fn was_not_dropped(&mut self, site: u64) {
+        if let Some(known) = self.sites.get_mut(&site) {
             known.state = if known.put_back == 0 { State::On } else { State::PutBack };
         }
     }
@@ -34,15 +36,15 @@ impl Patched {
     /// Of the checks that ran too often where a thread was met, the one that ran the least. A
     /// second one on the same round would run as often again.
     pub(super) fn put_back(&mut self, range: &Range<u64>, ip: u64) -> Option<Change> {
-        let bytes = self.as_it_was(range).ok()?;
-        let function = self.functions.decoded(&bytes, range.start, None).ok()?;
-        let around = self.around(&function, ip);
-        if around.iter().any(|(_, known)| known.state == State::PutBack && known.per_ms > 0) {
+        let bytes = self.original_code(range).ok()?;
+        let function = self.functions.decode(&bytes, range.start, None).ok()?;
+        let sites_around = self.sites_around(&function, ip);
+        if sites_around.iter().any(|(_, known)| known.state == State::PutBack && known.per_ms > 0) {
             return None;
         }
-        let found = around.into_iter().filter(|(_, known)| self.may_be_put_back(known));
+        let found = sites_around.into_iter().filter(|(_, known)| self.may_be_put_back(known));
         let (at, _) = found.min_by_key(|(at, known)| (known.per_ms, at.abs_diff(ip)))?;
-        let known = self.places.get_mut(&at)?;
+        let known = self.sites.get_mut(&at)?;
         known.state = State::PutBack;
         known.put_back += 1;
         let (expected, bytes) = (Some(known.original.clone()), known.jump.clone());
@@ -55,28 +57,28 @@ impl Patched {
     /// `is_loop`: of a loop around it that is known already. Of what an interpreter's loop chooses
     /// among, each runs less often than the loop.
     pub(super) fn is_dense_around(&self, function: &Function, ip: u64, is_loop: bool) -> bool {
-        let around = self.around(function, ip);
-        let dense = around.iter().filter(|(_, known)| known.is_dense());
+        let sites_around = self.sites_around(function, ip);
+        let dense = sites_around.iter().filter(|(_, known)| known.is_dense());
         let dense: Vec<bool> = dense.map(|(_, known)| self.may_be_put_back(known)).collect();
         let enough = if is_loop { 1 } else { ENOUGH };
         dense.len() >= AT_MOST || dense.len() >= enough && dense.contains(&true)
     }
 
-    fn may_be_put_back(&self, known: &OnePlace) -> bool {
+    fn may_be_put_back(&self, known: &KnownSite) -> bool {
         known.is_dense() && known.per_ms <= self.dense_per_ms && known.put_back < PUT_BACK_MAX
     }
 
     /// The places beside an address, and in loops around it.
-    fn around(&self, function: &Function, ip: u64) -> Vec<(u64, &OnePlace)> {
+    fn sites_around(&self, function: &Function, ip: u64) -> Vec<(u64, &KnownSite)> {
         let loops = function.loops_around(ip);
         let is_around =
-            |at: u64| at.abs_diff(ip) <= BESIDE_BYTES || loops.iter().any(|one| one.contains(at));
-        let places = self.places.range(function.range()).map(|(&at, known)| (at, known));
-        places.filter(|&(at, _)| is_around(at)).collect()
+            |at: u64| at.abs_diff(ip) <= NEAR_BYTES || loops.iter().any(|one| one.contains(at));
+        let sites = self.sites.range(function.range()).map(|(&at, known)| (at, known));
+        sites.filter(|&(at, _)| is_around(at)).collect()
     }
 }
 
-impl OnePlace {
+impl KnownSite {
     pub(super) fn is_on(&self) -> bool {
         matches!(self.state, State::On | State::PutBack)
     }
@@ -84,5 +86,62 @@ impl OnePlace {
     /// A compiled method may have become another one since.
     fn is_dense(&self) -> bool {
         self.state == State::TooDense && self.compiled.is_none()
+    }
+}
+
+/// As long as a trampoline with rounds can be.
+const ROUNDS_BYTES: u64 = 4096;
+
+impl Patched {
+    /// Puts so many rounds of its loop behind a place's check. `None` if that has been done, or
+    /// can't be.
+    pub fn thin_out(&mut self, site: u64, rounds: usize, pages: &Pages) -> Option<Change> {
+        let known = self.sites.get(&site)?;
+        let may = known.state == State::On && !known.has_rounds && known.compiled.is_none();
+        let known = may.then(|| known.clone())?;
+        let mapped = mappings(self.process).ok()?;
+        let (range, compiled) = self.function_around(&mapped, site).ok()?;
+        let bytes = self.original_code(&range).ok()?;
+        let function = self.functions.decode(&bytes, range.start, Some(site)).ok()?;
+        let permitted = self.permitted(compiled.as_ref()).ok()?;
+        // It has been found safe, and is written.
+        let same = Permitted { several: true, ..permitted };
+        let is_it = |found: &PatchSite| found.at == site && found.bytes == known.jump.len();
+        let found = function.sites(&same).find(is_it)?;
+        let (index, room) = self.room(self.process, site, ROUNDS_BYTES, pages).ok()?;
+        let most = usize::try_from(ROUNDS_BYTES).ok()?;
+        let (at, hooks) = (room.at, &room.hooks);
+        let trampoline =
+            function.trampoline_of_rounds(&found, rounds, most, &permitted, at, hooks)?;
+        let jump = found.jump(at)?;
+        let used = self.arenas.get_mut(index)?;
+        let count = (index, used.checks.len());
+        used.checks.push(site);
+        let header = used.arena.header(at + trampoline.bytes.len() as u64).to_vec();
+        let ours = |at, bytes| Write { at, expected: None, bytes };
+        let writes = vec![
+            ours(at, trampoline.bytes),
+            ours(used.arena.code, header),
+            Write { at: site, expected: Some(known.jump.clone()), bytes: jump.bytes.clone() },
+        ];
+        let with_rounds = KnownSite { jump: jump.bytes, has_rounds: true, ..known };
+        self.pending_rounds = Some(SiteWithRounds { at: site, site: with_rounds, count });
+        Some(self.change_of(site, writes))
+    }
+
+    /// What became of the rounds of a place. If they were not written, its check stays.
+    pub fn was_thinned(&mut self, is_written: bool) {
+        let Some(SiteWithRounds { at, site, count }) = self.pending_rounds.take() else { return };
+        if is_written {
+            self.sites.insert(at, site);
+        }
+        // One of two checks is nobody's from now on, and so is what it counts.
+        for (arena, used) in self.arenas.iter_mut().enumerate() {
+            for (index, check) in used.checks.iter_mut().enumerate() {
+                if *check == at && ((arena, index) == count) != is_written {
+                    *check = 0;
+                }
+            }
+        }
     }
 }

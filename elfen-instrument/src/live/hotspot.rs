@@ -46,7 +46,7 @@ pub(super) struct HotSpot {
 
 /// The code of one Java method.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Compiled {
+pub(super) struct CompiledMethod {
     pub(super) code: Range<u64>,
     pub(super) entry: u64,
     /// Where the number of this compilation is, and it: no other has the same.
@@ -103,7 +103,7 @@ impl HotSpot {
         let code = mapped.iter().find(|one| one.executable && one.name.ends_with(LIBRARY))?;
         let loaded = Loaded::of(memory, mapped, code)?;
         let symbols = Symbols::of(memory, &loaded)?;
-        let (offsets, addresses) = described(memory, &symbols)?;
+        let (offsets, addresses) = read_field_tables(memory, &symbols)?;
         let heaps = *addresses.get("CodeCache._heaps")?;
         let pool_bytes = size_of_type(memory, &symbols, "ConstantPool");
         let names = pool_bytes.and_then(|bytes| Names::of(&offsets, bytes));
@@ -117,7 +117,7 @@ impl HotSpot {
     }
 
     /// The method around an address, if there is one that callers may enter.
-    pub(super) fn compiled(&self, memory: &Memory, ip: u64) -> Option<Compiled> {
+    pub(super) fn compiled(&self, memory: &Memory, ip: u64) -> Option<CompiledMethod> {
         let fields = &self.fields;
         let list = u64_of(memory, self.heaps)?;
         let count = u32_of(memory, list.checked_add(fields.array_length)?)?.min(HEAPS_MAX);
@@ -146,12 +146,12 @@ impl HotSpot {
         let number = u32_of(memory, number_at)?;
         let is_short = code.end.saturating_sub(code.start) <= MAX_BYTES as u64;
         let is_sound = is_short && code.contains(&ip) && code.contains(&entry) && blob < begin;
-        let found = Compiled { code, entry, number_at, number, blob };
+        let found = CompiledMethod { code, entry, number_at, number, blob };
         (is_in_use && is_sound).then_some(found)
     }
 
     /// A method's name, as in `java/util/HashMap.putVal`.
-    pub(super) fn name(&self, memory: &Memory, method: &Compiled) -> Option<String> {
+    pub(super) fn name(&self, memory: &Memory, method: &CompiledMethod) -> Option<String> {
         let names = self.fields.names.as_ref()?;
         let word = |at: u64, field: u64| u64_of(memory, at.checked_add(field)?);
         let symbol = |at: u64| {
@@ -246,7 +246,7 @@ impl Names {
 type Described = (HashMap<String, u64>, HashMap<String, u64>);
 
 /// The offset of each field of an instance, and the address of each static one, as `Type.field`.
-fn described(memory: &Memory, symbols: &Symbols<'_>) -> Option<Described> {
+fn read_field_tables(memory: &Memory, symbols: &Symbols<'_>) -> Option<Described> {
     let word = |name: &str| u64_of(memory, symbols.address(name)?);
     let of_entry = |name: &str| word(&format!("gHotSpotVMStructEntry{name}"));
     let table = word("gHotSpotVMStructs")?;
@@ -378,7 +378,7 @@ mod tests {
         let memory = Memory::open(java.0.id()).unwrap();
         let mapped = mappings(java.0.id()).unwrap();
         let hotspot = HotSpot::of(&memory, &mapped).expect("it describes itself");
-        let mut found: Vec<Compiled> = Vec::new();
+        let mut found: Vec<CompiledMethod> = Vec::new();
         let makes_code = |one: &&Mapping| one.executable && one.file.is_none();
         for one in mapped.iter().filter(makes_code).filter(|one| !one.name.starts_with('[')) {
             let mut at = one.range.start;
@@ -389,7 +389,7 @@ mod tests {
             }
         }
         assert!(found.len() > 100, "{} methods", found.len());
-        let mut places = 0;
+        let mut sites = 0;
         for method in &found {
             let Range { start, end } = method.code;
             for ip in [start, method.entry, (start + end) / 2, end - 1] {
@@ -400,10 +400,10 @@ mod tests {
                 Permitted { hotspot: Some(Rule { entry: method.entry }), ..Permitted::default() };
             // Stubs behind the code hold data where parts of it are still to be linked.
             let function = Function::decode(&bytes, start, Some(method.entry));
-            let place = function.is_ok_and(|one| one.places(&permitted).next().is_some());
-            places += usize::from(place);
+            let site = function.is_ok_and(|one| one.sites(&permitted).next().is_some());
+            sites += usize::from(site);
         }
-        assert!(places * 2 > found.len(), "{places} of {} have a place", found.len());
+        assert!(sites * 2 > found.len(), "{sites} of {} have a place", found.len());
         let names: Vec<String> =
             found.iter().filter_map(|method| hotspot.name(&memory, method)).collect();
         assert_eq!(names.len(), found.len());

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use elfen_rewrite::Refused;
+use elfen_rewrite::DecodeError;
 
 use crate::remote::TouchError;
 
@@ -18,9 +18,9 @@ pub enum Missed {
     #[error("nothing tells where the function begins and ends")]
     NoFunction,
     #[error("the function is left alone: {0}")]
-    Function(#[from] Refused),
+    Function(#[from] DecodeError),
     #[error("no instruction there can be moved")]
-    NoPlace,
+    NoSite,
     #[error("every check there would run too often")]
     TooDense,
     #[error("it was in a check already")]
@@ -49,13 +49,13 @@ impl Missed {
     }
 
     /// Whether code that called this may do instead.
-    pub(super) fn may_be_for_a_caller(&self) -> bool {
-        matches!(self, Self::NoFunction | Self::Function(_) | Self::NoPlace | Self::TooDense)
+    pub(super) fn callers_may_help(&self) -> bool {
+        matches!(self, Self::NoFunction | Self::Function(_) | Self::NoSite | Self::TooDense)
     }
 
     /// Whether it is so for whoever stands there, until checks come or go.
-    pub(super) fn is_of_code(&self) -> bool {
-        self.may_be_for_a_caller() || matches!(self, Self::Loader)
+    pub(super) fn depends_on_code_only(&self) -> bool {
+        self.callers_may_help() || matches!(self, Self::Loader)
     }
 
     /// As reports name it.
@@ -65,7 +65,7 @@ impl Missed {
             Self::Jit => "jit",
             Self::Loader => "ld_so",
             Self::NoFunction => "no_function",
-            Self::Function(_) | Self::NoPlace => "no_place",
+            Self::Function(_) | Self::NoSite => "no_place",
             Self::TooDense => "too_dense",
             Self::Ours | Self::Gone | Self::Foreign | Self::Busy => "passing",
             Self::Process(_) | Self::Traced(_) => "refused",

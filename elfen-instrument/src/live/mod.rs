@@ -15,7 +15,6 @@
 //! held against the bytes that were decoded, and a function that can't be read whole is left alone.
 
 mod arena;
-mod callers;
 mod change;
 mod counts;
 mod dense;
@@ -24,19 +23,16 @@ mod functions;
 pub(crate) mod fuzzed;
 mod hotspot;
 mod missed;
-mod notice_of_patched;
 mod notices;
 mod object;
 mod patched;
-mod places;
 mod several;
 mod status;
 mod symbols;
-mod thinned;
 
 pub use arena::{LaneAt, Pages};
 pub use change::Change;
+pub use counts::SiteCounts;
 pub use missed::Missed;
-pub use patched::{Patched, Stood};
-pub use places::Places;
-pub use status::{FILTERED, Program, is_filtered};
+pub use patched::{Patched, StoppedAt};
+pub use status::{FILTERED, ProgramId, is_filtered};

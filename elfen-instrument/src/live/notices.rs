@@ -14,7 +14,7 @@ const TRIES: u32 = 3;
 /// The sites of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Notices {
-    sites: Vec<Site>,
+    sites: Vec<NoticeSite>,
     /// Where the mappings begin that were searched, and of which files they are: libraries come
     /// while a program is started, and later.
     searched: Vec<(u64, Option<(String, u64)>)>,
@@ -22,7 +22,7 @@ pub(super) struct Notices {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Site {
+pub(super) struct NoticeSite {
     pub(super) at: u64,
     pub(super) original: Vec<u8>,
     /// Once it was to be written.
@@ -31,7 +31,7 @@ pub(super) struct Site {
 
 impl Notices {
     /// Puts back what a site holds in a copy of a function's code.
-    pub(super) fn take_out_jumps(&self, start: u64, bytes: &mut [u8]) {
+    pub(super) fn restore_original(&self, start: u64, bytes: &mut [u8]) {
         for site in &self.sites {
             let Some(at) = site.at.checked_sub(start) else { continue };
             let Ok(at) = usize::try_from(at) else { continue };
@@ -56,7 +56,7 @@ impl Notices {
     }
 
     /// The first site that has no notice, and its index.
-    pub(super) fn next(&mut self, memory: &Memory) -> Result<Option<(usize, Site)>, Missed> {
+    pub(super) fn next(&mut self, memory: &Memory) -> Result<Option<(usize, NoticeSite)>, Missed> {
         for (index, site) in self.sites.iter().enumerate() {
             match memory.read_vec(site.at, JUMP_BYTES) {
                 Ok(found) if found == site.jump => {}
@@ -83,7 +83,7 @@ impl Notices {
     }
 }
 
-fn search(memory: &Memory, code: &Mapping) -> Vec<Site> {
+fn search(memory: &Memory, code: &Mapping) -> Vec<NoticeSite> {
     let mut sites = Vec::new();
     let (mut from, end) = (code.range.start, code.range.end);
     if end - from > CODE_MAX {
@@ -96,9 +96,9 @@ fn search(memory: &Memory, code: &Mapping) -> Vec<Site> {
         let Ok(bytes) = memory.read_vec(from, bytes) else { return sites };
         let found = notice_sites(&bytes).filter_map(|at| {
             let original = bytes.get(at..at + JUMP_BYTES)?.to_vec();
-            Some(Site { at: from + u64::try_from(at).ok()?, original, jump: Vec::new() })
+            Some(NoticeSite { at: from + u64::try_from(at).ok()?, original, jump: Vec::new() })
         });
-        let last = sites.last().map_or(0, |site: &Site| site.at);
+        let last = sites.last().map_or(0, |site: &NoticeSite| site.at);
         sites.extend(found.filter(|site| site.at > last));
         from += CHUNK - OVERLAP;
     }

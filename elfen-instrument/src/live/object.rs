@@ -193,7 +193,7 @@ impl Object {
             found.range.contains(&ip).then(|| found.clone())
         };
         let by_go = || {
-            let (start, end) = GoFunctions::parse(&self.go.bytes)?.of(ip)?;
+            let (start, end) = GoFunctions::parse(&self.go.bytes)?.bounds_of(ip)?;
             // Its runtime goes where its own tables say.
             Some(Bounds { range: start..end, has_landing_pads: true })
         };
@@ -326,9 +326,9 @@ mod tests {
             bytes.copy_from_slice(&image);
             for _ in 0..=next(6) {
                 let near = [0, 0x40, tables, tables + 16, next(length)];
-                let place = near[usize::try_from(next(5)).unwrap()] + next(0x200);
+                let site = near[usize::try_from(next(5)).unwrap()] + next(0x200);
                 let with = [0, 0xff, 0x7f, 0x80, next(256)][usize::try_from(next(5)).unwrap()];
-                if let Some(byte) = bytes.get_mut(usize::try_from(place).unwrap()) {
+                if let Some(byte) = bytes.get_mut(usize::try_from(site).unwrap()) {
                     *byte = u8::try_from(with).unwrap();
                 }
             }

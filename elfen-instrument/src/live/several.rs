@@ -43,9 +43,9 @@ impl Patched {
             return None;
         }
         let is_of_use = |one: &Loop| {
-            let found = || function.place_in(one, &all);
-            function.place_in(one, permitted).is_none()
-                && found().is_some_and(|place| !self.places.contains_key(&place.at))
+            let found = || function.site_in_loop(one, &all);
+            function.site_in_loop(one, permitted).is_none()
+                && found().is_some_and(|site| !self.sites.contains_key(&site.at))
         };
         if !function.loops_around(ip).iter().any(is_of_use) {
             return None;
@@ -56,8 +56,8 @@ impl Patched {
                 let code = code_at(mapped, range.start).ok()?;
                 let mut own = mapped.iter().filter(|one| one.file == code.file);
                 let is_entered = self.has_landing_pads(mapped, code, &range)
-                    || self.is_reached_from_beside(mapped, code, &range)
-                    || own.any(|one| self.names(one, &range).unwrap_or(true));
+                    || self.is_reached_by_neighbours(mapped, code, &range)
+                    || own.any(|one| self.refers_into(one, &range).unwrap_or(true));
                 self.functions.entered.insert(range.start, is_entered);
                 is_entered
             }
@@ -72,7 +72,7 @@ impl Patched {
 
     /// Functions that are near enough for a short jump are decoded: their bytes alone would say
     /// too little.
-    fn is_reached_from_beside(
+    fn is_reached_by_neighbours(
         &mut self,
         mapped: &[Mapping],
         code: &Mapping,
@@ -82,36 +82,36 @@ impl Patched {
         let before = range.start.saturating_sub(NEAR).max(code.range.start)..range.start;
         let behind = range.end..range.end.saturating_add(NEAR).min(code.range.end);
         let mut looked = None;
-        before.chain(behind).any(|beside| {
-            let found = self.objects.function(self.process, &self.memory, mapped, code, beside);
+        before.chain(behind).any(|near| {
+            let found = self.objects.function(self.process, &self.memory, mapped, code, near);
             // Between functions nothing runs.
             let Ok(found) = found else { return false };
             if looked.replace(found.range.start) == Some(found.range.start) {
                 return false;
             }
-            let Ok(bytes) = self.as_it_was(&found.range) else { return true };
-            let other = self.functions.decoded(&bytes, found.range.start, None);
-            other.map_or(true, |other| other.names(&inside))
+            let Ok(bytes) = self.original_code(&found.range) else { return true };
+            let other = self.functions.decode(&bytes, found.range.start, None);
+            other.map_or(true, |other| other.refers_into(&inside))
         })
     }
 
     /// Whether something in a mapping may stand for an address inside of a function. `None`: it
     /// can't be read.
-    fn names(&self, mapping: &Mapping, range: &Range<u64>) -> Option<bool> {
+    fn refers_into(&self, mapping: &Mapping, range: &Range<u64>) -> Option<bool> {
         let bytes = mapping.range.end - mapping.range.start;
         if bytes > CODE_MAX {
             return None;
         }
         let bytes = self.memory.read_vec(mapping.range.start, usize::try_from(bytes).ok()?).ok()?;
         let start = mapping.range.start;
-        let by_distance = mapping.executable && names_by_distance(&bytes, start, range);
-        Some(by_distance || names_itself(&bytes, range))
+        let by_distance = mapping.executable && contains_distance(&bytes, start, range);
+        Some(by_distance || contains_address(&bytes, range))
     }
 }
 
 /// Whether a word is an address in the middle of the function, or, of a program that is linked to
 /// where four bytes are enough, such four.
-fn names_itself(bytes: &[u8], range: &Range<u64>) -> bool {
+fn contains_address(bytes: &[u8], range: &Range<u64>) -> bool {
     let inside = range.start + 1..range.end;
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
     let short = |four: &[u8]| four.first_chunk().map_or(0, |four| u32::from_le_bytes(*four));
@@ -123,7 +123,7 @@ fn names_itself(bytes: &[u8], range: &Range<u64>) -> bool {
 /// Whether four bytes, anywhere outside of the function, are the distance from behind them to the
 /// middle of it, and stand where jumps, calls and computed addresses have theirs: wherever
 /// instructions may begin.
-fn names_by_distance(bytes: &[u8], start: u64, range: &Range<u64>) -> bool {
+fn contains_distance(bytes: &[u8], start: u64, range: &Range<u64>) -> bool {
     let inside = range.start + 1..range.end;
     (start..).zip(bytes.windows(6)).any(|(at, six)| {
         let Some((&[first, second], distance)) = six.split_first_chunk() else { return false };
@@ -146,14 +146,14 @@ mod tests {
     fn addresses_of_the_middle_are_found() {
         let names = |at: u64, range: &Range<u64>| {
             let words = [[0; 8], at.to_le_bytes(), [0; 8]].concat();
-            names_itself(&words, range)
+            contains_address(&words, range)
         };
         let high = 0x5555_0000_1100..0x5555_0000_1140;
         assert!(names(high.start + 1, &high) && names(high.end - 1, &high));
         assert!(!names(high.start, &high) && !names(high.end, &high));
         let half = [&[0; 3][..], &0x40_1101_u32.to_le_bytes(), &[7]].concat();
-        assert!(names_itself(&half, &(0x40_1100..0x40_1140)));
-        assert!(!names_itself(&half, &high));
+        assert!(contains_address(&half, &(0x40_1100..0x40_1140)));
+        assert!(!contains_address(&half, &high));
     }
 
     /// Goal: who jumps into the middle of a function is found, and who calls it, or is a part of
@@ -163,11 +163,11 @@ mod tests {
         let range = 0x1100..0x1140;
         let names = |opcode: [u8; 2], at: u64, to: u64| {
             let mut bytes = vec![0xcc; 0x400];
-            let place = usize::try_from(at - 0x1000).unwrap();
+            let site = usize::try_from(at - 0x1000).unwrap();
             let distance = i32::try_from(to.cast_signed() - (at + 6).cast_signed()).unwrap();
             let written = [&opcode[..], &distance.to_le_bytes()].concat();
-            bytes[place..place + 6].copy_from_slice(&written);
-            names_by_distance(&bytes, 0x1000, &range)
+            bytes[site..site + 6].copy_from_slice(&written);
+            contains_distance(&bytes, 0x1000, &range)
         };
         // jmp, call, jne, lea (%rip),%rdi
         let kinds = [[0x90, 0xe9], [0x90, 0xe8], [0x0f, 0x85], [0x8d, 0x3d]];

@@ -37,11 +37,11 @@ pub fn is_filtered(process: u32) -> bool {
 
 /// Which program a process runs: an exec gives it another stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Program {
+pub struct ProgramId {
     stack: u64,
 }
 
-impl Program {
+impl ProgramId {
     /// `None` if the process is gone, or does not show it.
     pub fn of(process: u32) -> Option<Self> {
         const START_OF_STACK: usize = 28;

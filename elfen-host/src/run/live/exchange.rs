@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU32;
 
-use elfen_instrument::live::{Change, Stood};
+use elfen_instrument::live::{Change, StoppedAt};
 use parking_lot::Mutex;
 
 use super::handover::State;
@@ -12,7 +12,7 @@ use super::meeting::Meetings;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Miss {
     pub(super) process: u32,
-    pub(super) stood: Stood,
+    pub(super) stood: StoppedAt,
 }
 
 /// What a guard and the planner leave for each other. A guard waits for no lock that the

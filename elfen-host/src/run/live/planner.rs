@@ -6,9 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_instrument::live::{
-    Change, FILTERED, Missed, Pages, Patched, Places, Program, is_filtered,
+    Change, FILTERED, Missed, Pages, Patched, ProgramId, SiteCounts, is_filtered,
 };
-use elfen_instrument::remote::let_late_ones_go;
+use elfen_instrument::remote::release_late_threads;
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
@@ -59,7 +59,7 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
         processes: HashMap::new(),
         lane_ns: 0,
         looked: Instant::now(),
-        gone: Places::default(),
+        gone: SiteCounts::default(),
     };
     while !stop.load(Relaxed) {
         let miss = exchange.miss.lock().take();
@@ -73,7 +73,7 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
 
 /// Until a guard has something to say, or it is time to look at rates.
 fn rest() {
-    let_late_ones_go();
+    release_late_threads();
     thread::park_timeout(RATES_EVERY);
 }
 
@@ -88,7 +88,7 @@ struct Planner<'p> {
     lane_ns: u64,
     looked: Instant,
     /// The places of processes that are gone.
-    gone: Places,
+    gone: SiteCounts,
 }
 
 /// How often a check ran.
@@ -108,7 +108,7 @@ enum Known {
         counts: HashMap<u64, u64>,
     },
     /// Left alone as long as it runs this program, and why.
-    Refused(String, Option<Program>),
+    Refused(String, Option<ProgramId>),
     /// Left alone until then, as somebody traces it.
     Traced(String, Instant),
     /// Shares its memory with another process, which stands for both.
@@ -117,7 +117,7 @@ enum Known {
 
 impl Known {
     fn refused(why: &str, process: u32) -> Self {
-        Self::Refused(why.to_owned(), Program::of(process))
+        Self::Refused(why.to_owned(), ProgramId::of(process))
     }
 
     fn traced(why: &str) -> Self {
@@ -132,7 +132,7 @@ impl Planner<'_> {
             Ok(change) => change,
             Err(missed) => return self.words.count(&missed),
         };
-        let (process, place, method) = (change.process, change.place, change.method.clone());
+        let (process, place, method) = (change.process, change.site, change.method.clone());
         let outcome = self.hand_over(change);
         if let (Outcome::Applied, Some(method)) = (outcome, method) {
             self.words.name_method(&method);
@@ -178,7 +178,7 @@ impl Planner<'_> {
         let who = self.memory_of(who)?;
         match self.processes.get_mut(&who) {
             Some(Known::Patched { patched, .. }) => {
-                let (began, is_first) = (Instant::now(), patched.places().processes == 0);
+                let (began, is_first) = (Instant::now(), patched.site_counts().processes == 0);
                 let change = patched.propose(miss.stood, &self.pages);
                 // Every further miss would stop a thread of it for nothing.
                 let left_alone = match &change {
@@ -207,7 +207,7 @@ impl Planner<'_> {
         match self.processes.get(&who) {
             Some(Known::Patched { patched, .. }) if patched.is_same_program() => return Ok(who),
             Some(Known::Refused(why, program))
-                if *program == Program::of(who.pid().unsigned_abs()) =>
+                if *program == ProgramId::of(who.pid().unsigned_abs()) =>
             {
                 return Err(Missed::Process(why.clone()));
             }
@@ -253,7 +253,7 @@ impl Planner<'_> {
                 return Ok(Known::Patched { patched: Box::new(fork), counts: counts() });
             }
         }
-        let patched = Patched::meet(who.pid().unsigned_abs(), self.dense_per_ms() / 4 * 3)?;
+        let patched = Patched::open(who.pid().unsigned_abs(), self.dense_per_ms() / 4 * 3)?;
         let patched = Box::new(patched);
         Ok(Known::Patched { patched, counts: counts() })
     }
@@ -263,7 +263,7 @@ impl Planner<'_> {
         self.processes.retain(|who, known| {
             let lives = who.liveness() != Liveness::Dead;
             if let (false, Known::Patched { patched, .. }) = (lives, known) {
-                *gone += patched.places();
+                *gone += patched.site_counts();
             }
             lives
         });
@@ -313,7 +313,7 @@ impl Planner<'_> {
     /// Until all checks are out it is looked at again.
     fn leave_alone(&mut self, who: Identity, why: &str) {
         let is_on = |planner: &Self| match planner.processes.get(&who) {
-            Some(Known::Patched { patched, .. }) => patched.on().collect(),
+            Some(Known::Patched { patched, .. }) => patched.sites_on().collect(),
             _ => Vec::new(),
         };
         is_on(self).into_iter().for_each(|place| self.take_out(who, place));
@@ -321,7 +321,7 @@ impl Planner<'_> {
             self.words.count(&Missed::Process(why.to_owned()));
             let refused = Known::refused(why, who.pid().unsigned_abs());
             if let Some(Known::Patched { patched, .. }) = self.processes.insert(who, refused) {
-                self.gone += patched.places();
+                self.gone += patched.site_counts();
             }
         }
     }
@@ -348,7 +348,7 @@ impl Planner<'_> {
                 let before = counts.insert(place, count).unwrap_or(0);
                 if patched.is_on(place) {
                     let per_ms = per_ms(count.saturating_sub(before));
-                    patched.runs(place, per_ms);
+                    patched.set_rate(place, per_ms);
                     let is_put_back = patched.is_put_back(place);
                     rates.push(Rate { who, place, per_ms, is_put_back });
                 }
@@ -418,7 +418,7 @@ impl Planner<'_> {
         let mut all = self.gone;
         for known in self.processes.values() {
             if let Known::Patched { patched, .. } = known {
-                all += patched.places();
+                all += patched.site_counts();
             }
         }
         self.words.publish(all);

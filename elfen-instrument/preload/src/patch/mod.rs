@@ -24,47 +24,47 @@
 //! NOPs would find half an instruction. Libraries that are opened later keep their NOPs.
 
 mod object;
-mod said;
 mod section;
 mod write;
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
+use core::sync::atomic::Ordering::Relaxed;
 
 use elfen_entries::{
-    Check, Entry, FunctionStarts, JUMP_BYTES, Say, call_through, filling, is_entry, jump,
+    Check, Entry, FunctionStarts, JUMP_BYTES, Tag, call_through, is_entry, jump, lower_half,
+    padding_nops,
 };
 use elfen_rt::check;
 use elfen_rt::tag::{self, Order};
 
-use object::Object;
-use said::Said;
-use write::{Opened, Stubs};
+use object::{MemoryRange, Object};
+use write::{Stubs, WritableText};
 
 /// What is written, where functions leave room for it.
 #[derive(Clone, Copy)]
-pub(crate) struct Ways {
+pub(crate) struct Patches {
     /// That they are entered and return, and of those that the order names what was executed.
-    pub(crate) says: Option<Order<'static>>,
+    pub(crate) tags: Option<Order<'static>>,
     pub(crate) checks: bool,
 }
 
 /// One walk over all that is loaded.
 struct Walk<'a> {
-    ways: Ways,
-    said: Said<'a>,
+    patches: Patches,
+    tagged: TaggedFunctions<'a>,
 }
 
 /// Patches all that is loaded; gives what says now that it runs.
-pub(crate) fn patch_all(ways: Ways) {
-    if !(ways.says.is_some() || ways.checks) || write::threads() != Some(1) {
+pub(crate) fn patch_all(patches: Patches) {
+    if !(patches.tags.is_some() || patches.checks) || write::threads() != Some(1) {
         return;
     }
-    let mut walk = Walk { ways, said: Said::default() };
+    let mut walk = Walk { patches, tagged: TaggedFunctions::default() };
     // SAFETY: `patch_one` has the type that is asked for, and the walk lives longer than the call.
     unsafe { libc::dl_iterate_phdr(Some(patch_one), ptr::from_mut(&mut walk).cast()) };
-    if ways.says.is_some() {
-        walk.said.publish();
+    if patches.tags.is_some() {
+        walk.tagged.publish();
     }
 }
 
@@ -89,14 +89,15 @@ fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
     let sites = || listed.iter().filter_map(|&entry| Site::at(object, &starts, entry));
     // The least of all: NOPs behind the compiler's own may be a loop of the program's.
     let room = sites().map(|site| site.room).min().filter(|room| *room >= JUMP_BYTES)?;
-    let say = if walk.ways.says.is_some() { say_of_this_process() } else { None };
-    let check = if walk.ways.checks { check_of_this_process() } else { None };
-    let form = Form { entry: Entry { say, count: None, check }, room };
+    let tag = if walk.patches.tags.is_some() { tag_of_this_process() } else { None };
+    let check = if walk.patches.checks { check_of_this_process() } else { None };
+    let form = Form { entry: Entry { tag, count: None, check }, room };
     if form.entry.size() == 0 {
         return None;
     }
     let text = object.text()?;
-    let counted = walk.ways.says.filter(|_| say.is_some()).and_then(|order| object.counted(order));
+    let counted =
+        walk.patches.tags.filter(|_| tag.is_some()).and_then(|order| object.counted(order));
     let counts = |site: Site| counted.is_some_and(|counted| counted.names(site.address));
     let any = sites().any(counts);
     let counting =
@@ -109,13 +110,13 @@ fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
         form_of(site).write_stub(&stubs, index, site.address)?;
     }
     let stubs = stubs.finish()?;
-    let shared_return = say.and_then(|say| Some((object.shared_return()?, say.exit()?)));
-    let open = Opened::open(text)?;
+    let shared_return = tag.and_then(|tag| Some((object.shared_return()?, tag.exit()?)));
+    let open = WritableText::open(text)?;
     for (index, site) in sites().enumerate() {
         let form = form_of(site);
         let mut entry = form.entry;
-        if say.is_some() && !walk.said.may(site.address, entry.count.is_some()) {
-            entry.say = None;
+        if tag.is_some() && !walk.tagged.register(site.address, entry.count.is_some()) {
+            entry.tag = None;
             // A stub would say it as well.
             if entry.check.is_none() || !form.is_in_place() {
                 continue;
@@ -135,12 +136,12 @@ fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
     if let Some((address, code)) = &shared_return {
         open.write(*address, code.bytes());
     }
-    walk.said.add(listed, text, shared_return.is_some());
+    walk.tagged.add(listed, text, shared_return.is_some());
     Some(())
 }
 
-fn say_of_this_process() -> Option<Say> {
-    Some(Say { words: i32::try_from(tag::words_at()).ok()? })
+fn tag_of_this_process() -> Option<Tag> {
+    Some(Tag { words: i32::try_from(tag::words_at()).ok()? })
 }
 
 /// The words that a check in this process reads.
@@ -181,7 +182,7 @@ struct Form {
 }
 
 /// `call *hook; jmp back`.
-const ASK_BYTES: usize = 6 + JUMP_BYTES;
+const CALL_BYTES: usize = 6 + JUMP_BYTES;
 
 impl Form {
     fn is_in_place(&self) -> bool {
@@ -191,45 +192,110 @@ impl Form {
     fn stub_bytes(&self) -> usize {
         match (self.is_in_place(), self.entry.check) {
             (true, None) => 0,
-            (true, Some(_)) => ASK_BYTES,
+            (true, Some(_)) => CALL_BYTES,
             (false, None) => self.entry.size() + JUMP_BYTES,
-            (false, Some(_)) => self.entry.size() + JUMP_BYTES + ASK_BYTES,
+            (false, Some(_)) => self.entry.size() + JUMP_BYTES + CALL_BYTES,
         }
     }
 
     fn write_stub(&self, stubs: &Stubs, index: usize, site: u64) -> Option<()> {
         let stub = stubs.address(index);
         let back = site.checked_add(self.room as u64)?;
-        let mut ask_at = stub;
+        let mut call_at = stub;
         if !self.is_in_place() {
             let on = stub.checked_add(self.entry.size() as u64)?;
-            ask_at = on.checked_add(JUMP_BYTES as u64)?;
-            stubs.write(stub, self.entry.code(stub, site, ask_at)?.bytes());
+            call_at = on.checked_add(JUMP_BYTES as u64)?;
+            stubs.write(stub, self.entry.code(stub, site, call_at)?.bytes());
             stubs.write(on, jump(on, back)?.bytes());
         }
         match self.entry.check {
-            Some(_) => ask(stubs, ask_at, back),
+            Some(_) => write_call(stubs, call_at, back),
             None => Some(()),
         }
     }
 
     /// Writes the rest of the NOPs as fewer and longer ones. Behind a jump no thread executes them.
-    fn fill(&self, open: &Opened, site: u64, written: usize) {
+    fn fill(&self, open: &WritableText, site: u64, written: usize) {
         if !self.is_in_place() {
             return;
         }
         let mut at = site.saturating_add(written as u64);
-        for nop in filling(self.room.saturating_sub(written)) {
+        for nop in padding_nops(self.room.saturating_sub(written)) {
             open.write(at, nop);
             at = at.saturating_add(nop.len() as u64);
         }
     }
 }
 
-fn ask(stubs: &Stubs, at: u64, back: u64) -> Option<()> {
+fn write_call(stubs: &Stubs, at: u64, back: u64) -> Option<()> {
     let call = call_through(at, stubs.hook())?;
     let end = at.checked_add(call.bytes().len() as u64)?;
     stubs.write(at, call.bytes());
     stubs.write(end, jump(end, back)?.bytes());
     Some(())
+}
+
+/// Objects that can be told apart; functions of further ones say nothing.
+const OBJECTS: usize = 64;
+
+/// An object whose functions say that they run.
+#[derive(Clone, Copy)]
+struct TaggedObject<'a> {
+    entries: &'a [u64],
+    text: MemoryRange,
+}
+
+/// All that was patched so far.
+struct TaggedFunctions<'a> {
+    objects: [Option<TaggedObject<'a>>; OBJECTS],
+    entries: u64,
+    ambiguous: u64,
+    counting: u64,
+    returns: u64,
+}
+
+impl Default for TaggedFunctions<'_> {
+    fn default() -> Self {
+        Self { objects: [None; OBJECTS], entries: 0, ambiguous: 0, counting: 0, returns: 0 }
+    }
+}
+
+impl<'a> TaggedFunctions<'a> {
+    /// Whether a function may say that it runs; counts those that may not, and those that count.
+    fn register(&mut self, address: u64, counts: bool) -> bool {
+        let is_full = self.objects.iter().all(Option::is_some);
+        let mut objects = self.objects.iter().flatten();
+        let is_ambiguous = is_full || objects.any(|object| object.tags(address));
+        let counted = if is_ambiguous { &mut self.ambiguous } else { &mut self.entries };
+        *counted = counted.saturating_add(1);
+        self.counting = self.counting.saturating_add(u64::from(counts && !is_ambiguous));
+        !is_ambiguous
+    }
+
+    fn add(&mut self, entries: &'a [u64], text: MemoryRange, returns: bool) {
+        if let Some(free) = self.objects.iter_mut().find(|object| object.is_none()) {
+            *free = Some(TaggedObject { entries, text });
+        }
+        self.returns = self.returns.saturating_add(returns.into());
+    }
+
+    /// Tells the front.
+    fn publish(&self) {
+        let Some(first) = tag::page().and_then(|page| page.slot(0)) else { return };
+        // Relaxed: words that mean something one by one.
+        first.entries.store(self.entries, Relaxed);
+        first.ambiguous.store(self.ambiguous, Relaxed);
+        first.counting.store(self.counting, Relaxed);
+        first.returns.store(self.returns, Relaxed);
+    }
+}
+
+impl TaggedObject<'_> {
+    fn tags(&self, address: u64) -> bool {
+        let half = lower_half(address);
+        // Most objects are nowhere near, also by the lower half.
+        let offset = half.wrapping_sub(lower_half(self.text.address));
+        (offset as usize) < self.text.len
+            && self.entries.iter().any(|&entry| lower_half(entry) == half)
+    }
 }

@@ -8,7 +8,7 @@ use elfen_entries::{FunctionStarts, RETURN};
 use elfen_rt::tag::Order;
 
 use super::section;
-use crate::file_address::{File, Place};
+use crate::file_address::{File, FileAddress};
 
 /// One object, as the loader describes it. Addresses are those in memory.
 pub(super) struct Object<'a> {
@@ -29,15 +29,15 @@ impl Counted {
     /// By the address of its entry, which is the function's own or behind its `endbr64`.
     pub(super) fn names(&self, entry: u64) -> bool {
         let offset = entry.wrapping_sub(self.base);
-        self.order.counted().filter_map(Place::parse).any(|place| {
-            place.file == self.file && matches!(offset.wrapping_sub(place.address), 0 | 4)
+        self.order.counted().filter_map(FileAddress::parse).any(|named| {
+            named.file == self.file && matches!(offset.wrapping_sub(named.address), 0 | 4)
         })
     }
 }
 
 /// A stretch of an object in memory.
 #[derive(Clone, Copy)]
-pub(super) struct Stretch {
+pub(super) struct MemoryRange {
     pub(super) address: u64,
     pub(super) len: usize,
 }
@@ -105,14 +105,14 @@ impl<'a> Object<'a> {
     }
 
     /// The segment that holds code. Linkers make one.
-    pub(super) fn text(&self) -> Option<Stretch> {
+    pub(super) fn text(&self) -> Option<MemoryRange> {
         let mut executable = self.loaded().filter(|header| header.p_flags & libc::PF_X != 0);
         let (only, none) = (executable.next()?, executable.next());
         if none.is_some() {
             return None;
         }
         let len = usize::try_from(only.p_filesz).ok()?;
-        Some(Stretch { address: self.base.checked_add(only.p_vaddr)?, len })
+        Some(MemoryRange { address: self.base.checked_add(only.p_vaddr)?, len })
     }
 
     fn loaded(&self) -> impl Iterator<Item = &'a libc::Elf64_Phdr> {

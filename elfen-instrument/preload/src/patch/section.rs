@@ -10,7 +10,7 @@ use core::mem::{size_of, size_of_val, zeroed};
 use elfen_entries::{RETURN_SECTION, SECTION};
 
 /// A section to look for.
-pub(super) struct Wanted<const N: usize> {
+pub(super) struct WantedSection<const N: usize> {
     /// With the zero that ends it.
     name: [u8; N],
     flags: u64,
@@ -23,13 +23,13 @@ const SHF_WRITE_ALLOC: u64 = 1 | 2;
 const SHF_ALLOC_EXECUTE: u64 = 2 | 4;
 
 /// What compilers list the entries in.
-pub(super) const ENTRIES: Wanted<{ SECTION.len() + 1 }> =
-    Wanted { name: ended(SECTION), flags: SHF_WRITE_ALLOC };
+pub(super) const ENTRIES: WantedSection<{ SECTION.len() + 1 }> =
+    WantedSection { name: nul_terminated(SECTION), flags: SHF_WRITE_ALLOC };
 /// What functions return by.
-pub(super) const RETURN: Wanted<{ RETURN_SECTION.len() + 1 }> =
-    Wanted { name: ended(RETURN_SECTION), flags: SHF_ALLOC_EXECUTE };
+pub(super) const RETURN: WantedSection<{ RETURN_SECTION.len() + 1 }> =
+    WantedSection { name: nul_terminated(RETURN_SECTION), flags: SHF_ALLOC_EXECUTE };
 
-const fn ended<const N: usize>(name: &str) -> [u8; N] {
+const fn nul_terminated<const N: usize>(name: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let mut at = 0;
     while at < name.len() {
@@ -46,7 +46,7 @@ pub(super) struct Section {
 }
 
 /// The section, if the file has it.
-pub(super) fn find<const N: usize>(path: &CStr, wanted: &Wanted<N>) -> Option<Section> {
+pub(super) fn find<const N: usize>(path: &CStr, wanted: &WantedSection<N>) -> Option<Section> {
     let file = File::open(path)?;
     let header: libc::Elf64_Ehdr = file.read(0)?;
     let magic = [libc::ELFMAG0, libc::ELFMAG1, libc::ELFMAG2, libc::ELFMAG3, libc::ELFCLASS64];
@@ -60,10 +60,10 @@ pub(super) fn find<const N: usize>(path: &CStr, wanted: &Wanted<N>) -> Option<Se
     let names = Names::of(&file, at(header.e_shstrndx.into())?)?;
     let mut index = 0;
     while index < sections {
-        let some: [libc::Elf64_Shdr; AT_ONCE] = file.read_some(at(index)?)?;
-        let is_it = |section: &&libc::Elf64_Shdr| names.are_of(section, wanted);
+        let chunk: [libc::Elf64_Shdr; AT_ONCE] = file.read_some(at(index)?)?;
+        let is_wanted = |section: &&libc::Elf64_Shdr| names.are_of(section, wanted);
         let left = usize::try_from(sections - index).ok()?;
-        if let Some(found) = some.iter().take(left).find(is_it) {
+        if let Some(found) = chunk.iter().take(left).find(is_wanted) {
             return Some(Section { address: found.sh_addr, len: found.sh_size });
         }
         index += AT_ONCE as u64;
@@ -89,7 +89,11 @@ impl<'a> Names<'a> {
     }
 
     /// Whether it is the section that is wanted.
-    fn are_of<const N: usize>(&self, section: &libc::Elf64_Shdr, wanted: &Wanted<N>) -> bool {
+    fn are_of<const N: usize>(
+        &self,
+        section: &libc::Elf64_Shdr,
+        wanted: &WantedSection<N>,
+    ) -> bool {
         section.sh_type == SHT_PROGBITS
             && section.sh_flags & wanted.flags == wanted.flags
             && self.name(section.sh_name) == Some(wanted.name)

@@ -10,7 +10,7 @@ use core::ptr;
 
 use elfen_rt::count::publish;
 
-use super::object::Stretch;
+use super::object::MemoryRange;
 use crate::hooks::patched;
 
 const PAGE: u64 = 4096;
@@ -19,7 +19,7 @@ const HEAD_BYTES: usize = 2 * size_of::<u64>();
 /// Furthest that a 32-bit distance reaches, less what a text and its stubs may be long.
 const REACH: u64 = (1 << 31) - (1 << 28);
 /// Candidates for the stubs' place, and how far they are apart.
-const PLACES: u64 = 48;
+const CANDIDATES: u64 = 48;
 const STEP: u64 = 32 << 20;
 
 /// The process's threads; `None` where `/proc` does not tell. A folder has a link from each
@@ -35,23 +35,24 @@ pub(super) fn threads() -> Option<u64> {
 /// Room for code: the addresses of the hook and of what publishes counters, then one stub after the
 /// other.
 pub(super) struct Stubs {
-    at: Stretch,
+    at: MemoryRange,
     stub_bytes: usize,
 }
 
 impl Stubs {
     /// Maps room for `count` stubs within reach of a text.
-    pub(super) fn near(text: Stretch, count: usize, stub_bytes: usize) -> Option<Self> {
+    pub(super) fn near(text: MemoryRange, count: usize, stub_bytes: usize) -> Option<Self> {
         let bytes = stub_bytes.checked_mul(count)?.checked_add(HEAD_BYTES)?;
         let len = u64::try_from(bytes).ok()?.checked_next_multiple_of(PAGE)?;
         let text_end = text.address.checked_add(text.len as u64)?;
         // Below first: above a program is its heap.
-        let below = (0..PLACES).map(|n| text.address.checked_sub(len + PAGE + n * STEP));
-        let above = (1..PLACES).map(|n| text_end.checked_add(n * STEP));
+        let below = (0..CANDIDATES).map(|n| text.address.checked_sub(len + PAGE + n * STEP));
+        let above = (1..CANDIDATES).map(|n| text_end.checked_add(n * STEP));
         let wanted = below.chain(above).flatten();
         let address =
             wanted.into_iter().find_map(|wanted| map_near(wanted & !(PAGE - 1), len, text))?;
-        let stubs = Self { at: Stretch { address, len: usize::try_from(len).ok()? }, stub_bytes };
+        let stubs =
+            Self { at: MemoryRange { address, len: usize::try_from(len).ok()? }, stub_bytes };
         stubs.write(stubs.hook(), &hook_address().to_le_bytes());
         stubs.write(stubs.publish(), &publish_address().to_le_bytes());
         Some(stubs)
@@ -91,7 +92,7 @@ fn publish_address() -> u64 {
 }
 
 /// Maps memory at `wanted`; `None` if it is taken, or out of the text's reach.
-fn map_near(wanted: u64, len: u64, text: Stretch) -> Option<u64> {
+fn map_near(wanted: u64, len: u64, text: MemoryRange) -> Option<u64> {
     if wanted.abs_diff(text.address) > REACH || text.len as u64 > REACH {
         return None;
     }
@@ -114,15 +115,15 @@ fn map_near(wanted: u64, len: u64, text: Stretch) -> Option<u64> {
 }
 
 /// A text that can be written, and not executed, until this drops.
-pub(super) struct Opened {
-    text: Stretch,
+pub(super) struct WritableText {
+    text: MemoryRange,
 }
 
-impl Opened {
-    pub(super) fn open(text: Stretch) -> Option<Self> {
+impl WritableText {
+    pub(super) fn open(text: MemoryRange) -> Option<Self> {
         let end = text.address.checked_add(text.len as u64)?;
         let address = text.address & !(PAGE - 1);
-        let text = Stretch { address, len: usize::try_from(end - address).ok()? };
+        let text = MemoryRange { address, len: usize::try_from(end - address).ok()? };
         protect(text, libc::PROT_READ | libc::PROT_WRITE).then_some(Self { text })
     }
 
@@ -131,7 +132,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for WritableText {
     fn drop(&mut self) {
         // A text that could be made writable can be made executable again.
         protect(self.text, libc::PROT_READ | libc::PROT_EXEC);
@@ -139,10 +140,10 @@ impl Drop for Opened {
 }
 
 /// Byte by byte: a longer copy would be a call of `memcpy`.
-fn write_within(stretch: Stretch, address: u64, bytes: &[u8]) {
-    let offset = address.wrapping_sub(stretch.address);
+fn write_within(range: MemoryRange, address: u64, bytes: &[u8]) {
+    let offset = address.wrapping_sub(range.address);
     let end = offset.saturating_add(bytes.len() as u64);
-    if end > stretch.len as u64 {
+    if end > range.len as u64 {
         return;
     }
     let Ok(address) = usize::try_from(address) else { return };
@@ -156,7 +157,7 @@ fn write_within(stretch: Stretch, address: u64, bytes: &[u8]) {
 }
 
 /// mprotect(2), without the C library.
-fn protect(stretch: Stretch, protection: i32) -> bool {
+fn protect(range: MemoryRange, protection: i32) -> bool {
     let mut result = libc::SYS_mprotect;
     // SAFETY: the stretch is ours, or a text that its object no longer needs to be anything else;
     // system calls change rax, rcx and r11.
@@ -164,8 +165,8 @@ fn protect(stretch: Stretch, protection: i32) -> bool {
         asm!(
             "syscall",
             inlateout("rax") result,
-            in("rdi") stretch.address,
-            in("rsi") stretch.len,
+            in("rdi") range.address,
+            in("rsi") range.len,
             in("rdx") i64::from(protection),
             lateout("rcx") _,
             lateout("r11") _,

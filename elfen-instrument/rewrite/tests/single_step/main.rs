@@ -14,14 +14,14 @@ use std::process::Command;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, Register};
 
 use elfen_entries::Frame;
-use elfen_rewrite::{BLOCK_BYTES, Function, Hooks, OfCpu, Permitted, Place, Tactic, Words};
+use elfen_rewrite::{BLOCK_BYTES, CpuWords, Function, Hooks, PatchSite, Permitted, Tactic, Words};
 use object::Object;
 use puppet::{Outcome, Puppet};
 
 /// Of each object; places are drawn all over it.
-fn places() -> usize {
+fn sites() -> usize {
     let asked = std::env::var("STEPPED_PLACES").ok();
-    asked.map_or(3_000, |places| places.parse().expect("STEPPED_PLACES is a number"))
+    asked.map_or(3_000, |sites| sites.parse().expect("STEPPED_PLACES is a number"))
 }
 
 /// Numbers of a sequence that is the same in each run.
@@ -95,7 +95,7 @@ fn words(puppet: &Puppet, kind: u64) -> Words {
         0 => Words::Fixed { words: [at, at + 8], count: None },
         1 => Words::Fixed { words: [at, at + 8], count: Some(at + 16) },
         // The child has its parent's C library, and a number of a CPU where that had one.
-        _ => Words::OfCpu(OfCpu { blocks: at, cpu_at: cpu_at(), count_at: 16 }),
+        _ => Words::CpuWords(CpuWords { blocks: at, cpu_at: cpu_at(), count_at: 16 }),
     }
 }
 
@@ -103,11 +103,11 @@ fn words(puppet: &Puppet, kind: u64) -> Words {
 fn words_of(words: Words, ringing: Option<u64>) -> Vec<(u64, [u8; 8])> {
     let is_ringing = |which: u64| u64::from(ringing == Some(which)).to_le_bytes();
     match words {
-        Words::Fixed { words: [task, drill], .. } => {
-            vec![(task, is_ringing(0)), (drill, is_ringing(1))]
+        Words::Fixed { words: [task, probe], .. } => {
+            vec![(task, is_ringing(0)), (probe, is_ringing(1))]
         }
         // Whatever CPU the child is on. A block of zeros names itself.
-        Words::OfCpu(OfCpu { blocks, .. }) => (0..puppet::cpus())
+        Words::CpuWords(CpuWords { blocks, .. }) => (0..puppet::cpus())
             .map(|cpu| blocks + cpu * BLOCK_BYTES)
             .flat_map(|block| {
                 let distances = if ringing.is_some() { 24 | 32 << 32 } else { 0_u64 };
@@ -127,28 +127,28 @@ fn cpu_at() -> i32 {
 }
 
 /// Both ways from the same state.
-fn agrees(puppet: &mut Puppet, function: &Function, place: &Place, draw: &mut Draw) {
+fn agrees(puppet: &mut Puppet, function: &Function, site: &PatchSite, draw: &mut Draw) {
     let registers = std::array::from_fn(|_| draw.word());
     let flags = draw.next();
-    let code = puppet.code(place.at, place.bytes);
-    let Some(named) = named(&code, place.at, puppet.thread_pointer()) else { return };
+    let code = puppet.code(site.at, site.bytes);
+    let Some(named) = named(&code, site.at, puppet.thread_pointer()) else { return };
     let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
-    puppet.prepare(&registers, flags, place.at);
-    let before = puppet.run(&(place.at..place.at + place.bytes as u64), None, &named);
+    puppet.prepare(&registers, flags, site.at);
+    let before = puppet.run(&(site.at..site.at + site.bytes as u64), None, &named);
     named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
     let words = words(puppet, draw.next());
     let hooks = Hooks { words, ring: puppet.near.ring };
-    let Some(trampoline) = function.trampoline(place, puppet.near.arena, &hooks) else { return };
+    let Some(trampoline) = function.trampoline(site, puppet.near.arena, &hooks) else { return };
     puppet.write(trampoline.at, &trampoline.bytes);
-    let jump = place.jump(puppet.near.arena).unwrap();
+    let jump = site.jump(puppet.near.arena).unwrap();
     puppet.write(jump.at, &jump.bytes);
-    puppet.prepare(&registers, flags, place.at);
+    puppet.prepare(&registers, flags, site.at);
     let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
-    let after = puppet.run(&(place.at..place.at + place.bytes as u64), Some(&arena), &named);
-    puppet.write(place.at, &code);
+    let after = puppet.run(&(site.at..site.at + site.bytes as u64), Some(&arena), &named);
+    puppet.write(site.at, &code);
     named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
-    let compared = if place.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
-    let what = || format!("{place:x?} of {code:x?}, registers {registers:x?}, flags {flags:x}");
+    let compared = if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
+    let what = || format!("{site:x?} of {code:x?}, registers {registers:x?}, flags {flags:x}");
     assert_eq!(compared(&before), compared(&after), "{}", what());
 }
 
@@ -159,13 +159,13 @@ const ROUNDS: usize = 3;
 fn agrees_on_rounds(
     puppet: &mut Puppet,
     function: &Function,
-    place: &Place,
+    site: &PatchSite,
     draw: &mut Draw,
 ) -> bool {
-    let Some(around) = function.loops_around(place.at).pop() else { return false };
+    let Some(around) = function.loops_around(site.at).pop() else { return false };
     let hooks = Hooks { words: words(puppet, draw.next()), ring: puppet.near.ring };
     let (arena, most) = (puppet.near.arena, 4000);
-    let found = function.trampoline_of_rounds(place, ROUNDS, most, &EVERYTHING, arena, &hooks);
+    let found = function.trampoline_of_rounds(site, ROUNDS, most, &EVERYTHING, arena, &hooks);
     let Some(trampoline) = found else { return false };
     let registers = std::array::from_fn(|_| draw.word());
     let flags = draw.next();
@@ -174,24 +174,24 @@ fn agrees_on_rounds(
     let Some(named) = named(&body, range.start, puppet.thread_pointer()) else { return false };
     let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
     let run = |puppet: &mut Puppet, times, arena: Option<&std::ops::Range<u64>>| {
-        puppet.prepare(&registers, flags, place.at);
-        let outcome = puppet.run_loop(&range, (place.at, times), arena, &named);
+        puppet.prepare(&registers, flags, site.at);
+        let outcome = puppet.run_loop(&range, (site.at, times), arena, &named);
         named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
         outcome
     };
     let before: Option<Vec<Outcome>> =
         (1..=ROUNDS + 1).map(|times| run(puppet, times, None)).collect();
     let Some(before) = before else { return false };
-    let code = puppet.code(place.at, place.bytes);
+    let code = puppet.code(site.at, site.bytes);
     puppet.write(trampoline.at, &trampoline.bytes);
-    puppet.write(place.at, &place.jump(arena).unwrap().bytes);
+    puppet.write(site.at, &site.jump(arena).unwrap().bytes);
     let arena = arena..arena + trampoline.bytes.len() as u64;
     let after = run(puppet, 1, Some(&arena));
-    puppet.write(place.at, &code);
+    puppet.write(site.at, &code);
     let Some(after) = after else { return false };
-    let compared = if place.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
+    let compared = if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
     let is_one = before.iter().any(|before| compared(before) == compared(&after));
-    assert!(is_one, "{place:x?} in {around:x?}: {before:x?}, {after:x?}, flags {flags:x}");
+    assert!(is_one, "{site:x?} in {around:x?}: {before:x?}, {after:x?}, flags {flags:x}");
     true
 }
 
@@ -204,7 +204,7 @@ fn play(path: &Path, seed: u64) {
     let functions = &object.functions;
     assert!(functions.len() > 10, "{} has functions", path.display());
     let (mut draw, mut played) = (Draw(seed), [0; 4]);
-    let (mut refused, mut rounds, wanted) = (0, 0, places());
+    let (mut refused, mut rounds, wanted) = (0, 0, sites());
     while played.iter().sum::<usize>() < wanted {
         let frame = functions[draw.below(functions.len())];
         let Some(function) = function(&object, &frame) else {
@@ -212,13 +212,13 @@ fn play(path: &Path, seed: u64) {
             assert!(refused < 10 * wanted, "{}: nothing decodes", path.display());
             continue;
         };
-        let places: Vec<Place> = function.places(&EVERYTHING).collect();
+        let sites: Vec<PatchSite> = function.sites(&EVERYTHING).collect();
         // A few of each function: most are alike.
-        for _ in 0..places.len().min(4) {
-            let place = &places[draw.below(places.len())];
-            agrees(&mut puppet, &function, place, &mut draw);
-            played[place.tactic as usize] += 1;
-            rounds += usize::from(agrees_on_rounds(&mut puppet, &function, place, &mut draw));
+        for _ in 0..sites.len().min(4) {
+            let site = &sites[draw.below(sites.len())];
+            agrees(&mut puppet, &function, site, &mut draw);
+            played[site.tactic as usize] += 1;
+            rounds += usize::from(agrees_on_rounds(&mut puppet, &function, site, &mut draw));
         }
     }
     println!("{}: seed {seed}, {played:?} places by tactic, {rounds} loops", path.display());
@@ -284,31 +284,31 @@ fn words_that_are_not_0_ring() {
     let mut rung = [0; 4];
     for frame in object.functions.iter().step_by(20) {
         let Some(function) = function(&object, frame) else { continue };
-        for place in function.places(&EVERYTHING).take(2) {
+        for site in function.sites(&EVERYTHING).take(2) {
             let (kind, which) = (frame.start >> 5 & 3, frame.start >> 4 & 1);
             let words = words(&puppet, kind);
             let hooks = Hooks { words, ring: puppet.near.ring };
-            let patch = function.trampoline(&place, puppet.near.arena, &hooks);
+            let patch = function.trampoline(&site, puppet.near.arena, &hooks);
             let Some(trampoline) = patch else { continue };
-            let code = puppet.code(place.at, place.bytes);
+            let code = puppet.code(site.at, site.bytes);
             puppet.write(trampoline.at, &trampoline.bytes);
-            puppet.write(place.at, &place.jump(puppet.near.arena).unwrap().bytes);
+            puppet.write(site.at, &site.jump(puppet.near.arena).unwrap().bytes);
             let (before, after) = (words_of(words, None), words_of(words, Some(which)));
             let registers = std::array::from_fn(|number| number as u64 * 3 + 1);
-            puppet.prepare(&registers, 0, place.at);
+            puppet.prepare(&registers, 0, site.at);
             after.iter().for_each(|(at, word)| puppet.write(*at, word));
             let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
-            let outcome = puppet.run(&(place.at..place.at + place.bytes as u64), Some(&arena), &[]);
+            let outcome = puppet.run(&(site.at..site.at + site.bytes as u64), Some(&arena), &[]);
             before.iter().for_each(|(at, word)| puppet.write(*at, word));
-            puppet.write(place.at, &code);
+            puppet.write(site.at, &code);
             let saved: &[usize] = match words {
                 Words::Fixed { .. } => &[puppet::RAX],
-                Words::OfCpu(_) => &[puppet::RAX, puppet::RCX],
+                Words::CpuWords(_) => &[puppet::RAX, puppet::RCX],
             };
             let (rip, kept) = outcome.at_ring(saved);
-            assert_eq!(rip, puppet.near.ring, "{place:x?}");
-            assert!(kept, "{place:x?}: {outcome:x?}");
-            rung[place.tactic as usize] += 1;
+            assert_eq!(rip, puppet.near.ring, "{site:x?}");
+            assert!(kept, "{site:x?}: {outcome:x?}");
+            rung[site.tactic as usize] += 1;
         }
     }
     assert!(rung.iter().all(|&count| count > 5), "{rung:?}");

@@ -65,7 +65,7 @@ fn unwound(header: (u64, &[u8]), frames: (u64, &[u8])) -> Option<Vec<Frame>> {
 fn of_go(table: &[u8]) -> Option<Vec<Frame>> {
     let functions = GoFunctions::parse(table)?;
     let of = |start| {
-        let (start, end) = functions.of(start)?;
+        let (start, end) = functions.bounds_of(start)?;
         Some(Frame { start, bytes: end - start, is_signal: false, has_landing_pads: false })
     };
     Some(functions.all().filter_map(of).collect())

@@ -235,29 +235,29 @@ impl Puppet {
     /// Steps until it is outside of both ranges, or a fault. `named` is memory that counts as well.
     pub(super) fn run(
         &mut self,
-        place: &Range<u64>,
+        site: &Range<u64>,
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> Outcome {
-        self.run_until(place, place.start, 1, MOST_STEPS, arena, named).0
+        self.run_until(site, site.start, 1, MOST_STEPS, arena, named).0
     }
 
     /// The same for a loop, and a place in it that is come to so often. `None`: it takes too long.
     pub(super) fn run_loop(
         &mut self,
         around: &Range<u64>,
-        (place, times): (u64, usize),
+        (site, times): (u64, usize),
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> Option<Outcome> {
-        let (outcome, is_over) = self.run_until(around, place, times, LOOP_STEPS, arena, named);
+        let (outcome, is_over) = self.run_until(around, site, times, LOOP_STEPS, arena, named);
         is_over.then_some(outcome)
     }
 
     /// And whether it came to that.
     fn run_until(
         &mut self,
-        place: &Range<u64>,
+        site: &Range<u64>,
         round: u64,
         times: usize,
         steps: usize,
@@ -265,7 +265,7 @@ impl Puppet {
         named: &[(u64, usize)],
     ) -> (Outcome, bool) {
         let inside =
-            |rip: u64| place.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
+            |rip: u64| site.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
         let (mut fault, mut rounds, mut is_over) = (None, 0, false);
         for _ in 0..steps {
             // SAFETY: the child is stopped; takes numbers.

@@ -127,10 +127,10 @@ fn has_segment(file: &ElfFile64<'_>, kind: u32) -> bool {
 
 /// `None` if the file has no list of entries or no table of function starts.
 fn entries(file: &ElfFile64<'_>) -> Option<Entries> {
-    let listed = listed(file)?;
+    let listed = listed_entries(file)?;
     let (bytes, address) = segment_of_kind(file, PT_GNU_EH_FRAME)?;
     let starts = FunctionStarts::parse(bytes, address)?;
-    let rooms = listed.into_iter().filter_map(|entry| room(file, &starts, entry));
+    let rooms = listed.into_iter().filter_map(|entry| nop_bytes(file, &starts, entry));
     let (usable, room) =
         rooms.fold((0, usize::MAX), |(usable, least), room| (usable + 1, least.min(room)));
     Some(Entries { usable, room: if usable == 0 { 0 } else { room } })
@@ -138,7 +138,7 @@ fn entries(file: &ElfFile64<'_>) -> Option<Entries> {
 
 /// The addresses that the section lists. In a position-independent program they are the addends of
 /// the relocations that fill the section.
-fn listed(file: &ElfFile64<'_>) -> Option<Vec<u64>> {
+fn listed_entries(file: &ElfFile64<'_>) -> Option<Vec<u64>> {
     let section = file.section_by_name(SECTION)?;
     let (start, end) = (section.address(), section.address().checked_add(section.size())?);
     let relative = |(at, relocation): (u64, object::Relocation)| {
@@ -157,8 +157,8 @@ fn listed(file: &ElfFile64<'_>) -> Option<Vec<u64>> {
 }
 
 /// The number of NOP bytes at `entry`; `None` if no function begins there.
-fn room(file: &ElfFile64<'_>, starts: &FunctionStarts<'_>, entry: u64) -> Option<usize> {
-    let (code, start) = loaded(file, entry)?;
+fn nop_bytes(file: &ElfFile64<'_>, starts: &FunctionStarts<'_>, entry: u64) -> Option<usize> {
+    let (code, start) = segment_with(file, entry)?;
     let at = usize::try_from(entry.checked_sub(start)?).ok()?;
     let before = at.checked_sub(4).and_then(|from| code.get(from..at)?.try_into().ok());
     if !is_entry(entry, before.unwrap_or_default(), starts) {
@@ -168,7 +168,7 @@ fn room(file: &ElfFile64<'_>, starts: &FunctionStarts<'_>, entry: u64) -> Option
 }
 
 /// The contents and the address of the segment that contains `address`.
-fn loaded<'a>(file: &ElfFile64<'a>, address: u64) -> Option<(&'a [u8], u64)> {
+fn segment_with<'a>(file: &ElfFile64<'a>, address: u64) -> Option<(&'a [u8], u64)> {
     let segment = file.segments().find(|segment| {
         address.checked_sub(segment.address()).is_some_and(|offset| offset < segment.size())
     })?;

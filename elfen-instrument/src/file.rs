@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn first_lines_are_read_as_the_kernel_does() {
+    fn first_lines_are_parsed_as_by_the_kernel() {
         let sh = PathBuf::from("/bin/sh");
         assert_eq!(script_of("#!/bin/sh\necho"), Some((sh.clone(), None)));
         assert_eq!(script_of("#! /bin/sh -e  -x \n"), Some((sh.clone(), Some("-e  -x".into()))));
@@ -96,7 +96,7 @@ mod tests {
     /// Goal: a name resolves to the file that a shell would start. Method: two folders in the path;
     /// the file in the first is not executable.
     #[test]
-    fn names_are_looked_for_in_order() {
+    fn names_are_searched_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
         for (at, mode) in [(&first, 0o644), (&second, 0o755)] {

@@ -49,27 +49,27 @@ pub enum Reason {
     NotFound,
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    #[error("is no file that can be executed")]
+    #[error("is not an executable file")]
     NotExecutable,
     #[error("is a script, and its interpreter {interpreter:?} {reason}")]
     Interpreter { interpreter: PathBuf, reason: Box<Self> },
-    #[error("is a script of a script of a script, more deeply than the kernel follows")]
+    #[error("is a script, and the kernel does not follow that many nested interpreters")]
     TooDeep,
-    #[error("is no ELF program")]
+    #[error("is not an ELF program")]
     NotElf,
-    #[error("is a broken ELF file: {0}")]
+    #[error("is a damaged ELF file: {0}")]
     Corrupt(object::Error),
     #[error("is for another machine (ELF machine {0})")]
     Foreign(u16),
-    #[error("has 32 bits, the preload library 64")]
+    #[error("is a 32-bit program, and the preload library has 64 bits")]
     ThirtyTwoBits,
-    #[error("is statically linked: no loader brings the preload library in")]
+    #[error("is statically linked: no loader loads the preload library")]
     Static,
     #[error("is set-user-ID or set-group-ID: the loader preloads nothing into it")]
     SetId,
     #[error("has file capabilities: the loader preloads nothing into it")]
     Capabilities,
-    #[error("is built with AddressSanitizer, which starts behind no preloaded library")]
+    #[error("is built with AddressSanitizer, which refuses to start after a preloaded library")]
     Sanitizer,
     #[error("was not built for it: {0}")]
     NotBuiltFor(&'static str),

@@ -1,15 +1,15 @@
-//! Where functions start, from the search table of the unwind information (`.eh_frame_hdr`).
+//! Reads the starts of functions from the search table of the unwind information (`.eh_frame_hdr`).
 //!
-//! It is mapped with the program and survives `strip`, which a symbol table does not.
-//! Only the form that linkers write is read: a sorted table of pairs of 32-bit offsets
-//! from the header's own address.
+//! The table is mapped with the program and survives `strip`; a symbol table does not. Only the
+//! form that linkers write is supported: a sorted table of pairs of 32-bit offsets, relative to the
+//! header's own address.
 
-/// Version 1; a pointer in some encoding; the count in 4 bytes; pairs of signed 4
-/// bytes, relative to the header.
+/// Version 1; a pointer in some encoding; a count of 4 bytes; pairs of signed 4 bytes, relative to
+/// the header.
 const VERSION: u8 = 1;
 const COUNT_UDATA4: u8 = 0x03;
 const TABLE_DATAREL_SDATA4: u8 = 0x3b;
-/// Version and three encodings, the pointer that we skip, the count.
+/// After the version, three encodings and a pointer that is skipped comes the count.
 const COUNT_AT: usize = 8;
 const TABLE_AT: usize = 12;
 const PAIR_BYTES: usize = 8;
@@ -27,8 +27,7 @@ impl<'a> FunctionStarts<'a> {
         let [VERSION, pointer, COUNT_UDATA4, TABLE_DATAREL_SDATA4, ..] = *header else {
             return None;
         };
-        // The pointer to .eh_frame is 4 bytes in the only encodings that linkers
-        // use: sdata4, from wherever.
+        // Linkers encode the pointer to .eh_frame as sdata4, with any base: it takes 4 bytes.
         if pointer & 0x0f != 0x0b {
             return None;
         }
@@ -47,12 +46,12 @@ impl<'a> FunctionStarts<'a> {
         self.start(self.index_of(address)?)
     }
 
-    /// Where the unwind information of that function lies.
+    /// The address of the unwind information of that function.
     pub fn frame_of(&self, address: u64) -> Option<u64> {
         self.address(self.index_of(address)?.checked_mul(PAIR_BYTES)?.checked_add(4)?)
     }
 
-    /// Every function's start, in order.
+    /// The start of every function, in order.
     pub fn all(&self) -> impl Iterator<Item = u64> {
         (0..self.count()).filter_map(|index| self.start(index))
     }
@@ -65,7 +64,7 @@ impl<'a> FunctionStarts<'a> {
         self.address(index.checked_mul(PAIR_BYTES)?)
     }
 
-    /// The address that the offset at `at` of the table stands for.
+    /// The address that the table encodes at offset `at`.
     fn address(&self, at: usize) -> Option<u64> {
         let offset = self.pairs.get(at..at.checked_add(4)?)?;
         let offset = i32::from_le_bytes(offset.try_into().ok()?);
@@ -73,7 +72,7 @@ impl<'a> FunctionStarts<'a> {
     }
 }
 
-/// The index of the last of `count` ascending starts that is not beyond `address`. `None` also if a
+/// The index of the last of `count` ascending starts that is not after `address`. `None` also if a
 /// start cannot be read.
 pub(super) fn last_at_or_before(
     count: usize,
@@ -141,7 +140,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Against a search that looks at every entry.
+        /// Compares the search with a walk over all entries.
         #[test]
         fn the_search_finds_what_a_walk_finds(
             mut starts in proptest::collection::vec(0u64..0x80_0000, 0..50),

@@ -1,7 +1,7 @@
-//! How many bytes of NOPs stand somewhere: gcc writes single bytes, LLVM the longest
-//! forms that the CPU knows.
+//! Measures runs of NOPs, and makes them. gcc writes single bytes, LLVM the longest NOPs of the
+//! CPU.
 
-/// Bytes of whole NOP instructions at the start of `code`.
+/// The number of bytes of whole NOP instructions at the start of `code`.
 pub fn nop_run(code: &[u8]) -> usize {
     let mut run = 0;
     while let Some(length) = code.get(run..).and_then(nop) {
@@ -10,7 +10,7 @@ pub fn nop_run(code: &[u8]) -> usize {
     run
 }
 
-/// The forms that both makers' manuals recommend, by their length less one.
+/// The forms that the manuals of Intel and AMD recommend, by their length less one.
 const FORMS: [&[u8]; 9] = [
     &[0x90],
     &[0x66, 0x90],
@@ -23,7 +23,8 @@ const FORMS: [&[u8]; 9] = [
     &[0x66, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
 ];
 
-/// As few NOPs as fill this many bytes: single bytes cost as much as any instruction.
+/// The fewest NOPs that fill this many bytes, because a NOP of one byte costs as much as a long
+/// one.
 pub fn padding_nops(mut bytes: usize) -> impl Iterator<Item = &'static [u8]> {
     core::iter::from_fn(move || {
         let longest = bytes.min(FORMS.len()).checked_sub(1)?;
@@ -33,7 +34,7 @@ pub fn padding_nops(mut bytes: usize) -> impl Iterator<Item = &'static [u8]> {
     })
 }
 
-/// The length of the NOP that `code` starts with.
+/// The length of the NOP at the start of `code`.
 fn nop(code: &[u8]) -> Option<usize> {
     let prefixes = code.iter().take_while(|&&byte| byte == 0x66 || byte == 0x2e).count();
     let length = match code.get(prefixes..)? {
@@ -41,13 +42,13 @@ fn nop(code: &[u8]) -> Option<usize> {
         [0x0f, 0x1f, operand, ..] => 3 + operand_bytes(*operand)?,
         _ => return None,
     };
-    // No instruction has more than 15 bytes.
+    // No instruction is longer than 15 bytes.
     let whole = prefixes + length;
     (whole <= 15 && whole <= code.len()).then_some(whole)
 }
 
-/// Bytes after the ModRM byte of a NOP's operand: `0f 1f /0` with memory at a register, with and
-/// without index and offset.
+/// The number of bytes after the ModRM byte of a NOP's operand. The operand of `0f 1f /0` is memory
+/// at a register, with or without index and offset.
 fn operand_bytes(modrm: u8) -> Option<usize> {
     let (mode, digit, register) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
     if digit != 0 {
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// LLVM's longer ones.
+    /// The longer forms of LLVM.
     const LONGER: [&[u8]; 3] = [
         &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],
         &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0, 0, 0, 0],

@@ -1,57 +1,56 @@
-//! The machine code of a check: what is jumped to, and the jump.
+//! The machine code of a check: the trampoline, and the jump to it.
 
 use iced_x86::{BlockEncoder, BlockEncoderOptions, InstructionBlock};
 
 use crate::code::{Function, JUMP_BYTES};
 use crate::patch_site::PatchSite;
 
-/// What is left of instructions that were jumped over: nobody should come here.
+/// Fills the rest of replaced instructions; no thread should get there.
 const INT3: u8 = 0xcc;
-/// Nobody's memory behind the stack pointer, but a function's own that calls nothing.
+/// Bytes below the stack pointer that a leaf function may use.
 const RED_ZONE: u8 = 128;
 
 /// What a check tests and where it goes. All of it lies within 2 GiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hooks {
     pub words: Words,
-    /// The routine that rings. It is entered with the red zone left alone and `%rax`, which has
-    /// been saved, holding the address to go back to; behind words of a CPU, `%rcx` has been
-    /// saved as well and holds the address of that CPU's block. It goes back with every other
-    /// register as it was.
+    /// The doorbell routine. On entry the red zone is skipped, and `%rax`, which has been saved,
+    /// holds the return address. With [`Words::PerCpu`], `%rcx` has been saved too and holds the
+    /// address of the CPU's block. The routine preserves all other registers.
     pub ring: u64,
 }
 
-/// Words of 8 bytes that a check tests: as long as both are 0, it does nothing.
+/// The words of 8 bytes that a check tests. While both are 0, the check does nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Words {
-    /// The same for every thread.
+    /// The same words for every thread.
     Fixed {
         words: [u64; 2],
-        /// A word that counts how often the check ran.
+        /// A word that counts the runs of the check.
         count: Option<u64>,
     },
-    /// Those of the CPU that the thread is on.
-    CpuWords(CpuWords),
+    /// The words of the CPU that the thread runs on.
+    PerCpu(CpuWords),
 }
 
-/// Blocks of [`BLOCK_BYTES`], one for each CPU: each begins with the distances of words from the
-/// block, of 4 bytes each: a check reads two, and the routine that rings a third. A block of zeros
-/// names itself, and so words that are 0.
+/// One block of [`BLOCK_BYTES`] for each CPU. A block begins with distances of 4 bytes from the
+/// block to its words: a check uses two of them, the doorbell routine a third. In a block of zeros
+/// the distances point to the block itself, and so to words that are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuWords {
     pub blocks: u64,
-    /// Where the kernel writes the number of a thread's CPU, from the thread pointer on: the
-    /// first word of `struct rseq`, which holds a CPU that there is at any time.
+    /// Where the kernel stores the CPU number of a thread, as a distance from the thread pointer.
+    /// It is the first word of `struct rseq`, which always holds a valid CPU number.
     pub cpu_at: i32,
-    /// Where in the block a word counts how often the check ran. A word for each CPU, as cores
-    /// would pass one of all of them to and fro.
+    /// Offset in the block of a word that counts the runs of the check. Each CPU has its own word,
+    /// so that cores do not pass a shared cache line back and forth.
     pub count_at: i32,
 }
 
 pub const BLOCK_BYTES: u64 = 1 << BLOCK_SHIFT;
 const BLOCK_SHIFT: u8 = 12;
 
-/// What is to be written, and where.
+/// Bytes to write, and their address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Patch {
     pub at: u64,
@@ -81,7 +80,8 @@ impl Code {
         self.at.checked_add(u64::try_from(self.bytes.len()).ok()?)
     }
 
-    /// An opcode, the distance to `to` from the end of the instruction, and what follows that.
+    /// Appends an opcode, the distance from the end of the instruction to `to`, and the bytes in
+    /// `rest`.
     pub(crate) fn push_relative(&mut self, opcode: &[u8], to: u64, rest: &[u8]) -> Option<()> {
         self.push(opcode);
         let end = self.here()?.checked_add(4 + u64::try_from(rest.len()).ok()?)?;
@@ -91,7 +91,7 @@ impl Code {
         Some(())
     }
 
-    /// Leaves room for the distance of a jump that is known later.
+    /// Appends a jump whose distance is filled in later by [`Code::close`].
     pub(crate) fn push_open(&mut self, opcode: &[u8]) -> usize {
         self.push(opcode);
         self.push(&[0; 4]);
@@ -104,11 +104,11 @@ impl Code {
         Some(())
     }
 
-    /// The check itself: two jumps to be closed where it rings.
+    /// Appends the tests. Returns the two jumps to close where the code rings.
     fn push_check(&mut self, words: &Words) -> Option<[usize; 2]> {
         match words {
             Words::Fixed { words, count } => self.push_fixed(words, *count),
-            Words::CpuWords(cpu_words) => self.push_cpu_words(cpu_words),
+            Words::PerCpu(cpu_words) => self.push_cpu_words(cpu_words),
         }
     }
 
@@ -126,8 +126,8 @@ impl Code {
         Some(open)
     }
 
-    /// Leaves the address of the CPU's block in `%rcx`. Where a thread goes to another CPU in
-    /// between, this check is the last for the CPU that it left.
+    /// Leaves the address of the CPU's block in `%rcx`. A thread that migrates in between runs this
+    /// check still for its previous CPU.
     fn push_cpu_words(&mut self, cpu_words: &CpuWords) -> Option<[usize; 2]> {
         let CpuWords { blocks, cpu_at, count_at } = *cpu_words;
         // mov %fs:cpu_at,%eax; shl $BLOCK_SHIFT,%eax; lea blocks(%rip),%rcx; add %rax,%rcx
@@ -148,19 +148,19 @@ impl Code {
         Some([task, probe])
     }
 
-    /// The address behind the jump in `%rax`, and off to the routine.
+    /// Loads the address after the jump into `%rax`, and jumps to the routine.
     fn push_ring(&mut self, ring: u64) -> Option<()> {
         // lea back(%rip),%rax, over the jump of 5 bytes; jmp ring; back:
         self.push(&[0x48, 0x8d, 0x05, 5, 0, 0, 0]);
         self.push_relative(&[0xe9], ring, &[])
     }
 
-    /// Moves the stack pointer below what may lie there, by `lea -128(%rsp),%rsp`: the flags stay.
+    /// Skips the red zone by `lea -128(%rsp),%rsp`, which does not change the flags.
     fn push_below_red_zone(&mut self) {
         self.push(&[0x48, 0x8d, 0x64, 0x24, RED_ZONE.wrapping_neg()]);
     }
 
-    /// And back, by `lea 128(%rsp),%rsp`, whose offset takes four bytes.
+    /// The reverse, by `lea 128(%rsp),%rsp`, whose offset takes four bytes.
     fn push_above_red_zone(&mut self) {
         self.push(&[0x48, 0x8d, 0xa4, 0x24, RED_ZONE, 0, 0, 0]);
     }
@@ -170,18 +170,19 @@ const PUSH_RAX: u8 = 0x50;
 const PUSH_RCX: u8 = 0x51;
 const POP_RAX: u8 = 0x58;
 const POP_RCX: u8 = 0x59;
-/// `lahf; seto %al` and its counterpart `add $0x7f,%al; sahf`: all that a comparison writes.
+/// `lahf; seto %al`, and the reverse `add $0x7f,%al; sahf`. They cover all flags that a comparison
+/// writes.
 const SAVE_FLAGS: [u8; 4] = [0x9f, 0x0f, 0x90, 0xc0];
 const RESTORE_FLAGS: [u8; 3] = [0x04, 0x7f, 0x9e];
 
 impl Function {
-    /// The trampoline of a place of this function, as it stands at `at`. `None` if something that
-    /// it names is more than 2 GiB away.
+    /// The trampoline of a site of this function, for address `at`. `None` if anything that it
+    /// refers to is more than 2 GiB away.
     pub fn trampoline(&self, site: &PatchSite, at: u64, hooks: &Hooks) -> Option<Patch> {
         self.behind_a_check(site, at, hooks, |code| {
             for instruction in self.code.get(site.moved.clone())?.chunks(1) {
-                // One at a time: of a block, a branch to its beginning would stay inside of it, and
-                // a loop that small would never come by its check again.
+                // Encoded one at a time. In a block, a branch to its start would stay in the block,
+                // and such a small loop would never reach its check again.
                 let block = InstructionBlock::new(instruction, code.here()?);
                 let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
                 code.push(&encoded.code_buffer);
@@ -191,7 +192,7 @@ impl Function {
         })
     }
 
-    /// The check of a place, and what runs behind it until it is back in the program.
+    /// The check of a site, and the code after it that `push_moved` appends.
     pub(crate) fn behind_a_check(
         &self,
         site: &PatchSite,
@@ -200,8 +201,8 @@ impl Function {
         push_moved: impl FnOnce(&mut Code) -> Option<()>,
     ) -> Option<Patch> {
         let mut code = Code::at(at);
-        // Registers that the check itself takes. Its stack is that of the whole check then.
-        let has_registers = matches!(hooks.words, Words::CpuWords(_));
+        // A check that uses registers skips the red zone for its tests too, not only to ring.
+        let has_registers = matches!(hooks.words, Words::PerCpu(_));
         let has_stack = site.saves_flags || has_registers;
         if has_stack {
             code.push_below_red_zone();
@@ -247,7 +248,7 @@ impl Function {
 }
 
 impl PatchSite {
-    /// What is written over the place: a jump to its trampoline, and traps.
+    /// The jump from a site to its trampoline, padded with traps.
     pub fn jump(&self, to: u64) -> Option<Patch> {
         let mut code = Code::at(self.at);
         code.push_relative(&[0xe9], to, &[])?;
@@ -276,7 +277,7 @@ mod tests {
         (function, site)
     }
 
-    /// Against what GNU as makes of the listing in `lib.rs`.
+    /// The expected bytes are what GNU as makes of the listing in `lib.rs`.
     #[test]
     fn the_bytes_are_those_of_the_listing() {
         let (function, site) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
@@ -299,11 +300,11 @@ mod tests {
         assert_eq!((jump.at, &jump.bytes[..]), (0x1000, &[0xe9, 0xfb, 0x0f, 0, 0][..]));
     }
 
-    /// As above.
+    /// The expected bytes come from GNU as.
     #[test]
-    fn the_bytes_of_a_check_of_its_cpu() {
+    fn the_bytes_of_a_per_cpu_check() {
         let (function, site) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
-        let hooks = Hooks { words: Words::CpuWords(CPU_WORDS), ..HOOKS };
+        let hooks = Hooks { words: Words::PerCpu(CPU_WORDS), ..HOOKS };
         let patch = function.trampoline(&site, 0x2000, &hooks).unwrap();
         let parts: [&[u8]; 17] = [
             &[0x48, 0x8d, 0x64, 0x24, 0x80, 0x50, 0x51],
@@ -332,24 +333,24 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_is_moved_comes_by_its_check_again() {
+    fn a_moved_loop_runs_its_check_each_round() {
         // A: pause; dec %eax; jnz A; ret
         let (function, site) = first(&[0xf3, 0x90, 0xff, 0xc8, 0x75, 0xfa, 0xc3]);
         assert_eq!((site.at, site.bytes), (0x1000, 6));
         let patch = function.trampoline(&site, 0x2000, &HOOKS).unwrap();
-        // jnz rel32 from 0x2026 to the place, where the jump stands.
+        // jnz rel32 from 0x2026 to the site, where the jump is.
         let jnz = [0x0f, 0x85, 0xda, 0xef, 0xff, 0xff];
         assert!(patch.bytes.windows(6).any(|bytes| bytes == jnz), "{:x?}", patch.bytes);
     }
 
     #[test]
-    fn what_is_left_of_long_instructions_traps() {
+    fn leftover_bytes_of_long_instructions_trap() {
         let (_, site) = first(&[0xc7, 0x07, 1, 0, 0, 0, 0xc3]);
         assert_eq!(site.jump(0x1005).unwrap().bytes, [0xe9, 0, 0, 0, 0, INT3]);
     }
 
     #[test]
-    fn what_is_out_of_reach_is_refused() {
+    fn targets_out_of_reach_are_rejected() {
         let (function, site) = first(&[0xb8, 1, 0, 0, 0, 0xc3]);
         let far = 1 << 32;
         assert_eq!(function.trampoline(&site, far, &HOOKS), None);
@@ -358,12 +359,12 @@ mod tests {
             fixed([0x3000, far], None),
             fixed(WORDS, Some(far)),
             Hooks { ring: far, ..HOOKS },
-            Hooks { words: Words::CpuWords(CpuWords { blocks: far, ..CPU_WORDS }), ..HOOKS },
+            Hooks { words: Words::PerCpu(CpuWords { blocks: far, ..CPU_WORDS }), ..HOOKS },
         ] {
             assert_eq!(function.trampoline(&site, 0x2000, &hooks), None);
         }
         assert_eq!(site.jump(far), None);
-        // What is moved names something as well.
+        // The moved instruction refers to an address that is too far away.
         let (function, site) = first(&[0x48, 0x8b, 0x05, 0, 0, 0, 0x80, 0xc3]);
         let near = Hooks { ring: 0x7000_0000, ..fixed([0x7000_0000; 2], None) };
         assert_eq!(function.trampoline(&site, 0x7000_0000, &near), None);

@@ -1,4 +1,4 @@
-//! What is told of a process's checks, and of what the planner counts.
+//! What is reported about the checks of a process, and what the planner counts.
 
 use std::ops::AddAssign;
 
@@ -6,21 +6,21 @@ use elfen_rewrite::Tactic;
 
 use super::patched::{KnownSite, Patched, State, UsedArena};
 
-/// How many places a process has, for reports.
+/// The number of patch sites of a process, for reports.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SiteCounts {
-    /// Processes that have any.
+    /// Processes that have at least one arena.
     pub processes: u64,
     pub on: u64,
-    /// Of those that are on, such that run too often, where there is no other way.
+    /// Of the sites that are on, those that run too often but have no alternative.
     pub dense: u64,
     pub too_dense: u64,
     pub refused: u64,
-    /// Of those that are on, by tactic: T1, T2, T3, T4.
+    /// Of the sites that are on, by tactic: T1, T2, T3, T4.
     pub by_tactic: [u64; 4],
-    /// Of those that are on, behind which are rounds of their loop.
+    /// Of the sites that are on, those with rounds of their loop after the check.
     pub rounds: u64,
-    /// Of those that are on, in compiled Java methods.
+    /// Of the sites that are on, those in compiled Java methods.
     pub compiled: u64,
     pub arenas: u64,
 }
@@ -40,19 +40,19 @@ impl AddAssign for SiteCounts {
 }
 
 impl Patched {
-    /// How often a place's check runs in a millisecond of the lane.
+    /// Records how often the check of a site runs per millisecond of the lane.
     pub fn set_rate(&mut self, site: u64, per_ms: u64) {
         if let Some(known) = self.sites.get_mut(&site) {
             known.per_ms = per_ms;
         }
     }
 
-    /// Whether a place is on though it runs too often.
+    /// Whether a site is on although it runs too often.
     pub fn is_put_back(&self, site: u64) -> bool {
         self.sites.get(&site).is_some_and(|known| known.state == State::PutBack)
     }
 
-    /// How often the checks of each place ran so far, where that can be read.
+    /// Each site with the number of times that its check has run, as far as it can be read.
     pub fn counts(&self) -> Vec<(u64, u64)> {
         let of = |used: &UsedArena| {
             let counts = used.arena.counts(&self.memory, used.checks.len());
@@ -61,7 +61,7 @@ impl Patched {
         self.arenas.iter().flat_map(of).collect()
     }
 
-    /// The places of the checks that are on.
+    /// Addresses of the sites whose checks are on.
     pub fn sites_on(&self) -> impl Iterator<Item = u64> {
         self.sites.iter().filter(|(_, known)| known.is_on()).map(|(&at, _)| at)
     }

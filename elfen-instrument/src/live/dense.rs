@@ -1,4 +1,5 @@
-//! Checks that run too often: they are taken out, and put back where nothing else answers.
+//! Checks that run too often: they are taken out, put back where no other check is possible, or
+//! thinned out by rounds of their loop.
 
 use std::ops::Range;
 
@@ -9,15 +10,15 @@ use super::change::{Change, Write};
 use super::patched::{KnownSite, NEAR_BYTES, Patched, SiteWithRounds, State};
 use crate::remote::mappings;
 
-/// How many checks beside each other may have run too often, until no further one is tried there:
-/// where one can be put back, and where none can.
+/// How many checks around an address may have run too often before no further one is tried there.
+/// The first limit holds where one of them can be put back, the second where none can.
 const ENOUGH: usize = 3;
 const AT_MOST: usize = 8;
-/// How often a check is put back until it is given up.
+/// How often a check is put back before it stays out.
 const PUT_BACK_MAX: u8 = 3;
 
 impl Patched {
-    /// Takes a place's check out again, as it runs too often.
+    /// Takes out the check of a site, because it runs too often.
     pub fn drop_dense(&mut self, site: u64) -> Option<Change> {
         let known = self.sites.get_mut(&site).filter(|known| known.is_on())?;
         known.state = State::TooDense;
@@ -26,15 +27,15 @@ impl Patched {
         Some(self.change_of(site, vec![Write { at: site, expected, bytes }]))
     }
 
-    /// It was not taken out, as there was no moment for it.
+    /// Records that a check could not be taken out in time, so it is still on.
     pub fn was_not_dropped(&mut self, site: u64) {
         if let Some(known) = self.sites.get_mut(&site) {
             known.state = if known.put_back == 0 { State::On } else { State::PutBack };
         }
     }
 
-    /// Of the checks that ran too often where a thread was met, the one that ran the least. A
-    /// second one on the same round would run as often again.
+    /// Puts back the check around `ip` that ran least often of those taken out. `None` if such a
+    /// check is back already and runs: a second one on the same round would run equally often.
     pub(super) fn put_back(&mut self, range: &Range<u64>, ip: u64) -> Option<Change> {
         let bytes = self.original_code(range).ok()?;
         let function = self.functions.decode(&bytes, range.start, None).ok()?;
@@ -53,9 +54,9 @@ impl Patched {
         Some(Change { inside, ..self.change_of(at, writes) })
     }
 
-    /// Whether all that is around an address is likely to run too often, or enough is known of it;
-    /// `is_loop`: of a loop around it that is known already. Of what an interpreter's loop chooses
-    /// among, each runs less often than the loop.
+    /// Whether further checks around `ip` would probably run too often too, or enough were tried.
+    /// `is_loop` says that a loop around `ip` is known to run too often, so one more such check
+    /// suffices. The cases of an interpreter loop each run less often than the loop itself.
     pub(super) fn is_dense_around(&self, function: &Function, ip: u64, is_loop: bool) -> bool {
         let sites_around = self.sites_around(function, ip);
         let dense = sites_around.iter().filter(|(_, known)| known.is_dense());
@@ -68,7 +69,7 @@ impl Patched {
         known.is_dense() && known.per_ms <= self.dense_per_ms && known.put_back < PUT_BACK_MAX
     }
 
-    /// The places beside an address, and in loops around it.
+    /// The sites close to an address, and in loops around it.
     fn sites_around(&self, function: &Function, ip: u64) -> Vec<(u64, &KnownSite)> {
         let loops = function.loops_around(ip);
         let is_around =
@@ -83,18 +84,18 @@ impl KnownSite {
         matches!(self.state, State::On | State::PutBack)
     }
 
-    /// A compiled method may have become another one since.
+    /// Only for compiled programs: a Java method at this address may have been replaced since.
     fn is_dense(&self) -> bool {
         self.state == State::TooDense && self.compiled.is_none()
     }
 }
 
-/// As long as a trampoline with rounds can be.
+/// The longest trampoline with rounds.
 const ROUNDS_BYTES: u64 = 4096;
 
 impl Patched {
-    /// Puts so many rounds of its loop behind a place's check. `None` if that has been done, or
-    /// can't be.
+    /// Adds up to `rounds` rounds of its loop after the check of a site. `None` if it has rounds
+    /// already, or cannot have them.
     pub fn thin_out(&mut self, site: u64, rounds: usize, pages: &Pages) -> Option<Change> {
         let known = self.sites.get(&site)?;
         let may = known.state == State::On && !known.has_rounds && known.compiled.is_none();
@@ -104,7 +105,7 @@ impl Patched {
         let bytes = self.original_code(&range).ok()?;
         let function = self.functions.decode(&bytes, range.start, Some(site)).ok()?;
         let permitted = self.permitted(compiled.as_ref()).ok()?;
-        // It has been found safe, and is written.
+        // Several instructions are fine here: the site was found safe when it was written.
         let same = Permitted { several: true, ..permitted };
         let is_it = |found: &PatchSite| found.at == site && found.bytes == known.jump.len();
         let found = function.sites(&same).find(is_it)?;
@@ -129,13 +130,14 @@ impl Patched {
         Some(self.change_of(site, writes))
     }
 
-    /// What became of the rounds of a place. If they were not written, its check stays.
+    /// Records whether the rounds of a site were written. If they were not, its plain check stays.
     pub fn was_thinned(&mut self, is_written: bool) {
         let Some(SiteWithRounds { at, site, count }) = self.pending_rounds.take() else { return };
         if is_written {
             self.sites.insert(at, site);
         }
-        // One of two checks is nobody's from now on, and so is what it counts.
+        // One of the two checks of the site is unused from now on, so its count no longer belongs
+        // to a site.
         for (arena, used) in self.arenas.iter_mut().enumerate() {
             for (index, check) in used.checks.iter_mut().enumerate() {
                 if *check == at && ((arena, index) == count) != is_written {

@@ -1,22 +1,26 @@
-//! Where the code of a process asks for a filter of its system calls, and what is written there.
+//! Finds the system calls by which a process requests a seccomp filter, and tracks what is written
+//! at these sites.
+//!
+//! Only needed where the kernel does not record which threads filter their system calls. The code
+//! before such a call is then patched to set a word first.
 
 use elfen_rewrite::{JUMP_BYTES, notice_sites};
 
 use super::missed::Missed;
 use crate::remote::{Mapping, Memory};
 
-/// A longer object is not searched. Filters are asked for by the C library.
+/// Longer objects are not searched. Filters are requested by the C library.
 const CODE_MAX: u64 = 1 << 28;
 const CHUNK: u64 = 1 << 20;
-/// How often the bytes at a site may be others than both the original and ours.
+/// How often a site may hold neither the original bytes nor ours.
 const TRIES: u32 = 3;
 
 /// The sites of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Notices {
     sites: Vec<NoticeSite>,
-    /// Where the mappings begin that were searched, and of which files they are: libraries come
-    /// while a program is started, and later.
+    /// Start and file of each mapping that was searched. Libraries are mapped while a program
+    /// starts, and later.
     searched: Vec<(u64, Option<(String, u64)>)>,
     tries: u32,
 }
@@ -25,12 +29,12 @@ pub(super) struct Notices {
 pub(super) struct NoticeSite {
     pub(super) at: u64,
     pub(super) original: Vec<u8>,
-    /// Once it was to be written.
+    /// Empty until a jump was to be written.
     jump: Vec<u8>,
 }
 
 impl Notices {
-    /// Puts back what a site holds in a copy of a function's code.
+    /// Restores the original bytes of the sites in a copy of a function's code.
     pub(super) fn restore_original(&self, start: u64, bytes: &mut [u8]) {
         for site in &self.sites {
             let Some(at) = site.at.checked_sub(start) else { continue };
@@ -55,7 +59,7 @@ impl Notices {
         }
     }
 
-    /// The first site that has no notice, and its index.
+    /// The first site without a notice, and its index.
     pub(super) fn next(&mut self, memory: &Memory) -> Result<Option<(usize, NoticeSite)>, Missed> {
         for (index, site) in self.sites.iter().enumerate() {
             match memory.read_vec(site.at, JUMP_BYTES) {
@@ -66,7 +70,9 @@ impl Notices {
                 Ok(_) => {
                     self.tries += 1;
                     if self.tries >= TRIES {
-                        return Err(Missed::Process("others rewrite its code".to_owned()));
+                        return Err(Missed::Process(
+                            "something else rewrites its code too".to_owned(),
+                        ));
                     }
                     return Err(Missed::Gone);
                 }
@@ -75,8 +81,8 @@ impl Notices {
         Ok(None)
     }
 
-    /// What a site holds from now on.
-    pub(super) fn is_to_hold(&mut self, index: usize, jump: &[u8]) {
+    /// Records the jump that is to be written at a site.
+    pub(super) fn set_jump(&mut self, index: usize, jump: &[u8]) {
         if let Some(site) = self.sites.get_mut(index) {
             site.jump = jump.to_vec();
         }
@@ -89,7 +95,7 @@ fn search(memory: &Memory, code: &Mapping) -> Vec<NoticeSite> {
     if end - from > CODE_MAX {
         return sites;
     }
-    // Chunks overlap by as much as a site and its call take.
+    // Chunks overlap by the length of a site and its call.
     const OVERLAP: u64 = 8;
     while from + OVERLAP < end {
         let Ok(bytes) = usize::try_from(CHUNK.min(end - from)) else { return sites };

@@ -1,4 +1,5 @@
-//! One process and its checks.
+//! One process and its checks: chooses patch sites, and prepares the changes that write checks
+//! there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,29 +27,30 @@ pub struct StoppedAt {
     pub sp: u64,
 }
 
-/// How far from where threads are met a check is still likely to be run by them.
+/// A check within this distance of a sampled address is likely to be run by the sampled thread.
 pub(super) const NEAR_BYTES: u64 = 256;
-/// As long as a trampoline can be.
+/// The longest trampoline.
 const TRAMPOLINE_BYTES: u64 = 192;
-/// More would be a mebibyte of code.
+/// More arenas would hold over a mebibyte of code.
 const ARENAS_MAX: usize = 16;
 
-/// How much of a stack is looked at for callers, and how many of these are tried.
+/// How many bytes of a stack are searched for callers, and how many callers are tried.
 const STACK_BYTES: usize = 1024;
 const CALLERS_MAX: usize = 6;
-/// How many checks of callers may never have run, and one more whenever threads have been met in a
-/// function twice as often: what lies on a stack may be of calls that are long over.
+/// How many checks in callers may never have run. One more is allowed each time the number of
+/// samples in a function has doubled. A return address on a stack may belong to a call that is long
+/// over.
 const SILENT_MAX: u32 = 4;
-/// `call rel32`, and `call *%reg` where it is two bytes long.
+/// `call rel32`, and the first byte of a two-byte `call *%reg`.
 const CALL: u8 = 0xe8;
 const CALL_INDIRECT: u8 = 0xff;
 
-/// A process that has been touched, or is about to be.
+/// A process that has checks, or is about to get its first one.
 #[derive(Debug)]
 pub struct Patched {
     pub(super) process: u32,
     pub(super) memory: Arc<Memory>,
-    /// An address that is mapped as long as this memory is anybody's.
+    /// An address that is mapped as long as this address space exists.
     mapped_address: u64,
     pub(super) arenas: Vec<UsedArena>,
     pub(super) sites: BTreeMap<u64, KnownSite>,
@@ -60,16 +62,16 @@ pub struct Patched {
     pub(super) dense_per_ms: u64,
 }
 
-/// Whether the process is a Java virtual machine that tells of its compiled methods.
+/// Whether the process is a Java virtual machine that describes its compiled methods.
 #[derive(Clone, Debug)]
 pub(super) enum Machine {
-    /// Nobody stood in code without a file yet.
+    /// No sample hit code without a file yet.
     Unknown,
     None,
     HotSpot(Box<HotSpot>),
 }
 
-/// An arena, and the places of its checks in the order of their counts.
+/// An arena, and the addresses of its patch sites in the order of their counts.
 #[derive(Clone, Debug)]
 pub(super) struct UsedArena {
     pub(super) arena: Arena,
@@ -83,39 +85,39 @@ pub(super) struct KnownSite {
     pub(super) tactic: Tactic,
     pub(super) state: State,
     pub(super) is_several: bool,
-    /// Behind its check are rounds of its loop.
+    /// Rounds of its loop follow its check.
     pub(super) has_rounds: bool,
-    /// The compiled method that it is in, by its number.
+    /// The number of the compiled Java method that contains it.
     pub(super) compiled: Option<u32>,
-    /// How often it ran in a millisecond of the lane, when it was last looked at.
+    /// Runs per millisecond of the lane, at the last measurement.
     pub(super) per_ms: u64,
-    /// How often it was put back.
+    /// How often it was put back after it had run too often.
     pub(super) put_back: u8,
 }
 
-/// A check that is to have rounds behind it, until that is written or not.
+/// A check that gets rounds of its loop, until it is known whether they were written.
 #[derive(Debug)]
 pub(super) struct SiteWithRounds {
     pub(super) at: u64,
     pub(super) site: KnownSite,
-    /// Where it counts: of which arena, and which of its counts.
+    /// Index of the arena, and of the count in that arena.
     pub(super) count: (usize, usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     On,
-    /// It ran so often that it was taken out.
+    /// It ran too often and was taken out.
     TooDense,
-    /// The same, and on again, as there is no other way.
+    /// It ran too often, but is on again, because no other check is possible.
     PutBack,
-    /// Other bytes were there when it was to be written.
+    /// The memory did not hold the expected bytes when it was to be written.
     Refused,
 }
 
 impl Patched {
-    /// A process that has no check of ours yet. A check that runs too often may do so where it is
-    /// the only way, but not above `dense_per_ms`.
+    /// Opens a process that has no check yet. Where no other check is possible, a check may run too
+    /// often, but at most `dense_per_ms` times per millisecond.
     pub fn open(process: u32, dense_per_ms: u64) -> Result<Self, Missed> {
         let status = Status::of(process).ok_or(Missed::Gone)?;
         let refuse = |why: &str| Err(Missed::Process(why.to_owned()));
@@ -143,8 +145,8 @@ impl Patched {
         })
     }
 
-    /// The same program in a process that was forked from this one, with the checks that it had
-    /// then; `None` if it is another program.
+    /// The same program in a forked process, with the checks that it had at the fork. `None` if the
+    /// process runs another program.
     pub fn of_fork(&self, process: u32) -> Option<Self> {
         let memory = Arc::new(Memory::open(process).ok()?);
         let arenas: Vec<UsedArena> =
@@ -173,15 +175,19 @@ impl Patched {
         })
     }
 
-    /// Whether it is still the program that it was: an exec leaves its memory behind.
+    /// Whether the process still runs the same program. An execve(2) replaces its address space.
     pub fn is_same_program(&self) -> bool {
         let is_there = |used: &UsedArena| used.arena.is_in(&self.memory);
         self.arenas.iter().all(is_there) && self.memory.read_vec(self.mapped_address, 1).is_ok()
     }
 
-    /// A check for the code in which a thread was interrupted; or, where that has no room for one
-    /// or would run it too often, for the code that called it; or else one there that ran too
-    /// often. Before the first check come notices, where a process has to say that it filters.
+    /// Proposes a change that adds a check for an interrupted thread. In this order it tries:
+    ///
+    /// 1. the code where the thread was interrupted,
+    /// 2. the code that called it, if the code itself has no site or would run its check too often,
+    /// 3. a check there that was taken out because it ran too often.
+    ///
+    /// Where the process must report filters itself, notices are proposed before the first check.
     pub fn propose(&mut self, stopped_at: StoppedAt, pages: &Pages) -> Result<Change, Missed> {
         if self.arenas.iter().any(|used| used.arena.contains(stopped_at.ip)) {
             return Err(Missed::Ours);
@@ -208,7 +214,7 @@ impl Patched {
         pages: &Pages,
     ) -> Result<Change, Missed> {
         let missed = match self.propose_at(stopped_at.thread, stopped_at.ip, true, mapped, pages) {
-            // Stubs of a Java virtual machine copy and compare for compiled methods.
+            // Stubs of the virtual machine copy and compare on behalf of compiled methods.
             Err(Missed::Jit) if self.hotspot(mapped).is_some() => Missed::Jit,
             Err(missed) if missed.callers_may_help() => missed,
             decided => return decided,
@@ -227,7 +233,8 @@ impl Patched {
         sampled.and_then(|range| self.put_back(&range, stopped_at.ip)).ok_or(missed)
     }
 
-    /// `is_sampled`: a thread stood at `ip`. Else it is a hint.
+    /// Proposes a check near `ip`. `is_sampled` says that a thread was interrupted at `ip`;
+    /// otherwise `ip` is only a guess.
     fn propose_at(
         &mut self,
         thread: u32,
@@ -250,8 +257,7 @@ impl Patched {
         self.insert_check(&function, &site, original, index, &room, compiled.as_ref())
     }
 
-    /// First and last address of the function around `ip`: of an object's, or of a Java method's
-    /// compiled code.
+    /// The bounds of the function around `ip`, in an object or in compiled Java code.
     pub(super) fn function_around(
         &mut self,
         mapped: &[Mapping],
@@ -284,20 +290,21 @@ impl Patched {
         }
     }
 
-    /// Where a method is compiled, another one may have been before, with checks that went with it.
+    /// Forgets the sites of methods that were compiled to the same addresses before. Their checks
+    /// were discarded with them.
     fn forget_other_methods(&mut self, range: &Range<u64>, compiled: Option<&CompiledMethod>) {
         let Some(CompiledMethod { number, .. }) = compiled else { return };
         let others = self.sites.range(range.clone());
         let others = others.filter(|(_, site)| site.compiled != Some(*number));
         for at in others.map(|(&at, _)| at).collect::<Vec<_>>() {
             self.sites.remove(&at);
-            // Their counts are nobody's from now on.
+            // Their counts no longer belong to a site.
             let checks = self.arenas.iter_mut().flat_map(|used| &mut used.checks);
             checks.filter(|check| **check == at).for_each(|check| *check = 0);
         }
     }
 
-    /// The code of a function as it was before us.
+    /// The code of a function without our changes.
     pub(super) fn original_code(&self, range: &Range<u64>) -> Result<Vec<u8>, Missed> {
         let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
         let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
@@ -317,9 +324,9 @@ impl Patched {
         self.notices.restore_original(start, bytes);
     }
 
-    /// Loops around the address, the outermost first, then the function's entry. A loop whose check
-    /// is on already was passed by too seldom; of one whose check ran too often, all loops that are
-    /// inside run more often still.
+    /// Chooses a site: in a loop around `ip`, from the outermost inwards, then at the function's
+    /// entry. A loop whose check is on is skipped, because threads reach that check too rarely. If
+    /// a loop's check ran too often, checks in the loops inside it would run more often still.
     fn choose_site(
         &self,
         function: &Function,
@@ -346,8 +353,8 @@ impl Patched {
         if let Some(entry) = entry.filter(is_new) {
             return Ok(entry);
         }
-        // Of code that computes where it goes, as interpreters do, no place is on every way round:
-        // one beside where threads are met is on many. All of one round run alike often.
+        // Interpreters compute where they branch to, so no site is on every round of their loop. A
+        // site close to the sample is on many rounds. All sites of one round run equally often.
         let is_compiled = permitted.hotspot.is_some();
         if is_dense && is_compiled || self.is_dense_around(function, ip, is_dense) {
             return Err(Missed::TooDense);
@@ -373,7 +380,7 @@ impl Patched {
         })
     }
 
-    /// Room for a check within reach of a place: in an arena that is there, or in another.
+    /// Finds room for a check within reach of a site, in an existing arena or in a new one.
     pub(super) fn room(
         &mut self,
         thread: u32,
@@ -390,7 +397,7 @@ impl Patched {
             return Ok(found);
         }
         if self.arenas.len() == ARENAS_MAX {
-            return Err(Missed::Process("it has as many checks as there is room for".to_owned()));
+            return Err(Missed::Process("it has no room for more checks".to_owned()));
         }
         let whose = (self.process, thread);
         let arena = Arena::map(whose, &self.memory, site, pages, self.filter_word())?;
@@ -427,7 +434,7 @@ impl Patched {
         };
         self.sites.insert(site.at, known);
         let ours = |at, bytes| Write { at, expected: None, bytes };
-        // It is still the method that was decoded: nothing is written here.
+        // An empty write, which only verifies that the method is still the one that was decoded.
         let holds = compiled.map(|method| {
             let expected = Some(method.number.to_le_bytes().to_vec());
             Write { at: method.number_at, expected, bytes: Vec::new() }
@@ -452,14 +459,14 @@ impl Patched {
         Change { process, site, method: None, memory, writes, inside: None }
     }
 
-    /// A change was refused by what the memory held: the place is left alone from now on.
+    /// Records that the memory did not hold the expected bytes. The site is left alone from now on.
     pub fn was_refused(&mut self, site: u64) {
         if let Some(known) = self.sites.get_mut(&site) {
             known.state = State::Refused;
         }
     }
 
-    /// A place was not written, as there was no moment for it: it may be proposed again.
+    /// Records that a site could not be written in time. It may be proposed again.
     pub fn was_late(&mut self, site: u64) {
         self.functions.forget_misses();
         let known = self.sites.get_mut(&site).filter(|known| known.state == State::PutBack);
@@ -475,13 +482,13 @@ impl Patched {
 }
 
 impl Patched {
-    /// Whether callers of the function that begins at `start` are to be given checks.
+    /// Whether callers of the function that begins at `start` may get checks.
     pub(super) fn may_patch_callers(&mut self, start: u64) -> bool {
         let (samples, hints) = self.functions.count_sample(start);
         let may_be_silent = SILENT_MAX + samples.max(16).ilog2() - 4;
         let hints: Vec<u64> = hints.to_vec();
         let ran = self.counts();
-        // One that was not written in the end is nobody's.
+        // Sites that were never written do not count.
         let is_silent = |site: &&u64| {
             let runs = ran.iter().any(|&(at, count)| at == **site && count > 0);
             self.sites.contains_key(*site) && !runs
@@ -490,8 +497,8 @@ impl Patched {
         silent.is_ok_and(|silent| silent < may_be_silent)
     }
 
-    /// Where the functions go back to that a thread is in, by what lies on its stack: some of it
-    /// has been left there by others.
+    /// Return addresses on the stack of a thread. Some may be left over from calls that have
+    /// returned.
     pub(super) fn callers(&self, mapped: &[Mapping], sp: u64) -> Vec<u64> {
         let stack = self.memory.read_vec(sp, STACK_BYTES).unwrap_or_default();
         let words = stack.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -512,7 +519,7 @@ impl Patched {
 }
 
 impl Patched {
-    /// The next notice that has to be there before a check is; nothing, if all are.
+    /// The next notice to write before any check; `None` if all are written.
     pub(super) fn notice(
         &mut self,
         thread: u32,
@@ -533,7 +540,7 @@ impl Patched {
         };
         let header = used.arena.header(code.at + code.bytes.len() as u64).to_vec();
         let at = used.arena.code;
-        self.notices.is_to_hold(index, &jump.bytes);
+        self.notices.set_jump(index, &jump.bytes);
         let ours = |at, bytes| Write { at, expected: None, bytes };
         let writes = vec![
             ours(code.at, code.bytes),
@@ -543,26 +550,26 @@ impl Patched {
         Ok(Some(self.change_of(site.at, writes)))
     }
 
-    /// The word by which the process says that it asked for a filter: in its first arena.
+    /// The word that the process sets when it requests a filter: it lies in its first arena.
     pub(super) fn filter_word(&self) -> Option<u64> {
         self.arenas.first().map(|used| used.arena.filter_word)
     }
 
-    /// Whether the process has asked for a filter since it was met.
+    /// Whether the process has requested a filter since it was opened.
     pub fn asked_for_filter(&self) -> bool {
         let word = self.filter_word().and_then(|at| self.memory.read_vec(at, 8).ok());
         word.is_some_and(|word| word.iter().any(|&byte| byte != 0))
     }
 }
 
-/// Whether code that a program made as it ran lies in one mapping of its own.
+/// Whether code that the program generated lies in one private mapping.
 fn holds_code(mapped: &[Mapping], code: &Range<u64>) -> bool {
     let holds = |one: &Mapping| one.range.start <= code.start && code.end <= one.range.end;
     let is_own = |one: &Mapping| one.executable && one.private && one.file.is_none();
     mapped.iter().any(|one| holds(one) && is_own(one))
 }
 
-/// The mapping that holds an address of a program's code.
+/// The mapping that holds an address of the program's code.
 pub(super) fn code_at(mapped: &[Mapping], ip: u64) -> Result<&Mapping, Missed> {
     let code = mapped.iter().find(|one| one.range.contains(&ip)).ok_or(Missed::Gone)?;
     let file = code.name.rsplit('/').next().unwrap_or_default();

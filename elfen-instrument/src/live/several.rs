@@ -1,9 +1,10 @@
-//! Whether several instructions of a function may be replaced together: if nothing goes to the
-//! middle of it but its own code.
+//! Decides whether several instructions of a function may be replaced together. They may if control
+//! enters the middle of the function only from its own code.
 //!
-//! Its own jumps are known when it is decoded, and what computes where it goes is left alone there,
-//! as is what jumps to other parts of itself. Here is asked who else in its object names an address
-//! inside: by the distance from where that stands, or by the address itself.
+//! The decoder knows the function's own jumps. It already excludes functions with computed jumps
+//! and functions that jump to other parts of themselves. This module searches the rest of the
+//! object for references into the function: as a distance relative to the instruction, or as an
+//! address.
 
 use std::ops::Range;
 
@@ -14,14 +15,14 @@ use super::patched::{Patched, code_at};
 use super::status::Status;
 use crate::remote::Mapping;
 
-/// An object with more code is not looked through.
+/// Objects with more code are not searched.
 const CODE_MAX: u64 = 1 << 25;
-/// How far a short jump goes, and a little more.
+/// The reach of a short jump, and a little more.
 const NEAR: u64 = 144;
 
 impl Patched {
-    /// What `permitted` becomes where several instructions may be moved, if that is of use to a
-    /// loop around an address.
+    /// Extends `permitted` to several instructions, if that is safe and gives a loop around `ip` a
+    /// site.
     pub(super) fn several<'a>(
         &mut self,
         function: &Function,
@@ -33,7 +34,7 @@ impl Patched {
         let all = Permitted { several: true, ..*permitted };
         let range = function.range();
         let status = Status::of(self.process)?;
-        // With several lanes, nobody knows where a thread stood on another.
+        // With several lanes, the position of a thread that left another lane is unknown.
         let may = pages.lanes.len() == 1 && permitted.hotspot.is_none();
         if !may
             || status.threads != 1
@@ -70,8 +71,8 @@ impl Patched {
         !found.is_ok_and(|found| found.range == *range && !found.has_landing_pads)
     }
 
-    /// Functions that are near enough for a short jump are decoded: their bytes alone would say
-    /// too little.
+    /// Whether a neighbouring function jumps into this one. Functions within reach of a short jump
+    /// are decoded, because a one-byte distance is no evidence by itself.
     fn is_reached_by_neighbours(
         &mut self,
         mapped: &[Mapping],
@@ -84,7 +85,7 @@ impl Patched {
         let mut looked = None;
         before.chain(behind).any(|near| {
             let found = self.objects.function(self.process, &self.memory, mapped, code, near);
-            // Between functions nothing runs.
+            // No code runs between functions.
             let Ok(found) = found else { return false };
             if looked.replace(found.range.start) == Some(found.range.start) {
                 return false;
@@ -95,8 +96,8 @@ impl Patched {
         })
     }
 
-    /// Whether something in a mapping may stand for an address inside of a function. `None`: it
-    /// can't be read.
+    /// Whether any bytes of a mapping may refer to the inside of a function. `None` if the mapping
+    /// cannot be read.
     fn refers_into(&self, mapping: &Mapping, range: &Range<u64>) -> Option<bool> {
         let bytes = mapping.range.end - mapping.range.start;
         if bytes > CODE_MAX {
@@ -109,8 +110,8 @@ impl Patched {
     }
 }
 
-/// Whether a word is an address in the middle of the function, or, of a program that is linked to
-/// where four bytes are enough, such four.
+/// Whether an aligned word is an address inside the function. If the function lies below 4 GiB, any
+/// four bytes count as well.
 fn contains_address(bytes: &[u8], range: &Range<u64>) -> bool {
     let inside = range.start + 1..range.end;
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -120,9 +121,9 @@ fn contains_address(bytes: &[u8], range: &Range<u64>) -> bool {
             && bytes.windows(4).any(|four| inside.contains(&short(four).into()))
 }
 
-/// Whether four bytes, anywhere outside of the function, are the distance from behind them to the
-/// middle of it, and stand where jumps, calls and computed addresses have theirs: wherever
-/// instructions may begin.
+/// Whether any four bytes outside the function are the distance from their end to the inside of the
+/// function, and follow the opcode of a jump, a call or an address computation. Every offset counts
+/// as a possible instruction.
 fn contains_distance(bytes: &[u8], start: u64, range: &Range<u64>) -> bool {
     let inside = range.start + 1..range.end;
     (start..).zip(bytes.windows(6)).any(|(at, six)| {
@@ -131,7 +132,7 @@ fn contains_distance(bytes: &[u8], start: u64, range: &Range<u64>) -> bool {
         let to = (at + 6).wrapping_add_signed(distance.into());
         let is_long = first == 0x0f && second & 0xf0 == 0x80;
         let is_short = matches!(second, 0xe8 | 0xe9);
-        // Of memory, by the instruction pointer.
+        // An operand relative to the instruction pointer.
         let computes = second & 0xc7 == 0x05;
         inside.contains(&to) && !range.contains(&at) && (is_long || is_short || computes)
     })
@@ -140,8 +141,8 @@ fn contains_distance(bytes: &[u8], start: u64, range: &Range<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    /// Goal: an address of the middle of a function is found, as a table has it. Method: words at
-    /// the edges, and half a word of a program that lies low.
+    /// Goal: an address inside a function is found, as a table would hold it. Method: words at both
+    /// edges, and a 32-bit word for a program at low addresses.
     #[test]
     fn addresses_of_the_middle_are_found() {
         let names = |at: u64, range: &Range<u64>| {
@@ -156,8 +157,8 @@ mod tests {
         assert!(!contains_address(&half, &high));
     }
 
-    /// Goal: who jumps into the middle of a function is found, and who calls it, or is a part of
-    /// it, is not. Method: each kind of instruction, with a distance that is made for it.
+    /// Goal: jumps into the middle of a function are found; calls of the function, and its own
+    /// jumps, are not. Method: each kind of instruction, with a distance made for it.
     #[test]
     fn distances_to_the_middle_are_found() {
         let range = 0x1100..0x1140;
@@ -177,7 +178,7 @@ mod tests {
             assert!(!names(kind, 0x1003, 0x1140), "{kind:x?}: what follows it");
             assert!(!names(kind, 0x1110, 0x1120), "{kind:x?}: its own");
         }
-        // mov $..,%eax: a number.
+        // mov $..,%eax: the distance is a number here.
         assert!(!names([0x90, 0xb8], 0x1003, 0x1101));
     }
 }

@@ -19,7 +19,7 @@ use super::memory::{Memory, mappings};
 /// Why a process was left untouched.
 #[derive(Debug, thiserror::Error)]
 pub enum TouchError {
-    #[error("it is traced already, or may not be: {0}")]
+    #[error("it is already traced, or may not be traced: {0}")]
     Refused(io::Error),
     #[error("it did not stop in its own code")]
     Busy,
@@ -332,7 +332,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Child, Command};
 
-    fn looping() -> Child {
+    fn start_loop() -> Child {
         let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         // Waits until the child has executed `sh`.
         while !std::fs::read_link(format!("/proc/{}/exe", child.id()))
@@ -347,8 +347,8 @@ mod tests {
     /// Goal: a process maps memory without knowing of it, and continues undisturbed. Method: a
     /// shell that loops.
     #[test]
-    fn a_process_maps_what_it_is_made_to_map() {
-        let mut child = looping();
+    fn a_process_maps_memory_on_request() {
+        let mut child = start_loop();
         let memory = Memory::open(child.id()).unwrap();
         let mut address = Err(TouchError::Busy);
         for _ in 0..1000 {
@@ -384,7 +384,7 @@ mod tests {
     /// Goal: the parent of a process that is killed during a call still gets its exit status.
     /// Method: a shell waits for a loop, which is killed while it is stopped by us.
     #[test]
-    fn a_parent_hears_of_a_child_that_is_killed_while_it_is_stopped() {
+    fn a_parent_is_notified_of_a_child_killed_while_stopped() {
         let script = "sh -c 'while :; do :; done' & echo $!; wait $!; exit 5";
         let mut parent = Command::new("sh");
         let mut parent =
@@ -443,8 +443,8 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_fails_says_so_and_a_thread_that_sleeps_is_left_alone() {
-        let mut child = looping();
+    fn a_failed_call_returns_its_error_and_a_sleeping_thread_is_left_alone() {
+        let mut child = start_loop();
         let memory = Memory::open(child.id()).unwrap();
         let result = Seized::take(child.id(), child.id(), &memory)
             .map(|seized| seized.call("close", libc::SYS_close, [999, 0, 0, 0, 0, 0]));

@@ -365,7 +365,7 @@ mod tests {
     /// Goal: a child that is held while its tracer is killed ends, and its parent continues.
     /// Method: a shell waits for a child whose tracer, a thread, ends.
     #[test]
-    fn a_child_that_is_held_ends_with_its_tracer() {
+    fn a_held_child_ends_with_its_tracer() {
         let mut shell = Command::new("sh");
         let shell = shell.args(["-c", "echo up; read line; (exit 3); echo $?"]);
         let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -48,7 +48,7 @@ fn parse(line: &str) -> Option<Mapping> {
 }
 
 /// The address space that a process had when this was opened. After an execve(2) it still refers to
-/// the old, empty address space and not to that of the new program.
+/// the address space of the old program.
 #[derive(Debug)]
 pub struct Memory(File);
 
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_the_kernel_writes_them() {
+    fn lines_of_the_kernel_are_parsed() {
         let line = "7f1c00200000-7f1c00221000 r-xp 00026000 08:01 1234   /lib/x y.so (deleted)";
         let expected = Mapping {
             range: 0x7f1c_0020_0000..0x7f1c_0022_1000,
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_expected_is_left_alone() {
+    fn unexpected_bytes_are_left_alone() {
         let memory = Memory::open(std::process::id()).unwrap();
         let word = Box::new(0x1122_3344_5566_7788_u64);
         let at = std::ptr::from_ref(&*word).expose_provenance() as u64;

@@ -1,6 +1,6 @@
-//! Goal: functions with room at their entries, and with `libelfen_return.a` where they return, say
-//! that they run, and do the same as before. Method: programs built for it, the preload library as
-//! it is shipped, and the page and the order that `elfen shim` gives a program.
+//! Goal: functions with NOPs at their entries, and with the `ret` of `libelfen_return.a`, tag their
+//! thread and otherwise behave as before. Method: programs built for that, the release build of the
+//! preload library, and the page and order that `elfen shim` gives a program.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,7 @@ use elfen_rt::signal::thread::{THREADS, ThreadSlot, of_thread_word};
 use crate::programs::{output_of, plain};
 use crate::stage::{RETURNS, Run, Toggle, compile, library, page, skipped, until};
 
-/// Room for all, for a jump alone, and for a word beside the check of one pair.
+/// Room for all code, room only for a jump, and room for a tag next to the check of one pair.
 const WAYS: [(&str, &[&str]); 7] = [
     ("said", &["-fpatchable-function-entry=43", RETURNS]),
     ("said-no-pie", &["-fpatchable-function-entry=39", RETURNS, "-fno-pie", "-no-pie"]),
@@ -25,7 +25,7 @@ const WAYS: [(&str, &[&str]); 7] = [
     ("said-entries", &["-fpatchable-function-entry=43"]),
 ];
 
-/// What an `elfen shim` that started this very command would have told it.
+/// The page and order that an `elfen shim` would give to a command.
 struct Shim(Page<ThreadSlot>);
 
 impl Shim {
@@ -45,7 +45,7 @@ impl Shim {
         command
     }
 
-    /// Functions that say that they run, those that may not, files that say that they return.
+    /// The number of tagged functions, of ambiguous ones, and of files whose returns are tagged.
     fn said(&self) -> [u64; 3] {
         let first = self.0.slot(0).unwrap();
         [&first.entries, &first.ambiguous, &first.returns].map(|word| word.load(Relaxed))
@@ -76,8 +76,8 @@ fn programs_that_say_what_they_do_do_the_same() {
     }
 }
 
-/// Goal: exceptions, longjmp and threads that end from within leave functions that say when they
-/// return. Method: a program that counts what was destroyed on the way out.
+/// Goal: tags do not disturb exceptions, longjmp, and threads that end within a function. Method: a
+/// program that counts the objects destroyed on the way out.
 #[test]
 fn ways_out_that_are_no_returns_are_as_before() {
     let cplusplus = ["-x", "c++", "-std=c++17"];
@@ -95,8 +95,8 @@ fn ways_out_that_are_no_returns_are_as_before() {
     }
 }
 
-/// Goal: what is written at entries and returns changes no register that holds something. Method:
-/// arguments in all of them, beside checks in a lane that turns busy and idle all the time.
+/// Goal: the code at entries and returns changes no live register. Method: arguments in all
+/// registers, together with checks in a lane that alternates between busy and idle.
 #[test]
 fn arguments_arrive_also_where_functions_say_that_they_run() {
     for (way, flags) in WAYS {
@@ -114,8 +114,8 @@ fn arguments_arrive_also_where_functions_say_that_they_run() {
     }
 }
 
-/// Goal: each thread has a slot from its first step on, and says there where it is. Method: a
-/// program that stops with each of its threads in a function of its own.
+/// Goal: each thread has a slot from its first step on, and its function's tag there. Method: a
+/// program whose threads each stop in a function of their own.
 #[test]
 fn each_thread_says_where_it_is() {
     let flags = ["-fpatchable-function-entry=43"];
@@ -130,7 +130,7 @@ fn each_thread_says_where_it_is() {
     let expected: BTreeSet<u32> = line.split_whitespace().map(half).collect();
     let claimed = || shim.0.slots().filter(|slot| slot.thread.load(Relaxed) != 0);
     let said = || -> BTreeSet<u32> {
-        // `endbr64` stands before what is written there, if the compiler makes one.
+        // The tag is the address after `endbr64`, if the compiler emits one.
         claimed().map(|slot| slot.words.function.load(Relaxed) & !7).collect()
     };
     until("both threads are in their functions", || expected.is_subset(&said()));
@@ -140,8 +140,8 @@ fn each_thread_says_where_it_is() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Goal: of two functions that have one name for an observer, one says nothing, and that is known.
-/// Method: a library that wants to be loaded four gigabytes behind the program.
+/// Goal: of two functions with the same lower half, the second gets no tag and is counted. Method:
+/// a library that is linked to lie four gigabytes after the program.
 #[test]
 fn of_two_functions_with_one_lower_half_the_second_says_nothing() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));

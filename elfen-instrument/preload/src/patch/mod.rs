@@ -1,27 +1,27 @@
-//! Writes over the NOPs that `-fpatchable-function-entry` left, in the program and in the libraries
-//! loaded with it: checks, and for `elfen shim` that a function was entered.
+//! Writes checks and function tags over the NOPs of `-fpatchable-function-entry`, in the program
+//! and in the libraries that are loaded with it.
 //!
 //! ```text
-//!     in the function, where there is room           where there is not
+//!     enough NOPs for the code                       too few NOPs
 //!
-//!     f:  say, check, else jump to f's stub          f:  jmp f's stub
+//!     f:  tag, check, else jump to f's stub          f:  jmp f's stub
 //!     back:                                          back:
 //!
-//!     stub:  call *hook                              stub:  say, check, else jump to `ask`
+//!     stub:  call *hook                              stub:  tag, check, else jump to `call`
 //!            jmp back                                       jmp back
-//!                                                    ask:   call *hook
+//!                                                    call:  call *hook
 //!                                                           jmp back
 //! ```
 //!
-//! Functions that are to publish what their thread has executed call for that in their stubs,
-//! behind what they say, and have one also where there is room.
+//! Functions that publish their thread's counters always have a stub. It makes the call for that
+//! after the tag.
 //!
-//! And over the `ret` that functions share which are built with `-mfunction-return=thunk-extern`
-//! and linked with `libelfen_return.a`: that they return. Two functions whose addresses have one
-//! lower half cannot be told apart, so the second says nothing, and is counted.
+//! Functions built with `-mfunction-return=thunk-extern` and linked with `libelfen_return.a` share
+//! one `ret`. It is replaced by code that tags the return. Two functions whose addresses have the
+//! same lower half cannot be distinguished, so the second gets no tag and is counted.
 //!
-//! Before the program starts, and only while no other thread runs: a thread in the middle of the
-//! NOPs would find half an instruction. Libraries that are opened later keep their NOPs.
+//! All this happens before the program starts, and only if there is one thread: a thread among the
+//! NOPs would execute half an instruction. Libraries that are opened later keep their NOPs.
 
 mod object;
 mod section;
@@ -41,27 +41,28 @@ use elfen_rt::tag::{self, Order};
 use object::{MemoryRange, Object};
 use write::{Stubs, WritableText};
 
-/// What is written, where functions leave room for it.
+/// What is written where functions have room.
 #[derive(Clone, Copy)]
 pub(crate) struct Patches {
-    /// That they are entered and return, and of those that the order names what was executed.
+    /// Tags on entry and return, and the call that publishes counters in functions that the order
+    /// names.
     pub(crate) tags: Option<Order<'static>>,
     pub(crate) checks: bool,
 }
 
-/// One walk over all that is loaded.
+/// One walk over all loaded objects.
 struct Walk<'a> {
     patches: Patches,
     tagged: TaggedFunctions<'a>,
 }
 
-/// Patches all that is loaded; gives what says now that it runs.
+/// Patches all loaded objects, and publishes the number of tagged functions.
 pub(crate) fn patch_all(patches: Patches) {
     if !(patches.tags.is_some() || patches.checks) || write::threads() != Some(1) {
         return;
     }
     let mut walk = Walk { patches, tagged: TaggedFunctions::default() };
-    // SAFETY: `patch_one` has the type that is asked for, and the walk lives longer than the call.
+    // SAFETY: `patch_one` has the required type, and the walk outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(patch_one), ptr::from_mut(&mut walk).cast()) };
     if patches.tags.is_some() {
         walk.tagged.publish();
@@ -73,21 +74,22 @@ unsafe extern "C" fn patch_one(
     _size: usize,
     walk: *mut c_void,
 ) -> c_int {
-    // SAFETY: `patch_all` handed this out, and it lives until the call returns.
+    // SAFETY: `patch_all` passed this pointer, which is valid until the call returns.
     let walk = unsafe { &mut *walk.cast::<Walk<'_>>() };
-    // SAFETY: the loader hands out its description of a loaded object. What is kept of it is the
-    // object's memory, which stays as long as no library is closed: not before the program runs.
+    // SAFETY: the loader passes its description of a loaded object. The walk keeps references to
+    // the object's memory, which stays mapped: no library is closed before the program runs.
     let object = unsafe { Object::of(info) };
     let _patched = object.and_then(|object| patch(&object, walk));
     0
 }
 
-/// `None` if there is nothing to patch, or no way to do it: the object stays as it is.
+/// Patches one object. `None` if there is nothing to patch or no way to do it; the object then
+/// stays unchanged.
 fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
     let listed = object.listed_entries()?;
     let starts = object.function_starts()?;
     let sites = || listed.iter().filter_map(|&entry| Site::at(object, &starts, entry));
-    // The least of all: NOPs behind the compiler's own may be a loop of the program's.
+    // The minimum, because NOPs after the compiler's own may be the start of a loop of the program.
     let room = sites().map(|site| site.room).min().filter(|room| *room >= JUMP_BYTES)?;
     let tag = if walk.patches.tags.is_some() { tag_of_this_process() } else { None };
     let check = if walk.patches.checks { check_of_this_process() } else { None };
@@ -117,7 +119,7 @@ fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
         let mut entry = form.entry;
         if tag.is_some() && !walk.tagged.register(site.address, entry.count.is_some()) {
             entry.tag = None;
-            // A stub would say it as well.
+            // A stub would contain the tag.
             if entry.check.is_none() || !form.is_in_place() {
                 continue;
             }
@@ -155,11 +157,11 @@ fn check_of_this_process() -> Option<Check> {
     Some(Check { word: near(words.word)?, moved })
 }
 
-/// Where a check can go.
+/// A function entry that can be patched.
 #[derive(Clone, Copy)]
 struct Site {
     address: u64,
-    /// Bytes of NOPs.
+    /// Length of its NOPs.
     room: usize,
 }
 
@@ -174,14 +176,14 @@ impl Site {
     }
 }
 
-/// How the sites of one object are written.
+/// How the entries of one object are written.
 #[derive(Clone, Copy)]
 struct Form {
     entry: Entry,
     room: usize,
 }
 
-/// `call *hook; jmp back`.
+/// Length of `call *hook; jmp back`.
 const CALL_BYTES: usize = 6 + JUMP_BYTES;
 
 impl Form {
@@ -214,7 +216,8 @@ impl Form {
         }
     }
 
-    /// Writes the rest of the NOPs as fewer and longer ones. Behind a jump no thread executes them.
+    /// Writes the remaining NOPs as fewer, longer ones. After a jump this is not needed, because no
+    /// thread executes them.
     fn fill(&self, open: &WritableText, site: u64, written: usize) {
         if !self.is_in_place() {
             return;
@@ -235,17 +238,17 @@ fn write_call(stubs: &Stubs, at: u64, back: u64) -> Option<()> {
     Some(())
 }
 
-/// Objects that can be told apart; functions of further ones say nothing.
+/// How many objects are tracked. Functions of further objects get no tag.
 const OBJECTS: usize = 64;
 
-/// An object whose functions say that they run.
+/// An object whose functions are tagged.
 #[derive(Clone, Copy)]
 struct TaggedObject<'a> {
     entries: &'a [u64],
     text: MemoryRange,
 }
 
-/// All that was patched so far.
+/// The functions that have been tagged so far.
 struct TaggedFunctions<'a> {
     objects: [Option<TaggedObject<'a>>; OBJECTS],
     entries: u64,
@@ -261,7 +264,8 @@ impl Default for TaggedFunctions<'_> {
 }
 
 impl<'a> TaggedFunctions<'a> {
-    /// Whether a function may say that it runs; counts those that may not, and those that count.
+    /// Whether a function may be tagged. Counts tagged functions, ambiguous ones, and those that
+    /// publish counters.
     fn register(&mut self, address: u64, counts: bool) -> bool {
         let is_full = self.objects.iter().all(Option::is_some);
         let mut objects = self.objects.iter().flatten();
@@ -279,10 +283,10 @@ impl<'a> TaggedFunctions<'a> {
         self.returns = self.returns.saturating_add(returns.into());
     }
 
-    /// Tells the front.
+    /// Publishes the counts for the launcher.
     fn publish(&self) {
         let Some(first) = tag::page().and_then(|page| page.slot(0)) else { return };
-        // Relaxed: words that mean something one by one.
+        // Relaxed: each word is meaningful by itself.
         first.entries.store(self.entries, Relaxed);
         first.ambiguous.store(self.ambiguous, Relaxed);
         first.counting.store(self.counting, Relaxed);
@@ -293,7 +297,7 @@ impl<'a> TaggedFunctions<'a> {
 impl TaggedObject<'_> {
     fn tags(&self, address: u64) -> bool {
         let half = lower_half(address);
-        // Most objects are nowhere near, also by the lower half.
+        // A quick test: the lower half lies outside of most objects.
         let offset = half.wrapping_sub(lower_half(self.text.address));
         (offset as usize) < self.text.len
             && self.entries.iter().any(|&entry| lower_half(entry) == half)

@@ -1,8 +1,7 @@
-//! Goal: whatever a place moves does there what it did before. Method: places all over the
-//! code of real programs, each run twice in a traced child from the same registers, drawn at
-//! random: the instructions as they were, and the jump, the check and the moved
-//! instructions, step by step. Then registers, flags where they matter, and memory must be
-//! the same, and a fault the same fault.
+//! Goal: patched code behaves like the original at every kind of site. Method: sites all over the
+//! code of real programs. A traced child steps twice through each site from the same random
+//! registers: once through the original instructions, once through the jump, the check and the
+//! moved instructions. Registers, live flags, memory and faults must be equal.
 
 mod object;
 mod puppet;
@@ -18,13 +17,13 @@ use elfen_rewrite::{BLOCK_BYTES, CpuWords, Function, Hooks, PatchSite, Permitted
 use object::Object;
 use puppet::{Outcome, Puppet};
 
-/// Of each object; places are drawn all over it.
+/// Sites per object. They are drawn at random from the whole object.
 fn sites() -> usize {
     let asked = std::env::var("STEPPED_PLACES").ok();
     asked.map_or(3_000, |sites| sites.parse().expect("STEPPED_PLACES is a number"))
 }
 
-/// Numbers of a sequence that is the same in each run.
+/// Pseudo-random numbers; each run draws the same sequence.
 struct Draw(u64);
 
 impl Draw {
@@ -39,7 +38,7 @@ impl Draw {
         usize::try_from(self.next()).unwrap() % limit
     }
 
-    /// Something to be in a register: a number, or an address of memory that is there.
+    /// The value for a register: a number, or the address of mapped memory.
     fn word(&mut self) -> u64 {
         let number = self.next();
         match number & 3 {
@@ -58,11 +57,11 @@ fn function(object: &Object, frame: &Frame) -> Option<Function> {
     Function::decode(bytes, frame.start, None).ok()
 }
 
-/// Where the C library has the words of a thread in which the kernel keeps its CPU.
+/// Where the C library keeps the words in which the kernel stores a thread's CPU.
 const KERNELS: std::ops::Range<u64> = 0x900..0x9c0;
 
-/// Addresses and sizes of what some code names of its object's and its thread's memory; `None` if
-/// what the code does is another thing each time.
+/// Addresses and sizes of the object's and the thread's memory that some code accesses. `None` if
+/// the result of the code differs from run to run.
 fn named(code: &[u8], at: u64, thread_pointer: u64) -> Option<Vec<(u64, usize)>> {
     use Mnemonic::{Cpuid, Lea, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp};
     let mut named = Vec::new();
@@ -94,20 +93,21 @@ fn words(puppet: &Puppet, kind: u64) -> Words {
     match kind & 3 {
         0 => Words::Fixed { words: [at, at + 8], count: None },
         1 => Words::Fixed { words: [at, at + 8], count: Some(at + 16) },
-        // The child has its parent's C library, and a number of a CPU where that had one.
-        _ => Words::CpuWords(CpuWords { blocks: at, cpu_at: cpu_at(), count_at: 16 }),
+        // The child has the C library of its parent, which keeps a CPU number in every thread.
+        _ => Words::PerCpu(CpuWords { blocks: at, cpu_at: cpu_at(), count_at: 16 }),
     }
 }
 
-/// What is written so that one of the two words rings, or none.
+/// The words to write so that one of the two tested words rings, or none.
 fn words_of(words: Words, ringing: Option<u64>) -> Vec<(u64, [u8; 8])> {
     let is_ringing = |which: u64| u64::from(ringing == Some(which)).to_le_bytes();
     match words {
         Words::Fixed { words: [task, probe], .. } => {
             vec![(task, is_ringing(0)), (probe, is_ringing(1))]
         }
-        // Whatever CPU the child is on. A block of zeros names itself.
-        Words::CpuWords(CpuWords { blocks, .. }) => (0..puppet::cpus())
+        // For every CPU that the child may be on. The distances in a block of zeros point to the
+        // block itself.
+        Words::PerCpu(CpuWords { blocks, .. }) => (0..puppet::cpus())
             .map(|cpu| blocks + cpu * BLOCK_BYTES)
             .flat_map(|block| {
                 let distances = if ringing.is_some() { 24 | 32 << 32 } else { 0_u64 };
@@ -122,11 +122,11 @@ fn cpu_at() -> i32 {
     unsafe extern "C" {
         static __rseq_offset: libc::ptrdiff_t;
     }
-    // SAFETY: the C library's own constant.
+    // SAFETY: a constant of the C library.
     i32::try_from(unsafe { __rseq_offset }).unwrap()
 }
 
-/// Both ways from the same state.
+/// Runs the original and the patched code from the same state, and compares the outcomes.
 fn agrees(puppet: &mut Puppet, function: &Function, site: &PatchSite, draw: &mut Draw) {
     let registers = std::array::from_fn(|_| draw.word());
     let flags = draw.next();
@@ -154,8 +154,9 @@ fn agrees(puppet: &mut Puppet, function: &Function, site: &PatchSite, draw: &mut
 
 const ROUNDS: usize = 3;
 
-/// A loop as it was, and with rounds behind a check, from the same state: it ends, or faults, or
-/// comes by the place again as the loop did after one of so many rounds. Says whether it did.
+/// Runs a loop as it was, and with rounds after its check, from the same state. The patched loop
+/// must end, fault or reach the site as the original does after one of the first `ROUNDS + 1`
+/// rounds. Returns whether the outcomes were compared.
 fn agrees_on_rounds(
     puppet: &mut Puppet,
     function: &Function,
@@ -213,7 +214,7 @@ fn play(path: &Path, seed: u64) {
             continue;
         };
         let sites: Vec<PatchSite> = function.sites(&EVERYTHING).collect();
-        // A few of each function: most are alike.
+        // Only a few sites of each function, because most are alike.
         for _ in 0..sites.len().min(4) {
             let site = &sites[draw.below(sites.len())];
             agrees(&mut puppet, &function, site, &mut draw);
@@ -226,7 +227,7 @@ fn play(path: &Path, seed: u64) {
     assert!(rounds > 20, "{rounds} loops");
 }
 
-/// The object of this process whose name has `part`.
+/// The file of an object of this process, by a part of its name.
 fn mapped(part: &str) -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -275,8 +276,9 @@ fn skipped(why: &str) {
     writeln!(terminal, "skipped: {why}").unwrap();
 }
 
-/// Goal: the words ring. Method: the same, with a word that is not 0: the first address outside of
-/// place and trampoline is the routine's, with the registers as they were but %rax and the stack.
+/// Goal: a word that is not 0 rings. Method: the same, with one such word. The first address
+/// outside of site and trampoline is the routine's, and all registers but %rax and the stack
+/// pointer are as before.
 #[test]
 fn words_that_are_not_0_ring() {
     let object = Object::read(&mapped("libc.so")).unwrap();
@@ -303,7 +305,7 @@ fn words_that_are_not_0_ring() {
             puppet.write(site.at, &code);
             let saved: &[usize] = match words {
                 Words::Fixed { .. } => &[puppet::RAX],
-                Words::CpuWords(_) => &[puppet::RAX, puppet::RCX],
+                Words::PerCpu(_) => &[puppet::RAX, puppet::RCX],
             };
             let (rip, kept) = outcome.at_ring(saved);
             assert_eq!(rip, puppet.near.ring, "{site:x?}");

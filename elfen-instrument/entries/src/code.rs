@@ -231,7 +231,7 @@ mod tests {
     /// The expected bytes are what GNU as makes of the second listing. A tag and the check for one
     /// pair fit into the room of a whole check.
     #[test]
-    fn functions_say_that_they_run_before_they_are_checked() {
+    fn functions_are_tagged_before_they_are_checked() {
         let words = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xb8, 0xff, 0xff, 0xff];
         let entry = [&words[..], &[0x41, 0xc7, 0x03, 0x34, 0x12, 0x55, 0x55, 0x49, 0xff, 0x43, 64]];
         let only = Entry { tag: Some(TAG), ..NONE };
@@ -252,7 +252,7 @@ mod tests {
     /// Goal: the call that publishes counters comes after the stores of the tag and before the
     /// check.
     #[test]
-    fn counters_are_published_between() {
+    fn counters_are_published_between_tag_and_check() {
         let all = Entry { tag: Some(TAG), count: Some(0x1000), ..WHOLE };
         let code = all.code(0x1100, 0x7777, 0x2000).unwrap();
         assert_eq!(code.bytes().len(), all.size());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_reach_is_refused() {
+    fn targets_out_of_reach_are_rejected() {
         let far = 1 << 31;
         assert_eq!(jump(0, far + 5), None);
         assert!(jump(0, far + 4).is_some());

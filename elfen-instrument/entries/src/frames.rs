@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_read_as_linkers_write_them() {
+    fn entries_of_linkers_are_parsed() {
         // zR and zRS with pointers relative to themselves, zPLR with a personality routine between.
         let cases: [(&[u8], &[u8], bool); 3] = [
             (b"zR", &[1, 0x1b], false),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_refused() {
+    fn other_forms_are_rejected() {
         let start = 0x1000i32.to_le_bytes();
         for (augmentation, data) in
             [(&b"zR"[..], &[1, 0x3b][..]), (b"zR", &[1, 0x1e]), (b"eh", &[0; 8]), (b"zX", &[1, 0])]
@@ -237,7 +237,7 @@ mod tests {
         /// Goal: any bytes give a result and no panic. Method: a valid section with some bytes
         /// changed, cut anywhere, and any address.
         #[test]
-        fn hostile_bytes_are_read(
+        fn hostile_bytes_do_not_panic(
             changes in proptest::collection::vec((0usize..60, proptest::num::u8::ANY), 0..8),
             cut in 0usize..60,
             distance in 0u64..64,

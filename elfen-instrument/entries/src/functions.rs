@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_and_cut_tables_are_refused() {
+    fn other_forms_and_cut_tables_are_rejected() {
         let whole = header(&[0x1000, 0x1040]);
         for (at, byte) in [(0, 2), (1, 0x1c), (2, 0x04), (3, 0x1b), (8, 3), (11, 1)] {
             let mut bytes = whole.clone();

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_and_cut_tables_are_refused() {
+    fn other_forms_and_cut_tables_are_rejected() {
         let whole = table(&[0, 0x40]);
         assert!(GoFunctions::parse(&whole).is_some());
         for (at, byte) in [(0, 0xfb), (4, 1), (6, 4), (7, 4), (15, 0x80), (71, 0x80)] {
@@ -125,7 +125,7 @@ mod tests {
         /// Goal: any bytes give a result and no panic. Method: a valid table with some bytes
         /// changed, cut anywhere.
         #[test]
-        fn hostile_bytes_are_read(
+        fn hostile_bytes_do_not_panic(
             changes in proptest::collection::vec((0usize..96, proptest::num::u8::ANY), 0..8),
             cut in 0usize..120,
             address in proptest::num::u64::ANY,

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_is_one_nop_and_half_of_it_none() {
+    fn every_form_is_one_nop_and_its_prefix_is_none() {
         for form in FORMS.into_iter().chain(LONGER) {
             assert_eq!(nop_run(form), form.len(), "{form:x?}");
             let half = &form[..form.len() - 1];
@@ -100,11 +100,11 @@ mod tests {
             &[0x55][..],                     // push %rbp
             &[0xf3, 0x90],                   // pause
             &[0xf3, 0x0f, 0x1e, 0xfa],       // endbr64
-            &[0x0f, 0x1f, 0xc0],             // a NOP of a register: nobody pads with it
-            &[0x0f, 0x1f, 0x05, 0, 0, 0, 0], // of the instruction pointer
-            &[0x0f, 0x1f, 0x08],             // another digit
+            &[0x0f, 0x1f, 0xc0],             // a register operand, which no compiler pads with
+            &[0x0f, 0x1f, 0x05, 0, 0, 0, 0], // relative to the instruction pointer
+            &[0x0f, 0x1f, 0x08],             // another opcode extension
             &[0x0f],                         // cut
-            &[0x66; 16],                     // nothing but prefixes
+            &[0x66; 16],                     // only prefixes
             &[0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66],
         ] {
             let code: Vec<u8> = [0x90, 0x66, 0x90].iter().chain(other).copied().collect();
@@ -114,7 +114,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_are_read_within_their_bounds(code: Vec<u8>) {
+        fn nop_runs_stay_within_their_bytes(code: Vec<u8>) {
             proptest::prop_assert!(nop_run(&code) <= code.len());
         }
     }

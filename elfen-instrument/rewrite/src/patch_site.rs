@@ -300,13 +300,13 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_to_itself_is_no_site() {
+    fn a_jump_to_itself_is_not_a_site() {
         assert_eq!(first(&[0xe9, 0xfb, 0xff, 0xff, 0xff], &ALL), None);
         assert!(first(&[0xe9, 0xfc, 0xff, 0xff, 0x7f], &ALL).is_some());
     }
 
     #[test]
-    fn unreachable_instructions_are_no_site() {
+    fn unreachable_instructions_are_not_a_site() {
         // jmp over; mov $1,%eax (data, perhaps); over: ret
         let bytes = [0xeb, 5, 0xb8, 1, 0, 0, 0, 0xc3];
         assert_eq!(first(&bytes, &ALL), None);

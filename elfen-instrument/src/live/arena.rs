@@ -140,7 +140,7 @@ impl Arena {
         }
         // The other threads still run, and may map memory at the same address.
         let mapped = mappings(process).map_err(|_| Missed::Gone)?;
-        if !mapped.iter().any(|one| one.range.contains(&near)) {
+        if !mapped.iter().any(|mapping| mapping.range.contains(&near)) {
             // The process executed another program meanwhile.
             return Err(Missed::Gone);
         }
@@ -155,7 +155,9 @@ impl Arena {
         let filter_word = filter_word.unwrap_or(counts + in_counts);
         let parts = Parts { lanes, tasks, filters, filter_word };
         let lanes_of_process = match pages.lanes.as_slice() {
-            [one] => Lanes::One([tasks + one.task_at, lanes + one.lane_at + pages.probe_at]),
+            [lane] => {
+                Lanes::One([tasks + lane.task_at, lanes + lane.lane_at + pages.probe_at])
+            }
             several => {
                 let cpu_at = seized.cpu_at().ok_or_else(|| {
                     let why = "its threads do not let the kernel store their CPU (no rseq)";
@@ -166,8 +168,9 @@ impl Arena {
         };
         map_all(&seized, [code, counts, lanes, tasks, filters], sizes, pages).map_err(
             |missed| {
-                let is_there =
-                    |one: &Mapping| one.range.start < code + bytes && code < one.range.end;
+                let is_there = |mapping: &Mapping| {
+                    mapping.range.start < code + bytes && code < mapping.range.end
+                };
                 let is_taken = mappings(process).is_ok_and(|mapped| mapped.iter().any(is_there));
                 if is_taken { Missed::Busy } else { missed }
             },
@@ -394,8 +397,8 @@ fn map_copied_descriptor(
 
 /// Finds a gap of `bytes` between mappings, as close to `near` as possible.
 fn find_gap(mapped: &[Mapping], near: u64, bytes: u64) -> Option<u64> {
-    let ends = mapped.iter().map(|one| (one.range.end, one.name.as_str()));
-    let starts = mapped.iter().map(|one| (one.range.start, one.name.as_str()));
+    let ends = mapped.iter().map(|mapping| (mapping.range.end, mapping.name.as_str()));
+    let starts = mapped.iter().map(|mapping| (mapping.range.start, mapping.name.as_str()));
     let before = [(LOWEST, "")].into_iter().chain(ends);
     let after = starts.chain([(1 << 47, "")]);
     let fits = before.zip(after).flat_map(|((end, below), (start, above))| {
@@ -476,7 +479,7 @@ mod tests {
     }
 
     fn ranges(process: u32) -> Vec<Range<u64>> {
-        mappings(process).unwrap().into_iter().map(|one| one.range).collect()
+        mappings(process).unwrap().into_iter().map(|mapping| mapping.range).collect()
     }
 
     #[test]

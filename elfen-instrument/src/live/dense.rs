@@ -12,10 +12,12 @@ use crate::remote::mappings;
 
 /// How many checks around an address may have run too often before no further one is tried there.
 /// The first limit holds where one of them can be put back, the second where none can.
-const ENOUGH: usize = 3;
-const AT_MOST: usize = 8;
+const DENSE_ENOUGH: usize = 3;
+const DENSE_MAX: usize = 8;
 /// How often a check is put back before it stays out.
 const PUT_BACK_MAX: u8 = 3;
+/// The longest trampoline with rounds.
+const ROUNDS_BYTES: u64 = 4096;
 
 impl Patched {
     /// Takes out the check of a site, because it runs too often.
@@ -55,14 +57,15 @@ impl Patched {
     }
 
     /// Whether further checks around `ip` would probably run too often too, or enough were tried.
-    /// `is_loop` says that a loop around `ip` is known to run too often, so one more such check
-    /// suffices. The cases of an interpreter loop each run less often than the loop itself.
+    /// `is_loop` says that the check of a loop around `ip` ran too often. The cases of an
+    /// interpreter loop each run less often than the loop, so one of their checks that can be put
+    /// back is enough then.
     pub(super) fn is_dense_around(&self, function: &Function, ip: u64, is_loop: bool) -> bool {
         let sites_around = self.sites_around(function, ip);
         let dense = sites_around.iter().filter(|(_, known)| known.is_dense());
         let dense: Vec<bool> = dense.map(|(_, known)| self.may_be_put_back(known)).collect();
-        let enough = if is_loop { 1 } else { ENOUGH };
-        dense.len() >= AT_MOST || dense.len() >= enough && dense.contains(&true)
+        let enough = if is_loop { 1 } else { DENSE_ENOUGH };
+        dense.len() >= DENSE_MAX || dense.len() >= enough && dense.contains(&true)
     }
 
     fn may_be_put_back(&self, known: &KnownSite) -> bool {
@@ -72,34 +75,20 @@ impl Patched {
     /// The sites close to an address, and in loops around it.
     fn sites_around(&self, function: &Function, ip: u64) -> Vec<(u64, &KnownSite)> {
         let loops = function.loops_around(ip);
-        let is_around =
-            |at: u64| at.abs_diff(ip) <= NEAR_BYTES || loops.iter().any(|one| one.contains(at));
+        let is_around = |at: u64| {
+            at.abs_diff(ip) <= NEAR_BYTES || loops.iter().any(|around| around.contains(at))
+        };
         let sites = self.sites.range(function.range()).map(|(&at, known)| (at, known));
         sites.filter(|&(at, _)| is_around(at)).collect()
     }
-}
 
-impl KnownSite {
-    pub(super) fn is_on(&self) -> bool {
-        matches!(self.state, State::On | State::PutBack)
-    }
-
-    /// Only for compiled programs: a Java method at this address may have been replaced since.
-    fn is_dense(&self) -> bool {
-        self.state == State::TooDense && self.compiled.is_none()
-    }
-}
-
-/// The longest trampoline with rounds.
-const ROUNDS_BYTES: u64 = 4096;
-
-impl Patched {
     /// Adds up to `rounds` rounds of its loop after the check of a site. `None` if it has rounds
     /// already, or cannot have them.
     pub fn thin_out(&mut self, site: u64, rounds: usize, pages: &Pages) -> Option<Change> {
         let known = self.sites.get(&site)?;
-        let may = known.state == State::On && !known.has_rounds && known.compiled.is_none();
-        let known = may.then(|| known.clone())?;
+        let can_have_rounds =
+            known.state == State::On && !known.has_rounds && known.compiled.is_none();
+        let known = can_have_rounds.then(|| known.clone())?;
         let mapped = mappings(self.process).ok()?;
         let (range, compiled) = self.function_around(&mapped, site).ok()?;
         let bytes = self.original_code(&range).ok()?;
@@ -107,8 +96,8 @@ impl Patched {
         let permitted = self.permitted(compiled.as_ref()).ok()?;
         // Several instructions are fine here: the site was found safe when it was written.
         let same = Permitted { several: true, ..permitted };
-        let is_it = |found: &PatchSite| found.at == site && found.bytes == known.jump.len();
-        let found = function.sites(&same).find(is_it)?;
+        let is_same = |found: &PatchSite| found.at == site && found.bytes == known.jump.len();
+        let found = function.sites(&same).find(is_same)?;
         let (index, room) = self.room(self.process, site, ROUNDS_BYTES, pages).ok()?;
         let most = usize::try_from(ROUNDS_BYTES).ok()?;
         let (at, hooks) = (room.at, &room.hooks);
@@ -145,5 +134,16 @@ impl Patched {
                 }
             }
         }
+    }
+}
+
+impl KnownSite {
+    pub(super) fn is_on(&self) -> bool {
+        matches!(self.state, State::On | State::PutBack)
+    }
+
+    /// False for Java methods: another one may have been compiled to this address since.
+    fn is_dense(&self) -> bool {
+        self.state == State::TooDense && self.compiled.is_none()
     }
 }

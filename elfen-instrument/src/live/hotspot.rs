@@ -428,7 +428,7 @@ mod tests {
     /// Method: pages of this process filled by a seeded generator, with words that point back into
     /// them.
     #[test]
-    fn hostile_memory_is_no_method() {
+    fn hostile_memory_yields_no_method() {
         let memory = Memory::open(std::process::id()).unwrap();
         let mut words = vec![0_u64; 512];
         let base = words.as_ptr().expose_provenance() as u64;

@@ -48,7 +48,8 @@ impl Notices {
     }
 
     pub(super) fn search_new(&mut self, memory: &Memory, mapped: &[Mapping]) {
-        let is_code = |one: &&Mapping| one.executable && !one.writable && one.file.is_some();
+        let is_code =
+            |mapping: &&Mapping| mapping.executable && !mapping.writable && mapping.file.is_some();
         for code in mapped.iter().filter(is_code) {
             let which = (code.range.start, code.file.clone());
             if !self.searched.contains(&which) {

@@ -249,7 +249,7 @@ impl Patched {
         let sample = is_sampled.then_some(ip);
         let function = self.functions.decode(&bytes, range.start, sample)?;
         let permitted = self.permitted(compiled.as_ref())?;
-        let several = self.several(&function, ip, &permitted, mapped, pages);
+        let several = self.permit_several(&function, ip, &permitted, mapped, pages);
         let site = self.choose_site(&function, ip, &permitted, several.as_ref())?;
         let at = usize::try_from(site.at - range.start).map_err(|_| Missed::NoSite)?;
         let original = bytes.get(at..at + site.bytes).ok_or(Missed::NoSite)?.to_vec();
@@ -282,7 +282,8 @@ impl Patched {
     fn hotspot(&mut self, mapped: &[Mapping]) -> Option<&HotSpot> {
         if let Machine::Unknown = self.machine {
             let found = HotSpot::of(&self.memory, mapped);
-            self.machine = found.map_or(Machine::None, |one| Machine::HotSpot(Box::new(one)));
+            self.machine =
+                found.map_or(Machine::None, |hotspot| Machine::HotSpot(Box::new(hotspot)));
         }
         match &self.machine {
             Machine::HotSpot(hotspot) => Some(hotspot),
@@ -299,8 +300,11 @@ impl Patched {
         for at in others.map(|(&at, _)| at).collect::<Vec<_>>() {
             self.sites.remove(&at);
             // Their counts no longer belong to a site.
-            let checks = self.arenas.iter_mut().flat_map(|used| &mut used.checks);
-            checks.filter(|check| **check == at).for_each(|check| *check = 0);
+            for check in self.arenas.iter_mut().flat_map(|used| &mut used.checks) {
+                if *check == at {
+                    *check = 0;
+                }
+            }
         }
     }
 
@@ -335,9 +339,9 @@ impl Patched {
         several: Option<&Permitted<'_>>,
     ) -> Result<PatchSite, Missed> {
         let mut is_dense = false;
-        for one in function.loops_around(ip) {
-            let site = function.site_in_loop(&one, permitted);
-            let site = site.or_else(|| function.site_in_loop(&one, several?));
+        for around in function.loops_around(ip) {
+            let site = function.site_in_loop(&around, permitted);
+            let site = site.or_else(|| function.site_in_loop(&around, several?));
             let Some(site) = site else { continue };
             match self.sites.get(&site.at).map(|known| known.state) {
                 None => return Ok(site),
@@ -388,19 +392,20 @@ impl Patched {
         bytes: u64,
         pages: &Pages,
     ) -> Result<(usize, Room), Missed> {
-        let room = |used: &UsedArena| {
+        let room_in = |used: &UsedArena| {
             let near = used.arena.reaches(site);
             near.then(|| used.arena.room(&self.memory, bytes, used.checks.len()))?
         };
-        let found = self.arenas.iter().enumerate().find_map(|(at, used)| Some((at, room(used)?)));
+        let found =
+            self.arenas.iter().enumerate().find_map(|(at, used)| Some((at, room_in(used)?)));
         if let Some(found) = found {
             return Ok(found);
         }
         if self.arenas.len() == ARENAS_MAX {
             return Err(Missed::Process("it has no room for more checks".to_owned()));
         }
-        let whose = (self.process, thread);
-        let arena = Arena::map(whose, &self.memory, site, pages, self.filter_word())?;
+        let target = (self.process, thread);
+        let arena = Arena::map(target, &self.memory, site, pages, self.filter_word())?;
         let room = arena.room(&self.memory, bytes, 0).ok_or(Missed::Gone)?;
         self.arenas.push(UsedArena { arena, checks: Vec::new() });
         Ok((self.arenas.len() - 1, room))
@@ -435,11 +440,11 @@ impl Patched {
         self.sites.insert(site.at, known);
         let ours = |at, bytes| Write { at, expected: None, bytes };
         // An empty write, which only verifies that the method is still the one that was decoded.
-        let holds = compiled.map(|method| {
+        let verify = compiled.map(|method| {
             let expected = Some(method.number.to_le_bytes().to_vec());
             Write { at: method.number_at, expected, bytes: Vec::new() }
         });
-        let mut writes: Vec<Write> = holds.into_iter().collect();
+        let mut writes: Vec<Write> = verify.into_iter().collect();
         writes.extend([
             ours(trampoline.at, trampoline.bytes),
             ours(used.arena.code, header),
@@ -479,18 +484,16 @@ impl Patched {
             used.checks.pop_if(|last| *last == site);
         }
     }
-}
 
-impl Patched {
     /// Whether callers of the function that begins at `start` may get checks.
     pub(super) fn may_patch_callers(&mut self, start: u64) -> bool {
         let (samples, hints) = self.functions.count_sample(start);
         let may_be_silent = SILENT_MAX + samples.max(16).ilog2() - 4;
         let hints: Vec<u64> = hints.to_vec();
-        let ran = self.counts();
+        let counts = self.counts();
         // Sites that were never written do not count.
         let is_silent = |site: &&u64| {
-            let runs = ran.iter().any(|&(at, count)| at == **site && count > 0);
+            let runs = counts.iter().any(|&(at, count)| at == **site && count > 0);
             self.sites.contains_key(*site) && !runs
         };
         let silent = u32::try_from(hints.iter().filter(is_silent).count());
@@ -516,9 +519,7 @@ impl Patched {
         };
         words.filter(is_return).take(CALLERS_MAX).collect()
     }
-}
 
-impl Patched {
     /// The next notice to write before any check; `None` if all are written.
     pub(super) fn notice(
         &mut self,
@@ -564,14 +565,15 @@ impl Patched {
 
 /// Whether code that the program generated lies in one private mapping.
 fn holds_code(mapped: &[Mapping], code: &Range<u64>) -> bool {
-    let holds = |one: &Mapping| one.range.start <= code.start && code.end <= one.range.end;
-    let is_own = |one: &Mapping| one.executable && one.private && one.file.is_none();
-    mapped.iter().any(|one| holds(one) && is_own(one))
+    mapped.iter().any(|mapping| {
+        let holds = mapping.range.start <= code.start && code.end <= mapping.range.end;
+        holds && mapping.executable && mapping.private && mapping.file.is_none()
+    })
 }
 
 /// The mapping that holds an address of the program's code.
 pub(super) fn code_at(mapped: &[Mapping], ip: u64) -> Result<&Mapping, Missed> {
-    let code = mapped.iter().find(|one| one.range.contains(&ip)).ok_or(Missed::Gone)?;
+    let code = mapped.iter().find(|mapping| mapping.range.contains(&ip)).ok_or(Missed::Gone)?;
     let file = code.name.rsplit('/').next().unwrap_or_default();
     if code.name.starts_with('[') || file.starts_with("ld-") || file.starts_with("ld.so") {
         return Err(Missed::Loader);

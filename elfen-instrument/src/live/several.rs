@@ -1,7 +1,7 @@
 //! Decides whether several instructions of a function may be replaced together. They may if control
 //! enters the middle of the function only from its own code.
 //!
-//! The decoder knows the function's own jumps. It already excludes functions with computed jumps
+//! `elfen-rewrite` knows the function's own jumps. It already excludes functions with computed jumps
 //! and functions that jump to other parts of themselves. This module searches the rest of the
 //! object for references into the function: as a distance relative to the instruction, or as an
 //! address.
@@ -23,7 +23,7 @@ const NEAR: u64 = 144;
 impl Patched {
     /// Extends `permitted` to several instructions, if that is safe and gives a loop around `ip` a
     /// site.
-    pub(super) fn several<'a>(
+    pub(super) fn permit_several<'a>(
         &mut self,
         function: &Function,
         ip: u64,
@@ -35,30 +35,30 @@ impl Patched {
         let range = function.range();
         let status = Status::of(self.process)?;
         // With several lanes, the position of a thread that left another lane is unknown.
-        let may = pages.lanes.len() == 1 && permitted.hotspot.is_none();
-        if !may
+        let is_allowed = pages.lanes.len() == 1 && permitted.hotspot.is_none();
+        if !is_allowed
             || status.threads != 1
             || status.catches
             || self.functions.entered.get(&range.start) == Some(&true)
         {
             return None;
         }
-        let is_of_use = |one: &Loop| {
-            let found = || function.site_in_loop(one, &all);
-            function.site_in_loop(one, permitted).is_none()
+        let gains_site = |around: &Loop| {
+            let found = || function.site_in_loop(around, &all);
+            function.site_in_loop(around, permitted).is_none()
                 && found().is_some_and(|site| !self.sites.contains_key(&site.at))
         };
-        if !function.loops_around(ip).iter().any(is_of_use) {
+        if !function.loops_around(ip).iter().any(gains_site) {
             return None;
         }
         let is_entered = match self.functions.entered.get(&range.start) {
             Some(&known) => known,
             None => {
                 let code = code_at(mapped, range.start).ok()?;
-                let mut own = mapped.iter().filter(|one| one.file == code.file);
+                let mut own = mapped.iter().filter(|mapping| mapping.file == code.file);
                 let is_entered = self.has_landing_pads(mapped, code, &range)
                     || self.is_reached_by_neighbours(mapped, code, &range)
-                    || own.any(|one| self.refers_into(one, &range).unwrap_or(true));
+                    || own.any(|mapping| self.refers_into(mapping, &range).unwrap_or(true));
                 self.functions.entered.insert(range.start, is_entered);
                 is_entered
             }
@@ -81,13 +81,13 @@ impl Patched {
     ) -> bool {
         let inside = range.start + 1..range.end;
         let before = range.start.saturating_sub(NEAR).max(code.range.start)..range.start;
-        let behind = range.end..range.end.saturating_add(NEAR).min(code.range.end);
-        let mut looked = None;
-        before.chain(behind).any(|near| {
+        let after = range.end..range.end.saturating_add(NEAR).min(code.range.end);
+        let mut last_start = None;
+        before.chain(after).any(|near| {
             let found = self.objects.function(self.process, &self.memory, mapped, code, near);
             // No code runs between functions.
             let Ok(found) = found else { return false };
-            if looked.replace(found.range.start) == Some(found.range.start) {
+            if last_start.replace(found.range.start) == Some(found.range.start) {
                 return false;
             }
             let Ok(bytes) = self.original_code(&found.range) else { return true };
@@ -144,7 +144,7 @@ mod tests {
     /// Goal: an address inside a function is found, as a table would hold it. Method: words at both
     /// edges, and a 32-bit word for a program at low addresses.
     #[test]
-    fn addresses_of_the_middle_are_found() {
+    fn addresses_inside_a_function_are_found() {
         let names = |at: u64, range: &Range<u64>| {
             let words = [[0; 8], at.to_le_bytes(), [0; 8]].concat();
             contains_address(&words, range)
@@ -160,7 +160,7 @@ mod tests {
     /// Goal: jumps into the middle of a function are found; calls of the function, and its own
     /// jumps, are not. Method: each kind of instruction, with a distance made for it.
     #[test]
-    fn distances_to_the_middle_are_found() {
+    fn distances_to_the_inside_are_found() {
         let range = 0x1100..0x1140;
         let names = |opcode: [u8; 2], at: u64, to: u64| {
             let mut bytes = vec![0xcc; 0x400];

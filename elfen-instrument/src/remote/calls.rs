@@ -319,7 +319,7 @@ pub(super) fn ptrace(
 /// Address of a `syscall` instruction in the vDSO, which the kernel maps into every process.
 pub(super) fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
     let mapped = mappings(process).ok()?;
-    let vdso = mapped.into_iter().find(|one| one.name == "[vdso]")?;
+    let vdso = mapped.into_iter().find(|mapping| mapping.name == "[vdso]")?;
     let length = usize::try_from(vdso.range.end.checked_sub(vdso.range.start)?).ok()?;
     let code = memory.read_vec(vdso.range.start, length.min(1 << 20)).ok()?;
     let at = code.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL)?;
@@ -373,7 +373,7 @@ mod tests {
         };
         memory.write(address, b"elfen").unwrap();
         let mapped = mappings(child.id()).unwrap();
-        let arena = mapped.iter().find(|one| one.range.contains(&address)).unwrap();
+        let arena = mapped.iter().find(|mapping| mapping.range.contains(&address)).unwrap();
         assert!(arena.executable && !arena.writable && arena.file.is_none());
         assert_eq!(memory.read_vec(address, 5).unwrap(), b"elfen");
         assert_eq!(child.try_wait().unwrap(), None, "it goes on");

@@ -111,9 +111,9 @@ mod tests {
     fn a_process_finds_its_own_code() {
         let here = a_process_finds_its_own_code as fn() as usize as u64;
         let own = mappings(std::process::id()).unwrap();
-        let code = own.iter().find(|one| one.range.contains(&here)).unwrap();
+        let code = own.iter().find(|mapping| mapping.range.contains(&here)).unwrap();
         assert!(code.executable && !code.writable && code.private && code.file.is_some());
-        assert!(own.is_sorted_by_key(|one| one.range.start));
+        assert!(own.is_sorted_by_key(|mapping| mapping.range.start));
     }
 
     #[test]

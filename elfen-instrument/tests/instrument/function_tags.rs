@@ -53,7 +53,7 @@ impl Shim {
 }
 
 #[test]
-fn programs_that_say_what_they_do_do_the_same() {
+fn tagged_programs_behave_as_before() {
     let ways =
         [&["threads"][..], &["forks"], &["signals"], &["contexts"], &["cancel"], &["masked"]];
     for (way, flags) in WAYS {
@@ -79,7 +79,7 @@ fn programs_that_say_what_they_do_do_the_same() {
 /// Goal: tags do not disturb exceptions, longjmp, and threads that end within a function. Method: a
 /// program that counts the objects destroyed on the way out.
 #[test]
-fn ways_out_that_are_no_returns_are_as_before() {
+fn exceptions_and_thread_exits_work_in_tagged_functions() {
     let cplusplus = ["-x", "c++", "-std=c++17"];
     let Some(plain) = compile("unwinds.cc", "unwinds-plain", &cplusplus) else { return };
     let expected = output_of(&mut Command::new(plain));
@@ -98,7 +98,7 @@ fn ways_out_that_are_no_returns_are_as_before() {
 /// Goal: the code at entries and returns changes no live register. Method: arguments in all
 /// registers, together with checks in a lane that alternates between busy and idle.
 #[test]
-fn arguments_arrive_also_where_functions_say_that_they_run() {
+fn tags_preserve_all_arguments() {
     for (way, flags) in WAYS {
         let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
         let Some(program) = compile("registers.c", &format!("registers-{way}"), &flags) else {
@@ -117,7 +117,7 @@ fn arguments_arrive_also_where_functions_say_that_they_run() {
 /// Goal: each thread has a slot from its first step on, and its function's tag there. Method: a
 /// program whose threads each stop in a function of their own.
 #[test]
-fn each_thread_says_where_it_is() {
+fn each_thread_is_tagged_from_its_first_step() {
     let flags = ["-fpatchable-function-entry=43"];
     let Some(program) = compile("function_tags.c", "said-threads", &flags) else { return };
     let shim = Shim::new();
@@ -143,7 +143,7 @@ fn each_thread_says_where_it_is() {
 /// Goal: of two functions with the same lower half, the second gets no tag and is counted. Method:
 /// a library that is linked to lie four gigabytes after the program.
 #[test]
-fn of_two_functions_with_one_lower_half_the_second_says_nothing() {
+fn the_second_function_with_the_same_lower_half_gets_no_tag() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let source = crate::stage::root().join("tests/c/function_tags.c");
     let build = |flags: &[&str], libraries: &[&str]| {

@@ -36,7 +36,7 @@ fn executable(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
 }
 
 #[test]
-fn each_way_is_found_in_what_the_compiler_made() {
+fn each_way_is_recognized_in_compiled_programs() {
     let cases: [(&str, &[&str], Inject); 7] = [
         ("plain", &[], Inject::Live),
         ("mcount", &["-pg"], Inject::Mcount),
@@ -59,7 +59,7 @@ fn each_way_is_found_in_what_the_compiler_made() {
 /// Goal: a program whose hook the library does not define is not reported as checked. Method: a
 /// program that calls the C library's other name of the hook.
 #[test]
-fn a_hook_that_the_library_does_not_stand_in_for_is_no_way() {
+fn hooks_that_the_library_does_not_define_are_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("other.c"), folder.path().join("other"));
     fs::write(&source, "extern void _mcount(void);\nint main(void) { _mcount(); return 0; }\n")
@@ -72,7 +72,7 @@ fn a_hook_that_the_library_does_not_stand_in_for_is_no_way() {
 /// Goal: programs that generate code are recognized. Method: programs that import or define the
 /// functions that start such virtual machines, and one that does neither.
 #[test]
-fn who_compiles_while_it_runs_is_known() {
+fn programs_that_compile_at_run_time_are_recognized() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
         ("starts-java", "extern int JLI_Launch(void);", "JLI_Launch()", Some(Compiler::HotSpot)),
@@ -115,7 +115,7 @@ fn a_way_that_the_program_was_not_built_for_names_the_flag() {
 
 /// Method: NOPs that no thread executes, and too few NOPs.
 #[test]
-fn room_that_cannot_be_used_is_no_room() {
+fn unusable_nops_give_no_room() {
     for (name, flag) in
         [("prefix", "-fpatchable-function-entry=43,43"), ("short", "-fpatchable-function-entry=4")]
     {
@@ -126,7 +126,7 @@ fn room_that_cannot_be_used_is_no_room() {
 }
 
 #[test]
-fn stripped_programs_are_judged_alike() {
+fn stripped_programs_allow_the_same_ways() {
     let Some(program) = registers("stripped", &[PATCH]) else { return };
     let status = Command::new("strip").arg(&program).status();
     match status {
@@ -137,7 +137,7 @@ fn stripped_programs_are_judged_alike() {
 }
 
 #[test]
-fn what_no_loader_maps_takes_no_library() {
+fn static_programs_take_no_library() {
     let program = compile("programs.c", "inspect-static", &["-DINLINE", "-static"]).unwrap();
     for inject in [Inject::Inline, Inject::Mcount, Inject::Patch] {
         let why = why_not(&program, inject);
@@ -173,7 +173,7 @@ fn header(class: u8, machine: u16) -> Vec<u8> {
 }
 
 #[test]
-fn programs_for_other_machines_are_told_from_broken_ones() {
+fn programs_for_other_machines_differ_from_damaged_ones() {
     let folder = tempfile::tempdir().unwrap();
     let program = |name: &str, bytes: &[u8]| executable(folder.path(), name, bytes);
     let narrow = program("32-bits", &header(1, 3));
@@ -197,7 +197,7 @@ fn programs_for_other_machines_are_told_from_broken_ones() {
 /// Goal: no file makes the inspector panic. Method: a real program, cut, and with bytes changed all
 /// over.
 #[test]
-fn damaged_programs_are_judged_or_refused() {
+fn damaged_programs_do_not_panic_the_inspector() {
     let Some(whole) = registers("damaged", &[PATCH]) else { return };
     let whole = fs::read(whole).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -218,7 +218,7 @@ fn damaged_programs_are_judged_or_refused() {
 }
 
 #[test]
-fn scripts_are_what_their_interpreter_is() {
+fn scripts_allow_what_their_interpreter_allows() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = registers("interpreter", &["-pg"]) else { return };
     let script = |name: &str, line: &str| executable(folder.path(), name, format!("#!{line}\n"));
@@ -241,7 +241,7 @@ fn scripts_are_what_their_interpreter_is() {
 }
 
 #[test]
-fn what_cannot_be_started_is_refused() {
+fn files_that_cannot_be_executed_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let readable = folder.path().join("data");
     fs::write(&readable, "x").unwrap();
@@ -258,7 +258,7 @@ fn what_cannot_be_started_is_refused() {
 
 /// Method: copies of a program with set-ID bits or file capabilities, which only root can make.
 #[test]
-fn programs_with_other_rights_take_no_library() {
+fn programs_that_gain_rights_take_no_library() {
     let Some(program) = registers("rights", &["-pg"]) else { return };
     let folder = tempfile::tempdir().unwrap();
     let copy = |name: &str| executable(folder.path(), name, fs::read(&program).unwrap());

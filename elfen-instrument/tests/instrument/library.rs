@@ -24,7 +24,7 @@ const EXPORTED: [&str; 7] = [
 ];
 
 #[test]
-fn it_is_small_needs_the_c_library_alone_and_cannot_panic() {
+fn the_library_is_small_needs_only_the_c_library_and_cannot_panic() {
     let bytes = fs::read(crate::stage::library()).unwrap();
     assert!(bytes.len() <= BYTES_MAX, "{} bytes", bytes.len());
     let file = ElfFile64::<Endianness>::parse(bytes.as_slice()).unwrap();

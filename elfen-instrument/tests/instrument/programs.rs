@@ -117,12 +117,12 @@ impl Crowd {
         Self { way, board, batch }
     }
 
-    fn each_goes_on(&self) {
+    fn wait_until_each_progresses(&self) {
         let before = self.board.of_each();
         until(self.way, || self.board.of_each().iter().zip(&before).all(|(now, then)| now > then));
     }
 
-    fn each_is_on_the_lane_and_leaves_it(&self) {
+    fn wait_until_each_has_run(&self) {
         let threads = self.batch.threads();
         assert_eq!(threads.len(), self.board.of_each().len());
         let before: Vec<u64> = threads.iter().map(|&id| self.batch.switches(id)).collect();
@@ -131,15 +131,15 @@ impl Crowd {
         }
     }
 
-    fn each_stands_still(&self) {
+    fn assert_each_stands_still(&self) {
         // In its first turn on the lane, a thread finishes the work that it began before the
         // request.
-        self.each_is_on_the_lane_and_leaves_it();
+        self.wait_until_each_has_run();
         let before = self.board.of_each();
-        self.each_is_on_the_lane_and_leaves_it();
+        self.wait_until_each_has_run();
         let went_on =
             self.board.of_each().iter().zip(&before).filter(|(now, then)| now != then).count();
-        assert_eq!(went_on, 0, "{}: threads that make progress beside a request", self.way);
+        assert_eq!(went_on, 0, "{}: threads that made progress during a request", self.way);
     }
 }
 
@@ -164,12 +164,12 @@ fn each_of_a_thousand_threads_stops_for_a_request() {
         run.nap_by(nap);
         let mut crowd = Crowd::start(&run, (way, program), threads);
         for request in 1..=2 {
-            crowd.each_goes_on();
+            crowd.wait_until_each_progresses();
             worker.begin(request);
-            crowd.each_stands_still();
+            crowd.assert_each_stands_still();
             worker.end();
         }
-        crowd.each_goes_on();
+        crowd.wait_until_each_progresses();
         crowd.board.stop();
         assert!(crowd.batch.succeeds(), "{way}");
     }
@@ -215,47 +215,47 @@ fn same_with_and_without_checks(arguments: &[&str]) {
 }
 
 #[test]
-fn a_thousand_threads() {
+fn a_thousand_threads_run_as_without_checks() {
     same_with_and_without_checks(&["threads"]);
 }
 
 #[test]
-fn two_hundred_children() {
+fn two_hundred_children_run_as_without_checks() {
     same_with_and_without_checks(&["forks"]);
 }
 
 /// Method: all descriptors are closed at each step.
 #[test]
-fn a_chain_of_programs() {
+fn a_chain_of_programs_runs_as_without_checks() {
     same_with_and_without_checks(&["chain", "20", "1"]);
 }
 
 #[test]
-fn handlers_on_a_stack_of_their_own() {
+fn signal_handlers_on_their_own_stack_run_as_without_checks() {
     same_with_and_without_checks(&["signals"]);
 }
 
 #[test]
-fn coroutines_on_small_stacks() {
+fn coroutines_on_small_stacks_run_as_without_checks() {
     same_with_and_without_checks(&["contexts"]);
 }
 
 #[test]
-fn blocked_signals_and_a_changed_affinity() {
+fn blocked_signals_and_a_changed_affinity_stay() {
     same_with_and_without_checks(&["masked"]);
 }
 
 /// The liveness test of a service makes system calls, and the C library's wrappers of some calls
 /// would end a cancelled thread.
 #[test]
-fn a_thread_that_was_cancelled_works_until_it_may_end() {
+fn a_cancelled_thread_works_until_its_cancellation_point() {
     same_with_and_without_checks(&["cancel"]);
 }
 
 /// Goal: a hook changes no register with an argument. Method: arguments in all registers, with
 /// vectors of every width that this CPU has, while the lane alternates between busy and idle.
 #[test]
-fn arguments_arrive_as_they_were_sent() {
+fn hooks_preserve_all_arguments() {
     for (way, flags) in WAYS.into_iter().filter(|(way, _)| !way.starts_with("inline")) {
         let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
         let Some(program) = compile("registers.c", &format!("registers-{way}"), &flags) else {

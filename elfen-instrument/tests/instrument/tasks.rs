@@ -151,7 +151,7 @@ fn a_thread_on_the_request_lane_stops_the_batch() {
 /// Goal: a batch does not nap forever after the eBPF program is gone. Method: the batch closes all
 /// its descriptors, the lane is busy, and the last process that holds the map closes it.
 #[test]
-fn a_map_that_nobody_writes_any_more_stops_nobody() {
+fn a_task_map_that_is_no_longer_written_stops_no_batch() {
     let test = "a task map that froze";
     let [first, second] = cpus();
     if first == second {
@@ -178,7 +178,7 @@ fn a_map_that_nobody_writes_any_more_stops_nobody() {
 
 /// Method: the batch gets descriptors that do not belong to the map.
 #[test]
-fn other_descriptors_are_no_map() {
+fn descriptors_of_other_files_are_ignored() {
     let Some(program) = program("fentry") else { return };
     let [first, second] = cpus();
     let run = Run::on_tasks(first, second);

@@ -235,17 +235,17 @@ fn mapped(part: &str) -> PathBuf {
 }
 
 #[test]
-fn places_of_the_c_library() {
+fn sites_of_the_c_library() {
     play(&mapped("libc.so"), 0x5eed_0001);
 }
 
 #[test]
-fn places_of_a_rust_program() {
+fn sites_of_a_rust_program() {
     play(&std::env::current_exe().unwrap(), 0x5eed_0002);
 }
 
 #[test]
-fn places_of_the_c_compiler() {
+fn sites_of_the_c_compiler() {
     let output = Command::new("cc").arg("-print-prog-name=cc1").output().unwrap();
     let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
     match path.is_absolute() {
@@ -255,7 +255,7 @@ fn places_of_the_c_compiler() {
 }
 
 #[test]
-fn places_of_a_go_program() {
+fn sites_of_a_go_program() {
     let folder = tempfile::tempdir().unwrap();
     let source = "package main\nimport \"fmt\"\nfunc main() { fmt.Println(1) }\n";
     std::fs::write(folder.path().join("main.go"), source).unwrap();

@@ -1,4 +1,4 @@
-//! Code of a program: places for checks, and what is written there.
+//! Machine code of a program: patch sites, and the code written there.
 #![no_main]
 
 use elfen_rewrite::{Function, Hooks, HotSpot, Permitted, Words, notice, notice_sites};

@@ -1,4 +1,4 @@
-//! The tables by which functions are found: `.eh_frame_hdr`, `.eh_frame`, and Go's.
+//! The tables in which functions are looked up: `.eh_frame_hdr`, `.eh_frame`, and Go's.
 #![no_main]
 
 use elfen_entries::{FunctionStarts, GoFunctions, frame, frames};

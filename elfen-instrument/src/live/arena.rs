@@ -155,9 +155,7 @@ impl Arena {
         let filter_word = filter_word.unwrap_or(counts + in_counts);
         let parts = Parts { lanes, tasks, filters, filter_word };
         let lanes_of_process = match pages.lanes.as_slice() {
-            [lane] => {
-                Lanes::One([tasks + lane.task_at, lanes + lane.lane_at + pages.probe_at])
-            }
+            [lane] => Lanes::One([tasks + lane.task_at, lanes + lane.lane_at + pages.probe_at]),
             several => {
                 let cpu_at = seized.cpu_at().ok_or_else(|| {
                     let why = "its threads do not let the kernel store their CPU (no rseq)";

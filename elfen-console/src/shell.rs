@@ -10,7 +10,7 @@ pub fn word(word: &str) -> String {
     }
 }
 
-/// The command line of this process, for a user who wants to repeat it.
+/// The command line of this process, to be typed again.
 pub fn command_line() -> String {
     let words = std::env::args_os().skip(1).map(|arg| word(&arg.to_string_lossy()));
     std::iter::once("elfen".to_owned()).chain(words).collect::<Vec<_>>().join(" ")

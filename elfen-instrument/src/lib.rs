@@ -3,7 +3,7 @@
 //! | way | what the program needs | what checks |
 //! | --- | --- | --- |
 //! | [`Inject::Inline`] | `elfen_rt::check!()` or `elfen_check()` in its source | its own code |
-//! | [`Inject::Patch`] | NOPs at entries: `-fpatchable-function-entry=43` | code written over the NOPs |
+//! | [`Inject::Patch`] | NOPs: `-fpatchable-function-entry=43` | code written over the NOPs |
 //! | [`Inject::Fentry`] | `-pg -mfentry` | a hook of the preload library |
 //! | [`Inject::Mcount`] | `-pg` | a hook of the preload library |
 //! | [`Inject::Cyg`] | `-finstrument-functions` | a hook of the preload library |

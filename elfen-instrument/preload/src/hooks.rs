@@ -17,7 +17,7 @@ use elfen_rt::check::{Thread, check, elfen_look_1};
 use elfen_rt::tag;
 
 /// The vector state to save with XSAVE, as bits of XCR0. 0 until the first slow path has asked the
-/// CPU, and [`FXSAVE`] if there is no XSAVE.
+/// CPU, and [`FXSAVE`] if the CPU lacks XSAVE.
 static STATE: AtomicU32 = AtomicU32::new(0);
 
 /// SSE, AVX, and the three components of AVX-512. Not x87, because the code below does not compute

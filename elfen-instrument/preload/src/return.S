@@ -2,10 +2,10 @@
 /*
  * libelfen_return.a: the return of all functions built with -mfunction-return=thunk-extern.
  *
- * Contains a `ret` and bytes to overwrite. Under `elfen shim` the preload library finds this section
- * in the program's file. Before the program starts, it replaces the section by code that tags the
- * return. The bytes identify this library and equal RETURN in elfen-instrument/entries. The symbol
- * is hidden, so that each library of a program has its own.
+ * Contains a `ret` and bytes to overwrite. Under `elfen shim` the preload library finds this
+ * section in the program's file. Before the program starts, it replaces the section by code that
+ * tags the return. The bytes identify this library and equal RETURN in elfen-instrument/entries.
+ * The symbol is hidden, so that each library of a program has its own.
  */
 	.section elfen_return, "ax", @progbits
 	.balign 32

@@ -142,7 +142,7 @@ fn mark_ready(fd: c_int, index: usize) {
     unsafe { libc::pwrite(fd, ready.as_ptr().cast(), ready.len(), offset) };
 }
 
-/// Makes the copies for the child. If there is no memory for them, the child exits: see `in_child`.
+/// Makes the copies for the child. Without memory for them, the child exits: see `in_child`.
 unsafe extern "C" fn before_fork() {
     while FORKING.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         // SAFETY: takes no arguments.
@@ -186,7 +186,7 @@ unsafe extern "C" fn in_child() {
     for (index, at) in AT.iter().enumerate().take(count) {
         let page: *mut c_void = ptr::with_exposed_provenance_mut(at.load(Relaxed));
         if copy == 0 {
-            // There is no copy, and the child would write into its parent's memory.
+            // Without a copy, the child would write into its parent's memory.
             // SAFETY: ends this process.
             unsafe { libc::_exit(127) };
         }

@@ -39,16 +39,16 @@ impl Function {
                 None => loops.push(Loop { start, back }),
             }
         }
-        loops.retain(|one| one.contains(ip));
-        loops.sort_by_key(|one| (one.start, core::cmp::Reverse(one.back)));
+        loops.retain(|around| around.contains(ip));
+        loops.sort_by_key(|around| (around.start, core::cmp::Reverse(around.back)));
         loops
     }
 }
 
 /// Whether every round of the loop runs instruction `index`: without that instruction, no path from
 /// the start of the loop leads back to it.
-pub(crate) fn is_on_every_round(function: &Function, one: &Loop, index: usize) -> bool {
-    let Some(inside) = one.indices(function) else { return false };
+pub(crate) fn is_on_every_round(function: &Function, around: &Loop, index: usize) -> bool {
+    let Some(inside) = around.indices(function) else { return false };
     if index == inside.start {
         return true;
     }

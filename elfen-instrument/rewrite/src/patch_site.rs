@@ -66,9 +66,9 @@ impl PatchSite {
 
 impl Function {
     /// The safest site that every round of a loop runs; the first of equally safe ones.
-    pub fn site_in_loop(&self, one: &Loop, permitted: &Permitted<'_>) -> Option<PatchSite> {
-        let inside = one.indices(self)?;
-        let on_every_round = |index: usize| loops::is_on_every_round(self, one, index);
+    pub fn site_in_loop(&self, around: &Loop, permitted: &Permitted<'_>) -> Option<PatchSite> {
+        let inside = around.indices(self)?;
+        let on_every_round = |index: usize| loops::is_on_every_round(self, around, index);
         self.safest(inside, permitted, on_every_round)
     }
 
@@ -121,8 +121,8 @@ impl Function {
         let bytes = usize::try_from(end - at).ok()?;
         // A jump to itself would loop inside its trampoline without running the check again.
         let jumps_to_itself = code.len() == 1 && target(&code[0]) == Some(at);
-        let stays = |one: &Instruction| {
-            permitted.hotspot.is_some_and(|hotspot| !hotspot.may_move(self, one))
+        let stays = |instruction: &Instruction| {
+            permitted.hotspot.is_some_and(|hotspot| !hotspot.may_move(self, instruction))
         };
         let is_safe =
             is_certain && is_permitted && !is_named && !jumps_to_itself && !code.iter().any(stays);

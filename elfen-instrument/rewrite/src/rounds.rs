@@ -66,13 +66,13 @@ impl Function {
         count: usize,
         permitted: &Permitted<'_>,
     ) -> Option<Vec<Instruction>> {
-        let one = self.loops_around(site.at).pop()?;
-        let inside = one.indices(self)?;
+        let around = self.loops_around(site.at).pop()?;
+        let inside = around.indices(self)?;
         let first = site.moved.start;
-        let is_short = one.back - one.start <= ROUND_BYTES;
+        let is_short = around.back - around.start <= ROUND_BYTES;
         let is_compiled = permitted.hotspot.is_some();
-        let every = |index: usize| loops::is_on_every_round(self, &one, index);
-        if !is_short || is_compiled || !every(first) || !self.has_invertible_back_jump(&one) {
+        let every = |index: usize| loops::is_on_every_round(self, &around, index);
+        if !is_short || is_compiled || !every(first) || !self.has_invertible_back_jump(&around) {
             return None;
         }
         let copies: Vec<bool> =
@@ -84,7 +84,7 @@ impl Function {
         let round = || (first..inside.end).chain(inside.start..first);
         let order: Vec<usize> =
             (0..count).flat_map(|_| round()).chain(site.moved.clone()).collect();
-        let copies_of = Copies { function: self, one: &one, order: &order };
+        let copies_of = Copies { function: self, around: &around, order: &order };
         let mut code: Vec<Instruction> = (0..order.len())
             .filter_map(|at| {
                 let stays = stays(&order[at]);
@@ -102,8 +102,8 @@ impl Function {
 
     /// Whether the last backward jump is unconditional or has a condition that can be inverted.
     /// `loop` and its relatives have no inverse.
-    fn has_invertible_back_jump(&self, one: &Loop) -> bool {
-        let back = self.index(one.back).map(|index| self.code[index]);
+    fn has_invertible_back_jump(&self, around: &Loop) -> bool {
+        let back = self.index(around.back).map(|index| self.code[index]);
         back.is_some_and(|back| back.is_jcc_short_or_near() || back.is_jmp_short_or_near())
     }
 
@@ -118,7 +118,7 @@ impl Function {
 /// The instructions of all rounds, in the order of their copies.
 struct Copies<'a> {
     function: &'a Function,
-    one: &'a Loop,
+    around: &'a Loop,
     order: &'a [usize],
 }
 
@@ -136,7 +136,7 @@ impl Copies<'_> {
     fn copy(&self, at: usize) -> Option<Instruction> {
         let mut instruction = self.instruction(at);
         let Some(to) = target(&instruction) else { return Some(instruction) };
-        let begins_next = instruction.ip() == self.one.back && at + 1 < self.order.len();
+        let begins_next = instruction.ip() == self.around.back && at + 1 < self.order.len();
         if begins_next {
             if instruction.flow_control() != FlowControl::ConditionalBranch {
                 return None;
@@ -153,18 +153,18 @@ impl Copies<'_> {
 
     /// The next copy of an address of the program, or the address itself.
     fn copy_ahead(&self, at: usize, address: u64) -> u64 {
-        let is_back = address == self.one.back;
+        let is_back = address == self.around.back;
         let passes = is_back && self.has_unconditional_back_jump();
         // The copy of an unconditional backward jump is left out. Its position is the start of the
         // next round.
-        let address = if passes { self.one.start } else { address };
+        let address = if passes { self.around.start } else { address };
         let ip = |index: usize| self.function.code[index].ip();
         let next = (at + 1..self.order.len()).find(|&next| ip(self.order[next]) == address);
         next.map_or(address, copy_at)
     }
 
     fn has_unconditional_back_jump(&self) -> bool {
-        let back = self.function.index(self.one.back).map(|index| self.function.code[index]);
+        let back = self.function.index(self.around.back).map(|index| self.function.code[index]);
         back.is_some_and(|back| back.flow_control() == FlowControl::UnconditionalBranch)
     }
 }

@@ -12,7 +12,7 @@ pub struct SiteCounts {
     /// Processes that have at least one arena.
     pub processes: u64,
     pub on: u64,
-    /// Of the sites that are on, those that run too often but have no alternative.
+    /// Of the sites that are on, the ones whose check runs too often but has no alternative.
     pub dense: u64,
     pub too_dense: u64,
     pub refused: u64,

@@ -61,7 +61,7 @@ impl Functions {
         Ok(known.function.clone())
     }
 
-    /// Why there is no check for a thread at `ip`, if that is remembered.
+    /// Why a thread at `ip` has no check, if that is remembered.
     pub(super) fn known_miss(&mut self, ip: u64) -> Option<Missed> {
         let (missed, left) = self.misses.get_mut(&ip)?;
         *left = left.checked_sub(1)?;

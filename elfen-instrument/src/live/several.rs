@@ -1,8 +1,8 @@
 //! Decides whether several instructions of a function may be replaced together. They may if control
 //! enters the middle of the function only from its own code.
 //!
-//! `elfen-rewrite` knows the function's own jumps. It already excludes functions with computed jumps
-//! and functions that jump to other parts of themselves. This module searches the rest of the
+//! `elfen-rewrite` knows the function's own jumps. It already excludes functions with computed
+//! jumps and functions that jump to other parts of themselves. This module searches the rest of the
 //! object for references into the function: as a distance relative to the instruction, or as an
 //! address.
 
@@ -72,7 +72,7 @@ impl Patched {
     }
 
     /// Whether a neighbouring function jumps into this one. Functions within reach of a short jump
-    /// are decoded, because a one-byte distance is no evidence by itself.
+    /// are decoded, because a one-byte distance alone proves nothing.
     fn is_reached_by_neighbours(
         &mut self,
         mapped: &[Mapping],

@@ -248,7 +248,7 @@ fn registers_if_stopped(thread: libc::pid_t) -> Result<libc::user_regs_struct, N
     })
 }
 
-/// Waits until a thread that was told to stop has stopped; `None` if it ended instead. There is no
+/// Waits until a thread that was told to stop has stopped; `None` if it ended instead. Has no
 /// timeout, because the thread holds our registers.
 fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
     loop {

@@ -264,7 +264,7 @@ impl Default for TaggedFunctions<'_> {
 }
 
 impl<'a> TaggedFunctions<'a> {
-    /// Whether a function may be tagged. Counts tagged functions, ambiguous ones, and those that
+    /// Whether a function may be tagged. Counts tagged functions, ambiguous ones, and ones that
     /// publish counters.
     fn register(&mut self, address: u64, counts: bool) -> bool {
         let is_full = self.objects.iter().all(Option::is_some);

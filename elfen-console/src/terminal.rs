@@ -64,14 +64,14 @@ pub fn split() -> io::Result<Role> {
     match unsafe { fork() }? {
         ForkResult::Parent { child } => wait(child, &ours, &before),
         ForkResult::Child => {
-            die_with(parent)?;
+            end_with_parent(parent)?;
             Ok(Role::Draw(Screen::enter(&ours, before)?))
         }
     }
 }
 
 /// Makes the kernel send SIGTERM to this process when its parent ends.
-fn die_with(parent: Pid) -> io::Result<()> {
+fn end_with_parent(parent: Pid) -> io::Result<()> {
     // SAFETY: this prctl takes a number.
     if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
         return Err(io::Error::last_os_error());

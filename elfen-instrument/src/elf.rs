@@ -13,7 +13,7 @@ use object::{RelocationFlags, RelocationTarget};
 /// What kind of ELF file it is. Only 64-bit x86 programs are read further.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Elf {
-    Ours(Executable),
+    X86_64(Executable),
     ThirtyTwoBits,
     /// For another machine; its number in `e_machine`.
     Foreign(u16),
@@ -117,7 +117,7 @@ fn read_64(bytes: &[u8]) -> Result<Elf, object::Error> {
         program.inline = Some(SlowPath::InProgram);
     }
     program.entries = entries(&file);
-    Ok(Elf::Ours(program))
+    Ok(Elf::X86_64(program))
 }
 
 fn has_segment(file: &ElfFile64<'_>, kind: u32) -> bool {

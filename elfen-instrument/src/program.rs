@@ -121,7 +121,8 @@ fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Progr
         return Err(Reason::NotExecutable);
     }
     if let Some((interpreter, argument)) = file::script(file).map_err(Reason::Unreadable)? {
-        let started = through_env(&interpreter, argument.as_deref(), path).unwrap_or(interpreter);
+        let started =
+            program_of_env(&interpreter, argument.as_deref(), path).unwrap_or(interpreter);
         let scripts = scripts.checked_sub(1).ok_or(Reason::TooDeep)?;
         return inspect_file(&started, path, scripts).map_err(|reason| Reason::Interpreter {
             interpreter: started,
@@ -138,7 +139,7 @@ fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Progr
 }
 
 /// The program that `env` starts for a line like `#!/usr/bin/env python3`.
-fn through_env(
+fn program_of_env(
     interpreter: &Path,
     argument: Option<&OsStr>,
     path: Option<&OsStr>,
@@ -162,7 +163,7 @@ impl Program {
             return Ok(Plan { inject, preload: false });
         }
         let program = match &self.elf {
-            Elf::Ours(program) => program,
+            Elf::X86_64(program) => program,
             Elf::ThirtyTwoBits => return Err(Reason::ThirtyTwoBits),
             Elf::Foreign(machine) => return Err(Reason::Foreign(*machine)),
             Elf::NotExecutable => return Err(Reason::NotExecutable),
@@ -170,13 +171,13 @@ impl Program {
         if inject == Inject::Live {
             return Ok(Plan { inject, preload: false });
         }
-        built_for(program, inject)?;
+        check_built_for(program, inject)?;
         let preload = !(inject == Inject::Inline && program.inline == Some(SlowPath::InProgram));
         // A program finds its run through its environment. Without it, inline checks do nothing
         // either.
-        self.keeps_its_environment()?;
+        self.check_environment()?;
         if preload {
-            loads(program)?;
+            check_preloadable(program)?;
         }
         Ok(Plan { inject, preload })
     }
@@ -185,7 +186,7 @@ impl Program {
     /// starts and libraries that it opens later are not inspected.
     pub fn compiles(&self) -> Option<Compiler> {
         match &self.elf {
-            Elf::Ours(program) => program.compiles,
+            Elf::X86_64(program) => program.compiles,
             _ => None,
         }
     }
@@ -193,14 +194,16 @@ impl Program {
     /// Whether the loader would load a library of ours into it.
     pub fn takes_a_library(&self) -> Result<(), Reason> {
         match &self.elf {
-            Elf::Ours(program) => self.keeps_its_environment().and_then(|()| loads(program)),
+            Elf::X86_64(program) => {
+                self.check_environment().and_then(|()| check_preloadable(program))
+            }
             Elf::ThirtyTwoBits => Err(Reason::ThirtyTwoBits),
             Elf::Foreign(machine) => Err(Reason::Foreign(*machine)),
             Elf::NotExecutable => Err(Reason::NotExecutable),
         }
     }
 
-    fn keeps_its_environment(&self) -> Result<(), Reason> {
+    fn check_environment(&self) -> Result<(), Reason> {
         match self.rights {
             Some(Rights::SetId) => Err(Reason::SetId),
             Some(Rights::Capabilities) => Err(Reason::Capabilities),
@@ -209,7 +212,7 @@ impl Program {
     }
 }
 
-fn loads(program: &Executable) -> Result<(), Reason> {
+fn check_preloadable(program: &Executable) -> Result<(), Reason> {
     match (program.dynamic, program.asan) {
         (false, _) => Err(Reason::Static),
         (true, true) => Err(Reason::Sanitizer),
@@ -217,7 +220,7 @@ fn loads(program: &Executable) -> Result<(), Reason> {
     }
 }
 
-fn built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
+fn check_built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
     let (has, flag) = match inject {
         Inject::Guard | Inject::Live => return Ok(()),
         Inject::Inline => (program.inline.is_some(), "no check in its source"),

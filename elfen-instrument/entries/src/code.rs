@@ -129,7 +129,7 @@ impl Tag {
     }
 
     /// The code that replaces [`RETURN`].
-    pub fn exit(&self) -> Option<Code> {
+    pub fn return_code(&self) -> Option<Code> {
         let mut code = Code::EMPTY;
         self.push_words(&mut code)?;
         code.push(&[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3])?;
@@ -245,7 +245,7 @@ mod tests {
         let whole = Entry { tag: Some(TAG), ..WHOLE };
         assert_eq!(whole.code(0x1000, 0, 0x2000).unwrap().bytes().len(), whole.size());
         let exit = [&words[..], &[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3]].concat();
-        assert_eq!(TAG.exit().unwrap().bytes(), exit);
+        assert_eq!(TAG.return_code().unwrap().bytes(), exit);
         assert!(exit.len() <= RETURN.len());
     }
 
@@ -256,8 +256,8 @@ mod tests {
         let all = Entry { tag: Some(TAG), count: Some(0x1000), ..WHOLE };
         let code = all.code(0x1100, 0x7777, 0x2000).unwrap();
         assert_eq!(code.bytes().len(), all.size());
-        let said = Entry { tag: Some(TAG), ..NONE }.code(0x1100, 0x7777, 0).unwrap();
-        assert_eq!(code.bytes()[..TAG_BYTES], *said.bytes());
+        let tagged = Entry { tag: Some(TAG), ..NONE }.code(0x1100, 0x7777, 0).unwrap();
+        assert_eq!(code.bytes()[..TAG_BYTES], *tagged.bytes());
         // Counts from 0x111a, where the call ends.
         let call = &code.bytes()[TAG_BYTES..][..CALL_BYTES];
         assert_eq!(call, [0xff, 0x15, 0xe6, 0xfe, 0xff, 0xff]);

@@ -139,9 +139,9 @@ pub(crate) unsafe extern "C" fn pthread_create(
     };
     slot.start.store(start as usize, Relaxed);
     slot.argument.store(argument, Relaxed);
-    let handed = ptr::from_ref(slot).cast_mut().cast();
+    let slot_argument = ptr::from_ref(slot).cast_mut().cast();
     // SAFETY: by the contract above; `thread_entry` gets a start slot that only this thread uses.
-    let failed = unsafe { libc_create(thread, attributes, thread_entry, handed) };
+    let failed = unsafe { libc_create(thread, attributes, thread_entry, slot_argument) };
     if failed != 0 {
         slot.taken.store(false, Release);
     }

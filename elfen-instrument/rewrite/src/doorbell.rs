@@ -41,10 +41,10 @@ impl Doorbell {
         code.push(&[0x48, 0xb9]);
         code.push(&self.filters.to_le_bytes());
         code.push(&[0x48, 0x83, 0x39, 0]);
-        let filters = code.push_open(&[0x0f, 0x85]);
+        let filters = code.push_forward_jump(&[0x0f, 0x85]);
         // cmpq $0, probe; je
         code.push_relative(&[0x48, 0x83, 0x3d], self.probe, &[0])?;
-        let no_probe = code.push_open(&[0x0f, 0x84]);
+        let no_probe = code.push_forward_jump(&[0x0f, 0x84]);
         // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
         code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
         code.push_relative(&[0x48, 0x89, 0x05], self.answer_tsc, &[])?;
@@ -52,17 +52,17 @@ impl Doorbell {
         code.push(&[0x48, 0x8b, 0x04, 0x24]);
         code.push_relative(&[0x48, 0x89, 0x05], self.answer_place, &[])?;
         code.push_relative(&[0x48, 0xc7, 0x05], self.probe, &[0; 4])?;
-        code.close(no_probe)?;
+        code.end_jump(no_probe)?;
         // cmpq $0, task; je; cmpq $0, doorbell; je
         code.push_relative(&[0x48, 0x83, 0x3d], self.task, &[0])?;
-        let idle = code.push_open(&[0x0f, 0x84]);
+        let idle = code.push_forward_jump(&[0x0f, 0x84]);
         code.push_relative(&[0x48, 0x83, 0x3d], self.doorbell, &[0])?;
-        let awake = code.push_open(&[0x0f, 0x84]);
+        let awake = code.push_forward_jump(&[0x0f, 0x84]);
         // xor %ecx, %ecx; xchg %rcx, doorbell; test %rcx, %rcx; je: only one thread rings
         code.push(&[0x31, 0xc9]);
         code.push_relative(&[0x48, 0x87, 0x0d], self.doorbell, &[])?;
         code.push(&[0x48, 0x85, 0xc9]);
-        let rung = code.push_open(&[0x0f, 0x84]);
+        let rung = code.push_forward_jump(&[0x0f, 0x84]);
         // push %rdi; push %rsi; lea doorbell, %rdi; mov $FUTEX_WAKE, %esi; mov $1, %edx
         code.push(&[0x57, 0x56]);
         code.push_relative(&[0x48, 0x8d, 0x3d], self.doorbell, &[])?;
@@ -70,7 +70,7 @@ impl Doorbell {
         push_system_call(&mut code)?;
         // pop %rsi; pop %rdi
         code.push(&[0x5e, 0x5f]);
-        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.close(open))?;
+        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.end_jump(open))?;
         // pop %rax; pop %r11; pop %rdx; pop %rcx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5a, 0x59, 0xff, 0xe0]);
         Some(code.patch())
@@ -106,13 +106,13 @@ impl LaneDoorbell {
             // movslq 8(%rcx),%rdx; cmpq $0, (%rcx,%rdx)
             None => code.push(&[0x48, 0x63, 0x51, 8, 0x48, 0x83, 0x3c, 0x11, 0]),
         }
-        let filters = code.push_open(&[0x0f, 0x85]);
+        let filters = code.push_forward_jump(&[0x0f, 0x85]);
         // movslq (%rcx),%rsi; add %rcx,%rsi: task; movslq 4(%rcx),%rdi; add %rcx,%rdi: probe
         code.push(&[0x48, 0x63, 0x31, 0x48, 0x01, 0xce]);
         code.push(&[0x48, 0x63, 0x79, 4, 0x48, 0x01, 0xcf]);
         // cmpq $0, probe; je
         code.push(&[0x48, 0x83, 0x3f, 0]);
-        let no_probe = code.push_open(&[0x0f, 0x84]);
+        let no_probe = code.push_forward_jump(&[0x0f, 0x84]);
         // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
         code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
         code.push(&[0x48, 0x89, 0x47, offset(self.answer_tsc)]);
@@ -120,20 +120,20 @@ impl LaneDoorbell {
         code.push(&[0x48, 0x8b, 0x04, 0x24]);
         code.push(&[0x48, 0x89, 0x47, offset(self.answer_place)]);
         code.push(&[0x48, 0xc7, 0x07, 0, 0, 0, 0]);
-        code.close(no_probe)?;
+        code.end_jump(no_probe)?;
         // cmpq $0, task; je; lea doorbell, %rdi; cmpq $0, doorbell; je
         code.push(&[0x48, 0x83, 0x3e, 0]);
-        let idle = code.push_open(&[0x0f, 0x84]);
+        let idle = code.push_forward_jump(&[0x0f, 0x84]);
         code.push(&[0x48, 0x8d, 0x7f, offset(self.doorbell)]);
         code.push(&[0x48, 0x83, 0x3f, 0]);
-        let awake = code.push_open(&[0x0f, 0x84]);
+        let awake = code.push_forward_jump(&[0x0f, 0x84]);
         // xor %ecx, %ecx; xchg %rcx, doorbell; test %rcx, %rcx; je: only one thread rings
         code.push(&[0x31, 0xc9, 0x48, 0x87, 0x0f, 0x48, 0x85, 0xc9]);
-        let rung = code.push_open(&[0x0f, 0x84]);
+        let rung = code.push_forward_jump(&[0x0f, 0x84]);
         // mov $FUTEX_WAKE, %esi; mov $1, %edx
         code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
         push_system_call(&mut code)?;
-        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.close(open))?;
+        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.end_jump(open))?;
         // pop %rax; pop %r11; pop %rdi; pop %rsi; pop %rdx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5f, 0x5e, 0x5a, 0xff, 0xe0]);
         Some(code.patch())
@@ -145,9 +145,9 @@ impl LaneDoorbell {
 fn push_system_call(code: &mut Code) -> Option<()> {
     // mov $SYS_futex, %eax; cmp $1, %rcx; je; mov $SYS_sched_yield, %eax; syscall
     code.push(&[0xb8, 202, 0, 0, 0, 0x48, 0x83, 0xf9, 1]);
-    let sleeps = code.push_open(&[0x0f, 0x84]);
+    let sleeps = code.push_forward_jump(&[0x0f, 0x84]);
     code.push(&[0xb8, 24, 0, 0, 0]);
-    code.close(sleeps)?;
+    code.end_jump(sleeps)?;
     code.push(&[0x0f, 0x05]);
     Some(())
 }

@@ -50,18 +50,18 @@ pub fn notice(site: u64, original: &[u8], at: u64, word: u64) -> Option<[Patch; 
     code.push(original);
     // cmp $SYS_seccomp, %eax; je; cmp $SYS_prctl, %eax; jne; cmp $PR_SET_SECCOMP, %edi; jne
     code.push(&[0x3d, 0x3d, 1, 0, 0]);
-    let asks = code.push_open(&[0x0f, 0x84]);
+    let asks = code.push_forward_jump(&[0x0f, 0x84]);
     code.push(&[0x3d, 0x9d, 0, 0, 0]);
-    let other = code.push_open(&[0x0f, 0x85]);
+    let other = code.push_forward_jump(&[0x0f, 0x85]);
     code.push(&[0x83, 0xff, 22]);
-    let other_option = code.push_open(&[0x0f, 0x85]);
-    code.close(asks)?;
+    let other_option = code.push_forward_jump(&[0x0f, 0x85]);
+    code.end_jump(asks)?;
     // movabs $word, %r11; movq $1, (%r11)
     code.push(&[0x49, 0xbb]);
     code.push(&word.to_le_bytes());
     code.push(&[0x49, 0xc7, 0x03, 1, 0, 0, 0]);
-    code.close(other)?;
-    code.close(other_option)?;
+    code.end_jump(other)?;
+    code.end_jump(other_option)?;
     code.push_relative(&[0xe9], site.checked_add(JUMP_BYTES as u64)?, &[])?;
     let mut jump = Code::at(site);
     jump.push_relative(&[0xe9], at, &[])?;

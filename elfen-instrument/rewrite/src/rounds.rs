@@ -45,8 +45,8 @@ impl Function {
         let mut rounds = rounds;
         while rounds > 1 {
             let code = self.rounds(site, rounds, permitted)?;
-            let patch = self.behind_a_check(site, at, hooks, |out| {
-                let block = InstructionBlock::new(&code, out.here()?);
+            let patch = self.code_with_check(site, at, hooks, |out| {
+                let block = InstructionBlock::new(&code, out.end()?);
                 let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
                 out.push(&encoded.code_buffer);
                 Some(())
@@ -75,21 +75,21 @@ impl Function {
         if !is_short || is_compiled || !every(first) || !self.has_invertible_back_jump(&around) {
             return None;
         }
-        let copies: Vec<bool> =
+        let can_copy: Vec<bool> =
             inside.clone().map(|index| self.can_be_copied(index, permitted)).collect();
-        let stays = |&index: &usize| !copies[index - inside.start];
+        let stays = |&index: &usize| !can_copy[index - inside.start];
         if inside.clone().filter(stays).any(every) {
             return None;
         }
         let round = || (first..inside.end).chain(inside.start..first);
         let order: Vec<usize> =
             (0..count).flat_map(|_| round()).chain(site.moved.clone()).collect();
-        let copies_of = Copies { function: self, around: &around, order: &order };
+        let copies = Copies { function: self, around: &around, order: &order };
         let mut code: Vec<Instruction> = (0..order.len())
             .filter_map(|at| {
                 let stays = stays(&order[at]);
                 let mut instruction =
-                    if stays { copies_of.jump_to_original(at) } else { copies_of.copy(at) }?;
+                    if stays { copies.jump_to_original(at) } else { copies.copy(at) }?;
                 instruction.set_ip(copy_at(at));
                 Some(instruction)
             })

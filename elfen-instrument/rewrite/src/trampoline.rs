@@ -76,7 +76,7 @@ impl Code {
         self.bytes.extend_from_slice(bytes);
     }
 
-    pub(crate) fn here(&self) -> Option<u64> {
+    pub(crate) fn end(&self) -> Option<u64> {
         self.at.checked_add(u64::try_from(self.bytes.len()).ok()?)
     }
 
@@ -84,21 +84,21 @@ impl Code {
     /// `rest`.
     pub(crate) fn push_relative(&mut self, opcode: &[u8], to: u64, rest: &[u8]) -> Option<()> {
         self.push(opcode);
-        let end = self.here()?.checked_add(4 + u64::try_from(rest.len()).ok()?)?;
+        let end = self.end()?.checked_add(4 + u64::try_from(rest.len()).ok()?)?;
         let distance = to.cast_signed().checked_sub(end.cast_signed())?;
         self.push(&i32::try_from(distance).ok()?.to_le_bytes());
         self.push(rest);
         Some(())
     }
 
-    /// Appends a jump whose distance is filled in later by [`Code::close`].
-    pub(crate) fn push_open(&mut self, opcode: &[u8]) -> usize {
+    /// Appends a jump whose distance is filled in later by [`Code::end_jump`].
+    pub(crate) fn push_forward_jump(&mut self, opcode: &[u8]) -> usize {
         self.push(opcode);
         self.push(&[0; 4]);
         self.bytes.len()
     }
 
-    pub(crate) fn close(&mut self, open: usize) -> Option<()> {
+    pub(crate) fn end_jump(&mut self, open: usize) -> Option<()> {
         let distance = i32::try_from(self.bytes.len() - open).ok()?;
         self.bytes.get_mut(open - 4..open)?.copy_from_slice(&distance.to_le_bytes());
         Some(())
@@ -121,7 +121,7 @@ impl Code {
         for (&word, open) in words.iter().zip(&mut open) {
             // cmpq $0, word(%rip); jne
             self.push_relative(&[0x48, 0x83, 0x3d], word, &[0])?;
-            *open = self.push_open(&[0x0f, 0x85]);
+            *open = self.push_forward_jump(&[0x0f, 0x85]);
         }
         Some(open)
     }
@@ -141,10 +141,10 @@ impl Code {
         self.push(&count_at.to_le_bytes());
         // movslq (%rcx),%rax; cmpq $0,(%rcx,%rax); jne
         self.push(&[0x48, 0x63, 0x01, 0x48, 0x83, 0x3c, 0x01, 0]);
-        let task = self.push_open(&[0x0f, 0x85]);
+        let task = self.push_forward_jump(&[0x0f, 0x85]);
         // movslq 4(%rcx),%rax; cmpq $0,(%rcx,%rax); jne
         self.push(&[0x48, 0x63, 0x41, 4, 0x48, 0x83, 0x3c, 0x01, 0]);
-        let probe = self.push_open(&[0x0f, 0x85]);
+        let probe = self.push_forward_jump(&[0x0f, 0x85]);
         Some([task, probe])
     }
 
@@ -179,11 +179,11 @@ impl Function {
     /// The trampoline of a site of this function, for address `at`. `None` if anything that it
     /// refers to is more than 2 GiB away.
     pub fn trampoline(&self, site: &PatchSite, at: u64, hooks: &Hooks) -> Option<Patch> {
-        self.behind_a_check(site, at, hooks, |code| {
+        self.code_with_check(site, at, hooks, |code| {
             for instruction in self.code.get(site.moved.clone())?.chunks(1) {
                 // Encoded one at a time. In a block, a branch to its start would stay in the block,
                 // and such a small loop would never reach its check again.
-                let block = InstructionBlock::new(instruction, code.here()?);
+                let block = InstructionBlock::new(instruction, code.end()?);
                 let encoded = BlockEncoder::encode(64, block, BlockEncoderOptions::NONE).ok()?;
                 code.push(&encoded.code_buffer);
             }
@@ -193,7 +193,7 @@ impl Function {
     }
 
     /// The check of a site, and the code after it that `push_moved` appends.
-    pub(crate) fn behind_a_check(
+    pub(crate) fn code_with_check(
         &self,
         site: &PatchSite,
         at: u64,
@@ -227,7 +227,7 @@ impl Function {
             code.push_above_red_zone();
         }
         push_moved(&mut code)?;
-        open.into_iter().try_for_each(|open| code.close(open))?;
+        open.into_iter().try_for_each(|open| code.end_jump(open))?;
         if !has_stack {
             code.push_below_red_zone();
         }

@@ -133,7 +133,7 @@ impl Arena {
     ) -> Result<Self, Missed> {
         let sizes = pages.sizes();
         let bytes = sizes.iter().sum();
-        let seized = Seized::take(process, thread, memory)?;
+        let seized = Seized::attach(process, thread, memory)?;
         // The thread is stopped from here on. It cannot install a filter before it makes our calls.
         if Status::is_filtered(thread) {
             return Err(Missed::Process(FILTERED.to_owned()));
@@ -220,7 +220,7 @@ impl Arena {
     /// Room for a trampoline; `None` if the arena is full.
     pub(super) fn room(&self, memory: &Memory, bytes: u64, checks: usize) -> Option<Room> {
         let at = self.used_end(memory)?.next_multiple_of(CODE_ALIGNED);
-        let count_at = self.first_count() + u64::try_from(checks).ok()? * 8;
+        let count_at = self.first_count_offset() + u64::try_from(checks).ok()? * 8;
         let fits = at + bytes <= self.code + CODE_BYTES && count_at < COUNTS_BYTES;
         let words = match self.lanes {
             Lanes::One(words) => Words::Fixed { words, count: Some(self.counts + count_at) },
@@ -246,7 +246,7 @@ impl Arena {
             Lanes::Several { cpus, .. } => cpus.iter().map(block).collect(),
         };
         for start in starts {
-            let bytes = memory.read_vec(start + self.first_count(), checks * 8);
+            let bytes = memory.read_vec(start + self.first_count_offset(), checks * 8);
             let bytes = bytes.unwrap_or_default();
             let counts = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
             sums.iter_mut().zip(counts).for_each(|(sum, count): (&mut u64, u64)| *sum += count);
@@ -255,7 +255,7 @@ impl Arena {
     }
 
     /// Where the counts begin: after the distances of a block and the filter word.
-    fn first_count(&self) -> u64 {
+    fn first_count_offset(&self) -> u64 {
         match self.lanes {
             Lanes::One(_) => 8,
             Lanes::Several { .. } => DISTANCES_BYTES + 8,
@@ -431,9 +431,9 @@ mod tests {
         }
     }
 
-    struct Spins(Child);
+    struct SpinningShell(Child);
 
-    impl Drop for Spins {
+    impl Drop for SpinningShell {
         fn drop(&mut self) {
             self.0.kill().unwrap();
             self.0.wait().unwrap();
@@ -446,7 +446,7 @@ mod tests {
     fn an_arena_is_mapped_whole_or_not_at_all() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo; while :; do :; done"]).stdout(Stdio::piped());
-        let mut shell = Spins(command.spawn().unwrap());
+        let mut shell = SpinningShell(command.spawn().unwrap());
         // The shell prints a line once it runs.
         shell.0.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
         let process = shell.0.id();

@@ -93,12 +93,12 @@ impl Patched {
         let (range, compiled) = self.function_around(&mapped, site).ok()?;
         let bytes = self.original_code(&range).ok()?;
         let function = self.functions.decode(&bytes, range.start, Some(site)).ok()?;
-        let permitted = self.permitted(compiled.as_ref()).ok()?;
+        let permitted = self.permissions(compiled.as_ref()).ok()?;
         // Several instructions are fine here: the site was found safe when it was written.
         let same = Permitted { several: true, ..permitted };
         let is_same = |found: &PatchSite| found.at == site && found.bytes == known.jump.len();
         let found = function.sites(&same).find(is_same)?;
-        let (index, room) = self.room(self.process, site, ROUNDS_BYTES, pages).ok()?;
+        let (index, room) = self.find_room(self.process, site, ROUNDS_BYTES, pages).ok()?;
         let most = usize::try_from(ROUNDS_BYTES).ok()?;
         let (at, hooks) = (room.at, &room.hooks);
         let trampoline =

@@ -117,7 +117,7 @@ impl HotSpot {
     }
 
     /// The method around an address, if callers may enter it.
-    pub(super) fn compiled(&self, memory: &Memory, ip: u64) -> Option<CompiledMethod> {
+    pub(super) fn method_around(&self, memory: &Memory, ip: u64) -> Option<CompiledMethod> {
         let fields = &self.fields;
         let list = u64_of(memory, self.heaps)?;
         let count = u32_of(memory, list.checked_add(fields.array_length)?)?.min(HEAPS_MAX);
@@ -384,7 +384,7 @@ mod tests {
         for one in mapped.iter().filter(makes_code).filter(|one| !one.name.starts_with('[')) {
             let mut at = one.range.start;
             while at < one.range.end {
-                let method = hotspot.compiled(&memory, at);
+                let method = hotspot.method_around(&memory, at);
                 at = method.as_ref().map_or(at + 64, |method| method.code.end);
                 found.extend(method);
             }
@@ -394,7 +394,7 @@ mod tests {
         for method in &found {
             let Range { start, end } = method.code;
             for ip in [start, method.entry, (start + end) / 2, end - 1] {
-                assert_eq!(hotspot.compiled(&memory, ip).as_ref(), Some(method));
+                assert_eq!(hotspot.method_around(&memory, ip).as_ref(), Some(method));
             }
             let bytes = memory.read_vec(start, usize::try_from(end - start).unwrap()).unwrap();
             let permitted =
@@ -414,7 +414,10 @@ mod tests {
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), found.len(), "each compilation has a number of its own");
-        assert_eq!(hotspot.compiled(&memory, PROGRAM.as_ptr().expose_provenance() as u64), None);
+        assert_eq!(
+            hotspot.method_around(&memory, PROGRAM.as_ptr().expose_provenance() as u64),
+            None
+        );
     }
 
     #[test]
@@ -470,7 +473,7 @@ mod tests {
                 names: None,
             };
             let hotspot = HotSpot { heaps: base + next() % 4096, fields };
-            assert_eq!(hotspot.compiled(&memory, base + next() % 8192), None);
+            assert_eq!(hotspot.method_around(&memory, base + next() % 8192), None);
         }
     }
 }

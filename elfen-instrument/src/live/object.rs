@@ -66,7 +66,7 @@ struct Table {
 
 impl Objects {
     /// The function around `ip`, which lies in the code mapping `code`.
-    pub(super) fn function(
+    pub(super) fn function_around(
         &mut self,
         process: u32,
         memory: &Memory,
@@ -266,7 +266,7 @@ mod tests {
         let memory = Memory::open(own).unwrap();
         let mapped = mappings(own).unwrap();
         let code = mapped.iter().find(|one| one.range.contains(&ip)).unwrap();
-        Objects::default().function(own, &memory, &mapped, code, ip).map(|found| found.range)
+        Objects::default().function_around(own, &memory, &mapped, code, ip).map(|found| found.range)
     }
 
     #[test]
@@ -306,7 +306,7 @@ mod tests {
             name: "/bin/true".to_owned(),
         }];
         let found = |ip: u64| {
-            Objects::default().function(own, &memory, &mapped, &mapped[0], base + ip).is_ok()
+            Objects::default().function_around(own, &memory, &mapped, &mapped[0], base + ip).is_ok()
         };
         let length = image.len() as u64;
         assert!((0..length).step_by(64).any(found), "a function of it is found");

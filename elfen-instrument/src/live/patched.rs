@@ -196,7 +196,7 @@ impl Patched {
             return Err(missed);
         }
         let mapped = mappings(self.process).map_err(|_| Missed::Gone)?;
-        if let Some(notice) = self.notice(stopped_at.thread, &mapped, pages)? {
+        if let Some(notice) = self.propose_notice(stopped_at.thread, &mapped, pages)? {
             return Ok(notice);
         }
         let proposed = self.find_change(stopped_at, &mapped, pages);
@@ -248,12 +248,12 @@ impl Patched {
         let bytes = self.original_code(&range)?;
         let sample = is_sampled.then_some(ip);
         let function = self.functions.decode(&bytes, range.start, sample)?;
-        let permitted = self.permitted(compiled.as_ref())?;
+        let permitted = self.permissions(compiled.as_ref())?;
         let several = self.permit_several(&function, ip, &permitted, mapped, pages);
         let site = self.choose_site(&function, ip, &permitted, several.as_ref())?;
         let at = usize::try_from(site.at - range.start).map_err(|_| Missed::NoSite)?;
         let original = bytes.get(at..at + site.bytes).ok_or(Missed::NoSite)?.to_vec();
-        let (index, room) = self.room(thread, site.at, TRAMPOLINE_BYTES, pages)?;
+        let (index, room) = self.find_room(thread, site.at, TRAMPOLINE_BYTES, pages)?;
         self.insert_check(&function, &site, original, index, &room, compiled.as_ref())
     }
 
@@ -265,12 +265,14 @@ impl Patched {
     ) -> Result<(Range<u64>, Option<CompiledMethod>), Missed> {
         match code_at(mapped, ip) {
             Ok(code) => {
-                let found = self.objects.function(self.process, &self.memory, mapped, code, ip);
+                let found =
+                    self.objects.function_around(self.process, &self.memory, mapped, code, ip);
                 Ok((found?.range, None))
             }
             Err(Missed::Jit) => {
                 let memory = self.memory.clone();
-                let found = self.hotspot(mapped).and_then(|hotspot| hotspot.compiled(&memory, ip));
+                let found =
+                    self.hotspot(mapped).and_then(|hotspot| hotspot.method_around(&memory, ip));
                 let found = found.filter(|found| holds_code(mapped, &found.code));
                 let found = found.ok_or(Missed::Jit)?;
                 Ok((found.code.clone(), Some(found)))
@@ -368,7 +370,7 @@ impl Patched {
         near.min_by_key(|site| site.at.abs_diff(ip)).ok_or(Missed::NoSite)
     }
 
-    pub(super) fn permitted(
+    pub(super) fn permissions(
         &self,
         compiled: Option<&CompiledMethod>,
     ) -> Result<Permitted<'static>, Missed> {
@@ -385,7 +387,7 @@ impl Patched {
     }
 
     /// Finds room for a check within reach of a site, in an existing arena or in a new one.
-    pub(super) fn room(
+    pub(super) fn find_room(
         &mut self,
         thread: u32,
         site: u64,
@@ -508,7 +510,7 @@ impl Patched {
         let is_code = |address: u64| match (code_at(mapped, address), &self.machine) {
             (Ok(_), _) => true,
             (Err(Missed::Jit), Machine::HotSpot(hotspot)) => {
-                hotspot.compiled(&self.memory, address).is_some()
+                hotspot.method_around(&self.memory, address).is_some()
             }
             _ => false,
         };
@@ -521,7 +523,7 @@ impl Patched {
     }
 
     /// The next notice to write before any check; `None` if all are written.
-    pub(super) fn notice(
+    pub(super) fn propose_notice(
         &mut self,
         thread: u32,
         mapped: &[Mapping],
@@ -532,7 +534,7 @@ impl Patched {
         }
         self.notices.search_new(&self.memory, mapped);
         let Some((index, site)) = self.notices.next(&self.memory)? else { return Ok(None) };
-        let (arena, room) = self.room(thread, site.at, NOTICE_BYTES, pages)?;
+        let (arena, room) = self.find_room(thread, site.at, NOTICE_BYTES, pages)?;
         let word = self.filter_word().ok_or(Missed::Gone)?;
         let patches = notice(site.at, &site.original, room.at, word);
         let ([jump, code], Some(used)) = (patches.ok_or(Missed::NoSite)?, self.arenas.get(arena))
@@ -557,7 +559,7 @@ impl Patched {
     }
 
     /// Whether the process has requested a filter since it was opened.
-    pub fn asked_for_filter(&self) -> bool {
+    pub fn requested_filter(&self) -> bool {
         let word = self.filter_word().and_then(|at| self.memory.read_vec(at, 8).ok());
         word.is_some_and(|word| word.iter().any(|&byte| byte != 0))
     }

@@ -67,7 +67,8 @@ impl Patched {
     }
 
     fn has_landing_pads(&mut self, mapped: &[Mapping], code: &Mapping, range: &Range<u64>) -> bool {
-        let found = self.objects.function(self.process, &self.memory, mapped, code, range.start);
+        let found =
+            self.objects.function_around(self.process, &self.memory, mapped, code, range.start);
         !found.is_ok_and(|found| found.range == *range && !found.has_landing_pads)
     }
 
@@ -84,7 +85,8 @@ impl Patched {
         let after = range.end..range.end.saturating_add(NEAR).min(code.range.end);
         let mut last_start = None;
         before.chain(after).any(|near| {
-            let found = self.objects.function(self.process, &self.memory, mapped, code, near);
+            let found =
+                self.objects.function_around(self.process, &self.memory, mapped, code, near);
             // No code runs between functions.
             let Ok(found) = found else { return false };
             if last_start.replace(found.range.start) == Some(found.range.start) {

@@ -52,8 +52,8 @@ thread_local! {
     static LATE: RefCell<Vec<libc::pid_t>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Detaches threads that stopped too late for [`Seized::take`]. They stand still until then, so a
-/// caller of `take` must call this function often.
+/// Detaches threads that stopped too late for [`Seized::attach`]. They stand still until then, so a
+/// caller of `attach` must call this function often.
 pub fn release_late_threads() {
     LATE.with_borrow_mut(|late| {
         late.retain(|&thread| {
@@ -83,7 +83,7 @@ pub struct Seized {
 
 impl Seized {
     /// Attaches to a thread of `process` and stops it.
-    pub fn take(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
+    pub fn attach(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
         let syscall = find_syscall(process, memory).ok_or(TouchError::NoVdso)?;
         let thread = thread.cast_signed();
         release_late_threads();
@@ -248,7 +248,7 @@ fn registers_if_stopped(thread: libc::pid_t) -> Result<libc::user_regs_struct, N
     })
 }
 
-/// Waits until a thread that was told to stop has stopped; `None` if it ended instead. Has no
+/// Waits until an interrupted thread has stopped; `None` if it ended instead. Has no
 /// timeout, because the thread holds our registers.
 fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
     loop {
@@ -352,7 +352,7 @@ mod tests {
         let memory = Memory::open(child.id()).unwrap();
         let mut address = Err(TouchError::Busy);
         for _ in 0..1000 {
-            address = Seized::take(child.id(), child.id(), &memory).and_then(|seized| {
+            address = Seized::attach(child.id(), child.id(), &memory).and_then(|seized| {
                 let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
                 let rights = (libc::PROT_READ | libc::PROT_EXEC) as u64;
                 let none = u64::MAX;
@@ -395,7 +395,7 @@ mod tests {
         let child: u32 = line.trim().parse().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         let memory = Memory::open(child).unwrap();
-        let seized = (0..1000).find_map(|_| match Seized::take(child, child, &memory) {
+        let seized = (0..1000).find_map(|_| match Seized::attach(child, child, &memory) {
             Err(TouchError::Busy) => None,
             other => Some(other),
         });
@@ -428,7 +428,7 @@ mod tests {
         let memory = Memory::open(parent.id()).unwrap();
         let began = Instant::now();
         for _ in 0..2 {
-            let taken = Seized::take(parent.id(), parent.id(), &memory);
+            let taken = Seized::attach(parent.id(), parent.id(), &memory);
             assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
         }
         assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
@@ -446,7 +446,7 @@ mod tests {
     fn a_failed_call_returns_its_error_and_a_sleeping_thread_is_left_alone() {
         let mut child = start_loop();
         let memory = Memory::open(child.id()).unwrap();
-        let result = Seized::take(child.id(), child.id(), &memory)
+        let result = Seized::attach(child.id(), child.id(), &memory)
             .map(|seized| seized.call("close", libc::SYS_close, [999, 0, 0, 0, 0, 0]));
         match result {
             Ok(Err(TouchError::Call { what: "close", error })) => {
@@ -460,7 +460,7 @@ mod tests {
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         let memory = Memory::open(sleeper.id()).unwrap();
-        let taken = Seized::take(sleeper.id(), sleeper.id(), &memory);
+        let taken = Seized::attach(sleeper.id(), sleeper.id(), &memory);
         assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
         assert_eq!(sleeper.try_wait().unwrap(), None);
         sleeper.kill().unwrap();

@@ -2,7 +2,7 @@
 //! kernel.
 //!
 //! A thread that is stopped inside a system call continues with that call: the kernel restarts it
-//! as after any stop. A few calls would return EINTR instead; these are told to restart. System
+//! as after any stop. A few calls would return EINTR instead; these are made to restart. System
 //! calls in the process's name are made by a thread without pending signals, with all signals
 //! blocked meanwhile. That thread is then stopped once more, at a point where the kernel still
 //! decides whether to restart its own call, and gets its own registers back.

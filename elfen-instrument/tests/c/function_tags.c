@@ -27,7 +27,7 @@ __attribute__((aligned(4096), noinline)) static long own(long n)
 
 int main(void)
 {
-	printf("said: %ld, twins %d\n", twin(own(3)),
+	printf("tags: %ld, twins %d\n", twin(own(3)),
 	       twin_half() == (unsigned)(unsigned long)own);
 	return 0;
 }

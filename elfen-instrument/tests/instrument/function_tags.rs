@@ -16,13 +16,13 @@ use crate::stage::{RETURNS, Run, Toggle, compile, library, page, skipped, until}
 
 /// Room for all code, room only for a jump, and room for a tag next to the check of one pair.
 const WAYS: [(&str, &[&str]); 7] = [
-    ("said", &["-fpatchable-function-entry=43", RETURNS]),
-    ("said-no-pie", &["-fpatchable-function-entry=39", RETURNS, "-fno-pie", "-no-pie"]),
-    ("said-jump", &["-fpatchable-function-entry=5", RETURNS]),
-    ("said-cet", &["-fpatchable-function-entry=20", RETURNS, "-fcf-protection=full"]),
-    ("said-lto", &["-fpatchable-function-entry=43", RETURNS, "-flto"]),
-    ("said-o0", &["-fpatchable-function-entry=43", RETURNS, "-O0"]),
-    ("said-entries", &["-fpatchable-function-entry=43"]),
+    ("tags", &["-fpatchable-function-entry=43", RETURNS]),
+    ("tags-no-pie", &["-fpatchable-function-entry=39", RETURNS, "-fno-pie", "-no-pie"]),
+    ("tags-jump", &["-fpatchable-function-entry=5", RETURNS]),
+    ("tags-cet", &["-fpatchable-function-entry=20", RETURNS, "-fcf-protection=full"]),
+    ("tags-lto", &["-fpatchable-function-entry=43", RETURNS, "-flto"]),
+    ("tags-o0", &["-fpatchable-function-entry=43", RETURNS, "-O0"]),
+    ("tags-entries", &["-fpatchable-function-entry=43"]),
 ];
 
 /// The page and order that an `elfen shim` would give to a command.
@@ -46,7 +46,7 @@ impl Shim {
     }
 
     /// The number of tagged functions, of ambiguous ones, and of files whose returns are tagged.
-    fn said(&self) -> [u64; 3] {
+    fn counts(&self) -> [u64; 3] {
         let first = self.0.slot(0).unwrap();
         [&first.entries, &first.ambiguous, &first.returns].map(|word| word.load(Relaxed))
     }
@@ -67,7 +67,7 @@ fn tagged_programs_behave_as_before() {
             let shim = Shim::new();
             let found = output_of(shim.command(&program).args(arguments));
             assert_eq!(found, expected, "{way}");
-            let [entries, ambiguous, returns] = shim.said();
+            let [entries, ambiguous, returns] = shim.counts();
             assert!(entries > 10 && ambiguous == 0, "{way}: {entries} {ambiguous}");
             assert_eq!(returns, u64::from(flags.contains(&RETURNS)), "{way}");
             let calls = shim.0.slots().map(|slot| slot.words.calls.load(Relaxed)).sum::<u64>();
@@ -91,7 +91,7 @@ fn exceptions_and_thread_exits_work_in_tagged_functions() {
         };
         let shim = Shim::new();
         assert_eq!(output_of(&mut shim.command(&program)), expected, "{way}");
-        assert!(shim.said()[0] > 3, "{way}");
+        assert!(shim.counts()[0] > 3, "{way}");
     }
 }
 
@@ -110,7 +110,7 @@ fn tags_preserve_all_arguments() {
         let found = output_of(shim.order(&mut run.batch(&program)).arg("0.3"));
         assert_eq!(found, ("0 wrong\n".to_owned(), Some(0)), "{way}");
         assert!(run.lane().naps.load(Relaxed) > 0, "{way}: it never napped");
-        assert!(shim.said()[0] > 5, "{way}");
+        assert!(shim.counts()[0] > 5, "{way}");
     }
 }
 
@@ -119,7 +119,7 @@ fn tags_preserve_all_arguments() {
 #[test]
 fn each_thread_is_tagged_from_its_first_step() {
     let flags = ["-fpatchable-function-entry=43"];
-    let Some(program) = compile("function_tags.c", "said-threads", &flags) else { return };
+    let Some(program) = compile("function_tags.c", "tags-threads", &flags) else { return };
     let shim = Shim::new();
     let mut command = shim.command(&program);
     let command = command.arg("wait").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -129,11 +129,11 @@ fn each_thread_is_tagged_from_its_first_step() {
     let half = |text: &str| u32::from_str_radix(text, 16).unwrap();
     let expected: BTreeSet<u32> = line.split_whitespace().map(half).collect();
     let claimed = || shim.0.slots().filter(|slot| slot.thread.load(Relaxed) != 0);
-    let said = || -> BTreeSet<u32> {
+    let tags = || -> BTreeSet<u32> {
         // The tag is the address after `endbr64`, if the compiler emits one.
         claimed().map(|slot| slot.words.function.load(Relaxed) & !7).collect()
     };
-    until("both threads are in their functions", || expected.is_subset(&said()));
+    until("both threads are in their functions", || expected.is_subset(&tags()));
     let ours = |slot: &ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == child.id();
     assert_eq!((claimed().count(), claimed().filter(|slot| ours(slot)).count()), (3, 3));
     drop(child.stdin.take());
@@ -154,13 +154,13 @@ fn the_second_function_with_the_same_lower_half_gets_no_tag() {
     };
     let place = "-Wl,-Ttext-segment=0x100400000";
     build(&["-DLIBRARY", "-shared", "-fPIC", place, "-o", "libtwin.so"], &[]);
-    let program = ["-DTWINS", "-fno-pie", "-no-pie", "-o", "said-twins"];
+    let program = ["-DTWINS", "-fno-pie", "-no-pie", "-o", "tags-twins"];
     build(&program, &["-L.", "-ltwin", "-Wl,-rpath,$ORIGIN"]);
     let shim = Shim::new();
-    let (text, status) = output_of(&mut shim.command(&folder.join("said-twins")));
-    if text != "said: 6, twins 1\n" {
-        return skipped("said-twins", &format!("the library lies elsewhere: {text:?}, {status:?}"));
+    let (text, status) = output_of(&mut shim.command(&folder.join("tags-twins")));
+    if text != "tags: 6, twins 1\n" {
+        return skipped("tags-twins", &format!("the library lies elsewhere: {text:?}, {status:?}"));
     }
-    let [entries, ambiguous, _] = shim.said();
+    let [entries, ambiguous, _] = shim.counts();
     assert!(ambiguous > 0 && entries + ambiguous == 4, "{entries} {ambiguous}");
 }

@@ -49,11 +49,11 @@ const END: u64 = 2;
 impl RequestThread {
     fn start(cpu: u32) -> Self {
         let order = Arc::new(AtomicU64::new(SLEEP));
-        let told = order.clone();
+        let requested = order.clone();
         let serve = move || {
             pin(cpu).unwrap();
             loop {
-                match told.load(Relaxed) {
+                match requested.load(Relaxed) {
                     SLEEP => thread::sleep(Duration::from_micros(200)),
                     WORK => std::hint::spin_loop(),
                     _ => return,

@@ -295,7 +295,7 @@ impl Planner<'_> {
     fn look_at_filters(&mut self) {
         let filters = |who: &Identity, known: &Known| match known {
             Known::Patched { patched, .. } => {
-                patched.asked_for_filter() || is_filtered(who.pid().unsigned_abs())
+                patched.requested_filter() || is_filtered(who.pid().unsigned_abs())
             }
             _ => false,
         };

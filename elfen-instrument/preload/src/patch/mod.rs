@@ -112,7 +112,7 @@ fn patch<'a>(object: &Object<'a>, walk: &mut Walk<'a>) -> Option<()> {
         form_of(site).write_stub(&stubs, index, site.address)?;
     }
     let stubs = stubs.finish()?;
-    let shared_return = tag.and_then(|tag| Some((object.shared_return()?, tag.exit()?)));
+    let shared_return = tag.and_then(|tag| Some((object.shared_return()?, tag.return_code()?)));
     let open = WritableText::open(text)?;
     for (index, site) in sites().enumerate() {
         let form = form_of(site);

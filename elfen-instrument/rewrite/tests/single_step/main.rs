@@ -127,7 +127,12 @@ fn cpu_at() -> i32 {
 }
 
 /// Runs the original and the patched code from the same state, and compares the outcomes.
-fn agrees(puppet: &mut Puppet, function: &Function, site: &PatchSite, draw: &mut Draw) {
+fn assert_same_behaviour(
+    puppet: &mut Puppet,
+    function: &Function,
+    site: &PatchSite,
+    draw: &mut Draw,
+) {
     let registers = std::array::from_fn(|_| draw.word());
     let flags = draw.next();
     let code = puppet.code(site.at, site.bytes);
@@ -147,7 +152,8 @@ fn agrees(puppet: &mut Puppet, function: &Function, site: &PatchSite, draw: &mut
     let after = puppet.run(&(site.at..site.at + site.bytes as u64), Some(&arena), &named);
     puppet.write(site.at, &code);
     named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
-    let compared = if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
+    let compared =
+        if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::without_flags };
     let what = || format!("{site:x?} of {code:x?}, registers {registers:x?}, flags {flags:x}");
     assert_eq!(compared(&before), compared(&after), "{}", what());
 }
@@ -157,7 +163,7 @@ const ROUNDS: usize = 3;
 /// Runs a loop as it was, and with rounds after its check, from the same state. The patched loop
 /// must end, fault or reach the site as the original does after one of the first `ROUNDS + 1`
 /// rounds. Returns whether the outcomes were compared.
-fn agrees_on_rounds(
+fn compare_rounds(
     puppet: &mut Puppet,
     function: &Function,
     site: &PatchSite,
@@ -190,7 +196,8 @@ fn agrees_on_rounds(
     let after = run(puppet, 1, Some(&arena));
     puppet.write(site.at, &code);
     let Some(after) = after else { return false };
-    let compared = if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
+    let compared =
+        if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::without_flags };
     let is_one = before.iter().any(|before| compared(before) == compared(&after));
     assert!(is_one, "{site:x?} in {around:x?}: {before:x?}, {after:x?}, flags {flags:x}");
     true
@@ -199,14 +206,14 @@ fn agrees_on_rounds(
 const EVERYTHING: Permitted<'static> =
     Permitted { several: true, memory: true, flags: true, named: &[], hotspot: None };
 
-fn play(path: &Path, seed: u64) {
+fn test_object(path: &Path, seed: u64) {
     let object = Object::read(path).unwrap_or_else(|| panic!("{}", path.display()));
     let mut puppet = Puppet::start(&object);
     let functions = &object.functions;
     assert!(functions.len() > 10, "{} has functions", path.display());
-    let (mut draw, mut played) = (Draw(seed), [0; 4]);
+    let (mut draw, mut tested) = (Draw(seed), [0; 4]);
     let (mut refused, mut rounds, wanted) = (0, 0, sites());
-    while played.iter().sum::<usize>() < wanted {
+    while tested.iter().sum::<usize>() < wanted {
         let frame = functions[draw.below(functions.len())];
         let Some(function) = function(&object, &frame) else {
             refused += 1;
@@ -217,13 +224,13 @@ fn play(path: &Path, seed: u64) {
         // Only a few sites of each function, because most are alike.
         for _ in 0..sites.len().min(4) {
             let site = &sites[draw.below(sites.len())];
-            agrees(&mut puppet, &function, site, &mut draw);
-            played[site.tactic as usize] += 1;
-            rounds += usize::from(agrees_on_rounds(&mut puppet, &function, site, &mut draw));
+            assert_same_behaviour(&mut puppet, &function, site, &mut draw);
+            tested[site.tactic as usize] += 1;
+            rounds += usize::from(compare_rounds(&mut puppet, &function, site, &mut draw));
         }
     }
-    println!("{}: seed {seed}, {played:?} places by tactic, {rounds} loops", path.display());
-    assert!(played.iter().all(|&count| count > 20), "{played:?}");
+    println!("{}: seed {seed}, {tested:?} places by tactic, {rounds} loops", path.display());
+    assert!(tested.iter().all(|&count| count > 20), "{tested:?}");
     assert!(rounds > 20, "{rounds} loops");
 }
 
@@ -236,12 +243,12 @@ fn mapped(part: &str) -> PathBuf {
 
 #[test]
 fn sites_of_the_c_library() {
-    play(&mapped("libc.so"), 0x5eed_0001);
+    test_object(&mapped("libc.so"), 0x5eed_0001);
 }
 
 #[test]
 fn sites_of_a_rust_program() {
-    play(&std::env::current_exe().unwrap(), 0x5eed_0002);
+    test_object(&std::env::current_exe().unwrap(), 0x5eed_0002);
 }
 
 #[test]
@@ -249,7 +256,7 @@ fn sites_of_the_c_compiler() {
     let output = Command::new("cc").arg("-print-prog-name=cc1").output().unwrap();
     let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
     match path.is_absolute() {
-        true => play(&path, 0x5eed_0003),
+        true => test_object(&path, 0x5eed_0003),
         false => skipped("places of cc1: cc has none"),
     }
 }
@@ -265,7 +272,7 @@ fn sites_of_a_go_program() {
     match build.status() {
         Ok(status) => {
             assert!(status.success(), "{status}");
-            play(&folder.path().join("main"), 0x5eed_0004);
+            test_object(&folder.path().join("main"), 0x5eed_0004);
         }
         Err(error) => skipped(&format!("places of a Go program: {error}")),
     }

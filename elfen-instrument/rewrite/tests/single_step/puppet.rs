@@ -85,7 +85,7 @@ impl Outcome {
         (self.fault, self.registers, rip, self.flags, self.memory)
     }
 
-    pub(super) fn no_flags(&self) -> (Option<i32>, [u64; 16], u64, u64, u64) {
+    pub(super) fn without_flags(&self) -> (Option<i32>, [u64; 16], u64, u64, u64) {
         let (fault, registers, rip, _, memory) = self.whole();
         (fault, registers, rip, 0, memory)
     }
@@ -129,7 +129,7 @@ impl Puppet {
         // SAFETY: the child only makes system calls, and waits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            perform(object);
+            run_child(object);
         }
         let mut puppet = Self {
             near: Near::of(object),
@@ -312,7 +312,7 @@ impl Puppet {
 }
 
 /// The child: maps the memory that the object needs, and stops.
-fn perform(object: &Object) -> ! {
+fn run_child(object: &Object) -> ! {
     // SAFETY: takes numbers.
     unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
     for segment in &object.segments {

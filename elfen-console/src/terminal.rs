@@ -118,7 +118,7 @@ fn set_attributes(to: &libc::termios) {
 }
 
 fn restore(before: &libc::termios) {
-    // If the shell has the terminal already, this signal would stop the process at the next write.
+    // If the shell has the terminal already, this signal would otherwise stop this process.
     let mut background = SigSet::empty();
     background.add(Signal::SIGTTOU);
     let _unchanged = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&background), None);

@@ -22,7 +22,7 @@ pub struct Function {
     pub(crate) code: Vec<Instruction>,
     /// What can run after each instruction.
     pub(crate) next: Vec<Next>,
-    /// Whether later code reads the flags as they are before each instruction.
+    /// Whether the flags before each instruction are read, by it or by later code.
     pub(crate) flags_live: Vec<bool>,
     /// Whether each instruction may raise a fault, as far as the function itself shows.
     pub(crate) faults: Vec<bool>,

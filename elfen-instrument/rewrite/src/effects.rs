@@ -16,7 +16,8 @@ const ARITHMETIC: u32 = RflagsBits::OF
     | RflagsBits::CF
     | RflagsBits::PF;
 
-/// For each instruction, whether some flag is read after it before it is written again.
+/// For each instruction, whether some flag that is set before it is read, by it or by later code,
+/// before that flag is written again.
 ///
 /// By the calling convention, flags are dead after a call or a return. They count as live where the
 /// function is left by a jump, or branches to a computed address.

@@ -19,17 +19,16 @@ pub enum DecodeError {
     Transactions,
 }
 
-/// What can run after an instruction.
+/// What can run after an instruction. Several of these can hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Next {
     /// The instruction after it.
     pub(crate) falls: bool,
     /// The instruction that it branches to, by its index.
     pub(crate) goes_to: Option<usize>,
-    /// Code outside of the function, by a jump or by running past the end. Calls and returns do not
-    /// count.
+    /// Code outside of the function, by a jump or past its end. Calls and returns do not count.
     pub(crate) leaves: bool,
-    /// An unknown address: the instruction computes its target.
+    /// Code at an unknown address, because the instruction computes its target.
     pub(crate) is_unknown: bool,
 }
 

@@ -17,8 +17,8 @@ use crate::loops::{self, Loop};
 /// What makes a site safe, the safest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Tactic {
-    /// One instruction as long as the jump. It cannot fault, and later code does not read the
-    /// flags. No thread can stand inside, and no signal handler can observe the moved instruction's
+    /// One instruction as long as the jump, which cannot fault and before which the flags are dead.
+    /// No thread can stand inside, and no signal handler can observe the moved instruction's
     /// address.
     One,
     /// Several instructions. No thread stands inside, no branch enters them, and no signal frame
@@ -26,7 +26,7 @@ pub enum Tactic {
     Several,
     /// One instruction that may fault, in a program that does not inspect the address of a fault.
     Memory,
-    /// One instruction before code that reads the flags. The check saves and restores them.
+    /// An instruction before which the flags are live. The check saves and restores them.
     Flags,
 }
 

@@ -248,8 +248,8 @@ fn registers_if_stopped(thread: libc::pid_t) -> Result<libc::user_regs_struct, N
     })
 }
 
-/// Waits until an interrupted thread has stopped; `None` if it ended instead. Has no
-/// timeout, because the thread holds our registers.
+/// Waits until an interrupted thread has stopped; `None` if it ended instead. Has no timeout,
+/// because the thread holds our registers.
 fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
     loop {
         match registers_if_stopped(thread) {

@@ -134,7 +134,7 @@ impl WritableText {
 
 impl Drop for WritableText {
     fn drop(&mut self) {
-        // The text was made writable before, so this cannot fail for lack of rights.
+        // A text that could be made writable can also be made executable again.
         protect(self.text, libc::PROT_READ | libc::PROT_EXEC);
     }
 }

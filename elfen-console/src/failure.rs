@@ -21,8 +21,8 @@ pub enum Status {
     /// A program cannot be executed, or was not found: the statuses of a shell.
     NotStarted = 126,
     NotFound = 127,
-    /// The command ended because a signal asked it to: 128 plus the number of the signal, as a
-    /// shell reports a program that the signal killed.
+    /// The command ended because a signal asked it to. The status is 128 plus the number of the
+    /// signal, as shells report a killed program.
     HungUp = 129,
     Interrupted = 130,
     Terminated = 143,

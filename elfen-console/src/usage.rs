@@ -24,8 +24,8 @@ pub fn report(
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             write!(out, "{}", error.render()).map_err(Failure::output)?;
-            let asked = error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
-            Ok(ExitCode::from(if asked { 0 } else { Status::Usage as u8 }))
+            let is_requested = error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+            Ok(ExitCode::from(if is_requested { 0 } else { Status::Usage as u8 }))
         }
         _ => Err(failure_of_variable(error, words)
             .unwrap_or_else(|| usage_failure(&error.render().to_string(), cli, words))),

@@ -1,10 +1,10 @@
 //! The hooks that compilers call at function entries. All assembly that runs on every call is here.
 //!
-//! The code of a function does not know that it calls `mcount` (`-pg`), `__fentry__` (`-pg
-//! -mfentry`) or a hook from a patched entry: its arguments are still in registers. So a hook
-//! preserves everything except `%r11` and the flags. The fast path uses `%r11`, and `%rax`, which
-//! it restores. The slow path saves the other registers that C may change, and the vector registers
-//! with XSAVE, because the code that it calls may use any of them.
+//! Functions call `mcount` (`-pg`), `__fentry__` (`-pg -mfentry`) and the hook of patched entries
+//! without preparation: their arguments are still in registers. So a hook preserves everything
+//! except `%r11` and the flags. The fast path uses `%r11`, and `%rax`, which it restores. The slow
+//! path calls code that may use any register. It saves the registers that C may change, and the
+//! vector registers with XSAVE.
 //!
 //! That takes 100 bytes of stack and the vector state: 2.7 KB with AVX-512, 0.9 KB with AVX. The
 //! dynamic linker takes as much at the first call of any function.
@@ -16,8 +16,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use elfen_rt::check::{Thread, check, elfen_look_1};
 use elfen_rt::tag;
 
-/// The vector state to save with XSAVE, as bits of XCR0. 0 until the first slow path has asked the
-/// CPU, and [`FXSAVE`] if the CPU lacks XSAVE.
+/// The vector state to save with XSAVE, as bits of XCR0. It is 0 until the first slow path has
+/// asked the CPU, and [`FXSAVE`] if the CPU lacks XSAVE.
 static STATE: AtomicU32 = AtomicU32::new(0);
 
 /// SSE, AVX, and the three components of AVX-512. Not x87, because the code below does not compute

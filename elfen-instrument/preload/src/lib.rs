@@ -9,8 +9,8 @@
 //! A program without hooks and NOPs runs unchanged. The check itself is in `elfen_rt::check`, like
 //! the slow path of `elfen_check.h`, which this library exports. Counters are in `elfen_rt::count`.
 //!
-//! This is a crate of its own, because it is built differently: without std and unwinding, and with
-//! no dependency but the C library, which every program has loaded already.
+//! This is a separate crate because it is built differently: without std and without unwinding. It
+//! depends only on the C library, which every program has loaded already.
 
 // A debug build has overflow checks and may unwind, which needs std, and so does a test program.
 // This crate has no tests, but `--all-targets` builds one.

@@ -1,8 +1,8 @@
 //! Shares the globals that `elfen shim` observes: before the program starts, their pages move to a
 //! memory file that the observer has mapped too.
 //!
-//! A forked child would share these pages with its parent and overwrite them. So before each fork a
-//! copy of the pages is made, and the child replaces the shared pages by the copy, with one system
+//! A forked child would share these pages with its parent and overwrite them. So a copy of the
+//! pages is made before each fork. The child replaces the shared pages by the copy, with one system
 //! call per page. The copy is made by the last handler that runs before the fork. A lock separates
 //! the copies of threads that fork at the same time. Children of vfork and posix_spawn run in their
 //! parent's memory until they execute another program, and need no copy.

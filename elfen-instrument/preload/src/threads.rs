@@ -1,9 +1,9 @@
 //! Claims a slot for each thread of a program that tags its functions, before the thread runs.
 //!
 //! Tags are plain stores, so they cannot claim a slot themselves. Therefore pthread_create(3) is
-//! wrapped, and a fixed set of start slots hands the start routine to the new thread. If all start
-//! slots are taken by threads that have not begun yet, the thread begins without a slot, and its
-//! tags go to memory that is never read.
+//! wrapped, and a fixed set of start slots hands the start routine to the new thread. All start
+//! slots may be taken by threads that have not begun yet. Then the thread begins without a slot,
+//! and its tags go to memory that is never read.
 
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};

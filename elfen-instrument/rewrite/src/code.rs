@@ -1,8 +1,8 @@
 //! Decodes the instructions of one function.
 //!
-//! Compilers lay a function out as one run of instructions, and it is decoded as such. If some
-//! bytes do not decode, or a branch goes into the middle of an instruction, the whole function is
-//! rejected: it contains data, or its start is wrong.
+//! Compilers lay a function out as one run of instructions, and it is decoded as such. The whole
+//! function is rejected if some bytes do not decode, or if a branch goes into the middle of an
+//! instruction. Such a function contains data, or its start is wrong.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 

@@ -15,12 +15,12 @@
 //!                             ring:   saves a register, and jumps to the doorbell routine
 //! ```
 //!
-//! If a thread may run on one of several lanes, its check looks up the words of the current lane
-//! ([`CpuWords`]), by the CPU number that the kernel stores for each thread.
+//! In a run with several lanes, a check looks up the words of its thread's current lane
+//! ([`CpuWords`]). The kernel stores the CPU number of each thread for that.
 //!
 //! A wrong patch site corrupts the results of another program. So a function is decoded as a whole
-//! or rejected ([`Function::decode`]), each site states why it is safe ([`Tactic`]), and each rule
-//! has a test that fails without it.
+//! or rejected ([`Function::decode`]), and each site states why it is safe ([`Tactic`]). Each rule
+//! has a test that fails without the rule.
 
 #![forbid(unsafe_code)]
 

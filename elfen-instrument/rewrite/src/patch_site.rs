@@ -33,8 +33,8 @@ pub enum Tactic {
 /// What a program permits, as far as it is known. [`Tactic::One`] is always permitted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permitted<'a> {
-    /// The program has no signal handler, no branch from elsewhere enters the function's middle,
-    /// and the writer ensures that no thread stands inside the replaced instructions.
+    /// The program has no signal handler, and no branch from elsewhere enters the function's
+    /// middle. The writer ensures that no thread stands inside the replaced instructions.
     pub several: bool,
     /// The program handles none of SIGSEGV, SIGBUS and SIGFPE.
     pub memory: bool,

@@ -13,7 +13,7 @@
 //! zero.
 //!
 //! A forked process inherits all of it. Therefore the header in the arena, and not this process,
-//! records how much of the code is used: two processes that share their memory also share an arena.
+//! records how much of the code is used. Two processes that share their memory also share an arena.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -65,8 +65,8 @@ pub struct Pages {
     pub answer_place_at: u64,
 }
 
-/// One lane: its batch CPU, the offset of its slot in the lane page, and the offset of its request
-/// lane's word in the task map.
+/// One lane: its batch CPU, and two offsets: its slot in the lane page, and its request lane's word
+/// in the task map.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneAt {
     pub cpu: u32,

@@ -57,9 +57,8 @@ impl Patched {
     }
 
     /// Whether further checks around `ip` would probably run too often too, or enough were tried.
-    /// `is_loop` says that the check of a loop around `ip` ran too often. The cases of an
-    /// interpreter loop each run less often than the loop, so one of their checks that can be put
-    /// back is enough then.
+    /// `is_loop` says that the check of a loop around `ip` ran too often. Then one check that can
+    /// be put back is enough: the cases of an interpreter loop each run less often than the loop.
     pub(super) fn is_dense_around(&self, function: &Function, ip: u64, is_loop: bool) -> bool {
         let sites_around = self.sites_around(function, ip);
         let dense = sites_around.iter().filter(|(_, known)| known.is_dense());

@@ -123,9 +123,9 @@ fn contains_address(bytes: &[u8], range: &Range<u64>) -> bool {
             && bytes.windows(4).any(|four| inside.contains(&short(four).into()))
 }
 
-/// Whether any four bytes outside the function are the distance from their end to the inside of the
-/// function, and follow the opcode of a jump, a call or an address computation. Every offset counts
-/// as a possible instruction.
+/// Whether an instruction outside the function refers to its inside by a distance. That is any four
+/// bytes with such a distance after the opcode of a jump, a call or an address computation. Every
+/// offset counts as a possible instruction.
 fn contains_distance(bytes: &[u8], start: u64, range: &Range<u64>) -> bool {
     let inside = range.start + 1..range.end;
     (start..).zip(bytes.windows(6)).any(|(at, six)| {

@@ -5,8 +5,8 @@
 //! inside a system call is left alone: only the kernel knows how to restart that call.
 //!
 //! Stops are detected by reading the registers, which fails while the thread runs, and not by
-//! waitpid(2). Other threads of this process that wait for children would otherwise consume the
-//! stops, and this code could consume an exit status that they wait for.
+//! waitpid(2). With waitpid(2), other threads of this process that wait for children would consume
+//! the stops. This code in turn could consume an exit status that they wait for.
 
 use std::cell::RefCell;
 use std::io;

@@ -4,8 +4,8 @@
 //! A thread that is stopped inside a system call continues with that call: the kernel restarts it
 //! as after any stop. A few calls would return EINTR instead; these are made to restart. System
 //! calls in the process's name are made by a thread without pending signals, with all signals
-//! blocked meanwhile. That thread is then stopped once more, at a point where the kernel still
-//! decides whether to restart its own call, and gets its own registers back.
+//! blocked meanwhile. That thread is then stopped once more and gets its own registers back. At
+//! this stop the kernel has not decided yet whether to restart its own call.
 //!
 //! The process survives its tracer. If the tracer is killed during one of these calls, the calling
 //! thread keeps our registers; this moment cannot be made safe. A child that was created and not
@@ -219,8 +219,9 @@ impl Group {
     }
 
     /// Waits for a thread or process that a traced thread created, and returns whether it belongs
-    /// to the same process. A new process stays stopped until [`Group::release_child`], and is
-    /// killed if its tracer ends before that: it has our registers or runs in its creator's memory.
+    /// to the same process. A new process stays stopped until [`Group::release_child`]. It is
+    /// killed if its tracer ends before that, because it has our registers or runs in its creator's
+    /// memory.
     pub fn adopt(&mut self, made: i32) -> bool {
         let own = std::fs::metadata(format!("/proc/{}/task/{made}", self.process)).is_ok();
         let deadline = Instant::now() + WAIT;

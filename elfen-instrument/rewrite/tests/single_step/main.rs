@@ -1,7 +1,7 @@
 //! Goal: patched code behaves like the original at every kind of site. Method: sites all over the
-//! code of real programs. A traced child steps twice through each site from the same random
-//! registers: once through the original instructions, once through the jump, the check and the
-//! moved instructions. Registers, live flags, memory and faults must be equal.
+//! code of real programs. A traced child steps twice through each site, from the same random
+//! registers. It first runs the original instructions, then the jump, the check and the moved
+//! instructions. Registers, live flags, memory and faults must be equal.
 
 mod object;
 mod puppet;
@@ -19,8 +19,8 @@ use puppet::{Outcome, Puppet};
 
 /// Sites per object. They are drawn at random from the whole object.
 fn sites() -> usize {
-    let asked = std::env::var("STEPPED_PLACES").ok();
-    asked.map_or(3_000, |sites| sites.parse().expect("STEPPED_PLACES is a number"))
+    let configured = std::env::var("STEPPED_PLACES").ok();
+    configured.map_or(3_000, |sites| sites.parse().expect("STEPPED_PLACES is a number"))
 }
 
 /// Pseudo-random numbers; each run draws the same sequence.

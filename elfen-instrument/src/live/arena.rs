@@ -249,7 +249,9 @@ impl Arena {
             let bytes = memory.read_vec(start + self.first_count_offset(), checks * 8);
             let bytes = bytes.unwrap_or_default();
             let counts = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-            sums.iter_mut().zip(counts).for_each(|(sum, count): (&mut u64, u64)| *sum += count);
+            for (sum, count) in sums.iter_mut().zip(counts) {
+                *sum += count;
+            }
         }
         sums
     }

@@ -35,7 +35,9 @@ impl AddAssign for SiteCounts {
         self.arenas += other.arenas;
         self.compiled += other.compiled;
         self.rounds += other.rounds;
-        self.by_tactic.iter_mut().zip(other.by_tactic).for_each(|(sum, one)| *sum += one);
+        for (sum, count) in self.by_tactic.iter_mut().zip(other.by_tactic) {
+            *sum += count;
+        }
     }
 }
 

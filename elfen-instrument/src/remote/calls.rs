@@ -57,16 +57,19 @@ thread_local! {
 pub fn release_late_threads() {
     LATE.with_borrow_mut(|late| {
         late.retain(|&thread| {
-            let is_ended = || {
-                parent_if_dead(thread).is_some_and(|parent| {
+            if registers_of(thread).is_ok() {
+                let signal = signal_of_stop(thread).unwrap_or(0);
+                if ptrace(libc::PTRACE_DETACH, thread, 0, signal).is_ok() {
+                    return false;
+                }
+            }
+            match parent_if_dead(thread) {
+                Some(parent) => {
                     reap(thread, parent);
-                    true
-                })
-            };
-            let signal = registers_of(thread).ok().map(|_| signal_of_stop(thread).unwrap_or(0));
-            let has_stopped =
-                signal.is_some_and(|signal| ptrace(libc::PTRACE_DETACH, thread, 0, signal).is_ok());
-            !has_stopped && !is_ended()
+                    false
+                }
+                None => true,
+            }
         });
     });
 }

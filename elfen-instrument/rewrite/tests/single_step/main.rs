@@ -137,10 +137,10 @@ fn assert_same_behaviour(
     let flags = draw.next();
     let code = puppet.code(site.at, site.bytes);
     let Some(named) = named(&code, site.at, puppet.thread_pointer()) else { return };
-    let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
+    let contents: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
     puppet.prepare(&registers, flags, site.at);
     let before = puppet.run(&(site.at..site.at + site.bytes as u64), None, &named);
-    named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+    puppet.write_all(&named, &contents);
     let words = words(puppet, draw.next());
     let hooks = Hooks { words, ring: puppet.near.ring };
     let Some(trampoline) = function.trampoline(site, puppet.near.arena, &hooks) else { return };
@@ -151,7 +151,7 @@ fn assert_same_behaviour(
     let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
     let after = puppet.run(&(site.at..site.at + site.bytes as u64), Some(&arena), &named);
     puppet.write(site.at, &code);
-    named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+    puppet.write_all(&named, &contents);
     let compared =
         if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::without_flags };
     let what = || format!("{site:x?} of {code:x?}, registers {registers:x?}, flags {flags:x}");
@@ -179,11 +179,11 @@ fn compare_rounds(
     let range = around.start..around.back + 1;
     let body = puppet.code(range.start, usize::try_from(around.back - around.start).unwrap());
     let Some(named) = named(&body, range.start, puppet.thread_pointer()) else { return false };
-    let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
+    let contents: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
     let run = |puppet: &mut Puppet, times, arena: Option<&std::ops::Range<u64>>| {
         puppet.prepare(&registers, flags, site.at);
         let outcome = puppet.run_loop(&range, (site.at, times), arena, &named);
-        named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+        puppet.write_all(&named, &contents);
         outcome
     };
     let before: Option<Vec<Outcome>> =
@@ -229,7 +229,7 @@ fn test_object(path: &Path, seed: u64) {
             rounds += usize::from(compare_rounds(&mut puppet, &function, site, &mut draw));
         }
     }
-    println!("{}: seed {seed}, {tested:?} places by tactic, {rounds} loops", path.display());
+    println!("{}: seed {seed}, {tested:?} sites by tactic, {rounds} loops", path.display());
     assert!(tested.iter().all(|&count| count > 20), "{tested:?}");
     assert!(rounds > 20, "{rounds} loops");
 }
@@ -255,9 +255,10 @@ fn sites_of_a_rust_program() {
 fn sites_of_the_c_compiler() {
     let output = Command::new("cc").arg("-print-prog-name=cc1").output().unwrap();
     let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
-    match path.is_absolute() {
-        true => test_object(&path, 0x5eed_0003),
-        false => skipped("places of cc1: cc has none"),
+    if path.is_absolute() {
+        test_object(&path, 0x5eed_0003);
+    } else {
+        skipped("sites of cc1: cc has none");
     }
 }
 
@@ -274,7 +275,7 @@ fn sites_of_a_go_program() {
             assert!(status.success(), "{status}");
             test_object(&folder.path().join("main"), 0x5eed_0004);
         }
-        Err(error) => skipped(&format!("places of a Go program: {error}")),
+        Err(error) => skipped(&format!("sites of a Go program: {error}")),
     }
 }
 
@@ -305,10 +306,14 @@ fn words_that_are_not_0_ring() {
             let (before, after) = (words_of(words, None), words_of(words, Some(which)));
             let registers = std::array::from_fn(|number| number as u64 * 3 + 1);
             puppet.prepare(&registers, 0, site.at);
-            after.iter().for_each(|(at, word)| puppet.write(*at, word));
+            for (at, word) in &after {
+                puppet.write(*at, word);
+            }
             let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
             let outcome = puppet.run(&(site.at..site.at + site.bytes as u64), Some(&arena), &[]);
-            before.iter().for_each(|(at, word)| puppet.write(*at, word));
+            for (at, word) in &before {
+                puppet.write(*at, word);
+            }
             puppet.write(site.at, &code);
             let saved: &[usize] = match words {
                 Words::Fixed { .. } => &[puppet::RAX],

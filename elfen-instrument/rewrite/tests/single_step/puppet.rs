@@ -155,6 +155,13 @@ impl Puppet {
         self.memory.write_all_at(bytes, at).unwrap();
     }
 
+    /// Restores memory that [`Puppet::named`] has read.
+    pub(super) fn write_all(&mut self, named: &[(u64, usize)], contents: &[Vec<u8>]) {
+        for (&(at, _), bytes) in named.iter().zip(contents) {
+            self.write(at, bytes);
+        }
+    }
+
     pub(super) fn code(&self, at: u64, bytes: usize) -> Vec<u8> {
         let mut code = vec![0; bytes];
         self.memory.read_exact_at(&mut code, at).unwrap();
@@ -215,14 +222,30 @@ impl Puppet {
         self.write(STACK, &scratch);
         self.scratch = scratch;
         self.set_vectors();
-        let mut all = self.registers();
         let [rax, rcx, rdx, rbx, _, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] =
             *registers;
-        (all.rax, all.rcx, all.rdx, all.rbx) = (rax, rcx, rdx, rbx);
-        (all.rsp, all.rbp, all.rsi, all.rdi) = (self.stack, rbp, rsi, rdi);
-        (all.r8, all.r9, all.r10, all.r11) = (r8, r9, r10, r11);
-        (all.r12, all.r13, all.r14, all.r15) = (r12, r13, r14, r15);
-        (all.rip, all.eflags, all.orig_rax) = (rip, 0x202 | flags & ARITHMETIC, u64::MAX);
+        let all = libc::user_regs_struct {
+            rax,
+            rcx,
+            rdx,
+            rbx,
+            rsp: self.stack,
+            rbp,
+            rsi,
+            rdi,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            rip,
+            eflags: 0x202 | flags & ARITHMETIC,
+            orig_rax: u64::MAX,
+            ..self.registers()
+        };
         let data = &raw const all;
         // SAFETY: the child is stopped, and `all` is a local variable.
         check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.child, 0, data) }, "SETREGS");
@@ -243,7 +266,7 @@ impl Puppet {
         self.run_until(site, site.start, 1, MOST_STEPS, arena, named).0
     }
 
-    /// Steps through a loop until the child reaches `place` for the given number of times. `None`
+    /// Steps through a loop until the child reaches `site` for the given number of times. `None`
     /// if that takes too many steps.
     pub(super) fn run_loop(
         &mut self,
@@ -259,16 +282,18 @@ impl Puppet {
     /// Returns the outcome, and whether the run ended within `steps`.
     fn run_until(
         &mut self,
-        site: &Range<u64>,
-        round: u64,
+        range: &Range<u64>,
+        site: u64,
         times: usize,
         steps: usize,
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> (Outcome, bool) {
         let inside =
-            |rip: u64| site.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
-        let (mut fault, mut rounds, mut is_over) = (None, 0, false);
+            |rip: u64| range.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
+        let mut fault = None;
+        let mut rounds = 0;
+        let mut is_over = false;
         for _ in 0..steps {
             // SAFETY: the child is stopped; takes numbers.
             let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.child, 0, 0) };
@@ -278,7 +303,7 @@ impl Puppet {
             let signal = libc::WSTOPSIG(status);
             let rip = self.registers().rip;
             // The site counts by its first address, so a jump back to it ends a round.
-            rounds += usize::from(rip == round);
+            rounds += usize::from(rip == site);
             if signal != libc::SIGTRAP || !inside(rip) || rounds == times {
                 fault = (signal != libc::SIGTRAP).then_some(signal);
                 is_over = true;
@@ -300,7 +325,9 @@ impl Puppet {
         // way.
         vectors[512..576].fill(0);
         vectors.hash(&mut hasher);
-        named.iter().for_each(|&named| self.named(named).hash(&mut hasher));
+        for &named in named {
+            self.named(named).hash(&mut hasher);
+        }
         let registers = [
             all.rax, all.rcx, all.rdx, all.rbx, all.rsp, all.rbp, all.rsi, all.rdi, all.r8, all.r9,
             all.r10, all.r11, all.r12, all.r13, all.r14, all.r15,

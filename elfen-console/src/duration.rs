@@ -1,24 +1,25 @@
-//! Durations as every option takes them: a whole number and a unit.
+//! Durations on the command line: a whole number and a unit.
 
 use std::time::Duration;
 
-/// For clap: `500us`, `47ms`, `2s`.
+/// Parses `500us`, `47ms`, `2s`, for clap.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let say = || "a duration is a whole number and ns, us, ms or s, as in 500us".to_owned();
-    let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(say)?;
+    let error =
+        || "a duration is a whole number with the unit ns, us, ms or s, such as 500us".to_owned();
+    let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(error)?;
     let (number, unit) = text.split_at(unit);
-    let number: u64 = number.parse().map_err(|_| say())?;
+    let number: u64 = number.parse().map_err(|_| error())?;
     let unit_ns: u64 = match unit {
         "ns" => 1,
         "us" => 1_000,
         "ms" => 1_000_000,
         "s" => 1_000_000_000,
-        _ => return Err(say()),
+        _ => return Err(error()),
     };
-    number.checked_mul(unit_ns).map(Duration::from_nanos).ok_or_else(say)
+    number.checked_mul(unit_ns).map(Duration::from_nanos).ok_or_else(error)
 }
 
-/// A time for people, with three digits and a unit.
+/// Formats a time with three digits and a unit.
 pub fn show(ns: u64) -> String {
     let ns = number(ns);
     let (value, unit) = match ns {
@@ -37,8 +38,8 @@ pub fn show(ns: u64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// A count or a time as a number to print or to reckon with. Exact below 2^53, which
-/// is 104 days of nanoseconds.
+/// A count or a time as a floating-point number. It is exact below 2^53, which is 104 days of
+/// nanoseconds.
 #[expect(clippy::cast_precision_loss, reason = "measurements are far below 2^53")]
 pub fn number(value: u64) -> f64 {
     value as f64

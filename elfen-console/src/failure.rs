@@ -1,35 +1,35 @@
-//! How every subcommand fails: one line that says what failed, why, and what to do; and an exit
+//! How every subcommand fails: one line that says what failed, why, and what to do, and an exit
 //! status.
 //!
-//! Modules in `host` return small enums of their own; a subcommand turns them into a [`Failure`],
-//! because only it knows what the user asked for and what the user can do now.
+//! Libraries return small error enums. A subcommand turns them into a [`Failure`], because only the
+//! subcommand knows what the user asked for and can do now.
 
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The exit status that a script reads.
+/// The exit status that scripts read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// It could have worked and did not.
+    /// The command could have worked, but did not.
     Failed = 1,
-    /// The arguments are wrong, whatever the machine does.
+    /// The arguments are wrong on any machine.
     Usage = 2,
-    /// This machine or kernel lacks what the command needs.
+    /// This machine or kernel lacks a feature that the command needs.
     Unsupported = 3,
-    /// A program cannot be run, or is not there: as a shell says it.
+    /// A program cannot be executed, or was not found: the statuses of a shell.
     NotStarted = 126,
     NotFound = 127,
-    /// A signal asked the command to end, and it did: 128 and the signal's number, as a shell says
-    /// it of a program that died of it.
+    /// The command ended because a signal asked it to. The status is 128 plus the number of the
+    /// signal, as shells report a killed program.
     HungUp = 129,
     Interrupted = 130,
     Terminated = 143,
 }
 
 impl Status {
-    /// Of a command that ended because a signal asked it to.
+    /// The status of a command that ended because of a signal.
     pub fn of_signal(signal: i32) -> Self {
         match signal {
             1 => Self::HungUp,
@@ -47,17 +47,19 @@ pub enum Failure {
         why: String,
         fix: String,
     },
-    /// One that takes more than a line to explain: the line, and what stands below it.
+    /// A failure whose explanation takes more than a line: the line, and the text below it.
     WithScreen {
         failure: Box<Failure>,
         screen: String,
     },
-    /// The reader of our output has read enough, as in `elfen lanes | head -1`. Nothing to report.
+    /// The reader of the output closed it, as in `elfen lanes | head -1`. There is nothing to
+    /// report.
     ReaderGone,
 }
 
 impl Failure {
-    /// `what` failed, `why`, and the `fix`: clauses without a capital and without a full stop.
+    /// `what` failed, `why`, and the `fix`. All three are clauses without a capital and a full
+    /// stop.
     pub fn new(
         status: Status,
         what: impl fmt::Display,
@@ -68,7 +70,7 @@ impl Failure {
         Self::Reported { status, what, why, fix }
     }
 
-    /// A file of the user's cannot be written.
+    /// A file of the user cannot be written.
     pub fn unwritable(kind: &str, path: &Path, why: impl fmt::Display) -> Self {
         Self::new(Status::Failed, named(kind, path), why, "name a file that can be written")
     }
@@ -77,7 +79,7 @@ impl Failure {
         Self::WithScreen { failure: Box::new(self), screen }
     }
 
-    /// Standard output could not be written.
+    /// Standard output cannot be written.
     pub fn output(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::ReaderGone;
@@ -86,7 +88,7 @@ impl Failure {
         Self::new(Status::Failed, "writing the output", error, fix)
     }
 
-    /// Prints the line, if there is one, and gives the exit status.
+    /// Prints the failure, if there is one, and returns the exit status.
     pub fn report(self) -> ExitCode {
         match self {
             Self::ReaderGone => ExitCode::SUCCESS,
@@ -110,23 +112,22 @@ impl fmt::Display for Failure {
                 write!(f, "{what}: {why}; {fix}")
             }
             Self::WithScreen { failure, .. } => failure.fmt(f),
-            Self::ReaderGone => f.write_str("nobody reads the output"),
+            Self::ReaderGone => f.write_str("the reader of the output is gone"),
         }
     }
 }
 
-/// A file or a folder, as messages name it: `report "run.json"`.
+/// A file or folder as messages name it: `report "run.json"`.
 pub fn named(kind: &str, path: &Path) -> String {
     format!("{kind} {:?}", path.display().to_string())
 }
 
-/// One line on stderr. With stderr closed or full there is no reader left to tell: the exit status
-/// must do.
+/// Prints one line to stderr. If stderr is closed or full, only the exit status remains.
 pub fn to_stderr(line: &str) {
     writeln!(io::stderr(), "elfen: {}", one_line(line)).ok();
 }
 
-/// What a user typed comes back in messages: line breaks and terminal escapes in it must not.
+/// Escapes line breaks and terminal escapes, because messages quote what the user typed.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
@@ -139,27 +140,27 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: a failure stays one line whatever the user typed. Method: line breaks and an escape in
-    /// the text.
+    /// Goal: a failure stays one line, whatever the user typed. Method: line breaks and an escape
+    /// in the text.
     #[test]
-    fn stays_one_line() {
+    fn a_failure_stays_one_line() {
         let failure = Failure::new(Status::Usage, "lanes \"0\n:1\"", "\u{1b}[31m", "don't\r");
         assert_eq!(one_line(&failure.to_string()), "lanes \"0\\n:1\": \\u{1b}[31m; don't\\r");
     }
 
-    /// Goal: a shell sees the same status whether a command died of a signal or ended for it.
-    /// Method: the signals that commands heed.
+    /// Goal: a shell sees the same status whether a signal killed a command or asked it to end.
+    /// Method: the signals that commands handle.
     #[test]
-    fn ended_by_a_signal_is_128_and_its_number() {
+    fn the_status_after_a_signal_is_128_plus_its_number() {
         for signal in [1, 2, 15] {
             assert_eq!(Status::of_signal(signal) as i32, 128 + signal);
         }
     }
 
-    /// Goal: a reader that left is no failure, a full disk is. Method: the two errors that `write`
-    /// returns.
+    /// Goal: a reader that left is not a failure, a full disk is. Method: the two errors that
+    /// `write` returns.
     #[test]
-    fn tells_a_reader_that_left_from_a_full_disk() {
+    fn a_reader_that_left_differs_from_a_full_disk() {
         let gone = Failure::output(io::Error::from(io::ErrorKind::BrokenPipe));
         assert!(matches!(gone, Failure::ReaderGone));
         let full = Failure::output(io::Error::from(io::ErrorKind::StorageFull));

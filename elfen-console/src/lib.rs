@@ -1,8 +1,8 @@
-//! How commands speak, whatever they do.
+//! How commands communicate: results, warnings, failures, tables, durations, and the terminal.
 //!
-//! A command writes its result to what it is handed (and nothing else there, so that `--json` is
-//! one object), warnings to stderr, and ends with an exit status or a [`failure::Failure`]. Nothing
-//! here knows of lanes, batches or experiments, so that all commands can share it.
+//! A command writes only its result to the output that it is given, so that `--json` yields one
+//! object. Warnings go to stderr. A command ends with an exit status or a [`failure::Failure`].
+//! This crate knows nothing of lanes, batches or experiments, so that all commands can use it.
 
 pub mod command;
 pub mod duration;

@@ -7,46 +7,48 @@ use std::path::Path;
 
 use crate::failure::{Failure, to_stderr};
 
-/// Prints a result: for scripts as one JSON object, for people as text.
+/// Prints a result: as one JSON object for scripts, or as text.
 pub fn print(
     out: &mut dyn Write,
     json: bool,
     result: &impl serde::Serialize,
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
-    match json {
-        true => print_json(out, result),
-        false => out.write_all(text().as_bytes()).map_err(Failure::output),
+    if json {
+        print_json(out, result)
+    } else {
+        out.write_all(text().as_bytes()).map_err(Failure::output)
     }
 }
 
-/// What `--json` prints: one object, and a line break.
+/// Prints one JSON object and a line break, as for `--json`.
 pub fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<(), Failure> {
     serde_json::to_writer_pretty(&mut *out, value).map_err(|e| Failure::output(e.into()))?;
     writeln!(out).map_err(Failure::output)
 }
 
-/// A warning: one line on stderr, like a failure, and the command goes on.
+/// Prints a warning: one line on stderr. The command continues.
 pub fn warn(warning: &str) {
     to_stderr(&format!("warning: {warning}"));
 }
 
-/// Whether to colour: on a terminal, unless the user or the terminal does not want it.
+/// Whether to use colours: on a terminal, unless the user or the terminal opts out.
 pub fn colours() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     io::stdout().is_terminal() && !unwanted && !dumb
 }
 
-/// Creates a file that others may not read, or empties the one that is there. As root it follows no
-/// link of another user's: who may write into the folder would choose the file.
+/// Creates a file that other users may not read, or truncates an existing one. As root it follows
+/// no link of another user. Otherwise any user with write access to the folder could choose the
+/// file.
 pub fn create_private(path: &Path) -> io::Result<File> {
     let link = path.symlink_metadata().ok().filter(|found| found.file_type().is_symlink());
     if nix::unistd::geteuid().is_root() && link.is_some_and(|link| link.uid() != 0) {
-        return Err(io::Error::other("it is a link of another user"));
+        return Err(io::Error::other("it is a symbolic link of another user"));
     }
     let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    // One that was there before may have been readable by others.
+    // An existing file may have been readable by others.
     if file.metadata()?.is_file() {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }
@@ -57,8 +59,8 @@ pub fn create_private(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    /// Goal: root writes where it was told to, and not where another user says. Method: a file, a
-    /// link to it of our own, and one of another user, where we may make that.
+    /// Goal: root writes to the given file, not to one that another user chooses. Method: a file,
+    /// our own link to it, and another user's link if this user may create one.
     #[test]
     fn links_of_others_are_not_followed() {
         let folder = std::env::temp_dir().join(format!("elfen-private-{}", std::process::id()));
@@ -70,9 +72,13 @@ mod tests {
         assert_eq!(std::fs::read(&file).unwrap(), b"");
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::write(&file, "again").unwrap();
-        let given = std::os::unix::fs::lchown(&link, Some(65534), Some(65534)).is_ok();
-        assert_eq!(create_private(&link).is_err(), given, "only root gives a link away");
-        if given {
+        let is_foreign = std::os::unix::fs::lchown(&link, Some(65534), Some(65534)).is_ok();
+        assert_eq!(
+            create_private(&link).is_err(),
+            is_foreign,
+            "only root can give a link to another user"
+        );
+        if is_foreign {
             assert_eq!(std::fs::read(&file).unwrap(), b"again");
         }
         std::fs::remove_dir_all(folder).unwrap();

@@ -1,13 +1,13 @@
-//! The frame of a page in HTML that is whole by itself: light, dark and on paper, and well-formed
-//! as XML too, so that any tool can read it.
+//! The frame of a self-contained HTML page, for light and dark screens and for paper. It is
+//! well-formed XML, so that any tool can read it.
 //!
-//! Nothing is loaded: pictures and style are in the file, and a content security policy makes the
-//! browser hold that.
+//! The page loads nothing: pictures and style are in the file, and a content security policy makes
+//! the browser enforce this.
 
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
-/// A page; `style` is what its pictures need besides, `body` is HTML.
+/// Makes a page. `style` is additional CSS for its pictures, `body` is HTML.
 pub fn document(title: &str, style: &str, body: &str) -> String {
     let title = escape(title);
     format!(
@@ -22,7 +22,7 @@ pub fn document(title: &str, style: &str, body: &str) -> String {
     )
 }
 
-/// Text for the inside of an element or of an attribute; control characters have no place in XML.
+/// Escapes text for the inside of an element or an attribute. XML allows no control characters.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_no_markup() {
+    fn names_are_escaped() {
         assert_eq!(escape("<b a=\"'&\u{1b}\n"), "&lt;b a=&quot;&#39;&amp;\u{fffd}\n");
         assert!(document("<i>", "", "<p/>").contains("<title>&lt;i&gt;</title>"));
     }

@@ -1,8 +1,8 @@
-//! Prose in lines of a width.
+//! Wraps prose into lines.
 
-/// Lines of at most `columns`, broken between words; longer words stay whole, so that a command can
-/// be copied. Names of devices and processes are in here, so nothing that a terminal obeys is let
-/// through.
+/// Breaks text between words into lines of at most `columns`. Longer words stay whole, so that
+/// commands can be copied. Control characters are escaped, because names of devices and processes
+/// may contain terminal escapes.
 pub fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -25,8 +25,8 @@ pub fn wrap(text: &str, columns: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Goal: lines are full and no longer than allowed, a long word stays whole, and nothing that a
-    /// terminal obeys comes through. Method: one text of each kind.
+    /// Goal: lines are full but not too long, long words stay whole, and no terminal escape
+    /// remains. Method: one text of each kind.
     #[test]
     fn lines_are_broken_between_words() {
         assert_eq!(wrap("a bc def", 4), ["a bc", "def"]);

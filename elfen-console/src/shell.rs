@@ -1,11 +1,12 @@
-//! Words as a shell takes them, so that what we print can be typed.
+//! Quotes words for a shell, so that printed commands can be typed.
 
-/// In quotes if it needs them.
+/// The word, in quotes if it needs them.
 pub fn word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./%+@".contains(c);
-    match word.chars().all(plain) && !word.is_empty() {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    if word.chars().all(plain) && !word.is_empty() {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

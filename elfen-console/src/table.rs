@@ -1,6 +1,6 @@
-//! Columns for people: left-aligned, two spaces apart, nothing at the end of a line.
+//! Formats tables: columns are left-aligned, two spaces apart, without trailing spaces.
 
-/// A heading and rows, as lines. Every row has as many cells as the heading.
+/// The lines of a table. Every row has as many cells as the heading.
 pub fn lines(heading: &[&str], rows: &[Vec<String>]) -> String {
     let width = |(column, title): (usize, &&str)| {
         let cells = rows.iter().map(|row| row[column].chars().count());

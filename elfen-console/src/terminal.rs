@@ -1,10 +1,9 @@
-//! A terminal that is drawn on, and that is as it was afterwards, whatever happens to the process
-//! that draws.
+//! Draws on a terminal, and restores it afterwards even if the drawing process dies.
 //!
-//! Two processes. The child draws; the parent, which the shell knows, only waits. A child that
-//! ends in order puts the terminal back itself; if it panics, crashes or is killed, the parent
-//! does; and if the parent is killed, the kernel tells the child to end. No handler has to run
-//! inside a process that is broken.
+//! There are two processes. The child draws. The parent, which the shell knows, only waits. A child
+//! that ends normally restores the terminal itself. If it panics, crashes or is killed, the parent
+//! does. If the parent is killed, the kernel sends the child SIGTERM. So no handler has to run
+//! inside a broken process.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -17,35 +16,35 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid, read};
 
-/// The other screen, and no cursor.
+/// Switches to the alternate screen and hides the cursor.
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
-/// Plain letters, the cursor, and the screen that was there.
+/// Resets colours, shows the cursor, and returns to the previous screen.
 const LEAVE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 
-/// What the user did.
+/// An action of the user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
     Up,
     Down,
     Letter(char),
-    /// The terminal has another size.
+    /// The size of the terminal has changed.
     Resized,
-    /// A signal asks to end.
+    /// A signal asks the process to end.
     End,
 }
 
-/// The parent's part or the child's.
+/// The role of the parent or of the child.
 #[derive(Debug)]
 pub enum Role {
     Draw(Screen),
-    /// The child has ended, and the terminal is as it was.
+    /// The child has ended and has restored the terminal.
     Done(ExitCode),
-    /// The same, and a signal ended it.
+    /// A signal killed the child, and the terminal is restored.
     Died(Signal),
 }
 
-/// Splits this process into a child that draws and a parent that waits. Call it while there is one
-/// thread.
+/// Splits this process into a child that draws and a parent that waits. The process must have only
+/// one thread.
 pub fn split() -> io::Result<Role> {
     let before = attributes()?;
     let mut ours = SigSet::empty();
@@ -61,24 +60,23 @@ pub fn split() -> io::Result<Role> {
     }
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None)?;
     let parent = nix::unistd::getpid();
-    // SAFETY: `split` is called while there is one thread, so the child may do
-    // whatever this process may.
+    // SAFETY: the process has only one thread, as `split` requires, so the child may do anything.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => wait(child, &ours, &before),
         ForkResult::Child => {
-            die_with(parent)?;
+            end_with_parent(parent)?;
             Ok(Role::Draw(Screen::enter(&ours, before)?))
         }
     }
 }
 
-/// Ends this process by SIGTERM when its parent ends.
-fn die_with(parent: Pid) -> io::Result<()> {
+/// Makes the kernel send SIGTERM to this process when its parent ends.
+fn end_with_parent(parent: Pid) -> io::Result<()> {
     // SAFETY: this prctl takes a number.
     if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // It may have ended before that was said.
+    // The parent may have ended before the call.
     if getppid() == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
 }
 
@@ -89,14 +87,15 @@ fn wait(child: Pid, ours: &SigSet, before: &libc::termios) -> io::Result<Role> {
                 return Ok(Role::Done(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))));
             }
             WaitStatus::Signaled(_, signal, _) => {
-                put_back(before);
+                restore(before);
                 return Ok(Role::Died(signal));
             }
             _ => {}
         }
         match ours.wait()? {
             Signal::SIGCHLD | Signal::SIGWINCH => {}
-            // A signal of the terminal has reached the child already, which can bear it twice.
+            // The terminal has sent its signals to the child already; receiving one twice does no
+            // harm.
             signal => {
                 let _gone = kill(child, signal);
             }
@@ -105,21 +104,21 @@ fn wait(child: Pid, ours: &SigSet, before: &libc::termios) -> io::Result<Role> {
 }
 
 fn attributes() -> io::Result<libc::termios> {
-    // SAFETY: a termios is numbers alone, for which zeros are valid; tcgetattr fills it in.
+    // SAFETY: a termios consists of numbers, for which zeros are valid.
     let mut found: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: `found` is ours.
+    // SAFETY: `found` is a local variable.
     let got = unsafe { libc::tcgetattr(io::stdin().as_raw_fd(), &mut found) };
     if got == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
 }
 
 fn set_attributes(to: &libc::termios) {
-    // SAFETY: `to` is what tcgetattr gave, with other flags at most. A terminal that is
-    // gone needs nothing put back.
+    // SAFETY: `to` comes from tcgetattr, at most with other flags. An error means that the terminal
+    // is gone, and then there is nothing to restore.
     unsafe { libc::tcsetattr(io::stdin().as_raw_fd(), libc::TCSADRAIN, to) };
 }
 
-fn put_back(before: &libc::termios) {
-    // Also when the shell has the terminal already: then this would stop us instead.
+fn restore(before: &libc::termios) {
+    // If the shell has the terminal already, this signal would otherwise stop this process.
     let mut background = SigSet::empty();
     background.add(Signal::SIGTTOU);
     let _unchanged = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&background), None);
@@ -128,7 +127,7 @@ fn put_back(before: &libc::termios) {
     set_attributes(before);
 }
 
-/// Whether there is a terminal to draw on and to read keys from.
+/// Whether stdin and stdout are a terminal.
 pub fn is_there() -> bool {
     io::stdin().is_terminal() && io::stdout().is_terminal()
 }
@@ -145,8 +144,8 @@ impl Screen {
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let screen = Self { before, signals: SignalFd::with_flags(ours, flags)? };
         let mut raw = before;
-        // Keys come one by one and unseen; Ctrl-C is still a signal. Ctrl-Z would
-        // leave the screen half drawn.
+        // Deliver keys one by one and without echo. Ctrl-C still sends a signal. Ctrl-Z is
+        // disabled, because it would leave the screen half drawn.
         raw.c_lflag &= !(libc::ICANON | libc::ECHO);
         raw.c_cc[libc::VSUSP] = 0;
         raw.c_cc[libc::VMIN] = 0;
@@ -156,37 +155,37 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Columns and rows; what terminals had once if this one does not tell.
+    /// Columns and rows; 80 by 24 if the terminal does not report its size.
     pub fn size() -> (usize, usize) {
-        // SAFETY: a winsize is numbers alone, for which zeros are valid.
+        // SAFETY: a winsize consists of numbers, for which zeros are valid.
         let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-        // SAFETY: TIOCGWINSZ fills in a winsize, and `size` is one of ours.
-        let told = unsafe { libc::ioctl(io::stdout().as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
-        match (told, usize::from(size.ws_col), usize::from(size.ws_row)) {
+        // SAFETY: TIOCGWINSZ fills in a winsize, and `size` is a local variable.
+        let failed = unsafe { libc::ioctl(io::stdout().as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
+        match (failed, usize::from(size.ws_col), usize::from(size.ws_row)) {
             (0, columns, rows) if columns > 0 && rows > 0 => (columns, rows),
             _ => (80, 24),
         }
     }
 
-    /// Shows lines, each with the escapes that it has, from the top.
+    /// Shows lines from the top of the screen. They may contain escapes.
     pub fn show(&self, lines: &[String]) -> io::Result<()> {
-        // Each line is cleared behind its end, not before: nothing flickers.
+        // Clears each line after its text and not before, to avoid flicker.
         let text = lines.join("\x1b[0m\x1b[K\r\n");
         let mut out = io::stdout();
         out.write_all(format!("\x1b[H{text}\x1b[0m\x1b[K").as_bytes())?;
         out.flush()
     }
 
-    /// What the user does within a time; nothing if the time is over.
+    /// The user's actions within a time; empty if there are none.
     pub fn input(&self, within: Duration) -> io::Result<Vec<Input>> {
         let stdin = io::stdin();
         let within = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
-        let mut waits = [
+        let mut polled = [
             PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
         ];
-        poll(&mut waits, within)?;
-        let typed = waits[0].any().unwrap_or(false);
+        poll(&mut polled, within)?;
+        let is_readable = polled[0].any().unwrap_or(false);
         let mut inputs = Vec::new();
         while let Ok(Some(signal)) = self.signals.read_signal() {
             let number = i32::try_from(signal.ssi_signo).unwrap_or(0);
@@ -196,10 +195,10 @@ impl Screen {
                 _ => inputs.push(Input::End),
             }
         }
-        if typed {
+        if is_readable {
             let mut bytes = [0; 64];
             match read(stdin.as_fd(), &mut bytes)? {
-                // Readable, and nothing there: the terminal has hung up.
+                // Readable but empty: the terminal has hung up.
                 0 => inputs.push(Input::End),
                 n => inputs.extend(keys(&bytes[..n])),
             }
@@ -210,11 +209,11 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        put_back(&self.before);
+        restore(&self.before);
     }
 }
 
-/// Letters and the two arrows; other keys are none of ours.
+/// Parses letters and the arrows up and down. All other keys are ignored.
 fn keys(bytes: &[u8]) -> Vec<Input> {
     let mut keys = Vec::new();
     let mut rest = bytes;

@@ -1,7 +1,7 @@
-//! What clap has to say, in the shape of every other message.
+//! Turns the errors of clap into the form of all other messages.
 //!
-//! Help and version go to stdout as clap lays them out. A usage error becomes one line: clap's
-//! several paragraphs bury the sentence that matters, and scripts log one line.
+//! Help and version go to stdout in clap's layout. A usage error becomes one line: clap's
+//! paragraphs bury the important sentence, and scripts log single lines.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -12,7 +12,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::{Failure, Status};
 
-/// The outcome of a command line that clap did not accept, or that asked for help.
+/// The outcome of a command line that clap rejected, or that asked for help.
 pub fn report(
     error: &clap::Error,
     cli: &Command,
@@ -24,16 +24,16 @@ pub fn report(
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             write!(out, "{}", error.render()).map_err(Failure::output)?;
-            let asked = error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
-            Ok(ExitCode::from(if asked { 0 } else { Status::Usage as u8 }))
+            let is_requested = error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+            Ok(ExitCode::from(if is_requested { 0 } else { Status::Usage as u8 }))
         }
-        _ => Err(of_a_variable(error, words)
+        _ => Err(failure_of_variable(error, words)
             .unwrap_or_else(|| usage_failure(&error.render().to_string(), cli, words))),
     }
 }
 
-/// clap blames the option for what its variable says.
-fn of_a_variable(error: &clap::Error, words: &[OsString]) -> Option<Failure> {
+/// Blames the environment variable, where clap blames the option that the variable sets.
+fn failure_of_variable(error: &clap::Error, words: &[OsString]) -> Option<Failure> {
     let Some(ContextValue::String(blamed)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
@@ -55,7 +55,7 @@ fn usage_failure(rendered: &str, cli: &Command, words: &[OsString]) -> Failure {
     Failure::new(Status::Usage, "arguments", sentence(rendered), fix)
 }
 
-/// What clap says is wrong, as one line.
+/// The sentence in which clap describes the error, as one line.
 fn sentence(rendered: &str) -> String {
     let sentence = rendered.split("\n\n").next().unwrap_or(rendered);
     let sentence = sentence.strip_prefix("error: ").unwrap_or(sentence);
@@ -105,13 +105,13 @@ fn add_help_faults(command: &Command, faults: &mut Vec<String>) {
     }
 }
 
-/// A program whose name begins with a dash is an option with a slip in it.
+/// Rejects a program whose name begins with a dash: it is most likely a mistyped option.
 pub fn check_program(command: &str, program: &[OsString]) -> Result<(), Failure> {
     let Some(word) = program.first().map(|word| word.to_string_lossy()) else { return Ok(()) };
     if !word.starts_with('-') {
         return Ok(());
     }
-    let fix = format!("see `elfen {command} --help`; a program of that name is ./{word}");
+    let fix = format!("see `elfen {command} --help`; write ./{word} for a program of that name");
     Err(Failure::new(
         Status::Usage,
         "arguments",

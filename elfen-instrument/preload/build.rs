@@ -1,5 +1,5 @@
-//! Makes `libelfen_return.a`, which programs are linked with, and puts it beside the preload
-//! library, which knows what is in it.
+//! Builds `libelfen_return.a`, which programs are linked with, and copies it to the folder of the
+//! preload library. The preload library recognizes its contents.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

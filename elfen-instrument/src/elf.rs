@@ -1,5 +1,5 @@
-//! What an ELF file says about checks: its kind, the hooks it asks for, the
-//! room it has at its entries.
+//! Reads an ELF file: its kind, the compiler hooks that it calls, and the NOPs at its function
+//! entries.
 
 use elfen_entries::{FunctionStarts, SECTION, is_entry, nop_run};
 use object::elf::{
@@ -10,34 +10,34 @@ use object::read::elf::{ElfFile, ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, Object, ObjectSection, ObjectSegment, ObjectSymbol};
 use object::{RelocationFlags, RelocationTarget};
 
-/// A file, as far as it matters here.
+/// What kind of ELF file it is. Only 64-bit x86 programs are read further.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Elf {
-    Ours(Executable),
+    X86_64(Executable),
     ThirtyTwoBits,
     /// For another machine; its number in `e_machine`.
     Foreign(u16),
-    /// An object file or a core: nothing to run.
+    /// An object file or a core dump: the kernel cannot execute it.
     NotExecutable,
 }
 
-/// A 64-bit x86 program.
+/// A 64-bit x86 program, and what in it matters for checks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Executable {
-    /// A loader maps it, and takes our library along.
+    /// It names a loader (`PT_INTERP`), which also loads libraries from `LD_PRELOAD`.
     pub(crate) dynamic: bool,
     pub(crate) mcount: bool,
     pub(crate) fentry: bool,
     pub(crate) cyg: bool,
-    /// Built with AddressSanitizer, which refuses to start behind a preloaded library.
+    /// It was built with AddressSanitizer, which refuses to start after a preloaded library.
     pub(crate) asan: bool,
-    /// Checks in its source, and whether their slow path is ours to bring.
+    /// Set if its source has checks: where the slow path of these checks is.
     pub(crate) inline: Option<SlowPath>,
     pub(crate) entries: Option<Entries>,
     pub(crate) compiles: Option<Compiler>,
 }
 
-/// Who writes code while the program runs, which its file does not have.
+/// A virtual machine that compiles code at run time. Such code is not in the program's file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compiler {
     HotSpot,
@@ -50,16 +50,16 @@ pub(crate) enum SlowPath {
     InLibrary,
 }
 
-/// The entries that the compiler left room at.
+/// The function entries that the compiler filled with NOPs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entries {
-    /// Listed, and in the right place.
+    /// Number of entries that are listed and really begin a function.
     pub(crate) usable: usize,
-    /// NOPs at each of these, at least.
+    /// The fewest bytes of NOPs at any of these entries.
     pub(crate) room: usize,
 }
 
-/// `None` if the file is no ELF file; an error if it is a broken one.
+/// Reads a file. `None` if it is not an ELF file, an error if it is a damaged one.
 pub(crate) fn read(bytes: &[u8]) -> Option<Result<Elf, object::Error>> {
     if !bytes.starts_with(&object::elf::ELFMAG) {
         return None;
@@ -94,7 +94,7 @@ fn read_64(bytes: &[u8]) -> Result<Elf, object::Error> {
     let mut program = Executable { dynamic: has_segment(&file, PT_INTERP), ..Default::default() };
     for symbol in file.dynamic_symbols() {
         let name = symbol.name_bytes()?;
-        // Of C++'s namespaces `v8` and `node`, in the program or asked for by it.
+        // Symbols of the C++ namespaces `v8` and `node`, which the program defines or imports.
         if name.starts_with(b"_ZN2v8") || name.starts_with(b"_ZN4node5Start") {
             program.compiles = Some(Compiler::V8);
         }
@@ -103,8 +103,8 @@ fn read_64(bytes: &[u8]) -> Result<Elf, object::Error> {
         }
         match name {
             b"JLI_Launch" | b"JNI_CreateJavaVM" => program.compiles = Some(Compiler::HotSpot),
-            // Not `_mcount`, which glibc has as well: the preload library
-            // stands in for `mcount` alone.
+            // `_mcount` does not count: glibc defines it too, and the preload library replaces only
+            // `mcount`.
             b"mcount" => program.mcount = true,
             b"__fentry__" => program.fentry = true,
             b"__cyg_profile_func_enter" => program.cyg = true,
@@ -117,7 +117,7 @@ fn read_64(bytes: &[u8]) -> Result<Elf, object::Error> {
         program.inline = Some(SlowPath::InProgram);
     }
     program.entries = entries(&file);
-    Ok(Elf::Ours(program))
+    Ok(Elf::X86_64(program))
 }
 
 fn has_segment(file: &ElfFile64<'_>, kind: u32) -> bool {
@@ -125,20 +125,20 @@ fn has_segment(file: &ElfFile64<'_>, kind: u32) -> bool {
     file.elf_program_headers().iter().any(|header| header.p_type(endian) == kind)
 }
 
-/// `None` without a list of entries, or if nothing tells where functions start.
+/// `None` if the file has no list of entries or no table of function starts.
 fn entries(file: &ElfFile64<'_>) -> Option<Entries> {
-    let listed = listed(file)?;
+    let listed = listed_entries(file)?;
     let (bytes, address) = segment_of_kind(file, PT_GNU_EH_FRAME)?;
     let starts = FunctionStarts::parse(bytes, address)?;
-    let rooms = listed.into_iter().filter_map(|entry| room(file, &starts, entry));
+    let rooms = listed.into_iter().filter_map(|entry| nop_bytes(file, &starts, entry));
     let (usable, room) =
         rooms.fold((0, usize::MAX), |(usable, least), room| (usable + 1, least.min(room)));
     Some(Entries { usable, room: if usable == 0 { 0 } else { room } })
 }
 
-/// The addresses in the section; of a position-independent program they are in the
-/// relocations that fill it.
-fn listed(file: &ElfFile64<'_>) -> Option<Vec<u64>> {
+/// The addresses that the section lists. In a position-independent program they are the addends of
+/// the relocations that fill the section.
+fn listed_entries(file: &ElfFile64<'_>) -> Option<Vec<u64>> {
     let section = file.section_by_name(SECTION)?;
     let (start, end) = (section.address(), section.address().checked_add(section.size())?);
     let relative = |(at, relocation): (u64, object::Relocation)| {
@@ -156,9 +156,9 @@ fn listed(file: &ElfFile64<'_>) -> Option<Vec<u64>> {
     Some(words.iter().copied().map(u64::from_le_bytes).filter(|&word| word != 0).collect())
 }
 
-/// Bytes of NOPs at an entry, if that is one.
-fn room(file: &ElfFile64<'_>, starts: &FunctionStarts<'_>, entry: u64) -> Option<usize> {
-    let (code, start) = loaded(file, entry)?;
+/// The number of NOP bytes at `entry`; `None` if no function begins there.
+fn nop_bytes(file: &ElfFile64<'_>, starts: &FunctionStarts<'_>, entry: u64) -> Option<usize> {
+    let (code, start) = segment_with(file, entry)?;
     let at = usize::try_from(entry.checked_sub(start)?).ok()?;
     let before = at.checked_sub(4).and_then(|from| code.get(from..at)?.try_into().ok());
     if !is_entry(entry, before.unwrap_or_default(), starts) {
@@ -167,8 +167,8 @@ fn room(file: &ElfFile64<'_>, starts: &FunctionStarts<'_>, entry: u64) -> Option
     Some(nop_run(code.get(at..)?)).filter(|&room| room > 0)
 }
 
-/// The contents and the address of the segment that `address` lies in.
-fn loaded<'a>(file: &ElfFile64<'a>, address: u64) -> Option<(&'a [u8], u64)> {
+/// The contents and the address of the segment that contains `address`.
+fn segment_with<'a>(file: &ElfFile64<'a>, address: u64) -> Option<(&'a [u8], u64)> {
     let segment = file.segments().find(|segment| {
         address.checked_sub(segment.address()).is_some_and(|offset| offset < segment.size())
     })?;

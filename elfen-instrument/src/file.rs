@@ -1,4 +1,5 @@
-//! Files as the kernel starts them: what `exec` would find, and which rights it would give.
+//! Looks at files as execve(2) does: which file a name stands for, which interpreter a script
+//! names, and which rights a program gains.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -7,11 +8,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The kernel reads this much of a file for its `#!` line.
+/// The kernel reads only this much of a file when it looks for a `#!` line.
 const SCRIPT_LINE_BYTES: u64 = 256;
 
-/// The file that a program's name stands for, by the rules of execvp(3): a name without a
-/// slash is looked for in `path`.
+/// Finds the file for a program's name by the rules of execvp(3): it searches `path` for names
+/// without a slash.
 pub(crate) fn find(name: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());
@@ -20,13 +21,13 @@ pub(crate) fn find(name: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|file| is_executable(file))
 }
 
-/// Whether it is a file with an execute bit.
+/// Whether the path is a regular file with an execute bit.
 pub(crate) fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// The interpreter of a script, and the argument that the same line gives it. `None` if the file is
-/// no script.
+/// The interpreter that a script names, and the argument that follows on the same line. `None` if
+/// the file is not a script.
 pub(crate) fn script(file: &Path) -> io::Result<Option<(PathBuf, Option<OsString>)>> {
     let mut start = Vec::new();
     File::open(file)?.take(SCRIPT_LINE_BYTES).read_to_end(&mut start)?;
@@ -41,13 +42,14 @@ pub(crate) fn script(file: &Path) -> io::Result<Option<(PathBuf, Option<OsString
     }))
 }
 
-/// Whether the program runs with other rights than ours: then the loader takes no library from us.
+/// The rights that the program gains when it starts. The loader ignores `LD_PRELOAD` for such
+/// programs.
 pub(crate) fn gains_rights(file: &Path) -> io::Result<Option<Rights>> {
     let found = file.metadata()?;
-    // SAFETY: both take nothing and cannot fail.
+    // SAFETY: neither call takes arguments or can fail.
     let (user, group) = (unsafe { libc::geteuid() }, unsafe { libc::getegid() });
     let mode = found.mode();
-    // Without the group's execute bit, set-group-id means something else.
+    // Set-group-ID without the group's execute bit does not change the group of the process.
     if (mode & libc::S_ISUID != 0 && found.uid() != user)
         || (mode & (libc::S_ISGID | libc::S_IXGRP) == libc::S_ISGID | libc::S_IXGRP
             && found.gid() != group)
@@ -66,7 +68,7 @@ pub(crate) enum Rights {
 fn has_capabilities(file: &Path) -> io::Result<bool> {
     let path = CString::new(file.as_os_str().as_bytes())?;
     let name = c"security.capability".as_ptr();
-    // SAFETY: both strings are NUL-terminated; with no room given, only the size is asked for.
+    // SAFETY: both strings are NUL-terminated. A null buffer of size 0 asks only for the length.
     Ok(unsafe { libc::getxattr(path.as_ptr(), name, std::ptr::null_mut(), 0) } > 0)
 }
 
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn first_lines_are_read_as_the_kernel_does() {
+    fn first_lines_are_parsed_as_by_the_kernel() {
         let sh = PathBuf::from("/bin/sh");
         assert_eq!(script_of("#!/bin/sh\necho"), Some((sh.clone(), None)));
         assert_eq!(script_of("#! /bin/sh -e  -x \n"), Some((sh.clone(), Some("-e  -x".into()))));
@@ -91,10 +93,10 @@ mod tests {
         }
     }
 
-    /// Goal: a name means what the shell would start. Method: two folders, the first with a
-    /// file that is not executable.
+    /// Goal: a name resolves to the file that a shell would start. Method: two folders in the path;
+    /// the file in the first is not executable.
     #[test]
-    fn names_are_looked_for_in_order() {
+    fn names_are_searched_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
         for (at, mode) in [(&first, 0o644), (&second, 0o755)] {

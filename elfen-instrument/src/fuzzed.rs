@@ -1,4 +1,4 @@
-//! Doors for the fuzzer: what of this crate reads files and memory of programs.
+//! Entry points for the fuzzer: the parts of this crate that parse files and memory of programs.
 
 use std::collections::HashMap;
 
@@ -10,15 +10,15 @@ pub fn file(bytes: &[u8]) {
     let _read = elf::read(bytes);
 }
 
-/// The function around an address, of an object that a program has mapped.
+/// Looks up the function around `ip` in an object that a program has mapped.
 pub fn object(image: &[u8], ip: u64) {
     let (memory, mapped) = mapped(image, "/bin/true");
     let ip = mapped.range.start + ip % (image.len() as u64 + 1);
     live::function(&memory, std::slice::from_ref(&mapped), ip);
 }
 
-/// The method around an address, of a virtual machine with these offsets of its fields. Words of
-/// the image that begin with 0x7f7f are addresses within it.
+/// Looks up the method around `ip` in a virtual machine with these field offsets. Words of the
+/// image whose upper 16 bits are 0x7f7f become addresses within the image.
 pub fn hotspot(offsets: [u16; 16], ip: u16, image: &[u8]) {
     const ADDRESS: u64 = 0x7f7f;
     let mut image = image.to_vec();
@@ -35,7 +35,7 @@ pub fn hotspot(offsets: [u16; 16], ip: u16, image: &[u8]) {
     live::method(&memory, &mapped, &offsets, base + u64::from(ip));
 }
 
-/// A part of our own memory, as if it were a program's.
+/// A range of this process's own memory, presented like the memory of another process.
 fn mapped(image: &[u8], name: &str) -> (Memory, Mapping) {
     let base = image.as_ptr().expose_provenance() as u64;
     let mapping = Mapping {

@@ -1,19 +1,21 @@
-//! How checks get into batch programs, and which ways a program allows.
+//! How checks get into batch programs, and which ways a given program allows.
 //!
-//! | way | what the program has | who checks |
+//! | way | what the program needs | what checks |
 //! | --- | --- | --- |
 //! | [`Inject::Inline`] | `elfen_rt::check!()` or `elfen_check()` in its source | its own code |
-//! | [`Inject::Patch`] | room at entries: `-fpatchable-function-entry=43` | code written there |
+//! | [`Inject::Patch`] | NOPs: `-fpatchable-function-entry=43` | code written over the NOPs |
 //! | [`Inject::Fentry`] | `-pg -mfentry` | a hook of the preload library |
-//! | [`Inject::Mcount`] | `-pg` | the same |
-//! | [`Inject::Cyg`] | `-finstrument-functions` | the same |
-//! | [`Inject::Live`] | nothing at all | code that is written into it as it runs: [`live`] |
-//! | [`Inject::Guard`] | nothing at all | nobody inside it: `elfen run` guards the lane |
+//! | [`Inject::Mcount`] | `-pg` | a hook of the preload library |
+//! | [`Inject::Cyg`] | `-finstrument-functions` | a hook of the preload library |
+//! | [`Inject::Live`] | nothing | code that is written into the running program: [`live`] |
+//! | [`Inject::Guard`] | nothing | no code in the program: a guard thread of `elfen run` |
 //!
-//! This crate looks at files and decides, and brings [`live`] checks into programs that run, from
-//! outside ([`remote`]). What runs inside a program from its start is `elfen-preload`, a crate of
-//! its own beside this one; what both know of machine code is `elfen-entries`, and where a check
-//! can go in code that was not made for it, `elfen-rewrite`.
+//! This crate inspects files ([`inspect`]) and patches running programs from outside ([`live`] and
+//! [`remote`]). Three sibling crates do the rest:
+//!
+//! - `elfen-preload` is the library that runs inside a program from its start.
+//! - `elfen-entries` reads and writes the machine code at function entries, without I/O.
+//! - `elfen-rewrite` decides where a check fits into code that was not built for checks.
 
 mod elf;
 mod file;

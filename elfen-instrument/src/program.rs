@@ -1,4 +1,4 @@
-//! Which ways of checking a program allows, and why not the others.
+//! Which ways of checking a program allows, and the reason against each of the others.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,11 +11,11 @@ pub use crate::elf::Compiler;
 use crate::elf::{self, Elf, Executable, SlowPath};
 use crate::file::{self, Rights};
 
-/// A way to have a batch program checked.
+/// A way to check a batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inject {
     Guard,
-    /// Written into the program while it runs: see [`crate::live`].
+    /// Checks are written into the program while it runs: see [`crate::live`].
     Live,
     Inline,
     Mcount,
@@ -25,7 +25,7 @@ pub enum Inject {
 }
 
 impl Inject {
-    /// From the cheapest check to none.
+    /// Ordered from the cheapest check to no check at all.
     pub const BEST_FIRST: [Self; 7] =
         [Self::Inline, Self::Patch, Self::Fentry, Self::Mcount, Self::Cyg, Self::Live, Self::Guard];
 
@@ -42,34 +42,34 @@ impl Inject {
     }
 }
 
-/// Why a program does not allow a way of checking, or cannot be looked at.
+/// Why a program does not allow a way of checking, or cannot be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
     #[error("no such program in any folder of PATH")]
     NotFound,
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    #[error("is no file that can be executed")]
+    #[error("is not an executable file")]
     NotExecutable,
     #[error("is a script, and its interpreter {interpreter:?} {reason}")]
     Interpreter { interpreter: PathBuf, reason: Box<Self> },
-    #[error("is a script of a script of a script, more deeply than the kernel follows")]
+    #[error("is a script, and the kernel does not follow that many nested interpreters")]
     TooDeep,
-    #[error("is no ELF program")]
+    #[error("is not an ELF program")]
     NotElf,
-    #[error("is a broken ELF file: {0}")]
+    #[error("is a damaged ELF file: {0}")]
     Corrupt(object::Error),
     #[error("is for another machine (ELF machine {0})")]
     Foreign(u16),
-    #[error("has 32 bits, the preload library 64")]
+    #[error("is a 32-bit program, and the preload library has 64 bits")]
     ThirtyTwoBits,
-    #[error("is statically linked: no loader brings the preload library in")]
+    #[error("is statically linked: no loader loads the preload library")]
     Static,
     #[error("is set-user-ID or set-group-ID: the loader preloads nothing into it")]
     SetId,
     #[error("has file capabilities: the loader preloads nothing into it")]
     Capabilities,
-    #[error("is built with AddressSanitizer, which starts behind no preloaded library")]
+    #[error("is built with AddressSanitizer, which refuses to start after a preloaded library")]
     Sanitizer,
     #[error("was not built for it: {0}")]
     NotBuiltFor(&'static str),
@@ -80,37 +80,37 @@ pub enum Reason {
     NoRoom { room: usize },
 }
 
-/// What is known of a program's file.
+/// What the inspector found in a program's file.
 #[derive(Debug)]
 pub struct Program {
-    /// The file that the kernel maps: of a script its interpreter.
+    /// The file that the kernel maps: for a script, its interpreter.
     pub file: PathBuf,
     elf: Elf,
     rights: Option<Rights>,
 }
 
-/// How to start a program so that it is checked in one of the ways.
+/// How to start a program with one of the ways of checking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
     pub inject: Inject,
-    /// Whether it takes the preload library.
+    /// Whether the preload library must be loaded into it.
     pub preload: bool,
 }
 
-/// The best way that the program `name` allows, as found through PATH. Any program for this machine
-/// allows [`Inject::Live`], and any at all [`Inject::Guard`].
+/// The best way for the program `name`, which is searched for in PATH. Every program for this
+/// machine allows [`Inject::Live`], and every program allows [`Inject::Guard`].
 pub fn best(name: &OsStr) -> Result<Inject, Reason> {
     Ok(inspect(name)?.best().inject)
 }
 
-/// Looks at the file that `name` stands for.
+/// Inspects the file that `name` stands for.
 pub fn inspect(name: &OsStr) -> Result<Program, Reason> {
     let path = std::env::var_os("PATH");
     let file = file::find(name, path.as_deref()).ok_or(Reason::NotFound)?;
     inspect_file(&file, path.as_deref(), SCRIPTS_MAX)
 }
 
-/// The kernel follows this many interpreters that are scripts.
+/// The kernel follows at most this many interpreters that are scripts themselves.
 const SCRIPTS_MAX: u32 = 5;
 
 fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Program, Reason> {
@@ -121,7 +121,8 @@ fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Progr
         return Err(Reason::NotExecutable);
     }
     if let Some((interpreter, argument)) = file::script(file).map_err(Reason::Unreadable)? {
-        let started = through_env(&interpreter, argument.as_deref(), path).unwrap_or(interpreter);
+        let started =
+            program_of_env(&interpreter, argument.as_deref(), path).unwrap_or(interpreter);
         let scripts = scripts.checked_sub(1).ok_or(Reason::TooDeep)?;
         return inspect_file(&started, path, scripts).map_err(|reason| Reason::Interpreter {
             interpreter: started,
@@ -137,8 +138,8 @@ fn inspect_file(file: &Path, path: Option<&OsStr>, scripts: u32) -> Result<Progr
     Ok(Program { file: file.to_owned(), elf, rights })
 }
 
-/// The program that `#!/usr/bin/env python3` starts in the end.
-fn through_env(
+/// The program that `env` starts for a line like `#!/usr/bin/env python3`.
+fn program_of_env(
     interpreter: &Path,
     argument: Option<&OsStr>,
     path: Option<&OsStr>,
@@ -150,19 +151,19 @@ fn through_env(
 }
 
 impl Program {
-    /// The cheapest check that this program allows.
+    /// The cheapest way of checking that this program allows.
     pub fn best(&self) -> Plan {
         let allowed = Inject::BEST_FIRST.iter().find_map(|&inject| self.allows(inject).ok());
         allowed.unwrap_or(Plan { inject: Inject::Guard, preload: false })
     }
 
-    /// How to start it with this check, or why not.
+    /// How to start the program with this way of checking, or why that is impossible.
     pub fn allows(&self, inject: Inject) -> Result<Plan, Reason> {
         if inject == Inject::Guard {
             return Ok(Plan { inject, preload: false });
         }
         let program = match &self.elf {
-            Elf::Ours(program) => program,
+            Elf::X86_64(program) => program,
             Elf::ThirtyTwoBits => return Err(Reason::ThirtyTwoBits),
             Elf::Foreign(machine) => return Err(Reason::Foreign(*machine)),
             Elf::NotExecutable => return Err(Reason::NotExecutable),
@@ -170,35 +171,39 @@ impl Program {
         if inject == Inject::Live {
             return Ok(Plan { inject, preload: false });
         }
-        built_for(program, inject)?;
+        check_built_for(program, inject)?;
         let preload = !(inject == Inject::Inline && program.inline == Some(SlowPath::InProgram));
-        // A program that may not be told of its run by its environment has no checks either.
-        self.keeps_its_environment()?;
+        // A program finds its run through its environment. Without it, inline checks do nothing
+        // either.
+        self.check_environment()?;
         if preload {
-            loads(program)?;
+            check_preloadable(program)?;
         }
         Ok(Plan { inject, preload })
     }
 
-    /// Who writes code while it runs; of what it starts or loads by itself nothing is known.
+    /// The compiler of a virtual machine in this program, if its file shows one. Programs that it
+    /// starts and libraries that it opens later are not inspected.
     pub fn compiles(&self) -> Option<Compiler> {
         match &self.elf {
-            Elf::Ours(program) => program.compiles,
+            Elf::X86_64(program) => program.compiles,
             _ => None,
         }
     }
 
-    /// Whether it can be started with a library of ours.
+    /// Whether the loader would load a library of ours into it.
     pub fn takes_a_library(&self) -> Result<(), Reason> {
         match &self.elf {
-            Elf::Ours(program) => self.keeps_its_environment().and_then(|()| loads(program)),
+            Elf::X86_64(program) => {
+                self.check_environment().and_then(|()| check_preloadable(program))
+            }
             Elf::ThirtyTwoBits => Err(Reason::ThirtyTwoBits),
             Elf::Foreign(machine) => Err(Reason::Foreign(*machine)),
             Elf::NotExecutable => Err(Reason::NotExecutable),
         }
     }
 
-    fn keeps_its_environment(&self) -> Result<(), Reason> {
+    fn check_environment(&self) -> Result<(), Reason> {
         match self.rights {
             Some(Rights::SetId) => Err(Reason::SetId),
             Some(Rights::Capabilities) => Err(Reason::Capabilities),
@@ -207,7 +212,7 @@ impl Program {
     }
 }
 
-fn loads(program: &Executable) -> Result<(), Reason> {
+fn check_preloadable(program: &Executable) -> Result<(), Reason> {
     match (program.dynamic, program.asan) {
         (false, _) => Err(Reason::Static),
         (true, true) => Err(Reason::Sanitizer),
@@ -215,7 +220,7 @@ fn loads(program: &Executable) -> Result<(), Reason> {
     }
 }
 
-fn built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
+fn check_built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
     let (has, flag) = match inject {
         Inject::Guard | Inject::Live => return Ok(()),
         Inject::Inline => (program.inline.is_some(), "no check in its source"),

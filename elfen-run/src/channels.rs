@@ -282,8 +282,8 @@ impl Channels {
             filters: self.live.as_ref()?.filters,
             lanes: (0..).zip(&self.assigned).map(lane).collect(),
             cpus: u64::from(map.cpus()),
-            bell_at: word(offset_of!(LaneSlot, doorbell)),
-            drill_at: word(offset_of!(LaneSlot, probe)),
+            doorbell_at: word(offset_of!(LaneSlot, doorbell)),
+            probe_at: word(offset_of!(LaneSlot, probe)),
             answer_tsc_at: word(offset_of!(LaneSlot, answer_tsc)),
             answer_place_at: word(offset_of!(LaneSlot, answer_address)),
         })

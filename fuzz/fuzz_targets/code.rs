@@ -1,4 +1,4 @@
-//! Code of a program: places for checks, and what is written there.
+//! Machine code of a program: patch sites, and the code written there.
 #![no_main]
 
 use elfen_rewrite::{Function, Hooks, HotSpot, Permitted, Words, notice, notice_sites};
@@ -24,14 +24,14 @@ fuzz_target!(|input: (u8, u16, &[u8])| {
     let words = Words::Fixed { words: [0x60_0008, 0x60_0010], count: Some(0x60_0018) };
     let hooks = Hooks { words, ring: ROOM };
     let around = function.loops_around(sample.unwrap_or(START));
-    let loops = around.iter().filter_map(|one| function.place_in(one, &permitted));
-    for place in function.places(&permitted).chain(loops).take(64) {
-        assert!(function.range().contains(&place.at), "{place:?}");
-        assert!(place.at + place.bytes as u64 <= function.range().end, "{place:?}");
-        let jump = place.jump(ROOM).unwrap();
-        assert!(jump.at == place.at && jump.bytes.len() <= place.bytes, "{place:?}");
-        let _code = function.trampoline(&place, ROOM + 0x100, &hooks);
+    let loops = around.iter().filter_map(|one| function.site_in_loop(one, &permitted));
+    for site in function.sites(&permitted).chain(loops).take(64) {
+        assert!(function.range().contains(&site.at), "{site:?}");
+        assert!(site.at + site.bytes as u64 <= function.range().end, "{site:?}");
+        let jump = site.jump(ROOM).unwrap();
+        assert!(jump.at == site.at && jump.bytes.len() <= site.bytes, "{site:?}");
+        let _code = function.trampoline(&site, ROOM + 0x100, &hooks);
         let at = ROOM + 0x100;
-        let _rounds = function.trampoline_of_rounds(&place, 4, 4096, &permitted, at, &hooks);
+        let _rounds = function.trampoline_of_rounds(&site, 4, 4096, &permitted, at, &hooks);
     }
 });

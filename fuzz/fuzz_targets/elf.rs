@@ -1,4 +1,4 @@
-//! A program's file, before it is started.
+//! A program's ELF file, as inspected before the start.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What a program that is taken for a Java virtual machine has in its memory.
+//! Memory of a program that is taken for a Java virtual machine.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What clients of `elfen-hedge` send, and what servers would get of it.
+//! HTTP from clients of `elfen-hedge`, and the requests that it would forward to servers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What is asked of elfend, and what a batch finds in its environment.
+//! Requests to elfend, and the environment variable of a batch.
 #![no_main]
 
 use elfen_machine::fence::status::Request;

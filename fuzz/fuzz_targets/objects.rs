@@ -1,4 +1,4 @@
-//! The tables of an object as a program has it mapped.
+//! Tables of an object that a program has mapped.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

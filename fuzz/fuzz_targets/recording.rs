@@ -1,4 +1,4 @@
-//! A recording of `elfen shim`: read, and summed up.
+//! A recording of `elfen shim`: parsed and summarized.
 #![no_main]
 
 use elfen_shim::clock::Clock;
@@ -6,7 +6,7 @@ use elfen_shim::recording::{Head, Kind, MAGIC, Recording, Signal, Source, VERSIO
 use elfen_shim::summary::Summary;
 use libfuzzer_sys::fuzz_target;
 
-// With a version, chunks behind a head that makes sense; else a whole file.
+// With a version, the bytes are chunks after a valid head; otherwise they are a whole file.
 fuzz_target!(|input: (Option<u8>, &[u8])| {
     let (version, bytes) = input;
     let file = match version {

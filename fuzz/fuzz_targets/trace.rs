@@ -1,4 +1,4 @@
-//! A trace, as a file and as events in any order: read, explained, and drawn.
+//! A trace, as a file and as events in any order: parsed, explained, and drawn.
 #![no_main]
 
 use elfen_tailor::draw::{page, trace};
@@ -12,9 +12,9 @@ const EVENTS_MAX: usize = 400;
 
 fuzz_target!(|input: (bool, &[u8])| {
     let (is_file, bytes) = input;
-    let tale = if is_file { Tale::read(bytes).ok() } else { Some(made_of(bytes)) };
+    let tale = if is_file { Tale::read(bytes).ok() } else { Some(tale_of(bytes)) };
     let Some(tale) = tale else { return };
-    // What a file says of a machine is believed as far as memory goes.
+    // A file may describe any machine, so the work is bounded by the number of events.
     if tale.events.iter().map(Vec::len).sum::<usize>() > EVENTS_MAX {
         return;
     }
@@ -24,8 +24,8 @@ fuzz_target!(|input: (bool, &[u8])| {
     trace(&report, &tale, &mut std::io::sink()).unwrap();
 });
 
-/// Events of which all words are anything, but close enough to each other to be of one story.
-fn made_of(bytes: &[u8]) -> Tale {
+/// Events with arbitrary words that are close enough to each other to be related.
+fn tale_of(bytes: &[u8]) -> Tale {
     let mut tale = Tale::begin(Head {
         kernel: "6.1".to_owned(),
         cpus: CPUS,
@@ -39,7 +39,7 @@ fn made_of(bytes: &[u8]) -> Tale {
     for event in bytes.chunks_exact(16).take(EVENTS_MAX) {
         let byte = |at: usize| u64::from(event[at]);
         let small = |at: usize| byte(at) % 8;
-        // Sort and flags, thread, time, and two words of which the halves are small or anything.
+        // Kind and flags, thread, time, and two words whose halves are small or arbitrary.
         let head = byte(0) % 32 | byte(1) << 8 | small(2) << 32;
         let at = u64::from_le_bytes([event[3], event[4], event[5], 0, 0, 0, 0, event[6] / 255]);
         let word = |at: usize| small(at) << 32 | small(at + 1) | byte(at + 2) << 16;

@@ -1,7 +1,7 @@
-//! What is written over NOPs, in machine code: the check, and a word that says who runs.
+//! The machine code that is written over NOPs: checks, and function tags.
 //!
 //! ```text
-//!     mov   %fs:WORD, %r11            what the thread tests            64 4c 8b 1c 25 WORD
+//!     mov   %fs:WORD, %r11            the word that the thread tests   64 4c 8b 1c 25 WORD
 //!     cmpq  $0, (%r11)                                                 49 83 3b 00
 //!     jne   SLOW                                                       0f 85 rel32
 //!     mov   %fs:CPU, %r11d            the CPU that it runs on          64 44 8b 1c 25 CPU
@@ -9,19 +9,19 @@
 //!     jne   SLOW                                                       0f 85 rel32
 //! ```
 //!
-//! `%r11` is free where a function starts, and the flags mean nothing there. The second half is for
-//! runs with more than one batch lane: with one, a thread has nowhere to go.
+//! At a function's start, `%r11` is free and the flags are dead. The second half is needed only in
+//! runs with several batch lanes, where a thread can migrate to another lane.
 //!
-//! For `elfen shim` a function says that it is entered, before any check, and in the place of the
-//! `ret` that all functions of a file share ([`RETURN`]) that it returns; some call besides what
-//! publishes the thread's counters, which changes `%r11` and the flags alone. Where one returns,
-//! `%r10` and `%r11` hold nothing:
+//! For `elfen shim`, each function tags its thread, before any check: it stores its own address on
+//! entry. The `ret` that all functions of a file share ([`RETURN`]) stores the return address. Some
+//! functions also call a routine that publishes the thread's counters, and that changes only `%r11`
+//! and the flags. At a return, `%r10` and `%r11` are free:
 //!
 //! ```text
 //!     mov   %fs:WORDS, %r11           the thread's words               64 4c 8b 1c 25 WORDS
 //!     movl  $FUNCTION, (%r11)         the lower half of its address    41 c7 03 FUNCTION
 //!     incq  64(%r11)                  its calls                        49 ff 43 40
-//!     call  *COUNT(%rip)              what the thread has executed     ff 15 rel32
+//!     call  *COUNT(%rip)              publishes the thread's counters  ff 15 rel32
 //!
 //!     mov   %fs:WORDS, %r11                                            64 4c 8b 1c 25 WORDS
 //!     mov   (%rsp), %r10d             an address in its caller         44 8b 14 24
@@ -29,32 +29,33 @@
 //!     ret                                                              c3
 //! ```
 
-/// Bytes of the check for one pair, and of the whole.
+/// Length of the check for a run with one pair, and of the whole check.
 const PAIR_CHECK_BYTES: usize = 19;
 pub const CHECK_BYTES: usize = 43;
 pub const JUMP_BYTES: usize = 5;
-/// Of saying that a function is entered.
-const SAY_BYTES: usize = 20;
-/// Of a call through a pointer.
+/// Length of the code that tags a function entry.
+const TAG_BYTES: usize = 20;
+/// Length of a call through a pointer.
 const CALL_BYTES: usize = 6;
-/// The longest that is written: all of these.
-const CODE_BYTES: usize = SAY_BYTES + CALL_BYTES + CHECK_BYTES;
+/// The longest code: tag, call and check.
+const CODE_BYTES: usize = TAG_BYTES + CALL_BYTES + CHECK_BYTES;
 
-/// What `libelfen_return.a` has where functions return: `ret`, and room that says whose it is.
+/// What `libelfen_return.a` provides for functions to return by: `ret`, and bytes to overwrite that
+/// identify the library.
 pub const RETURN: [u8; 32] = *b"\xc3elfen return thunk, version 1\xcc\xcc";
 
-/// Where the words of a check lie, as distances from the thread pointer: the same in
-/// every thread of a process.
+/// The words of a check, as distances from the thread pointer. They are the same in every thread of
+/// a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Check {
     /// The pointer to the word that is tested.
     pub word: i32,
-    /// The CPU that the thread runs on, and the one that `word` was chosen for.
-    /// `None`: the thread can't move.
+    /// The CPU that the thread runs on, and the CPU that `word` was chosen for. `None` if the
+    /// thread cannot migrate.
     pub moved: Option<[i32; 2]>,
 }
 
-/// Some bytes of machine code.
+/// A short sequence of machine code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Code {
     bytes: [u8; CODE_BYTES],
@@ -75,8 +76,8 @@ impl Code {
         Some(())
     }
 
-    /// An instruction that ends in a 32-bit distance from its own end to
-    /// `to`; the code starts at `at`.
+    /// Appends an instruction that ends in the 32-bit distance from its own end to `to`. `at` is
+    /// the address of this code.
     fn push_relative(&mut self, opcode: &[u8], at: u64, to: u64) -> Option<()> {
         self.push(opcode)?;
         let end = at.checked_add(self.len as u64)?.checked_add(4)?;
@@ -85,12 +86,12 @@ impl Code {
 }
 
 impl Check {
-    /// How many bytes [`Check::code`] takes.
+    /// The length of the check.
     pub fn size(&self) -> usize {
         if self.moved.is_some() { CHECK_BYTES } else { PAIR_CHECK_BYTES }
     }
 
-    /// Appends the check to code that stands at `at`, going to `slow` if there is a reason to.
+    /// Appends the check to code at address `at`. It jumps to `slow` if a test fails.
     fn push(&self, code: &mut Code, at: u64, slow: u64) -> Option<()> {
         code.push(&[0x64, 0x4c, 0x8b, 0x1c, 0x25])?;
         code.push(&self.word.to_le_bytes())?;
@@ -107,14 +108,14 @@ impl Check {
     }
 }
 
-/// How functions say that they are entered and that they return.
+/// The code by which functions tag their thread on entry and on return.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Say {
-    /// Where a thread's pointer to its words lies, as a distance from the thread pointer.
+pub struct Tag {
+    /// Distance from the thread pointer to the pointer to the thread's words.
     pub words: i32,
 }
 
-impl Say {
+impl Tag {
     fn push_words(&self, code: &mut Code) -> Option<()> {
         code.push(&[0x64, 0x4c, 0x8b, 0x1c, 0x25])?;
         code.push(&self.words.to_le_bytes())
@@ -127,8 +128,8 @@ impl Say {
         code.push(&[0x49, 0xff, 0x43, 0x40])
     }
 
-    /// In the place of [`RETURN`].
-    pub fn exit(&self) -> Option<Code> {
+    /// The code that replaces [`RETURN`].
+    pub fn return_code(&self) -> Option<Code> {
         let mut code = Code::EMPTY;
         self.push_words(&mut code)?;
         code.push(&[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3])?;
@@ -136,29 +137,29 @@ impl Say {
     }
 }
 
-/// What a function does at its entry.
+/// The code at a function's entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    pub say: Option<Say>,
-    /// Where the address of what publishes the thread's counters stands.
+    pub tag: Option<Tag>,
+    /// Address of the pointer to the routine that publishes the thread's counters.
     pub count: Option<u64>,
     pub check: Option<Check>,
 }
 
 impl Entry {
-    /// How many bytes [`Entry::code`] takes.
+    /// The length of [`Entry::code`].
     pub fn size(&self) -> usize {
-        self.say.map_or(0, |_| SAY_BYTES)
+        self.tag.map_or(0, |_| TAG_BYTES)
             + self.count.map_or(0, |_| CALL_BYTES)
             + self.check.map_or(0, |check| check.size())
     }
 
-    /// The code as it stands at `at` for the function at `function`; the check, which is last, goes
-    /// to `slow` if there is a reason to. `None` if that is more than 2 GiB away.
+    /// The code for address `at`, in the function at `function`. The check comes last and jumps to
+    /// `slow` if a test fails. `None` if `slow` or `count` is more than 2 GiB away.
     pub fn code(&self, at: u64, function: u64, slow: u64) -> Option<Code> {
         let mut code = Code::EMPTY;
-        if let Some(say) = &self.say {
-            say.push_entry(&mut code, function)?;
+        if let Some(tag) = &self.tag {
+            tag.push_entry(&mut code, function)?;
         }
         if let Some(pointer) = self.count {
             code.push_relative(&CALL_THROUGH, at, pointer)?;
@@ -170,7 +171,7 @@ impl Entry {
     }
 }
 
-/// By which functions are told apart.
+/// Identifies a function in a tag.
 #[expect(clippy::cast_possible_truncation, reason = "the lower half of an address")]
 pub fn lower_half(address: u64) -> u32 {
     address as u32
@@ -200,13 +201,13 @@ fn distance(from: u64, to: u64) -> Option<i32> {
 mod tests {
     use super::*;
 
-    const NONE: Entry = Entry { say: None, count: None, check: None };
+    const NONE: Entry = Entry { tag: None, count: None, check: None };
     const PAIR: Entry = Entry { check: Some(Check { word: -40, moved: None }), ..NONE };
     const WHOLE: Entry =
         Entry { check: Some(Check { word: -40, moved: Some([0x1234, -24]) }), ..NONE };
-    const SAY: Say = Say { words: -72 };
+    const TAG: Tag = Tag { words: -72 };
 
-    /// Against what GNU as makes of the listing above.
+    /// The expected bytes are what GNU as makes of the first listing above.
     #[test]
     fn the_bytes_are_those_of_the_listing() {
         let word = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xd8, 0xff, 0xff, 0xff, 0x49, 0x83, 0x3b, 0x00];
@@ -227,39 +228,41 @@ mod tests {
         assert_eq!(code.bytes().len(), WHOLE.size());
     }
 
-    /// Against what GNU as makes of the second listing; beside the check of one pair there is room.
+    /// The expected bytes are what GNU as makes of the second listing. A tag and the check for one
+    /// pair fit into the room of a whole check.
     #[test]
-    fn functions_say_that_they_run_before_they_are_checked() {
+    fn functions_are_tagged_before_they_are_checked() {
         let words = [0x64, 0x4c, 0x8b, 0x1c, 0x25, 0xb8, 0xff, 0xff, 0xff];
         let entry = [&words[..], &[0x41, 0xc7, 0x03, 0x34, 0x12, 0x55, 0x55, 0x49, 0xff, 0x43, 64]];
-        let only = Entry { say: Some(SAY), ..NONE };
+        let only = Entry { tag: Some(TAG), ..NONE };
         let code = only.code(0x1000, 0x7777_5555_1234, 0).unwrap();
-        assert_eq!((code.bytes(), only.size()), (&entry.concat()[..], SAY_BYTES));
-        let both = Entry { say: Some(SAY), ..PAIR };
+        assert_eq!((code.bytes(), only.size()), (&entry.concat()[..], TAG_BYTES));
+        let both = Entry { tag: Some(TAG), ..PAIR };
         let code = both.code(0x1000, 0x7777_5555_1234, 0x2000).unwrap();
-        let check = PAIR.code(0x1000 + SAY_BYTES as u64, 0, 0x2000).unwrap();
+        let check = PAIR.code(0x1000 + TAG_BYTES as u64, 0, 0x2000).unwrap();
         assert_eq!(code.bytes(), [&entry.concat()[..], check.bytes()].concat());
         assert!(code.bytes().len() == both.size() && both.size() <= CHECK_BYTES);
-        let whole = Entry { say: Some(SAY), ..WHOLE };
+        let whole = Entry { tag: Some(TAG), ..WHOLE };
         assert_eq!(whole.code(0x1000, 0, 0x2000).unwrap().bytes().len(), whole.size());
         let exit = [&words[..], &[0x44, 0x8b, 0x14, 0x24, 0x45, 0x89, 0x13, 0xc3]].concat();
-        assert_eq!(SAY.exit().unwrap().bytes(), exit);
+        assert_eq!(TAG.return_code().unwrap().bytes(), exit);
         assert!(exit.len() <= RETURN.len());
     }
 
-    /// Goal: what publishes counters is called behind the stores and before the check.
+    /// Goal: the call that publishes counters comes after the stores of the tag and before the
+    /// check.
     #[test]
-    fn counters_are_published_between() {
-        let all = Entry { say: Some(SAY), count: Some(0x1000), ..WHOLE };
+    fn counters_are_published_between_tag_and_check() {
+        let all = Entry { tag: Some(TAG), count: Some(0x1000), ..WHOLE };
         let code = all.code(0x1100, 0x7777, 0x2000).unwrap();
         assert_eq!(code.bytes().len(), all.size());
-        let said = Entry { say: Some(SAY), ..NONE }.code(0x1100, 0x7777, 0).unwrap();
-        assert_eq!(code.bytes()[..SAY_BYTES], *said.bytes());
-        // From 0x111a, where the call ends.
-        let call = &code.bytes()[SAY_BYTES..][..CALL_BYTES];
+        let tagged = Entry { tag: Some(TAG), ..NONE }.code(0x1100, 0x7777, 0).unwrap();
+        assert_eq!(code.bytes()[..TAG_BYTES], *tagged.bytes());
+        // Counts from 0x111a, where the call ends.
+        let call = &code.bytes()[TAG_BYTES..][..CALL_BYTES];
         assert_eq!(call, [0xff, 0x15, 0xe6, 0xfe, 0xff, 0xff]);
-        let check = WHOLE.code(0x1100 + (SAY_BYTES + CALL_BYTES) as u64, 0, 0x2000).unwrap();
-        assert_eq!(code.bytes()[SAY_BYTES + CALL_BYTES..], *check.bytes());
+        let check = WHOLE.code(0x1100 + (TAG_BYTES + CALL_BYTES) as u64, 0, 0x2000).unwrap();
+        assert_eq!(code.bytes()[TAG_BYTES + CALL_BYTES..], *check.bytes());
         assert_eq!(all.code(1 << 33, 0, 0x2000), None, "its pointer is too far away");
     }
 
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_reach_is_refused() {
+    fn targets_out_of_reach_are_rejected() {
         let far = 1 << 31;
         assert_eq!(jump(0, far + 5), None);
         assert!(jump(0, far + 4).is_some());

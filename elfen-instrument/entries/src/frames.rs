@@ -1,25 +1,25 @@
-//! How far a function reaches, from the unwind information (`.eh_frame`).
+//! Reads the bounds of functions from the unwind information (`.eh_frame`).
 //!
-//! The bytes may be those of a program that lies: nothing of them is taken for an index or a length
-//! that was not checked against the bytes at hand.
+//! The bytes may come from a hostile program. No index or length is used before it was checked
+//! against the bytes at hand.
 
-/// A function, as its unwind information has it.
+/// A function according to its unwind information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frame {
     pub start: u64,
     pub bytes: u64,
-    /// The kernel calls it, and not another function (`S`): it may start a byte before its code.
+    /// The kernel calls it as a signal trampoline (`S`). It may start one byte before its code.
     pub is_signal: bool,
-    /// Exceptions come back into the middle of it (`L`).
+    /// Exceptions resume in the middle of it (`L`).
     pub has_landing_pads: bool,
 }
 
-/// Reads the entry at `address` of a `.eh_frame` that lies at `section_address`. `None` if it is
-/// not there, or has a form that no linker of our time writes.
+/// Reads the entry at `address` of a `.eh_frame` that lies at `section_address`. `None` if there is
+/// no entry, or if its encoding is one that current linkers do not write.
 pub fn frame(section: &[u8], section_address: u64, address: u64) -> Option<Frame> {
     let mut entry = Bytes::at(section, section_address, address)?.record()?;
     let pointer_at = entry.address;
-    // The distance back to what entries have in common; 0 there.
+    // The distance back to the common information entry; 0 in such an entry itself.
     let back = entry.u32().filter(|&back| back != 0)?;
     let common = Bytes::at(section, section_address, pointer_at.checked_sub(back.into())?)?;
     let common = Common::read(common.record()?)?;
@@ -36,8 +36,8 @@ pub fn frame(section: &[u8], section_address: u64, address: u64) -> Option<Frame
     Some(Frame { start, bytes, is_signal, has_landing_pads })
 }
 
-/// Every function of a `.eh_frame`, in the order of the section, up to the first entry that no
-/// linker of our time writes: what static programs without a search table have.
+/// All functions of a `.eh_frame`, in the order of the section, up to the first entry with an
+/// unsupported encoding. Needed for static programs, which have no search table.
 pub fn frames(section: &[u8], section_address: u64) -> impl Iterator<Item = Frame> {
     let mut at = 0;
     core::iter::from_fn(move || {
@@ -51,7 +51,7 @@ pub fn frames(section: &[u8], section_address: u64) -> impl Iterator<Item = Fram
                 return None;
             }
             at = next;
-            // 0 is what entries have in common.
+            // An id of 0 marks a common information entry.
             if *id != [0; 4] {
                 return frame(section, section_address, record);
             }
@@ -59,13 +59,13 @@ pub fn frames(section: &[u8], section_address: u64) -> impl Iterator<Item = Fram
     })
 }
 
-/// How a pointer is written: its form, and what it counts from.
+/// The encoding of a pointer: its format, and what it is relative to.
 const FORM: u8 = 0x0f;
 const APPLICATION: u8 = 0x70;
 const ABSOLUTE: u8 = 0x00;
 const PC_RELATIVE: u8 = 0x10;
 
-/// What some entries have in common, as far as it matters here.
+/// The parts of a common information entry that matter here.
 struct Common {
     pointers: u8,
     is_signal: bool,
@@ -83,7 +83,7 @@ impl Common {
         while bytes.u8()? != 0 {}
         bytes.leb128()?;
         bytes.leb128()?;
-        // The return address's register.
+        // The register of the return address.
         if version == 1 { bytes.u8().map(u64::from) } else { bytes.leb128() }?;
         let mut common = Self { pointers: 0, is_signal: false, has_landing_pads: false };
         loop {
@@ -107,7 +107,7 @@ impl Common {
     }
 }
 
-/// Bytes that are read from the front.
+/// A reader of bytes, from the front.
 #[derive(Clone, Copy)]
 struct Bytes<'a> {
     left: &'a [u8],
@@ -120,7 +120,7 @@ impl<'a> Bytes<'a> {
         Some(Self { left: section.get(offset..)?, address })
     }
 
-    /// The record that begins here, behind its length.
+    /// The record at this position, without its length.
     fn record(mut self) -> Option<Self> {
         let bytes = usize::try_from(self.u32()?).ok()?;
         Some(Self { left: self.left.get(..bytes)?, ..self })
@@ -141,7 +141,7 @@ impl<'a> Bytes<'a> {
         self.take().map(u32::from_le_bytes)
     }
 
-    /// A number in groups of seven bits, whose value is of no interest.
+    /// Reads a variable-length number. Callers only skip it.
     fn leb128(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..63).step_by(7) {
@@ -154,7 +154,7 @@ impl<'a> Bytes<'a> {
         None
     }
 
-    /// A pointer's number, before what it counts from is added.
+    /// Reads the number of an encoded pointer, without adding its base.
     fn pointer(&mut self, encoding: u8) -> Option<u64> {
         match encoding & FORM {
             0x00 | 0x04 | 0x0c => self.take().map(u64::from_le_bytes),
@@ -172,7 +172,7 @@ mod tests {
 
     const ADDRESS: u64 = 0x40_0000;
 
-    /// A `.eh_frame` of one function; where its entry lies.
+    /// A `.eh_frame` with one function, and the address of its entry.
     fn section(augmentation: &[u8], data: &[u8], start: [u8; 4], bytes: u32) -> (Vec<u8>, u64) {
         let mut common = Vec::from([0, 0, 0, 0, 1]);
         common.extend(augmentation);
@@ -189,8 +189,8 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_read_as_linkers_write_them() {
-        // zR and zRS with pointers relative to themselves, zPLR with a personality between.
+    fn entries_of_linkers_are_parsed() {
+        // zR and zRS with pointers relative to themselves, zPLR with a personality routine between.
         let cases: [(&[u8], &[u8], bool); 3] = [
             (b"zR", &[1, 0x1b], false),
             (b"zRS", &[1, 0x1b], true),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_refused() {
+    fn other_forms_are_rejected() {
         let start = 0x1000i32.to_le_bytes();
         for (augmentation, data) in
             [(&b"zR"[..], &[1, 0x3b][..]), (b"zR", &[1, 0x1e]), (b"eh", &[0; 8]), (b"zX", &[1, 0])]
@@ -226,7 +226,7 @@ mod tests {
             let (bytes, entry) = section(augmentation, data, start, 0x40);
             assert_eq!(frame(&bytes, ADDRESS, entry), None, "{augmentation:?} {data:?}");
         }
-        // What entries have in common is no entry.
+        // A common information entry is not a function.
         let (bytes, entry) = section(b"zR", &[1, 0x1b], start, 0x40);
         assert_eq!(frame(&bytes, ADDRESS, ADDRESS), None);
         assert!(frame(&bytes, ADDRESS, entry).is_some());
@@ -234,10 +234,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Goal: any bytes give an answer and no panic. Method: a sound section with some bytes
-        /// changed, cut anywhere, asked for any address.
+        /// Goal: any bytes give a result and no panic. Method: a valid section with some bytes
+        /// changed, cut anywhere, and any address.
         #[test]
-        fn hostile_bytes_are_read(
+        fn hostile_bytes_do_not_panic(
             changes in proptest::collection::vec((0usize..60, proptest::num::u8::ANY), 0..8),
             cut in 0usize..60,
             distance in 0u64..64,

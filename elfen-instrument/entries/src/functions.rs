@@ -1,15 +1,15 @@
-//! Where functions start, from the search table of the unwind information (`.eh_frame_hdr`).
+//! Reads the starts of functions from the search table of the unwind information (`.eh_frame_hdr`).
 //!
-//! It is mapped with the program and survives `strip`, which a symbol table does not.
-//! Only the form that linkers write is read: a sorted table of pairs of 32-bit offsets
-//! from the header's own address.
+//! The table is mapped with the program and survives `strip`; a symbol table does not. Only the
+//! form that linkers write is supported: a sorted table of pairs of 32-bit offsets, relative to the
+//! header's own address.
 
-/// Version 1; a pointer in some encoding; the count in 4 bytes; pairs of signed 4
-/// bytes, relative to the header.
+/// Version 1; a pointer in some encoding; a count of 4 bytes; pairs of signed 4 bytes, relative to
+/// the header.
 const VERSION: u8 = 1;
 const COUNT_UDATA4: u8 = 0x03;
 const TABLE_DATAREL_SDATA4: u8 = 0x3b;
-/// Version and three encodings, the pointer that we skip, the count.
+/// After the version, three encodings and a pointer that is skipped comes the count.
 const COUNT_AT: usize = 8;
 const TABLE_AT: usize = 12;
 const PAIR_BYTES: usize = 8;
@@ -27,8 +27,7 @@ impl<'a> FunctionStarts<'a> {
         let [VERSION, pointer, COUNT_UDATA4, TABLE_DATAREL_SDATA4, ..] = *header else {
             return None;
         };
-        // The pointer to .eh_frame is 4 bytes in the only encodings that linkers
-        // use: sdata4, from wherever.
+        // Linkers encode the pointer to .eh_frame as sdata4, with any base: it takes 4 bytes.
         if pointer & 0x0f != 0x0b {
             return None;
         }
@@ -43,16 +42,16 @@ impl<'a> FunctionStarts<'a> {
     }
 
     /// The start of the last function that starts at or before `address`.
-    pub fn of(&self, address: u64) -> Option<u64> {
+    pub fn start_of(&self, address: u64) -> Option<u64> {
         self.start(self.index_of(address)?)
     }
 
-    /// Where the unwind information of that function lies.
+    /// The address of the unwind information of that function.
     pub fn frame_of(&self, address: u64) -> Option<u64> {
         self.address(self.index_of(address)?.checked_mul(PAIR_BYTES)?.checked_add(4)?)
     }
 
-    /// Every function's start, in order.
+    /// The start of every function, in order.
     pub fn all(&self) -> impl Iterator<Item = u64> {
         (0..self.count()).filter_map(|index| self.start(index))
     }
@@ -65,7 +64,7 @@ impl<'a> FunctionStarts<'a> {
         self.address(index.checked_mul(PAIR_BYTES)?)
     }
 
-    /// The address that the offset at `at` of the table stands for.
+    /// The address that the table encodes at offset `at`.
     fn address(&self, at: usize) -> Option<u64> {
         let offset = self.pairs.get(at..at.checked_add(4)?)?;
         let offset = i32::from_le_bytes(offset.try_into().ok()?);
@@ -73,7 +72,7 @@ impl<'a> FunctionStarts<'a> {
     }
 }
 
-/// The index of the last of `count` ascending starts that is not beyond `address`. `None` also if a
+/// The index of the last of `count` ascending starts that is not after `address`. `None` also if a
 /// start cannot be read.
 pub(super) fn last_at_or_before(
     count: usize,
@@ -119,17 +118,17 @@ mod tests {
             (u64::MAX, Some(0x50_0000)),
         ];
         for (address, start) in cases {
-            assert_eq!(starts.of(address), start, "{address:#x}");
+            assert_eq!(starts.start_of(address), start, "{address:#x}");
             let frame = start.map(|_| ADDRESS + 0x0707_0707);
             assert_eq!(starts.frame_of(address), frame, "{address:#x}");
         }
         assert!(starts.all().eq([0x1000, 0x1040, 0x50_0000]));
         let none = header(&[]);
-        assert_eq!(FunctionStarts::parse(&none, ADDRESS).unwrap().of(0x1000), None);
+        assert_eq!(FunctionStarts::parse(&none, ADDRESS).unwrap().start_of(0x1000), None);
     }
 
     #[test]
-    fn other_forms_and_cut_tables_are_refused() {
+    fn other_forms_and_cut_tables_are_rejected() {
         let whole = header(&[0x1000, 0x1040]);
         for (at, byte) in [(0, 2), (1, 0x1c), (2, 0x04), (3, 0x1b), (8, 3), (11, 1)] {
             let mut bytes = whole.clone();
@@ -141,7 +140,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Against a search that looks at every entry.
+        /// Compares the search with a walk over all entries.
         #[test]
         fn the_search_finds_what_a_walk_finds(
             mut starts in proptest::collection::vec(0u64..0x80_0000, 0..50),
@@ -149,7 +148,7 @@ mod tests {
         ) {
             starts.sort_unstable();
             let bytes = header(&starts);
-            let found = FunctionStarts::parse(&bytes, ADDRESS).unwrap().of(address);
+            let found = FunctionStarts::parse(&bytes, ADDRESS).unwrap().start_of(address);
             let walked = starts.iter().copied().rfind(|&start| start <= address);
             proptest::prop_assert_eq!(found, walked);
         }

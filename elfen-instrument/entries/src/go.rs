@@ -1,14 +1,14 @@
-//! Where functions are in a Go program: in a table of its own (`.gopclntab`), as nothing unwinds it
-//! by `.eh_frame`.
+//! Reads the bounds of functions of a Go program from Go's own table (`.gopclntab`). Go programs
+//! have no `.eh_frame`.
 //!
-//! The form that Go writes since 1.18: a header, then a sorted table of pairs of 32-bit offsets, of
-//! which the first counts from the start of the code, and one more such offset for the end.
+//! Go has written this form since 1.18: a header, then a sorted table of pairs of 32-bit offsets.
+//! The first offset of a pair counts from the start of the code. A last offset marks the end.
 
 use crate::functions::last_at_or_before;
 
-/// Since Go 1.20, and before that since 1.18.
+/// Of Go 1.20 and later, and of Go 1.18 and 1.19.
 const MAGICS: [u32; 2] = [0xffff_fff1, 0xffff_fff0];
-/// The least step of code on x86, and the bytes of a pointer.
+/// Minimum instruction size on x86, and size of a pointer.
 const STEP: u8 = 1;
 const POINTER: u8 = 8;
 const COUNT_AT: usize = 8;
@@ -19,14 +19,14 @@ const PAIR_BYTES: usize = 8;
 /// The table of one program.
 #[derive(Clone, Copy, Debug)]
 pub struct GoFunctions<'a> {
-    /// Pairs, and the offset of the end.
+    /// The pairs, and the offset of the end.
     offsets: &'a [u8],
     count: usize,
     text: u64,
 }
 
 impl<'a> GoFunctions<'a> {
-    /// Reads a table that begins with `bytes`. `None` if it has another form.
+    /// Reads a table at the start of `bytes`. `None` if it has another form.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let magic = u32::from_le_bytes(*bytes.first_chunk()?);
         let [.., 0, 0, STEP, POINTER] = *bytes.first_chunk::<8>()? else { return None };
@@ -39,7 +39,7 @@ impl<'a> GoFunctions<'a> {
         let table = usize::try_from(word(TABLE_AT)?).ok()?;
         let length = count.checked_mul(PAIR_BYTES)?.checked_add(4)?;
         let offsets = bytes.get(table..table.checked_add(length)?)?;
-        // A program that is linked to anywhere has 0 there until it is loaded.
+        // A position-independent program has 0 there until it is loaded.
         (MAGICS.contains(&magic) && count > 0 && text != 0).then_some(Self { offsets, count, text })
     }
 
@@ -47,19 +47,19 @@ impl<'a> GoFunctions<'a> {
         self.count
     }
 
-    /// The function that an address lies in: its start, and its end with what fills it up.
-    pub fn of(&self, address: u64) -> Option<(u64, u64)> {
+    /// The bounds of the function around `address`, with the padding after it.
+    pub fn bounds_of(&self, address: u64) -> Option<(u64, u64)> {
         let index = last_at_or_before(self.count, address, |index| self.start(index))?;
         let found = (self.start(index)?, self.start(index + 1)?);
         (found.0 <= address && address < found.1).then_some(found)
     }
 
-    /// Every function's start, in order.
+    /// The start of every function, in order.
     pub fn all(&self) -> impl Iterator<Item = u64> {
         (0..self.count).filter_map(|index| self.start(index))
     }
 
-    /// The start of function `index`, or the end of the last.
+    /// The start of function `index`, or the end of the last function.
     fn start(&self, index: usize) -> Option<u64> {
         let at = index.checked_mul(PAIR_BYTES)?;
         let offset = self.offsets.get(at..at.checked_add(4)?)?;
@@ -104,12 +104,12 @@ mod tests {
         ];
         for (address, expected) in cases {
             let expected = expected.map(|(start, end)| (TEXT + start, TEXT + end));
-            assert_eq!(functions.of(address), expected, "{address:#x}");
+            assert_eq!(functions.bounds_of(address), expected, "{address:#x}");
         }
     }
 
     #[test]
-    fn other_forms_and_cut_tables_are_refused() {
+    fn other_forms_and_cut_tables_are_rejected() {
         let whole = table(&[0, 0x40]);
         assert!(GoFunctions::parse(&whole).is_some());
         for (at, byte) in [(0, 0xfb), (4, 1), (6, 4), (7, 4), (15, 0x80), (71, 0x80)] {
@@ -122,10 +122,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Goal: whatever the bytes say, an answer and no panic. Method: a sound table with some
-        /// bytes changed, cut anywhere.
+        /// Goal: any bytes give a result and no panic. Method: a valid table with some bytes
+        /// changed, cut anywhere.
         #[test]
-        fn hostile_bytes_are_read(
+        fn hostile_bytes_do_not_panic(
             changes in proptest::collection::vec((0usize..96, proptest::num::u8::ANY), 0..8),
             cut in 0usize..120,
             address in proptest::num::u64::ANY,
@@ -136,7 +136,7 @@ mod tests {
             }
             bytes.truncate(cut);
             if let Some(functions) = GoFunctions::parse(&bytes) {
-                let _any = (functions.of(address), functions.of(TEXT));
+                let _any = (functions.bounds_of(address), functions.bounds_of(TEXT));
             }
         }
     }

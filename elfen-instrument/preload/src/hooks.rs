@@ -1,14 +1,13 @@
-//! The hooks that compilers call where a function starts. All assembly that a
-//! program's functions come by is here.
+//! The hooks that compilers call at function entries. All assembly that runs on every call is here.
 //!
-//! `mcount` (`-pg`), `__fentry__` (`-pg -mfentry`) and the calls out of patched functions are no
-//! calls that the function's code knows of: its arguments are still in their registers, and
-//! everything but `%r11` and the flags must come back as it was. So the fast path uses `%r11`, and
-//! `%rax`, which it puts back; the slow path saves the other registers that C may change, and the
-//! vector registers with XSAVE, because what runs below it may use any of them.
+//! Functions call `mcount` (`-pg`), `__fentry__` (`-pg -mfentry`) and the hook of patched entries
+//! without preparation: their arguments are still in registers. So a hook preserves everything
+//! except `%r11` and the flags. The fast path uses `%r11`, and `%rax`, which it restores. The slow
+//! path calls code that may use any register. It saves the registers that C may change, and the
+//! vector registers with XSAVE.
 //!
-//! That takes 100 bytes of stack and the vector state, which is 2.7 KB with AVX-512 and 0.9 KB with
-//! AVX: as much as the dynamic linker takes at the first call of any function.
+//! That takes 100 bytes of stack and the vector state: 2.7 KB with AVX-512, 0.9 KB with AVX. The
+//! dynamic linker takes as much at the first call of any function.
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
@@ -17,27 +16,27 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use elfen_rt::check::{Thread, check, elfen_look_1};
 use elfen_rt::tag;
 
-/// Which vector state XSAVE is asked for, as bits of XCR0; 0 before the first slow path has asked
-/// the CPU, and [`FXSAVE`] where there is no XSAVE.
+/// The vector state to save with XSAVE, as bits of XCR0. It is 0 until the first slow path has
+/// asked the CPU, and [`FXSAVE`] if the CPU lacks XSAVE.
 static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// SSE, AVX, and the three of AVX-512. Not x87: nothing below computes with it. Not AMX: its tiles
-/// are 8 KB, and no compiler uses them unasked.
+/// SSE, AVX, and the three components of AVX-512. Not x87, because the code below does not compute
+/// with it. Not AMX: its tiles take 8 KB, and compilers use them only on request.
 const VECTORS: u32 = 0xe6;
-/// The part of that which needs the larger area.
+/// The components that need the larger area.
 const AVX512: u32 = 0xe0;
-/// In [`STATE`]: the x87 bit, which `VECTORS` leaves out.
+/// A value of [`STATE`]: the x87 bit, which `VECTORS` leaves out.
 const FXSAVE: u32 = 1;
 
-/// The standard format has AVX up to byte 832; AVX-512 up to 2688 on Intel and to
-/// 2432 on AMD. And 63 to align.
+/// In the standard format AVX ends at byte 832, and AVX-512 at 2688 on Intel and at 2432 on AMD. 63
+/// bytes are for alignment.
 const AVX_BYTES: u32 = 832 + 64;
 const AVX512_BYTES: u32 = 2688 + 64;
 
-/// CPUID leaf 1, ECX: the system has turned XSAVE on.
+/// CPUID leaf 1, ECX: the operating system has enabled XSAVE.
 const OSXSAVE: u32 = 27;
 
-/// Defines a hook: a check that changes `%r11` and the flags alone.
+/// Defines a hook: a check that changes only `%r11` and the flags.
 ///
 /// ```text
 ///     |                            |
@@ -76,24 +75,24 @@ macro_rules! hook {
 }
 
 hook! {
-    /// `-pg`: called behind the function's prologue.
+    /// `-pg`: called after the function's prologue.
     #[unsafe(no_mangle)]
     mcount
 }
 
 hook! {
-    /// `-pg -mfentry`: called before it.
+    /// `-pg -mfentry`: called before the prologue.
     #[unsafe(no_mangle)]
     __fentry__
 }
 
 hook! {
-    /// Where a check that was written into a function goes when there is a reason to.
+    /// Called from patched entries when a test of their check fails.
     patched
 }
 
-/// The rest of a hook: calls `elfen_look_1` for the thread's block in `%rax`,
-/// and returns from the hook.
+/// The rest of a hook: calls `elfen_look_1` with the thread's block in `%rax`, and returns from the
+/// hook.
 ///
 /// ```text
 ///     |                            |
@@ -125,8 +124,8 @@ unsafe extern "C" fn slow() {
         "push r10",
         ".cfi_adjust_cfa_offset 8",
         "mov rdi, rax",
-        // The slow path was left a moment ago: its answer still holds, and saving the vectors would
-        // be all the cost.
+        // Returns early if the last answer of the slow path still holds: saving the vectors would
+        // be the whole cost.
         "rdtsc",
         "shl rdx, 32",
         "or rax, rdx",
@@ -140,7 +139,7 @@ unsafe extern "C" fn slow() {
         "mov eax, dword ptr [rip + {state}]",
         "test eax, eax",
         "jnz 3f",
-        // Once in a process: what does this CPU have, and what has the system turned on of it?
+        // Once per process: which vector state the CPU has and the operating system has enabled.
         "push rbx",
         "mov eax, 1",
         "xor ecx, ecx",
@@ -163,7 +162,7 @@ unsafe extern "C" fn slow() {
         "and rsp, -64",
         "cmp eax, {fxsave}",
         "je 4f",
-        // XSAVE leaves the rest of its header as it finds it, and XRSTOR wants zeroes there.
+        // XSAVE does not write the rest of its header, and XRSTOR requires zeros there.
         "xor edx, edx",
         "mov qword ptr [rsp + 512], rdx",
         "mov qword ptr [rsp + 520], rdx",
@@ -219,11 +218,11 @@ unsafe extern "C" fn slow() {
     );
 }
 
-/// Whether an `elfen shim` looks at this process.
+/// Whether an `elfen shim` observes this process.
 static OBSERVED: AtomicBool = AtomicBool::new(false);
 
-/// From now on functions that call the two below say that they are entered and left.
-pub(crate) fn say_functions() {
+/// Makes the two hooks below tag their thread from now on.
+pub(crate) fn tag_functions() {
     OBSERVED.store(true, Relaxed);
 }
 
@@ -237,8 +236,8 @@ pub(crate) extern "C" fn __cyg_profile_func_enter(function: *const c_void, _from
     }
 }
 
-/// The way out needs no check: the next way in is not far. What is returned to is an address in
-/// the caller, and so names it.
+/// A return needs no check, because the next entry is not far. The return address lies in the
+/// caller and so identifies it.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn __cyg_profile_func_exit(_function: *const c_void, from: *const c_void) {
     if OBSERVED.load(Relaxed) {

@@ -1,29 +1,29 @@
-//! The library that `elfen run` loads into batch programs (`LD_PRELOAD`).
+//! The library that `elfen run` and `elfen shim` load into programs (`LD_PRELOAD`).
 //!
-//! Its hooks ([`hooks`]) are what compilers call at function entries when asked to; where
-//! they left room for it instead, [`patch`] writes checks into the program as it is loaded.
-//! A program with neither is none the wiser: the library then does nothing at all. For
-//! `elfen shim` it shares the globals that are looked at ([`shared`]), and functions say that they
-//! run, each thread in a slot that it claims as it begins ([`threads`]), and some functions what
-//! their thread has executed (`elfen_rt::count`). What a check does is in
-//! `elfen_rt::check`; so is the slow path of the checks in `elfen_check.h`, which this library
-//! exports.
+//! - [`hooks`]: functions that compilers call at function entries, for checks and function tags.
+//! - [`patch`]: writes checks and tags over the NOPs that compilers left, while the program is
+//!   loaded.
+//! - [`shared`]: shares the globals that `elfen shim` observes.
+//! - [`threads`]: claims a slot for each thread of a program that tags its functions.
 //!
-//! A crate of its own because it is built like no other: no std, no unwinding, nothing needed but
-//! the C library that is there already.
+//! A program without hooks and NOPs runs unchanged. The check itself is in `elfen_rt::check`, like
+//! the slow path of `elfen_check.h`, which this library exports. Counters are in `elfen_rt::count`.
+//!
+//! This is a separate crate because it is built differently: without std and without unwinding. It
+//! depends only on the C library, which every program has loaded already.
 
-// A debug build checks its arithmetic and may unwind, which takes std; so does a test program.
-// There are no tests in here, but `--all-targets` builds one.
+// A debug build has overflow checks and may unwind, which needs std, and so does a test program.
+// This crate has no tests, but `--all-targets` builds one.
 #![cfg_attr(not(any(debug_assertions, test)), no_std)]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod file_address;
 mod hooks;
 mod patch;
-mod place;
 mod shared;
 mod threads;
 
-/// Called by the loader when the library and what it needs are in place, before `main`.
+/// The loader calls this after it has loaded this library and its dependencies, before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
@@ -31,31 +31,31 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     let order = elfen_rt::tag::Order::own();
     let functions = order.map_or(&b""[..], |order| order.functions());
-    let says = functions == b"entries";
-    if says || functions == b"hooks" {
+    let tags = functions == b"entries";
+    if tags || functions == b"hooks" {
         let counts = order.is_some_and(|order| order.counted().next().is_some());
         if counts {
             elfen_rt::count::begin();
         }
         // The first thread's slot is claimed here, where system calls do no harm.
         threads::claim_slots(counts);
-        threads::begin_this();
+        threads::begin_this_thread();
         threads::claim_in_children();
     }
-    patch::patch_all(patch::Ways {
-        says: order.filter(|_| says),
+    patch::patch_all(patch::Patches {
+        tags: order.filter(|_| tags),
         checks: elfen_rt::inherit::is_named(),
     });
     if let Some(order) = order {
         shared::share(&order);
     }
     if functions == b"hooks" {
-        hooks::say_functions();
+        hooks::tag_functions();
     }
 }
 
-/// Nothing here can panic. A release build proves it: if anything could, the library would need a
-/// symbol that no library has, and a test looks for it.
+/// No code here can panic. A release build proves it: a panic would need a symbol that no library
+/// defines, and a test searches for that symbol.
 #[cfg(not(any(debug_assertions, test)))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

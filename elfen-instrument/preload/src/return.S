@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What functions return by that are built with -mfunction-return=thunk-extern: libelfen_return.a.
+ * libelfen_return.a: the return of all functions built with -mfunction-return=thunk-extern.
  *
- * A `ret`, and room behind it. Under `elfen shim` the preload library finds the section in the
- * program's file and writes there, before the program starts, that a function returns; the bytes
- * say whose room it is, and are those of RETURN in elfen-instrument/entries. Hidden: each library
- * of a program has one of its own.
+ * Contains a `ret` and bytes to overwrite. Under `elfen shim` the preload library finds this
+ * section in the program's file. Before the program starts, it replaces the section by code that
+ * tags the return. The bytes identify this library and equal RETURN in elfen-instrument/entries.
+ * The symbol is hidden, so that each library of a program has its own.
  */
 	.section elfen_return, "ax", @progbits
 	.balign 32

@@ -1,9 +1,9 @@
-//! Threads of a program whose functions say that they run: each claims its slot before it begins.
+//! Claims a slot for each thread of a program that tags its functions, before the thread runs.
 //!
-//! Code at entries asks for nothing, so it cannot find a slot. What a thread is to begin with is
-//! handed to it by one of some places that are there already; if all are taken, which takes as many
-//! threads that have not begun yet, the thread begins without a slot, and writes where nobody
-//! reads.
+//! Tags are plain stores, so they cannot claim a slot themselves. Therefore pthread_create(3) is
+//! wrapped, and a fixed set of start slots hands the start routine to the new thread. All start
+//! slots may be taken by threads that have not begun yet. Then the thread begins without a slot,
+//! and its tags go to memory that is never read.
 
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 
 use elfen_rt::{count, tag};
 
-/// What pthread_create(3) is given.
+/// The start routine that pthread_create(3) is given.
 type Start = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(
     *mut libc::pthread_t,
@@ -21,43 +21,43 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// What a thread begins with, on its way from the one that creates it.
-struct Place {
+/// The start routine and argument of a thread, on their way from its creator.
+struct StartSlot {
     taken: AtomicBool,
     start: AtomicUsize,
     argument: AtomicPtr<c_void>,
 }
 
-static PLACES: [Place; 256] = [const {
-    Place {
+static START_SLOTS: [StartSlot; 256] = [const {
+    StartSlot {
         taken: AtomicBool::new(false),
         start: AtomicUsize::new(0),
         argument: AtomicPtr::new(ptr::null_mut()),
     }
 }; 256];
 
-/// Whether threads are to claim slots, and to open their counters.
+/// Whether threads claim slots, and whether they open their counters.
 static CLAIMED: AtomicBool = AtomicBool::new(false);
 static COUNTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on each thread claims its slot as it begins, and `counts` what it executes.
+/// Makes each thread claim a slot when it begins, and with `counts` open its counters.
 pub(crate) fn claim_slots(counts: bool) {
     CLAIMED.store(true, Relaxed);
     COUNTED.store(counts, Relaxed);
 }
 
-/// What the calling thread does of that.
-pub(crate) fn begin_this() {
+/// Does this for the calling thread.
+pub(crate) fn begin_this_thread() {
     tag::begin_thread();
     if COUNTED.load(Relaxed) {
         count::begin_thread();
     }
 }
 
-/// Has forked children claim slots too: code at their entries can't. Behind [`begin_this`], as the
-/// first handler in a child takes its parent's slot from it.
+/// Makes forked children claim slots too. Must be registered after [`begin_this_thread`], because
+/// the first handler in a child takes its parent's slot from it.
 pub(crate) fn claim_in_children() {
-    // SAFETY: the handler lives as long as the process: this library is never unloaded.
+    // SAFETY: the handler lives as long as the process, because this library is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(begin_child)) };
 }
 
@@ -65,51 +65,51 @@ unsafe extern "C" fn begin_child() {
     tag::begin_thread();
 }
 
-/// What a thread is to do, as two registers.
+/// The start routine and its argument, returned in two registers.
 #[repr(C)]
-struct Order {
+struct StartCall {
     start: usize,
     argument: *mut c_void,
 }
 
-/// In the new thread: claims its slot, and gives what it begins with.
-extern "C" fn take(place: &Place) -> Order {
-    // Relaxed: pthread_create(3) orders what its caller wrote before all that the thread does.
-    let order = Order { start: place.start.load(Relaxed), argument: place.argument.load(Relaxed) };
-    // Release: pairs with the next one that takes the place.
-    place.taken.store(false, Release);
-    begin_this();
-    order
+/// Runs in the new thread: claims its slot, and returns the program's start routine.
+extern "C" fn begin_in_slot(slot: &StartSlot) -> StartCall {
+    // Relaxed: pthread_create(3) orders the creator's stores before everything in the new thread.
+    let call = StartCall { start: slot.start.load(Relaxed), argument: slot.argument.load(Relaxed) };
+    // Release: pairs with the Acquire of the next thread that takes the slot.
+    slot.taken.store(false, Release);
+    begin_this_thread();
+    call
 }
 
-/// Where a thread begins that has a slot to claim: jumps to what its creator gave it, whose return
-/// is the C library's.
+/// Where a thread with a start slot begins. It jumps to the program's start routine, which returns
+/// to the C library.
 #[unsafe(naked)]
-unsafe extern "C" fn begin(place: *mut c_void) -> *mut c_void {
+unsafe extern "C" fn thread_entry(slot: *mut c_void) -> *mut c_void {
     naked_asm!(
         ".cfi_startproc",
         "sub rsp, 8",
         ".cfi_adjust_cfa_offset 8",
-        "call {take}",
+        "call {begin_in_slot}",
         "add rsp, 8",
         ".cfi_adjust_cfa_offset -8",
         "mov rdi, rdx",
         "jmp rax",
         ".cfi_endproc",
-        take = sym take,
+        begin_in_slot = sym begin_in_slot,
     );
 }
 
-fn free_place() -> Option<&'static Place> {
-    let free = |place: &&Place| {
-        let taken = place.taken.compare_exchange(false, true, Acquire, Relaxed);
+fn free_slot() -> Option<&'static StartSlot> {
+    let free = |slot: &&StartSlot| {
+        let taken = slot.taken.compare_exchange(false, true, Acquire, Relaxed);
         taken.is_ok()
     };
-    if CLAIMED.load(Relaxed) { PLACES.iter().find(free) } else { None }
+    if CLAIMED.load(Relaxed) { START_SLOTS.iter().find(free) } else { None }
 }
 
-/// The C library's own.
-fn create() -> Option<Create> {
+/// The C library's own function.
+fn libc_create() -> Option<Create> {
     static FOUND: AtomicUsize = AtomicUsize::new(0);
     let mut found = FOUND.load(Relaxed);
     if found == 0 {
@@ -117,11 +117,11 @@ fn create() -> Option<Create> {
         found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) }.addr();
         FOUND.store(found, Relaxed);
     }
-    // SAFETY: null is `None`, and what the loader finds by this name has this type.
+    // SAFETY: null becomes `None`, and the C library's function has this type.
     unsafe { core::mem::transmute::<usize, Option<Create>>(found) }
 }
 
-/// Stands before the C library's. Nothing of ours is on the thread's stack once it has begun.
+/// Replaces the C library's function. Leaves nothing on the stack of the new thread.
 ///
 /// # Safety
 /// 1. As for pthread_create(3).
@@ -132,18 +132,18 @@ pub(crate) unsafe extern "C" fn pthread_create(
     start: Start,
     argument: *mut c_void,
 ) -> c_int {
-    let Some(create) = create() else { return libc::EAGAIN };
-    let Some(place) = free_place() else {
+    let Some(libc_create) = libc_create() else { return libc::EAGAIN };
+    let Some(slot) = free_slot() else {
         // SAFETY: by the contract above.
-        return unsafe { create(thread, attributes, start, argument) };
+        return unsafe { libc_create(thread, attributes, start, argument) };
     };
-    place.start.store(start as usize, Relaxed);
-    place.argument.store(argument, Relaxed);
-    let handed = ptr::from_ref(place).cast_mut().cast();
-    // SAFETY: by the contract above; `begin` takes a place, which is this thread's alone.
-    let failed = unsafe { create(thread, attributes, begin, handed) };
+    slot.start.store(start as usize, Relaxed);
+    slot.argument.store(argument, Relaxed);
+    let slot_argument = ptr::from_ref(slot).cast_mut().cast();
+    // SAFETY: by the contract above; `thread_entry` gets a start slot that only this thread uses.
+    let failed = unsafe { libc_create(thread, attributes, thread_entry, slot_argument) };
     if failed != 0 {
-        place.taken.store(false, Release);
+        slot.taken.store(false, Release);
     }
     failed
 }

@@ -1,20 +1,20 @@
-//! What may be moved of a Java method that HotSpot has compiled.
+//! Which instructions of a compiled Java method may be moved.
 //!
-//! Its code belongs to its virtual machine, which reads and changes parts of it while it runs:
+//! HotSpot reads and changes parts of the code of a method while it runs. These parts stay:
 //!
-//! | what | why it stays |
+//! | part | why it stays |
 //! | --- | --- |
-//! | the first bytes behind the entry | a jump is written there as the method goes out of use |
-//! | calls | their targets change, and what stands before a return address is looked at |
-//! | immediates | objects and classes that move, caches of calls, colours of a collector |
-//! | nops | behind calls they carry data |
-//! | accesses to the heap, divisions | a null or a zero is found by the fault, and where that was |
-//! | probes below the stack pointer | the end of the stack is found by the fault |
-//! | constants near the code | nothing needs them moved |
+//! | first bytes after the entry | HotSpot writes a jump there when the method is retired |
+//! | calls | their targets change, and HotSpot inspects the code before a return address |
+//! | immediates | objects and classes that move, inline caches, colours of a garbage collector |
+//! | nops | after calls they carry data |
+//! | heap accesses, divisions | a fault and its address detect null and zero |
+//! | probes below the stack pointer | a fault detects the end of the stack |
+//! | constants near the code | no check needs them moved |
 //!
-//! What is left is arithmetic between registers, the frame, branches within the method, and what a
-//! thread reads of its own structure by `%r15`: of each safepoint poll of a loop, the load of the
-//! page's address. The poll itself, which may fault, stays.
+//! What remains is arithmetic between registers, accesses to the frame, branches within the method,
+//! and reads of the thread's own structure by `%r15`. Every safepoint poll of a loop has such a
+//! read: the load of the page's address. The poll itself may fault and stays.
 
 use iced_x86::{
     FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
@@ -27,29 +27,29 @@ use crate::flow::target;
 /// A method that HotSpot has compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HotSpot {
-    /// Where callers of its class enter the method.
+    /// Where callers that know the class enter the method.
     pub entry: u64,
 }
 
-/// Longer than the jump at the entry.
+/// Longer than the jump that HotSpot writes at the entry.
 const ENTRY_BYTES: u64 = 16;
 const FRAME_BYTES: u64 = 4096;
 
 impl HotSpot {
-    /// Whether the machine neither changes nor looks at an instruction.
-    pub(crate) fn leaves_alone(self, function: &Function, instruction: &Instruction) -> bool {
+    /// Whether HotSpot neither reads nor changes an instruction.
+    pub(crate) fn may_move(self, function: &Function, instruction: &Instruction) -> bool {
         let at = instruction.ip();
         let is_entry = at < self.entry.saturating_add(ENTRY_BYTES);
         let is_nop = instruction.mnemonic() == Mnemonic::Nop;
         !is_entry
             && !is_nop
             && !instruction.op_kinds().any(is_immediate)
-            && goes_inside(function, instruction)
-            && goes_to_its_own(instruction)
+            && stays_in_method(function, instruction)
+            && uses_own_memory(instruction)
     }
 
-    /// The thread that runs the method is at `%r15`, and is there as long as it runs.
-    pub(crate) fn is_sure(self, memory: &UsedMemory) -> bool {
+    /// `%r15` points to the structure of the running thread, which exists as long as the thread.
+    pub(crate) fn cannot_fault(self, memory: &UsedMemory) -> bool {
         let is_flat = !matches!(memory.segment(), Register::FS | Register::GS);
         is_flat && memory.base() == Register::R15 && memory.index() == Register::None
     }
@@ -70,8 +70,8 @@ fn is_immediate(kind: OpKind) -> bool {
     )
 }
 
-/// Jumps out of a method go to stubs of the machine's.
-fn goes_inside(function: &Function, instruction: &Instruction) -> bool {
+/// A jump out of the method goes to a stub of the virtual machine.
+fn stays_in_method(function: &Function, instruction: &Instruction) -> bool {
     match instruction.flow_control() {
         FlowControl::Next => true,
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
@@ -81,8 +81,8 @@ fn goes_inside(function: &Function, instruction: &Instruction) -> bool {
     }
 }
 
-/// To no memory but the frame, and the thread's structure.
-fn goes_to_its_own(instruction: &Instruction) -> bool {
+/// Whether all memory accesses go to the frame or to the thread's structure.
+fn uses_own_memory(instruction: &Instruction) -> bool {
     let is_own = |memory: &UsedMemory| match memory.base() {
         _ if memory.access() == OpAccess::NoMemAccess => true,
         Register::RSP => memory.displacement() < FRAME_BYTES,
@@ -104,18 +104,18 @@ mod tests {
         hotspot: Some(HotSpot { entry: 0x1000 }),
     };
 
-    /// The first place of code that stands behind the bytes of the entry: 16 times `nop`.
-    fn found(bytes: &[u8], permitted: &Permitted<'_>) -> Option<(u64, Tactic)> {
+    /// The first site of code that follows the 16 bytes of the entry, here `nop`s.
+    fn first_site(bytes: &[u8], permitted: &Permitted<'_>) -> Option<(u64, Tactic)> {
         let code = [&[0x90; 16], bytes, &[0xc3]].concat();
         let function = Function::decode(&code, 0x1000, None).unwrap();
-        let place = function.places(permitted).next()?;
-        Some((place.at, place.tactic))
+        let site = function.sites(permitted).next()?;
+        Some((site.at, site.tactic))
     }
 
-    /// Goal: of compiled methods only what the machine leaves alone is moved. Method: one
-    /// instruction each, which is a place of other code but for the last.
+    /// Goal: only instructions that HotSpot leaves alone are moved. Method: one instruction at a
+    /// time; each, except the last two, is a site in other code.
     #[test]
-    fn what_the_machine_reads_or_changes_stays() {
+    fn instructions_that_hotspot_reads_or_changes_stay() {
         let stays: [&[u8]; 10] = [
             // mov $1,%eax; movabs $1,%r10; nopl 1(%rax,%rax); cmp $1,%r11d of four bytes
             &[0xb8, 1, 0, 0, 0],
@@ -133,19 +133,19 @@ mod tests {
         ];
         let other = Permitted { hotspot: None, memory: true, ..PERMITTED };
         for bytes in stays {
-            assert_eq!(found(bytes, &PERMITTED), None, "{bytes:x?}");
-            assert!(found(bytes, &other).is_some(), "{bytes:x?}: the rule is what refuses it");
+            assert_eq!(first_site(bytes, &PERMITTED), None, "{bytes:x?}");
+            assert!(first_site(bytes, &other).is_some(), "{bytes:x?}: the rule is what refuses it");
         }
-        // mov 0x10(%rax),%r10, of eight bytes: a null would fault here.
+        // mov 0x10(%rax),%r10 in eight bytes: a null pointer would fault here.
         let heap = [0x4c, 0x8b, 0x94, 0x20, 0x10, 0, 0, 0];
-        assert_eq!(found(&heap, &PERMITTED), None);
-        // mov 0x348(%r15,%rax),%r10: nobody knows where that is.
+        assert_eq!(first_site(&heap, &PERMITTED), None);
+        // mov 0x348(%r15,%rax),%r10: the address depends on %rax.
         let indexed = [0x4d, 0x8b, 0x94, 0x07, 0x48, 3, 0, 0];
-        assert_eq!(found(&indexed, &PERMITTED), None);
+        assert_eq!(first_site(&indexed, &PERMITTED), None);
     }
 
     #[test]
-    fn what_is_the_threads_own_may_be_moved() {
+    fn accesses_to_the_threads_own_structure_may_be_moved() {
         let moves: [&[u8]; 5] = [
             // mov 0x348(%r15),%r10; cmp 0x340(%r15),%rsp; lea 0x10(%r8,%r11),%r9;
             // mov %r10,0x20(%rsp); vaddsd %xmm8,%xmm9,%xmm10
@@ -156,25 +156,25 @@ mod tests {
             &[0xc4, 0x41, 0x33, 0x58, 0xd0],
         ];
         for bytes in moves {
-            assert_eq!(found(bytes, &PERMITTED), Some((0x1010, Tactic::One)), "{bytes:x?}");
+            assert_eq!(first_site(bytes, &PERMITTED), Some((0x1010, Tactic::One)), "{bytes:x?}");
         }
-        // Of other code %r15 says nothing.
+        // In other code, %r15 has no special meaning.
         let other = Permitted { hotspot: None, ..PERMITTED };
-        assert_eq!(found(moves[0], &other), None);
+        assert_eq!(first_site(moves[0], &other), None);
     }
 
     #[test]
     fn the_entry_stays() {
         let entry = |entry| Permitted { hotspot: Some(HotSpot { entry }), ..PERMITTED };
         let lea = [0x4f, 0x8d, 0x4c, 0x18, 0x10];
-        assert!(found(&lea, &entry(0x1000)).is_some());
-        assert_eq!(found(&lea, &entry(0x1001)), None, "a byte of it could be the jump's");
+        assert!(first_site(&lea, &entry(0x1000)).is_some());
+        assert_eq!(first_site(&lea, &entry(0x1001)), None, "a byte of it could be the jump's");
     }
 
-    /// Goal: the one place of a loop that any loop of a compiled method has. Method: what C2 makes
-    /// of `while (x != 0) x = x * y;`, as -XX:+PrintAssembly would show it.
+    /// Goal: the kind of site that every loop of a compiled method has is found. Method: the code
+    /// that C2 emits for `while (x != 0) x = x * y;`, as printed by -XX:+PrintAssembly.
     #[test]
-    fn the_load_of_a_poll_is_a_place_of_its_loop() {
+    fn the_load_of_a_safepoint_poll_is_a_site_of_its_loop() {
         let code = [
             &[0x90; 16][..],
             // A: mov 0x348(%r15),%r10; imul %rdx,%rax; test %eax,(%r10); test %rax,%rax; jne A; ret
@@ -184,7 +184,7 @@ mod tests {
         let function = Function::decode(&code.concat(), 0x1000, Some(0x1017)).unwrap();
         let around = function.loops_around(0x1017);
         let [one] = around[..] else { panic!("{around:x?}") };
-        let place = function.place_in(&one, &PERMITTED).unwrap();
-        assert_eq!((place.at, place.bytes, place.tactic), (0x1010, 7, Tactic::One));
+        let site = function.site_in_loop(&one, &PERMITTED).unwrap();
+        assert_eq!((site.at, site.bytes, site.tactic), (0x1010, 7, Tactic::One));
     }
 }

@@ -1,47 +1,45 @@
-//! Where a check can go into code that runs already, and the machine code that goes there.
+//! Where a check fits into existing machine code, and the machine code of that check.
 //!
-//! Bytes in, places and bytes out: no unsafe, no input or output, no knowledge of processes. Who
-//! reads the code of a program, and writes to it, does that elsewhere.
+//! This crate maps bytes to patch sites and to bytes. It has no unsafe code and no I/O, and knows
+//! nothing of processes. `elfen-instrument` reads and writes the code of programs.
 //!
 //! ```text
 //! the program                 the arena, within 2 GiB
-//!                             count:  incq  COUNT(%rip)       while the place is on trial
+//!                             count:  incq  COUNT(%rip)       runs of this check
 //!   ...                               cmpq  $0, TASK(%rip)
 //!   jmp  trampoline  ------>          jne   ring
-//!   int3 ...                          cmpq  $0, DRILL(%rip)
+//!   int3 ...                          cmpq  $0, PROBE(%rip)
 //!   ...              <--+             jne   ring
-//!                       |     moved:  what the jump was written over
+//!                       |     moved:  the instructions that the jump replaced
 //!                       +------       jmp   back
-//!                             ring:   saves a register, and goes to where the bell is rung
+//!                             ring:   saves a register, and jumps to the doorbell routine
 //! ```
 //!
-//! Where a thread may be on one of several lanes, the check looks up the words of the one that it
-//! is on ([`OfCpu`]), by the number that the kernel keeps for each thread.
+//! In a run with several lanes, a check looks up the words of its thread's current lane
+//! ([`CpuWords`]). The kernel stores the CPU number of each thread for that.
 //!
-//! A wrong place is a wrong result in somebody else's program. So a function is taken whole or not
-//! at all ([`Function::decode`]), a place is taken for a reason that can be named ([`Tactic`]), and
-//! each rule has a test that fails without it.
+//! A wrong patch site corrupts the results of another program. So a function is decoded as a whole
+//! or rejected ([`Function::decode`]), and each site states why it is safe ([`Tactic`]). Each rule
+//! has a test that fails without the rule.
 
 #![forbid(unsafe_code)]
 
 mod code;
-mod faults;
-mod flags;
+mod doorbell;
+mod effects;
 mod flow;
 mod hotspot;
 mod loops;
 mod notice;
-mod place;
-mod refused;
-mod ring;
+mod patch_site;
 mod rounds;
 mod trampoline;
 
 pub use code::{Function, JUMP_BYTES, MAX_BYTES};
+pub use doorbell::{Doorbell, LaneDoorbell};
+pub use flow::DecodeError;
 pub use hotspot::HotSpot;
 pub use loops::Loop;
 pub use notice::{NOTICE_BYTES, notice, notice_sites};
-pub use place::{Permitted, Place, Tactic};
-pub use refused::Refused;
-pub use ring::{Bell, LaneBell};
-pub use trampoline::{BLOCK_BYTES, Hooks, OfCpu, Patch, Words};
+pub use patch_site::{PatchSite, Permitted, Tactic};
+pub use trampoline::{BLOCK_BYTES, CpuWords, Hooks, Patch, Words};

@@ -1,15 +1,15 @@
-//! Loops, and what runs on every way round one.
+//! Loops of a function, and which instructions run on every round of a loop.
 
 use core::ops::Range;
 
 use crate::code::Function;
 
-/// The instructions between a jump back and what it goes to.
+/// The instructions from the target of a backward jump to that jump.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Loop {
-    /// Where the loop begins: what is jumped back to.
+    /// The target of the backward jumps.
     pub start: u64,
-    /// The last of the jumps back there.
+    /// The last of these jumps.
     pub back: u64,
 }
 
@@ -24,7 +24,8 @@ impl Loop {
 }
 
 impl Function {
-    /// The loops around an address, the outermost first: jumps back to one place are one loop.
+    /// The loops around an address, outermost first. Backward jumps to the same target are one
+    /// loop.
     pub fn loops_around(&self, ip: u64) -> Vec<Loop> {
         let mut loops: Vec<Loop> = Vec::new();
         for (instruction, next) in self.code.iter().zip(&self.next) {
@@ -38,16 +39,16 @@ impl Function {
                 None => loops.push(Loop { start, back }),
             }
         }
-        loops.retain(|one| one.contains(ip));
-        loops.sort_by_key(|one| (one.start, core::cmp::Reverse(one.back)));
+        loops.retain(|around| around.contains(ip));
+        loops.sort_by_key(|around| (around.start, core::cmp::Reverse(around.back)));
         loops
     }
 }
 
-/// Whether every way round the loop runs instruction `index`: without it, nothing that the loop's
-/// start leads to jumps back there.
-pub(crate) fn is_on_every_round(function: &Function, one: &Loop, index: usize) -> bool {
-    let Some(inside) = one.indices(function) else { return false };
+/// Whether every round of the loop runs instruction `index`: without that instruction, no path from
+/// the start of the loop leads back to it.
+pub(crate) fn is_on_every_round(function: &Function, around: &Loop, index: usize) -> bool {
+    let Some(inside) = around.indices(function) else { return false };
     if index == inside.start {
         return true;
     }
@@ -58,7 +59,7 @@ pub(crate) fn is_on_every_round(function: &Function, one: &Loop, index: usize) -
             continue;
         }
         let next = &function.next[at];
-        // Where it goes from there nobody knows; perhaps back.
+        // The target is unknown, and may be the start of the loop.
         if next.is_unknown {
             return false;
         }
@@ -101,12 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_passed_by_is_not_on_every_round() {
+    fn skippable_instructions_are_not_on_every_round() {
         let function = nested();
         let [outer, inner] = function.loops_around(0x1008)[..] else { panic!("two loops") };
         let on_every =
             |one: &Loop, ip: u64| is_on_every_round(&function, one, function.index(ip).unwrap());
-        // The nop alone is passed by.
+        // Only the nop can be skipped.
         for (ip, is_on) in [(0x1004, true), (0x1006, true), (0x1008, false), (0x1009, true)] {
             assert_eq!(on_every(&inner, ip), is_on, "{ip:#x}");
             assert_eq!(on_every(&outer, ip), is_on, "{ip:#x}");

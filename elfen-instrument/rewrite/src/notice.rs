@@ -1,20 +1,20 @@
-//! The code that asks the kernel for a filter of system calls (seccomp), made to say so first.
+//! Makes a program set a word before it requests a system call filter (seccomp).
 //!
 //! ```text
 //! the program                 the arena
-//!   jmp notice   ---------->  mov   $157, %eax         what the jump was written over
+//!   jmp notice   ---------->  mov   $157, %eax         the instruction that the jump replaced
 //!                             is it seccomp, or prctl(PR_SET_SECCOMP)?  then  movq $1, WORD
 //!   syscall      <----------  jmp   back
 //! ```
 //!
-//! The jump takes the place of one instruction of its own length, so nobody stands inside of it.
-//! In front of a system call the flags and `%r11` are nobody's: the kernel overwrites `%r11`, and
-//! no compiler keeps flags across the call.
+//! The jump replaces one instruction of the same length, so no thread can stand inside it. Before a
+//! system call, the flags and `%r11` are free: the kernel overwrites `%r11`, and no compiler keeps
+//! flags across the call.
 
 use crate::code::JUMP_BYTES;
 use crate::trampoline::{Code, Patch};
 
-/// As long as what [`notice`] makes can be.
+/// The longest code that [`notice`] makes.
 pub const NOTICE_BYTES: u64 = 64;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -27,8 +27,8 @@ const BEFORE: [[u8; JUMP_BYTES]; 3] = [
     [0x4c, 0x8b, 0x4c, 0x24, 8],
 ];
 
-/// Where code asks for a filter, or may: the offsets of the instructions before its system calls.
-/// By their bytes; where these could be the end of a longer instruction they are left out.
+/// Finds the instructions before system calls that may request a filter, and returns their offsets.
+/// The search compares bytes. A match that may be the end of a longer instruction is left out.
 pub fn notice_sites(code: &[u8]) -> impl Iterator<Item = usize> {
     memchr::memmem::find_iter(code, &SYSCALL).filter_map(|call| {
         let site = call.checked_sub(JUMP_BYTES)?;
@@ -39,9 +39,9 @@ pub fn notice_sites(code: &[u8]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A jump from the instruction at `site` to `at`, and what stands there. `word` is where it says
-/// that a filter was asked for. `None` if that instruction is not one of [`notice_sites`], or is
-/// more than 2 GiB away.
+/// Makes a jump from the instruction at `site` to `at`, and the code at `at`. That code sets `word`
+/// when the program requests a filter. `None` if the instruction is not one of [`notice_sites`], or
+/// is more than 2 GiB away.
 pub fn notice(site: u64, original: &[u8], at: u64, word: u64) -> Option<[Patch; 2]> {
     if !BEFORE.iter().any(|known| original == known) {
         return None;
@@ -50,18 +50,18 @@ pub fn notice(site: u64, original: &[u8], at: u64, word: u64) -> Option<[Patch; 
     code.push(original);
     // cmp $SYS_seccomp, %eax; je; cmp $SYS_prctl, %eax; jne; cmp $PR_SET_SECCOMP, %edi; jne
     code.push(&[0x3d, 0x3d, 1, 0, 0]);
-    let asks = code.push_open(&[0x0f, 0x84]);
+    let asks = code.push_forward_jump(&[0x0f, 0x84]);
     code.push(&[0x3d, 0x9d, 0, 0, 0]);
-    let other = code.push_open(&[0x0f, 0x85]);
+    let other = code.push_forward_jump(&[0x0f, 0x85]);
     code.push(&[0x83, 0xff, 22]);
-    let other_option = code.push_open(&[0x0f, 0x85]);
-    code.close(asks)?;
+    let other_option = code.push_forward_jump(&[0x0f, 0x85]);
+    code.end_jump(asks)?;
     // movabs $word, %r11; movq $1, (%r11)
     code.push(&[0x49, 0xbb]);
     code.push(&word.to_le_bytes());
     code.push(&[0x49, 0xc7, 0x03, 1, 0, 0, 0]);
-    code.close(other)?;
-    code.close(other_option)?;
+    code.end_jump(other)?;
+    code.end_jump(other_option)?;
     code.push_relative(&[0xe9], site.checked_add(JUMP_BYTES as u64)?, &[])?;
     let mut jump = Code::at(site);
     jump.push_relative(&[0xe9], at, &[])?;
@@ -74,7 +74,7 @@ mod tests {
     use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, Register};
 
     #[test]
-    fn sites_are_found_by_what_stands_before_the_call() {
+    fn sites_are_found_by_the_instruction_before_the_call() {
         let code = |before: u8, one: &[u8]| [&[0x90, before], one, &SYSCALL, &[0xc3]].concat();
         for known in BEFORE {
             assert_eq!(notice_sites(&code(0x90, &known)).collect::<Vec<_>>(), [2]);
@@ -86,8 +86,8 @@ mod tests {
         assert_eq!(notice_sites(&SYSCALL).count(), 0);
     }
 
-    /// Whether the word is written, of a call with a number and a first argument.
-    fn says(code: &[Instruction], number: u64, first: u64) -> bool {
+    /// Whether the code sets the word for a system call with this number and first argument.
+    fn sets_word(code: &[Instruction], number: u64, first: u64) -> bool {
         let (mut at, mut is_equal) = (1, false);
         loop {
             let one = &code[at];
@@ -98,8 +98,8 @@ mod tests {
             };
             match one.mnemonic() {
                 Mnemonic::Cmp => {
-                    let held = if one.op0_register() == Register::EAX { number } else { first };
-                    is_equal = one.immediate(1) == held;
+                    let register = if one.op0_register() == Register::EAX { number } else { first };
+                    is_equal = one.immediate(1) == register;
                 }
                 Mnemonic::Je if is_equal => at = target(),
                 Mnemonic::Jne if !is_equal => at = target(),
@@ -111,15 +111,17 @@ mod tests {
     }
 
     #[test]
-    fn only_who_asks_for_a_filter_says_so() {
+    fn only_requests_for_a_filter_set_the_word() {
         for original in BEFORE {
             let [jump, code] = notice(0x1000, &original, 0x2000, 0x3000).unwrap();
             assert!((code.bytes.len() as u64) < NOTICE_BYTES && jump.bytes.len() == JUMP_BYTES);
             assert_eq!(code.bytes[..JUMP_BYTES], original, "it runs first");
             let code: Vec<Instruction> =
                 Decoder::with_ip(64, &code.bytes, 0x2000, DecoderOptions::NONE).iter().collect();
-            assert!(says(&code, 317, 0) && says(&code, 157, 22));
-            assert!(!says(&code, 157, 15) && !says(&code, 202, 22) && !says(&code, 0, 0));
+            assert!(sets_word(&code, 317, 0) && sets_word(&code, 157, 22));
+            assert!(
+                !sets_word(&code, 157, 15) && !sets_word(&code, 202, 22) && !sets_word(&code, 0, 0)
+            );
             let last = code.last().unwrap();
             assert_eq!((last.mnemonic(), last.near_branch_target()), (Mnemonic::Jmp, 0x1005));
             let word = code.iter().find(|one| one.op0_register() == Register::R11).unwrap();

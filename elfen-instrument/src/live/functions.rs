@@ -1,53 +1,52 @@
-//! What is known of the functions that threads were met in.
+//! Caches what is known about the functions in which threads were sampled.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use elfen_rewrite::{Function, Refused};
+use elfen_rewrite::{DecodeError, Function};
 
 use super::missed::Missed;
 
-/// How many are remembered decoded.
+/// How many decoded functions are kept.
 const DECODED_MAX: usize = 64;
-/// Of how many addresses it is remembered that there is nothing to be done, and for how many
-/// threads that are met there: another one may have been called by somebody else.
-const SETTLED_MAX: usize = 4096;
-const SETTLED_FOR: u32 = 32;
+/// For how many addresses a failure is remembered, and for how many samples at each. It is retried
+/// after that, because a later thread may have another caller.
+const MISSES_MAX: usize = 4096;
+const MISS_ANSWERS: u32 = 32;
 
-/// Functions, by their first addresses.
+/// Functions, by their start addresses.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Functions {
     decoded: HashMap<u64, Decoded>,
-    /// Whether something goes to the middle of them.
+    /// Whether code or data outside of the function refers to its inside.
     pub(super) entered: HashMap<u64, bool>,
-    settled: HashMap<u64, (Missed, u32)>,
+    misses: HashMap<u64, (Missed, u32)>,
     callers: HashMap<u64, Callers>,
 }
 
-/// How often threads were met in a function without a check for it, and the checks that those who
-/// may have called it were given.
+/// How many samples hit a function without a check, and which checks its possible callers got.
 #[derive(Clone, Default, Debug)]
 struct Callers {
-    met: u32,
-    hinted: Vec<u64>,
+    samples: u32,
+    hints: Vec<u64>,
 }
 
 #[derive(Clone, Debug)]
 struct Decoded {
-    /// What it was read from.
+    /// The bytes that the function was decoded from.
     bytes: Box<[u8]>,
     function: Arc<Function>,
 }
 
 impl Functions {
-    /// The function of these bytes, in which a thread stood at `sample`. A long one takes
-    /// milliseconds to decode, and threads are met in the same ones again and again.
-    pub(super) fn decoded(
+    /// Decodes a function; a thread was interrupted at `sample`. A long function takes milliseconds
+    /// to decode, and samples hit the same functions again and again.
+    pub(super) fn decode(
         &mut self,
         bytes: &[u8],
         start: u64,
         sample: Option<u64>,
-    ) -> Result<Arc<Function>, Refused> {
+    ) -> Result<Arc<Function>, DecodeError> {
         if self.decoded.get(&start).is_none_or(|known| *known.bytes != *bytes) {
             let function = Arc::new(Function::decode(bytes, start, sample)?);
             if self.decoded.len() >= DECODED_MAX {
@@ -57,45 +56,45 @@ impl Functions {
             self.decoded.insert(start, known);
             return Ok(function);
         }
-        let known = self.decoded.get_mut(&start).ok_or(Refused::Length)?;
-        Arc::make_mut(&mut known.function).meet(sample)?;
+        let known = self.decoded.get_mut(&start).ok_or(DecodeError::Length)?;
+        Arc::make_mut(&mut known.function).set_sample(sample)?;
         Ok(known.function.clone())
     }
 
-    /// Why there is no check for a thread that was met at `ip`, if that has been found out.
-    pub(super) fn settled(&mut self, ip: u64) -> Option<Missed> {
-        let (missed, left) = self.settled.get_mut(&ip)?;
+    /// Why a thread at `ip` has no check, if that is remembered.
+    pub(super) fn known_miss(&mut self, ip: u64) -> Option<Missed> {
+        let (missed, left) = self.misses.get_mut(&ip)?;
         *left = left.checked_sub(1)?;
         Some(missed.clone())
     }
 
-    pub(super) fn settle(&mut self, ip: u64, missed: &Missed) {
-        if !missed.is_of_code() {
+    pub(super) fn remember_miss(&mut self, ip: u64, missed: &Missed) {
+        if !missed.depends_on_code_only() {
             return;
         }
-        if self.settled.len() >= SETTLED_MAX {
-            self.settled.clear();
+        if self.misses.len() >= MISSES_MAX {
+            self.misses.clear();
         }
-        self.settled.insert(ip, (missed.clone(), SETTLED_FOR));
+        self.misses.insert(ip, (missed.clone(), MISS_ANSWERS));
     }
 
-    /// A check has come or gone.
-    pub(super) fn unsettle(&mut self) {
-        self.settled.clear();
+    /// Must be called whenever a check was added or removed.
+    pub(super) fn forget_misses(&mut self) {
+        self.misses.clear();
     }
 
-    /// A thread was met in the function that begins at `start`, and it is left to callers: how
-    /// often that was, and which checks they have.
-    pub(super) fn meet(&mut self, start: u64) -> (u32, &[u64]) {
+    /// Counts a sample in the function that begins at `start`, which is left to checks in its
+    /// callers. Returns the number of samples, and the checks of its callers.
+    pub(super) fn count_sample(&mut self, start: u64) -> (u32, &[u64]) {
         let known = self.callers.entry(start).or_default();
-        known.met = known.met.saturating_add(1);
-        (known.met, &known.hinted)
+        known.samples = known.samples.saturating_add(1);
+        (known.samples, &known.hints)
     }
 
-    pub(super) fn hinted(&mut self, start: u64, place: u64) {
-        let hinted = &mut self.callers.entry(start).or_default().hinted;
-        if !hinted.contains(&place) {
-            hinted.push(place);
+    pub(super) fn remember_hint(&mut self, start: u64, site: u64) {
+        let hints = &mut self.callers.entry(start).or_default().hints;
+        if !hints.contains(&site) {
+            hints.push(site);
         }
     }
 }
@@ -104,19 +103,19 @@ impl Functions {
 mod tests {
     use super::*;
 
-    /// jmp over a nop; nop; ret: that the first nop is code, only a thread there tells.
+    /// `jmp` over a nop; nop; ret. Only a sample shows that the first nop is code.
     const BYTES: [u8; 5] = [0xeb, 0x01, 0x90, 0x90, 0xc3];
 
-    fn remembered(functions: &mut Functions, bytes: &[u8], sample: Option<u64>) -> String {
-        format!("{:?}", functions.decoded(bytes, 0x1000, sample).unwrap())
+    fn decode_remembering(functions: &mut Functions, bytes: &[u8], sample: Option<u64>) -> String {
+        format!("{:?}", functions.decode(bytes, 0x1000, sample).unwrap())
     }
 
-    /// Goal: a function that is remembered is what it would be if it were decoded anew. Method: the
-    /// same bytes with and without a thread, and others at the same address.
+    /// Goal: a remembered function equals a freshly decoded one. Method: the same bytes with and
+    /// without a sample, and other bytes at the same address.
     #[test]
-    fn what_is_remembered_is_what_would_be_decoded() {
+    fn a_remembered_function_equals_a_decoded_one() {
         let mut functions = Functions::default();
-        let anew = |bytes: &[u8], sample| {
+        let decode = |bytes: &[u8], sample| {
             format!("{:?}", Arc::new(Function::decode(bytes, 0x1000, sample).unwrap()))
         };
         let other = [0x90, 0x90, 0x90, 0x90, 0xc3];
@@ -128,42 +127,46 @@ mod tests {
             (&BYTES, Some(0x1002)),
         ] {
             assert_eq!(
-                remembered(&mut functions, bytes, sample),
-                anew(bytes, sample),
+                decode_remembering(&mut functions, bytes, sample),
+                decode(bytes, sample),
                 "{sample:?}"
             );
         }
-        assert_ne!(anew(&BYTES, None), anew(&BYTES, Some(0x1002)), "a thread says something");
-        let inside = functions.decoded(&BYTES, 0x1000, Some(0x1001));
-        assert!(matches!(inside, Err(Refused::SampleInside(0x1001))), "{inside:?}");
+        assert_ne!(
+            decode(&BYTES, None),
+            decode(&BYTES, Some(0x1002)),
+            "a sample makes a difference"
+        );
+        let inside = functions.decode(&BYTES, 0x1000, Some(0x1001));
+        assert!(matches!(inside, Err(DecodeError::SampleInside(0x1001))), "{inside:?}");
     }
 
     #[test]
-    fn not_all_are_remembered() {
+    fn few_functions_are_remembered() {
         let mut functions = Functions::default();
         for start in 0..1000 {
-            functions.decoded(&BYTES, 0x1000 * (start + 1), None).unwrap();
+            functions.decode(&BYTES, 0x1000 * (start + 1), None).unwrap();
             assert!(functions.decoded.len() <= DECODED_MAX);
         }
     }
 
-    /// Goal: what has been found out is not asked at each miss, but again now and then, and at once
-    /// when a check has come or gone; what is of the process and not of the code is asked always.
+    /// Goal: a failure is remembered for some samples, and forgotten at once when a check was added
+    /// or removed. Failures of the process, not of the code, are never remembered.
     #[test]
-    fn what_is_settled_is_so_for_a_while() {
+    fn misses_are_remembered_for_a_while() {
         let mut functions = Functions::default();
-        functions.settle(0x1000, &Missed::Gone);
-        assert!(functions.settled(0x1000).is_none());
-        functions.settle(0x1000, &Missed::NoPlace);
-        let asked = (0..100).take_while(|_| functions.settled(0x1000).is_some()).count();
-        assert_eq!(asked, SETTLED_FOR as usize);
-        assert!(functions.settled(0x1001).is_none());
-        functions.settle(0x1000, &Missed::TooDense);
-        functions.unsettle();
-        assert!(functions.settled(0x1000).is_none());
+        functions.remember_miss(0x1000, &Missed::Gone);
+        assert!(functions.known_miss(0x1000).is_none());
+        functions.remember_miss(0x1000, &Missed::NoSite);
+        let answers = (0..100).take_while(|_| functions.known_miss(0x1000).is_some()).count();
+        assert_eq!(answers, MISS_ANSWERS as usize);
+        assert!(functions.known_miss(0x1001).is_none());
+        functions.remember_miss(0x1000, &Missed::TooDense);
+        functions.forget_misses();
+        assert!(functions.known_miss(0x1000).is_none());
         for ip in 0..20_000 {
-            functions.settle(ip, &Missed::NoPlace);
-            assert!(functions.settled.len() <= SETTLED_MAX);
+            functions.remember_miss(ip, &Missed::NoSite);
+            assert!(functions.misses.len() <= MISSES_MAX);
         }
     }
 }

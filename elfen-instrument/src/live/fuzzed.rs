@@ -1,4 +1,4 @@
-//! See [`crate::fuzzed`].
+//! Fuzzing entry points of this module; see [`crate::fuzzed`].
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::hotspot::HotSpot;
 use super::object::Objects;
 use crate::remote::{Mapping, Memory};
 
-/// The fields by which a method is found.
+/// The fields that the lookup of a method needs.
 pub(crate) const FIELDS: [&str; 16] = [
     "GrowableArrayBase._len",
     "GrowableArray<int>._data",
@@ -28,14 +28,14 @@ pub(crate) const FIELDS: [&str; 16] = [
 
 pub(crate) fn function(memory: &Memory, mapped: &[Mapping], ip: u64) {
     let own = std::process::id();
-    let _found = Objects::default().function(own, memory, mapped, &mapped[0], ip);
+    let _found = Objects::default().function_around(own, memory, mapped, &mapped[0], ip);
 }
 
-/// The heaps are listed where the image begins.
+/// Looks up the method around `ip`. The list of heaps is at the start of the image.
 pub(crate) fn method(memory: &Memory, image: &Mapping, offsets: &HashMap<String, u64>, ip: u64) {
     let _described = HotSpot::of(memory, std::slice::from_ref(image));
     let Some(machine) = HotSpot::with(image.range.start, offsets) else { return };
-    if let Some(found) = machine.compiled(memory, ip) {
+    if let Some(found) = machine.method_around(memory, ip) {
         assert!(found.code.contains(&ip) && found.code.contains(&found.entry));
         let _name = machine.name(memory, &found);
     }

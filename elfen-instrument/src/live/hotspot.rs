@@ -1,8 +1,8 @@
-//! Java methods that HotSpot has compiled, as the virtual machine itself describes them.
+//! Finds Java methods that HotSpot has compiled, by the virtual machine's own description.
 //!
-//! `libjvm.so` exports tables of its structures' fields, for debuggers that look at it from outside
-//! (`gHotSpotVMStructs`). By them the code of the method around an address is found in the code
-//! cache, with nothing loaded into the machine, and nothing asked of it:
+//! `libjvm.so` exports tables of the fields of its structures for external debuggers
+//! (`gHotSpotVMStructs`). With these tables, the code around an address is found in the code cache.
+//! No agent is loaded, and the virtual machine does not take part:
 //!
 //! ```text
 //! CodeCache::_heaps --> CodeHeap: memory      segments of 128 bytes: code, or free
@@ -10,8 +10,8 @@
 //!                       HeapBlock, CodeBlob, nmethod: name, code, state, number
 //! ```
 //!
-//! What is read is input, of a process that runs meanwhile: sizes are bounded, and what is written
-//! by it is held against the method's number at that moment.
+//! The process runs meanwhile, and its memory is untrusted input. So all sizes are bounded, and a
+//! change is written only if the method still has the same number at that moment.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,39 +23,39 @@ use super::symbols::{Symbols, u32_at};
 use crate::remote::{Mapping, Memory};
 
 const LIBRARY: &str = "/libjvm.so";
-/// There are some two thousand.
+/// HotSpot has about two thousand.
 const FIELDS_MAX: u64 = 1 << 14;
 const NAME_MAX: usize = 96;
 const HEAPS_MAX: u32 = 16;
-/// Of a segment map: the segment is free.
+/// Entry of a segment map for a free segment.
 const FREE: u8 = 0xff;
-/// A block's beginning is so many steps away at most: of a mebibyte's code it is 33.
+/// The start of a block is at most this many steps away. Code of one mebibyte takes 33 steps.
 const STEPS_MAX: u32 = 1024;
-/// A compiled method's name, among the blobs of the code cache.
+/// The name that the code cache gives to compiled methods.
 const METHOD: &[u8] = b"nmethod\0";
-/// The state of a method that callers may enter.
+/// State of a method that callers may enter.
 const IN_USE: u8 = 0;
 
 /// One virtual machine.
 #[derive(Clone, Debug)]
 pub(super) struct HotSpot {
-    /// Where the list of the code cache's heaps is.
+    /// Address of the list of the code cache's heaps.
     heaps: u64,
     fields: Fields,
 }
 
 /// The code of one Java method.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Compiled {
+pub(super) struct CompiledMethod {
     pub(super) code: Range<u64>,
     pub(super) entry: u64,
-    /// Where the number of this compilation is, and it: no other has the same.
+    /// Address of the number of this compilation, and that number, which is unique.
     pub(super) number_at: u64,
     pub(super) number: u32,
     blob: u64,
 }
 
-/// Offsets of fields.
+/// Offsets of the fields that are read.
 #[derive(Clone, Debug)]
 struct Fields {
     array_length: u64,
@@ -74,7 +74,7 @@ struct Fields {
     names: Option<Names>,
 }
 
-/// By what a method's name is found: nothing rests on it but reports.
+/// Offsets for the name of a method. Only reports use names.
 #[derive(Clone, Debug)]
 struct Names {
     method: u64,
@@ -88,12 +88,12 @@ struct Names {
     text: u64,
 }
 
-/// How a blob says where its code begins, and a method where it is entered.
+/// How a blob describes where its code begins, and a method where it is entered.
 #[derive(Clone, Copy, Debug)]
 enum Code {
-    /// Up to JDK 22, by addresses.
+    /// By addresses, up to JDK 22.
     Addresses { begin: u64, entry: u64 },
-    /// From the blob, and from the code on.
+    /// By offsets: the code's from the blob, the entry's from the code.
     Offsets { begin: u64, entry: u64 },
 }
 
@@ -103,7 +103,7 @@ impl HotSpot {
         let code = mapped.iter().find(|one| one.executable && one.name.ends_with(LIBRARY))?;
         let loaded = Loaded::of(memory, mapped, code)?;
         let symbols = Symbols::of(memory, &loaded)?;
-        let (offsets, addresses) = described(memory, &symbols)?;
+        let (offsets, addresses) = read_field_tables(memory, &symbols)?;
         let heaps = *addresses.get("CodeCache._heaps")?;
         let pool_bytes = size_of_type(memory, &symbols, "ConstantPool");
         let names = pool_bytes.and_then(|bytes| Names::of(&offsets, bytes));
@@ -116,8 +116,8 @@ impl HotSpot {
         Some(Self { heaps, fields: Fields { names, ..Fields::of(offsets)? } })
     }
 
-    /// The method around an address, if there is one that callers may enter.
-    pub(super) fn compiled(&self, memory: &Memory, ip: u64) -> Option<Compiled> {
+    /// The method around an address, if callers may enter it.
+    pub(super) fn method_around(&self, memory: &Memory, ip: u64) -> Option<CompiledMethod> {
         let fields = &self.fields;
         let list = u64_of(memory, self.heaps)?;
         let count = u32_of(memory, list.checked_add(fields.array_length)?)?.min(HEAPS_MAX);
@@ -146,12 +146,12 @@ impl HotSpot {
         let number = u32_of(memory, number_at)?;
         let is_short = code.end.saturating_sub(code.start) <= MAX_BYTES as u64;
         let is_sound = is_short && code.contains(&ip) && code.contains(&entry) && blob < begin;
-        let found = Compiled { code, entry, number_at, number, blob };
+        let found = CompiledMethod { code, entry, number_at, number, blob };
         (is_in_use && is_sound).then_some(found)
     }
 
-    /// A method's name, as in `java/util/HashMap.putVal`.
-    pub(super) fn name(&self, memory: &Memory, method: &Compiled) -> Option<String> {
+    /// The name of a method, such as `java/util/HashMap.putVal`.
+    pub(super) fn name(&self, memory: &Memory, method: &CompiledMethod) -> Option<String> {
         let names = self.fields.names.as_ref()?;
         let word = |at: u64, field: u64| u64_of(memory, at.checked_add(field)?);
         let symbol = |at: u64| {
@@ -214,7 +214,7 @@ impl Fields {
             heap_shift: field("CodeHeap._log2_segment_size")?,
             space_low: field("VirtualSpace._low")?,
             space_high: field("VirtualSpace._high")?,
-            // A length, and a flag that is padded to as much.
+            // A length, followed by a flag that is padded to the same size.
             block_bytes: field("HeapBlock::Header._used")?.checked_mul(2)?,
             blob_name: field("CodeBlob._name")?,
             code,
@@ -245,8 +245,8 @@ impl Names {
 
 type Described = (HashMap<String, u64>, HashMap<String, u64>);
 
-/// The offset of each field of an instance, and the address of each static one, as `Type.field`.
-fn described(memory: &Memory, symbols: &Symbols<'_>) -> Option<Described> {
+/// Reads the offset of each instance field and the address of each static field, by `Type.field`.
+fn read_field_tables(memory: &Memory, symbols: &Symbols<'_>) -> Option<Described> {
     let word = |name: &str| u64_of(memory, symbols.address(name)?);
     let of_entry = |name: &str| word(&format!("gHotSpotVMStructEntry{name}"));
     let table = word("gHotSpotVMStructs")?;
@@ -277,7 +277,7 @@ fn described(memory: &Memory, symbols: &Symbols<'_>) -> Option<Described> {
     Some((offsets, addresses))
 }
 
-/// How long structures of a type are.
+/// The size of a structure type.
 fn size_of_type(memory: &Memory, symbols: &Symbols<'_>, name: &str) -> Option<u64> {
     let word = |name: &str| u64_of(memory, symbols.address(name)?);
     let of_entry = |name: &str| word(&format!("gHotSpotVMTypeEntry{name}"));
@@ -294,7 +294,7 @@ fn size_of_type(memory: &Memory, symbols: &Symbols<'_>, name: &str) -> Option<u6
     None
 }
 
-/// Up to its NUL. The strings of the tables are constants, with others behind them.
+/// Reads a string up to its NUL. Reading past it is fine, as other constants follow.
 fn text(memory: &Memory, at: u64) -> Option<String> {
     let bytes = memory.read_vec(at, NAME_MAX).ok()?;
     let text = bytes.split(|&byte| byte == 0).next()?;
@@ -324,7 +324,7 @@ mod tests {
     use super::*;
     use crate::remote::mappings;
 
-    /// A method is compiled; then the program says so, and waits until its input ends.
+    /// Compiles a method, prints a line, and waits until its input ends.
     const PROGRAM: &str = "public class Waits {
         static long work(long x) {
             for (long i = 0; i < 1000; i++) { x = x * 31 + (x >>> 7) + i; }
@@ -342,20 +342,21 @@ mod tests {
 
     impl Drop for Java {
         fn drop(&mut self) {
-            // It has ended already if the test went through.
+            // Fails if the test passed, because the program has ended then.
             let _ended = self.0.kill();
             self.0.wait().unwrap();
         }
     }
 
-    /// With the program's methods compiled; `None`, and a line, without a JDK.
+    /// Starts the program and waits until its methods are compiled. Without a JDK it prints a line
+    /// and returns `None`.
     fn java() -> Option<Java> {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("Waits.java");
         std::fs::write(&source, PROGRAM).unwrap();
         let built = Command::new("javac").arg("-d").arg(folder.path()).arg(&source).status();
         if !built.is_ok_and(|status| status.success()) {
-            // Not through a macro of std, whose output the test runner keeps to itself.
+            // The test runner hides what the macros of std print.
             writeln!(std::io::stderr(), "skipped: HotSpot: there is no JDK").unwrap();
             return None;
         }
@@ -369,41 +370,42 @@ mod tests {
         Some(java)
     }
 
-    /// Goal: every method that HotSpot has compiled is found by any address in it, can be decoded
-    /// whole, and has places that the machine leaves alone. Method: a real one, all of whose code
-    /// cache is looked at.
+    /// Goal: each compiled method is found by any address in it, decodes as a whole, and has sites
+    /// that HotSpot neither reads nor changes. Method: all code in the code cache of a real virtual
+    /// machine.
     #[test]
-    fn methods_are_found_as_the_machine_describes_them() {
+    fn compiled_methods_are_found_named_and_patchable() {
         let Some(java) = java() else { return };
         let memory = Memory::open(java.0.id()).unwrap();
         let mapped = mappings(java.0.id()).unwrap();
         let hotspot = HotSpot::of(&memory, &mapped).expect("it describes itself");
-        let mut found: Vec<Compiled> = Vec::new();
+        let mut found: Vec<CompiledMethod> = Vec::new();
         let makes_code = |one: &&Mapping| one.executable && one.file.is_none();
         for one in mapped.iter().filter(makes_code).filter(|one| !one.name.starts_with('[')) {
             let mut at = one.range.start;
             while at < one.range.end {
-                let method = hotspot.compiled(&memory, at);
+                let method = hotspot.method_around(&memory, at);
                 at = method.as_ref().map_or(at + 64, |method| method.code.end);
                 found.extend(method);
             }
         }
         assert!(found.len() > 100, "{} methods", found.len());
-        let mut places = 0;
+        let mut sites = 0;
         for method in &found {
             let Range { start, end } = method.code;
             for ip in [start, method.entry, (start + end) / 2, end - 1] {
-                assert_eq!(hotspot.compiled(&memory, ip).as_ref(), Some(method));
+                assert_eq!(hotspot.method_around(&memory, ip).as_ref(), Some(method));
             }
             let bytes = memory.read_vec(start, usize::try_from(end - start).unwrap()).unwrap();
             let permitted =
                 Permitted { hotspot: Some(Rule { entry: method.entry }), ..Permitted::default() };
-            // Stubs behind the code hold data where parts of it are still to be linked.
+            // Stubs after the code hold data where calls are not linked yet, and such methods do
+            // not decode.
             let function = Function::decode(&bytes, start, Some(method.entry));
-            let place = function.is_ok_and(|one| one.places(&permitted).next().is_some());
-            places += usize::from(place);
+            let site = function.is_ok_and(|one| one.sites(&permitted).next().is_some());
+            sites += usize::from(site);
         }
-        assert!(places * 2 > found.len(), "{places} of {} have a place", found.len());
+        assert!(sites * 2 > found.len(), "{sites} of {} have a place", found.len());
         let names: Vec<String> =
             found.iter().filter_map(|method| hotspot.name(&memory, method)).collect();
         assert_eq!(names.len(), found.len());
@@ -412,21 +414,24 @@ mod tests {
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), found.len(), "each compilation has a number of its own");
-        assert_eq!(hotspot.compiled(&memory, PROGRAM.as_ptr().expose_provenance() as u64), None);
+        assert_eq!(
+            hotspot.method_around(&memory, PROGRAM.as_ptr().expose_provenance() as u64),
+            None
+        );
     }
 
     #[test]
-    fn what_is_no_virtual_machine_has_no_methods() {
+    fn other_processes_have_no_methods() {
         let memory = Memory::open(std::process::id()).unwrap();
         let mapped = mappings(std::process::id()).unwrap();
         assert!(HotSpot::of(&memory, &mapped).is_none());
     }
 
-    /// Goal: whatever a process writes where its machine's structures should be, nothing is found
-    /// and nothing goes wrong. Method: pages of this process filled by a seeded generator, with
-    /// words that point back into them.
+    /// Goal: hostile contents of the virtual machine's structures yield no method and no panic.
+    /// Method: pages of this process filled by a seeded generator, with words that point back into
+    /// them.
     #[test]
-    fn memory_that_lies_is_no_method() {
+    fn hostile_memory_yields_no_method() {
         let memory = Memory::open(std::process::id()).unwrap();
         let mut words = vec![0_u64; 512];
         let base = words.as_ptr().expose_provenance() as u64;
@@ -468,7 +473,7 @@ mod tests {
                 names: None,
             };
             let hotspot = HotSpot { heaps: base + next() % 4096, fields };
-            assert_eq!(hotspot.compiled(&memory, base + next() % 8192), None);
+            assert_eq!(hotspot.method_around(&memory, base + next() % 8192), None);
         }
     }
 }

@@ -1,44 +1,44 @@
-//! Why a batch thread has no check near the place where it was interrupted.
+//! Why a batch thread has no check near the address where it was interrupted.
 
 use std::io;
 
-use elfen_rewrite::Refused;
+use elfen_rewrite::DecodeError;
 
 use crate::remote::TouchError;
 
-/// One reason each; those of a process hold for all of it.
+/// The reasons. Those of a process hold for all its threads.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Missed {
-    #[error("it was in the kernel")]
+    #[error("the thread was in the kernel")]
     Kernel,
-    #[error("no file holds the code: a program made it as it ran")]
+    #[error("the code was generated at run time: it is not mapped from a file")]
     Jit,
-    #[error("it is the loader's or the kernel's own code")]
+    #[error("the code belongs to the loader or the kernel")]
     Loader,
-    #[error("nothing tells where the function begins and ends")]
+    #[error("the bounds of the function are unknown")]
     NoFunction,
-    #[error("the function is left alone: {0}")]
-    Function(#[from] Refused),
+    #[error("the function cannot be patched: {0}")]
+    Function(#[from] DecodeError),
     #[error("no instruction there can be moved")]
-    NoPlace,
+    NoSite,
     #[error("every check there would run too often")]
     TooDense,
-    #[error("it was in a check already")]
+    #[error("the thread was inside a check")]
     Ours,
-    #[error("the process ended, or became another program")]
+    #[error("the process ended or executed another program")]
     Gone,
-    #[error("it is none of this batch")]
+    #[error("the process does not belong to this batch")]
     Foreign,
-    #[error("it did not stop in its own code")]
+    #[error("the thread did not stop in its own code")]
     Busy,
     #[error("the process: {0}")]
     Process(String),
-    /// As long as somebody else does.
+    /// Holds as long as another process traces it.
     #[error("the process: {0}")]
     Traced(String),
 }
 
-/// What the kernel says of a process that ended meanwhile.
+/// Whether an error means that the process has ended.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
@@ -48,24 +48,25 @@ impl Missed {
         if is_gone(&error) { Self::Gone } else { Self::Process(error.to_string()) }
     }
 
-    /// Whether code that called this may do instead.
-    pub(super) fn may_be_for_a_caller(&self) -> bool {
-        matches!(self, Self::NoFunction | Self::Function(_) | Self::NoPlace | Self::TooDense)
+    /// Whether a check in a caller may help instead.
+    pub(super) fn callers_may_help(&self) -> bool {
+        matches!(self, Self::NoFunction | Self::Function(_) | Self::NoSite | Self::TooDense)
     }
 
-    /// Whether it is so for whoever stands there, until checks come or go.
-    pub(super) fn is_of_code(&self) -> bool {
-        self.may_be_for_a_caller() || matches!(self, Self::Loader)
+    /// Whether the failure depends only on the code, not on the thread. Such a failure holds until
+    /// a check is added or removed.
+    pub(super) fn depends_on_code_only(&self) -> bool {
+        self.callers_may_help() || matches!(self, Self::Loader)
     }
 
-    /// As reports name it.
+    /// The name in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
             Self::Jit => "jit",
             Self::Loader => "ld_so",
             Self::NoFunction => "no_function",
-            Self::Function(_) | Self::NoPlace => "no_place",
+            Self::Function(_) | Self::NoSite => "no_place",
             Self::TooDense => "too_dense",
             Self::Ours | Self::Gone | Self::Foreign | Self::Busy => "passing",
             Self::Process(_) | Self::Traced(_) => "refused",

@@ -1,21 +1,21 @@
-//! Checks for programs that run already: where one fits near an address at which a batch thread was
-//! interrupted, and what has to be written for it.
+//! Checks for programs that run already: finds a site near the address where a batch thread was
+//! interrupted, and prepares what must be written there.
 //!
 //! ```text
-//! Missed <-- Patched::propose(ip) --> Change --> applied by whoever holds every lane of the batch
+//! Missed <-- Patched::propose(ip) --> Change --> applied by the thread that holds all batch lanes
 //!              |        |     |
-//!     object.rs: the    |   arena.rs: trampolines, and the pages that their checks look at,
-//!     function's bytes  |   mapped into the process at its first touch
-//!                elfen-rewrite: the place, and its code
+//!     object.rs: the    |   arena.rs: trampolines, and the pages that their checks read,
+//!     function's bytes  |   mapped into the process when the first check is written
+//!                elfen-rewrite: the patch site, and its code
 //! ```
 //!
-//! Of a Java virtual machine, `hotspot.rs` finds the methods that it has compiled.
+//! In a Java virtual machine, `hotspot.rs` finds the compiled methods.
 //!
-//! Nothing is believed of a process but what its memory holds when it is looked at: each write is
-//! held against the bytes that were decoded, and a function that can't be read whole is left alone.
+//! All input comes from the memory of the process at the time of reading, and is untrusted. Each
+//! write first compares the memory with the bytes that were decoded. A function that cannot be read
+//! as a whole is left alone.
 
 mod arena;
-mod callers;
 mod change;
 mod counts;
 mod dense;
@@ -27,16 +27,13 @@ mod missed;
 mod notices;
 mod object;
 mod patched;
-mod places;
 mod several;
-mod sites;
 mod status;
 mod symbols;
-mod thinned;
 
 pub use arena::{LaneAt, Pages};
 pub use change::Change;
+pub use counts::SiteCounts;
 pub use missed::Missed;
-pub use patched::{Patched, Stood};
-pub use places::Places;
-pub use status::{FILTERED, Program, is_filtered};
+pub use patched::{Patched, StoppedAt};
+pub use status::{FILTERED, ProgramId, is_filtered};

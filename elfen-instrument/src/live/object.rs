@@ -1,8 +1,7 @@
-//! The function around an address of a process: its bounds, by the tables that its object has
-//! mapped beside its code.
+//! Finds the function around an address, by the unwind tables that its object has mapped.
 //!
-//! The process's memory is what is read, and not the file: that may be another one by now, or lie
-//! where we can't see it.
+//! All tables are read from the memory of the process. The file may have been replaced since, or
+//! may not be visible to this process.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,17 +16,17 @@ use crate::remote::{Mapping, Memory};
 const HEADER_BYTES: usize = 64;
 const SEGMENT_BYTES: usize = 56;
 const SEGMENTS_MAX: u16 = 64;
-/// No table of a program that we met is a quarter as long.
+/// More than four times the longest table that we measured.
 const TABLE_MAX: u64 = 1 << 26;
 const PT_LOAD: u32 = 1;
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-/// How a table of Go's begins, in either form of ours.
+/// How Go's table begins, in both supported versions.
 const GO_TABLE: [[u8; 8]; 2] =
     [[0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8], [0xf0, 0xff, 0xff, 0xff, 0, 0, 1, 8]];
 const GO_ALIGNED: usize = 16;
 
-/// The objects of a process, by where they begin and which file they are: a library can be
-/// unloaded, and another one come to its place.
+/// The objects of a process, by start address and file: after a library is unloaded, another may be
+/// mapped at its address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Objects {
     known: HashMap<(u64, Option<(String, u64)>), Object>,
@@ -39,16 +38,16 @@ struct Object {
     /// `.eh_frame_hdr` and `.eh_frame`, with their addresses.
     starts: Table,
     frames: Table,
-    /// Of programs without the first: every function, in order.
+    /// Every function in order, for programs without `.eh_frame_hdr`.
     listed: Vec<Bounds>,
     go: Table,
 }
 
-/// A function.
+/// The bounds of a function.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Bounds {
     pub(super) range: Range<u64>,
-    /// Something comes into the middle of it that its code does not show.
+    /// Control can enter the middle of the function without a visible branch.
     pub(super) has_landing_pads: bool,
 }
 
@@ -67,7 +66,7 @@ struct Table {
 
 impl Objects {
     /// The function around `ip`, which lies in the code mapping `code`.
-    pub(super) fn function(
+    pub(super) fn function_around(
         &mut self,
         process: u32,
         memory: &Memory,
@@ -83,7 +82,7 @@ impl Objects {
             }
         };
         let found = object.function(ip).ok_or(Missed::NoFunction)?;
-        // What tables say is input.
+        // The tables are untrusted input.
         let Range { start, end } = found.range;
         if start <= ip && code.range.start <= start && ip < end && end <= code.range.end {
             return Ok(found);
@@ -92,16 +91,16 @@ impl Objects {
     }
 }
 
-/// Where the object begins whose file `code` is mapped from.
+/// Where the object begins that `code` is mapped from.
 fn base(mapped: &[Mapping], code: &Mapping) -> Option<u64> {
     let before = mapped.iter().filter(|one| one.range.start <= code.range.start);
     let own = before.filter(|one| one.file == code.file && one.offset == 0);
     own.map(|one| one.range.start).next_back()
 }
 
-/// Where an object lies, by its own headers.
+/// The position of an object in memory, by its own program headers.
 pub(super) struct Loaded {
-    /// What is added to the addresses that its file has.
+    /// Added to the addresses in the file to get addresses in memory.
     pub(super) bias: u64,
     segments: Vec<Segment>,
 }
@@ -131,7 +130,7 @@ impl Loaded {
         Some(Self { bias, segments })
     }
 
-    /// Where the first segment of a kind begins, and how long it is.
+    /// Address and length of the first segment of a kind.
     pub(super) fn segment(&self, kind: u32) -> Option<(u64, u64)> {
         let one = self.segments.iter().find(|one| one.kind == kind)?;
         Some((self.bias.checked_add(one.address)?, one.bytes))
@@ -145,7 +144,7 @@ impl Object {
         if let Some(unwind) = segments.iter().find(|one| one.kind == PT_GNU_EH_FRAME) {
             object.read_frames(memory, &segments, bias, unwind);
         } else {
-            object.listed = listed(process, memory, base, bias).unwrap_or_default();
+            object.listed = list_functions(process, memory, base, bias).unwrap_or_default();
         }
         let loaded = segments.iter().filter(|one| one.kind == PT_LOAD).filter_map(|one| {
             let start = bias.checked_add(one.address)?;
@@ -167,7 +166,7 @@ impl Object {
     ) -> Option<()> {
         let address = bias.checked_add(unwind.address)?;
         let starts = Table::read(memory, address, unwind.bytes)?;
-        // Version, three encodings, and the distance to the frames from here.
+        // Version, three encodings, and the distance from here to the frames.
         let distance = starts.bytes.get(4..8)?.try_into().ok().map(i32::from_le_bytes)?;
         let frames = address.checked_add(4)?.checked_add_signed(distance.into())?;
         let inside = segments.iter().filter(|one| one.kind == PT_LOAD).find_map(|one| {
@@ -193,17 +192,17 @@ impl Object {
             found.range.contains(&ip).then(|| found.clone())
         };
         let by_go = || {
-            let (start, end) = GoFunctions::parse(&self.go.bytes)?.of(ip)?;
-            // Its runtime goes where its own tables say.
+            let (start, end) = GoFunctions::parse(&self.go.bytes)?.bounds_of(ip)?;
+            // The Go runtime enters functions by its own tables.
             Some(Bounds { range: start..end, has_landing_pads: true })
         };
         by_frame().or_else(by_list).or_else(by_go)
     }
 }
 
-/// The functions of a static program that has no search table. Where its frames are, its file tells
-/// alone; what they say is read from memory.
-fn listed(process: u32, memory: &Memory, base: u64, bias: u64) -> Option<Vec<Bounds>> {
+/// The functions of a static program without a search table. Only the file shows where the frames
+/// are; their contents are read from memory.
+fn list_functions(process: u32, memory: &Memory, base: u64, bias: u64) -> Option<Vec<Bounds>> {
     let file = ReadCache::new(File::open(format!("/proc/{process}/exe")).ok()?);
     let file = object::read::elf::ElfFile64::<object::Endianness, _>::parse(&file).ok()?;
     let section = file.section_by_name(".eh_frame")?;
@@ -236,8 +235,7 @@ impl Table {
     }
 }
 
-/// Go's table has a section of its own, of which nothing but the file tells; it is found by how it
-/// begins.
+/// Finds Go's table by its first bytes, because only the file names the section that holds it.
 fn go_table(memory: &Memory, range: Range<u64>) -> Option<Table> {
     let mut table = Table::read(memory, range.start, range.end - range.start)?;
     let found = table
@@ -268,7 +266,7 @@ mod tests {
         let memory = Memory::open(own).unwrap();
         let mapped = mappings(own).unwrap();
         let code = mapped.iter().find(|one| one.range.contains(&ip)).unwrap();
-        Objects::default().function(own, &memory, &mapped, code, ip).map(|found| found.range)
+        Objects::default().function_around(own, &memory, &mapped, code, ip).map(|found| found.range)
     }
 
     #[test]
@@ -282,16 +280,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_has_no_functions() {
+    fn memory_without_an_object_has_no_functions() {
         let heap = Box::new([0x7f_u8; 4096]);
         let at = heap.as_ptr().expose_provenance() as u64;
         assert!(matches!(bounds(at), Err(Missed::NoFunction)));
     }
 
-    /// Goal: what a hostile program has in its memory is read or refused. Method: the image of a
-    /// program, in which some bytes are others, most of them where tables are, and any address.
+    /// Goal: hostile tables in a process's memory are parsed or rejected, without a panic. Method:
+    /// the image of a program with some changed bytes, most of them in tables, and any address.
     #[test]
-    fn damaged_objects_are_read_or_refused() {
+    fn damaged_objects_are_parsed_or_rejected() {
         const CASES: u64 = 1_000;
         let own = std::process::id();
         let memory = Memory::open(own).unwrap();
@@ -308,7 +306,7 @@ mod tests {
             name: "/bin/true".to_owned(),
         }];
         let found = |ip: u64| {
-            Objects::default().function(own, &memory, &mapped, &mapped[0], base + ip).is_ok()
+            Objects::default().function_around(own, &memory, &mapped, &mapped[0], base + ip).is_ok()
         };
         let length = image.len() as u64;
         assert!((0..length).step_by(64).any(found), "a function of it is found");
@@ -326,14 +324,14 @@ mod tests {
             bytes.copy_from_slice(&image);
             for _ in 0..=next(6) {
                 let near = [0, 0x40, tables, tables + 16, next(length)];
-                let place = near[usize::try_from(next(5)).unwrap()] + next(0x200);
+                let site = near[usize::try_from(next(5)).unwrap()] + next(0x200);
                 let with = [0, 0xff, 0x7f, 0x80, next(256)][usize::try_from(next(5)).unwrap()];
-                if let Some(byte) = bytes.get_mut(usize::try_from(place).unwrap()) {
+                if let Some(byte) = bytes.get_mut(usize::try_from(site).unwrap()) {
                     *byte = u8::try_from(with).unwrap();
                 }
             }
             still += u32::from(found(next(length)));
         }
-        assert!(still > 0, "some are read all the same");
+        assert!(still > 0, "some damaged images still parse");
     }
 }

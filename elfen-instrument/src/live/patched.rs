@@ -1,110 +1,124 @@
-//! One process and its checks.
+//! One process and its checks: chooses patch sites, and prepares the changes that write checks
+//! there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use elfen_rewrite::{self as rewrite, Function, Permitted, Place, Tactic};
+use elfen_rewrite::{
+    self as rewrite, Function, NOTICE_BYTES, PatchSite, Permitted, Tactic, notice,
+};
 
 use super::arena::{Arena, Pages, Room};
 use super::change::{Change, Write};
 use super::functions::Functions;
-use super::hotspot::{Compiled, HotSpot};
+use super::hotspot::{CompiledMethod, HotSpot};
 use super::missed::Missed;
+use super::notices::Notices;
 use super::object::Objects;
-use super::sites::Notices;
 use super::status::{FILTERED, Status, is_filtered};
 use crate::remote::{Mapping, Memory, mappings};
 
 /// Where a batch thread was interrupted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stood {
+pub struct StoppedAt {
     pub thread: u32,
     pub ip: u64,
     pub sp: u64,
 }
 
-/// How far from where threads are met a check is still likely to be run by them.
-pub(super) const BESIDE_BYTES: u64 = 256;
-/// As long as a trampoline can be.
+/// A check within this distance of a sampled address is likely to be run by the sampled thread.
+pub(super) const NEAR_BYTES: u64 = 256;
+/// The longest trampoline.
 const TRAMPOLINE_BYTES: u64 = 192;
-/// More would be a mebibyte of code.
+/// More arenas would hold over a mebibyte of code.
 const ARENAS_MAX: usize = 16;
 
-/// A process that has been touched, or is about to be.
+/// How many bytes of a stack are searched for callers, and how many callers are tried.
+const STACK_BYTES: usize = 1024;
+const CALLERS_MAX: usize = 6;
+/// How many checks in callers may never have run. One more is allowed each time the number of
+/// samples in a function has doubled. A return address on a stack may belong to a call that is long
+/// over.
+const SILENT_MAX: u32 = 4;
+/// `call rel32`, and the first byte of a two-byte `call *%reg`.
+const CALL: u8 = 0xe8;
+const CALL_INDIRECT: u8 = 0xff;
+
+/// A process that has checks, or is about to get its first one.
 #[derive(Debug)]
 pub struct Patched {
     pub(super) process: u32,
     pub(super) memory: Arc<Memory>,
-    /// An address that is mapped as long as this memory is anybody's.
-    probe: u64,
-    pub(super) arenas: Vec<Used>,
-    pub(super) places: BTreeMap<u64, OnePlace>,
+    /// An address that is mapped as long as this address space exists.
+    mapped_address: u64,
+    pub(super) arenas: Vec<UsedArena>,
+    pub(super) sites: BTreeMap<u64, KnownSite>,
     pub(super) objects: Objects,
     pub(super) machine: Machine,
-    pub(super) thinned: Option<Thinned>,
+    pub(super) pending_rounds: Option<SiteWithRounds>,
     pub(super) functions: Functions,
     pub(super) notices: Notices,
     pub(super) dense_per_ms: u64,
 }
 
-/// Whether the process is a Java virtual machine that tells of its compiled methods.
+/// Whether the process is a Java virtual machine that describes its compiled methods.
 #[derive(Clone, Debug)]
 pub(super) enum Machine {
-    /// Nobody stood in code without a file yet.
+    /// No sample hit code without a file yet.
     Unknown,
     None,
     HotSpot(Box<HotSpot>),
 }
 
-/// An arena, and the places of its checks in the order of their counts.
+/// An arena, and the addresses of its patch sites in the order of their counts.
 #[derive(Clone, Debug)]
-pub(super) struct Used {
+pub(super) struct UsedArena {
     pub(super) arena: Arena,
     pub(super) checks: Vec<u64>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct OnePlace {
+pub(super) struct KnownSite {
     pub(super) original: Vec<u8>,
     pub(super) jump: Vec<u8>,
     pub(super) tactic: Tactic,
     pub(super) state: State,
     pub(super) is_several: bool,
-    /// Behind its check are rounds of its loop.
+    /// Rounds of its loop follow its check.
     pub(super) has_rounds: bool,
-    /// The compiled method that it is in, by its number.
+    /// The number of the compiled Java method that contains it.
     pub(super) compiled: Option<u32>,
-    /// How often it ran in a millisecond of the lane, when it was last looked at.
+    /// Runs per millisecond of the lane, at the last measurement.
     pub(super) per_ms: u64,
-    /// How often it was put back.
+    /// How often it was put back after it had run too often.
     pub(super) put_back: u8,
 }
 
-/// A check that is to have rounds behind it, until that is written or not.
+/// A check that gets rounds of its loop, until it is known whether they were written.
 #[derive(Debug)]
-pub(super) struct Thinned {
+pub(super) struct SiteWithRounds {
     pub(super) at: u64,
-    pub(super) place: OnePlace,
-    /// Where it counts: of which arena, and which of its counts.
+    pub(super) site: KnownSite,
+    /// Index of the arena, and of the count in that arena.
     pub(super) count: (usize, usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     On,
-    /// It ran so often that it was taken out.
+    /// It ran too often and was taken out.
     TooDense,
-    /// The same, and on again, as there is no other way.
+    /// It ran too often, but is on again, because no other check is possible.
     PutBack,
-    /// Other bytes were there when it was to be written.
+    /// The memory did not hold the expected bytes when it was to be written.
     Refused,
 }
 
 impl Patched {
-    /// A process that has no check of ours yet. A check that runs too often may do so where it is
-    /// the only way, but not above `dense_per_ms`.
-    pub fn meet(process: u32, dense_per_ms: u64) -> Result<Self, Missed> {
+    /// Opens a process that has no check yet. Where no other check is possible, a check may run too
+    /// often, but at most `dense_per_ms` times per millisecond.
+    pub fn open(process: u32, dense_per_ms: u64) -> Result<Self, Missed> {
         let status = Status::of(process).ok_or(Missed::Gone)?;
         let refuse = |why: &str| Err(Missed::Process(why.to_owned()));
         if status.traced {
@@ -119,106 +133,108 @@ impl Patched {
         Ok(Self {
             process,
             memory: Arc::new(memory),
-            probe: first.range.start,
+            mapped_address: first.range.start,
             arenas: Vec::new(),
-            places: BTreeMap::new(),
+            sites: BTreeMap::new(),
             objects: Objects::default(),
             machine: Machine::Unknown,
-            thinned: None,
+            pending_rounds: None,
             functions: Functions::default(),
             notices: Notices::default(),
             dense_per_ms,
         })
     }
 
-    /// The same program in a process that was forked from this one, with the checks that it had
-    /// then; `None` if it is another program.
+    /// The same program in a forked process, with the checks that it had at the fork. `None` if the
+    /// process runs another program.
     pub fn of_fork(&self, process: u32) -> Option<Self> {
         let memory = Arc::new(Memory::open(process).ok()?);
-        let arenas: Vec<Used> =
+        let arenas: Vec<UsedArena> =
             self.arenas.iter().filter(|used| used.arena.is_in(&memory)).cloned().collect();
         if arenas.is_empty() {
             return None;
         }
-        let is_there = |at: u64, place: &OnePlace| {
-            let found = memory.read_vec(at, place.jump.len()).ok();
-            found.is_some_and(|found| found == place.jump || found == place.original)
+        let is_there = |at: u64, site: &KnownSite| {
+            let found = memory.read_vec(at, site.jump.len()).ok();
+            found.is_some_and(|found| found == site.jump || found == site.original)
         };
-        let places = self.places.iter().filter(|&(&at, place)| is_there(at, place));
-        let places = places.map(|(&at, place)| (at, place.clone())).collect();
-        let (probe, objects) = (self.probe, self.objects.clone());
-        let machine = self.machine.clone();
-        let (thinned, functions) = (None, self.functions.clone());
-        let (notices, dense_per_ms) = (self.notices.clone(), self.dense_per_ms);
+        let sites = self.sites.iter().filter(|&(&at, site)| is_there(at, site));
+        let sites = sites.map(|(&at, site)| (at, site.clone())).collect();
         Some(Self {
             process,
             memory,
-            probe,
+            mapped_address: self.mapped_address,
             arenas,
-            places,
-            objects,
-            machine,
-            thinned,
-            functions,
-            notices,
-            dense_per_ms,
+            sites,
+            objects: self.objects.clone(),
+            machine: self.machine.clone(),
+            pending_rounds: None,
+            functions: self.functions.clone(),
+            notices: self.notices.clone(),
+            dense_per_ms: self.dense_per_ms,
         })
     }
 
-    /// Whether it is still the program that it was: an exec leaves its memory behind.
+    /// Whether the process still runs the same program. An execve(2) replaces its address space.
     pub fn is_same_program(&self) -> bool {
-        let is_there = |used: &Used| used.arena.is_in(&self.memory);
-        self.arenas.iter().all(is_there) && self.memory.read_vec(self.probe, 1).is_ok()
+        let is_there = |used: &UsedArena| used.arena.is_in(&self.memory);
+        self.arenas.iter().all(is_there) && self.memory.read_vec(self.mapped_address, 1).is_ok()
     }
 
-    /// A check for the code in which a thread was interrupted; or, where that has no room for one
-    /// or would run it too often, for the code that called it; or else one there that ran too
-    /// often. Before the first check come notices, where a process has to say that it filters.
-    pub fn propose(&mut self, stood: Stood, pages: &Pages) -> Result<Change, Missed> {
-        if self.arenas.iter().any(|used| used.arena.contains(stood.ip)) {
+    /// Proposes a change that adds a check for an interrupted thread. In this order it tries:
+    ///
+    /// 1. the code where the thread was interrupted,
+    /// 2. the code that called it, if the code itself has no site or would run its check too often,
+    /// 3. a check there that was taken out because it ran too often.
+    ///
+    /// Where the process must report filters itself, notices are proposed before the first check.
+    pub fn propose(&mut self, stopped_at: StoppedAt, pages: &Pages) -> Result<Change, Missed> {
+        if self.arenas.iter().any(|used| used.arena.contains(stopped_at.ip)) {
             return Err(Missed::Ours);
         }
-        if let Some(settled) = self.functions.settled(stood.ip) {
-            return Err(settled);
+        if let Some(missed) = self.functions.known_miss(stopped_at.ip) {
+            return Err(missed);
         }
         let mapped = mappings(self.process).map_err(|_| Missed::Gone)?;
-        if let Some(notice) = self.notice(stood.thread, &mapped, pages)? {
+        if let Some(notice) = self.propose_notice(stopped_at.thread, &mapped, pages)? {
             return Ok(notice);
         }
-        let proposed = self.propose_anew(stood, &mapped, pages);
+        let proposed = self.find_change(stopped_at, &mapped, pages);
         match &proposed {
-            Ok(_) => self.functions.unsettle(),
-            Err(missed) => self.functions.settle(stood.ip, missed),
+            Ok(_) => self.functions.forget_misses(),
+            Err(missed) => self.functions.remember_miss(stopped_at.ip, missed),
         }
         proposed
     }
 
-    fn propose_anew(
+    fn find_change(
         &mut self,
-        stood: Stood,
+        stopped_at: StoppedAt,
         mapped: &[Mapping],
         pages: &Pages,
     ) -> Result<Change, Missed> {
-        let missed = match self.propose_at(stood.thread, stood.ip, true, mapped, pages) {
-            // Stubs of a Java virtual machine copy and compare for compiled methods.
+        let missed = match self.propose_at(stopped_at.thread, stopped_at.ip, true, mapped, pages) {
+            // Stubs of the virtual machine copy and compare on behalf of compiled methods.
             Err(Missed::Jit) if self.hotspot(mapped).is_some() => Missed::Jit,
-            Err(missed) if missed.may_be_for_a_caller() => missed,
-            settled => return settled,
+            Err(missed) if missed.callers_may_help() => missed,
+            decided => return decided,
         };
-        let sampled = self.function_around(mapped, stood.ip).map(|(range, _)| range).ok();
-        let asked = sampled.as_ref().map_or(stood.ip, |range| range.start);
-        if self.may_ask_callers(asked) {
-            for caller in self.callers(mapped, stood.sp) {
-                if let Ok(change) = self.propose_at(stood.thread, caller, false, mapped, pages) {
-                    self.functions.hinted(asked, change.place);
+        let sampled = self.function_around(mapped, stopped_at.ip).map(|(range, _)| range).ok();
+        let start = sampled.as_ref().map_or(stopped_at.ip, |range| range.start);
+        if self.may_patch_callers(start) {
+            for caller in self.callers(mapped, stopped_at.sp) {
+                if let Ok(change) = self.propose_at(stopped_at.thread, caller, false, mapped, pages)
+                {
+                    self.functions.remember_hint(start, change.site);
                     return Ok(change);
                 }
             }
         }
-        sampled.and_then(|range| self.put_back(&range, stood.ip)).ok_or(missed)
+        sampled.and_then(|range| self.put_back(&range, stopped_at.ip)).ok_or(missed)
     }
 
-    /// `is_sampled`: a thread stood at `ip`. Else it is a hint.
+    /// Proposes a check near `ip`. `is_sampled` says that a thread was interrupted at `ip`;
+    /// otherwise `ip` is only a guess.
     fn propose_at(
         &mut self,
         thread: u32,
@@ -229,33 +245,34 @@ impl Patched {
     ) -> Result<Change, Missed> {
         let (range, compiled) = self.function_around(mapped, ip)?;
         self.forget_other_methods(&range, compiled.as_ref());
-        let bytes = self.as_it_was(&range)?;
+        let bytes = self.original_code(&range)?;
         let sample = is_sampled.then_some(ip);
-        let function = self.functions.decoded(&bytes, range.start, sample)?;
-        let permitted = self.permitted(compiled.as_ref())?;
-        let several = self.several(&function, ip, &permitted, mapped, pages);
-        let place = self.choose(&function, ip, &permitted, several.as_ref())?;
-        let at = usize::try_from(place.at - range.start).map_err(|_| Missed::NoPlace)?;
-        let original = bytes.get(at..at + place.bytes).ok_or(Missed::NoPlace)?.to_vec();
-        let (index, room) = self.room(thread, place.at, TRAMPOLINE_BYTES, pages)?;
-        self.change(&function, &place, original, index, &room, compiled.as_ref())
+        let function = self.functions.decode(&bytes, range.start, sample)?;
+        let permitted = self.permissions(compiled.as_ref())?;
+        let several = self.permit_several(&function, ip, &permitted, mapped, pages);
+        let site = self.choose_site(&function, ip, &permitted, several.as_ref())?;
+        let at = usize::try_from(site.at - range.start).map_err(|_| Missed::NoSite)?;
+        let original = bytes.get(at..at + site.bytes).ok_or(Missed::NoSite)?.to_vec();
+        let (index, room) = self.find_room(thread, site.at, TRAMPOLINE_BYTES, pages)?;
+        self.insert_check(&function, &site, original, index, &room, compiled.as_ref())
     }
 
-    /// First and last address of the function around `ip`: of an object's, or of a Java method's
-    /// compiled code.
+    /// The bounds of the function around `ip`, in an object or in compiled Java code.
     pub(super) fn function_around(
         &mut self,
         mapped: &[Mapping],
         ip: u64,
-    ) -> Result<(Range<u64>, Option<Compiled>), Missed> {
+    ) -> Result<(Range<u64>, Option<CompiledMethod>), Missed> {
         match code_at(mapped, ip) {
             Ok(code) => {
-                let found = self.objects.function(self.process, &self.memory, mapped, code, ip);
+                let found =
+                    self.objects.function_around(self.process, &self.memory, mapped, code, ip);
                 Ok((found?.range, None))
             }
             Err(Missed::Jit) => {
                 let memory = self.memory.clone();
-                let found = self.hotspot(mapped).and_then(|hotspot| hotspot.compiled(&memory, ip));
+                let found =
+                    self.hotspot(mapped).and_then(|hotspot| hotspot.method_around(&memory, ip));
                 let found = found.filter(|found| holds_code(mapped, &found.code));
                 let found = found.ok_or(Missed::Jit)?;
                 Ok((found.code.clone(), Some(found)))
@@ -267,7 +284,8 @@ impl Patched {
     fn hotspot(&mut self, mapped: &[Mapping]) -> Option<&HotSpot> {
         if let Machine::Unknown = self.machine {
             let found = HotSpot::of(&self.memory, mapped);
-            self.machine = found.map_or(Machine::None, |one| Machine::HotSpot(Box::new(one)));
+            self.machine =
+                found.map_or(Machine::None, |hotspot| Machine::HotSpot(Box::new(hotspot)));
         }
         match &self.machine {
             Machine::HotSpot(hotspot) => Some(hotspot),
@@ -275,56 +293,60 @@ impl Patched {
         }
     }
 
-    /// Where a method is compiled, another one may have been before, with checks that went with it.
-    fn forget_other_methods(&mut self, range: &Range<u64>, compiled: Option<&Compiled>) {
-        let Some(Compiled { number, .. }) = compiled else { return };
-        let others = self.places.range(range.clone());
-        let others = others.filter(|(_, place)| place.compiled != Some(*number));
+    /// Forgets the sites of methods that were compiled to the same addresses before. Their checks
+    /// were discarded with them.
+    fn forget_other_methods(&mut self, range: &Range<u64>, compiled: Option<&CompiledMethod>) {
+        let Some(CompiledMethod { number, .. }) = compiled else { return };
+        let others = self.sites.range(range.clone());
+        let others = others.filter(|(_, site)| site.compiled != Some(*number));
         for at in others.map(|(&at, _)| at).collect::<Vec<_>>() {
-            self.places.remove(&at);
-            // Their counts are nobody's from now on.
-            let checks = self.arenas.iter_mut().flat_map(|used| &mut used.checks);
-            checks.filter(|check| **check == at).for_each(|check| *check = 0);
+            self.sites.remove(&at);
+            // Their counts no longer belong to a site.
+            for check in self.arenas.iter_mut().flat_map(|used| &mut used.checks) {
+                if *check == at {
+                    *check = 0;
+                }
+            }
         }
     }
 
-    /// The code of a function as it was before us.
-    pub(super) fn as_it_was(&self, range: &Range<u64>) -> Result<Vec<u8>, Missed> {
+    /// The code of a function without our changes.
+    pub(super) fn original_code(&self, range: &Range<u64>) -> Result<Vec<u8>, Missed> {
         let length = usize::try_from(range.end - range.start).map_err(|_| Missed::NoFunction)?;
         let mut bytes = self.memory.read_vec(range.start, length).map_err(|_| Missed::Gone)?;
-        self.take_out_jumps(range.start, &mut bytes);
+        self.restore_original(range.start, &mut bytes);
         Ok(bytes)
     }
 
-    fn take_out_jumps(&self, start: u64, bytes: &mut [u8]) {
-        for (at, place) in self.places.range(start..start + bytes.len() as u64) {
+    fn restore_original(&self, start: u64, bytes: &mut [u8]) {
+        for (at, site) in self.sites.range(start..start + bytes.len() as u64) {
             let Ok(at) = usize::try_from(at - start) else { continue };
-            if let Some(jump) = bytes.get_mut(at..at + place.jump.len())
-                && jump == place.jump
+            if let Some(jump) = bytes.get_mut(at..at + site.jump.len())
+                && jump == site.jump
             {
-                jump.copy_from_slice(&place.original);
+                jump.copy_from_slice(&site.original);
             }
         }
-        self.notices.take_out_jumps(start, bytes);
+        self.notices.restore_original(start, bytes);
     }
 
-    /// Loops around the address, the outermost first, then the function's entry. A loop whose check
-    /// is on already was passed by too seldom; of one whose check ran too often, all loops that are
-    /// inside run more often still.
-    fn choose(
+    /// Chooses a site: in a loop around `ip`, from the outermost inwards, then at the function's
+    /// entry. A loop whose check is on is skipped, because threads reach that check too rarely. If
+    /// a loop's check ran too often, checks in the loops inside it would run more often still.
+    fn choose_site(
         &self,
         function: &Function,
         ip: u64,
         permitted: &Permitted<'_>,
         several: Option<&Permitted<'_>>,
-    ) -> Result<Place, Missed> {
+    ) -> Result<PatchSite, Missed> {
         let mut is_dense = false;
-        for one in function.loops_around(ip) {
-            let place = function.place_in(&one, permitted);
-            let place = place.or_else(|| function.place_in(&one, several?));
-            let Some(place) = place else { continue };
-            match self.places.get(&place.at).map(|known| known.state) {
-                None => return Ok(place),
+        for around in function.loops_around(ip) {
+            let site = function.site_in_loop(&around, permitted);
+            let site = site.or_else(|| function.site_in_loop(&around, several?));
+            let Some(site) = site else { continue };
+            match self.sites.get(&site.at).map(|known| known.state) {
+                None => return Ok(site),
                 Some(State::TooDense) => {
                     is_dense = true;
                     break;
@@ -332,25 +354,25 @@ impl Patched {
                 Some(State::On | State::PutBack | State::Refused) => {}
             }
         }
-        let entry = function.place_at_entry(permitted);
-        let is_new = |place: &Place| !self.places.contains_key(&place.at);
+        let entry = function.site_at_entry(permitted);
+        let is_new = |site: &PatchSite| !self.sites.contains_key(&site.at);
         if let Some(entry) = entry.filter(is_new) {
             return Ok(entry);
         }
-        // Of code that computes where it goes, as interpreters do, no place is on every way round:
-        // one beside where threads are met is on many. All of one round run alike often.
+        // Interpreters compute where they branch to, so no site is on every round of their loop. A
+        // site close to the sample is on many rounds. All sites of one round run equally often.
         let is_compiled = permitted.hotspot.is_some();
         if is_dense && is_compiled || self.is_dense_around(function, ip, is_dense) {
             return Err(Missed::TooDense);
         }
-        let beside = |place: &Place| place.at.abs_diff(ip) <= BESIDE_BYTES;
-        let near = function.places(permitted).filter(|place| beside(place) && is_new(place));
-        near.min_by_key(|place| place.at.abs_diff(ip)).ok_or(Missed::NoPlace)
+        let is_near = |site: &PatchSite| site.at.abs_diff(ip) <= NEAR_BYTES;
+        let near = function.sites(permitted).filter(|site| is_near(site) && is_new(site));
+        near.min_by_key(|site| site.at.abs_diff(ip)).ok_or(Missed::NoSite)
     }
 
-    pub(super) fn permitted(
+    pub(super) fn permissions(
         &self,
-        compiled: Option<&Compiled>,
+        compiled: Option<&CompiledMethod>,
     ) -> Result<Permitted<'static>, Missed> {
         let status = Status::of(self.process).ok_or(Missed::Gone)?;
         if status.filtered {
@@ -364,66 +386,67 @@ impl Patched {
         })
     }
 
-    /// Room for a check within reach of a place: in an arena that is there, or in another.
-    pub(super) fn room(
+    /// Finds room for a check within reach of a site, in an existing arena or in a new one.
+    pub(super) fn find_room(
         &mut self,
         thread: u32,
-        place: u64,
+        site: u64,
         bytes: u64,
         pages: &Pages,
     ) -> Result<(usize, Room), Missed> {
-        let room = |used: &Used| {
-            let near = used.arena.reaches(place);
+        let room_in = |used: &UsedArena| {
+            let near = used.arena.reaches(site);
             near.then(|| used.arena.room(&self.memory, bytes, used.checks.len()))?
         };
-        let found = self.arenas.iter().enumerate().find_map(|(at, used)| Some((at, room(used)?)));
+        let found =
+            self.arenas.iter().enumerate().find_map(|(at, used)| Some((at, room_in(used)?)));
         if let Some(found) = found {
             return Ok(found);
         }
         if self.arenas.len() == ARENAS_MAX {
-            return Err(Missed::Process("it has as many checks as there is room for".to_owned()));
+            return Err(Missed::Process("it has no room for more checks".to_owned()));
         }
-        let whose = (self.process, thread);
-        let arena = Arena::map(whose, &self.memory, place, pages, self.said())?;
+        let target = (self.process, thread);
+        let arena = Arena::map(target, &self.memory, site, pages, self.filter_word())?;
         let room = arena.room(&self.memory, bytes, 0).ok_or(Missed::Gone)?;
-        self.arenas.push(Used { arena, checks: Vec::new() });
+        self.arenas.push(UsedArena { arena, checks: Vec::new() });
         Ok((self.arenas.len() - 1, room))
     }
 
-    fn change(
+    fn insert_check(
         &mut self,
         function: &Function,
-        place: &Place,
+        site: &PatchSite,
         original: Vec<u8>,
         index: usize,
         room: &Room,
-        compiled: Option<&Compiled>,
+        compiled: Option<&CompiledMethod>,
     ) -> Result<Change, Missed> {
-        let trampoline = function.trampoline(place, room.at, &room.hooks).ok_or(Missed::NoPlace)?;
-        let jump = place.jump(room.at).ok_or(Missed::NoPlace)?;
+        let trampoline = function.trampoline(site, room.at, &room.hooks).ok_or(Missed::NoSite)?;
+        let jump = site.jump(room.at).ok_or(Missed::NoSite)?;
         let end = room.at + trampoline.bytes.len() as u64;
         let used = self.arenas.get_mut(index).ok_or(Missed::Gone)?;
-        used.checks.push(place.at);
+        used.checks.push(site.at);
         let header = used.arena.header(end).to_vec();
-        let known = OnePlace {
+        let known = KnownSite {
             original: original.clone(),
             jump: jump.bytes.clone(),
-            tactic: place.tactic,
+            tactic: site.tactic,
             state: State::On,
-            is_several: place.is_several(),
+            is_several: site.is_several(),
             has_rounds: false,
             compiled: compiled.map(|method| method.number),
             per_ms: 0,
             put_back: 0,
         };
-        self.places.insert(place.at, known);
+        self.sites.insert(site.at, known);
         let ours = |at, bytes| Write { at, expected: None, bytes };
-        // It is still the method that was decoded: nothing is written here.
-        let holds = compiled.map(|method| {
+        // An empty write, which only verifies that the method is still the one that was decoded.
+        let verify = compiled.map(|method| {
             let expected = Some(method.number.to_le_bytes().to_vec());
             Write { at: method.number_at, expected, bytes: Vec::new() }
         });
-        let mut writes: Vec<Write> = holds.into_iter().collect();
+        let mut writes: Vec<Write> = verify.into_iter().collect();
         writes.extend([
             ours(trampoline.at, trampoline.bytes),
             ours(used.arena.code, header),
@@ -433,48 +456,126 @@ impl Patched {
             Machine::HotSpot(hotspot) => hotspot.name(&self.memory, method),
             Machine::Unknown | Machine::None => None,
         });
-        let last = place.at + place.bytes as u64;
-        let inside = place.is_several().then_some(place.at + 1..last);
-        Ok(Change { method, inside, ..self.change_of(place.at, writes) })
+        let last = site.at + site.bytes as u64;
+        let inside = site.is_several().then_some(site.at + 1..last);
+        Ok(Change { method, inside, ..self.change_of(site.at, writes) })
     }
 
-    pub(super) fn change_of(&self, place: u64, writes: Vec<Write>) -> Change {
+    pub(super) fn change_of(&self, site: u64, writes: Vec<Write>) -> Change {
         let (process, memory) = (self.process, self.memory.clone());
-        Change { process, place, method: None, memory, writes, inside: None }
+        Change { process, site, method: None, memory, writes, inside: None }
     }
 
-    /// A change was refused by what the memory held: the place is left alone from now on.
-    pub fn was_refused(&mut self, place: u64) {
-        if let Some(known) = self.places.get_mut(&place) {
+    /// Records that the memory did not hold the expected bytes. The site is left alone from now on.
+    pub fn was_refused(&mut self, site: u64) {
+        if let Some(known) = self.sites.get_mut(&site) {
             known.state = State::Refused;
         }
     }
 
-    /// A place was not written, as there was no moment for it: it may be proposed again.
-    pub fn was_late(&mut self, place: u64) {
-        self.functions.unsettle();
-        let known = self.places.get_mut(&place).filter(|known| known.state == State::PutBack);
+    /// Records that a site could not be written in time. It may be proposed again.
+    pub fn was_late(&mut self, site: u64) {
+        self.functions.forget_misses();
+        let known = self.sites.get_mut(&site).filter(|known| known.state == State::PutBack);
         if let Some(known) = known {
             known.state = State::TooDense;
             return;
         }
-        self.places.remove(&place);
+        self.sites.remove(&site);
         for used in &mut self.arenas {
-            used.checks.pop_if(|last| *last == place);
+            used.checks.pop_if(|last| *last == site);
         }
+    }
+
+    /// Whether callers of the function that begins at `start` may get checks.
+    pub(super) fn may_patch_callers(&mut self, start: u64) -> bool {
+        let (samples, hints) = self.functions.count_sample(start);
+        let may_be_silent = SILENT_MAX + samples.max(16).ilog2() - 4;
+        let hints: Vec<u64> = hints.to_vec();
+        let counts = self.counts();
+        // Sites that were never written do not count.
+        let is_silent = |site: &&u64| {
+            let runs = counts.iter().any(|&(at, count)| at == **site && count > 0);
+            self.sites.contains_key(*site) && !runs
+        };
+        let silent = u32::try_from(hints.iter().filter(is_silent).count());
+        silent.is_ok_and(|silent| silent < may_be_silent)
+    }
+
+    /// Return addresses on the stack of a thread. Some may be left over from calls that have
+    /// returned.
+    pub(super) fn callers(&self, mapped: &[Mapping], sp: u64) -> Vec<u64> {
+        let stack = self.memory.read_vec(sp, STACK_BYTES).unwrap_or_default();
+        let words = stack.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let is_code = |address: u64| match (code_at(mapped, address), &self.machine) {
+            (Ok(_), _) => true,
+            (Err(Missed::Jit), Machine::HotSpot(hotspot)) => {
+                hotspot.method_around(&self.memory, address).is_some()
+            }
+            _ => false,
+        };
+        let is_return = |&address: &u64| {
+            let before = || self.memory.read_vec(address.checked_sub(5)?, 5).ok();
+            is_code(address)
+                && before().is_some_and(|bytes| bytes[0] == CALL || bytes[3] == CALL_INDIRECT)
+        };
+        words.filter(is_return).take(CALLERS_MAX).collect()
+    }
+
+    /// The next notice to write before any check; `None` if all are written.
+    pub(super) fn propose_notice(
+        &mut self,
+        thread: u32,
+        mapped: &[Mapping],
+        pages: &Pages,
+    ) -> Result<Option<Change>, Missed> {
+        if pages.filters.is_some() {
+            return Ok(None);
+        }
+        self.notices.search_new(&self.memory, mapped);
+        let Some((index, site)) = self.notices.next(&self.memory)? else { return Ok(None) };
+        let (arena, room) = self.find_room(thread, site.at, NOTICE_BYTES, pages)?;
+        let word = self.filter_word().ok_or(Missed::Gone)?;
+        let patches = notice(site.at, &site.original, room.at, word);
+        let ([jump, code], Some(used)) = (patches.ok_or(Missed::NoSite)?, self.arenas.get(arena))
+        else {
+            return Err(Missed::Gone);
+        };
+        let header = used.arena.header(code.at + code.bytes.len() as u64).to_vec();
+        let at = used.arena.code;
+        self.notices.set_jump(index, &jump.bytes);
+        let ours = |at, bytes| Write { at, expected: None, bytes };
+        let writes = vec![
+            ours(code.at, code.bytes),
+            ours(at, header),
+            Write { at: site.at, expected: Some(site.original), bytes: jump.bytes },
+        ];
+        Ok(Some(self.change_of(site.at, writes)))
+    }
+
+    /// The word that the process sets when it requests a filter: it lies in its first arena.
+    pub(super) fn filter_word(&self) -> Option<u64> {
+        self.arenas.first().map(|used| used.arena.filter_word)
+    }
+
+    /// Whether the process has requested a filter since it was opened.
+    pub fn requested_filter(&self) -> bool {
+        let word = self.filter_word().and_then(|at| self.memory.read_vec(at, 8).ok());
+        word.is_some_and(|word| word.iter().any(|&byte| byte != 0))
     }
 }
 
-/// Whether code that a program made as it ran lies in one mapping of its own.
+/// Whether code that the program generated lies in one private mapping.
 fn holds_code(mapped: &[Mapping], code: &Range<u64>) -> bool {
-    let holds = |one: &Mapping| one.range.start <= code.start && code.end <= one.range.end;
-    let is_own = |one: &Mapping| one.executable && one.private && one.file.is_none();
-    mapped.iter().any(|one| holds(one) && is_own(one))
+    mapped.iter().any(|mapping| {
+        let holds = mapping.range.start <= code.start && code.end <= mapping.range.end;
+        holds && mapping.executable && mapping.private && mapping.file.is_none()
+    })
 }
 
-/// The mapping that holds an address of a program's code.
+/// The mapping that holds an address of the program's code.
 pub(super) fn code_at(mapped: &[Mapping], ip: u64) -> Result<&Mapping, Missed> {
-    let code = mapped.iter().find(|one| one.range.contains(&ip)).ok_or(Missed::Gone)?;
+    let code = mapped.iter().find(|mapping| mapping.range.contains(&ip)).ok_or(Missed::Gone)?;
     let file = code.name.rsplit('/').next().unwrap_or_default();
     if code.name.starts_with('[') || file.starts_with("ld-") || file.starts_with("ld.so") {
         return Err(Missed::Loader);

@@ -1,20 +1,20 @@
-//! What `/proc/PID/status` says of a process, as far as it decides what may be done to it.
+//! Reads the fields of `/proc/PID/status` that decide which changes a process allows.
 
 use std::fs;
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Status {
     pub(super) traced: bool,
-    /// Its system calls are filtered: the bell's could be one that it may not make.
+    /// Its system calls are filtered, so the doorbell's calls may be forbidden.
     pub(super) filtered: bool,
-    /// It has a handler for faults, which may look at where they happened.
+    /// It has a handler for faults, which may look at the faulting address.
     pub(super) catches_faults: bool,
-    /// It has a handler for any signal.
+    /// It has a handler for at least one signal.
     pub(super) catches: bool,
     pub(super) threads: u32,
 }
 
-/// Why a process is left alone that may not make the calls that a check makes.
+/// The reason against processes that may not make the system calls of a check.
 pub const FILTERED: &str = "its system calls are filtered (seccomp)";
 
 impl Status {
@@ -22,7 +22,7 @@ impl Status {
         parse(&fs::read_to_string(format!("/proc/{process}/status")).ok()?)
     }
 
-    /// Whether a thread filters its calls; not one that is gone.
+    /// Whether a thread filters its system calls; false if the thread has ended.
     pub(super) fn is_filtered(thread: u32) -> bool {
         Self::of(thread).is_some_and(|status| status.filtered)
     }
@@ -35,19 +35,19 @@ pub fn is_filtered(process: u32) -> bool {
     threads.any(Status::is_filtered)
 }
 
-/// Which program a process runs: an exec gives it another stack.
+/// Identifies the program that a process runs: an execve(2) gives it another stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Program {
+pub struct ProgramId {
     stack: u64,
 }
 
-impl Program {
-    /// `None` if the process is gone, or does not show it.
+impl ProgramId {
+    /// `None` if the process has ended or may not be inspected.
     pub fn of(process: u32) -> Option<Self> {
         const START_OF_STACK: usize = 28;
         let line = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
         let (_, after_name) = line.rsplit_once(')')?;
-        // The first behind the name is the third.
+        // The first field after the name is the third of the line.
         let stack = after_name.split_whitespace().nth(START_OF_STACK - 3)?.parse().ok()?;
         Some(Self { stack })
     }
@@ -63,7 +63,7 @@ fn parse(text: &str) -> Option<Status> {
     let faults = bit(libc::SIGSEGV) | bit(libc::SIGBUS) | bit(libc::SIGFPE);
     Some(Status {
         traced: field("TracerPid")? != "0",
-        // Absent where the kernel has no such filters.
+        // The field is absent if the kernel has no such filters.
         filtered: !matches!(field("Seccomp"), None | Some("0")),
         catches_faults: caught & faults != 0,
         catches: caught != 0,

@@ -1,4 +1,4 @@
-//! What an object of a process exports, by the tables that the loader has mapped for it.
+//! Finds exported symbols of an object, by the tables that the loader has mapped.
 
 use super::object::{Loaded, u64_at};
 use crate::remote::Memory;
@@ -9,10 +9,10 @@ const DT_SYMTAB: u64 = 6;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DYNAMIC_MAX: usize = 4096;
 const SYMBOL_BYTES: u64 = 24;
-/// How many symbols share a bucket at most, before the table is taken for a wrong one.
+/// A bucket with more symbols than this means that the table is damaged.
 const CHAIN_MAX: u64 = 4096;
 
-/// The tables of one object.
+/// The symbol tables of one object.
 pub(super) struct Symbols<'m> {
     memory: &'m Memory,
     bias: u64,
@@ -31,7 +31,7 @@ impl<'m> Symbols<'m> {
         let entries = memory.read_vec(at, length).ok()?;
         let entry = |tag: u64| {
             let entry = entries.chunks_exact(16).find(|entry| u64_at(entry, 0) == Some(tag))?;
-            // Some loaders write the address there in place of the offset, others leave it.
+            // Some loaders replace the offset by the address, others do not.
             u64_at(entry, 8).map(|value| {
                 if value < loaded.bias { value.wrapping_add(loaded.bias) } else { value }
             })
@@ -89,7 +89,8 @@ mod tests {
     use super::*;
     use crate::remote::mappings;
 
-    /// Goal: a symbol is where the loader has it. Method: the C library of this process.
+    /// Goal: a symbol has the address that the loader gave it. Method: the C library of this
+    /// process.
     #[test]
     fn a_symbol_is_found_by_its_name() {
         let memory = Memory::open(std::process::id()).unwrap();

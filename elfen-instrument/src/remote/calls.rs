@@ -1,11 +1,12 @@
-//! System calls in another process's name, by ptrace(2).
+//! System calls in the name of a thread of another process, by ptrace(2).
 //!
-//! A thread that was interrupted in its own code is stopped, made to run the `syscall` instruction
-//! of the vDSO with registers of ours, and let go with the registers that it had. A thread in a
-//! system call is left alone: it would have to be restarted by the kernel's own rules.
+//! A [`Seized`] thread was interrupted in its own code. It is stopped, executes the `syscall`
+//! instruction of its vDSO with our registers, and then continues with its own registers. A thread
+//! inside a system call is left alone: only the kernel knows how to restart that call.
 //!
-//! Stops are seen by whether the kernel lets us read registers, and not by waiting for them: the
-//! threads that wait for children of this process would have them, and an exit status as well.
+//! Stops are detected by reading the registers, which fails while the thread runs, and not by
+//! waitpid(2). With waitpid(2), other threads of this process that wait for children would consume
+//! the stops. This code in turn could consume an exit status that they wait for.
 
 use std::cell::RefCell;
 use std::io;
@@ -13,13 +14,12 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use super::maps::mappings;
-use super::memory::Memory;
+use super::memory::{Memory, mappings};
 
-/// Why nothing was done in a process.
+/// Why a process was left untouched.
 #[derive(Debug, thiserror::Error)]
 pub enum TouchError {
-    #[error("it is traced already, or may not be: {0}")]
+    #[error("it is already traced, or may not be traced: {0}")]
     Refused(io::Error),
     #[error("it did not stop in its own code")]
     Busy,
@@ -30,71 +30,74 @@ pub enum TouchError {
 }
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-const LOOK_EVERY: Duration = Duration::from_micros(50);
-/// A thread that has not stopped by then is left alone. It may sleep where nothing wakes it, as in
-/// vfork(2) or on a disk that does not answer, or have no CPU.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// A thread that does not stop within this time is left alone. It may sleep without a wake-up, as
+/// in vfork(2) or on a disk that does not answer, or it may get no CPU.
 const STOPS_WITHIN: Duration = Duration::from_millis(50);
-/// `op` of `struct ptrace_syscall_info`, its first byte.
+/// Values of `op`, the first byte of `struct ptrace_syscall_info`.
 pub(super) const AT_ENTRY: u8 = 1;
 pub(super) const AT_EXIT: u8 = 2;
 const SYSCALL_INFO_WORDS: usize = 11;
-/// linux/ptrace.h, since Linux 5.13; and what it fills in: address, size and signature.
+/// From linux/ptrace.h, since Linux 5.13. The kernel fills in address, size and signature.
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 const RSEQ_WORDS: usize = 3;
-/// More stops than these on the way to one end of a call, and it is not worth going on.
+/// A thread that stops more often than this before one end of a call is given up.
 const STOPS_MAX: u32 = 8;
-/// In `si_code` of a stop that PTRACE_INTERRUPT made, above SIGTRAP.
+/// PTRACE_INTERRUPT puts this into `si_code`, above SIGTRAP.
 const EVENT_STOP: i32 = 128;
 
 thread_local! {
-    /// Threads that this one told to stop, and that had not by [`STOPS_WITHIN`]. The kernel lets
-    /// them go on when this thread ends.
+    /// Threads that the calling thread interrupted and that did not stop within [`STOPS_WITHIN`].
+    /// When the calling thread ends, the kernel detaches them.
     static LATE: RefCell<Vec<libc::pid_t>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets those threads go on that stopped too late for [`Seized::take`]. To be called often by a
-/// thread that takes any: until then they stand still.
-pub fn let_late_ones_go() {
+/// Detaches threads that stopped too late for [`Seized::attach`]. They stand still until then, so a
+/// caller of `attach` must call this function often.
+pub fn release_late_threads() {
     LATE.with_borrow_mut(|late| {
         late.retain(|&thread| {
-            let is_ended = || {
-                parent_if_dead(thread).is_some_and(|parent| {
-                    bury(thread, parent);
-                    true
-                })
-            };
-            let signal = get(thread).ok().map(|_| signal_of_stop(thread).unwrap_or(0));
-            let has_stopped =
-                signal.is_some_and(|signal| ask(libc::PTRACE_DETACH, thread, 0, signal).is_ok());
-            !has_stopped && !is_ended()
+            if registers_of(thread).is_ok() {
+                let signal = signal_of_stop(thread).unwrap_or(0);
+                if ptrace(libc::PTRACE_DETACH, thread, 0, signal).is_ok() {
+                    return false;
+                }
+            }
+            match parent_if_dead(thread) {
+                Some(parent) => {
+                    reap(thread, parent);
+                    false
+                }
+                None => true,
+            }
         });
     });
 }
 
-/// A thread that is stopped in its own code, until this drops.
+/// A thread stopped in its own code. Dropping this value restores its registers and resumes it.
 #[derive(Debug)]
 pub struct Seized {
     thread: libc::pid_t,
-    /// Where the process has a `syscall` instruction.
+    /// Address of a `syscall` instruction in the process.
     syscall: u64,
     registers: libc::user_regs_struct,
     signals: u64,
 }
 
 impl Seized {
-    /// Stops a thread of `process`.
-    pub fn take(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
+    /// Attaches to a thread of `process` and stops it.
+    pub fn attach(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
         let syscall = find_syscall(process, memory).ok_or(TouchError::NoVdso)?;
         let thread = thread.cast_signed();
-        let_late_ones_go();
+        release_late_threads();
         if LATE.with_borrow(|late| late.contains(&thread)) {
             return Err(TouchError::Busy);
         }
-        ask(libc::PTRACE_SEIZE, thread, 0, 0).map_err(TouchError::Refused)?;
+        ptrace(libc::PTRACE_SEIZE, thread, 0, 0).map_err(TouchError::Refused)?;
         match stop(thread) {
             Ok((registers, signals)) => Ok(Self { thread, syscall, registers, signals }),
             Err(NotTaken::Stopped(signal)) => {
-                let_go(thread, signal);
+                detach(thread, signal);
                 Err(TouchError::Busy)
             }
             Err(NotTaken::Late) => {
@@ -104,7 +107,7 @@ impl Seized {
         }
     }
 
-    /// Makes a system call there.
+    /// Makes a system call in the thread's name.
     pub fn call(
         &self,
         what: &'static str,
@@ -116,10 +119,10 @@ impl Seized {
         let rax = number.cast_unsigned();
         let own = libc::user_regs_struct { rip: self.syscall, rax, ..self.registers };
         let own = libc::user_regs_struct { rdi, rsi, rdx, r10, r8, r9, ..own };
-        set(self.thread, &own).map_err(fail)?;
-        self.go_on_until(AT_ENTRY).map_err(fail)?;
-        self.go_on_until(AT_EXIT).map_err(fail)?;
-        let result = get(self.thread).map_err(fail)?.rax.cast_signed();
+        set_registers(self.thread, &own).map_err(fail)?;
+        self.resume_until(AT_ENTRY).map_err(fail)?;
+        self.resume_until(AT_EXIT).map_err(fail)?;
+        let result = registers_of(self.thread).map_err(fail)?.rax.cast_signed();
         match result {
             -4095..=-1 => {
                 let errno = i32::try_from(-result).unwrap_or(libc::EIO);
@@ -131,24 +134,25 @@ impl Seized {
 }
 
 impl Seized {
-    /// Where the kernel writes the number of the thread's CPU, from the thread pointer on; `None`
-    /// if the thread has not asked it to (rseq(2), as the GNU C library does for every thread).
+    /// Where the kernel stores the CPU number of the thread, as a distance from the thread pointer.
+    /// `None` if the thread did not register with rseq(2); the GNU C library registers every
+    /// thread.
     pub fn cpu_at(&self) -> Option<i32> {
         let mut words = [0_u64; RSEQ_WORDS];
         let at = words.as_mut_ptr().expose_provenance();
-        ask(PTRACE_GET_RSEQ_CONFIGURATION, self.thread, size_of_val(&words), at).ok()?;
+        ptrace(PTRACE_GET_RSEQ_CONFIGURATION, self.thread, size_of_val(&words), at).ok()?;
         let [area, ..] = words;
         let has_both = area != 0 && self.registers.fs_base != 0;
         let distance = area.wrapping_sub(self.registers.fs_base).cast_signed();
         i32::try_from(distance).ok().filter(|_| has_both)
     }
 
-    /// Lets the thread go on until it stops at one end of a system call. It may stop in between for
-    /// what can't be held back: to be stopped with its whole process, or continued.
-    fn go_on_until(&self, at: u8) -> io::Result<()> {
+    /// Resumes the thread until it stops at one end of a system call. Group stops and SIGCONT
+    /// cannot be blocked, so it may stop for these in between.
+    fn resume_until(&self, at: u8) -> io::Result<()> {
         let mut signal = 0;
         for _ in 0..STOPS_MAX {
-            ask(libc::PTRACE_SYSCALL, self.thread, 0, signal)?;
+            ptrace(libc::PTRACE_SYSCALL, self.thread, 0, signal)?;
             wait(self.thread).ok_or(io::ErrorKind::NotFound)?;
             if stopped_at(self.thread)? == at {
                 return Ok(());
@@ -161,104 +165,105 @@ impl Seized {
 
 impl Drop for Seized {
     fn drop(&mut self) {
-        // A thread that was killed meanwhile needs neither.
-        let _set = set(self.thread, &self.registers);
-        let _unmasked = set_signals(self.thread, self.signals);
-        let_go(self.thread, 0);
+        // Both fail if the thread was killed meanwhile, and then neither is needed.
+        let _set = set_registers(self.thread, &self.registers);
+        let _unmasked = set_signal_mask(self.thread, self.signals);
+        detach(self.thread, 0);
     }
 }
 
-/// Why a thread is not made to call anything.
+/// Why a thread cannot make a call.
 enum NotTaken {
-    /// It is to be let go with this signal; 0 for none.
+    /// It must be detached with this signal; 0 for none.
     Stopped(usize),
-    /// It has not stopped in time.
+    /// It did not stop in time.
     Late,
 }
 
-/// Stops a thread that is seized, and holds its signals back.
+/// Stops a thread that is attached already, and blocks its signals.
 fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), NotTaken> {
     const NO_SIGNAL: NotTaken = NotTaken::Stopped(0);
-    ask(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(|_| NO_SIGNAL)?;
+    ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(|_| NO_SIGNAL)?;
     let deadline = Instant::now() + STOPS_WITHIN;
     let registers = loop {
-        match look(thread) {
+        match registers_if_stopped(thread) {
             Ok(registers) => break registers,
-            Err(Hidden::Ended) => return Err(NO_SIGNAL),
-            Err(Hidden::Runs) if Instant::now() > deadline => return Err(NotTaken::Late),
-            Err(Hidden::Runs) => std::thread::sleep(LOOK_EVERY),
+            Err(NotStopped::Ended) => return Err(NO_SIGNAL),
+            Err(NotStopped::Runs) if Instant::now() > deadline => return Err(NotTaken::Late),
+            Err(NotStopped::Runs) => std::thread::sleep(POLL_INTERVAL),
         }
     };
     match signal_of_stop(thread) {
         Some(0) => {}
-        // A stop of the whole process has no signal.
+        // A stop of the whole process has no signal to deliver.
         other => return Err(NotTaken::Stopped(other.unwrap_or(0))),
     }
     let in_call = registers.orig_rax.cast_signed() >= 0;
-    let signals = get_signals(thread).ok().filter(|_| !in_call).ok_or(NO_SIGNAL)?;
-    // If this process is killed from here on, the thread may have registers of ours.
+    let signals = signal_mask(thread).ok().filter(|_| !in_call).ok_or(NO_SIGNAL)?;
+    // From here on the thread may hold our registers, so it is killed if this process is.
     let options = (libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD).unsigned_abs();
-    ask(libc::PTRACE_SETOPTIONS, thread, 0, options as usize).map_err(|_| NO_SIGNAL)?;
-    set_signals(thread, u64::MAX).map_err(|_| NO_SIGNAL)?;
+    ptrace(libc::PTRACE_SETOPTIONS, thread, 0, options as usize).map_err(|_| NO_SIGNAL)?;
+    set_signal_mask(thread, u64::MAX).map_err(|_| NO_SIGNAL)?;
     Ok((registers, signals))
 }
 
-/// The signal that a stopped thread is about to be given; 0 if it was told to stop by us, `None` if
-/// its whole process is stopped.
+/// The signal that a stopped thread is about to receive. 0 if our PTRACE_INTERRUPT stopped it,
+/// `None` if its whole process is stopped.
 pub(super) fn signal_of_stop(thread: libc::pid_t) -> Option<usize> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    ask(libc::PTRACE_GETSIGINFO, thread, 0, info.as_mut_ptr().expose_provenance()).ok()?;
-    // SAFETY: zeroed, and then written by the kernel.
+    ptrace(libc::PTRACE_GETSIGINFO, thread, 0, info.as_mut_ptr().expose_provenance()).ok()?;
+    // SAFETY: the value was zeroed and then written by the kernel.
     let info = unsafe { info.assume_init() };
     let is_ours = info.si_code >> 8 == EVENT_STOP;
     usize::try_from(info.si_signo).ok().map(|signal| if is_ours { 0 } else { signal })
 }
 
-/// At which end of a system call a thread is stopped; 0 if at neither.
+/// Whether a stopped thread is at the entry or the exit of a system call; 0 for neither.
 pub(super) fn stopped_at(thread: libc::pid_t) -> io::Result<u8> {
     let mut info = [0_u64; SYSCALL_INFO_WORDS];
     let at = info.as_mut_ptr().expose_provenance();
-    ask(libc::PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), at)?;
+    ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), at)?;
     let [op, ..] = info[0].to_le_bytes();
     Ok(op)
 }
 
-/// Lets a stopped thread go on, with a signal if that is not 0; or one that was killed end.
-fn let_go(thread: libc::pid_t, signal: usize) {
-    if ask(libc::PTRACE_DETACH, thread, 0, signal).is_err() {
+/// Detaches from a stopped thread and delivers `signal` if it is not 0. A thread that was killed
+/// ends.
+fn detach(thread: libc::pid_t, signal: usize) {
+    if ptrace(libc::PTRACE_DETACH, thread, 0, signal).is_err() {
         wait(thread);
     }
 }
 
-/// Why a thread that was told to stop does not show its registers.
-enum Hidden {
+/// Why the registers of an interrupted thread cannot be read.
+enum NotStopped {
     Runs,
     Ended,
 }
 
-fn look(thread: libc::pid_t) -> Result<libc::user_regs_struct, Hidden> {
-    get(thread).map_err(|_| match parent_if_dead(thread) {
+fn registers_if_stopped(thread: libc::pid_t) -> Result<libc::user_regs_struct, NotStopped> {
+    registers_of(thread).map_err(|_| match parent_if_dead(thread) {
         Some(parent) => {
-            bury(thread, parent);
-            Hidden::Ended
+            reap(thread, parent);
+            NotStopped::Ended
         }
-        None => Hidden::Runs,
+        None => NotStopped::Runs,
     })
 }
 
-/// Waits until a thread that is on its way to a stop is there; `None` if it ended instead. However
-/// long that takes: it has registers of ours.
+/// Waits until an interrupted thread has stopped; `None` if it ended instead. Has no timeout,
+/// because the thread holds our registers.
 fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
     loop {
-        match look(thread) {
+        match registers_if_stopped(thread) {
             Ok(registers) => return Some(registers),
-            Err(Hidden::Ended) => return None,
-            Err(Hidden::Runs) => std::thread::sleep(LOOK_EVERY),
+            Err(NotStopped::Ended) => return None,
+            Err(NotStopped::Runs) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
 
-/// The parent of a thread that has ended, or of none (0) if nothing is left of it.
+/// The parent of a dead thread; 0 if nothing of the thread is left.
 fn parent_if_dead(thread: libc::pid_t) -> Option<libc::pid_t> {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{thread}/stat")) else { return Some(0) };
     let (_, fields) = stat.rsplit_once(')')?;
@@ -267,54 +272,57 @@ fn parent_if_dead(thread: libc::pid_t) -> Option<libc::pid_t> {
     fields.next()?.parse().ok().filter(|_| is_dead)
 }
 
-/// A parent hears of the end of a traced child only after its tracer has. A child of our own is
-/// left for the thread that waits for it.
-fn bury(thread: libc::pid_t, parent: libc::pid_t) {
+/// Reaps a dead thread, because its parent is notified only after its tracer has reaped it. A child
+/// of this process stays for the thread of ours that waits for it.
+fn reap(thread: libc::pid_t, parent: libc::pid_t) {
     if u32::try_from(parent) != Ok(std::process::id()) {
-        // SAFETY: asks for no status.
+        // SAFETY: a null status pointer is allowed.
         unsafe { libc::waitpid(thread, ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
     }
 }
 
-pub(super) fn get(thread: libc::pid_t) -> io::Result<libc::user_regs_struct> {
+pub(super) fn registers_of(thread: libc::pid_t) -> io::Result<libc::user_regs_struct> {
     let mut registers = MaybeUninit::<libc::user_regs_struct>::zeroed();
-    ask(libc::PTRACE_GETREGS, thread, 0, registers.as_mut_ptr().expose_provenance())?;
-    // SAFETY: numbers, of which any are valid, and written by the kernel.
+    ptrace(libc::PTRACE_GETREGS, thread, 0, registers.as_mut_ptr().expose_provenance())?;
+    // SAFETY: plain numbers, written by the kernel; any bits are valid.
     Ok(unsafe { registers.assume_init() })
 }
 
-pub(super) fn set(thread: libc::pid_t, registers: &libc::user_regs_struct) -> io::Result<()> {
-    ask(libc::PTRACE_SETREGS, thread, 0, ptr::from_ref(registers).expose_provenance())
+pub(super) fn set_registers(
+    thread: libc::pid_t,
+    registers: &libc::user_regs_struct,
+) -> io::Result<()> {
+    ptrace(libc::PTRACE_SETREGS, thread, 0, ptr::from_ref(registers).expose_provenance())
 }
 
-pub(super) fn get_signals(thread: libc::pid_t) -> io::Result<u64> {
+pub(super) fn signal_mask(thread: libc::pid_t) -> io::Result<u64> {
     let mut mask = 0_u64;
-    ask(libc::PTRACE_GETSIGMASK, thread, 8, ptr::from_mut(&mut mask).expose_provenance())?;
+    ptrace(libc::PTRACE_GETSIGMASK, thread, 8, ptr::from_mut(&mut mask).expose_provenance())?;
     Ok(mask)
 }
 
-pub(super) fn set_signals(thread: libc::pid_t, mask: u64) -> io::Result<()> {
-    ask(libc::PTRACE_SETSIGMASK, thread, 8, ptr::from_ref(&mask).expose_provenance())
+pub(super) fn set_signal_mask(thread: libc::pid_t, mask: u64) -> io::Result<()> {
+    ptrace(libc::PTRACE_SETSIGMASK, thread, 8, ptr::from_ref(&mask).expose_provenance())
 }
 
-/// One request of ptrace(2). `data` is a number, or the address of what the request reads or
-/// writes, which its callers keep alive.
-pub(super) fn ask(
+/// One request of ptrace(2). `data` is a number, or the address of memory that the request reads or
+/// writes. The caller keeps that memory alive.
+pub(super) fn ptrace(
     request: libc::c_uint,
     thread: libc::pid_t,
     address: usize,
     data: usize,
 ) -> io::Result<()> {
-    // SAFETY: the kernel reads and writes what `data` points to, as callers see to; all else are
-    // numbers. None of the requests that we make returns data.
+    // SAFETY: the caller guarantees that `data` fits the request; the other arguments are numbers.
+    // None of the requests that we make returns data.
     let done = unsafe { libc::ptrace(request, thread, address, data) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A `syscall` instruction that every process has: in the vDSO, the kernel's own code there.
+/// Address of a `syscall` instruction in the vDSO, which the kernel maps into every process.
 pub(super) fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
     let mapped = mappings(process).ok()?;
-    let vdso = mapped.into_iter().find(|one| one.name == "[vdso]")?;
+    let vdso = mapped.into_iter().find(|mapping| mapping.name == "[vdso]")?;
     let length = usize::try_from(vdso.range.end.checked_sub(vdso.range.start)?).ok()?;
     let code = memory.read_vec(vdso.range.start, length.min(1 << 20)).ok()?;
     let at = code.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL)?;
@@ -327,9 +335,9 @@ mod tests {
     use std::io::Write;
     use std::process::{Child, Command};
 
-    fn looping() -> Child {
+    fn start_loop() -> Child {
         let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-        // Until it is past its exec.
+        // Waits until the child has executed `sh`.
         while !std::fs::read_link(format!("/proc/{}/exe", child.id()))
             .is_ok_and(|exe| exe.file_name().is_some_and(|name| name != "elfen_instrument"))
         {
@@ -339,15 +347,15 @@ mod tests {
         child
     }
 
-    /// Goal: a program maps memory that it knows nothing of, and goes on as if nothing had been.
-    /// Method: a shell that loops and counts; the sum of its calls is right afterwards.
+    /// Goal: a process maps memory without knowing of it, and continues undisturbed. Method: a
+    /// shell that loops.
     #[test]
-    fn a_process_maps_what_it_is_made_to_map() {
-        let mut child = looping();
+    fn a_process_maps_memory_on_request() {
+        let mut child = start_loop();
         let memory = Memory::open(child.id()).unwrap();
         let mut address = Err(TouchError::Busy);
         for _ in 0..1000 {
-            address = Seized::take(child.id(), child.id(), &memory).and_then(|seized| {
+            address = Seized::attach(child.id(), child.id(), &memory).and_then(|seized| {
                 let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
                 let rights = (libc::PROT_READ | libc::PROT_EXEC) as u64;
                 let none = u64::MAX;
@@ -368,7 +376,7 @@ mod tests {
         };
         memory.write(address, b"elfen").unwrap();
         let mapped = mappings(child.id()).unwrap();
-        let arena = mapped.iter().find(|one| one.range.contains(&address)).unwrap();
+        let arena = mapped.iter().find(|mapping| mapping.range.contains(&address)).unwrap();
         assert!(arena.executable && !arena.writable && arena.file.is_none());
         assert_eq!(memory.read_vec(address, 5).unwrap(), b"elfen");
         assert_eq!(child.try_wait().unwrap(), None, "it goes on");
@@ -376,10 +384,10 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Goal: a process that is killed in the middle of a call is waited for by its parent as any
-    /// other. Method: a shell that waits for a loop, which is killed while it is stopped by us.
+    /// Goal: the parent of a process that is killed during a call still gets its exit status.
+    /// Method: a shell waits for a loop, which is killed while it is stopped by us.
     #[test]
-    fn a_parent_hears_of_a_child_that_is_killed_while_it_is_stopped() {
+    fn a_parent_is_notified_of_a_child_killed_while_stopped() {
         let script = "sh -c 'while :; do :; done' & echo $!; wait $!; exit 5";
         let mut parent = Command::new("sh");
         let mut parent =
@@ -390,11 +398,12 @@ mod tests {
         let child: u32 = line.trim().parse().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         let memory = Memory::open(child).unwrap();
-        let seized = (0..1000).find_map(|_| match Seized::take(child, child, &memory) {
+        let seized = (0..1000).find_map(|_| match Seized::attach(child, child, &memory) {
             Err(TouchError::Busy) => None,
             other => Some(other),
         });
-        // SAFETY: kill takes numbers; its parent has not been told of its end.
+        // SAFETY: takes numbers. The parent has not reaped the child yet, so the id is still its
+        // own.
         unsafe { libc::kill(child.cast_signed(), libc::SIGKILL) };
         if let Some(Ok(seized)) = seized {
             let result = seized.call("getpid", libc::SYS_getpid, [0; 6]);
@@ -403,8 +412,8 @@ mod tests {
         assert_eq!(parent.wait().unwrap().code(), Some(5));
     }
 
-    /// Goal: nobody waits for a thread that does not stop, and it goes on afterwards. Method: a
-    /// parent in vfork(2), whose child sleeps.
+    /// Goal: a thread that does not stop delays its tracer only briefly, and continues afterwards.
+    /// Method: a parent in vfork(2) whose child sleeps.
     #[test]
     fn a_thread_that_does_not_stop_is_left_alone() {
         const PROGRAM: &str = "#include <unistd.h>\n#include <stdio.h>\n\
@@ -422,25 +431,25 @@ mod tests {
         let memory = Memory::open(parent.id()).unwrap();
         let began = Instant::now();
         for _ in 0..2 {
-            let taken = Seized::take(parent.id(), parent.id(), &memory);
+            let taken = Seized::attach(parent.id(), parent.id(), &memory);
             assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
         }
         assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
         let status = loop {
-            let_late_ones_go();
+            release_late_threads();
             match parent.try_wait().unwrap() {
                 Some(status) => break status,
-                None => std::thread::sleep(LOOK_EVERY),
+                None => std::thread::sleep(POLL_INTERVAL),
             }
         };
         assert_eq!(status.code(), Some(7));
     }
 
     #[test]
-    fn a_call_that_fails_says_so_and_a_thread_that_sleeps_is_left_alone() {
-        let mut child = looping();
+    fn a_failed_call_returns_its_error_and_a_sleeping_thread_is_left_alone() {
+        let mut child = start_loop();
         let memory = Memory::open(child.id()).unwrap();
-        let result = Seized::take(child.id(), child.id(), &memory)
+        let result = Seized::attach(child.id(), child.id(), &memory)
             .map(|seized| seized.call("close", libc::SYS_close, [999, 0, 0, 0, 0, 0]));
         match result {
             Ok(Err(TouchError::Call { what: "close", error })) => {
@@ -454,7 +463,7 @@ mod tests {
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         let memory = Memory::open(sleeper.id()).unwrap();
-        let taken = Seized::take(sleeper.id(), sleeper.id(), &memory);
+        let taken = Seized::attach(sleeper.id(), sleeper.id(), &memory);
         assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
         assert_eq!(sleeper.try_wait().unwrap(), None);
         sleeper.kill().unwrap();

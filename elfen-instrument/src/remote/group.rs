@@ -1,53 +1,55 @@
-//! All threads of a process, traced and stopped together, also those that sleep in the kernel.
+//! All threads of one process, traced and stopped together, including threads that sleep in the
+//! kernel.
 //!
-//! A thread that is stopped in a system call goes on with it: the kernel begins it again where it
-//! would after a stop, and the few calls that would return EINTR instead are told to. System calls
-//! in the process's name are made by a thread that had no signal on its way, with all signals held
-//! back meanwhile; then it is stopped once more, so that its own registers are put back where the
-//! kernel still looks at whether to begin a call again.
+//! A thread that is stopped inside a system call continues with that call: the kernel restarts it
+//! as after any stop. A few calls would return EINTR instead; these are made to restart. System
+//! calls in the process's name are made by a thread without pending signals, with all signals
+//! blocked meanwhile. That thread is then stopped once more and gets its own registers back. At
+//! this stop the kernel has not decided yet whether to restart its own call.
 //!
-//! The process is not ended when its tracer is killed. If that happens within a call of ours, a
-//! thread has registers of ours: it is the one moment that cannot be made safe. A child that it has
-//! just made, and that is not let go yet, is ended then.
+//! The process survives its tracer. If the tracer is killed during one of these calls, the calling
+//! thread keeps our registers; this moment cannot be made safe. A child that was created and not
+//! released yet is then killed.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
 use super::calls::{
-    AT_ENTRY, AT_EXIT, TouchError, ask, find_syscall, get, get_signals, set, set_signals,
-    signal_of_stop, stopped_at,
+    AT_ENTRY, AT_EXIT, TouchError, find_syscall, ptrace, registers_of, set_registers,
+    set_signal_mask, signal_mask, signal_of_stop, stopped_at,
 };
 use super::memory::Memory;
 
-/// What is heard of a traced thread.
+/// What happened to a traced thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// It has made this thread or process, which is stopped before its first step; it waits itself.
+    /// It created this thread or process, which is stopped before its first step. The creator is
+    /// stopped too.
     Made(i32),
-    /// It runs another program now.
+    /// It executed another program.
     Exec,
-    /// It has ended.
+    /// It ended.
     Ended,
-    /// A stop that is none of ours to ask about.
+    /// A stop that needs no reaction.
     Other,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Runs,
-    /// To be let go with this signal; 0 for none.
+    /// Must be resumed with this signal; 0 for none.
     Stopped(i32),
-    /// Stopped in the middle of a call that makes a process or becomes another: its result is
-    /// yet to be written to the thread's registers, over whatever we would put there.
+    /// Stopped inside fork(2), clone(2) or execve(2). The result of the call is yet to be written
+    /// to the thread's registers, and would overwrite a register of ours.
     InCall,
-    /// Stopped with its whole process, by a signal.
+    /// Its whole process is stopped by a signal.
     Listens,
-    /// Just made, and nobody has asked for it yet.
+    /// Newly created, and not adopted yet.
     Held,
 }
 
-/// See the head of this file.
+/// All traced threads of one process; the header of this file describes the mechanism.
 #[derive(Debug)]
 pub struct Group {
     pub process: u32,
@@ -59,10 +61,10 @@ pub struct Group {
 const WAIT: Duration = Duration::from_millis(200);
 const EVENT_STOP: i32 = 128;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
-/// Of the kernel alone: begin the call again unless a handler runs.
+/// Internal to the kernel: restart the call unless a signal handler runs.
 const ERESTARTNOHAND: i64 = 514;
-/// Calls that return EINTR after a stop, though nobody has handled a signal.
-const NOT_BEGUN_AGAIN: [libc::c_long; 7] = [
+/// Calls that return EINTR after a stop although no signal was handled.
+const NOT_RESTARTED: [libc::c_long; 7] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -73,7 +75,7 @@ const NOT_BEGUN_AGAIN: [libc::c_long; 7] = [
 ];
 
 impl Group {
-    /// Traces all threads of a process, and those that it will make.
+    /// Attaches to all threads of a process, and to threads that it creates later.
     pub fn seize(process: u32) -> Result<Self, TouchError> {
         let memory = Memory::open(process).map_err(TouchError::Refused)?;
         let syscall = find_syscall(process, &memory).ok_or(TouchError::NoVdso)?;
@@ -86,9 +88,10 @@ impl Group {
                 }
                 match seize(thread) {
                     Ok(()) => is_new = group.threads.insert(thread, State::Runs).is_none(),
-                    // It has ended meanwhile.
+                    // The thread ended meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                    // A thread that one of ours has just made is traced already, and tells so.
+                    // A thread that a traced thread has just created is traced already, and reports
+                    // its own stop.
                     Err(_) if !group.threads.is_empty() => {}
                     Err(error) => return Err(TouchError::Refused(error)),
                 }
@@ -99,11 +102,11 @@ impl Group {
         }
     }
 
-    /// Stops them all. `made` is told of processes that were made meanwhile.
+    /// Stops all threads. Calls `made` for each process that they create meanwhile.
     pub fn stop(&mut self, mut made: impl FnMut(&mut Self, i32)) -> Result<(), TouchError> {
         for &thread in self.threads.keys() {
-            // One that stops already says no.
-            let _stops = ask(libc::PTRACE_INTERRUPT, thread, 0, 0);
+            // This fails for a thread that is about to stop anyway.
+            let _stops = ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
         }
         let deadline = Instant::now() + WAIT;
         while let Some(thread) = self.running() {
@@ -121,7 +124,7 @@ impl Group {
         self.threads.iter().find(|(_, state)| **state == State::Runs).map(|(thread, _)| *thread)
     }
 
-    /// Lets all go on that are stopped.
+    /// Resumes all stopped threads.
     pub fn go_on(&mut self) {
         for (&thread, state) in &mut self.threads {
             let request = match *state {
@@ -130,19 +133,20 @@ impl Group {
                 State::Listens => libc::PTRACE_LISTEN,
             };
             let signal = if let State::Stopped(signal) = *state { signal } else { 0 };
-            // One that was killed needs it no more.
-            let _gone = ask(request, thread, 0, usize::try_from(signal).unwrap_or(0));
+            // This fails for a thread that was killed, which needs no resuming.
+            let _gone = ptrace(request, thread, 0, usize::try_from(signal).unwrap_or(0));
             if *state != State::Listens {
                 *state = State::Runs;
             }
         }
     }
 
-    /// Lets all go for good, which are stopped.
+    /// Detaches from all threads, which must be stopped.
     pub fn release(mut self) {
         for (thread, state) in std::mem::take(&mut self.threads) {
             let signal = if let State::Stopped(signal) = state { signal } else { 0 };
-            let _gone = ask(libc::PTRACE_DETACH, thread, 0, usize::try_from(signal).unwrap_or(0));
+            let _gone =
+                ptrace(libc::PTRACE_DETACH, thread, 0, usize::try_from(signal).unwrap_or(0));
         }
     }
 
@@ -154,35 +158,35 @@ impl Group {
         self.threads.len()
     }
 
-    /// Stack pointers and thread pointers of all, which are stopped.
+    /// The stack pointer and the thread pointer of each thread. All threads must be stopped.
     pub fn stacks(&self) -> Vec<(u64, u64)> {
-        let registers = self.threads.keys().filter_map(|&thread| get(thread).ok());
+        let registers = self.threads.keys().filter_map(|&thread| registers_of(thread).ok());
         registers.map(|registers| (registers.rsp, registers.fs_base)).collect()
     }
 
-    /// Whatever is next to be heard of, of any thread; `None` if that is nothing now.
-    pub fn hear(&mut self) -> Option<Event> {
+    /// The next event of any thread; `None` if there is none now.
+    pub fn next_event(&mut self) -> Option<Event> {
         let mut status = 0;
-        // SAFETY: the status is ours.
+        // SAFETY: `status` is a local variable.
         let thread = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WALL) };
-        (thread > 0).then(|| self.take(thread, status))
+        (thread > 0).then(|| self.record_status(thread, status))
     }
 
     fn wait_for(&mut self, thread: libc::pid_t) -> Option<Event> {
         let mut status = 0;
-        // SAFETY: the status is ours.
-        let heard = unsafe { libc::waitpid(thread, &mut status, libc::WNOHANG | libc::__WALL) };
-        match heard {
+        // SAFETY: `status` is a local variable.
+        let found = unsafe { libc::waitpid(thread, &mut status, libc::WNOHANG | libc::__WALL) };
+        match found {
             0 => None,
             -1 => {
                 self.threads.remove(&thread);
                 Some(Event::Ended)
             }
-            thread => Some(self.take(thread, status)),
+            thread => Some(self.record_status(thread, status)),
         }
     }
 
-    fn take(&mut self, thread: libc::pid_t, status: i32) -> Event {
+    fn record_status(&mut self, thread: libc::pid_t, status: i32) -> Event {
         if !libc::WIFSTOPPED(status) {
             self.threads.remove(&thread);
             return Event::Ended;
@@ -194,13 +198,13 @@ impl Group {
                 (State::InCall, made)
             }
             libc::PTRACE_EVENT_EXEC => {
-                // The threads that it had are gone, and it has the first one's number.
+                // execve(2) ended the other threads, and the remaining one has the id of the first.
                 self.threads.clear();
                 self.threads.insert(thread, State::InCall);
                 (State::InCall, Event::Exec)
             }
             EVENT_STOP if signal == libc::SIGTRAP => {
-                begin_again(thread);
+                restart_call(thread);
                 (State::Stopped(0), Event::Other)
             }
             EVENT_STOP => (State::Listens, Event::Other),
@@ -214,9 +218,10 @@ impl Group {
         event
     }
 
-    /// Waits for what one of ours has made; whether it is a thread of the same process. Another
-    /// process is held until it is dismissed, and ends with its tracer until then: it could only go
-    /// on with registers of ours, or in its maker's memory.
+    /// Waits for a thread or process that a traced thread created, and returns whether it belongs
+    /// to the same process. A new process stays stopped until [`Group::release_child`]. It is
+    /// killed if its tracer ends before that, because it has our registers or runs in its creator's
+    /// memory.
     pub fn adopt(&mut self, made: i32) -> bool {
         let own = std::fs::metadata(format!("/proc/{}/task/{made}", self.process)).is_ok();
         let deadline = Instant::now() + WAIT;
@@ -229,48 +234,49 @@ impl Group {
             self.threads.insert(made, State::Stopped(0));
         } else {
             let options = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL).unsigned_abs();
-            // One that was killed needs it no more.
-            let _gone = ask(libc::PTRACE_SETOPTIONS, made, 0, options as usize);
+            // This fails for a process that was killed, which needs no options.
+            let _gone = ptrace(libc::PTRACE_SETOPTIONS, made, 0, options as usize);
         }
         own
     }
 
-    /// Lets one go for good that is none of the process.
-    pub fn dismiss(&mut self, thread: i32) {
+    /// Detaches from a child process.
+    pub fn release_child(&mut self, thread: i32) {
         if self.threads.remove(&thread).is_some() {
-            let _gone = ask(libc::PTRACE_DETACH, thread, 0, 0);
+            let _gone = ptrace(libc::PTRACE_DETACH, thread, 0, 0);
         }
     }
 
-    /// A thread that calls can be made in.
-    pub fn able(&self) -> Option<i32> {
+    /// A thread that can make system calls for us.
+    pub fn callable_thread(&self) -> Option<i32> {
         let mut threads = self.threads.iter();
         threads.find(|(_, state)| **state == State::Stopped(0)).map(|(thread, _)| *thread)
     }
 
-    /// Makes system calls in the name of a thread: each gives its result to the next.
+    /// Makes system calls in the name of a thread. A call can use the results of the calls before
+    /// it.
     pub fn calls<T>(
         &self,
         thread: i32,
         make: impl FnOnce(&dyn Fn(&'static str, i64, [u64; 6]) -> Result<u64, TouchError>) -> T,
     ) -> Result<T, TouchError> {
         let fail = |error| TouchError::Call { what: "taking registers", error };
-        let registers = get(thread).map_err(fail)?;
-        let signals = get_signals(thread).map_err(fail)?;
-        set_signals(thread, u64::MAX).map_err(fail)?;
+        let registers = registers_of(thread).map_err(fail)?;
+        let signals = signal_mask(thread).map_err(fail)?;
+        set_signal_mask(thread, u64::MAX).map_err(fail)?;
         let made = make(&|what, number, arguments| {
             self.call(thread, &registers, number, arguments)
                 .map_err(|error| TouchError::Call { what, error })
         });
-        // To a stop on the way back from the kernel, where its own call is begun again.
+        // Stops the thread on its way back from the kernel, where its own call is restarted.
         let put_back = || {
-            ask(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
-            ask(libc::PTRACE_CONT, thread, 0, 0)?;
+            ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
+            ptrace(libc::PTRACE_CONT, thread, 0, 0)?;
             wait_stopped(thread)?;
-            set(thread, &registers)
+            set_registers(thread, &registers)
         };
         put_back().map_err(fail)?;
-        set_signals(thread, signals).map_err(fail)?;
+        set_signal_mask(thread, signals).map_err(fail)?;
         Ok(made)
     }
 
@@ -284,17 +290,17 @@ impl Group {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         let (rip, rax) = (self.syscall, number.cast_unsigned());
         let own = libc::user_regs_struct { rip, rax, orig_rax: u64::MAX, ..*registers };
-        set(thread, &libc::user_regs_struct { rdi, rsi, rdx, r10, r8, r9, ..own })?;
-        // The end of a call of its own may still be on the way to be told of.
+        set_registers(thread, &libc::user_regs_struct { rdi, rsi, rdx, r10, r8, r9, ..own })?;
+        // A stop at the exit of the thread's own call may still be pending; it is skipped.
         for end in [AT_ENTRY, AT_EXIT] {
             loop {
-                ask(libc::PTRACE_SYSCALL, thread, 0, 0)?;
+                ptrace(libc::PTRACE_SYSCALL, thread, 0, 0)?;
                 if wait_stopped(thread)? == SYSCALL_STOP && stopped_at(thread)? == end {
                     break;
                 }
             }
         }
-        match get(thread)?.rax.cast_signed() {
+        match registers_of(thread)?.rax.cast_signed() {
             result @ -4095..=-1 => {
                 Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EIO)))
             }
@@ -303,12 +309,12 @@ impl Group {
     }
 }
 
-/// Waits for a stop, and gives its signal.
+/// Waits for a stop and returns its signal.
 fn wait_stopped(thread: libc::pid_t) -> io::Result<i32> {
     let mut status = 0;
-    // SAFETY: the status is ours.
-    let heard = unsafe { libc::waitpid(thread, &mut status, libc::__WALL) };
-    match heard {
+    // SAFETY: `status` is a local variable.
+    let found = unsafe { libc::waitpid(thread, &mut status, libc::__WALL) };
+    match found {
         -1 => Err(io::Error::last_os_error()),
         _ if libc::WIFSTOPPED(status) => Ok(libc::WSTOPSIG(status)),
         _ => Err(io::ErrorKind::NotFound.into()),
@@ -321,7 +327,7 @@ fn seize(thread: libc::pid_t) -> io::Result<()> {
         | libc::PTRACE_O_TRACEVFORK
         | libc::PTRACE_O_TRACECLONE
         | libc::PTRACE_O_TRACEEXEC;
-    ask(libc::PTRACE_SEIZE, thread, 0, options.unsigned_abs() as usize)
+    ptrace(libc::PTRACE_SEIZE, thread, 0, options.unsigned_abs() as usize)
 }
 
 fn threads(process: u32) -> io::Result<Vec<libc::pid_t>> {
@@ -332,7 +338,7 @@ fn threads(process: u32) -> io::Result<Vec<libc::pid_t>> {
 fn message(thread: libc::pid_t) -> Option<i32> {
     let mut message = 0_u64;
     let at = std::ptr::from_mut(&mut message).expose_provenance();
-    ask(libc::PTRACE_GETEVENTMSG, thread, 0, at).ok()?;
+    ptrace(libc::PTRACE_GETEVENTMSG, thread, 0, at).ok()?;
     i32::try_from(message).ok()
 }
 
@@ -340,14 +346,14 @@ fn is_ours(thread: libc::pid_t) -> bool {
     signal_of_stop(thread) == Some(0)
 }
 
-/// See [`NOT_BEGUN_AGAIN`].
-fn begin_again(thread: libc::pid_t) {
-    let Ok(mut registers) = get(thread) else { return };
+/// Makes the kernel restart a call of [`NOT_RESTARTED`].
+fn restart_call(thread: libc::pid_t) {
+    let Ok(mut registers) = registers_of(thread) else { return };
     let (call, result) = (registers.orig_rax.cast_signed(), registers.rax.cast_signed());
-    if NOT_BEGUN_AGAIN.contains(&call) && result == -i64::from(libc::EINTR) {
+    if NOT_RESTARTED.contains(&call) && result == -i64::from(libc::EINTR) {
         registers.rax = (-ERESTARTNOHAND).cast_unsigned();
-        // One that was killed meanwhile needs it no more.
-        let _gone = set(thread, &registers);
+        // This fails for a thread that was killed, which needs no registers.
+        let _gone = set_registers(thread, &registers);
     }
 }
 
@@ -357,10 +363,10 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
 
-    /// Goal: a child that is held when its tracer is killed ends, and its parent goes on.
-    /// Method: a shell waits for one, whose tracer is a thread that ends then.
+    /// Goal: a child that is held while its tracer is killed ends, and its parent continues.
+    /// Method: a shell waits for a child whose tracer, a thread, ends.
     #[test]
-    fn a_child_that_is_held_ends_with_its_tracer() {
+    fn a_held_child_ends_with_its_tracer() {
         let mut shell = Command::new("sh");
         let shell = shell.args(["-c", "echo up; read line; (exit 3); echo $?"]);
         let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -371,7 +377,7 @@ mod tests {
             let mut group = Group::seize(process)?;
             input.write_all(b"\n").unwrap();
             loop {
-                match group.hear() {
+                match group.next_event() {
                     Some(Event::Made(child)) => return Ok(group.adopt(child)),
                     Some(_) => group.go_on(),
                     None => std::thread::yield_now(),

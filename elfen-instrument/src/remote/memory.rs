@@ -1,11 +1,54 @@
-//! A process's memory as a file: `/proc/PID/mem`.
+//! The memory of another process: what is mapped (`/proc/PID/maps`), and its bytes
+//! (`/proc/PID/mem`).
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// The memory that a process had when this was opened: after an exec it is that of the old program,
-/// which nobody runs any more, and not that of the new one.
+/// One line of `/proc/PID/maps`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    pub range: Range<u64>,
+    pub writable: bool,
+    pub executable: bool,
+    /// Writes to it are not seen by other processes.
+    pub private: bool,
+    pub offset: u64,
+    /// Device and inode of the mapped file; `None` for anonymous memory.
+    pub file: Option<(String, u64)>,
+    pub name: String,
+}
+
+/// Reads the mappings of a process, in order of their addresses.
+pub fn mappings(process: u32) -> io::Result<Vec<Mapping>> {
+    // The name of a mapped file may contain bytes that are not UTF-8.
+    let text = fs::read(format!("/proc/{process}/maps"))?;
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse).collect())
+}
+
+fn parse(line: &str) -> Option<Mapping> {
+    let mut fields = line.splitn(6, ' ');
+    let mut next = || fields.next();
+    let (from, to) = next()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let rights = next()?.as_bytes();
+    let offset = number(next()?)?;
+    let device = next()?.to_owned();
+    let inode: u64 = next()?.parse().ok()?;
+    Some(Mapping {
+        range: number(from)?..number(to)?,
+        writable: rights.get(1) == Some(&b'w'),
+        executable: rights.get(2) == Some(&b'x'),
+        private: rights.get(3) == Some(&b'p'),
+        offset,
+        file: (inode != 0).then_some((device, inode)),
+        name: next().unwrap_or_default().trim_start().to_owned(),
+    })
+}
+
+/// The address space that a process had when this was opened. After an execve(2) it still refers to
+/// the address space of the old program.
 #[derive(Debug)]
 pub struct Memory(File);
 
@@ -24,12 +67,13 @@ impl Memory {
         Ok(found)
     }
 
-    /// Writes also where the process itself may not: its text becomes private, a page at a time.
+    /// Writes `bytes`, even to memory that the process itself may not write. Pages of its text
+    /// become private copies.
     pub fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all_at(bytes, at)
     }
 
-    /// Writes if `expected` is there.
+    /// Writes `bytes` if the memory holds `expected`. Returns whether it wrote.
     pub fn replace(&self, at: u64, expected: &[u8], bytes: &[u8]) -> io::Result<bool> {
         if self.read_vec(at, expected.len())? != expected {
             return Ok(false);
@@ -43,7 +87,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_as_expected_is_left_alone() {
+    fn lines_of_the_kernel_are_parsed() {
+        let line = "7f1c00200000-7f1c00221000 r-xp 00026000 08:01 1234   /lib/x y.so (deleted)";
+        let expected = Mapping {
+            range: 0x7f1c_0020_0000..0x7f1c_0022_1000,
+            writable: false,
+            executable: true,
+            private: true,
+            offset: 0x2_6000,
+            file: Some(("08:01".to_owned(), 1234)),
+            name: "/lib/x y.so (deleted)".to_owned(),
+        };
+        assert_eq!(parse(line), Some(expected));
+        let heap = parse("55d0c000-55d0d000 rw-s 00000000 00:00 0 ").unwrap();
+        assert!(heap.writable && !heap.executable && !heap.private);
+        assert_eq!((heap.file, heap.name.as_str()), (None, ""));
+        for bad in ["", "1-2", "1-g r-xp 0 0 0", "1-2 r-xp 0 0:0 x"] {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_finds_its_own_code() {
+        let here = a_process_finds_its_own_code as fn() as usize as u64;
+        let own = mappings(std::process::id()).unwrap();
+        let code = own.iter().find(|mapping| mapping.range.contains(&here)).unwrap();
+        assert!(code.executable && !code.writable && code.private && code.file.is_some());
+        assert!(own.is_sorted_by_key(|mapping| mapping.range.start));
+    }
+
+    #[test]
+    fn unexpected_bytes_are_left_alone() {
         let memory = Memory::open(std::process::id()).unwrap();
         let word = Box::new(0x1122_3344_5566_7788_u64);
         let at = std::ptr::from_ref(&*word).expose_provenance() as u64;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A library that starts a thread as soon as it is loaded. */
+/* A library that starts a thread when it is loaded. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Batch programs that do what is hard on code injected into them. Each prints lines that depend on
- * nothing but its work, so that a run with checks can be held against one without.
+ * Batch programs that are hard on injected code. Their output depends only on their work, so a run
+ * with checks can be compared with a run without.
  *
- * Built once for each way of checking; with -DINLINE the checks are in the source.
+ * Built once for each way of checking. With -DINLINE the checks are in the source.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,8 +31,8 @@
 typedef unsigned long word;
 
 /*
- * Work with a function entry every few nanoseconds. Not static: with control-flow
- * protection, it starts with endbr64.
+ * Work with a function entry every few nanoseconds. Not static, so that it starts with endbr64
+ * under control-flow protection.
  */
 NOINLINE word mix(word value, word with)
 {
@@ -41,8 +41,8 @@ NOINLINE word mix(word value, word with)
 }
 
 /*
- * A loop right behind the entry, whose first instruction is a NOP: the program's own,
- * and not to be written over.
+ * A loop right after the entry. Its first instruction is a NOP of the program, which must not be
+ * overwritten.
  */
 NOINLINE static void spin(int turns)
 {
@@ -62,8 +62,8 @@ NOINLINE word work(word seed, int rounds)
 }
 
 /*
- * ---- loop: counts in shared memory until it is told to stop; loop-closed has no
- * descriptor open meanwhile ----
+ * ---- loop: counts in shared memory until the board says stop; loop-closed has no descriptor
+ * open meanwhile ----
  */
 
 static int loop(const char *segment, int closed)
@@ -73,7 +73,7 @@ static int loop(const char *segment, int closed)
 
 	if (board == (word *)-1)
 		return 1;
-	/* After a first check, which opens what the process inherited. */
+	/* The first check opens the inherited descriptors, so descriptors are closed after it. */
 	board[2] = work(1, 1000);
 	for (fd = 0; closed && fd < 4096; fd++)
 		close(fd);
@@ -84,23 +84,20 @@ static int loop(const char *segment, int closed)
 	return 0;
 }
 
-/*
- * ---- crowd: so many threads, each of which counts in a word of its own until
- * all are told to stop ----
- */
+/* ---- crowd: many threads, each of which counts in its own word until the board says stop ---- */
 
 static word *crowd_board;
 
 static void *one_of_crowd(void *at)
 {
 	word *count = (word *)at;
-	/* Kept, or the compiler would see that the result is not used, and make no call. */
+	/* volatile: otherwise the result is unused, and the compiler drops the call. */
 	volatile word value = 1;
 
 	while (!__atomic_load_n(&crowd_board[1], __ATOMIC_RELAXED)) {
 		value = mix(value, 1);
 		__atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
-		/* Else a turn on the lane would last as long as the scheduler lets it. */
+		/* Without this, a turn on the lane would last a whole time slice. */
 		sched_yield();
 	}
 	return NULL;
@@ -123,7 +120,7 @@ static int crowd(const char *segment, int threads)
 	return 0;
 }
 
-/* ---- threads: a thousand of the C library's, and some by clone(2) alone ---- */
+/* ---- threads: a thousand of the C library, and some made directly by clone(2) ---- */
 
 static word sums[1000];
 
@@ -142,8 +139,8 @@ static int raw_thread(void *at)
 }
 
 /*
- * Without a thread area of its own, as some runtimes start helpers: it shares
- * its parent's thread-locals.
+ * Starts threads without a thread area of their own, as some runtimes do for helpers. Such a thread
+ * shares its parent's thread-local variables.
  */
 static void raw_threads(void)
 {
@@ -183,7 +180,7 @@ static int threads(void)
 	return 0;
 }
 
-/* ---- forks: two hundred children, some of which end without a word, some with vfork ---- */
+/* ---- forks: two hundred children, some of them by vfork(2), which exit at once ---- */
 
 static int forks(void)
 {
@@ -206,7 +203,7 @@ static int forks(void)
 	return 0;
 }
 
-/* ---- exec: a chain of twenty, and at every step all descriptors but three are closed ---- */
+/* ---- chain: a chain of execve(2); each step closes all descriptors except the first three ---- */
 
 static int chain(const char *program, const char *steps, const char *value)
 {
@@ -221,7 +218,7 @@ static int chain(const char *program, const char *steps, const char *value)
 	for (fd = 3; fd < 1024; fd++)
 		close(fd);
 	result = work(result, 20000);
-	/* The next descriptor has the number that a program counts on. */
+	/* The lowest free descriptor must still be the one that the program expects. */
 	if (dup(1) != 3)
 		return 1;
 	close(3);
@@ -231,7 +228,7 @@ static int chain(const char *program, const char *steps, const char *value)
 	return 1;
 }
 
-/* ---- signals: handlers that work, on stacks of their own, one interrupting another ---- */
+/* ---- signals: handlers that work, on an alternate stack, and interrupt each other ---- */
 
 static volatile sig_atomic_t delivered;
 static volatile word handled;
@@ -252,7 +249,7 @@ static int signals(void)
 	word value = 1;
 	int i;
 
-	/* The kernel says how much a frame takes; half as much again for the handler. */
+	/* A frame takes as much as the kernel reports; the handler gets half as much again. */
 	stack.ss_size = (size_t)sysconf(_SC_MINSIGSTKSZ) * 3 / 2 + 4096;
 	stack.ss_sp = malloc(stack.ss_size);
 	stack.ss_flags = 0;
@@ -270,7 +267,7 @@ static int signals(void)
 	return 0;
 }
 
-/* ---- coroutines: on small stacks with a guard page below ---- */
+/* ---- contexts: coroutines on small stacks with a guard page below ---- */
 
 enum { COROUTINES = 16, COROUTINE_STACK = 16 * 1024 };
 static ucontext_t scheduler, coroutines[COROUTINES];
@@ -312,7 +309,7 @@ static int contexts(void)
 	return 0;
 }
 
-/* ---- masked: all signals blocked, and an affinity changed and put back ---- */
+/* ---- masked: all signals blocked, and an affinity that is changed and restored ---- */
 
 static int masked(void)
 {
@@ -341,7 +338,7 @@ static int masked(void)
 	return 0;
 }
 
-/* ---- cancelled: a thread that was cancelled, and works on until it says that it may end ---- */
+/* ---- cancel: a cancelled thread that works until it reaches a cancellation point ---- */
 
 static volatile word finished;
 

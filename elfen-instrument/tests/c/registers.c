@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Whether a function finds all of its arguments where its caller put them, through a check at its
- * entry: in the integer registers, in whole vector registers of every width that the CPU has, the
- * number of vectors of a variadic call in %al, and the static chain of a nested function in %r10.
- * Prints what it found wrong, and how many calls it made.
+ * Tests that a check at a function's entry preserves all arguments: integer registers, vector
+ * registers of every width that the CPU has, the number of vectors of a variadic call in %al, and
+ * the static chain of a nested function in %r10. Prints the wrong arguments and their number.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Ways out of functions that are no returns: exceptions, longjmp, the end of a thread from within,
- * and a cancelled thread. Prints what was destroyed on the way, which is the same for any build.
+ * Leaves functions without a return: by exceptions, longjmp, pthread_exit and cancellation. Prints
+ * how many objects were destroyed on the way, which is the same for any build.
  */
 #include <csetjmp>
 #include <cstdio>
@@ -62,12 +62,12 @@ static void *ends(void *)
 
 static sem_t reached;
 
-NOINLINE static void *waits(void *destroyed_there)
+NOINLINE static void *waits(void *destroyed_at)
 {
-	struct Tell {
+	struct Report {
 		int *at;
-		~Tell() { *at = destroyed + 1; }
-	} tell{ static_cast<int *>(destroyed_there) };
+		~Report() { *at = destroyed + 1; }
+	} report{ static_cast<int *>(destroyed_at) };
 
 	sem_post(&reached);
 	for (;;)

@@ -1,5 +1,5 @@
-//! Goal: the inspector says of a program's file what the kernel and the loader will do with it.
-//! Method: programs of every kind, made here by the compiler or by hand.
+//! Goal: the inspector predicts what the kernel and the loader do with a program's file. Method:
+//! programs of every kind, made here by the compiler or by hand.
 
 use std::ffi::CString;
 use std::fs;
@@ -27,7 +27,7 @@ fn registers(name: &str, flags: &[&str]) -> Option<PathBuf> {
     compile("registers.c", &format!("inspect-{name}"), &flags)
 }
 
-/// A file with these bytes that says it is executable.
+/// An executable file with these bytes.
 fn executable(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.join(name);
     fs::write(&path, bytes).unwrap();
@@ -36,7 +36,7 @@ fn executable(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
 }
 
 #[test]
-fn each_way_is_found_in_what_the_compiler_made() {
+fn each_way_is_recognized_in_compiled_programs() {
     let cases: [(&str, &[&str], Inject); 7] = [
         ("plain", &[], Inject::Live),
         ("mcount", &["-pg"], Inject::Mcount),
@@ -56,10 +56,10 @@ fn each_way_is_found_in_what_the_compiler_made() {
     assert_eq!(plan_of(&inline), Plan { inject: Inject::Inline, preload: true });
 }
 
-/// Goal: no program is said to be checked whose hook the library does not take. Method: one that
-/// calls the C library's other name for it.
+/// Goal: a program whose hook the library does not define is not reported as checked. Method: a
+/// program that calls the C library's other name of the hook.
 #[test]
-fn a_hook_that_the_library_does_not_stand_in_for_is_no_way() {
+fn hooks_that_the_library_does_not_define_are_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let (source, program) = (folder.path().join("other.c"), folder.path().join("other"));
     fs::write(&source, "extern void _mcount(void);\nint main(void) { _mcount(); return 0; }\n")
@@ -69,10 +69,10 @@ fn a_hook_that_the_library_does_not_stand_in_for_is_no_way() {
     assert_eq!(plan_of(&program).inject, Inject::Live);
 }
 
-/// Goal: a program that writes code by itself is known as one. Method: programs that ask for the
-/// functions that start such machines, or have them; one that has neither.
+/// Goal: programs that generate code are recognized. Method: programs that import or define the
+/// functions that start such virtual machines, and one that does neither.
 #[test]
-fn who_compiles_while_it_runs_is_known() {
+fn programs_that_compile_at_run_time_are_recognized() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
         ("starts-java", "extern int JLI_Launch(void);", "JLI_Launch()", Some(Compiler::HotSpot)),
@@ -113,9 +113,9 @@ fn a_way_that_the_program_was_not_built_for_names_the_flag() {
     }
 }
 
-/// NOPs that no thread executes, and too few of them.
+/// Method: NOPs that no thread executes, and too few NOPs.
 #[test]
-fn room_that_cannot_be_used_is_no_room() {
+fn unusable_nops_give_no_room() {
     for (name, flag) in
         [("prefix", "-fpatchable-function-entry=43,43"), ("short", "-fpatchable-function-entry=4")]
     {
@@ -126,7 +126,7 @@ fn room_that_cannot_be_used_is_no_room() {
 }
 
 #[test]
-fn stripped_programs_are_judged_alike() {
+fn stripped_programs_allow_the_same_ways() {
     let Some(program) = registers("stripped", &[PATCH]) else { return };
     let status = Command::new("strip").arg(&program).status();
     match status {
@@ -137,7 +137,7 @@ fn stripped_programs_are_judged_alike() {
 }
 
 #[test]
-fn what_no_loader_maps_takes_no_library() {
+fn static_programs_take_no_library() {
     let program = compile("programs.c", "inspect-static", &["-DINLINE", "-static"]).unwrap();
     for inject in [Inject::Inline, Inject::Mcount, Inject::Patch] {
         let why = why_not(&program, inject);
@@ -154,7 +154,7 @@ fn a_sanitized_program_takes_no_library() {
     assert_eq!(plan_of(&program), Plan { inject: Inject::Live, preload: false });
 }
 
-/// Method: this test program, which has a check of its own.
+/// Method: this test program, whose source has a check.
 #[test]
 fn a_rust_program_with_checks_needs_no_library() {
     elfen_rt::check!();
@@ -162,7 +162,7 @@ fn a_rust_program_with_checks_needs_no_library() {
     assert_eq!(plan_of(&own), Plan { inject: Inject::Inline, preload: false });
 }
 
-/// An ELF header of another class or machine, as the first 20 bytes have it.
+/// The start of an ELF header for another class or machine.
 fn header(class: u8, machine: u16) -> Vec<u8> {
     let mut bytes = vec![0u8; 64];
     bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1]);
@@ -173,11 +173,14 @@ fn header(class: u8, machine: u16) -> Vec<u8> {
 }
 
 #[test]
-fn programs_for_other_machines_are_told_from_broken_ones() {
+fn programs_for_other_machines_differ_from_damaged_ones() {
     let folder = tempfile::tempdir().unwrap();
     let program = |name: &str, bytes: &[u8]| executable(folder.path(), name, bytes);
     let narrow = program("32-bits", &header(1, 3));
-    assert_eq!(why_not(&narrow, Inject::Mcount), "has 32 bits, the preload library 64");
+    assert_eq!(
+        why_not(&narrow, Inject::Mcount),
+        "is a 32-bit program, and the preload library has 64 bits"
+    );
     assert_eq!(plan_of(&narrow).inject, Inject::Guard);
     let foreign = program("arm", &header(2, 183));
     assert_eq!(why_not(&foreign, Inject::Patch), "is for another machine (ELF machine 183)");
@@ -191,10 +194,10 @@ fn programs_for_other_machines_are_told_from_broken_ones() {
     assert!(matches!(text, Err(Reason::NotElf)), "{text:?}");
 }
 
-/// Goal: no file makes the inspector panic. Method: a real program, cut and
-/// with bytes changed all over.
+/// Goal: no file makes the inspector panic. Method: a real program, cut, and with bytes changed all
+/// over.
 #[test]
-fn damaged_programs_are_judged_or_refused() {
+fn damaged_programs_do_not_panic_the_inspector() {
     let Some(whole) = registers("damaged", &[PATCH]) else { return };
     let whole = fs::read(whole).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -203,7 +206,7 @@ fn damaged_programs_are_judged_or_refused() {
         if step % 4 == 0 {
             bytes.truncate(whole.len() * step / 400);
         } else {
-            // The header, then all over the file.
+            // First the header, then bytes all over the file.
             let at = if step < 200 { step } else { whole.len() * (step - 200) / 200 };
             bytes[at] ^= 0xff;
         }
@@ -215,7 +218,7 @@ fn damaged_programs_are_judged_or_refused() {
 }
 
 #[test]
-fn scripts_are_what_their_interpreter_is() {
+fn scripts_allow_what_their_interpreter_allows() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = registers("interpreter", &["-pg"]) else { return };
     let script = |name: &str, line: &str| executable(folder.path(), name, format!("#!{line}\n"));
@@ -238,14 +241,14 @@ fn scripts_are_what_their_interpreter_is() {
 }
 
 #[test]
-fn what_cannot_be_started_is_refused() {
+fn files_that_cannot_be_executed_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let readable = folder.path().join("data");
     fs::write(&readable, "x").unwrap();
     for (path, why) in [
         (folder.path().join("none"), "cannot be read"),
-        (folder.path().to_owned(), "is no file that can be executed"),
-        (readable, "is no file that can be executed"),
+        (folder.path().to_owned(), "is not an executable file"),
+        (readable, "is not an executable file"),
         (PathBuf::from("no-such-program-anywhere"), "no such program in any folder of PATH"),
     ] {
         let error = inspect(path.as_os_str()).unwrap_err().to_string();
@@ -253,13 +256,13 @@ fn what_cannot_be_started_is_refused() {
     }
 }
 
-/// Method: copies of a program whose file gives other rights, which only root can make.
+/// Method: copies of a program with set-ID bits or file capabilities, which only root can make.
 #[test]
-fn programs_with_other_rights_take_no_library() {
+fn programs_that_gain_rights_take_no_library() {
     let Some(program) = registers("rights", &["-pg"]) else { return };
     let folder = tempfile::tempdir().unwrap();
     let copy = |name: &str| executable(folder.path(), name, fs::read(&program).unwrap());
-    // SAFETY: takes nothing.
+    // SAFETY: takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
         return skipped("set-user-ID programs and file capabilities", "only root makes them");
     }
@@ -278,7 +281,7 @@ fn programs_with_other_rights_take_no_library() {
     // Version 2 of linux/capability.h, effective: CAP_NET_RAW.
     let value: [u32; 5] = [0x0200_0001, 1 << 13, 0, 0, 0];
     let name = c"security.capability".as_ptr();
-    // SAFETY: strings end in NUL, and the value is as long as said.
+    // SAFETY: both strings are NUL-terminated, and the value is 20 bytes long.
     let set = unsafe { libc::setxattr(path.as_ptr(), name, value.as_ptr().cast(), 20, 0) };
     if set != 0 {
         return skipped("file capabilities", &std::io::Error::last_os_error().to_string());

@@ -1,5 +1,5 @@
-//! Goal: the preload library is small, needs nothing, and cannot panic. Method: what
-//! its file says about itself.
+//! Goal: the preload library is small, needs only the C library, and cannot panic. Method: the
+//! symbols and sections of its file.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use object::elf::DT_NEEDED;
 use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol};
 
-/// Of a loader's time and of every process's memory.
+/// Limits the loader's time and the memory of every process.
 const BYTES_MAX: usize = 80 * 1024;
 
 /// The symbols that programs may find in it.
@@ -24,7 +24,7 @@ const EXPORTED: [&str; 7] = [
 ];
 
 #[test]
-fn it_is_small_needs_the_c_library_alone_and_cannot_panic() {
+fn the_library_is_small_needs_only_the_c_library_and_cannot_panic() {
     let bytes = fs::read(crate::stage::library()).unwrap();
     assert!(bytes.len() <= BYTES_MAX, "{} bytes", bytes.len());
     let file = ElfFile64::<Endianness>::parse(bytes.as_slice()).unwrap();
@@ -45,14 +45,14 @@ fn it_is_small_needs_the_c_library_alone_and_cannot_panic() {
     assert!(wanted.contains("shmat"), "the list is of what it calls: {wanted:?}");
     // See the panic handler of elfen-preload.
     assert!(!wanted.contains("elfen_preload_can_panic"), "something in it can panic");
-    // Anything that allocates, locks, prints or unwinds.
+    // Functions that allocate, lock, print or unwind.
     for name in ["malloc", "free", "pthread_mutex_lock", "write", "printf", "_Unwind_Resume"] {
         assert!(!wanted.contains(name), "it calls {name}");
     }
 }
 
-/// Goal: `cargo build` makes a library that programs can be loaded with, though it is neither
-/// small nor free of panics.
+/// Goal: the debug build of `cargo build` can be loaded into programs, although it is neither small
+/// nor free of panics.
 #[test]
 fn a_debug_build_can_be_loaded() {
     let library = crate::stage::build_library("dev", "debug");

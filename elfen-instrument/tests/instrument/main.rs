@@ -1,9 +1,9 @@
-//! The tests of this crate, in one program because they share a stage: the
-//! compiler, a service, and a run.
+//! The integration tests of this crate. They are one program, because they share the compiler, a
+//! service and a run (`stage`).
 
+mod function_tags;
 mod inspect;
 mod library;
 mod programs;
-mod said;
 mod stage;
 mod tasks;

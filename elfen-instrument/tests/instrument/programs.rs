@@ -1,6 +1,6 @@
-//! Goal: a batch program obeys in whatever it does, and does the same as without checks. Method: C
-//! programs built for each way of checking, the preload library as it is shipped, and a service,
-//! all in processes of their own.
+//! Goal: a batch program stops for requests whatever it does, and otherwise behaves as without
+//! checks. Method: C programs built for each way of checking, the release build of the preload
+//! library, and a service, in separate processes.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use crate::stage::{Batch, Board, Run, Toggle, compile, cpus, idle, library, unti
 use elfen_rt::nap::{Kind, block};
 use elfen_rt::signal::lane::LaneState;
 
-/// The ways, and the flags that ask for them. Of patched functions also those without room for the
-/// whole check, one byte short of it, and a program at a fixed address.
+/// The ways and their compiler flags. Patched functions come with and without room for the whole
+/// check, one byte short of it, and at a fixed address.
 const WAYS: [(&str, &[&str]); 10] = [
     ("inline", &["-DINLINE"]),
     ("inline-no-pie", &["-DINLINE", "-fno-pie", "-no-pie"]),
@@ -27,7 +27,7 @@ const WAYS: [(&str, &[&str]); 10] = [
     ("patch-cet", &["-fpatchable-function-entry=43", "-fcf-protection=full"]),
 ];
 
-/// Built once, however many tests run at the same time.
+/// The programs are built once for all tests.
 fn programs() -> &'static [(&'static str, PathBuf)] {
     static BUILT: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -38,7 +38,7 @@ fn programs() -> &'static [(&'static str, PathBuf)] {
     })
 }
 
-/// The program with one way of checking, if the compiler has it.
+/// The program for one way of checking, if the compiler supports it.
 pub(crate) fn program(way: &str) -> Option<&'static Path> {
     programs().iter().find(|(found, _)| *found == way).map(|(_, program)| program.as_path())
 }
@@ -59,7 +59,7 @@ fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
             until(way, || board.progress() > before && run.is(LaneState::Running));
             worker.begin(request);
             until(way, || run.is(LaneState::Napping));
-            // On its lane for a while, in which it could do a great deal.
+            // Two milliseconds on its lane, in which it could make much progress.
             let (before, from_ns) = (board.progress(), batch.busy_ns());
             until(way, || batch.busy_ns() > from_ns + 2_000_000);
             assert_eq!(board.progress(), before, "{way}: a napping thread makes no progress");
@@ -73,8 +73,8 @@ fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
     }
 }
 
-/// Goal: a thread that blocks leaves its lane to others, and comes back when it is woken. Method:
-/// the test does the waker's part.
+/// Goal: a blocked thread leaves its lane to others, and returns when it is woken. Method: the test
+/// plays the waker.
 #[test]
 fn a_thread_that_blocks_sleeps_in_the_kernel() {
     for way in ["inline", "patch", "mcount"] {
@@ -99,7 +99,7 @@ fn a_thread_that_blocks_sleeps_in_the_kernel() {
     }
 }
 
-/// A program whose every thread counts on its own.
+/// A program in which every thread has its own counter.
 struct Crowd {
     way: &'static str,
     board: Board,
@@ -117,12 +117,12 @@ impl Crowd {
         Self { way, board, batch }
     }
 
-    fn each_goes_on(&self) {
+    fn wait_until_each_progresses(&self) {
         let before = self.board.of_each();
         until(self.way, || self.board.of_each().iter().zip(&before).all(|(now, then)| now > then));
     }
 
-    fn each_is_on_the_lane_and_leaves_it(&self) {
+    fn wait_until_each_has_run(&self) {
         let threads = self.batch.threads();
         assert_eq!(threads.len(), self.board.of_each().len());
         let before: Vec<u64> = threads.iter().map(|&id| self.batch.switches(id)).collect();
@@ -131,22 +131,25 @@ impl Crowd {
         }
     }
 
-    fn each_stands_still(&self) {
-        // In its first turn, a thread ends the work that it had begun when the request came.
-        self.each_is_on_the_lane_and_leaves_it();
+    fn assert_each_stands_still(&self) {
+        // In its first turn on the lane, a thread finishes the work that it began before the
+        // request.
+        self.wait_until_each_has_run();
         let before = self.board.of_each();
-        self.each_is_on_the_lane_and_leaves_it();
+        self.wait_until_each_has_run();
         let went_on =
             self.board.of_each().iter().zip(&before).filter(|(now, then)| now != then).count();
-        assert_eq!(went_on, 0, "{}: threads that make progress beside a request", self.way);
+        assert_eq!(went_on, 0, "{}: threads that made progress during a request", self.way);
     }
 }
 
-/// Goal: each thread of a crowd obeys, not just the one that happens to be on the lane. Method:
-/// every thread counts on its own; beside a request each is on the lane again and again, and none
-/// counts. Threads that block take their turns quickly; those that spin are taken off their lane by
-/// the scheduler alone, so there are fewer of them. On the lane that the other tests leave free, as
-/// a crowd at SCHED_IDLE gets what others leave.
+/// Goal: every thread of a crowd stops, not only the one on the lane. Method: every thread has its
+/// own counter. During a request each thread runs on the lane again and again, and no counter
+/// changes.
+///
+/// Blocked threads take quick turns. Spinning threads leave the lane only when the scheduler
+/// preempts them, so there are fewer of them. The crowd runs at SCHED_IDLE, on the lane that no
+/// other test uses.
 #[test]
 fn each_of_a_thousand_threads_stops_for_a_request() {
     let cases = [
@@ -161,20 +164,19 @@ fn each_of_a_thousand_threads_stops_for_a_request() {
         run.nap_by(nap);
         let mut crowd = Crowd::start(&run, (way, program), threads);
         for request in 1..=2 {
-            crowd.each_goes_on();
+            crowd.wait_until_each_progresses();
             worker.begin(request);
-            crowd.each_stands_still();
+            crowd.assert_each_stands_still();
             worker.end();
         }
-        crowd.each_goes_on();
+        crowd.wait_until_each_progresses();
         crowd.board.stop();
         assert!(crowd.batch.succeeds(), "{way}");
     }
 }
 
-/// Goal: nothing is written under the feet of a thread that runs. Method: a library that
-/// starts one before the program does; the lane is busy all the time, so that a program
-/// with checks would never end.
+/// Goal: code is not changed while threads run. Method: a library that starts a thread before the
+/// program does. The lane is busy all the time, so a program with checks would never end.
 #[test]
 fn a_program_that_has_threads_before_it_starts_is_not_patched() {
     let early = compile("early.c", "early.so", &["-fPIC", "-shared"]).unwrap();
@@ -203,7 +205,7 @@ fn same_with_and_without_checks(arguments: &[&str]) {
         assert_eq!(alone, expected, "{way}, started by hand");
         let (run, worker) = Run::new();
         let _toggle = Toggle::start(worker);
-        // A quick program may be done between two requests.
+        // A quick program may end between two requests.
         until(way, || {
             let found = output_of(run.batch(program).args(arguments));
             assert_eq!(found, expected, "{way}");
@@ -213,47 +215,47 @@ fn same_with_and_without_checks(arguments: &[&str]) {
 }
 
 #[test]
-fn a_thousand_threads() {
+fn a_thousand_threads_run_as_without_checks() {
     same_with_and_without_checks(&["threads"]);
 }
 
 #[test]
-fn two_hundred_children() {
+fn two_hundred_children_run_as_without_checks() {
     same_with_and_without_checks(&["forks"]);
 }
 
-/// With all descriptors closed at each step.
+/// Method: all descriptors are closed at each step.
 #[test]
-fn a_chain_of_programs() {
+fn a_chain_of_programs_runs_as_without_checks() {
     same_with_and_without_checks(&["chain", "20", "1"]);
 }
 
 #[test]
-fn handlers_on_a_stack_of_their_own() {
+fn signal_handlers_on_their_own_stack_run_as_without_checks() {
     same_with_and_without_checks(&["signals"]);
 }
 
 #[test]
-fn coroutines_on_small_stacks() {
+fn coroutines_on_small_stacks_run_as_without_checks() {
     same_with_and_without_checks(&["contexts"]);
 }
 
 #[test]
-fn blocked_signals_and_a_changed_affinity() {
+fn blocked_signals_and_a_changed_affinity_stay() {
     same_with_and_without_checks(&["masked"]);
 }
 
-/// Looking whether the service lives takes system calls, and some of the C library's
+/// The liveness test of a service makes system calls, and the C library's wrappers of some calls
 /// would end a cancelled thread.
 #[test]
-fn a_thread_that_was_cancelled_works_until_it_may_end() {
+fn a_cancelled_thread_works_until_its_cancellation_point() {
     same_with_and_without_checks(&["cancel"]);
 }
 
-/// Goal: a hook changes no register that a function was given. Method: arguments in all of them,
-/// vectors of every width that this CPU has, while the lane turns busy and idle all the time.
+/// Goal: a hook changes no register with an argument. Method: arguments in all registers, with
+/// vectors of every width that this CPU has, while the lane alternates between busy and idle.
 #[test]
-fn arguments_arrive_as_they_were_sent() {
+fn hooks_preserve_all_arguments() {
     for (way, flags) in WAYS.into_iter().filter(|(way, _)| !way.starts_with("inline")) {
         let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
         let Some(program) = compile("registers.c", &format!("registers-{way}"), &flags) else {

@@ -1,6 +1,6 @@
-//! The parts that the tests of this crate play: the compiler, the service of a pair, and `elfen
-//! run` for a batch on it. Signals come from the service's page alone, which takes no privileges,
-//! unless a test has the task map.
+//! The environment of the tests in this crate: the compiler, the service of a pair, and `elfen run`
+//! for a batch on it. Signals come only from the service's page, which needs no privileges, unless
+//! a test has the task map.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,28 +22,27 @@ use elfen_rt::signal::control::{ControlSlot, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, Slot};
 
-/// How long a thing that must happen may take before a test gives up.
+/// How long a test waits for an event that must happen.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Says that something is missing here. Not through a macro of std, whose output the
-/// test runner keeps to itself.
+/// Reports that a requirement is missing on this machine. The test runner hides what the macros of
+/// std print.
 pub(crate) fn skipped(name: &str, why: &str) {
     let mut terminal = io::stderr();
     writeln!(terminal, "skipped: {name}: {why}").unwrap();
 }
 
-/// The preload library as it is shipped: a release build, which differs from
-/// others in that it can't panic.
+/// The preload library as shipped. Only release builds cannot panic.
 pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build_library("release", "release"))
 }
 
-/// The library by one of cargo's profiles, which puts it into this folder.
+/// Builds the library with one of cargo's profiles, which puts it into `folder`.
 pub(crate) fn build_library(profile: &str, folder: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preload");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -54,8 +53,8 @@ pub(crate) fn build_library(profile: &str, folder: &str) -> PathBuf {
     target.join(folder).join(elfen_instrument::LIBRARY)
 }
 
-/// Compiles a C file of ours; `None`, and a line, if the compiler can't do what the flags ask. The
-/// library's hooks need no flag to link.
+/// Compiles a C file of this crate. If the compiler does not support the flags, it prints a line
+/// and returns `None`. Calls of the library's hooks need no linker flag.
 pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (object, output) = (folder.join(format!("{program}.o")), folder.join(program));
@@ -80,14 +79,14 @@ pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<Pat
     if flags.contains(&"c++") {
         arguments.push("-lstdc++".as_ref());
     }
-    // How a program is linked is decided by the flags that both steps know.
+    // Flags that both the compiler and the linker must know.
     arguments.extend(flags.iter().filter(|flag| LINKING.contains(flag)).map(OsStr::new));
     let linked = cc(&arguments).unwrap();
     assert!(linked.status.success(), "{}", String::from_utf8_lossy(&linked.stderr));
     Some(output)
 }
 
-/// Functions return by what `libelfen_return.a` has.
+/// Makes functions return by the `ret` of `libelfen_return.a`.
 pub(crate) const RETURNS: &str = "-mfunction-return=thunk-extern";
 
 const LINKING: [&str; 5] = ["-flto", "-fsanitize=address", "-no-pie", "-shared", "-static"];
@@ -111,13 +110,13 @@ pub(crate) fn page<S: Slot>(slots: u32) -> Page<S> {
     Page::format(segment(Page::<S>::bytes(slots)), slots, pid_namespace(), &[0; 32]).unwrap()
 }
 
-/// The words that the programs' `loop` and `crowd` share with us.
+/// The shared words of the programs' `loop` and `crowd` modes.
 pub(crate) struct Board {
     memory: Memory,
     words: usize,
 }
 
-/// The words before those of the crowd's threads.
+/// The words before the counters of the crowd's threads.
 const COMMON_WORDS: usize = 4;
 
 impl Board {
@@ -125,42 +124,42 @@ impl Board {
         Self::of_crowd(0)
     }
 
-    /// With a word for each of so many threads.
+    /// With one word for each thread of a crowd.
     pub(crate) fn of_crowd(threads: usize) -> Self {
         let words = COMMON_WORDS + threads;
         Self { memory: segment(words * 8), words }
     }
 
-    /// The id by which the program finds it.
+    /// The segment id, by which the program finds the board.
     pub(crate) fn id(&self) -> String {
         self.memory.segment_id().unwrap().to_string()
     }
 
-    /// The program's count.
+    /// The program's counter.
     pub(crate) fn progress(&self) -> u64 {
         self.word(0).load(Relaxed)
     }
 
-    /// The count of each thread of a crowd.
+    /// The counter of each thread of a crowd.
     pub(crate) fn of_each(&self) -> Vec<u64> {
         (COMMON_WORDS..self.words).map(|word| self.word(word).load(Relaxed)).collect()
     }
 
-    /// Has it end.
+    /// Tells the program to end.
     pub(crate) fn stop(&self) {
         self.word(1).store(1, Relaxed);
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words);
-        // SAFETY: the segment has as many words, is aligned to a page, and lives as long as `self`.
+        // SAFETY: the segment has this many words, is page-aligned, and lives as long as `self`.
         let word = unsafe { self.memory.base().cast::<AtomicU64>().add(index) };
-        // SAFETY: see above; both sides use atomics.
+        // SAFETY: the pointer is valid for `self`'s lifetime, and both sides use atomics.
         unsafe { word.as_ref() }
     }
 }
 
-/// A program that ends with the test, also with one that fails.
+/// A program that is killed at the end of the test, even of a failing test.
 pub(crate) struct Batch(Child);
 
 impl Batch {
@@ -168,19 +167,19 @@ impl Batch {
         Self(command.spawn().unwrap())
     }
 
-    /// How long it has been on a CPU.
+    /// How long the program has run on a CPU.
     pub(crate) fn busy_ns(&self) -> i64 {
         let mut clock = 0;
         let process = i32::try_from(self.0.id()).unwrap();
-        // SAFETY: `clock` is ours.
+        // SAFETY: `clock` is a local variable.
         assert_eq!(unsafe { libc::clock_getcpuclockid(process, &mut clock) }, 0);
         let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `used` is ours.
+        // SAFETY: `used` is a local variable.
         assert_eq!(unsafe { libc::clock_gettime(clock, &mut used) }, 0);
         used.tv_sec * 1_000_000_000 + used.tv_nsec
     }
 
-    /// Its threads, but for the first.
+    /// Its threads except the first.
     pub(crate) fn threads(&self) -> Vec<u32> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
         let ids = threads.map(|thread| thread.unwrap().file_name().to_str().unwrap().parse());
@@ -195,13 +194,13 @@ impl Batch {
         counts.map(|(_, count)| count.parse::<u64>().unwrap()).sum()
     }
 
-    /// Whether it sleeps in the kernel.
+    /// Whether its first thread sleeps in the kernel.
     pub(crate) fn sleeps(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with('S')
     }
 
-    /// Waits for its end.
+    /// Waits until it ends; whether it succeeded.
     pub(crate) fn succeeds(&mut self) -> bool {
         self.0.wait().unwrap().success()
     }
@@ -209,36 +208,36 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // Fails, as it should, where the program has ended.
+        // Fails if the program has ended already.
         let _ended = self.0.kill();
         self.0.wait().unwrap();
     }
 }
 
-/// A request lane that no machine has: only the test says what it does.
+/// A request lane that no machine has, so only the test decides what it does.
 const REQUEST_CPU: u32 = 6001;
 
 /// A run with one pair.
 pub(crate) struct Run {
     lanes: Page<LaneSlot>,
     control: Page<ControlSlot>,
-    /// By its name; `-` if there is none.
+    /// The page of the service; `None` for a run without one.
     service: Option<&'static Service>,
     cpu: u32,
 }
 
 impl Run {
-    /// With a service on a request lane that it alone speaks for.
+    /// A run with a service that is the only source of its request lane.
     pub(crate) fn new() -> (Self, Worker<'static>) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("check-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
-        // Lives as long as the test, so that its worker needs no owner.
+        // Leaked, so that its worker can have a static lifetime.
         let service: &'static Service = Box::leak(Box::new(Service::open(&name, 1).unwrap()));
         let worker = service.claim(0, REQUEST_CPU).unwrap();
         (Self::on(cpus()[0], REQUEST_CPU, Some(service)), worker)
     }
 
-    /// The same with this batch lane.
+    /// A run with a service, on this batch lane.
     pub(crate) fn on_lane(cpu: u32) -> (Self, Worker<'static>) {
         let (mut run, worker) = Self::new();
         run.lane().assign(cpu, REQUEST_CPU);
@@ -246,7 +245,7 @@ impl Run {
         (run, worker)
     }
 
-    /// By the task map alone.
+    /// A run that depends only on the task map.
     pub(crate) fn on_tasks(batch: u32, request: u32) -> Self {
         Self::on(batch, request, None)
     }
@@ -262,7 +261,7 @@ impl Run {
         self.lanes.slot(0).unwrap()
     }
 
-    /// Has threads that check nap in this way.
+    /// Selects how threads with checks nap.
     pub(crate) fn nap_by(&self, kind: Kind) {
         self.control.slot(0).unwrap().nap.store(kind as u64, Relaxed);
     }
@@ -271,7 +270,7 @@ impl Run {
         self.lane().state().is_some_and(|(found, _)| found == state)
     }
 
-    /// The program as a batch of this run, on its lane.
+    /// A command that starts the program as a batch of this run, on its lane.
     pub(crate) fn batch(&self, program: &Path) -> Command {
         self.batch_with(program, None)
     }
@@ -300,11 +299,11 @@ impl Drop for Run {
     }
 }
 
-/// CPUs that this process may use; one of them twice if there is only one.
+/// Two CPUs that this process may use; the same CPU twice if there is only one.
 pub(crate) fn cpus() -> [u32; 2] {
     // SAFETY: an all-zero cpu_set_t is an empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is ours and as large as said.
+    // SAFETY: `set` is a local variable of the given size.
     assert_eq!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) }, 0);
     // SAFETY: `set` was filled in, and no index reaches its size.
     let mut usable = (0..1024u32).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu as usize, &set) });
@@ -317,17 +316,17 @@ pub(crate) fn pin(cpu: u32) -> io::Result<()> {
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: `cpu` came from `cpus`.
     unsafe { libc::CPU_SET(cpu as usize, &mut set) };
-    // SAFETY: `set` is ours and as large as said.
+    // SAFETY: `set` is a local variable of the given size.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Has this process rank below every ordinary one.
+/// Ranks this process below every ordinary one.
 pub(crate) fn idle() -> io::Result<()> {
     let no_priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `no_priority` is ours.
+    // SAFETY: `no_priority` is a local variable.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &no_priority) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,6 +1,6 @@
-//! Goal: a batch heeds the kernel's own map of what runs, as long as the kernel writes it and no
-//! longer. Method: the real eBPF program and a real request lane with a thread that works and
-//! sleeps. Needs CAP_BPF, CAP_PERFMON and two CPUs; says so without.
+//! Goal: a batch obeys the kernel's task map exactly as long as the kernel writes it. Method: the
+//! real eBPF program, and a real request lane with a thread that works and sleeps. Needs CAP_BPF,
+//! CAP_PERFMON and two CPUs, and reports a skip otherwise.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -18,10 +18,10 @@ use elfen_rt::signal::task::TaskMap;
 use crate::programs::program;
 use crate::stage::{Batch, Board, Run, cpus, pin, skipped, until};
 
-/// The numbers under which the batch finds the map and its link.
+/// The descriptor numbers by which the batch finds the map and its link.
 const DESCRIPTORS: [i32; 2] = [900, 901];
 
-/// The kernel's program, attached for this test alone.
+/// Loads and attaches the kernel's program for this test.
 fn attach(test: &str) -> Option<(Loaded, TaskMap)> {
     let loaded = match Loaded::load() {
         Ok(loaded) => loaded,
@@ -35,8 +35,8 @@ fn attach(test: &str) -> Option<(Loaded, TaskMap)> {
     Some((loaded, map))
 }
 
-/// A thread on the request lane, which works while it is told to. It ends with
-/// this, also when a test fails.
+/// A thread on the request lane that works on demand. It ends when this value drops, also when a
+/// test fails.
 struct RequestThread {
     order: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -49,11 +49,11 @@ const END: u64 = 2;
 impl RequestThread {
     fn start(cpu: u32) -> Self {
         let order = Arc::new(AtomicU64::new(SLEEP));
-        let told = order.clone();
+        let requested = order.clone();
         let serve = move || {
             pin(cpu).unwrap();
             loop {
-                match told.load(Relaxed) {
+                match requested.load(Relaxed) {
                     SLEEP => thread::sleep(Duration::from_micros(200)),
                     WORK => std::hint::spin_loop(),
                     _ => return,
@@ -79,9 +79,9 @@ impl Drop for RequestThread {
     }
 }
 
-/// Whether the CPU idles for a part of a second, as seen from the other one. The work of other
-/// programs there makes the batch nap, too, which is right, and no test. Tests beside this one
-/// compile, and are through within a minute.
+/// Whether the CPU idles at least 2 % of a second, as seen from another CPU. Other programs on the
+/// CPU make the batch nap too, which is correct but would disturb the test. Tests that run at the
+/// same time compile, and finish within a minute.
 fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
     const SECONDS: u32 = 60;
     const LOOKS: usize = 1000;
@@ -115,7 +115,7 @@ fn batch(run: &Run, map: &TaskMap, program: &Path) -> Command {
         }
         Ok(())
     };
-    // SAFETY: `hand_on` makes system calls alone.
+    // SAFETY: `hand_on` only makes system calls.
     unsafe { command.pre_exec(hand_on) };
     command
 }
@@ -148,10 +148,10 @@ fn a_thread_on_the_request_lane_stops_the_batch() {
     }
 }
 
-/// Goal: no batch naps for ever because a program in the kernel has gone. Method: the batch closes
-/// all its descriptors, the lane is busy, and the last process that holds the map lets it go.
+/// Goal: a batch does not nap forever after the eBPF program is gone. Method: the batch closes all
+/// its descriptors, the lane is busy, and the last process that holds the map closes it.
 #[test]
-fn a_map_that_nobody_writes_any_more_stops_nobody() {
+fn a_task_map_that_is_no_longer_written_stops_no_batch() {
     let test = "a task map that froze";
     let [first, second] = cpus();
     if first == second {
@@ -176,9 +176,9 @@ fn a_map_that_nobody_writes_any_more_stops_nobody() {
     assert!(batch.succeeds());
 }
 
-/// Method: a batch that was told of descriptors that are none of the map's.
+/// Method: the batch gets descriptors that do not belong to the map.
 #[test]
-fn other_descriptors_are_no_map() {
+fn descriptors_of_other_files_are_ignored() {
     let Some(program) = program("fentry") else { return };
     let [first, second] = cpus();
     let run = Run::on_tasks(first, second);

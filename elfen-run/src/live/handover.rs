@@ -6,7 +6,7 @@
 
 use std::sync::atomic::AtomicU32;
 
-use elfen_instrument::live::{Change, Stood};
+use elfen_instrument::live::{Change, StoppedAt};
 use parking_lot::Mutex;
 
 use super::rendezvous::Rendezvous;
@@ -85,7 +85,7 @@ pub(super) fn give_up<C>(lock: &impl Lock<State<C>>) -> Outcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Miss {
     pub(super) process: u32,
-    pub(super) stood: Stood,
+    pub(super) stood: StoppedAt,
 }
 
 /// A guard must not wait for a lock that the planner holds. On a shared CPU that would last as long

@@ -5,7 +5,7 @@ use std::array;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use elfen_instrument::live::{Missed, Places};
+use elfen_instrument::live::{Missed, SiteCounts};
 use elfen_kernel::preempted::Notes;
 use elfen_rt::signal::histogram::Histogram;
 use elfen_rt::signal::page::{NAME_BYTES, Page, Slot};
@@ -104,8 +104,8 @@ impl LiveWords {
         self.names.iter().skip(at).take(1).for_each(|text| text.store(name));
     }
 
-    pub(super) fn publish(&self, all: Places) {
-        let Places { on, too_dense, refused, arenas, compiled, rounds, dense, .. } = all;
+    pub(super) fn publish(&self, all: SiteCounts) {
+        let SiteCounts { on, too_dense, refused, arenas, compiled, rounds, dense, .. } = all;
         let [one, several, memory, flags] = all.by_tactic;
         let counts = [on, too_dense, refused, one, several, memory, flags];
         let words = counts.into_iter().chain([arenas, compiled, rounds, dense]);

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_instrument::live::{
-    Change, FILTERED, Missed, Pages, Patched, Places, Program, is_filtered,
+    Change, FILTERED, Missed, Pages, Patched, ProgramId, SiteCounts, is_filtered,
 };
-use elfen_instrument::remote::let_late_ones_go;
+use elfen_instrument::remote::release_late_threads;
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};
 
@@ -59,7 +59,7 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
         processes: HashMap::new(),
         lane_ns: 0,
         rates_at: Instant::now(),
-        gone: Places::default(),
+        gone: SiteCounts::default(),
     };
     while !stop.load(Relaxed) {
         let miss = exchange.miss.lock().take();
@@ -73,7 +73,7 @@ pub(super) fn plan(channels: &Channels, pages: Pages, exchange: &Exchange, stop:
 
 /// Sleeps until a guard wakes this thread, or rates are due.
 fn sleep_until_woken() {
-    let_late_ones_go();
+    release_late_threads();
     thread::park_timeout(RATES_EVERY);
 }
 
@@ -88,7 +88,7 @@ struct Planner<'p> {
     lane_ns: u64,
     rates_at: Instant,
     /// The sum over processes that have ended.
-    gone: Places,
+    gone: SiteCounts,
 }
 
 /// The rate of a check.
@@ -108,7 +108,7 @@ enum Known {
         counts: HashMap<u64, u64>,
     },
     /// Refused for this reason, as long as the process runs this program.
-    Refused(String, Option<Program>),
+    Refused(String, Option<ProgramId>),
     /// Refused until this time, because the process is being traced.
     Traced(String, Instant),
     /// It shares its memory with this other process, which stands for both.
@@ -117,7 +117,7 @@ enum Known {
 
 impl Known {
     fn refused(why: &str, process: u32) -> Self {
-        Self::Refused(why.to_owned(), Program::of(process))
+        Self::Refused(why.to_owned(), ProgramId::of(process))
     }
 
     fn traced(why: &str) -> Self {
@@ -133,7 +133,7 @@ impl Planner<'_> {
             Err(missed) => return self.words.count(&missed),
         };
         let process = change.process;
-        let place = change.place;
+        let place = change.site;
         let method = change.method.clone();
         let outcome = self.hand_over(change);
         if let (Outcome::Applied, Some(method)) = (outcome, method) {
@@ -184,7 +184,7 @@ impl Planner<'_> {
         match self.processes.get_mut(&identity) {
             Some(Known::Patched { patched, .. }) => {
                 let began = Instant::now();
-                let is_first = patched.places().processes == 0;
+                let is_first = patched.site_counts().processes == 0;
                 let change = patched.propose(miss.stood, &self.pages);
                 // Otherwise every further miss would stop one of its threads in vain.
                 let left_alone = match &change {
@@ -215,7 +215,7 @@ impl Planner<'_> {
                 return Ok(identity);
             }
             Some(Known::Refused(why, program))
-                if *program == Program::of(identity.pid().unsigned_abs()) =>
+                if *program == ProgramId::of(identity.pid().unsigned_abs()) =>
             {
                 return Err(Missed::Process(why.clone()));
             }
@@ -262,7 +262,7 @@ impl Planner<'_> {
                 return Ok(Known::Patched { patched: Box::new(fork), counts: counts() });
             }
         }
-        let patched = Patched::meet(identity.pid().unsigned_abs(), self.dense_per_ms() / 4 * 3)?;
+        let patched = Patched::open(identity.pid().unsigned_abs(), self.dense_per_ms() / 4 * 3)?;
         let patched = Box::new(patched);
         Ok(Known::Patched { patched, counts: counts() })
     }
@@ -272,7 +272,7 @@ impl Planner<'_> {
         self.processes.retain(|identity, known| {
             let lives = identity.liveness() != Liveness::Dead;
             if let (false, Known::Patched { patched, .. }) = (lives, known) {
-                *gone += patched.places();
+                *gone += patched.site_counts();
             }
             lives
         });
@@ -304,7 +304,7 @@ impl Planner<'_> {
     fn check_filters(&mut self) {
         let filters = |identity: &Identity, known: &Known| match known {
             Known::Patched { patched, .. } => {
-                patched.asked_for_filter() || is_filtered(identity.pid().unsigned_abs())
+                patched.requested_filter() || is_filtered(identity.pid().unsigned_abs())
             }
             _ => false,
         };
@@ -322,7 +322,7 @@ impl Planner<'_> {
     /// Takes the checks out of a process. Until all are out, later checks of filters repeat this.
     fn refuse_process(&mut self, identity: Identity, why: &str) {
         let patched_sites = |planner: &Self| match planner.processes.get(&identity) {
-            Some(Known::Patched { patched, .. }) => patched.on().collect(),
+            Some(Known::Patched { patched, .. }) => patched.sites_on().collect(),
             _ => Vec::new(),
         };
         patched_sites(self).into_iter().for_each(|place| self.take_out(identity, place));
@@ -330,7 +330,7 @@ impl Planner<'_> {
             self.words.count(&Missed::Process(why.to_owned()));
             let refused = Known::refused(why, identity.pid().unsigned_abs());
             if let Some(Known::Patched { patched, .. }) = self.processes.insert(identity, refused) {
-                self.gone += patched.places();
+                self.gone += patched.site_counts();
             }
         }
     }
@@ -358,7 +358,7 @@ impl Planner<'_> {
                 let before = counts.insert(place, count).unwrap_or(0);
                 if patched.is_on(place) {
                     let per_ms = per_ms(count.saturating_sub(before));
-                    patched.runs(place, per_ms);
+                    patched.set_rate(place, per_ms);
                     let is_put_back = patched.is_put_back(place);
                     rates.push(Rate { identity, place, per_ms, is_put_back });
                 }
@@ -432,7 +432,7 @@ impl Planner<'_> {
         let mut all = self.gone;
         for known in self.processes.values() {
             if let Known::Patched { patched, .. } = known {
-                all += patched.places();
+                all += patched.site_counts();
             }
         }
         self.words.publish(all);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::*;
 use std::thread::Thread;
 use std::time::Duration;
 
-use elfen_instrument::live::{Change, Stood};
+use elfen_instrument::live::{Change, StoppedAt};
 use elfen_kernel::preempted::{Notes, Preempted};
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::lane::Lane;
@@ -187,7 +187,7 @@ impl SiteProbe {
         }
         let Preempted { process, thread, ip, sp, .. } = *noted;
         if let Some(mut miss) = self.exchange.miss.try_lock() {
-            *miss = Some(Miss { process, stood: Stood { thread, ip, sp } });
+            *miss = Some(Miss { process, stood: StoppedAt { thread, ip, sp } });
             drop(miss);
             self.planner.unpark();
         }

@@ -242,7 +242,7 @@ fn keep(
         let _interrupted = poll(&mut waits, PollTimeout::from(100_u8));
         let is_over = waits[1].any().unwrap_or(true);
         while let Ok(Some(_)) = signals.read_signal() {}
-        while let Some(event) = group.hear() {
+        while let Some(event) = group.next_event() {
             kept.handle(&mut group, event);
             group.go_on();
         }

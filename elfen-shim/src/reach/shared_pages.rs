@@ -116,7 +116,7 @@ impl SharedPages {
                         unsafe { libc::kill(made, libc::SIGKILL) };
                     }
                 }
-                group.dismiss(made);
+                group.release_child(made);
             }
             // Another program's memory has nothing of ours.
             Event::Exec => self.pages.clear(),
@@ -228,7 +228,7 @@ fn map(
 fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32, TouchError> {
     for _ in 0..TRIES {
         group.stop(&mut made)?;
-        if let Some(thread) = group.able() {
+        if let Some(thread) = group.callable_thread() {
             return Ok(thread);
         }
         group.go_on();

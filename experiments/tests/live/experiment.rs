@@ -199,7 +199,7 @@ fn mistakes_are_named_before_anything_runs() {
             "name its page with --service",
         ),
         ("-- no-such-program -k", 2, "program \"no-such-program\": no such program in any folder"),
-        ("-- /etc/passwd", 2, "is no file that can be executed"),
+        ("-- /etc/passwd", 2, "is not an executable file"),
         ("--inject needle -- true", 2, "\"needle\" is none of auto, inline"),
         ("--emulate-smt 1.5 -- true", 2, "leave --emulate-smt or the program out"),
         ("--batch loop -- /no/such/loop", 2, "program \"/no/such/loop\": "),

@@ -1,16 +1,15 @@
-//! Loop, Matrix and Flush of the thesis's section 5.4 as the thesis had them: in C, built with
-//! `-pg`.
+//! Loop, Matrix and Flush from section 5.4 of the thesis, as in the thesis: in C, built with `-pg`.
 //!
-//! What each takes of the core is known: Loop the front end (IPC 1), Matrix the functional units,
-//! Flush the first-level data cache. `elfen-batch` has the same in Rust, with the same checksums.
+//! Each uses a known part of the core: Loop the front end (IPC 1), Matrix the functional units,
+//! Flush the first-level data cache. `elfen-batch` has them in Rust, with the same checksums.
 
 use super::program::{Program, Work, Wrong};
 
-/// 32 KB, as micro.h has it.
+/// 32 KB, the same as in micro.h.
 pub const FLUSH_WORDS: usize = 32 * 1024 / size_of::<u64>();
 
 mod micro {
-    // SAFETY: as declared in c/micro.h. Where no pointer is passed, any arguments will do.
+    // SAFETY: as declared in c/micro.h. Functions without pointers accept any arguments.
     unsafe extern "C" {
         pub(super) safe fn elfen_micro_loop(seed: u64, calls: u64) -> u64;
         pub(super) safe fn elfen_micro_matrix(seed: u64, calls: u64) -> u64;
@@ -60,8 +59,8 @@ impl Program for MicroInC {
             Kind::Matrix => micro::elfen_micro_matrix(seed, calls),
             Kind::Flush => {
                 let buffer = self.buffer.as_mut_ptr();
-                // SAFETY: the buffer is ours alone for the call, and has the words that micro.h
-                // says it must have (`FLUSH_WORDS`).
+                // SAFETY: no other code uses the buffer during the call, and it has the
+                // `FLUSH_WORDS` that micro.h requires.
                 unsafe { micro::elfen_micro_flush(seed, calls, buffer) }
             }
         })

@@ -1,12 +1,13 @@
-//! What `elfen-batch` and `elfen-batch-c` share: a program repeats one iteration, and what it did
-//! is counted and checked.
+//! The common part of `elfen-batch` and `elfen-batch-c`: repeats one iteration of a program, counts
+//! the work, and verifies the result.
 //!
-//! Every iteration of a seed does the same work and must return the same checksum, so that borrowed
-//! work can be compared with work alone, however often it was stopped in between.
+//! All iterations with the same seed do the same work and must return the same checksum, however
+//! often they are interrupted. So a run on borrowed time can be compared with a run on an idle
+//! machine.
 //!
-//! The programs themselves are in their binaries. Those in Rust have a check in their source, and a
-//! binary that has one is known by it: nothing of it may reach the binary of the programs in C,
-//! which are checked through their `-pg` entries instead.
+//! The programs are in their binaries. The Rust programs have checks in their source, and a binary
+//! with checks is recognized by them. The C programs are checked through their `-pg` entries
+//! instead, so no code with checks may get into their binary.
 
 mod c;
 mod program;

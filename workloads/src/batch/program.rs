@@ -1,5 +1,4 @@
-//! What a batch program is: an iteration whose amount of work is known, and whose result is
-//! checked.
+//! A batch program: an iteration with a known amount of work and a verified result.
 
 use crate::beside::{Slowdown, Tally};
 use crate::units::seconds;
@@ -7,34 +6,34 @@ use rand::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use serde::Serialize;
 
-/// One iteration's amount of work.
+/// The amount of work of one iteration.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub amount: u64,
     pub unit: &'static str,
 }
 
-/// A result that is not what it must be: the machine or the program computed wrongly.
+/// A wrong result: the machine or the program computed incorrectly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong(pub &'static str);
 
 pub trait Program {
     fn work(&self) -> Work;
 
-    /// Does it once, verifies it, and returns its checksum.
+    /// Runs one iteration, verifies it, and returns its checksum.
     fn iterate(&mut self) -> Result<u64, Wrong>;
 
-    /// What was emulated, if anything was.
+    /// What was emulated, if anything.
     fn emulated_core(&self) -> Option<EmulatedCore> {
         None
     }
 }
 
-/// How an emulated core slowed a program down.
+/// How much an emulated core slowed a program down.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct EmulatedCore {
     pub(super) slowdown: f64,
-    /// How long it ran beside a busy request lane, and how much longer it took for that.
+    /// How long it ran next to a busy request lane, and how much time the emulation added.
     pub(super) beside_s: f64,
     pub(super) added_s: f64,
 }
@@ -46,12 +45,12 @@ impl EmulatedCore {
     }
 }
 
-/// One step of splitmix64: the same in c/micro.c.
+/// One step of splitmix64, the same as in c/micro.c.
 pub fn mix(x: u64) -> u64 {
     SplitMix64::seed_from_u64(x).next_u64()
 }
 
-/// A checksum of bytes, eight at a time.
+/// A checksum of bytes, in words of eight.
 pub fn checksum(bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(bytes.len() as u64, |sum, chunk| {
         let mut word = [0; 8];

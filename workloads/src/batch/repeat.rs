@@ -1,4 +1,5 @@
-//! Repeats one program until told to stop, checks each iteration, and says how much was done.
+//! Repeats one program for a time or a number of iterations, verifies each iteration, and reports
+//! the work done.
 
 use super::program::{EmulatedCore, Program, Wrong};
 use crate::command;
@@ -20,7 +21,7 @@ pub struct Repetition {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
 
-    /// Decides what is computed
+    /// Seed of the computation
     #[arg(long, default_value = "1")]
     pub seed: u64,
 
@@ -36,7 +37,7 @@ struct Report<'a> {
     seed: u64,
     iterations: u64,
     seconds: f64,
-    /// What was done in all, in `unit`s.
+    /// The work done in total, in units of `unit`.
     work: u64,
     unit: &'static str,
     per_second: f64,
@@ -45,8 +46,7 @@ struct Report<'a> {
     emulated_core: Option<EmulatedCore>,
 }
 
-/// All that a batch command does once it knows its program: `name` of `lang` in the words of its
-/// report.
+/// Runs a batch command for a program. `name` and `lang` describe the program in the report.
 pub fn run(
     command: &str,
     name: &str,
@@ -60,7 +60,7 @@ pub fn run(
     let report = match repeat(name, lang, program, repetition) {
         Ok(report) => report,
         Err(Wrong(what)) => {
-            let advice = "the machine or the program computes wrongly";
+            let advice = "the machine or the program computes incorrectly";
             return command::failure(command, &format!("{name}: {what}: {advice}"));
         }
     };
@@ -117,8 +117,8 @@ fn print(repetition: &Repetition, report: &Report<'_>) -> io::Result<()> {
     let emulated = report.emulated_core.map_or_else(String::new, |core| {
         let EmulatedCore { slowdown, beside_s, added_s } = core;
         format!(
-            "; emulated core: slowdown {slowdown}, {added_s:.2} s longer for {beside_s:.2} s \
-             beside requests"
+            "; emulated core: slowdown {slowdown}, {added_s:.2} s added in {beside_s:.2} s next to \
+             requests"
         )
     });
     command::say(&format!(

@@ -1,5 +1,5 @@
-//! A loaded object: where its parts lie in memory, by its program headers, which the
-//! loader has believed already.
+//! A loaded object: where its parts lie in memory. Its program headers are trusted, because the
+//! loader has already used them.
 
 use core::ffi::CStr;
 use core::slice;
@@ -8,16 +8,16 @@ use elfen_entries::{FunctionStarts, RETURN};
 use elfen_rt::tag::Order;
 
 use super::section;
-use crate::place::{File, Place};
+use crate::file_address::{File, FileAddress};
 
-/// One object, as the loader describes it. Addresses are those in memory.
+/// One object, as the loader describes it. All addresses are in memory.
 pub(super) struct Object<'a> {
     base: u64,
     headers: &'a [libc::Elf64_Phdr],
     path: &'a CStr,
 }
 
-/// Functions of an object that an order names.
+/// The functions of an object that an order names.
 #[derive(Clone, Copy)]
 pub(super) struct Counted {
     order: Order<'static>,
@@ -26,63 +26,65 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// By the address of its entry, which is the function's own or behind its `endbr64`.
+    /// Whether the order names a function, by the address of its entry. That is the function's own
+    /// address, or the address after its `endbr64`.
     pub(super) fn names(&self, entry: u64) -> bool {
         let offset = entry.wrapping_sub(self.base);
-        self.order.counted().filter_map(Place::parse).any(|place| {
-            place.file == self.file && matches!(offset.wrapping_sub(place.address), 0 | 4)
+        self.order.counted().filter_map(FileAddress::parse).any(|named| {
+            named.file == self.file && matches!(offset.wrapping_sub(named.address), 0 | 4)
         })
     }
 }
 
-/// A stretch of an object in memory.
+/// A range of an object in memory.
 #[derive(Clone, Copy)]
-pub(super) struct Stretch {
+pub(super) struct MemoryRange {
     pub(super) address: u64,
     pub(super) len: usize,
 }
 
 impl<'a> Object<'a> {
     /// # Safety
-    /// 1. `info` is what `dl_iterate_phdr` handed out, and its callback still runs.
+    /// 1. `info` comes from `dl_iterate_phdr`, whose callback still runs.
     pub(super) unsafe fn of(info: *const libc::dl_phdr_info) -> Option<Self> {
         // SAFETY: by the contract above.
         let info: &'a libc::dl_phdr_info = unsafe { info.as_ref() }?;
         if info.dlpi_phdr.is_null() || info.dlpi_name.is_null() {
             return None;
         }
-        // SAFETY: the loader says that there are so many headers at this address.
+        // SAFETY: the loader guarantees this many headers at this address.
         let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         // SAFETY: the loader's names are NUL-terminated.
         let name = unsafe { CStr::from_ptr(info.dlpi_name) };
         let path = match name.to_bytes().first() {
-            // The program itself has no name.
+            // The name of the program itself is empty.
             None => c"/proc/self/exe",
             Some(b'/') => name,
-            // An object that the kernel maps without a file has a name that is no path.
+            // An object without a file, such as the vDSO, has a name that is not a path.
             Some(_) => return None,
         };
         Some(Self { base: info.dlpi_addr, headers, path })
     }
 
-    /// The addresses that the compiler listed, as the loader has relocated them.
+    /// The addresses that the compiler listed, relocated by the loader.
     pub(super) fn listed_entries(&self) -> Option<&'a [u64]> {
         let section = section::find(self.path, &section::ENTRIES)?;
         let address = self.base.checked_add(section.address)?;
         let bytes = self.bytes(address, section.len, libc::PF_R)?;
-        // SAFETY: any eight bytes are a u64; what is not aligned or not whole is cut off.
+        // SAFETY: any eight bytes are a valid u64. Bytes before and after the aligned words are
+        // dropped.
         let (_, entries, _) = unsafe { bytes.align_to::<u64>() };
         Some(entries)
     }
 
-    /// Those of its functions that an order has publish what their thread has executed.
+    /// The functions of this object that, by the order, publish their thread's counters.
     pub(super) fn counted(&self, order: Order<'static>) -> Option<Counted> {
-        // A question to the kernel for each object, where there are any.
+        // Saves a system call per object if the order names no functions.
         order.counted().next()?;
         Some(Counted { order, file: File::at(self.path)?, base: self.base })
     }
 
-    /// Where functions return, if the program was linked with our library for that.
+    /// The address of the shared `ret`, if the program was linked with `libelfen_return.a`.
     pub(super) fn shared_return(&self) -> Option<u64> {
         let section = section::find(self.path, &section::RETURN)?;
         let address = self.base.checked_add(section.address)?;
@@ -104,22 +106,22 @@ impl<'a> Object<'a> {
         self.bytes(address, rest, libc::PF_R | libc::PF_X)
     }
 
-    /// The segment that holds code. Linkers make one.
-    pub(super) fn text(&self) -> Option<Stretch> {
+    /// The segment with the code. Linkers make only one.
+    pub(super) fn text(&self) -> Option<MemoryRange> {
         let mut executable = self.loaded().filter(|header| header.p_flags & libc::PF_X != 0);
         let (only, none) = (executable.next()?, executable.next());
         if none.is_some() {
             return None;
         }
         let len = usize::try_from(only.p_filesz).ok()?;
-        Some(Stretch { address: self.base.checked_add(only.p_vaddr)?, len })
+        Some(MemoryRange { address: self.base.checked_add(only.p_vaddr)?, len })
     }
 
     fn loaded(&self) -> impl Iterator<Item = &'a libc::Elf64_Phdr> {
         self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD)
     }
 
-    /// Bytes of the object, if they lie in one segment that allows what `flags` ask.
+    /// Bytes of the object, if one segment with all of `flags` contains them.
     fn bytes(&self, address: u64, len: u64, flags: u32) -> Option<&'a [u8]> {
         let offset = address.checked_sub(self.base)?;
         let end = offset.checked_add(len)?;
@@ -131,8 +133,8 @@ impl<'a> Object<'a> {
         };
         self.loaded().find(inside)?;
         let pointer = core::ptr::with_exposed_provenance(usize::try_from(address).ok()?);
-        // SAFETY: the loader has mapped the segment, readable, and these bytes lie in it; nothing
-        // writes them while we look.
+        // SAFETY: the loader has mapped the segment, readable, and these bytes lie in it. This
+        // thread is the only one, and does not write them during the borrow.
         Some(unsafe { slice::from_raw_parts(pointer, usize::try_from(len).ok()?) })
     }
 }

@@ -1,8 +1,7 @@
-//! Goal: whatever a place moves does there what it did before. Method: places all over the
-//! code of real programs, each run twice in a traced child from the same registers, drawn at
-//! random: the instructions as they were, and the jump, the check and the moved
-//! instructions, step by step. Then registers, flags where they matter, and memory must be
-//! the same, and a fault the same fault.
+//! Goal: patched code behaves like the original at every kind of site. Method: sites all over the
+//! code of real programs. A traced child steps twice through each site, from the same random
+//! registers. It first runs the original instructions, then the jump, the check and the moved
+//! instructions. Registers, live flags, memory and faults must be equal.
 
 mod object;
 mod puppet;
@@ -14,17 +13,17 @@ use std::process::Command;
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, Register};
 
 use elfen_entries::Frame;
-use elfen_rewrite::{BLOCK_BYTES, Function, Hooks, OfCpu, Permitted, Place, Tactic, Words};
+use elfen_rewrite::{BLOCK_BYTES, CpuWords, Function, Hooks, PatchSite, Permitted, Tactic, Words};
 use object::Object;
 use puppet::{Outcome, Puppet};
 
-/// Of each object; places are drawn all over it.
-fn places() -> usize {
-    let asked = std::env::var("STEPPED_PLACES").ok();
-    asked.map_or(3_000, |places| places.parse().expect("STEPPED_PLACES is a number"))
+/// Sites per object. They are drawn at random from the whole object.
+fn sites() -> usize {
+    let configured = std::env::var("STEPPED_PLACES").ok();
+    configured.map_or(3_000, |sites| sites.parse().expect("STEPPED_PLACES is a number"))
 }
 
-/// Numbers of a sequence that is the same in each run.
+/// Pseudo-random numbers; each run draws the same sequence.
 struct Draw(u64);
 
 impl Draw {
@@ -39,7 +38,7 @@ impl Draw {
         usize::try_from(self.next()).unwrap() % limit
     }
 
-    /// Something to be in a register: a number, or an address of memory that is there.
+    /// The value for a register: a number, or the address of mapped memory.
     fn word(&mut self) -> u64 {
         let number = self.next();
         match number & 3 {
@@ -58,11 +57,11 @@ fn function(object: &Object, frame: &Frame) -> Option<Function> {
     Function::decode(bytes, frame.start, None).ok()
 }
 
-/// Where the C library has the words of a thread in which the kernel keeps its CPU.
+/// Where the C library keeps the words in which the kernel stores a thread's CPU.
 const KERNELS: std::ops::Range<u64> = 0x900..0x9c0;
 
-/// Addresses and sizes of what some code names of its object's and its thread's memory; `None` if
-/// what the code does is another thing each time.
+/// Addresses and sizes of the object's and the thread's memory that some code accesses. `None` if
+/// the result of the code differs from run to run.
 fn named(code: &[u8], at: u64, thread_pointer: u64) -> Option<Vec<(u64, usize)>> {
     use Mnemonic::{Cpuid, Lea, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp};
     let mut named = Vec::new();
@@ -94,20 +93,21 @@ fn words(puppet: &Puppet, kind: u64) -> Words {
     match kind & 3 {
         0 => Words::Fixed { words: [at, at + 8], count: None },
         1 => Words::Fixed { words: [at, at + 8], count: Some(at + 16) },
-        // The child has its parent's C library, and a number of a CPU where that had one.
-        _ => Words::OfCpu(OfCpu { blocks: at, cpu_at: cpu_at(), count_at: 16 }),
+        // The child has the C library of its parent, which keeps a CPU number in every thread.
+        _ => Words::PerCpu(CpuWords { blocks: at, cpu_at: cpu_at(), count_at: 16 }),
     }
 }
 
-/// What is written so that one of the two words rings, or none.
+/// The words to write so that one of the two tested words rings, or none.
 fn words_of(words: Words, ringing: Option<u64>) -> Vec<(u64, [u8; 8])> {
     let is_ringing = |which: u64| u64::from(ringing == Some(which)).to_le_bytes();
     match words {
-        Words::Fixed { words: [task, drill], .. } => {
-            vec![(task, is_ringing(0)), (drill, is_ringing(1))]
+        Words::Fixed { words: [task, probe], .. } => {
+            vec![(task, is_ringing(0)), (probe, is_ringing(1))]
         }
-        // Whatever CPU the child is on. A block of zeros names itself.
-        Words::OfCpu(OfCpu { blocks, .. }) => (0..puppet::cpus())
+        // For every CPU that the child may be on. The distances in a block of zeros point to the
+        // block itself.
+        Words::PerCpu(CpuWords { blocks, .. }) => (0..puppet::cpus())
             .map(|cpu| blocks + cpu * BLOCK_BYTES)
             .flat_map(|block| {
                 let distances = if ringing.is_some() { 24 | 32 << 32 } else { 0_u64 };
@@ -122,111 +122,119 @@ fn cpu_at() -> i32 {
     unsafe extern "C" {
         static __rseq_offset: libc::ptrdiff_t;
     }
-    // SAFETY: the C library's own constant.
+    // SAFETY: a constant of the C library.
     i32::try_from(unsafe { __rseq_offset }).unwrap()
 }
 
-/// Both ways from the same state.
-fn agrees(puppet: &mut Puppet, function: &Function, place: &Place, draw: &mut Draw) {
+/// Runs the original and the patched code from the same state, and compares the outcomes.
+fn assert_same_behaviour(
+    puppet: &mut Puppet,
+    function: &Function,
+    site: &PatchSite,
+    draw: &mut Draw,
+) {
     let registers = std::array::from_fn(|_| draw.word());
     let flags = draw.next();
-    let code = puppet.code(place.at, place.bytes);
-    let Some(named) = named(&code, place.at, puppet.thread_pointer()) else { return };
-    let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
-    puppet.prepare(&registers, flags, place.at);
-    let before = puppet.run(&(place.at..place.at + place.bytes as u64), None, &named);
-    named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+    let code = puppet.code(site.at, site.bytes);
+    let Some(named) = named(&code, site.at, puppet.thread_pointer()) else { return };
+    let contents: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
+    puppet.prepare(&registers, flags, site.at);
+    let before = puppet.run(&(site.at..site.at + site.bytes as u64), None, &named);
+    puppet.write_all(&named, &contents);
     let words = words(puppet, draw.next());
     let hooks = Hooks { words, ring: puppet.near.ring };
-    let Some(trampoline) = function.trampoline(place, puppet.near.arena, &hooks) else { return };
+    let Some(trampoline) = function.trampoline(site, puppet.near.arena, &hooks) else { return };
     puppet.write(trampoline.at, &trampoline.bytes);
-    let jump = place.jump(puppet.near.arena).unwrap();
+    let jump = site.jump(puppet.near.arena).unwrap();
     puppet.write(jump.at, &jump.bytes);
-    puppet.prepare(&registers, flags, place.at);
+    puppet.prepare(&registers, flags, site.at);
     let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
-    let after = puppet.run(&(place.at..place.at + place.bytes as u64), Some(&arena), &named);
-    puppet.write(place.at, &code);
-    named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
-    let compared = if place.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
-    let what = || format!("{place:x?} of {code:x?}, registers {registers:x?}, flags {flags:x}");
+    let after = puppet.run(&(site.at..site.at + site.bytes as u64), Some(&arena), &named);
+    puppet.write(site.at, &code);
+    puppet.write_all(&named, &contents);
+    let compared =
+        if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::without_flags };
+    let what = || format!("{site:x?} of {code:x?}, registers {registers:x?}, flags {flags:x}");
     assert_eq!(compared(&before), compared(&after), "{}", what());
 }
 
 const ROUNDS: usize = 3;
 
-/// A loop as it was, and with rounds behind a check, from the same state: it ends, or faults, or
-/// comes by the place again as the loop did after one of so many rounds. Says whether it did.
-fn agrees_on_rounds(
+/// Runs a loop as it was, and with rounds after its check, from the same state. The patched loop
+/// must end, fault or reach the site as the original does after one of the first `ROUNDS + 1`
+/// rounds. Returns whether the outcomes were compared.
+fn compare_rounds(
     puppet: &mut Puppet,
     function: &Function,
-    place: &Place,
+    site: &PatchSite,
     draw: &mut Draw,
 ) -> bool {
-    let Some(around) = function.loops_around(place.at).pop() else { return false };
+    let Some(around) = function.loops_around(site.at).pop() else { return false };
     let hooks = Hooks { words: words(puppet, draw.next()), ring: puppet.near.ring };
     let (arena, most) = (puppet.near.arena, 4000);
-    let found = function.trampoline_of_rounds(place, ROUNDS, most, &EVERYTHING, arena, &hooks);
+    let found = function.trampoline_of_rounds(site, ROUNDS, most, &EVERYTHING, arena, &hooks);
     let Some(trampoline) = found else { return false };
     let registers = std::array::from_fn(|_| draw.word());
     let flags = draw.next();
     let range = around.start..around.back + 1;
     let body = puppet.code(range.start, usize::try_from(around.back - around.start).unwrap());
     let Some(named) = named(&body, range.start, puppet.thread_pointer()) else { return false };
-    let there: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
+    let contents: Vec<Vec<u8>> = named.iter().map(|&named| puppet.named(named)).collect();
     let run = |puppet: &mut Puppet, times, arena: Option<&std::ops::Range<u64>>| {
-        puppet.prepare(&registers, flags, place.at);
-        let outcome = puppet.run_loop(&range, (place.at, times), arena, &named);
-        named.iter().zip(&there).for_each(|(&(at, _), bytes)| puppet.write(at, bytes));
+        puppet.prepare(&registers, flags, site.at);
+        let outcome = puppet.run_loop(&range, (site.at, times), arena, &named);
+        puppet.write_all(&named, &contents);
         outcome
     };
     let before: Option<Vec<Outcome>> =
         (1..=ROUNDS + 1).map(|times| run(puppet, times, None)).collect();
     let Some(before) = before else { return false };
-    let code = puppet.code(place.at, place.bytes);
+    let code = puppet.code(site.at, site.bytes);
     puppet.write(trampoline.at, &trampoline.bytes);
-    puppet.write(place.at, &place.jump(arena).unwrap().bytes);
+    puppet.write(site.at, &site.jump(arena).unwrap().bytes);
     let arena = arena..arena + trampoline.bytes.len() as u64;
     let after = run(puppet, 1, Some(&arena));
-    puppet.write(place.at, &code);
+    puppet.write(site.at, &code);
     let Some(after) = after else { return false };
-    let compared = if place.tactic == Tactic::Flags { Outcome::whole } else { Outcome::no_flags };
+    let compared =
+        if site.tactic == Tactic::Flags { Outcome::whole } else { Outcome::without_flags };
     let is_one = before.iter().any(|before| compared(before) == compared(&after));
-    assert!(is_one, "{place:x?} in {around:x?}: {before:x?}, {after:x?}, flags {flags:x}");
+    assert!(is_one, "{site:x?} in {around:x?}: {before:x?}, {after:x?}, flags {flags:x}");
     true
 }
 
 const EVERYTHING: Permitted<'static> =
     Permitted { several: true, memory: true, flags: true, named: &[], hotspot: None };
 
-fn play(path: &Path, seed: u64) {
+fn test_object(path: &Path, seed: u64) {
     let object = Object::read(path).unwrap_or_else(|| panic!("{}", path.display()));
     let mut puppet = Puppet::start(&object);
     let functions = &object.functions;
     assert!(functions.len() > 10, "{} has functions", path.display());
-    let (mut draw, mut played) = (Draw(seed), [0; 4]);
-    let (mut refused, mut rounds, wanted) = (0, 0, places());
-    while played.iter().sum::<usize>() < wanted {
+    let (mut draw, mut tested) = (Draw(seed), [0; 4]);
+    let (mut refused, mut rounds, wanted) = (0, 0, sites());
+    while tested.iter().sum::<usize>() < wanted {
         let frame = functions[draw.below(functions.len())];
         let Some(function) = function(&object, &frame) else {
             refused += 1;
             assert!(refused < 10 * wanted, "{}: nothing decodes", path.display());
             continue;
         };
-        let places: Vec<Place> = function.places(&EVERYTHING).collect();
-        // A few of each function: most are alike.
-        for _ in 0..places.len().min(4) {
-            let place = &places[draw.below(places.len())];
-            agrees(&mut puppet, &function, place, &mut draw);
-            played[place.tactic as usize] += 1;
-            rounds += usize::from(agrees_on_rounds(&mut puppet, &function, place, &mut draw));
+        let sites: Vec<PatchSite> = function.sites(&EVERYTHING).collect();
+        // Only a few sites of each function, because most are alike.
+        for _ in 0..sites.len().min(4) {
+            let site = &sites[draw.below(sites.len())];
+            assert_same_behaviour(&mut puppet, &function, site, &mut draw);
+            tested[site.tactic as usize] += 1;
+            rounds += usize::from(compare_rounds(&mut puppet, &function, site, &mut draw));
         }
     }
-    println!("{}: seed {seed}, {played:?} places by tactic, {rounds} loops", path.display());
-    assert!(played.iter().all(|&count| count > 20), "{played:?}");
+    println!("{}: seed {seed}, {tested:?} sites by tactic, {rounds} loops", path.display());
+    assert!(tested.iter().all(|&count| count > 20), "{tested:?}");
     assert!(rounds > 20, "{rounds} loops");
 }
 
-/// The object of this process whose name has `part`.
+/// The file of an object of this process, by a part of its name.
 fn mapped(part: &str) -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -234,27 +242,28 @@ fn mapped(part: &str) -> PathBuf {
 }
 
 #[test]
-fn places_of_the_c_library() {
-    play(&mapped("libc.so"), 0x5eed_0001);
+fn sites_of_the_c_library() {
+    test_object(&mapped("libc.so"), 0x5eed_0001);
 }
 
 #[test]
-fn places_of_a_rust_program() {
-    play(&std::env::current_exe().unwrap(), 0x5eed_0002);
+fn sites_of_a_rust_program() {
+    test_object(&std::env::current_exe().unwrap(), 0x5eed_0002);
 }
 
 #[test]
-fn places_of_the_c_compiler() {
+fn sites_of_the_c_compiler() {
     let output = Command::new("cc").arg("-print-prog-name=cc1").output().unwrap();
     let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
-    match path.is_absolute() {
-        true => play(&path, 0x5eed_0003),
-        false => skipped("places of cc1: cc has none"),
+    if path.is_absolute() {
+        test_object(&path, 0x5eed_0003);
+    } else {
+        skipped("sites of cc1: cc has none");
     }
 }
 
 #[test]
-fn places_of_a_go_program() {
+fn sites_of_a_go_program() {
     let folder = tempfile::tempdir().unwrap();
     let source = "package main\nimport \"fmt\"\nfunc main() { fmt.Println(1) }\n";
     std::fs::write(folder.path().join("main.go"), source).unwrap();
@@ -264,9 +273,9 @@ fn places_of_a_go_program() {
     match build.status() {
         Ok(status) => {
             assert!(status.success(), "{status}");
-            play(&folder.path().join("main"), 0x5eed_0004);
+            test_object(&folder.path().join("main"), 0x5eed_0004);
         }
-        Err(error) => skipped(&format!("places of a Go program: {error}")),
+        Err(error) => skipped(&format!("sites of a Go program: {error}")),
     }
 }
 
@@ -275,8 +284,9 @@ fn skipped(why: &str) {
     writeln!(terminal, "skipped: {why}").unwrap();
 }
 
-/// Goal: the words ring. Method: the same, with a word that is not 0: the first address outside of
-/// place and trampoline is the routine's, with the registers as they were but %rax and the stack.
+/// Goal: a word that is not 0 rings. Method: the same, with one such word. The first address
+/// outside of site and trampoline is the routine's, and all registers but %rax and the stack
+/// pointer are as before.
 #[test]
 fn words_that_are_not_0_ring() {
     let object = Object::read(&mapped("libc.so")).unwrap();
@@ -284,31 +294,35 @@ fn words_that_are_not_0_ring() {
     let mut rung = [0; 4];
     for frame in object.functions.iter().step_by(20) {
         let Some(function) = function(&object, frame) else { continue };
-        for place in function.places(&EVERYTHING).take(2) {
+        for site in function.sites(&EVERYTHING).take(2) {
             let (kind, which) = (frame.start >> 5 & 3, frame.start >> 4 & 1);
             let words = words(&puppet, kind);
             let hooks = Hooks { words, ring: puppet.near.ring };
-            let patch = function.trampoline(&place, puppet.near.arena, &hooks);
+            let patch = function.trampoline(&site, puppet.near.arena, &hooks);
             let Some(trampoline) = patch else { continue };
-            let code = puppet.code(place.at, place.bytes);
+            let code = puppet.code(site.at, site.bytes);
             puppet.write(trampoline.at, &trampoline.bytes);
-            puppet.write(place.at, &place.jump(puppet.near.arena).unwrap().bytes);
+            puppet.write(site.at, &site.jump(puppet.near.arena).unwrap().bytes);
             let (before, after) = (words_of(words, None), words_of(words, Some(which)));
             let registers = std::array::from_fn(|number| number as u64 * 3 + 1);
-            puppet.prepare(&registers, 0, place.at);
-            after.iter().for_each(|(at, word)| puppet.write(*at, word));
+            puppet.prepare(&registers, 0, site.at);
+            for (at, word) in &after {
+                puppet.write(*at, word);
+            }
             let arena = puppet.near.arena..puppet.near.arena + trampoline.bytes.len() as u64;
-            let outcome = puppet.run(&(place.at..place.at + place.bytes as u64), Some(&arena), &[]);
-            before.iter().for_each(|(at, word)| puppet.write(*at, word));
-            puppet.write(place.at, &code);
+            let outcome = puppet.run(&(site.at..site.at + site.bytes as u64), Some(&arena), &[]);
+            for (at, word) in &before {
+                puppet.write(*at, word);
+            }
+            puppet.write(site.at, &code);
             let saved: &[usize] = match words {
                 Words::Fixed { .. } => &[puppet::RAX],
-                Words::OfCpu(_) => &[puppet::RAX, puppet::RCX],
+                Words::PerCpu(_) => &[puppet::RAX, puppet::RCX],
             };
             let (rip, kept) = outcome.at_ring(saved);
-            assert_eq!(rip, puppet.near.ring, "{place:x?}");
-            assert!(kept, "{place:x?}: {outcome:x?}");
-            rung[place.tactic as usize] += 1;
+            assert_eq!(rip, puppet.near.ring, "{site:x?}");
+            assert!(kept, "{site:x?}: {outcome:x?}");
+            rung[site.tactic as usize] += 1;
         }
     }
     assert!(rung.iter().all(|&count| count > 5), "{rung:?}");

@@ -1,4 +1,4 @@
-//! A file of code: its segments, and where its functions are.
+//! A file of machine code: its segments and its functions.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +7,9 @@ use elfen_entries::{Frame, FunctionStarts, GoFunctions, frame};
 use object::read::elf::ElfFile64;
 use object::{Object as _, ObjectSection, ObjectSegment};
 
-/// Where address 0 of a file goes that may go anywhere.
+/// The address for a position-independent file.
 const BASE: u64 = 0x20_0000_0000;
-/// From there, or from 0, to memory of the test's, within 2 GiB of the code.
+/// Distance from there, or from 0, to the memory of the test, within 2 GiB of the code.
 const NEAR: u64 = 0x4000_0000;
 
 pub(super) struct Segment {
@@ -55,7 +55,7 @@ impl Object {
     }
 }
 
-/// Functions by their unwind information.
+/// The functions by their unwind information.
 fn unwound(header: (u64, &[u8]), frames: (u64, &[u8])) -> Option<Vec<Frame>> {
     let starts = FunctionStarts::parse(header.1, header.0)?;
     let of = |start| frame(frames.1, frames.0, starts.frame_of(start)?);
@@ -65,7 +65,7 @@ fn unwound(header: (u64, &[u8]), frames: (u64, &[u8])) -> Option<Vec<Frame>> {
 fn of_go(table: &[u8]) -> Option<Vec<Frame>> {
     let functions = GoFunctions::parse(table)?;
     let of = |start| {
-        let (start, end) = functions.of(start)?;
+        let (start, end) = functions.bounds_of(start)?;
         Some(Frame { start, bytes: end - start, is_signal: false, has_landing_pads: false })
     };
     Some(functions.all().filter_map(of).collect())

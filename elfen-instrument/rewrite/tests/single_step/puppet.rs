@@ -1,4 +1,4 @@
-//! A traced child that runs what it is told, from the registers that it is told.
+//! A traced child process that executes given code from given registers.
 
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,16 +13,16 @@ use super::object::Object;
 const PAGE: u64 = 4096;
 pub(super) const SCRATCH: u64 = 0x30_0000_0000;
 pub(super) const SCRATCH_BYTES: u64 = 0x4000;
-/// Far from the scratch memory: what a register points to is not what lies on the stack.
+/// Far from the scratch memory, so that pointers in registers do not hit the stack.
 const STACK: u64 = 0x38_0000_0000;
 const STACK_BYTES: u64 = 0x4000;
 
-/// What lies near the object's code: trampolines, words, and where the routine would be.
+/// Addresses near the object's code: trampolines, the doorbell routine, words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Near {
     pub(super) arena: u64,
     pub(super) ring: u64,
-    /// A block of words for each CPU.
+    /// One block of words for each CPU.
     pub(super) words: u64,
 }
 
@@ -37,17 +37,17 @@ impl Near {
     }
 }
 
-/// That a thread may be on.
+/// The number of CPUs that a thread may run on.
 pub(super) fn cpus() -> u64 {
     // SAFETY: takes a number.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }).unwrap()
 }
 
-/// More than a place, its check and what it moved take.
+/// More steps than a site, its check and its moved instructions take.
 const MOST_STEPS: usize = 60;
-/// More than most loops take that end soon, or come round a few times.
+/// Enough for loops that end soon or come round a few times.
 const LOOP_STEPS: usize = 300;
-/// linux/elf.h
+/// From linux/elf.h.
 const NT_X86_XSTATE: i32 = 0x202;
 /// Room for every state that a CPU saves.
 const VECTOR_BYTES: usize = 1 << 14;
@@ -58,40 +58,40 @@ pub(super) struct Puppet {
     pub(super) near: Near,
     child: i32,
     memory: File,
-    /// What lies in the scratch memory before each run.
+    /// Contents of the scratch memory before each run.
     scratch: Vec<u8>,
-    /// Where the stack pointer stands before each run: in the middle of it.
+    /// The stack pointer before each run: the middle of the stack.
     stack: u64,
-    /// Vector registers and the like, as they are before each run.
+    /// Vector registers and other extended state before each run.
     vectors: Vec<u8>,
 }
 
-/// What a run came to.
+/// The state after a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Outcome {
-    /// The signal that ended it, if it was not the last step.
+    /// The signal that ended the run, if a step faulted.
     fault: Option<i32>,
     registers: [u64; 16],
     rip: u64,
     flags: u64,
-    /// Of the scratch memory, of what the code names, and of the vector registers.
+    /// Hash of the scratch memory, the memory that the code accesses, and the vector registers.
     memory: u64,
 }
 
 impl Outcome {
-    /// Where a fault was raised is another address by intent.
+    /// The address of a fault is ignored, because it differs by design.
     pub(super) fn whole(&self) -> (Option<i32>, [u64; 16], u64, u64, u64) {
         let rip = if self.fault.is_some() { 0 } else { self.rip };
         (self.fault, self.registers, rip, self.flags, self.memory)
     }
 
-    pub(super) fn no_flags(&self) -> (Option<i32>, [u64; 16], u64, u64, u64) {
+    pub(super) fn without_flags(&self) -> (Option<i32>, [u64; 16], u64, u64, u64) {
         let (fault, registers, rip, _, memory) = self.whole();
         (fault, registers, rip, 0, memory)
     }
 
-    /// Where it went, and whether all registers but the stack pointer and those that were saved are
-    /// as `words_that_are_not_0_ring` set them.
+    /// The address reached, and whether all registers are as `words_that_are_not_0_ring` set them,
+    /// except the stack pointer and the saved registers.
     pub(super) fn at_ring(&self, saved: &[usize]) -> (u64, bool) {
         let kept = |(number, &value): (usize, &u64)| {
             saved.contains(&number) || number == RSP || value == number as u64 * 3 + 1
@@ -109,14 +109,14 @@ fn check(result: i64, what: &str) -> i64 {
     result
 }
 
-/// Fixed, so that code finds its data.
+/// Maps memory at a fixed address, so that code finds its data.
 fn map(address: u64, bytes: u64) {
     let start = address / PAGE * PAGE;
     let length = usize::try_from((address + bytes).next_multiple_of(PAGE) - start).unwrap();
     let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     let at = ptr::without_provenance_mut(usize::try_from(start).unwrap());
-    // SAFETY: in the child alone, at addresses where it has nothing of its own.
+    // SAFETY: runs only in the child, at addresses where the child has no mappings.
     let mapped = unsafe { libc::mmap(at, length, protection, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {
         // SAFETY: ends the child.
@@ -126,10 +126,10 @@ fn map(address: u64, bytes: u64) {
 
 impl Puppet {
     pub(super) fn start(object: &Object) -> Self {
-        // SAFETY: the child makes system calls alone, and waits.
+        // SAFETY: the child only makes system calls, and waits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            perform(object);
+            run_child(object);
         }
         let mut puppet = Self {
             near: Near::of(object),
@@ -155,13 +155,20 @@ impl Puppet {
         self.memory.write_all_at(bytes, at).unwrap();
     }
 
+    /// Restores memory that [`Puppet::named`] has read.
+    pub(super) fn write_all(&mut self, named: &[(u64, usize)], contents: &[Vec<u8>]) {
+        for (&(at, _), bytes) in named.iter().zip(contents) {
+            self.write(at, bytes);
+        }
+    }
+
     pub(super) fn code(&self, at: u64, bytes: usize) -> Vec<u8> {
         let mut code = vec![0; bytes];
         self.memory.read_exact_at(&mut code, at).unwrap();
         code
     }
 
-    /// What lies at an address that the code names; nothing if nothing is there.
+    /// The memory that the code accesses at an address; empty if it is not mapped.
     pub(super) fn named(&self, (at, size): (u64, usize)) -> Vec<u8> {
         let mut bytes = vec![0; size];
         let read = self.memory.read_at(&mut bytes, at).unwrap_or(0);
@@ -171,7 +178,7 @@ impl Puppet {
 
     fn wait(&self) -> i32 {
         let mut status = 0;
-        // SAFETY: `status` is ours.
+        // SAFETY: `status` is a local variable.
         check(unsafe { libc::waitpid(self.child, &mut status, libc::__WALL) }.into(), "waitpid");
         status
     }
@@ -180,7 +187,7 @@ impl Puppet {
         // SAFETY: plain numbers.
         let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
         let data = &raw mut registers;
-        // SAFETY: the child is stopped, and `registers` is ours.
+        // SAFETY: the child is stopped, and `registers` is a local variable.
         let got = unsafe { libc::ptrace(libc::PTRACE_GETREGS, self.child, 0, data) };
         check(got, "GETREGS");
         registers
@@ -190,7 +197,7 @@ impl Puppet {
         let mut state = vec![0u8; VECTOR_BYTES];
         let mut area = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
         let data = &raw mut area;
-        // SAFETY: the child is stopped, and `area` is what `state` holds.
+        // SAFETY: the child is stopped, and `area` describes `state`.
         let got = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, self.child, NT_X86_XSTATE, data) };
         check(got, "GETREGSET");
         state.truncate(area.iov_len);
@@ -202,71 +209,91 @@ impl Puppet {
         let mut area =
             libc::iovec { iov_base: vectors.as_mut_ptr().cast(), iov_len: vectors.len() };
         let data = &raw mut area;
-        // SAFETY: the child is stopped, and `area` is what `vectors` holds.
+        // SAFETY: the child is stopped, and `area` describes `vectors`.
         let set = unsafe { libc::ptrace(libc::PTRACE_SETREGSET, self.child, NT_X86_XSTATE, data) };
         check(set, "SETREGSET");
     }
 
-    /// Registers in the order of their numbers in machine code; the stack pointer's is ignored.
+    /// Sets the registers, in the order of their numbers in machine code. The stack pointer's is
+    /// ignored.
     pub(super) fn prepare(&mut self, registers: &[u64; 16], flags: u64, rip: u64) {
         let scratch = std::mem::take(&mut self.scratch);
         self.write(SCRATCH, &scratch);
         self.write(STACK, &scratch);
         self.scratch = scratch;
         self.set_vectors();
-        let mut all = self.registers();
         let [rax, rcx, rdx, rbx, _, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] =
             *registers;
-        (all.rax, all.rcx, all.rdx, all.rbx) = (rax, rcx, rdx, rbx);
-        (all.rsp, all.rbp, all.rsi, all.rdi) = (self.stack, rbp, rsi, rdi);
-        (all.r8, all.r9, all.r10, all.r11) = (r8, r9, r10, r11);
-        (all.r12, all.r13, all.r14, all.r15) = (r12, r13, r14, r15);
-        (all.rip, all.eflags, all.orig_rax) = (rip, 0x202 | flags & ARITHMETIC, u64::MAX);
+        let all = libc::user_regs_struct {
+            rax,
+            rcx,
+            rdx,
+            rbx,
+            rsp: self.stack,
+            rbp,
+            rsi,
+            rdi,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            rip,
+            eflags: 0x202 | flags & ARITHMETIC,
+            orig_rax: u64::MAX,
+            ..self.registers()
+        };
         let data = &raw const all;
-        // SAFETY: the child is stopped, and `all` is ours.
+        // SAFETY: the child is stopped, and `all` is a local variable.
         check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.child, 0, data) }, "SETREGS");
     }
 
-    /// Where the child's thread-local memory is.
+    /// The thread pointer of the child.
     pub(super) fn thread_pointer(&self) -> u64 {
         self.registers().fs_base
     }
 
-    /// Steps until it is outside of both ranges, or a fault. `named` is memory that counts as well.
+    /// Steps until the child leaves both ranges or faults. `named` is memory to compare as well.
     pub(super) fn run(
         &mut self,
-        place: &Range<u64>,
+        site: &Range<u64>,
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> Outcome {
-        self.run_until(place, place.start, 1, MOST_STEPS, arena, named).0
+        self.run_until(site, site.start, 1, MOST_STEPS, arena, named).0
     }
 
-    /// The same for a loop, and a place in it that is come to so often. `None`: it takes too long.
+    /// Steps through a loop until the child reaches `site` for the given number of times. `None`
+    /// if that takes too many steps.
     pub(super) fn run_loop(
         &mut self,
         around: &Range<u64>,
-        (place, times): (u64, usize),
+        (site, times): (u64, usize),
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> Option<Outcome> {
-        let (outcome, is_over) = self.run_until(around, place, times, LOOP_STEPS, arena, named);
+        let (outcome, is_over) = self.run_until(around, site, times, LOOP_STEPS, arena, named);
         is_over.then_some(outcome)
     }
 
-    /// And whether it came to that.
+    /// Returns the outcome, and whether the run ended within `steps`.
     fn run_until(
         &mut self,
-        place: &Range<u64>,
-        round: u64,
+        range: &Range<u64>,
+        site: u64,
         times: usize,
         steps: usize,
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> (Outcome, bool) {
         let inside =
-            |rip: u64| place.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
-        let (mut fault, mut rounds, mut is_over) = (None, 0, false);
+            |rip: u64| range.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
+        let mut fault = None;
+        let mut rounds = 0;
+        let mut is_over = false;
         for _ in 0..steps {
             // SAFETY: the child is stopped; takes numbers.
             let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.child, 0, 0) };
@@ -275,8 +302,8 @@ impl Puppet {
             assert!(libc::WIFSTOPPED(status), "the child ended: {status:x}");
             let signal = libc::WSTOPSIG(status);
             let rip = self.registers().rip;
-            // The place itself is its first address: a jump back there is the end of a round.
-            rounds += usize::from(rip == round);
+            // The site counts by its first address, so a jump back to it ends a round.
+            rounds += usize::from(rip == site);
             if signal != libc::SIGTRAP || !inside(rip) || rounds == times {
                 fault = (signal != libc::SIGTRAP).then_some(signal);
                 is_over = true;
@@ -286,18 +313,21 @@ impl Puppet {
         let all = self.registers();
         let scratch = self.code(SCRATCH, usize::try_from(SCRATCH_BYTES).unwrap());
         let mut stack = self.code(STACK, usize::try_from(STACK_BYTES).unwrap());
-        // Below the red zone nothing is anybody's; of a fault's frame nothing is there.
+        // Below the red zone the stack has no defined contents.
         let below = usize::try_from(self.stack - STACK).unwrap();
         stack[below - 256..below - 128].fill(0);
         let mut hasher = DefaultHasher::new();
         (scratch, stack).hash(&mut hasher);
         let mut vectors = self.vectors();
-        // Where the last instruction of the old floating-point unit stood: elsewhere, by intent.
+        // The address of the last x87 instruction differs by design.
         vectors[8..16].fill(0);
-        // Which parts of the state are in use: a processor may say that of one that is 0 or not.
+        // A bitmap of the components in use. A processor may report a component of zeros either
+        // way.
         vectors[512..576].fill(0);
         vectors.hash(&mut hasher);
-        named.iter().for_each(|&named| self.named(named).hash(&mut hasher));
+        for &named in named {
+            self.named(named).hash(&mut hasher);
+        }
         let registers = [
             all.rax, all.rcx, all.rdx, all.rbx, all.rsp, all.rbp, all.rsi, all.rdi, all.r8, all.r9,
             all.r10, all.r11, all.r12, all.r13, all.r14, all.r15,
@@ -308,8 +338,8 @@ impl Puppet {
     }
 }
 
-/// The child: memory where the object wants it, and then nothing of its own any more.
-fn perform(object: &Object) -> ! {
+/// The child: maps the memory that the object needs, and stops.
+fn run_child(object: &Object) -> ! {
     // SAFETY: takes numbers.
     unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
     for segment in &object.segments {
@@ -318,7 +348,7 @@ fn perform(object: &Object) -> ! {
     map(Near::of(object).arena, Near::bytes());
     map(SCRATCH, SCRATCH_BYTES);
     map(STACK, STACK_BYTES);
-    // SAFETY: takes a number; the child is stopped from here on.
+    // SAFETY: takes a number. The tracer controls the child from here on.
     unsafe { libc::raise(libc::SIGSTOP) };
     // SAFETY: ends the child.
     unsafe { libc::_exit(0) }
@@ -326,7 +356,7 @@ fn perform(object: &Object) -> ! {
 
 impl Drop for Puppet {
     fn drop(&mut self) {
-        // SAFETY: takes numbers; the child is not reaped yet.
+        // SAFETY: takes numbers. The child is not reaped yet, so the id is still its own.
         unsafe { libc::kill(self.child, libc::SIGKILL) };
         self.wait();
     }

@@ -1,6 +1,6 @@
-//! Goal: functions with room at their entries, and with `libelfen_return.a` where they return, say
-//! that they run, and do the same as before. Method: programs built for it, the preload library as
-//! it is shipped, and the page and the order that `elfen shim` gives a program.
+//! Goal: functions with NOPs at their entries, and with the `ret` of `libelfen_return.a`, tag their
+//! thread and otherwise behave as before. Method: programs built for that, the release build of the
+//! preload library, and the page and order that `elfen shim` gives a program.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -14,18 +14,18 @@ use elfen_rt::signal::thread::{THREADS, ThreadSlot, of_thread_word};
 use crate::programs::{output_of, plain};
 use crate::stage::{RETURNS, Run, Toggle, compile, library, page, skipped, until};
 
-/// Room for all, for a jump alone, and for a word beside the check of one pair.
+/// Room for all code, room only for a jump, and room for a tag next to the check of one pair.
 const WAYS: [(&str, &[&str]); 7] = [
-    ("said", &["-fpatchable-function-entry=43", RETURNS]),
-    ("said-no-pie", &["-fpatchable-function-entry=39", RETURNS, "-fno-pie", "-no-pie"]),
-    ("said-jump", &["-fpatchable-function-entry=5", RETURNS]),
-    ("said-cet", &["-fpatchable-function-entry=20", RETURNS, "-fcf-protection=full"]),
-    ("said-lto", &["-fpatchable-function-entry=43", RETURNS, "-flto"]),
-    ("said-o0", &["-fpatchable-function-entry=43", RETURNS, "-O0"]),
-    ("said-entries", &["-fpatchable-function-entry=43"]),
+    ("tags", &["-fpatchable-function-entry=43", RETURNS]),
+    ("tags-no-pie", &["-fpatchable-function-entry=39", RETURNS, "-fno-pie", "-no-pie"]),
+    ("tags-jump", &["-fpatchable-function-entry=5", RETURNS]),
+    ("tags-cet", &["-fpatchable-function-entry=20", RETURNS, "-fcf-protection=full"]),
+    ("tags-lto", &["-fpatchable-function-entry=43", RETURNS, "-flto"]),
+    ("tags-o0", &["-fpatchable-function-entry=43", RETURNS, "-O0"]),
+    ("tags-entries", &["-fpatchable-function-entry=43"]),
 ];
 
-/// What an `elfen shim` that started this very command would have told it.
+/// The page and order that an `elfen shim` would give to a command.
 struct Shim(Page<ThreadSlot>);
 
 impl Shim {
@@ -45,15 +45,15 @@ impl Shim {
         command
     }
 
-    /// Functions that say that they run, those that may not, files that say that they return.
-    fn said(&self) -> [u64; 3] {
+    /// The number of tagged functions, of ambiguous ones, and of files whose returns are tagged.
+    fn counts(&self) -> [u64; 3] {
         let first = self.0.slot(0).unwrap();
         [&first.entries, &first.ambiguous, &first.returns].map(|word| word.load(Relaxed))
     }
 }
 
 #[test]
-fn programs_that_say_what_they_do_do_the_same() {
+fn tagged_programs_behave_as_before() {
     let ways =
         [&["threads"][..], &["forks"], &["signals"], &["contexts"], &["cancel"], &["masked"]];
     for (way, flags) in WAYS {
@@ -67,7 +67,7 @@ fn programs_that_say_what_they_do_do_the_same() {
             let shim = Shim::new();
             let found = output_of(shim.command(&program).args(arguments));
             assert_eq!(found, expected, "{way}");
-            let [entries, ambiguous, returns] = shim.said();
+            let [entries, ambiguous, returns] = shim.counts();
             assert!(entries > 10 && ambiguous == 0, "{way}: {entries} {ambiguous}");
             assert_eq!(returns, u64::from(flags.contains(&RETURNS)), "{way}");
             let calls = shim.0.slots().map(|slot| slot.words.calls.load(Relaxed)).sum::<u64>();
@@ -76,10 +76,10 @@ fn programs_that_say_what_they_do_do_the_same() {
     }
 }
 
-/// Goal: exceptions, longjmp and threads that end from within leave functions that say when they
-/// return. Method: a program that counts what was destroyed on the way out.
+/// Goal: tags do not disturb exceptions, longjmp, and threads that end within a function. Method: a
+/// program that counts the objects destroyed on the way out.
 #[test]
-fn ways_out_that_are_no_returns_are_as_before() {
+fn exceptions_and_thread_exits_work_in_tagged_functions() {
     let cplusplus = ["-x", "c++", "-std=c++17"];
     let Some(plain) = compile("unwinds.cc", "unwinds-plain", &cplusplus) else { return };
     let expected = output_of(&mut Command::new(plain));
@@ -91,14 +91,14 @@ fn ways_out_that_are_no_returns_are_as_before() {
         };
         let shim = Shim::new();
         assert_eq!(output_of(&mut shim.command(&program)), expected, "{way}");
-        assert!(shim.said()[0] > 3, "{way}");
+        assert!(shim.counts()[0] > 3, "{way}");
     }
 }
 
-/// Goal: what is written at entries and returns changes no register that holds something. Method:
-/// arguments in all of them, beside checks in a lane that turns busy and idle all the time.
+/// Goal: the code at entries and returns changes no live register. Method: arguments in all
+/// registers, together with checks in a lane that alternates between busy and idle.
 #[test]
-fn arguments_arrive_also_where_functions_say_that_they_run() {
+fn tags_preserve_all_arguments() {
     for (way, flags) in WAYS {
         let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
         let Some(program) = compile("registers.c", &format!("registers-{way}"), &flags) else {
@@ -110,16 +110,16 @@ fn arguments_arrive_also_where_functions_say_that_they_run() {
         let found = output_of(shim.order(&mut run.batch(&program)).arg("0.3"));
         assert_eq!(found, ("0 wrong\n".to_owned(), Some(0)), "{way}");
         assert!(run.lane().naps.load(Relaxed) > 0, "{way}: it never napped");
-        assert!(shim.said()[0] > 5, "{way}");
+        assert!(shim.counts()[0] > 5, "{way}");
     }
 }
 
-/// Goal: each thread has a slot from its first step on, and says there where it is. Method: a
-/// program that stops with each of its threads in a function of its own.
+/// Goal: each thread has a slot from its first step on, and its function's tag there. Method: a
+/// program whose threads each stop in a function of their own.
 #[test]
-fn each_thread_says_where_it_is() {
+fn each_thread_is_tagged_from_its_first_step() {
     let flags = ["-fpatchable-function-entry=43"];
-    let Some(program) = compile("said.c", "said-threads", &flags) else { return };
+    let Some(program) = compile("function_tags.c", "tags-threads", &flags) else { return };
     let shim = Shim::new();
     let mut command = shim.command(&program);
     let command = command.arg("wait").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -129,23 +129,23 @@ fn each_thread_says_where_it_is() {
     let half = |text: &str| u32::from_str_radix(text, 16).unwrap();
     let expected: BTreeSet<u32> = line.split_whitespace().map(half).collect();
     let claimed = || shim.0.slots().filter(|slot| slot.thread.load(Relaxed) != 0);
-    let said = || -> BTreeSet<u32> {
-        // `endbr64` stands before what is written there, if the compiler makes one.
+    let tags = || -> BTreeSet<u32> {
+        // The tag is the address after `endbr64`, if the compiler emits one.
         claimed().map(|slot| slot.words.function.load(Relaxed) & !7).collect()
     };
-    until("both threads are in their functions", || expected.is_subset(&said()));
+    until("both threads are in their functions", || expected.is_subset(&tags()));
     let ours = |slot: &ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == child.id();
     assert_eq!((claimed().count(), claimed().filter(|slot| ours(slot)).count()), (3, 3));
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 }
 
-/// Goal: of two functions that have one name for an observer, one says nothing, and that is known.
-/// Method: a library that wants to be loaded four gigabytes behind the program.
+/// Goal: of two functions with the same lower half, the second gets no tag and is counted. Method:
+/// a library that is linked to lie four gigabytes after the program.
 #[test]
-fn of_two_functions_with_one_lower_half_the_second_says_nothing() {
+fn the_second_function_with_the_same_lower_half_gets_no_tag() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let source = crate::stage::root().join("tests/c/said.c");
+    let source = crate::stage::root().join("tests/c/function_tags.c");
     let build = |flags: &[&str], libraries: &[&str]| {
         let mut command = Command::new("cc");
         command.args(["-O1", "-fpatchable-function-entry=43"]).args(flags).arg(&source);
@@ -154,13 +154,13 @@ fn of_two_functions_with_one_lower_half_the_second_says_nothing() {
     };
     let place = "-Wl,-Ttext-segment=0x100400000";
     build(&["-DLIBRARY", "-shared", "-fPIC", place, "-o", "libtwin.so"], &[]);
-    let program = ["-DTWINS", "-fno-pie", "-no-pie", "-o", "said-twins"];
+    let program = ["-DTWINS", "-fno-pie", "-no-pie", "-o", "tags-twins"];
     build(&program, &["-L.", "-ltwin", "-Wl,-rpath,$ORIGIN"]);
     let shim = Shim::new();
-    let (text, status) = output_of(&mut shim.command(&folder.join("said-twins")));
-    if text != "said: 6, twins 1\n" {
-        return skipped("said-twins", &format!("the library lies elsewhere: {text:?}, {status:?}"));
+    let (text, status) = output_of(&mut shim.command(&folder.join("tags-twins")));
+    if text != "tags: 6, twins 1\n" {
+        return skipped("tags-twins", &format!("the library lies elsewhere: {text:?}, {status:?}"));
     }
-    let [entries, ambiguous, _] = shim.said();
+    let [entries, ambiguous, _] = shim.counts();
     assert!(ambiguous > 0 && entries + ambiguous == 4, "{entries} {ambiguous}");
 }

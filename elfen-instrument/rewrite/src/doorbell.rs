@@ -1,92 +1,100 @@
-//! The routine behind every check of a process: it answers a drill, and rings the guard's bell.
+//! The routine that all checks of a process call: it answers a probe, and rings the guard's
+//! doorbell.
 //!
-//! It runs in the middle of somebody else's code, so all registers are as they were when it goes
-//! back, and the stack holds 48 bytes more meanwhile. It makes one system call at most, and only
-//! for the thread that finds the bell: a futex wake for a guard that sleeps (1), and a yield for
-//! one that has the lane (2), from whom the scheduler has taken it. One that looks by itself, or
-//! is dead, has left the bell at 0. A thread that filters its system calls (seccomp) makes none: a
-//! filter could end its process. That it does has been noted by the time its code runs again: by
-//! the kernel for each CPU, or by the process, before it asked for the filter. It answers no drill
-//! either: in strict mode the time-stamp counter may not be read.
+//! The routine runs in the middle of other code, so it preserves all registers. It uses 48 bytes of
+//! stack below the red zone. It makes at most one system call, and only in the thread that takes
+//! the doorbell's value:
+//!
+//! | doorbell | state of the guard | system call |
+//! | --- | --- | --- |
+//! | 0 | it polls by itself, or is dead | none |
+//! | 1 | it sleeps | futex wake |
+//! | 2 | it occupies the lane, but was preempted | yield |
+//!
+//! A thread that filters its system calls (seccomp) makes none, because a filter could kill its
+//! process. It also does not answer probes, because strict mode forbids reading the time-stamp
+//! counter. Before its code runs again, the filter is recorded: by the kernel for each CPU, or by
+//! the process itself before it requests the filter.
 
 use crate::trampoline::{Code, Patch};
 
-/// The words that the routine reads and writes, each of 8 bytes; `filters` may lie anywhere.
+/// The words that the routine reads and writes, 8 bytes each. `filters` may lie at any distance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bell {
+pub struct Doorbell {
     /// Not 0 while the request lane is busy.
     pub task: u64,
-    pub bell: u64,
-    /// Not 0 while the thread that has the batch lane filters its system calls.
+    pub doorbell: u64,
+    /// Not 0 while the thread on the batch lane filters its system calls.
     pub filters: u64,
-    pub drill: u64,
+    pub probe: u64,
     pub answer_tsc: u64,
     pub answer_place: u64,
 }
 
-impl Bell {
-    /// The routine as it stands at `at`. `None` if a word is more than 2 GiB away.
+impl Doorbell {
+    /// The routine for address `at`. `None` if a word is more than 2 GiB away.
     pub fn routine(&self, at: u64) -> Option<Patch> {
         let mut code = Code::at(at);
-        // push %rcx; push %rdx; push %r11; push %rax, which is where to go back to
+        // push %rcx; push %rdx; push %r11; push %rax, the return address
         code.push(&[0x51, 0x52, 0x41, 0x53, 0x50]);
         // movabs $filters, %rcx; cmpq $0, (%rcx); jne
         code.push(&[0x48, 0xb9]);
         code.push(&self.filters.to_le_bytes());
         code.push(&[0x48, 0x83, 0x39, 0]);
-        let filters = code.push_open(&[0x0f, 0x85]);
-        // cmpq $0, drill; je
-        code.push_relative(&[0x48, 0x83, 0x3d], self.drill, &[0])?;
-        let no_drill = code.push_open(&[0x0f, 0x84]);
+        let filters = code.push_forward_jump(&[0x0f, 0x85]);
+        // cmpq $0, probe; je
+        code.push_relative(&[0x48, 0x83, 0x3d], self.probe, &[0])?;
+        let no_probe = code.push_forward_jump(&[0x0f, 0x84]);
         // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
         code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
         code.push_relative(&[0x48, 0x89, 0x05], self.answer_tsc, &[])?;
-        // mov (%rsp), %rax; mov %rax, answer_place; movq $0, drill
+        // mov (%rsp), %rax; mov %rax, answer_place; movq $0, probe
         code.push(&[0x48, 0x8b, 0x04, 0x24]);
         code.push_relative(&[0x48, 0x89, 0x05], self.answer_place, &[])?;
-        code.push_relative(&[0x48, 0xc7, 0x05], self.drill, &[0; 4])?;
-        code.close(no_drill)?;
-        // cmpq $0, task; je; cmpq $0, bell; je
+        code.push_relative(&[0x48, 0xc7, 0x05], self.probe, &[0; 4])?;
+        code.end_jump(no_probe)?;
+        // cmpq $0, task; je; cmpq $0, doorbell; je
         code.push_relative(&[0x48, 0x83, 0x3d], self.task, &[0])?;
-        let idle = code.push_open(&[0x0f, 0x84]);
-        code.push_relative(&[0x48, 0x83, 0x3d], self.bell, &[0])?;
-        let awake = code.push_open(&[0x0f, 0x84]);
-        // xor %ecx, %ecx; xchg %rcx, bell; test %rcx, %rcx; je: one thread alone rings
+        let idle = code.push_forward_jump(&[0x0f, 0x84]);
+        code.push_relative(&[0x48, 0x83, 0x3d], self.doorbell, &[0])?;
+        let awake = code.push_forward_jump(&[0x0f, 0x84]);
+        // xor %ecx, %ecx; xchg %rcx, doorbell; test %rcx, %rcx; je: only one thread rings
         code.push(&[0x31, 0xc9]);
-        code.push_relative(&[0x48, 0x87, 0x0d], self.bell, &[])?;
+        code.push_relative(&[0x48, 0x87, 0x0d], self.doorbell, &[])?;
         code.push(&[0x48, 0x85, 0xc9]);
-        let rung = code.push_open(&[0x0f, 0x84]);
-        // push %rdi; push %rsi; lea bell, %rdi; mov $FUTEX_WAKE, %esi; mov $1, %edx
+        let rung = code.push_forward_jump(&[0x0f, 0x84]);
+        // push %rdi; push %rsi; lea doorbell, %rdi; mov $FUTEX_WAKE, %esi; mov $1, %edx
         code.push(&[0x57, 0x56]);
-        code.push_relative(&[0x48, 0x8d, 0x3d], self.bell, &[])?;
+        code.push_relative(&[0x48, 0x8d, 0x3d], self.doorbell, &[])?;
         code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
-        call(&mut code)?;
+        push_system_call(&mut code)?;
         // pop %rsi; pop %rdi
         code.push(&[0x5e, 0x5f]);
-        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.close(open))?;
+        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.end_jump(open))?;
         // pop %rax; pop %r11; pop %rdx; pop %rcx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5a, 0x59, 0xff, 0xe0]);
         Some(code.patch())
     }
 }
 
-/// The routine behind checks that look at the lane which their thread is on: the same, with the
-/// words of that lane. Where they are as seen from the word of drills.
+/// The routine for checks that look up the lane of their thread. It does the same with the words of
+/// that lane. The offsets are relative to the probe word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LaneBell {
-    pub bell: i8,
+pub struct LaneDoorbell {
+    pub doorbell: i8,
     pub answer_tsc: i8,
     pub answer_place: i8,
-    /// The process's own word, anywhere; `None`: the block says where the CPU's word is.
+    /// The process's own word, at any distance. `None` if the block of the CPU holds the distance
+    /// to the word of the CPU.
     pub filters: Option<u64>,
 }
 
-impl LaneBell {
-    /// The routine as it stands at `at`; it finds the CPU's block in `%rcx`.
+impl LaneDoorbell {
+    /// The routine for address `at`. It expects the address of the CPU's block in `%rcx`.
     pub fn routine(&self, at: u64) -> Option<Patch> {
         let offset = |byte: i8| byte.to_le_bytes()[0];
         let mut code = Code::at(at);
-        // push %rdx; push %rsi; push %rdi; push %r11; push %rax, which is where to go back to
+        // push %rdx; push %rsi; push %rdi; push %r11; push %rax, the return address
         code.push(&[0x52, 0x56, 0x57, 0x41, 0x53, 0x50]);
         match self.filters {
             Some(word) => {
@@ -98,48 +106,48 @@ impl LaneBell {
             // movslq 8(%rcx),%rdx; cmpq $0, (%rcx,%rdx)
             None => code.push(&[0x48, 0x63, 0x51, 8, 0x48, 0x83, 0x3c, 0x11, 0]),
         }
-        let filters = code.push_open(&[0x0f, 0x85]);
-        // movslq (%rcx),%rsi; add %rcx,%rsi: task; movslq 4(%rcx),%rdi; add %rcx,%rdi: drill
+        let filters = code.push_forward_jump(&[0x0f, 0x85]);
+        // movslq (%rcx),%rsi; add %rcx,%rsi: task; movslq 4(%rcx),%rdi; add %rcx,%rdi: probe
         code.push(&[0x48, 0x63, 0x31, 0x48, 0x01, 0xce]);
         code.push(&[0x48, 0x63, 0x79, 4, 0x48, 0x01, 0xcf]);
-        // cmpq $0, drill; je
+        // cmpq $0, probe; je
         code.push(&[0x48, 0x83, 0x3f, 0]);
-        let no_drill = code.push_open(&[0x0f, 0x84]);
+        let no_probe = code.push_forward_jump(&[0x0f, 0x84]);
         // rdtsc; shl $32, %rdx; or %rdx, %rax; mov %rax, answer_tsc
         code.push(&[0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0]);
         code.push(&[0x48, 0x89, 0x47, offset(self.answer_tsc)]);
-        // mov (%rsp), %rax; mov %rax, answer_place; movq $0, drill
+        // mov (%rsp), %rax; mov %rax, answer_place; movq $0, probe
         code.push(&[0x48, 0x8b, 0x04, 0x24]);
         code.push(&[0x48, 0x89, 0x47, offset(self.answer_place)]);
         code.push(&[0x48, 0xc7, 0x07, 0, 0, 0, 0]);
-        code.close(no_drill)?;
-        // cmpq $0, task; je; lea bell, %rdi; cmpq $0, bell; je
+        code.end_jump(no_probe)?;
+        // cmpq $0, task; je; lea doorbell, %rdi; cmpq $0, doorbell; je
         code.push(&[0x48, 0x83, 0x3e, 0]);
-        let idle = code.push_open(&[0x0f, 0x84]);
-        code.push(&[0x48, 0x8d, 0x7f, offset(self.bell)]);
+        let idle = code.push_forward_jump(&[0x0f, 0x84]);
+        code.push(&[0x48, 0x8d, 0x7f, offset(self.doorbell)]);
         code.push(&[0x48, 0x83, 0x3f, 0]);
-        let awake = code.push_open(&[0x0f, 0x84]);
-        // xor %ecx, %ecx; xchg %rcx, bell; test %rcx, %rcx; je: one thread alone rings
+        let awake = code.push_forward_jump(&[0x0f, 0x84]);
+        // xor %ecx, %ecx; xchg %rcx, doorbell; test %rcx, %rcx; je: only one thread rings
         code.push(&[0x31, 0xc9, 0x48, 0x87, 0x0f, 0x48, 0x85, 0xc9]);
-        let rung = code.push_open(&[0x0f, 0x84]);
+        let rung = code.push_forward_jump(&[0x0f, 0x84]);
         // mov $FUTEX_WAKE, %esi; mov $1, %edx
         code.push(&[0xbe, 1, 0, 0, 0, 0xba, 1, 0, 0, 0]);
-        call(&mut code)?;
-        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.close(open))?;
+        push_system_call(&mut code)?;
+        [idle, awake, filters, rung].into_iter().try_for_each(|open| code.end_jump(open))?;
         // pop %rax; pop %r11; pop %rdi; pop %rsi; pop %rdx; jmp *%rax
         code.push(&[0x58, 0x41, 0x5b, 0x5f, 0x5e, 0x5a, 0xff, 0xe0]);
         Some(code.patch())
     }
 }
 
-/// The system call that the bell in `%rcx` asks for. Arguments are those of a wake; a yield has
-/// none.
-fn call(code: &mut Code) -> Option<()> {
+/// The system call that the doorbell's value in `%rcx` selects. The arguments are those of a futex
+/// wake; a yield takes none.
+fn push_system_call(code: &mut Code) -> Option<()> {
     // mov $SYS_futex, %eax; cmp $1, %rcx; je; mov $SYS_sched_yield, %eax; syscall
     code.push(&[0xb8, 202, 0, 0, 0, 0x48, 0x83, 0xf9, 1]);
-    let sleeps = code.push_open(&[0x0f, 0x84]);
+    let sleeps = code.push_forward_jump(&[0x0f, 0x84]);
     code.push(&[0xb8, 24, 0, 0, 0]);
-    code.close(sleeps)?;
+    code.end_jump(sleeps)?;
     code.push(&[0x0f, 0x05]);
     Some(())
 }
@@ -149,17 +157,18 @@ mod tests {
     use super::*;
     use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-    const BELL: Bell = Bell {
+    const DOORBELL: Doorbell = Doorbell {
         task: 0x3000,
-        bell: 0x4000,
+        doorbell: 0x4000,
         filters: 1 << 41,
-        drill: 0x4008,
+        probe: 0x4008,
         answer_tsc: 0x4010,
         answer_place: 0x4018,
     };
 
-    const LANE: LaneBell = LaneBell { bell: -8, answer_tsc: 8, answer_place: 16, filters: None };
-    const LANE_OWN: LaneBell = LaneBell { filters: Some(1 << 40), ..LANE };
+    const LANE: LaneDoorbell =
+        LaneDoorbell { doorbell: -8, answer_tsc: 8, answer_place: 16, filters: None };
+    const LANE_OWN: LaneDoorbell = LaneDoorbell { filters: Some(1 << 40), ..LANE };
 
     fn decoded(routine: Option<Patch>) -> Vec<Instruction> {
         let bytes = routine.unwrap().bytes;
@@ -167,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pushed_is_popped_on_every_way_through() {
-        ends_as_it_began(&decoded(BELL.routine(0x2000)));
-        ends_as_it_began(&decoded(LANE.routine(0x2000)));
-        ends_as_it_began(&decoded(LANE_OWN.routine(0x2000)));
+    fn every_path_pops_what_it_pushed() {
+        assert_balanced(&decoded(DOORBELL.routine(0x2000)));
+        assert_balanced(&decoded(LANE.routine(0x2000)));
+        assert_balanced(&decoded(LANE_OWN.routine(0x2000)));
     }
 
-    fn ends_as_it_began(code: &[Instruction]) {
+    fn assert_balanced(code: &[Instruction]) {
         let mut open = vec![(0, Vec::new())];
         let mut ends = 0;
         while let Some((index, mut stack)) = open.pop() {
@@ -195,14 +204,17 @@ mod tests {
             }
             open.push((index + 1, stack));
         }
-        assert_eq!(ends, 11, "two of drills, times five of the bell, and one that filters");
+        assert_eq!(
+            ends, 11,
+            "two outcomes of the probe times five of the doorbell, and one for filters"
+        );
     }
 
-    /// Goal: a guard that sleeps is woken, and to one that has the lane it is given back. Method:
-    /// the number that is in `%eax` where the kernel is called, for either bell.
+    /// Goal: a sleeping guard is woken, and a guard that occupies the lane gets it back. Method:
+    /// the number in `%eax` at the system call, for each value of the doorbell.
     #[test]
-    fn the_bell_says_what_is_called() {
-        for code in [decoded(BELL.routine(0x2000)), decoded(LANE.routine(0x2000))] {
+    fn the_doorbell_selects_the_system_call() {
+        for code in [decoded(DOORBELL.routine(0x2000)), decoded(LANE.routine(0x2000))] {
             let called = code.iter().position(|one| one.mnemonic() == Mnemonic::Syscall).unwrap();
             let [futex, sleeps, skip, yields] = &code[called - 4..called] else { unreachable!() };
             let puts = |one: &Instruction, number| {
@@ -224,28 +236,28 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_the_one_that_is_meant() {
-        let named: Vec<(Mnemonic, u64)> = decoded(BELL.routine(0x2000))
+    fn instructions_name_their_words() {
+        let named: Vec<(Mnemonic, u64)> = decoded(DOORBELL.routine(0x2000))
             .iter()
             .filter(|one| one.is_ip_rel_memory_operand())
             .map(|one| (one.mnemonic(), one.ip_rel_memory_address()))
             .collect();
         use Mnemonic::{Cmp, Lea, Mov, Xchg};
         let expected = [
-            (Cmp, BELL.drill),
-            (Mov, BELL.answer_tsc),
-            (Mov, BELL.answer_place),
-            (Mov, BELL.drill),
-            (Cmp, BELL.task),
-            (Cmp, BELL.bell),
-            (Xchg, BELL.bell),
-            (Lea, BELL.bell),
+            (Cmp, DOORBELL.probe),
+            (Mov, DOORBELL.answer_tsc),
+            (Mov, DOORBELL.answer_place),
+            (Mov, DOORBELL.probe),
+            (Cmp, DOORBELL.task),
+            (Cmp, DOORBELL.doorbell),
+            (Xchg, DOORBELL.doorbell),
+            (Lea, DOORBELL.doorbell),
         ];
         assert_eq!(named, expected);
     }
 
     #[test]
-    fn every_word_of_a_lane_is_the_one_that_is_meant() {
+    fn instructions_name_the_words_of_a_lane() {
         let code = decoded(LANE.routine(0x2000));
         let memory = code.iter().filter(|one| one.memory_base() != Register::None);
         let named: Vec<(Mnemonic, Register, i64)> = memory
@@ -272,7 +284,7 @@ mod tests {
             (Xchg, RDI, 0),
         ];
         assert_eq!(named, expected);
-        // The two bases are the block and what it says.
+        // The two addresses are computed from the block and the distances in it.
         let sums: Vec<[Register; 2]> = code
             .iter()
             .filter(|one| one.mnemonic() == Mnemonic::Add)
@@ -281,16 +293,16 @@ mod tests {
         assert_eq!(sums, [[RSI, RCX], [RDI, RCX]]);
     }
 
-    /// Goal: a thread that filters makes no call, and does not read the time-stamp counter. Method:
-    /// one jump is taken where the word is not 0; it comes before both, and skips them.
+    /// Goal: a filtering thread makes no system call and does not read the time-stamp counter.
+    /// Method: a single jump, taken if the word is not 0, precedes and skips both.
     #[test]
-    fn who_filters_makes_no_call() {
+    fn a_filtering_thread_makes_no_system_call() {
         let names_word = |one: &Instruction, word: Option<u64>| match word {
             Some(word) => one.op1_kind() == OpKind::Immediate64 && one.immediate(1) == word,
             None => one.mnemonic() == Mnemonic::Movsxd && one.memory_displacement64() == 8,
         };
         for (routine, word) in [
-            (BELL.routine(0x2000), Some(BELL.filters)),
+            (DOORBELL.routine(0x2000), Some(DOORBELL.filters)),
             (LANE.routine(0x2000), None),
             (LANE_OWN.routine(0x2000), LANE_OWN.filters),
         ] {
@@ -310,8 +322,8 @@ mod tests {
     }
 
     #[test]
-    fn words_out_of_reach_are_refused() {
-        assert_eq!(BELL.routine(1 << 32), None);
-        assert_eq!(Bell { bell: 1 << 33, ..BELL }.routine(0x2000), None);
+    fn words_out_of_reach_are_rejected() {
+        assert_eq!(DOORBELL.routine(1 << 32), None);
+        assert_eq!(Doorbell { doorbell: 1 << 33, ..DOORBELL }.routine(0x2000), None);
     }
 }

@@ -1,11 +1,14 @@
-//! Whether the arithmetic flags mean something to what follows: a check
-//! compares, and so writes them.
+//! Effects of instructions that limit where a check fits: on the arithmetic flags, which a check
+//! overwrites, and faults, whose address a handler may read.
 
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{
+    FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+    RflagsBits, UsedMemory,
+};
 
 use crate::flow::Next;
 
-/// What a comparison writes.
+/// The flags that a comparison writes.
 const ARITHMETIC: u32 = RflagsBits::OF
     | RflagsBits::SF
     | RflagsBits::ZF
@@ -13,11 +16,12 @@ const ARITHMETIC: u32 = RflagsBits::OF
     | RflagsBits::CF
     | RflagsBits::PF;
 
-/// Before each instruction, whether some flag is read before it is written again.
+/// For each instruction, whether some flag that is set before it is read, by it or by later code,
+/// before that flag is written again.
 ///
-/// Flags mean nothing behind a call or a return (the calling convention), and may mean anything
-/// where the function is left by a jump, whether out of it or to an address that is computed.
-pub(crate) fn live(code: &[Instruction], next: &[Next]) -> Vec<bool> {
+/// By the calling convention, flags are dead after a call or a return. They count as live where the
+/// function is left by a jump, or branches to a computed address.
+pub(crate) fn live_flags(code: &[Instruction], next: &[Next]) -> Vec<bool> {
     let mut before = vec![0u32; code.len()];
     let mut changed = true;
     while changed {
@@ -48,8 +52,7 @@ fn writes(instruction: &Instruction) -> u32 {
     }
 }
 
-/// Shifts by a count that may be 0, and repeated comparisons of a length that may be 0, then leave
-/// the flags as they were.
+/// A shift by a count of 0, or a repeated comparison of length 0, leaves the flags unchanged.
 fn may_leave_flags(instruction: &Instruction) -> bool {
     use Mnemonic::{Rcl, Rcr, Rol, Ror, Sal, Sar, Shl, Shld, Shr, Shrd};
     let is_shift = matches!(
@@ -67,6 +70,41 @@ fn may_leave_flags(instruction: &Instruction) -> bool {
     by_register || by_zero || repeats
 }
 
+/// For each instruction, whether it may raise a fault.
+pub(crate) fn faults(code: &[Instruction]) -> Vec<bool> {
+    let mut factory = InstructionInfoFactory::new();
+    code.iter().map(|one| may_fault(&mut factory, one, |_| false)).collect()
+}
+
+/// Whether an instruction may raise a fault: it divides, or accesses memory other than the stack,
+/// its object's own data, or thread-local data. `is_known_safe` can exempt further accesses.
+pub(crate) fn may_fault(
+    factory: &mut InstructionInfoFactory,
+    instruction: &Instruction,
+    is_known_safe: impl Fn(&UsedMemory) -> bool,
+) -> bool {
+    let divides = matches!(instruction.mnemonic(), Mnemonic::Div | Mnemonic::Idiv);
+    let memory = factory.info(instruction).used_memory();
+    divides
+        || memory
+            .iter()
+            .any(|memory| !is_safe_access(instruction, memory) && !is_known_safe(memory))
+}
+
+fn is_safe_access(instruction: &Instruction, memory: &UsedMemory) -> bool {
+    let has_no_index = memory.index() == Register::None;
+    let is_thread = matches!(memory.segment(), Register::FS | Register::GS);
+    match memory.base() {
+        _ if memory.access() == OpAccess::NoMemAccess => true,
+        Register::RSP => has_no_index && !is_thread,
+        // Relative to the instruction pointer, and so within the object. The displacement is the
+        // address.
+        _ if instruction.is_ip_rel_memory_operand() => has_no_index && !is_thread,
+        Register::None => has_no_index && is_thread,
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::code::Function;
@@ -76,39 +114,40 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_live_from_who_writes_to_who_reads_them() {
+    fn flags_are_live_from_write_to_read() {
         // cmp %esi,%edi; mov %edi,%eax; jl +2; mov %esi,%eax; ret
         let bytes = [0x39, 0xf7, 0x89, 0xf8, 0x7c, 0x02, 0x89, 0xf0, 0xc3];
         assert_eq!(live(&bytes), [false, true, true, false, false]);
     }
 
     #[test]
-    fn a_carry_goes_round_a_loop() {
-        // adc (%rsi),%rax; lea 8(%rsi),%rsi; dec %ecx; jnz back; ret: dec leaves the carry.
+    fn a_carry_is_live_around_a_loop() {
+        // adc (%rsi),%rax; lea 8(%rsi),%rsi; dec %ecx; jnz back; ret. `dec` leaves the carry
+        // unchanged.
         let bytes = [0x48, 0x13, 0x06, 0x48, 0x8d, 0x76, 0x08, 0xff, 0xc9, 0x75, 0xf5, 0xc3];
         assert_eq!(live(&bytes), [true, true, true, true, false]);
     }
 
     #[test]
-    fn a_shift_by_nothing_leaves_the_flags() {
+    fn a_shift_by_zero_leaves_the_flags() {
         // cmp %esi,%edi; shl %cl,%eax; jl +0; ret
         assert_eq!(live(&[0x39, 0xf7, 0xd3, 0xe0, 0x7c, 0, 0xc3]), [false, true, true, false]);
-        // The same by 3, which writes them.
+        // A shift by 3, which writes the flags.
         let by_three = [0x39, 0xf7, 0xc1, 0xe0, 0x03, 0x7c, 0, 0xc3];
         assert_eq!(live(&by_three), [false, false, true, false]);
-        // repe cmpsb of no bytes.
+        // repe cmpsb; je +0; ret. A length of 0 leaves the flags.
         assert_eq!(live(&[0xf3, 0xa6, 0x74, 0, 0xc3]), [true, true, false]);
     }
 
     #[test]
-    fn calls_end_flags_and_jumps_out_do_not() {
+    fn flags_are_dead_after_calls_and_live_after_jumps_out() {
         // call +0x100; ret
         assert_eq!(live(&[0xe8, 0, 1, 0, 0, 0xc3]), [false, false]);
         // jmp +0x100
         assert_eq!(live(&[0xe9, 0, 1, 0, 0]), [true]);
         // jmp *%rax
         assert_eq!(live(&[0xff, 0xe0]), [true]);
-        // pushfq; ret: what Go's asyncPreempt begins with
+        // pushfq; ret: the start of Go's asyncPreempt.
         assert_eq!(live(&[0x9c, 0xc3]), [true, false]);
     }
 }

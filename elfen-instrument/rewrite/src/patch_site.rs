@@ -1,53 +1,54 @@
 //! Where a jump can be written over instructions, and why that is safe.
 //!
-//! The jump takes five bytes. Whoever ran what it replaces, now or later, must do what he did
-//! before: so no thread may stand, and nothing may go, inside of those bytes, and what is moved
-//! must do the same elsewhere. Each tactic says what that rests on.
+//! A jump takes five bytes. All threads that run the replaced code, now or later, must behave as
+//! before. So no thread may stand inside these bytes, no branch may enter them, and the moved
+//! instructions must do the same at another address. Each [`Tactic`] states what guarantees this.
 
 use core::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic};
 
 use crate::code::{Function, JUMP_BYTES};
-use crate::faults::may_fault;
+use crate::effects::may_fault;
 use crate::flow::{Next, target};
 use crate::hotspot::HotSpot;
 use crate::loops::{self, Loop};
 
-/// What a place rests on, the safest first.
+/// What makes a site safe, the safest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Tactic {
-    /// One instruction that is as long as the jump, behind which nobody reads the flags, and which
-    /// cannot fault: no thread can stand inside, and none finds itself elsewhere in a handler.
+    /// One instruction as long as the jump, which cannot fault and before which the flags are dead.
+    /// No thread can stand inside, and no signal handler can observe the moved instruction's
+    /// address.
     One,
-    /// Several instructions: no thread stands inside, nothing goes there, and no handler hides that
-    /// one stood there.
+    /// Several instructions. No thread stands inside, no branch enters them, and no signal frame
+    /// hides a thread's position.
     Several,
-    /// One that may fault, in a program that does not look at where it faulted.
+    /// One instruction that may fault, in a program that does not inspect the address of a fault.
     Memory,
-    /// One behind which flags are read: they are saved and put back.
+    /// An instruction before which the flags are live. The check saves and restores them.
     Flags,
 }
 
-/// What is known of a program, and so which tactics it permits. [`Tactic::One`] is always there.
+/// What a program permits, as far as it is known. [`Tactic::One`] is always permitted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permitted<'a> {
-    /// It has no signal handler, nothing else goes into the middle of the function, and who writes
-    /// sees to it that no thread stands inside of what is replaced.
+    /// The program has no signal handler, and no branch from elsewhere enters the function's
+    /// middle. The writer ensures that no thread stands inside the replaced instructions.
     pub several: bool,
-    /// It catches none of SIGSEGV, SIGBUS and SIGFPE.
+    /// The program handles none of SIGSEGV, SIGBUS and SIGFPE.
     pub memory: bool,
     pub flags: bool,
-    /// Addresses that anything else of the object names: relocations,
-    /// tables, landing pads. In order.
+    /// Addresses to which the rest of the object refers, in order: relocations, tables, landing
+    /// pads.
     pub named: &'a [u64],
-    /// The function was compiled by HotSpot as its program ran.
+    /// Set for a function that HotSpot compiled at run time.
     pub hotspot: Option<HotSpot>,
 }
 
-/// Instructions that can be moved away for a jump.
+/// Instructions that a jump can replace.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct PatchSite {
     pub at: u64,
     /// How many bytes of code are replaced.
     pub bytes: usize,
@@ -56,32 +57,32 @@ pub struct Place {
     pub(crate) saves_flags: bool,
 }
 
-impl Place {
-    /// Whether a thread can stand inside of what is replaced.
+impl PatchSite {
+    /// Whether a thread can stand inside the replaced instructions.
     pub fn is_several(&self) -> bool {
         self.moved.len() > 1
     }
 }
 
 impl Function {
-    /// The safest place that every round of a loop comes by, and of those the first.
-    pub fn place_in(&self, one: &Loop, permitted: &Permitted<'_>) -> Option<Place> {
-        let inside = one.indices(self)?;
-        let on_every_round = |index: usize| loops::is_on_every_round(self, one, index);
+    /// The safest site that every round of a loop runs; the first of equally safe ones.
+    pub fn site_in_loop(&self, around: &Loop, permitted: &Permitted<'_>) -> Option<PatchSite> {
+        let inside = around.indices(self)?;
+        let on_every_round = |index: usize| loops::is_on_every_round(self, around, index);
         self.safest(inside, permitted, on_every_round)
     }
 
-    /// The safest place that every call of the function comes by.
-    pub fn place_at_entry(&self, permitted: &Permitted<'_>) -> Option<Place> {
+    /// The safest site that every call of the function runs.
+    pub fn site_at_entry(&self, permitted: &Permitted<'_>) -> Option<PatchSite> {
         let straight = |next: &Next| next.falls && next.goes_to.is_none();
         let before_branch = self.next.iter().take_while(|next| straight(next)).count();
         let entry = 0..(before_branch + 1).min(self.code.len());
         self.safest(entry, permitted, |_| true)
     }
 
-    /// Every place of the function, by whatever tactic it takes.
-    pub fn places(&self, permitted: &Permitted<'_>) -> impl Iterator<Item = Place> {
-        (0..self.code.len()).filter_map(|index| self.place(index, permitted))
+    /// All sites of the function, with any tactic.
+    pub fn sites(&self, permitted: &Permitted<'_>) -> impl Iterator<Item = PatchSite> {
+        (0..self.code.len()).filter_map(|index| self.site_at(index, permitted))
     }
 
     fn safest(
@@ -89,17 +90,17 @@ impl Function {
         range: Range<usize>,
         permitted: &Permitted<'_>,
         fits: impl Fn(usize) -> bool,
-    ) -> Option<Place> {
-        let mut found: Vec<Place> =
-            range.filter_map(|index| self.place(index, permitted)).collect();
-        // Stable: of equals the first.
-        found.sort_by_key(|place| place.tactic);
-        found.into_iter().find(|place| fits(place.moved.start))
+    ) -> Option<PatchSite> {
+        let mut found: Vec<PatchSite> =
+            range.filter_map(|index| self.site_at(index, permitted)).collect();
+        // The sort is stable: the first of equally safe sites comes first.
+        found.sort_by_key(|site| site.tactic);
+        found.into_iter().find(|site| fits(site.moved.start))
     }
 
-    /// The place that begins with instruction `index`, if there is one.
-    fn place(&self, index: usize, permitted: &Permitted<'_>) -> Option<Place> {
-        let moved = self.covered(index)?;
+    /// The site that begins with instruction `index`, if it is one.
+    fn site_at(&self, index: usize, permitted: &Permitted<'_>) -> Option<PatchSite> {
+        let moved = self.covered_by_jump(index)?;
         let code = self.code.get(moved.clone())?;
         let (at, end) = (code.first()?.ip(), code.last()?.next_ip());
         let is_certain = moved.clone().all(|index| self.reached[index]);
@@ -116,30 +117,31 @@ impl Function {
             && (!faults || permitted.memory)
             && (!saves_flags || permitted.flags);
         let inside = at + 1..end;
-        let is_named = self.names(&inside) || names(permitted.named, &inside);
+        let is_named = self.refers_into(&inside) || any_inside(permitted.named, &inside);
         let bytes = usize::try_from(end - at).ok()?;
-        // A jump to itself goes round in its trampoline, for which no check is needed.
-        let is_still = code.len() == 1 && target(&code[0]) == Some(at);
-        let stays = |one: &Instruction| {
-            permitted.hotspot.is_some_and(|hotspot| !hotspot.leaves_alone(self, one))
+        // A jump to itself would loop inside its trampoline without running the check again.
+        let jumps_to_itself = code.len() == 1 && target(&code[0]) == Some(at);
+        let stays = |instruction: &Instruction| {
+            permitted.hotspot.is_some_and(|hotspot| !hotspot.may_move(self, instruction))
         };
         let is_safe =
-            is_certain && is_permitted && !is_named && !is_still && !code.iter().any(stays);
-        is_safe.then_some(Place { at, bytes, tactic, moved, saves_flags })
+            is_certain && is_permitted && !is_named && !jumps_to_itself && !code.iter().any(stays);
+        is_safe.then_some(PatchSite { at, bytes, tactic, moved, saves_flags })
     }
 
     /// Whether instruction `index` may raise a fault.
     fn may_fault(&self, index: usize, permitted: &Permitted<'_>) -> bool {
-        let is_sure = |hotspot: HotSpot| {
+        let cannot_fault = |hotspot: HotSpot| {
             !may_fault(&mut InstructionInfoFactory::new(), &self.code[index], |memory| {
-                hotspot.is_sure(memory)
+                hotspot.cannot_fault(memory)
             })
         };
-        self.faults[index] && !permitted.hotspot.is_some_and(is_sure)
+        self.faults[index] && !permitted.hotspot.is_some_and(cannot_fault)
     }
 
-    /// As few instructions from `index` on as the jump takes room; only the last may go elsewhere.
-    fn covered(&self, index: usize) -> Option<Range<usize>> {
+    /// The fewest instructions from `index` on that make room for the jump. Only the last may
+    /// branch.
+    fn covered_by_jump(&self, index: usize) -> Option<Range<usize>> {
         let mut bytes = 0;
         for end in index..self.code.len() {
             let instruction = &self.code[end];
@@ -158,14 +160,15 @@ impl Function {
     }
 }
 
-/// Whether one of the addresses, which are in order, lies in a range.
-fn names(addresses: &[u64], inside: &Range<u64>) -> bool {
+/// Whether one of the sorted addresses lies in a range.
+fn any_inside(addresses: &[u64], inside: &Range<u64>) -> bool {
     let first = addresses.partition_point(|&address| address < inside.start);
     addresses.get(first).is_some_and(|address| inside.contains(address))
 }
 
-/// Whether an instruction does the same elsewhere. A call would leave another return address for
-/// unwinders, system calls and repeated strings are resumed where they stand.
+/// Whether an instruction does the same at another address. A call does not: unwinders would see
+/// another return address. System calls and repeated string instructions are restarted at their own
+/// address.
 pub(crate) fn can_move(instruction: &Instruction) -> bool {
     use FlowControl::{ConditionalBranch, IndirectBranch, Next, UnconditionalBranch};
     let flow = instruction.flow_control();
@@ -188,14 +191,14 @@ mod tests {
     }
 
     fn first(bytes: &[u8], permitted: &Permitted<'_>) -> Option<(u64, usize, Tactic)> {
-        let place = function(bytes).places(permitted).next()?;
-        Some((place.at, place.bytes, place.tactic))
+        let site = function(bytes).sites(permitted).next()?;
+        Some((site.at, site.bytes, site.tactic))
     }
 
-    /// Goal: each tactic takes what it says and nothing else. Method: the shortest code for each,
-    /// with everything permitted, and with that taken away.
+    /// Goal: each tactic accepts what it states and nothing else. Method: the shortest code for
+    /// each, with everything permitted, and without the one permission that it needs.
     #[test]
-    fn tactics_by_what_they_need() {
+    fn each_tactic_needs_its_permission() {
         // mov $1,%eax; ret
         let one = [0xb8, 1, 0, 0, 0, 0xc3];
         assert_eq!(first(&one, &Permitted::default()), Some((0x1000, 5, Tactic::One)));
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_its_own_is_sure() {
+    fn accesses_to_own_memory_cannot_fault() {
         let sure: [&[u8]; 6] = [
             // mov 0x1000(%rip),%rax; movl $1,8(%rsp); mov %fs:0x28,%rax; nopw 0(%rax,%rax);
             // lea 8(%rax,%rdi,4); push $0x1000
@@ -241,33 +244,32 @@ mod tests {
         for bytes in unsure {
             assert_eq!(first(bytes, &Permitted::default()), None, "{bytes:x?}");
         }
-        // A division may fault without any memory: lock-step with idivl, padded by prefixes.
+        // idiv %ecx, padded by prefixes: a division may fault without a memory access.
         let divides = [0x2e, 0x2e, 0x2e, 0xf7, 0xf9, 0xc3];
         assert_eq!(first(&divides, &Permitted::default()), None);
         assert!(first(&divides, &ALL).is_some());
     }
 
     #[test]
-    fn nothing_goes_inside_of_a_place() {
+    fn no_branch_enters_a_site() {
         // A: mov %edi,%eax; B: lea (%rsi,%rdi),%edx; jmp B
         let loops_inside = [0x89, 0xf8, 0x8d, 0x14, 0x3e, 0xeb, 0xfb, 0xc3];
-        let starts: Vec<u64> = function(&loops_inside).places(&ALL).map(|place| place.at).collect();
+        let starts: Vec<u64> = function(&loops_inside).sites(&ALL).map(|site| site.at).collect();
         assert_eq!(starts, [0x1002], "the place at A would cover B");
-        // An address that a table names, inside of one instruction and behind it.
+        // An address from a table, inside the instruction and right after it.
         let one = [0xb8, 1, 0, 0, 0, 0xc3];
         for (named, found) in [([0x1001], false), ([0x1004], false), ([0x1005], true)] {
             let permitted = Permitted { named: &named, ..ALL };
             assert_eq!(first(&one, &permitted).is_some(), found, "{named:x?}");
         }
-        // jmp *%rcx may go anywhere: to the second of two, not into the middle of one.
+        // jmp *%rcx may go to the second of two instructions, but not into the middle of one.
         let anywhere = [0x89, 0xf8, 0x8d, 0x14, 0x3e, 0xb8, 1, 0, 0, 0, 0xff, 0xe1];
-        let found: Vec<Tactic> =
-            function(&anywhere).places(&ALL).map(|place| place.tactic).collect();
+        let found: Vec<Tactic> = function(&anywhere).sites(&ALL).map(|site| site.tactic).collect();
         assert_eq!(found, [Tactic::Flags], "flags may be live there, for all that is known");
     }
 
     #[test]
-    fn several_of_a_function_with_other_parts_stay() {
+    fn several_instructions_stay_if_the_function_has_other_parts() {
         // mov %edi,%eax; lea (%rsi,%rdi),%edx; ret, or a jump, or a conditional one, out of it
         let ends: [(&[u8], bool); 3] = [
             (&[0xc3], true),
@@ -298,39 +300,39 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_to_itself_is_no_place() {
+    fn a_jump_to_itself_is_not_a_site() {
         assert_eq!(first(&[0xe9, 0xfb, 0xff, 0xff, 0xff], &ALL), None);
         assert!(first(&[0xe9, 0xfc, 0xff, 0xff, 0x7f], &ALL).is_some());
     }
 
     #[test]
-    fn what_nothing_leads_to_is_no_place() {
+    fn unreachable_instructions_are_not_a_site() {
         // jmp over; mov $1,%eax (data, perhaps); over: ret
         let bytes = [0xeb, 5, 0xb8, 1, 0, 0, 0, 0xc3];
         assert_eq!(first(&bytes, &ALL), None);
-        // Somebody was interrupted there.
+        // A thread was interrupted there.
         let sampled = Function::decode(&bytes, 0x1000, Some(0x1002)).unwrap();
-        assert_eq!(sampled.places(&ALL).next().map(|place| place.at), Some(0x1002));
+        assert_eq!(sampled.sites(&ALL).next().map(|site| site.at), Some(0x1002));
     }
 
     #[test]
-    fn the_entry_place_is_before_the_first_branch() {
+    fn the_entry_site_is_before_the_first_branch() {
         // test %edi,%edi; je over; mov $1,%eax; over: ret
         let late = [0x85, 0xff, 0x74, 5, 0xb8, 1, 0, 0, 0, 0xc3];
-        assert_eq!(function(&late).place_at_entry(&Permitted::default()), None);
+        assert_eq!(function(&late).site_at_entry(&Permitted::default()), None);
         // endbr64; mov $1,%eax; ret
         let early = [0xf3, 0x0f, 0x1e, 0xfa, 0xb8, 1, 0, 0, 0, 0xc3];
-        let place = function(&early).place_at_entry(&Permitted::default()).unwrap();
-        assert_eq!(place.at, 0x1004);
+        let site = function(&early).site_at_entry(&Permitted::default()).unwrap();
+        assert_eq!(site.at, 0x1004);
     }
 
     #[test]
-    fn the_safest_place_of_a_loop_is_taken() {
+    fn the_safest_site_of_a_loop_is_chosen() {
         // A: movl $1,(%rdi); mov $1,%eax; dec %ecx; jnz A; ret
         let bytes = [0xc7, 0x07, 1, 0, 0, 0, 0xb8, 1, 0, 0, 0, 0xff, 0xc9, 0x75, 0xf1, 0xc3];
         let function = function(&bytes);
         let [one] = function.loops_around(0x1006)[..] else { panic!("a loop") };
-        let place = function.place_in(&one, &ALL).unwrap();
-        assert_eq!((place.at, place.tactic), (0x1006, Tactic::One));
+        let site = function.site_in_loop(&one, &ALL).unwrap();
+        assert_eq!((site.at, site.tactic), (0x1006, Tactic::One));
     }
 }

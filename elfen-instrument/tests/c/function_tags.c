@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Threads that are each in a function of their own; and, built as a library, a function whose
- * address has the lower half of one of the program's.
+ * Threads that each stand in a different function. With -DLIBRARY and -DTWINS: a library and a
+ * program with two functions whose addresses have the same lower half.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ __attribute__((aligned(4096), noinline)) static long own(long n)
 
 int main(void)
 {
-	printf("said: %ld, twins %d\n", twin(own(3)),
+	printf("tags: %ld, twins %d\n", twin(own(3)),
 	       twin_half() == (unsigned)(unsigned long)own);
 	return 0;
 }
@@ -35,11 +35,11 @@ int main(void)
 static pthread_barrier_t all_there;
 
 #define WORK(name)                                                    \
-	__attribute__((noinline)) static void *name(void *told)      \
+	__attribute__((noinline)) static void *name(void *argument)      \
 	{                                                             \
 		pthread_barrier_wait(&all_there);                     \
 		pthread_barrier_wait(&all_there);                     \
-		return told;                                          \
+		return argument;                                          \
 	}
 
 WORK(first)

@@ -10,7 +10,7 @@
 
 pub mod clock;
 pub mod cmd;
-pub mod costing;
+pub mod cost;
 pub mod export;
 pub mod filter;
 pub mod fold;
@@ -24,11 +24,11 @@ pub mod program;
 pub mod random;
 pub mod rates;
 pub mod reach;
-pub mod record;
+pub mod recorder;
 pub mod recording;
 pub mod round_trip;
 pub mod session;
-pub mod signal;
+pub mod signal_spec;
 pub mod summary;
 pub mod symbols;
 pub mod tags;

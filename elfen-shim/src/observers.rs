@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::record::{Ended, Orders};
+use crate::recorder::{Ended, Orders};
 use crate::session::{How, Observer, Seen, Words};
 
 /// Observers at work, each on a lane of its own.
@@ -79,10 +79,10 @@ mod tests {
     use crate::clock::Clock;
     use crate::reach::Place;
     use crate::reach::Reader;
-    use crate::record::Until;
+    use crate::recorder::Until;
     use crate::recording::{Head, Observing, Recording, write};
     use crate::recording::{Kind, Signal, Source};
-    use crate::signal::Width;
+    use crate::signal_spec::Width;
     use crate::tally::Tally;
     use elfen_host::affinity;
     use std::io::Write;

@@ -17,9 +17,9 @@ use crate::observe::{Period, WORDS_MAX, observe};
 use crate::pacing::Pacing;
 use crate::rates::Rate;
 use crate::reach::{Place, ProcState};
-use crate::record::{Ended, Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
+use crate::recorder::{Ended, Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
 use crate::recording::{Kind, Pool, Series, Signal, Source};
-use crate::signal::{ServiceWord, Width};
+use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
 
 /// Lanes that are followed one by one, at most: each takes two words of eight.
@@ -249,8 +249,8 @@ pub struct How {
     pub keeps_last: bool,
     /// Each sample, and not runs of equal ones.
     pub keeps_samples: bool,
-    pub until: Option<crate::record::Until>,
-    pub costing: Option<crate::costing::Costing>,
+    pub until: Option<crate::recorder::Until>,
+    pub costing: Option<crate::cost::Costing>,
     pub fold: Option<crate::fold::Fold>,
     pub live: Option<Arc<crate::live::Live>>,
 }

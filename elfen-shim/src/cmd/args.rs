@@ -7,7 +7,7 @@ use std::time::Duration;
 use elfen_console::duration;
 use elfen_host::cpulist::CpuSet;
 
-use crate::signal::Ask;
+use crate::signal_spec::Ask;
 
 #[derive(clap::Args, Debug)]
 #[group(skip)]

@@ -7,16 +7,16 @@ use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
 
-use super::lanes::Chosen;
+use super::lane_choice::Chosen;
 use super::wait::take_signals;
 use crate::clock::Clock;
 use crate::filter;
 use crate::rates::Rate;
 use crate::reach::{self, Keeper, Place, ProcState, Reader, SharedGlobals, Unreached};
-use crate::record::ThreadWord;
+use crate::recorder::ThreadWord;
 use crate::recording::{Kind, Source};
 use crate::session::{THREADS_MAX, TooMany, Words};
-use crate::signal::{Ask, Width};
+use crate::signal_spec::{Ask, Width};
 use crate::symbols::{Global, Layout, Symbols};
 
 /// What there is to look at.

@@ -3,16 +3,16 @@
 mod args;
 mod count;
 mod export;
-mod finish;
+mod outcome;
 mod gather;
-mod lanes;
+mod lane_choice;
 mod live;
-mod more;
+mod suggestions;
 mod observe;
 mod process;
 mod show;
 mod signals;
-mod start;
+mod target;
 mod wait;
 mod wanted;
 

@@ -17,24 +17,24 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::args::{Args, Keep, Pace};
 use super::count;
-use super::finish::{self, Target};
+use super::outcome::{self, Target};
 use super::gather::{Context, Gathered, gather};
-use super::lanes::{Chosen, choose};
+use super::lane_choice::{Chosen, choose};
 use super::live::Picture;
-use super::more::more;
+use super::suggestions::more;
 use super::process::{check_process, task_map};
-use super::start::{Started, behind, not_started, start};
+use super::target::{Started, behind, not_started, start};
 use super::wait::{End, blocked_signals, not_waited, outlast, take_signals, wait};
 use super::wanted::check_wanted;
 use crate::clock::{Clock, Moment};
-use crate::costing::Costing;
+use crate::cost::Costing;
 use crate::fold::Fold;
 use crate::live::Live;
 use crate::observers::Observers;
 use crate::pacing::{AUTO_NS, Pacing};
 use crate::program;
 use crate::reach::{Keeper, Stopped};
-use crate::record::{Ended, Orders, Until};
+use crate::recorder::{Ended, Orders, Until};
 use crate::recording::{Observing, Signal, Source, again};
 use crate::round_trip;
 use crate::session::{How, Seen};
@@ -162,7 +162,7 @@ impl Run<'_> {
             }
         };
         let wrong = |error| Failure::new(Status::Failed, "the recording", error, "report this");
-        let mut recording = finish::recording(known, &seen).map_err(wrong)?;
+        let mut recording = outcome::recording(known, &seen).map_err(wrong)?;
         if let (Some(last), Some((first, end))) = (self.args.last, recording.span()) {
             let whole = self.clock.ns(end - first);
             let kept = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
@@ -205,7 +205,7 @@ impl Run<'_> {
         started: &mut Started,
         gathered: Vec<Gathered>,
         out: &mut dyn Write,
-    ) -> Result<(finish::Known, Seen, End), Failure> {
+    ) -> Result<(outcome::Known, Seen, End), Failure> {
         let (period_ticks, _) = self.period();
         self.clock = self.clock.in_units(match self.args.period {
             Pace::Auto => self.clock.ticks(AUTO_NS),
@@ -275,7 +275,7 @@ impl Run<'_> {
         let counting = (of_first(|slot| &slot.counting), of_first(|slot| &slot.uncounted));
         count::warn_of(&self.args.count_at, counting);
         correct(&mut signals, started.saying, of_first(|slot| &slot.returns));
-        let known = finish::Known {
+        let known = outcome::Known {
             program: started.name.clone(),
             process: started.process,
             children: self.args.follow,
@@ -361,7 +361,7 @@ impl Run<'_> {
             (None, None) => started
                 .page
                 .and_then(|page| page.slot(0))
-                .map(|slot| crate::record::ThreadWord::Calls.of(slot)),
+                .map(|slot| crate::recorder::ThreadWord::Calls.of(slot)),
             (Some(_), None) => None,
         };
         match progress {

@@ -117,7 +117,7 @@ impl Report {
     fn add_globals(&mut self, globals: &[Global], source: &'static str, how: &str) {
         let writable = globals.iter().filter(|one| one.kind == GlobalKind::Writable);
         for global in writable {
-            let fits = crate::signal::Width::of_size(global.size).is_some();
+            let fits = crate::signal_spec::Width::of_size(global.size).is_some();
             let bytes = if fits { String::new() } else { format!(", {} bytes", global.size) };
             self.add(global.name.clone(), source, &format!("{how}{bytes}"));
         }

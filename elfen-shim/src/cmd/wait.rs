@@ -13,7 +13,7 @@ use super::live::Picture;
 use crate::observers::Observers;
 use crate::program::status_of;
 use crate::reach::Keeper;
-use crate::record::Orders;
+use crate::recorder::Orders;
 use crate::symbols::Layout;
 
 /// The signals that this process blocks.

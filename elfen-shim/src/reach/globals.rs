@@ -18,7 +18,7 @@ use object::read::elf::{ElfFile64, ProgramHeader};
 use super::mapped;
 use super::place::{Place, Unreached};
 use crate::recording::Source;
-use crate::signal::Width;
+use crate::signal_spec::Width;
 use crate::symbols::{Global, GlobalKind, Symbols};
 
 const PAGE: u64 = 4096;
@@ -80,7 +80,7 @@ pub fn find<'a>(
             global.size
         ));
     }
-    crate::signal::aligned(global.address + offset, width).map_err(Unreached::Wrong)?;
+    crate::signal_spec::aligned(global.address + offset, width).map_err(Unreached::Wrong)?;
     Ok((global, width))
 }
 

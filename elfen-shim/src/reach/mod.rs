@@ -4,7 +4,7 @@
 //! is done: so words are `'static`, and the loop needs no owner.
 
 mod globals;
-mod keeper;
+mod page_supervisor;
 mod mapped;
 mod place;
 mod proc_state;
@@ -14,10 +14,10 @@ mod vm_read;
 use elfen_instrument::remote::{Mapping, mappings};
 
 use crate::recording::Source;
-use crate::signal::Width;
+use crate::signal_spec::Width;
 
 pub use globals::{SharedGlobals, find as find_global, of_program as globals_of, program_file};
-pub use keeper::{Keeper, Stopped};
+pub use page_supervisor::{Keeper, Stopped};
 pub use mapped::CutFile;
 pub use place::{Place, Unreached};
 pub use proc_state::ProcState;
@@ -31,7 +31,7 @@ pub fn address(
     width: Width,
     reader: &mut Reader,
 ) -> Result<Place, Unreached> {
-    crate::signal::aligned(at, width).map_err(Unreached::Wrong)?;
+    crate::signal_spec::aligned(at, width).map_err(Unreached::Wrong)?;
     let mappings = mappings(process)?;
     let mapping = mappings.iter().find(|mapping| mapping.range.contains(&at));
     let mapping = mapping.ok_or_else(|| {

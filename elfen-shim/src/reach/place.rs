@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::AtomicU64;
 
 use crate::recording::Source;
-use crate::signal::Width;
+use crate::signal_spec::Width;
 
 /// A number that can be read.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use std::time::Duration;
 use elfen_console::duration::number;
 use elfen_shim::clock;
 use elfen_shim::pacing::{AUTO_NS, Pacing};
-use elfen_shim::record::Orders;
+use elfen_shim::recorder::Orders;
 use serde::Serialize;
 
 use super::bare::Bare;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use elfen_console::duration::number;
 use elfen_host::affinity;
 use elfen_shim::clock;
-use elfen_shim::record::Orders;
+use elfen_shim::recorder::Orders;
 use serde::Serialize;
 
 use super::bare::Bare;

@@ -11,10 +11,10 @@ use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock::Clock;
 use elfen_shim::pacing::Pacing;
 use elfen_shim::reach::{Place, Reader};
-use elfen_shim::record::Orders;
+use elfen_shim::recorder::Orders;
 use elfen_shim::recording::Source;
 use elfen_shim::session::{How, Observer, Words};
-use elfen_shim::signal::Width;
+use elfen_shim::signal_spec::Width;
 
 /// Where to measure.
 #[derive(Clone, Copy, Debug)]

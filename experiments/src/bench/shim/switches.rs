@@ -14,7 +14,7 @@ use elfen_rt::signal::task::{Running, TaskMap};
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock;
 use elfen_shim::reach::Reader;
-use elfen_shim::record::Orders;
+use elfen_shim::recorder::Orders;
 use elfen_shim::recording::{Head, Recording, State};
 use elfen_shim::session::{How, Observer, Seen, Words};
 use rand::{RngExt, SeedableRng};

@@ -13,13 +13,13 @@ use elfen_rt::signal::thread::ThreadSlot;
 use super::args::Args;
 use super::count;
 use super::gather::{share, share_running};
-use super::lanes::Chosen;
-use super::more::globals;
+use super::lane_choice::Chosen;
+use super::suggestions::globals;
 use super::process::{new_page, page_of};
 use super::wait::take_signals;
 use crate::program::{self, Held, Start, StartError};
 use crate::reach::Keeper;
-use crate::signal::Ask;
+use crate::signal_spec::Ask;
 use crate::symbols::{Layout, Saying, Symbols};
 
 /// A program that was started, and what is known of it.

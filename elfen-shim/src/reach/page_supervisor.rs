@@ -31,7 +31,7 @@ use super::mapped;
 use super::place::{Place, Unreached};
 use super::shared_pages::{PAGE, SharedPages, is_ours, left_shared};
 use crate::recording::Source;
-use crate::signal::Width;
+use crate::signal_spec::Width;
 
 /// How long a process was stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

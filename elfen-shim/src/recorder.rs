@@ -7,7 +7,7 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::Running;
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
-use crate::costing::Costing;
+use crate::cost::Costing;
 use crate::fold::Fold;
 use crate::live::Live;
 use crate::observe::{Period, Sample, Sink};
@@ -15,10 +15,10 @@ use crate::pacing::{Pacing, Stretch};
 use crate::rates::{Point, Rate};
 use crate::reach::{ProcState, Reader};
 use crate::recording::{Full, Kind, Pool, Series, State};
-use crate::signal::Width;
+use crate::signal_spec::Width;
 use steps::Steps;
 
-pub use follow::{Follow, ThreadWord};
+pub use followed_lane::{Follow, ThreadWord};
 
 /// A word that is never written: what is looked at while there is nothing to look at.
 pub static NOTHING: AtomicU64 = AtomicU64::new(0);
@@ -438,7 +438,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     }
 }
 
-mod follow;
+mod followed_lane;
 mod steps;
 #[cfg(test)]
 mod tests;

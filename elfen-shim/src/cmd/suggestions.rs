@@ -14,7 +14,7 @@ pub(super) fn globals(symbols: Option<&Symbols>) -> Vec<String> {
         ["stdin", "stdout", "stderr", "environ", "optarg", "optind", "opterr", "optopt"];
     let own = |name: &str| !name.starts_with('_') && !name.contains(['@', '.']);
     let own = |name: &str| own(name) && !NOT_ITS_OWN.contains(&name);
-    let fits = |size| crate::signal::Width::of_size(size).is_some();
+    let fits = |size| crate::signal_spec::Width::of_size(size).is_some();
     let writable = all.iter().filter(|one| one.kind == GlobalKind::Writable && fits(one.size));
     writable.map(|one| one.name.clone()).filter(|name| own(name)).collect()
 }

@@ -11,7 +11,7 @@ use elfen_console::failure::Failure;
 use crate::clock::{Clock, Moment};
 use crate::naming::{name, name_all};
 use crate::reach::Stopped;
-use crate::record::Ended;
+use crate::recorder::Ended;
 use crate::recording::{self, Cost, Dte, Head, Observing, Periods, Pool, Recording, Signal};
 use crate::session::Seen;
 use crate::symbols::{Layout, Names};

@@ -1,10 +1,11 @@
-//! `elfen shim`: what a running thread does, tens of nanoseconds at a time, without stopping it.
+//! `elfen shim`: samples what a running thread does, every few tens of nanoseconds, without
+//! stopping the thread.
 //!
-//! An observer on a lane of its own reads memory that others write anyway, again and again
-//! ([`observe`]), and makes a time series of it ([`recording`]). What can be read is found by
-//! [`reach`]; a [`session`] is one such run, and [`summary`] and [`text`] say what was seen.
-//! Nothing of the observed is stopped or interrupted; what it pays is the transfer of a line of
-//! memory for a sample.
+//! An observer thread on another CPU reads memory that the observed program writes anyway
+//! ([`observe`]) and turns the samples into a time series ([`recording`]). [`reach`] finds
+//! memory that can be read. A [`session`] is one run of an observer. [`summary`] and [`text`]
+//! report the results. The observed program is neither stopped nor interrupted: each sample costs
+//! it at most the transfer of one cache line.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -16,7 +17,6 @@ pub mod filter;
 pub mod fold;
 pub mod histogram;
 pub mod live;
-pub mod naming;
 pub mod observe;
 pub mod observers;
 pub mod pacing;

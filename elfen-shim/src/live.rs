@@ -1,47 +1,47 @@
-//! What has been seen so far, for somebody who looks on while it is recorded.
+//! Totals of each signal so far, for `--live`.
 //!
-//! One writer, the observer, at the end of each run of equal samples; any number of readers. All
-//! memory is there before the first sample. A reader may see a run in the total and as the one that
-//! goes on at once: what it shows is a picture and no account.
+//! The observer is the only writer: it adds each run when the run ends. Any number of threads may
+//! read. All memory is allocated before the first sample. A reader may count the same run twice, in
+//! the total and as the run that still goes on, so these totals are for display only.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::recording::State;
 
-/// Different tags of a signal that have a total of their own; a power of two.
+/// Tags of a signal that have totals of their own, at most. A power of two.
 const SLOTS: usize = 1024;
-/// Totals of states without a value stand before those of tags.
+/// Slots of the states without a value. They precede the slots of tags.
 const GAP: usize = 0;
 const NOT_RUNNING: usize = 1;
 const OTHER: usize = 2;
 const FIRST: usize = 3;
-/// Slots that are looked at for a tag before it is one of the others.
+/// Slots that are tried for a tag before it is counted under `OTHER`.
 const TRIES: usize = 16;
 
-/// One signal.
+/// The totals of one signal, as its observer writes them.
 #[derive(Debug)]
 struct Totals {
-    /// A tag and how long it was, in ticks; of no tag while there are no ticks.
+    /// A tag and its total time in ticks. A slot with tag 0 and no ticks is free.
     slots: Vec<(AtomicU64, AtomicU64)>,
     new_values: AtomicU64,
-    /// The state that goes on: since when, in which slot, and its value.
+    /// The present state: since when, in which slot, and its value.
     since: AtomicU64,
     slot: AtomicU64,
     value: AtomicU64,
-    /// Whether it has had a value.
+    /// Whether the signal has ever had a value.
     has_value: AtomicBool,
 }
 
-/// All signals of an observer.
+/// The totals of all signals of an observer.
 #[derive(Debug)]
 pub struct Live {
     signals: Vec<Totals>,
-    /// The last sample that all of it is up to.
+    /// The time up to which the totals are complete.
     pub until: AtomicU64,
     pub samples: AtomicU64,
 }
 
-/// How long one signal was what, in ticks.
+/// How long one signal was in each state, in ticks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Seen {
     pub gap: u64,
@@ -49,12 +49,12 @@ pub struct Seen {
     pub other: u64,
     pub tags: Vec<(u64, u64)>,
     pub new_values: u64,
-    /// Its value now, if it has one.
+    /// Its present value, if it has one.
     pub now: Option<u64>,
 }
 
 impl Seen {
-    /// What was added since this was seen before.
+    /// The difference from an earlier reading.
     pub fn since(&self, before: &Self) -> Self {
         let old = |tag: u64| before.tags.iter().find(|(known, _)| *known == tag).map_or(0, |o| o.1);
         let tag = |&(tag, ticks): &(u64, u64)| (tag, ticks.saturating_sub(old(tag)));
@@ -84,10 +84,10 @@ impl Live {
         Self { signals, until: AtomicU64::new(0), samples: AtomicU64::new(0) }
     }
 
-    /// A signal is something else from `at` on.
+    /// Adds the state of a signal that ends at `at`, and begins the next one.
     pub(crate) fn change(&self, signal: usize, at: u64, state: State) {
         let Some(totals) = self.signals.get(signal) else { return };
-        // Relaxed, here and below: one writer, and no order between words is relied on.
+        // Relaxed, here and below: there is one writer, and readers rely on no order between words.
         let since = totals.since.load(Relaxed);
         let slot = usize::try_from(totals.slot.load(Relaxed)).unwrap_or(GAP);
         if let Some((_, ticks)) = totals.slots.get(slot).filter(|_| since != 0) {
@@ -110,12 +110,12 @@ impl Live {
         totals.since.store(at, Relaxed);
     }
 
-    /// What is known of each signal by now.
+    /// Reads the totals of all signals.
     pub fn all(&self) -> impl Iterator<Item = Seen> {
         (0..self.signals.len()).map(|signal| self.seen(signal))
     }
 
-    /// What is known of a signal by now.
+    /// Reads the totals of one signal, with the state that still goes on.
     pub fn seen(&self, signal: usize) -> Seen {
         let Some(totals) = self.signals.get(signal) else { return Seen::default() };
         let ticks = |slot: usize| totals.slots[slot].1.load(Relaxed);
@@ -141,6 +141,7 @@ impl Live {
 }
 
 impl Totals {
+    /// Finds the slot of a tag, or takes a free one.
     fn find(&self, value: u64) -> usize {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let first = usize::try_from(hash).unwrap_or(0);
@@ -162,10 +163,10 @@ impl Totals {
 mod tests {
     use super::*;
 
-    /// Goal: totals are those of the runs, the one that goes on is among them, and tags beyond the
-    /// table are others. Method: some runs of two signals, and more tags than there is room for.
+    /// Goal: totals include all runs and the one that still goes on, and tags beyond the table are
+    /// counted as others. Method: some runs of two signals, and more tags than there are slots.
     #[test]
-    fn totals_are_those_of_the_runs() {
+    fn totals_add_up_all_runs() {
         let live = Live::of(2);
         for (at, state) in [
             (100, State::Value(7)),

@@ -1,9 +1,10 @@
-//! The loop: words that others write, read again and again.
+//! The sampling loop: it reads words that other threads write, again and again.
 //!
-//! It makes no system call, takes no lock and allocates nothing; what is done with a sample is the
-//! sink's. Waits between samples vary by half their length to either side, so that no rhythm of the
-//! observed is met again and again at the same beat. Behind a wait stands a fence: a CPU that takes
-//! the wait to be over too early would fetch the words' line for nothing, which the observed pays.
+//! The loop makes no system call, takes no lock and allocates nothing. A [`Sink`] decides what
+//! happens to each sample. Each wait between samples is drawn from half to one and a half
+//! periods: this jitter avoids aliasing with periodic behaviour of the observed program. A fence
+//! follows each wait: without it, a CPU that speculates past the wait would fetch the words' cache
+//! line for nothing, at the cost of the observed program.
 
 use std::arch::asm;
 use std::hint::spin_loop;
@@ -13,53 +14,55 @@ use crate::clock;
 use crate::pacing::Stretch;
 use crate::random::Random;
 
-/// Words read at one time.
+/// Words of one sample, at most.
 pub const WORDS_MAX: usize = 8;
 
-/// Observers of one run, each on a lane of its own.
+/// Observers of one run, at most. Each has its own CPU.
 pub const OBSERVERS_MAX: usize = 8;
 
-/// What was read, and when.
+/// The values of all words, and when they were read.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<const N: usize> {
-    /// Before the words were read.
+    /// Clock ticks before the words were read.
     pub start: u64,
-    /// After that; equal to `start` where only tags are looked at.
+    /// Clock ticks after the words were read; equal to `start` unless [`Sink::BOTH_ENDS`].
     pub end: u64,
     pub words: [u64; N],
 }
 
-/// Where samples go.
+/// Receives the samples of one observer.
 pub trait Sink<'a, const N: usize> {
-    /// Whether `end` is needed: a second reading of the clock.
+    /// Whether the sink needs [`Sample::end`], which costs a second clock reading per sample.
     const BOTH_ENDS: bool;
 
-    /// Brings in what lies in no memory of ours. Within the sample's time.
+    /// Copies values that only system calls can read into their local words. Called between the
+    /// sample's `start` and the loads of its words.
     fn fetch(&mut self, now: u64);
 
-    /// A sample; the sink may have other words read from now on.
+    /// Takes over a sample. The sink may replace the words that later samples read.
     fn take(&mut self, sample: &Sample<N>, words: &mut [&'a AtomicU64; N]);
 
-    /// Once a stretch, unless it goes as fast as it can: the period from now on.
+    /// Returns the period to use from now on. Called after each block, unless the period is 0.
     fn period(&mut self, now: Period, _found: &Stretch) -> Period {
         now
     }
 
-    /// Every [`STRETCH`] samples, and in waits that take longer than `patience`: whether to go on.
+    /// Returns whether to continue. Called every [`STRETCH`] samples, and every `patience` ticks
+    /// during longer waits.
     fn goes_on(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
 
-    /// Ticks for which the loop may wait without asking.
+    /// Ticks that the loop may wait between two calls of `goes_on`.
     fn patience(&self) -> u64;
 }
 
-/// Samples between two looks at whether to go on.
+/// Samples of a block: the loop checks after each block whether to continue.
 pub const STRETCH: u32 = 64;
 
-/// Ticks between two samples, in the mean; 0 for as fast as it goes.
+/// Mean ticks between two samples; 0 means as fast as possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Period(pub u64);
 
-/// Samples until the sink says that it is enough.
+/// Samples `words` until `sink` says to stop.
 pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
     mut period: Period,
     mut words: [&'a AtomicU64; N],
@@ -73,7 +76,7 @@ pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
     loop {
         let mut found = Stretch { samples: STRETCH, ..Stretch::default() };
         for turn in 0..STRETCH {
-            // Two readings without a fence between them may be had in any order.
+            // Without a fence between them, the CPU may execute two clock readings in any order.
             now = clock::now().max(now);
             if period.0 > 0 {
                 let mut ask_at = now.saturating_add(patience);
@@ -123,24 +126,25 @@ fn one<'a, const N: usize, S: Sink<'a, N>>(
     Sample { start, end, words }
 }
 
-/// 0, which is not known before the time is.
+/// Returns 0, through a data dependency on `time`: no instruction that uses the result can execute
+/// before the clock was read.
 #[inline(always)]
 fn none_of(time: u64) -> u64 {
     let zero;
-    // SAFETY: changes this register and the flags alone.
+    // SAFETY: changes only this register and the flags.
     unsafe { asm!("and {0}, 0", inlateout(reg) time => zero, options(pure, nomem, nostack)) };
     zero
 }
 
-/// What a word holds. Its address takes `zero`, so the load waits for the reading of the clock that
-/// this was made of, and not for the loads of samples before, as a fence would have it: a quiet
-/// word is read in half the time. A sample that finds a change has what the CPU began behind it
-/// thrown away and read anew, as that went by the old value.
+/// Loads a word. `zero` is part of the address, so the load waits for the clock reading that
+/// `zero` was made of. A fence would also wait for the loads of earlier samples: without it, a word
+/// that does not change is read in half the time. When a sample finds a change, the CPU discards
+/// the loads that it had speculatively begun after it, because they followed the old value.
 #[inline(always)]
 fn load(word: &AtomicU64, zero: u64) -> u64 {
     let value;
-    // SAFETY: loads the eight bytes that `word` borrows, which are aligned, so that they are read
-    // at once; each word means something by itself, so no order but that of x86-64 is needed.
+    // SAFETY: loads the eight bytes that `word` borrows. They are aligned, so the load is atomic.
+    // Each word is meaningful by itself, so the load order of x86-64 is enough.
     unsafe {
         asm!(
             "mov {value}, qword ptr [{word} + {zero}]",
@@ -153,7 +157,7 @@ fn load(word: &AtomicU64, zero: u64) -> u64 {
     value
 }
 
-/// Between a half and one and a half periods.
+/// Draws a wait between half a period and one and a half periods.
 #[inline(always)]
 fn wait(period: Period, random: &mut Random) -> u64 {
     match period.0 {
@@ -169,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_irregular_and_right_in_the_mean() {
+    fn waits_are_jittered_and_average_one_period() {
         let mut random = Random::of(12_345);
         let waits: Vec<u64> = (0..100_000).map(|_| wait(Period(1000), &mut random)).collect();
         assert!(waits.iter().all(|wait| (500..=1500).contains(wait)));
@@ -203,18 +207,19 @@ mod tests {
     }
 
     /// Goal: an observer ends when its sink says so, however long its period is. Method: a period
-    /// of centuries, and a sink that ends at the first question.
+    /// of centuries, and a sink that says stop at the first call.
     #[test]
-    fn a_long_period_ends_when_it_is_told() {
+    fn a_long_wait_ends_when_the_sink_says_stop() {
         let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));
         let mut sink = Count { seen: Vec::new(), other: &other };
         observe(Period(u64::MAX / 4), [&first, &other], &mut sink);
         assert!(sink.seen.len() <= 1, "{:?}", sink.seen);
     }
 
-    /// Goal: a stretch has its samples, what is fetched is in them, and words can be changed.
+    /// Goal: a block has all its samples, the samples contain fetched values, and the sink can
+    /// replace words.
     #[test]
-    fn a_stretch_is_sampled() {
+    fn a_block_is_sampled() {
         let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));
         let mut sink = Count { seen: Vec::new(), other: &other };
         observe(Period(0), [&first, &other], &mut sink);

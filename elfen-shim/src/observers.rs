@@ -1,7 +1,7 @@
-//! Several observers of one run, each on a lane of its own: they make one recording.
+//! Several observers of one run, each on its own CPU, that make one recording.
 //!
-//! Each has memory, words and gaps of its own, as they share nothing while they look; what they saw
-//! is put together when they have ended. Who ends by itself tells the others, by their orders.
+//! While they sample, observers share nothing but the flag that ends them: each has its own memory,
+//! words and gaps. An observer that ends sets the flag. The results are merged when all have ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::recorder::{Ended, Orders};
 use crate::session::{How, Observer, Seen, Words};
 
-/// Observers at work, each on a lane of its own.
+/// The running observers, each on its own CPU.
 #[derive(Debug)]
 pub struct Observers(Vec<Observer>);
 
 impl Observers {
-    /// Starts them all; if one cannot be, those before it end.
+    /// Starts all observers. If one of them cannot be started, those before it end.
     pub fn start(
         each: impl Iterator<Item = (Words, How, crate::reach::Reader)>,
         orders: &Arc<Orders>,
@@ -37,7 +37,7 @@ impl Observers {
         self.0.iter().any(Observer::is_done)
     }
 
-    /// What all of them saw.
+    /// Waits for all observers and merges their results.
     pub fn join(self) -> Seen {
         let all = self.0.into_iter().map(Observer::join);
         all.reduce(Seen::beside).expect("a run has an observer")
@@ -45,7 +45,7 @@ impl Observers {
 }
 
 impl Seen {
-    /// Adds what another observer of the same run saw; of rates there are the first one's.
+    /// Merges the result of another observer of the same run. Only the first observer has rates.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
         let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
@@ -55,7 +55,7 @@ impl Seen {
         Self {
             pool: self.pool.beside(other.pool),
             samples: self.samples + other.samples,
-            // Who ends by itself ends all others, which are told.
+            // One observer ends for a reason of its own and then stops the others.
             ended: if self.ended == Ended::Told { other.ended } else { self.ended },
             missed_switches: both(self.missed_switches, other.missed_switches),
             seen_switches: self.seen_switches + other.seen_switches,
@@ -98,11 +98,11 @@ mod tests {
         words
     }
 
-    /// Goal: of several observers one recording is made, what one did not see is no gap of the
-    /// other's, and all end when one has enough. Method: two on one lane, so that each keeps the
-    /// other from it: together they cannot have looked for longer than it took.
+    /// Goal: several observers make one recording, each has its own gaps, and all end when one of
+    /// them ends. Method: two observers on one CPU, where only one can run at a time. Together they
+    /// cannot have observed for longer than the run took.
     #[test]
-    fn observers_have_gaps_of_their_own_and_end_together() {
+    fn observers_have_separate_gaps_and_end_together() {
         let clock = match Clock::of_this_machine() {
             Ok(clock) => clock,
             Err(why) => {
@@ -140,7 +140,7 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
             all.iter().zip(1..).for_each(|(word, by)| _ = word.fetch_add(by, Relaxed));
         }
-        // The first is told by the second, and by nobody else.
+        // Only the second observer has a limit; it ends the first one.
         let seen = observers.join();
         assert_eq!((seen.ended, orders.stop.load(Relaxed)), (Ended::Until, true));
         let signal = |name: &&str| {
@@ -163,7 +163,7 @@ mod tests {
         let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
         let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
         assert!(high > 200 && low < high, "{low} {high}");
-        // A head that tells of other signals than there are.
+        // A head whose observers have more signals than the head itself.
         let head = Head {
             observers: vec![Observing { signals: 2, ..head.observers[0].clone() }; 2],
             ..head

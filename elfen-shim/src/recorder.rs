@@ -1,4 +1,8 @@
-//! The sink of a run: samples become runs, gaps and rates, in memory that is there already.
+//! The sink of one observer: turns samples into runs, gaps and rates.
+//!
+//! A [`Recorder`] runs inside of the sampling loop, so all memory is allocated before the first
+//! sample. It also follows the threads of the observed lanes: after each switch it has the loop
+//! read the words of the thread that runs now.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
@@ -9,6 +13,7 @@ use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
 use crate::cost::Costing;
 use crate::fold::Fold;
+use crate::histogram::IntervalHistogram;
 use crate::live::Live;
 use crate::observe::{Period, Sample, Sink};
 use crate::pacing::{Pacing, Stretch};
@@ -16,51 +21,51 @@ use crate::rates::{Point, Rate};
 use crate::reach::{ProcState, Reader};
 use crate::recording::{Full, Kind, Pool, Series, State};
 use crate::signal_spec::Width;
-use steps::Steps;
+use followed_lane::UNKNOWN_TASK;
 
 pub use followed_lane::{Follow, ThreadWord};
 
-/// A word that is never written: what is looked at while there is nothing to look at.
+/// A word that is always 0. The loop reads it in place of a thread's word while no thread is known.
 pub static NOTHING: AtomicU64 = AtomicU64::new(0);
 
-/// A signal's number in the words of a sample.
+/// Where the value of a signal is in the words of a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Feed {
     pub kind: Kind,
     pub word: usize,
     pub offset: u64,
     pub width: Width,
-    /// Index of the lane whose running thread it is of.
+    /// Index of the lane, for a signal of the thread that runs there.
     pub lane: Option<usize>,
-    /// A word that is 0 until this one has the program's own value.
+    /// A word that is 0 until the page of this value holds the program's own data.
     pub ready: Option<&'static AtomicU64>,
 }
 
-/// Why a recording ends, as both sides of it may say.
+/// Shared by the command and all observers of a run: each of them may end the run.
 #[derive(Debug, Default)]
 pub struct Orders {
     pub stop: AtomicBool,
-    /// The process that has replaced itself by another program must be looked at anew.
-    pub look_again: AtomicBool,
 }
 
-/// Why a recording has ended.
+/// Why an observer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
+    /// The command or another observer set `stop`.
     Told,
     Time,
     Full,
+    /// The observer no longer runs on its own CPU.
     Moved,
     Until,
-    /// The pages that it observed are not shared any more.
+    /// The observed pages are not shared any more.
     Unshared,
 }
 
-/// What ends a run by itself: a signal above a value.
+/// Ends a run when a signal exceeds a value (`--until`).
 #[derive(Clone, Copy, Debug)]
 pub struct Until {
     pub feed: usize,
-    /// A value of the signal, as it is recorded.
+    /// The limit, in the representation of recorded values: two's complement if `signed`.
     pub above: u64,
     pub signed: bool,
 }
@@ -68,47 +73,50 @@ pub struct Until {
 impl Until {
     #[inline(always)]
     fn is_passed_by(&self, value: u64) -> bool {
-        match self.signed {
-            true => value.cast_signed() > self.above.cast_signed(),
-            false => value > self.above,
+        if self.signed {
+            value.cast_signed() > self.above.cast_signed()
+        } else {
+            value > self.above
         }
     }
 }
 
-/// See the head of this file.
+/// Records the samples of one observer. `BOTH`: each sample has two clock readings, as rates need.
 #[derive(Debug)]
 pub struct Recorder<const BOTH: bool> {
     pub pool: Pool,
     pub series: Vec<Series>,
     pub feeds: Vec<Feed>,
     pub lanes: Vec<Follow>,
-    /// Slots of threads that are looked at without a task map, in the order of their claims.
+    /// Without a task map: index of the word, what it holds, and the slot of the thread on `page`.
+    /// Threads claim slots in order.
     pub plain: Vec<(usize, ThreadWord, u32)>,
     pub page: Option<&'static Page<ThreadSlot>>,
     pub process: u32,
-    /// Its forked children as well: they have slots of the same page.
+    /// Whether to record forked children too. They have slots of the same page.
     pub children: bool,
     pub rates: Vec<Rate>,
-    /// The first signal that names what is done, for rates.
+    /// Index of the first feed of kind tags: rates are kept apart by its value.
     pub tag_feed: Option<usize>,
     pub reader: Reader,
     pub state: Option<ProcState>,
     pub fetch_ticks: u64,
-    /// The longest step between two samples that is no gap, if the period is short, and now.
+    /// Lower bound of `gap_ticks`, however short the period is.
     pub gap_least_ticks: u64,
+    /// Two samples that are farther apart than this have a gap between them.
     pub gap_ticks: u64,
-    /// Of a period that follows the distance.
+    /// Adapts the period, for `--period auto`.
     pub pacing: Option<Pacing>,
     pub deadline: u64,
-    /// For how long it may wait for a sample without heeding its orders.
+    /// How long the loop may wait for the next sample without checking `orders`.
     pub patience_ticks: u64,
     pub cpu: u32,
     pub orders: Arc<Orders>,
     pub until: Option<Until>,
     pub costing: Option<Costing>,
-    /// Adds up what the pool holds before it is full.
+    /// Adds up the runs of a nearly full pool, which is then cleared.
     pub fold: Option<Fold>,
-    /// For somebody who looks on.
+    /// Totals for `--live`.
     pub live: Option<Arc<Live>>,
     pub ended: Ended,
     pub samples: u64,
@@ -118,9 +126,10 @@ pub struct Recorder<const BOTH: bool> {
     last_words: Vec<u64>,
     full: bool,
     was_above: bool,
-    /// Words are another thread's since the last sample: no rate goes from one to the other.
+    /// Since the last sample, words were replaced by those of another thread: the difference of two
+    /// threads' counters is not a rate.
     rebound: bool,
-    steps: Steps,
+    intervals: IntervalHistogram,
 }
 
 impl<const BOTH: bool> Recorder<BOTH> {
@@ -159,26 +168,28 @@ impl<const BOTH: bool> Recorder<BOTH> {
             full: false,
             was_above: false,
             rebound: false,
-            steps: Steps::new(),
+            intervals: IntervalHistogram::new(),
         }
     }
 
-    /// What two samples are apart in the mean, from now on. No wait is longer than one and a half
-    /// of it: what was there for two was looked at, or there was a gap.
+    /// Sets the mean time between two samples. No wait exceeds one and a half periods, so whatever
+    /// lasted for two periods was sampled, or a gap is recorded.
     pub fn pace(&mut self, period: Period) -> Period {
         self.gap_ticks = period.0.saturating_mul(2).max(self.gap_least_ticks);
         period
     }
 
-    /// The end of the recording: what is open is closed.
+    /// Ends the open run of each signal.
     pub fn close(&mut self) {
-        // Behind the last sample, so that its runs are kept: one may have ended the recording.
+        // One tick after the last sample, so that runs which began with it are kept: one of them
+        // may have ended the recording.
         let at = self.last.map_or_else(crate::clock::before, |(start, _)| start + 1);
         let pool = &mut self.pool;
-        // A pool that is full has no room for the last runs either.
+        // A full pool has no room for the last runs either.
         let _lost = self.series.iter_mut().try_for_each(|series| series.end(at, pool));
     }
 
+    /// Switches of these lanes that no sample saw; `None` if no lane is followed.
     pub fn missed_switches(&self) -> Option<u64> {
         (!self.lanes.is_empty()).then(|| self.lanes.iter().map(Follow::missed).sum())
     }
@@ -190,10 +201,10 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Ticks between samples: the smallest value that `percent` of all do not exceed.
     pub fn period_ticks(&self, percent: u64) -> u64 {
-        self.steps.quantile(percent)
+        self.intervals.quantile(percent)
     }
 
-    /// Follows the thread that a lane runs now.
+    /// Follows a lane to the task that it runs now.
     #[cold]
     fn switched<const N: usize>(
         &mut self,
@@ -204,13 +215,14 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let follow = &mut self.lanes[lane];
         let task = sample.words[follow.task_word];
         follow.count_switches(sample.start);
-        follow.seen_switches += u64::from(follow.task != u64::MAX - 1);
+        follow.seen_switches += u64::from(follow.task != UNKNOWN_TASK);
         follow.task = task;
-        (follow.runs, follow.bound) = (false, false);
+        follow.runs = false;
+        follow.bound = false;
         self.find(lane, words);
     }
 
-    /// Whether the thread that a lane runs is of those that are observed, and what it says.
+    /// Finds out whether the lane's task is to be observed, and binds the words of its slot.
     fn find<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
         let follow = &mut self.lanes[lane];
         let Running::Task(task) = Running::from_word(follow.task) else { return };
@@ -223,7 +235,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         }
     }
 
-    /// What was claimed since the last look.
+    /// Binds the words of slots that threads claimed since the last call.
     fn bind_new<const N: usize>(&mut self, words: &mut [&'static AtomicU64; N]) {
         let Some(page) = self.page else { return };
         let claims = page.slot(0).map_or(0, |slot| slot.claims.load(Relaxed));
@@ -252,14 +264,15 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let live = self.live.as_deref();
         for (index, (feed, series)) in self.feeds.iter_mut().zip(&mut self.series).enumerate() {
             let state = match feed.lane.map(|lane| &self.lanes[lane]) {
-                // This sample's word may be older than the page's own value; the next one's is not.
-                // Acquire: pairs with the system call by which the preload library says so.
+                // The word in this sample may be older than the program's own data; the next
+                // sample's word is not. Acquire: pairs with the system call by which the preload
+                // library sets `ready`.
                 _ if feed.ready.is_some() => {
                     feed.ready = feed.ready.filter(|ready| ready.load(Acquire) == 0);
                     State::NotRunning
                 }
                 Some(lane) if !lane.runs => State::NotRunning,
-                // What is read of it is another thread's until its slot is found.
+                // Until the slot of this thread is found, the words are those of another thread.
                 Some(lane) if !lane.bound => State::Value(0),
                 Some(_) | None => State::Value(feed.width.of(sample.words[feed.word], feed.offset)),
             };
@@ -271,7 +284,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         Ok(())
     }
 
-    /// Adds up and begins anew; nobody looks meanwhile.
+    /// Adds up the runs of the pool and clears it. No samples are taken meanwhile.
     #[cold]
     fn fold_up(&mut self) {
         self.close();
@@ -281,11 +294,13 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.pool.clear();
         self.series.iter_mut().for_each(Series::begin_anew);
         self.last = None;
-        // What progresses meanwhile is unobserved, and in no stretch.
-        self.costing.iter_mut().for_each(Costing::begin_anew);
+        // Progress during the fold is unobserved, and must not count for an observed phase.
+        if let Some(costing) = &mut self.costing {
+            costing.restart_phase();
+        }
     }
 
-    /// There was no look between the sample at `last` and this one.
+    /// Records that no sample was taken between `last` and `sample`.
     #[cold]
     fn gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
         let lanes = &self.lanes;
@@ -295,7 +310,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
                 live.change(index, last, State::Gap);
             }
             let proven = match feed.lane {
-                // What its thread did meanwhile is not known, but that it did not run is.
+                // Nothing is known of a thread's own words in the gap. That it did not run is
+                // proven if the lane did not switch.
                 Some(lane) => series.state() == State::NotRunning && stayed(&lanes[lane]),
                 None => lanes.iter().any(|lane| lane.task_word == feed.word && stayed(lane)),
             };
@@ -308,23 +324,25 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let tag = self.tag_feed.map_or(State::Value(0), |feed| self.series[feed].state());
         let State::Value(tag) = tag else { return };
         if !self.lanes.is_empty() && !self.lanes.iter().any(|lane| lane.runs) {
-            // What stands still while its thread does is no rate of it.
+            // A counter stands still while its thread does not run: that is not a rate of 0.
             return;
         }
         let (words, before) = (&sample.words, &self.last_words);
         for rate in &mut self.rates {
-            let value = |words: &[u64], index: Option<usize>| index.map_or(0, |at| words[at]);
-            let (counter, against) = (words[rate.counter], value(words, rate.against));
-            let (start, end) = (sample.start, sample.end);
-            let now = Point { start, end, counter, against };
-            let (counter, against) = (before[rate.counter], value(before, rate.against));
-            let last = Point { start: last.0, end: last.1, counter, against };
+            let point = |start: u64, end: u64, words: &[u64]| Point {
+                start,
+                end,
+                counter: words[rate.counter],
+                against: rate.against.map_or(0, |index| words[index]),
+            };
+            let now = point(sample.start, sample.end, words);
+            let last = point(last.0, last.1, before);
             rate.add(tag, &last, &now);
         }
     }
 }
 
-/// The slot that a task has; there are no more than were claimed.
+/// Finds the slot of a task among those that were claimed.
 fn slot_of(page: &'static Page<ThreadSlot>, claims: u64, task: u64) -> Option<&'static ThreadSlot> {
     let claimed = usize::try_from(claims).unwrap_or(usize::MAX).max(1);
     page.slots().take(claimed).find(|slot| slot.thread.load(Relaxed) == task)
@@ -353,7 +371,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         let mut steady = !std::mem::take(&mut self.rebound);
         if let Some((last, _)) = self.last {
             let step = sample.start - last;
-            self.steps.add(step);
+            self.intervals.add(step);
             if step > self.gap_ticks {
                 steady = false;
                 self.full |= self.gap(last, sample).is_err();
@@ -369,7 +387,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
                 switched = true;
             }
         }
-        // The thread's words in this sample were still those of the one before it.
+        // After a switch, the words of this sample were still those of the thread before.
         if !switched || !self.lanes.iter().any(|lane| lane.runs) {
             self.full |= self.see(sample).is_err();
         }
@@ -404,7 +422,8 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
         self.bind_new(words);
         if let Some((last, _)) = self.last {
-            // Switches that came and went unseen are behind it from here on.
+            // Reads the switch counts again, so that switches which no sample saw do not make the
+            // next gap look unproven.
             self.lanes.iter_mut().for_each(|lane| lane.count_switches(last));
         }
         if let Some(live) = &self.live {
@@ -412,12 +431,12 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             live.samples.store(self.samples, Relaxed);
         }
         if let Some(costing) = &mut self.costing {
-            costing.turn(now);
+            costing.advance(now);
         }
         if self.fold.is_some() && self.pool.is_nearly_full() {
             self.fold_up();
         }
-        // SAFETY: takes nothing; the C library answers from memory.
+        // SAFETY: sched_getcpu takes no arguments.
         let cpu = unsafe { libc::sched_getcpu() };
         self.ended = if self.full {
             Ended::Full
@@ -431,7 +450,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             Ended::Told
         };
         if self.ended != Ended::Told {
-            // For the other observers of this run.
+            // Ends the other observers of this run too.
             self.orders.stop.store(true, Relaxed);
         }
         !self.orders.stop.load(Relaxed)
@@ -439,6 +458,5 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
 }
 
 mod followed_lane;
-mod steps;
 #[cfg(test)]
 mod tests;

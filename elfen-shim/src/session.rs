@@ -1,4 +1,7 @@
-//! One run of the observer: the words that are looked at, and the threads that look and wait.
+//! One observer thread: the words that it reads, how it runs, and what it returns.
+//!
+//! [`Words`] collects the words and signals before the run. [`Observer`] is the running thread.
+//! Which words to read is decided in `cmd/gather.rs`.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -22,25 +25,25 @@ use crate::recording::{Kind, Pool, Series, Signal, Source};
 use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
 
-/// Lanes that are followed one by one, at most: each takes two words of eight.
+/// Lanes that one observer can follow: each takes at least two of its eight words.
 const LANES_MAX: usize = 3;
-/// Threads that are looked at where nobody says who runs.
+/// Threads that one observer samples without a task map.
 pub const THREADS_MAX: usize = 3;
 
-/// As an observer names itself.
+/// Name of an observer thread in /proc. Tests and `elfen bench` find observers by it.
 pub const OBSERVER: &str = "elfen-observer";
 
-/// Why a signal cannot be added.
+/// A signal does not fit into the words of one sample.
 #[derive(Debug, thiserror::Error)]
-#[error("at most {WORDS_MAX} words are read at a time, and these are more")]
+#[error("at most {WORDS_MAX} words are read at a time, and these signals need more")]
 pub struct TooMany;
 
-/// The words of a run, while they are gathered.
+/// The words that an observer is to read, and the signals that they contain.
 #[derive(Debug)]
 pub struct Words {
     pub signals: Vec<Signal>,
     pub process: u32,
-    /// Whether its forked children are observed as well.
+    /// Whether forked children are observed too.
     pub children: bool,
     words: Vec<&'static AtomicU64>,
     feeds: Vec<Feed>,
@@ -50,7 +53,8 @@ pub struct Words {
     rates: Vec<Rate>,
     pub state: Option<ProcState>,
     tag_feed: Option<usize>,
-    /// Lanes, or threads, that observers before this one have; `None` if it has all there are.
+    /// How many lanes (without a task map: threads) the observers before this one have; `None` if
+    /// there is only one observer.
     first: Option<usize>,
 }
 
@@ -72,12 +76,13 @@ impl Words {
         }
     }
 
-    /// Those of one observer among several, which has its lanes behind `first` others; without a
-    /// task map, its threads.
+    /// Marks these words as those of one observer among several. The lanes (without a task map: the
+    /// threads) before number `first` belong to other observers.
     pub fn as_part(self, first: usize) -> Self {
         Self { first: Some(first), ..self }
     }
 
+    /// Adds a word, unless it is already there, and returns its index.
     fn word(&mut self, word: &'static AtomicU64) -> Result<usize, TooMany> {
         if let Some(index) = self.words.iter().position(|known| std::ptr::eq(*known, word))
             && !std::ptr::eq(word, &raw const NOTHING)
@@ -97,12 +102,12 @@ impl Words {
         self.feeds.push(feed);
     }
 
-    /// Whether these lanes are few enough to be followed.
+    /// Returns whether one observer can follow all these lanes.
     pub fn follows(map: &'static TaskMap, on: &CpuSet) -> bool {
         on.len() <= LANES_MAX && on.iter().all(|cpu| map.slot(cpu).is_some())
     }
 
-    /// Who runs on these lanes, if they can be followed.
+    /// Follows these lanes; records their tasks as signals if `shown`.
     pub fn add_tasks(
         &mut self,
         map: &'static TaskMap,
@@ -130,8 +135,8 @@ impl Words {
         Ok(())
     }
 
-    /// Words of the threads' own, by the lane that they run on or, without a task map, of the first
-    /// threads that have any.
+    /// Adds a word of the threads that run on the followed lanes, with the signals in it. Without a
+    /// task map, adds those of the first threads that claimed slots.
     pub fn add_of_thread(
         &mut self,
         part: ThreadWord,
@@ -202,7 +207,8 @@ impl Words {
         Ok(())
     }
 
-    /// A word for a rate alone: of the first lane's thread, or of the first thread.
+    /// Adds a word that only a rate uses: of the thread on the first lane; without a task map, of
+    /// the first thread.
     pub fn word_of_thread(&mut self, part: ThreadWord) -> Result<usize, TooMany> {
         let word = self.word(&NOTHING)?;
         match self.lanes.first_mut() {
@@ -212,7 +218,7 @@ impl Words {
         Ok(word)
     }
 
-    /// The word of a number that is watched as well.
+    /// Adds the word of a number for a rate, without a signal.
     pub fn word_of_place(&mut self, place: &Place) -> Result<usize, TooMany> {
         self.word(place.word)
     }
@@ -225,7 +231,7 @@ impl Words {
         self.signals.iter().position(|signal| signal.name == name)
     }
 
-    /// How many words are read so far.
+    /// The number of words.
     pub fn count(&self) -> usize {
         self.words.len()
     }
@@ -235,19 +241,21 @@ impl Words {
     }
 }
 
-/// How a run is to go.
+/// How an observer is to run.
 #[derive(Debug)]
 pub struct How {
+    /// The observer's CPU.
     pub from: u32,
     pub clock: Clock,
+    /// The period, or with `pacing` the first one.
     pub period_ticks: u64,
-    /// If the period follows the distance of the lanes; `period_ticks` is the first then.
+    /// Adapts the period, for `--period auto`.
     pub pacing: Option<Pacing>,
     pub fetch_ticks: u64,
     pub for_ticks: Option<u64>,
     pub memory: usize,
     pub keeps_last: bool,
-    /// Each sample, and not runs of equal ones.
+    /// Whether each sample becomes a run of its own, also if it equals the sample before it.
     pub keeps_samples: bool,
     pub until: Option<crate::recorder::Until>,
     pub costing: Option<crate::cost::Costing>,
@@ -255,32 +263,28 @@ pub struct How {
     pub live: Option<Arc<crate::live::Live>>,
 }
 
-/// What a sample may take by itself: a line of each word from wherever it is, and whatever is done
-/// with it.
+/// How long a sample may take per word: a transfer of the word's line from any CPU, and the
+/// processing of the value.
 const WORD_NS: u64 = 1_000;
-/// The same of one for which the kernel is asked.
+/// How long a sample with a system call may take.
 const FETCH_GAP_NS: u64 = 10_000;
 
-/// For how long an observer of a long period does not heed its orders.
+/// How often an observer with a long period checks whether to stop.
 const PATIENCE_NS: u64 = 1_000_000;
 
-/// What two samples may be apart, however short the period is, before nobody is taken to have
-/// looked.
+/// The time between two samples up to which no gap is recorded, however short the period is.
 fn gap_least_ns(words: usize, fetches: bool) -> u64 {
-    match fetches {
-        true => FETCH_GAP_NS,
-        false => WORD_NS * (1 + words as u64),
-    }
+    if fetches { FETCH_GAP_NS } else { WORD_NS * (1 + words as u64) }
 }
 
-/// An observer at work. Both kinds know whether they read the clock once or twice a sample.
+/// A running observer: it reads the clock once per sample, or twice if there are rates.
 #[derive(Debug)]
 pub enum Observer {
     Once(JoinHandle<Recorder<false>>),
     Twice(JoinHandle<Recorder<true>>),
 }
 
-/// What an observer leaves.
+/// The result of one observer, or of several that were merged.
 #[derive(Debug)]
 pub struct Seen {
     pub pool: Pool,
@@ -288,18 +292,20 @@ pub struct Seen {
     pub ended: Ended,
     pub missed_switches: Option<u64>,
     pub seen_switches: u64,
+    /// Median and 99th percentile of the time between samples.
     pub period_ticks: (u64, u64),
     pub rates: Vec<Rate>,
-    /// The signal that rates are kept apart by.
+    /// Index of the signal whose tags rates are kept apart by.
     pub tag_signal: Option<usize>,
+    /// See [`CostMeter::ratios`](crate::cost::CostMeter::ratios).
     pub cost_ratios: Option<Vec<f64>>,
     pub failed_reads: u64,
-    /// What was added up before the pool's own runs.
+    /// The sum of runs that were added up before those in `pool` (`--keep histogram`).
     pub tally: Option<Tally>,
 }
 
 impl Observer {
-    /// Starts the loop in a thread of its own, on its lane.
+    /// Starts a thread that runs the sampling loop on its CPU.
     pub fn start(
         words: Words,
         how: How,
@@ -371,19 +377,29 @@ fn start_one<const BOTH: bool>(
         recorder.series = series.collect();
         let fetches = words.state.is_some() || !reader.is_empty();
         recorder.gap_least_ticks = how.clock.ticks(gap_least_ns(words.words.len(), fetches));
-        // What is waited for then is the kernel.
+        // With system calls, a sample's waiting time is the kernel's and says nothing about lines.
         recorder.pacing = how.pacing.filter(|_| !fetches);
-        recorder.pacing.iter_mut().for_each(Pacing::measure_own);
+        if let Some(pacing) = &mut recorder.pacing {
+            pacing.measure_own();
+        }
         let period = recorder.pace(Period(how.period_ticks));
         recorder.patience_ticks = how.clock.ticks(PATIENCE_NS);
         recorder.deadline = how.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
-        (recorder.cpu, recorder.process) = (how.from, words.process);
+        recorder.cpu = how.from;
+        recorder.process = words.process;
         recorder.children = words.children;
-        (recorder.feeds, recorder.lanes, recorder.plain) = (words.feeds, words.lanes, words.plain);
-        (recorder.rates, recorder.tag_feed) = (words.rates, words.tag_feed);
-        (recorder.state, recorder.reader) = (words.state, reader);
-        (recorder.until, recorder.costing, recorder.live) = (how.until, how.costing, how.live);
-        (recorder.fetch_ticks, recorder.fold) = (how.fetch_ticks, how.fold);
+        recorder.feeds = words.feeds;
+        recorder.lanes = words.lanes;
+        recorder.plain = words.plain;
+        recorder.rates = words.rates;
+        recorder.tag_feed = words.tag_feed;
+        recorder.state = words.state;
+        recorder.reader = reader;
+        recorder.until = how.until;
+        recorder.costing = how.costing;
+        recorder.live = how.live;
+        recorder.fetch_ticks = how.fetch_ticks;
+        recorder.fold = how.fold;
         if placed.is_err() {
             recorder.ended = Ended::Moved;
             recorder.orders.stop.store(true, Relaxed);
@@ -395,7 +411,7 @@ fn start_one<const BOTH: bool>(
     })
 }
 
-/// The loop is made for each number of words.
+/// Runs the loop that was compiled for this number of words.
 fn dispatch<const BOTH: bool>(
     words: &[&'static AtomicU64],
     period: Period,

@@ -1,32 +1,33 @@
-//! Runs added up: how long each thing was done, in which lengths, and what was not seen.
+//! Sums over runs: how long each tag lasted, the lengths of its runs, and what was not observed.
 //!
-//! A tally stays small however long it is added to, and joins with one of the time that follows.
+//! A tally stays small however many runs are added. The tallies of consecutive recordings of the
+//! same signals can be added up.
 
 use elfen_console::duration::number;
 
 use crate::recording::{Kind, Recording, State};
 use crate::tags::Tags;
 
-/// What the runs of a recording add up to.
+/// Sums over all runs of a recording.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub signals: Vec<SignalTally>,
-    /// Of each observer.
+    /// One for each observer.
     pub looked: Vec<Looked>,
 }
 
-/// How long an observer looked, and how long it did not.
+/// How long an observer took samples, and how long it did not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Looked {
     pub observed_ticks: u64,
     pub gap_ticks: u64,
     pub gaps: u64,
     pub longest_gap_ticks: u64,
-    /// Before the first sample: a gap only if something was seen before it.
+    /// Time before the first sample. It counts as a gap if another recording precedes this one.
     leading_ticks: u64,
 }
 
-/// One signal's part.
+/// Sums over the runs of one signal.
 #[derive(Clone, Debug, Default)]
 pub struct SignalTally {
     changes: Changes,
@@ -34,8 +35,7 @@ pub struct SignalTally {
     pub tags: Tags,
 }
 
-/// Changes from one value to another. Gaps and times without the thread lie between values and
-/// change none.
+/// Counts changes from one value to another. Gaps and times without the thread are not changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Changes {
     count: u64,
@@ -43,7 +43,7 @@ struct Changes {
     ends: Option<(State, State)>,
 }
 
-/// Numbers, by the time that each was there.
+/// Extremes and mean of a number, weighted by time.
 #[derive(Clone, Copy, Debug)]
 pub struct Weighed {
     pub first: i128,
@@ -58,24 +58,24 @@ impl Tally {
     pub fn of(recording: &Recording) -> Self {
         let of = |signal| SignalTally::of(recording, signal);
         let signals = (0..recording.head.signals.len()).map(of).collect();
-        // Gaps are in all signals of an observer at once.
+        // All signals of an observer have the same gaps, so the first signal is enough.
         let firsts = recording.head.firsts().into_iter();
         Self { signals, looked: firsts.map(|signal| Looked::of(recording, signal)).collect() }
     }
 
-    /// Of an observer of so many signals that has seen nothing yet.
+    /// The tally of an observer with `signals` signals and no runs yet.
     pub fn empty(signals: usize) -> Self {
         Self { signals: vec![SignalTally::default(); signals], looked: vec![Looked::default()] }
     }
 
-    /// Adds what another observer saw at the same time, of other signals.
+    /// Adds the signals of another observer of the same time.
     pub fn beside(mut self, other: Self) -> Self {
         self.signals.extend(other.signals);
         self.looked.extend(other.looked);
         self
     }
 
-    /// Of all observers together.
+    /// The sum over all observers.
     pub fn all(&self) -> Looked {
         let mut all = Looked::default();
         for one in &self.looked {
@@ -87,7 +87,7 @@ impl Tally {
         all
     }
 
-    /// Adds what followed, of the same signals.
+    /// Adds the tally of the same signals over the time that follows.
     pub fn add(&mut self, next: Self) {
         if self.signals.is_empty() {
             *self = next;
@@ -99,7 +99,7 @@ impl Tally {
 }
 
 impl Looked {
-    /// By one of the observer's signals.
+    /// Computes it from one of the observer's signals.
     fn of(recording: &Recording, signal: usize) -> Self {
         let mut looked = Self::default();
         let first = recording.runs.get(signal).and_then(|runs| runs.first());
@@ -123,7 +123,7 @@ impl Looked {
         self.longest_gap_ticks = self.longest_gap_ticks.max(ticks);
     }
 
-    /// Adds what followed.
+    /// Adds the time that follows.
     fn add(&mut self, next: Self) {
         match (self.observed_ticks, next.leading_ticks) {
             (_, 0) => {}
@@ -152,7 +152,7 @@ impl SignalTally {
         }
     }
 
-    /// How often a value differed from the one before it. The first is not counted.
+    /// How often a value differed from the value before it. The first value is not counted.
     pub fn new_values(&self) -> u64 {
         self.changes.count
     }
@@ -217,10 +217,10 @@ mod tests {
     use crate::clock::Clock;
     use crate::recording::{Head, Run, Signal, Source};
 
-    /// Goal: a constant has no change, and a number has as many as it made, however many gaps and
-    /// switches lie between. Method: a constant and a number that grows, in pieces and whole.
+    /// Goal: a constant has no changes, and a number has its own, whatever gaps and switches lie
+    /// between. Method: a constant and a number that grows, in several pieces.
     #[test]
-    fn gaps_are_no_changes() {
+    fn gaps_are_not_changes() {
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
         let signal = |name: &str| Signal {
             name: name.to_owned(),

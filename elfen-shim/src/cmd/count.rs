@@ -1,4 +1,4 @@
-//! Functions that publish what their thread has executed: `--count-at`.
+//! `--count-at`: functions that publish their thread's counts of instructions and cycles.
 
 use std::fs;
 use std::io;
@@ -11,8 +11,7 @@ use elfen_rt::count::{self, Lacks};
 
 use crate::symbols::{Saying, Symbols};
 
-/// What the preload library is told, behind how functions say that they run: of which file, and
-/// where in it. Nothing if nothing is asked for.
+/// Makes the preload library's argument for these functions: `,DEVICE:INODE:ADDRESS` for each.
 pub(super) fn order(
     names: &[String],
     file: &Path,
@@ -28,7 +27,7 @@ pub(super) fn order(
     let first = &names[0];
     let can = [Some(Saying::Entries), Some(Saying::EntriesAndReturns)];
     let Some(symbols) = symbols.filter(|symbols| can.contains(&symbols.saying)) else {
-        let why = "the program's functions leave no room at their entries";
+        let why = "the program's functions have no room at their entries";
         return Err(wrong(first, &why, "build it with -fpatchable-function-entry=43"));
     };
     let about = fs::metadata(file).map_err(|error| wrong(first, &error, "check its file"))?;
@@ -40,7 +39,7 @@ pub(super) fn order(
                 0 => "the program has no such function".to_owned(),
                 many => format!("the program has {many} functions of this name"),
             };
-            return Err(wrong(name, &why, "see `nm -C` for what there is"));
+            return Err(wrong(name, &why, "choose one from the output of `nm -C`"));
         };
         order += &format!(",{}:{}:{start}", about.dev(), about.ino());
     }
@@ -52,7 +51,7 @@ pub(super) fn order(
     }
 }
 
-/// Why threads cannot count here what they execute, and what can be done.
+/// Returns why threads cannot count their instructions on this machine, and how to change that.
 pub(super) fn lacking() -> Option<(String, &'static str)> {
     match count::probe() {
         Ok(()) => None,
@@ -60,33 +59,33 @@ pub(super) fn lacking() -> Option<(String, &'static str)> {
             let why = io::Error::from_raw_os_error(error);
             Some(match error {
                 libc::EACCES | libc::EPERM => (
-                    format!("its threads may not count what they execute: {why}"),
+                    format!("threads may not count instructions: {why}"),
                     "set kernel.perf_event_paranoid to 2 or less",
                 ),
                 _ => (
-                    format!("no hardware counts instructions here (perf_event_open: {why})"),
-                    "use a machine, or an instance type, that shows its PMU",
+                    format!("this machine has no instruction counter (perf_event_open: {why})"),
+                    "use a machine, or an instance type, with a visible PMU",
                 ),
             })
         }
         Err(Lacks::Read) => Some((
-            "counters may not be read by the thread itself (rdpmc)".to_owned(),
+            "threads may not read their own counters (rdpmc)".to_owned(),
             "as root: `echo 1 > /sys/bus/event_source/devices/cpu/rdpmc`",
         )),
     }
 }
 
-/// Says what was not counted although that was asked for.
+/// Warns of functions and threads that were not counted.
 pub(super) fn warn_of(names: &[String], (counting, uncounted): (u64, u64)) {
     let silent = (names.len() as u64).saturating_sub(counting);
     if silent > 0 {
         output::warn(&format!(
-            "{silent} of {} functions of --count-at have no room at their entry, or cannot be told \
-             from others",
+            "{silent} of {} functions of --count-at were not counted: they have no room at their \
+             entry, or the lower half of their address is that of another function",
             names.len()
         ));
     }
     if uncounted > 0 {
-        output::warn(&format!("{uncounted} threads have no counters, and counted nothing"));
+        output::warn(&format!("{uncounted} threads counted nothing: they could open no counters"));
     }
 }

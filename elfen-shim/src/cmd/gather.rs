@@ -1,4 +1,4 @@
-//! From what a user asks to the words that are read.
+//! Turns the signals and rates that the user named into the words that each observer reads.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_host::cpulist::CpuSet;
@@ -19,34 +19,35 @@ use crate::session::{THREADS_MAX, TooMany, Words};
 use crate::signal_spec::{Ask, Width};
 use crate::symbols::{Global, Layout, Symbols};
 
-/// What there is to look at.
+/// What is known of the process, the lanes and the machine.
 pub(super) struct Context<'a> {
     pub(super) process: u32,
-    /// Whether its forked children are observed as well.
+    /// Whether its forked children are observed too.
     pub(super) children: bool,
     pub(super) page: Option<&'static Page<ThreadSlot>>,
     pub(super) map: Result<&'static TaskMap, String>,
     pub(super) chosen: &'a Chosen,
     pub(super) globals: &'a [(String, Place)],
     pub(super) layout: &'a Layout,
-    /// Where functions come from, if the program has any.
+    /// The source of functions, if the program's functions report that they run.
     pub(super) functions: Option<Source>,
     pub(super) clock: Clock,
-    /// Ticks that a line takes there and back, if that could be measured.
+    /// The round trip of a line in ticks, if it could be measured.
     pub(super) round_trip: Option<u64>,
 }
 
-/// Words and what reads those that are in no memory of ours.
+/// The words of one observer, and the reader of those that need system calls.
 pub(super) struct Gathered {
     pub(super) words: Words,
     pub(super) reader: Reader,
 }
 
+/// The type of functions and tags: the lower half of an address.
 const LOW: Width = Width { bytes: 4, signed: false };
 
-/// What each observer is to look at, by the order of their lanes: all that is asked for; with
-/// nothing asked for, all that costs nothing. What is of no lane goes where the fewest words are
-/// read; rates and what they are of to the first.
+/// Gathers the words of each observer, in the order of their lanes. Without requests, it takes all
+/// signals that cost the program nothing. A signal that belongs to no lane goes to the observer with
+/// the fewest words. Rates go to the first observer.
 pub(super) fn gather(
     asks: &[Ask],
     rates: &[String],
@@ -86,22 +87,23 @@ pub(super) fn gather(
         all.push(Gathered { words, reader: Reader::default() });
     }
     if asked_task && !follows {
-        let why = "so many lanes are not followed at a time";
-        return Err(Failure::new(Status::Usage, "watching \"task\"", why, "name fewer with --on"));
+        let why = "one observer cannot follow so many lanes";
+        let fix = "name fewer lanes with --on, or more observers with --from";
+        return Err(Failure::new(Status::Usage, "watching \"task\"", why, fix));
     }
     if context.children && !follows {
         let why = match &context.map {
             Err(why) => why.as_str(),
-            Ok(_) => "its children are found by who runs, and nothing of that is watched",
+            Ok(_) => "children are found by the task map, and no signal of it is watched",
         };
         let fix = "run it as root, or as a member of group elfen where elfend runs, and watch tag, \
                    function or task";
         return Err(Failure::new(Status::Failed, "--follow", why, fix));
     }
     if of_thread && context.page.is_none() {
-        let why = "the process has no page of its threads: it has no tags, and was not started by \
-                   `elfen shim`";
-        let fix = "start it by `elfen shim --`, or watch something else";
+        let why = "the process has no page of its threads: it sets no tags, and `elfen shim` did \
+                   not start it";
+        let fix = "start it with `elfen shim --`, or watch another signal";
         return Err(Failure::new(Status::Failed, "watching its threads", why, fix));
     }
     if context.page.is_some() {
@@ -109,9 +111,9 @@ pub(super) fn gather(
         if let Some(source) = context.functions.filter(|_| wants(&Ask::Function)) {
             signals.push(("function", Kind::Tags, 0, LOW, source));
         } else if asks.contains(&Ask::Function) {
-            let why = "the program's functions do not say that they are entered";
+            let why = "the program's functions do not report that they are entered";
             let fix = "build it with -fpatchable-function-entry=43, or -finstrument-functions, and \
-                       start it by `elfen shim --`";
+                       start it with `elfen shim --`";
             return Err(Failure::new(Status::Failed, "watching \"function\"", why, fix));
         }
         if wants(&Ask::Tag) {
@@ -138,8 +140,8 @@ pub(super) fn gather(
     }
     for ask in asks {
         let name = ask.to_string();
-        let idlest = all.iter_mut().min_by_key(|one| one.words.count());
-        let Some(Gathered { words, reader }) = idlest else { break };
+        let with_fewest = all.iter_mut().min_by_key(|one| one.words.count());
+        let Some(Gathered { words, reader }) = with_fewest else { break };
         match ask {
             Ask::Task | Ask::Function | Ask::Tag | Ask::Value => {}
             Ask::Service { name, word } => {
@@ -162,7 +164,7 @@ pub(super) fn gather(
     let idle = all.iter().position(|one| one.words.is_empty());
     match idle.map(|index| parts[index].0) {
         Some(from) if !all[0].words.is_empty() => {
-            let why = format!("the observer on lane {from} would have nothing to look at");
+            let why = format!("the observer on lane {from} would have no signal to watch");
             Err(Failure::new(Status::Usage, "--from", why, "name fewer lanes, or watch more"))
         }
         _ => Ok(all),
@@ -171,15 +173,15 @@ pub(super) fn gather(
 
 pub(super) fn refuse(name: &str, error: &Unreached) -> Failure {
     let (status, fix) = match error {
-        Unreached::Wrong(_) => (Status::Usage, "see `elfen shim signals` for what there is"),
+        Unreached::Wrong(_) => (Status::Usage, "choose one of `elfen shim signals`"),
         Unreached::Failed(_) | Unreached::Io(_) => {
-            (Status::Failed, "see `elfen doctor` for what this user may look at")
+            (Status::Failed, "see in `elfen doctor` what this user may observe")
         }
     };
     Failure::new(status, format!("watching {name:?}"), error, fix)
 }
 
-/// A number of the program's memory.
+/// Locates a number in the program's memory.
 fn place(ask: &Ask, context: &Context<'_>, reader: &mut Reader) -> Result<Place, Unreached> {
     let process = context.process;
     match ask {
@@ -205,12 +207,12 @@ fn place(ask: &Ask, context: &Context<'_>, reader: &mut Reader) -> Result<Place,
             reach::address(process, at + offset, width, reader)
         }
         Ask::Task | Ask::Function | Ask::Tag | Ask::Value | Ask::Service { .. } => {
-            Err(Unreached::Wrong(format!("{ask} is no number in memory")))
+            Err(Unreached::Wrong(format!("{ask} is not a number in memory")))
         }
     }
 }
 
-/// The globals of a process that runs.
+/// Lists the globals of a running process.
 pub(super) fn globals_of(layout: &Layout) -> Vec<Global> {
     let symbols = layout
         .objects
@@ -219,17 +221,17 @@ pub(super) fn globals_of(layout: &Layout) -> Vec<Global> {
     symbols.flat_map(|symbols| symbols.globals).collect()
 }
 
-/// Where a global of a file lies in the process.
+/// Finds the address of a file's global in the process.
 fn address_of(layout: &Layout, global: &Global) -> Option<u64> {
     let loaded = layout.objects.iter().find(|loaded| loaded.path == global.path)?;
     let symbols = Symbols::read(&layout.file_of(loaded), &loaded.path)?;
     Some(loaded.start.wrapping_add(global.address).wrapping_sub(symbols.base))
 }
 
-/// Places by what was asked for.
+/// Locations of numbers, by the names of their signals.
 pub(super) type Globals = Vec<(String, Place)>;
 
-/// Globals that are shared with a program from its start: those of the symbols that are asked for.
+/// Prepares to share all requested symbols with a program from its start.
 pub(super) fn share(
     asks: &[Ask],
     rates: &[String],
@@ -245,7 +247,7 @@ pub(super) fn share(
         return Ok((Vec::new(), None));
     }
     if Symbols::read(program, program).is_none() {
-        let why = "it is no 64-bit x86 program; a script's interpreter may be one";
+        let why = "it is not a 64-bit x86 program; if it is a script, name its interpreter";
         let why = Unreached::Wrong(why.to_owned());
         return Err(refuse(&program.display().to_string(), &why));
     }
@@ -262,7 +264,7 @@ pub(super) fn share(
     Ok((places, Some(shared)))
 }
 
-/// The same of a process that runs: by a keeper that traces it meanwhile.
+/// Shares all requested symbols and addresses of a running process.
 pub(super) fn share_running(
     asks: &[Ask],
     rates: &[String],
@@ -288,7 +290,8 @@ pub(super) fn share_running(
         found.push((ask.to_string(), at));
     }
     if found.is_empty() {
-        let (why, fix) = ("nothing is watched that has a page", "name a SYMBOL or 0xADDRESS");
+        let why = "no watched signal is a number in the process's memory";
+        let fix = "watch a SYMBOL or 0xADDRESS";
         return Err(Failure::new(Status::Usage, "--share", why, fix));
     }
     let addresses: Vec<u64> = found.iter().map(|(_, (at, _))| *at).collect();
@@ -302,7 +305,7 @@ pub(super) fn share_running(
     Ok((places?, keeper))
 }
 
-/// Symbols that rates are made of.
+/// Lists the symbols in rates.
 fn of_rates(rates: &[String]) -> impl Iterator<Item = Ask> {
     rates.iter().flat_map(|rate| rate.split('/')).filter_map(|word| {
         let ask: Ask = word.parse().ok()?;
@@ -310,7 +313,7 @@ fn of_rates(rates: &[String]) -> impl Iterator<Item = Ask> {
     })
 }
 
-/// The words of a thread that rates are made of.
+/// Finds the thread word of a counter's name in a rate.
 fn thread_word(name: &str) -> Option<ThreadWord> {
     match name {
         "calls" => Some(ThreadWord::Calls),
@@ -333,7 +336,8 @@ fn add_rate(
     let mut index_of = |name: &str| -> Result<usize, Failure> {
         if let Some(part) = thread_word(name) {
             if context.page.is_none() {
-                return Err(wrong(&"the process has no page of its threads", "start it by -- "));
+                let why = "the process has no page of its threads";
+                return Err(wrong(&why, "start it with `elfen shim --`"));
             }
             let word = words.word_of_thread(part);
             return word.map_err(|error| wrong(&error, "watch less at a time"));
@@ -341,7 +345,7 @@ fn add_rate(
         let ask: Ask = name.parse().map_err(|why: String| wrong(&why, "see --help"))?;
         let place = place(&ask, context, reader).map_err(|error| refuse(name, &error))?;
         if place.width != Width::U64 {
-            return Err(wrong(&"a counter of a rate has eight bytes", "name one that has"));
+            return Err(wrong(&"the counter of a rate has eight bytes", "name such a counter"));
         }
         words.word_of_place(&place).map_err(|error| wrong(&error, "watch less at a time"))
     };
@@ -349,7 +353,7 @@ fn add_rate(
         Some((counter, against)) => (index_of(counter)?, Some(index_of(against)?)),
         None => (index_of(text)?, None),
     };
-    // Against the clock: a microsecond.
+    // Without a divisor, the rate is per microsecond.
     let ticks = elfen_console::duration::number(context.clock.ticks_per_second) / 1e6;
     let name = if against.is_some() { text.to_owned() } else { format!("{text} per us") };
     let floor_ticks = filter::floor_ticks(&context.clock, context.round_trip);

@@ -1,4 +1,7 @@
-//! `elfen shim`: starts a program or finds one, observes it, and says what was seen.
+//! `elfen shim`: starts or finds a program, observes it, and prints the summary.
+//!
+//! [`run`] prepares everything that can fail without a program. [`Run::observe`] then runs the
+//! observers and writes the outcome.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -24,7 +27,7 @@ use super::live::Picture;
 use super::suggestions::more;
 use super::process::{check_process, task_map};
 use super::target::{Started, behind, not_started, start};
-use super::wait::{End, blocked_signals, not_waited, outlast, take_signals, wait};
+use super::wait::{End, blocked_signals, not_waited, wait_for_exit, take_signals, wait};
 use super::wanted::check_wanted;
 use crate::clock::{Clock, Moment};
 use crate::cost::Costing;
@@ -42,12 +45,13 @@ use crate::summary::Summary;
 use crate::symbols::{Layout, Saying};
 use crate::tally::Tally;
 
-/// A distance that nobody could measure is taken for a far one.
+/// The round trip to assume if it could not be measured: a long one.
 const FAR_TICKS: u64 = 1_500;
-/// The least time between two system calls that read.
+/// The shortest time between two readings by system calls.
 const FETCH_NS: u64 = 100_000;
-const STRETCH_NS: u64 = 10_000_000;
-/// What is added up at a time: a million runs.
+/// Length of the phases of `--measure-cost`.
+const PHASE_NS: u64 = 10_000_000;
+/// Memory of the runs that `--keep histogram` adds up at a time: about a million runs.
 const FOLD_BYTES: usize = 4 << 20;
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -56,13 +60,13 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         check_process(process)?;
     }
     check_wanted(args)?;
-    let beside = match args.process {
+    let allowed = match args.process {
         Some(process) => affinity::of(process),
         None => affinity::allowed(),
     };
-    let beside = beside
+    let allowed = allowed
         .map_err(|error| Failure::new(Status::Failed, "reading the lanes", error, "try again"))?;
-    let chosen = choose(args.on.as_ref(), args.from.as_ref(), args.sibling, &beside)?;
+    let chosen = choose(args.on.as_ref(), args.from.as_ref(), args.sibling, &allowed)?;
     let clock = Clock::of_this_machine().map_err(|error| {
         let fix = "use a machine whose kernel keeps time by the time stamp counter";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
@@ -76,28 +80,29 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             "name another with --from",
         )
     };
-    let screen = match args.live && terminal::is_there() {
-        false => None,
-        true => {
-            let failed = |error| Failure::new(Status::Failed, "the terminal", error, "go without");
-            match terminal::split().map_err(failed)? {
-                Role::Draw(screen) => Some(screen),
-                Role::Done(code) => return Ok(code),
-                Role::Died(signal) => {
-                    let why = format!("what drew was ended by {signal}");
-                    let fix = "go without --live, and report this";
-                    return Err(Failure::new(Status::Failed, "the terminal", why, fix));
-                }
+    let screen = if args.live && terminal::is_there() {
+        let failed =
+            |error| Failure::new(Status::Failed, "the terminal", error, "leave out --live");
+        match terminal::split().map_err(failed)? {
+            Role::Draw(screen) => Some(screen),
+            Role::Done(code) => return Ok(code),
+            Role::Died(signal) => {
+                let why = format!("the process that drew on it was ended by {signal}");
+                let fix = "leave out --live, and report this";
+                return Err(Failure::new(Status::Failed, "the terminal", why, fix));
             }
         }
+    } else {
+        None
     };
-    // Behind the split: the process that only waits there has no recording to write.
+    // After the split into two processes: the one that only waits has no recording to write.
     let target = args.output.as_deref().map(Target::open).transpose()?;
-    let behind = match &screen {
-        Some(_) if !args.program.is_empty() => Some(behind()?),
+    let output = match &screen {
+        Some(_) if !args.program.is_empty() => Some(create_output_file()?),
         _ => None,
     };
-    // The farthest; the first observer's last, as the front stays beside it.
+    // The longest of all observers. The first observer is measured last, because this thread stays
+    // on its lane.
     let mut round_trip = Some(0);
     for (from, on) in chosen.parts().iter().rev() {
         affinity::pin(*from).map_err(pin)?;
@@ -106,8 +111,8 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
     let map = task_map();
     let mut layout = Layout::default();
-    let started = start(args, &chosen, &mut layout, behind.as_ref(), signals)?;
-    let run = Run { args, target, chosen, clock, round_trip, map, layout, screen, behind };
+    let started = start(args, &chosen, &mut layout, output.as_ref(), signals)?;
+    let run = Run { args, target, chosen, clock, round_trip, map, layout, screen, output };
     run.observe(started, out)
 }
 
@@ -120,8 +125,8 @@ struct Run<'a> {
     map: Result<&'static TaskMap, String>,
     layout: Layout,
     screen: Option<Screen>,
-    /// What the program prints while the terminal is drawn on.
-    behind: Option<File>,
+    /// The program's output, if this command draws on the terminal.
+    output: Option<File>,
 }
 
 impl Run<'_> {
@@ -144,8 +149,9 @@ impl Run<'_> {
         let gathered = gathered.and_then(|gathered| match gathered[0].words.is_empty() {
             false => Ok(gathered),
             true => {
-                let why = no_map.clone().unwrap_or_else(|| "nothing can be read of it".to_owned());
-                let fix = "name something with --watch; `elfen shim signals` lists what there is";
+                let why =
+                    no_map.clone().unwrap_or_else(|| "it has no signal to watch".to_owned());
+                let fix = "name a signal with --watch; `elfen shim signals` lists them";
                 Err(Failure::new(Status::Failed, "elfen shim", why, fix))
             }
         });
@@ -153,7 +159,8 @@ impl Run<'_> {
         let (known, mut seen, end) = match outcome {
             Ok(outcome) => outcome,
             Err(failure) => {
-                // What waits to be let go ends with its pipe; what runs is not left for nothing.
+                // A process that was not released ends with its pipe. A released program is killed,
+                // because it was started only to be observed.
                 if let Some(child) = &mut started.child {
                     let _gone = child.kill();
                     let _reaped = child.wait();
@@ -169,11 +176,11 @@ impl Run<'_> {
             recording.between(whole.saturating_sub(kept), whole);
         }
         let written = self.target.take().map(|target| match self.args.last {
-            Some(_) => target.write(&recording.head, &again(&recording)),
+            Some(_) => target.write(&recording.head, &recording.to_pool()),
             None => target.write(&recording.head, &seen.pool),
         });
-        if let Some(mut behind) = self.behind.take() {
-            let copied = behind.rewind().and_then(|()| io::copy(&mut behind, out));
+        if let Some(mut output) = self.output.take() {
+            let copied = output.rewind().and_then(|()| io::copy(&mut output, out));
             copied.map_err(Failure::output)?;
         }
         let mut tally = seen.tally.take().unwrap_or_default();
@@ -186,20 +193,20 @@ impl Run<'_> {
             (End::Program(status), _) => status,
             (End::Signal(signal), child) => {
                 if let Some(child) = child {
-                    output::warn(&format!("process {} runs on, unobserved", child.id()));
+                    output::warn(&format!("process {} still runs, unobserved", child.id()));
                 }
                 128 + signal
             }
-            (_, Some(child)) => outlast(child),
+            (_, Some(child)) => wait_for_exit(child),
             _ => 0,
         };
         let cut = matches!(seen.ended, Ended::Moved | Ended::Full | Ended::Unshared)
-            || crate::reach::CutFile::was_seen();
+            || crate::reach::saw_truncated_file();
         let status = if cut && status == 0 { 1 } else { status };
         Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
     }
 
-    /// The run itself.
+    /// Runs the observers until the run ends.
     fn look(
         &mut self,
         started: &mut Started,
@@ -310,7 +317,7 @@ impl Run<'_> {
         Ok((known, seen, end))
     }
 
-    /// Of one observer among so many.
+    /// The configuration of one observer, which gets an equal part of the memory.
     fn how(&self, from: u32, observers: usize) -> How {
         let (period_ticks, fetch_ticks) = self.period();
         let memory = self.args.memory / observers.max(1);
@@ -334,7 +341,7 @@ impl Run<'_> {
         }
     }
 
-    /// Ticks between samples and between readings.
+    /// Ticks between samples, and between readings by system calls.
     fn period(&self) -> (u64, u64) {
         let period = match self.args.period {
             Pace::Max => 0,
@@ -345,11 +352,12 @@ impl Run<'_> {
     }
 
     fn pacing(&self) -> Option<Pacing> {
-        let follows = self.args.period == Pace::Auto;
+        let is_auto = self.args.period == Pace::Auto;
         let round_trip = self.round_trip.unwrap_or(FAR_TICKS);
-        follows.then(|| Pacing::new(self.clock.ticks(AUTO_NS), round_trip))
+        is_auto.then(|| Pacing::new(self.clock.ticks(AUTO_NS), round_trip))
     }
 
+    /// The meter of `--measure-cost`, or the reason why there is none.
     fn costing(&self, started: &Started) -> (Option<Costing>, String) {
         if !self.args.measure_cost {
             return (None, String::new());
@@ -366,12 +374,11 @@ impl Run<'_> {
         };
         match progress {
             Some(progress) => {
-                (Some(Costing::new(progress, self.clock.ticks(STRETCH_NS))), String::new())
+                (Some(Costing::new(progress, self.clock.ticks(PHASE_NS))), String::new())
             }
-            None => (
-                None,
-                "what counts as progress has to be watched as well, and be a global".to_owned(),
-            ),
+            None => {
+                (None, "the signal of --progress must be a global, and be watched too".to_owned())
+            }
         }
     }
 
@@ -388,30 +395,30 @@ impl Run<'_> {
     }
 }
 
-/// Gives for how long the process was stopped.
+/// Makes the shared pages private again. Returns how long the process was stopped.
 fn private_again(mut keeper: Keeper) -> Result<Stopped, Failure> {
     keeper.end().map_err(|error| {
-        let fix = "run the command once more: at its end it makes them private";
-        Failure::new(Status::Failed, "making its pages private again", error, fix)
+        let fix = "run the command once more: at its end it makes the pages private";
+        Failure::new(Status::Failed, "making the process's pages private again", error, fix)
     })?;
     if keeper.was_killed() {
         let took = elfen_console::duration::show(keeper.stopped.at_end_ns);
         output::warn(&format!(
-            "the keeper of the shared pages was killed, so this command made them private again, \
-             in {took}; a child forked just then may have ended"
+            "the supervisor of the shared pages was killed, so this command made them private \
+             again, in {took}; a child that was forked in that moment may have been killed"
         ));
     }
     let (forked, late) = keeper.children;
     if late > 0 {
         output::warn(&format!(
-            "{late} of {forked} children have the shared pages as they were after their fork: \
-             other threads went on"
+            "{late} of {forked} children have the shared pages with the content of a moment after \
+             their fork, because other threads went on"
         ));
     }
     Ok(keeper.stopped)
 }
 
-/// Of several observers, what each looks at.
+/// What each of several observers watches; empty if there is only one.
 fn observing(parts: &[(u32, CpuSet)], signals: &[usize]) -> Vec<Observing> {
     let of_one = |((from, on), signals): (&(u32, CpuSet), &usize)| Observing {
         from: *from,
@@ -424,7 +431,7 @@ fn observing(parts: &[(u32, CpuSet)], signals: &[usize]) -> Vec<Observing> {
     }
 }
 
-/// Functions that return as ever, whatever the file had promised.
+/// Corrects the source of functions that report no returns although their file is built for it.
 fn correct(signals: &mut [Signal], saying: Option<Saying>, returns: u64) {
     if saying == Some(Saying::EntriesAndReturns) && returns == 0 {
         let by_entries = |signal: &&mut Signal| signal.source == Source::EntriesAndReturns;
@@ -433,22 +440,22 @@ fn correct(signals: &mut [Signal], saying: Option<Saying>, returns: u64) {
     }
 }
 
-/// What a sample takes in a recording, of each signal: distance, count and index.
+/// Bytes of a sample of one signal with `--keep samples`: distance, count and tag.
 const BYTES_A_SAMPLE: u64 = 3;
 
 fn warn_of_samples(memory: usize, period_ticks: u64, signals: usize, clock: Clock) {
     let samples = memory as u64 / (BYTES_A_SAMPLE * signals.max(1) as u64);
-    // As fast as it goes is some 40 ns.
+    // With --period max, a sample takes about 40 ns.
     let period_ns = clock.ns(period_ticks).max(40);
     let lasts = elfen_console::duration::show(samples.saturating_mul(period_ns));
-    output::warn(&format!("--keep samples: --memory is full after some {lasts}"));
+    output::warn(&format!("--keep samples: --memory is full after about {lasts}"));
 }
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What ends the run, and whose signal it is.
+/// Parses `--until`. Returns the number of the observer that has the signal, and the limit.
 fn until(text: &str, gathered: &[Gathered]) -> Result<(usize, Until), Failure> {
     let wrong = |why: String| {
         Failure::new(
@@ -460,7 +467,7 @@ fn until(text: &str, gathered: &[Gathered]) -> Result<(usize, Until), Failure> {
     };
     let (name, above) = text.split_once('>').ok_or_else(|| wrong("it has no >".to_owned()))?;
     let above: i128 =
-        above.trim().parse().map_err(|_| wrong("behind > is no number".to_owned()))?;
+        above.trim().parse().map_err(|_| wrong("there is no number after >".to_owned()))?;
     let name = name.trim();
     let ends = |signal: &str| signal == name || signal.ends_with(&format!(".{name}"));
     let found = gathered.iter().enumerate().find_map(|(part, Gathered { words, .. })| {
@@ -474,6 +481,6 @@ fn until(text: &str, gathered: &[Gathered]) -> Result<(usize, Until), Failure> {
         true => i64::try_from(above).map(i64::cast_unsigned).ok(),
         false => u64::try_from(above).ok(),
     };
-    let above = above.ok_or_else(|| wrong(format!("{name:?} is never such a number")))?;
+    let above = above.ok_or_else(|| wrong(format!("{name:?} cannot have such a value")))?;
     Ok((part, Until { feed, above, signed }))
 }

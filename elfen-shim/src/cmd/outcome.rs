@@ -1,29 +1,28 @@
-//! What a run leaves: the head of its recording, the file, the summary.
+//! The outcome of a run: the head of its recording, and the file that the recording is written to.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use elfen_console::duration::number;
 use elfen_console::failure::Failure;
 
 use crate::clock::{Clock, Moment};
-use crate::naming::{name, name_all};
+use crate::cost::cost_of;
 use crate::reach::Stopped;
 use crate::recorder::Ended;
-use crate::recording::{self, Cost, Dte, Head, Observing, Periods, Pool, Recording, Signal};
+use crate::recording::{self, Dte, Head, Observing, Periods, Pool, Recording, Signal};
 use crate::session::Seen;
-use crate::symbols::{Layout, Names};
+use crate::symbols::{Layout, Names, name_value, name_values};
 
-/// What the front knows of a run.
+/// The facts about a run that the observers do not know.
 pub(super) struct Known {
     pub(super) program: String,
     pub(super) process: u32,
     pub(super) children: bool,
     pub(super) on: String,
     pub(super) from: u32,
-    /// If there are several.
+    /// Empty if there is only one.
     pub(super) observers: Vec<Observing>,
     pub(super) clock: Clock,
     /// Just before the first sample.
@@ -35,10 +34,10 @@ pub(super) struct Known {
     pub(super) refused_threads: u64,
     pub(super) entries: u64,
     pub(super) ambiguous: u64,
-    /// Functions were to say that they run, and none does.
+    /// Whether functions were to report that they run, and none did.
     pub(super) is_silent: bool,
     pub(super) exit_status: Option<i32>,
-    /// Pages of globals that the program was not seen to share.
+    /// Pages of globals that the program was to share, and did not.
     pub(super) not_shared: u64,
     pub(super) layout: Layout,
     pub(super) signals: Vec<Signal>,
@@ -48,7 +47,7 @@ pub(super) struct Known {
     pub(super) cost_unknown: String,
 }
 
-/// The recording with all names in it.
+/// Makes the recording, with the names of all values.
 pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recording::ReadError> {
     let clock = known.clock;
     let (median, p99) = seen.period_ticks;
@@ -57,9 +56,9 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
     let own = (known.process, known.program.clone());
     let (cost, cost_unknown) = match &seen.cost_ratios {
         None => (None, known.cost_unknown),
-        Some(ratios) => match cost(ratios) {
+        Some(ratios) => match cost_of(ratios) {
             Some(cost) => (Some(cost), String::new()),
-            None => (None, "too little progressed in the stretches that were left alone".into()),
+            None => (None, "there was too little progress in the unobserved phases".into()),
         },
     };
     let mut head = Head {
@@ -93,29 +92,28 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         ended: ended(seen.ended).to_owned(),
         exit_status: known.exit_status,
     };
-    if crate::reach::CutFile::was_seen() {
-        head.ended = "a file that was looked at was cut; what was seen of it since is 0".to_owned();
+    if crate::reach::saw_truncated_file() {
+        head.ended = "a watched file was truncated, and its values have been 0 since".to_owned();
     }
     if seen.failed_reads > 0 {
-        head.ended = format!("{} readings of its memory were refused", seen.failed_reads);
+        head.ended = format!("{} readings of the process's memory failed", seen.failed_reads);
     }
     if known.is_silent {
-        head.ended =
-            "no function said that it runs: there are less than five bytes of room at one \
-                      of its entries, or it had threads before it started"
-                .to_owned();
+        head.ended = "no function reported that it runs: an entry has less than five bytes of \
+                      room, or the program had threads before its main function"
+            .to_owned();
     }
     if known.not_shared > 0 {
         head.ended = format!(
-            "{} pages of globals were not seen to be shared: the program ended at once, takes no \
-             library from us (static, setuid), or they lie in data that is closed at its start",
+            "{} pages of globals were not shared: the program ended at once, it loads no preload \
+             library (static, setuid), or the pages become read-only at its start",
             known.not_shared
         );
     }
     let tags = seen.tag_signal.and_then(|index| head.signals.get(index)).cloned();
     for rate in &seen.rates {
         let name_of = |value| {
-            tags.as_ref().map_or_else(String::new, |tags| name(&mut names, tags, value, &own))
+            tags.as_ref().map_or_else(String::new, |tags| name_value(&mut names, tags, value, &own))
         };
         head.rates.extend(rate.figures(name_of));
         let dte = rate.dte(&clock);
@@ -125,26 +123,23 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
         all.shrunk += dte.shrunk;
     }
     let mut found = Recording::of(head, &seen.pool)?;
-    // What was added up before is not in these runs.
+    // With a tally, earlier runs are no longer in the pool, and the recording began before these.
     if seen.tally.is_none()
         && let Some((first, _)) = found.span()
     {
         found.head.began = Some(known.began.at(first, &clock));
     }
-    name_all(&mut found, &mut names, &own);
+    name_values(&mut found, &mut names, &own);
     Ok(found)
 }
 
 fn ended(ended: Ended) -> &'static str {
     match ended {
         Ended::Told | Ended::Time | Ended::Until => "",
-        Ended::Full => {
-            "the memory for it is full; give it more by --memory, or keep the end by \
-                        --last"
-        }
-        Ended::Moved => "the observer was taken off its lane",
+        Ended::Full => "its memory is full: set --memory, or keep only the end with --last",
+        Ended::Moved => "the observer was moved off its lane",
         Ended::Unshared => {
-            "the keeper of the shared pages was killed; the pages are the program's own again"
+            "the supervisor of the shared pages was killed; the pages are private again"
         }
     }
 }
@@ -155,38 +150,16 @@ fn machine() -> String {
     model.map_or_else(|| "an unknown CPU".to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// Of pairs of stretches, how much faster it went unobserved; with the interval that holds the
-/// median in 95 of 100 cases.
-fn cost(ratios: &[f64]) -> Option<Cost> {
-    const LEAST: usize = 8;
-    let mut sorted = ratios.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    if sorted.len() < LEAST {
-        return None;
-    }
-    let percent = |index: usize| (sorted[index.min(sorted.len() - 1)] - 1.0) * 100.0;
-    let half = number(sorted.len() as u64) / 2.0;
-    let apart = 0.98 * number(sorted.len() as u64).sqrt();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at least 0")]
-    let rank = |at: f64| at.max(0.0) as usize;
-    Some(Cost {
-        median: percent(sorted.len() / 2),
-        low: percent(rank((half - apart).floor())),
-        high: percent(rank((half + apart).ceil())),
-    })
-}
-
-/// The file of a recording, which only its owner may read. It is opened before anything runs, so a
-/// run whose recording could not be written does not begin. What was in it stays until there is a
-/// recording.
-pub(super) struct Target<'a> {
+/// The file of a recording, which only its owner may read. It is opened before anything runs, so that
+/// an unwritable file is an error before the run. Its old content remains until there is a recording.
+pub(super) struct RecordingFile<'a> {
     path: &'a Path,
     file: File,
-    /// To be removed if nothing is written.
+    /// Whether to remove the file if nothing is written.
     is_new: bool,
 }
 
-impl<'a> Target<'a> {
+impl<'a> RecordingFile<'a> {
     pub(super) fn open(path: &'a Path) -> Result<Self, Failure> {
         let is_new = path.symlink_metadata().is_err();
         let mut options = OpenOptions::new();
@@ -202,7 +175,7 @@ impl<'a> Target<'a> {
     }
 
     fn write_all(&self, head: &Head, pool: &Pool) -> io::Result<()> {
-        // Devices have no length.
+        // A device cannot be truncated.
         if self.file.metadata()?.is_file() {
             self.file.set_len(0)?;
         }
@@ -212,25 +185,11 @@ impl<'a> Target<'a> {
     }
 }
 
-impl Drop for Target<'_> {
+impl Drop for RecordingFile<'_> {
     fn drop(&mut self) {
         if self.is_new {
-            // Another failure ends this run, and is printed.
+            // The run already failed for another reason, which is printed.
             let _removed = std::fs::remove_file(self.path);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn costs_are_medians_with_an_interval() {
-        assert_eq!(cost(&[1.0; 7]), None);
-        let ratios: Vec<f64> = (0..=100).map(|n| 1.0 + f64::from(n) / 1000.0).collect();
-        let cost = cost(&ratios).unwrap();
-        assert!((cost.median - 5.0).abs() < 1e-9, "{cost:?}");
-        assert!(cost.low > 3.9 && cost.low < 4.2 && cost.high > 5.9 && cost.high < 6.2, "{cost:?}");
     }
 }

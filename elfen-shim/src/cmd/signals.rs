@@ -1,4 +1,4 @@
-//! `elfen shim signals`: what could be watched of a program, and how.
+//! `elfen shim signals`: lists what can be watched of a program, and how.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -21,25 +21,26 @@ Examples:
   elfen shim signals redis-server --like stat
   sudo elfen shim signals -p 4242 --json | jq '.signals[].name'";
 
-/// What programs lack.
+/// How to build a program whose functions report that they run.
 const FUNCTIONS: &str = "build it with -fpatchable-function-entry=43 and \
                          -mfunction-return=thunk-extern and link it with libelfen_return.a, or \
                          build it with -finstrument-functions";
+/// How to make its functions report their returns too.
 const RETURNS: &str = "build it with -mfunction-return=thunk-extern as well, and link it with \
                        libelfen_return.a";
 
-/// Rows of the table; JSON has all.
+/// Rows of the table. JSON output has all rows.
 const ROWS: usize = 40;
 
-/// Say what could be watched of a program, how it is reached, and why the rest is not
+/// List what can be watched of a program, how it is read, and why the rest is not possible
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// A process that runs
+    /// A running process
     #[arg(short, long, value_name = "PID", conflicts_with = "program")]
     process: Option<u32>,
 
-    /// A program that could be started
+    /// A program to start
     #[arg(required_unless_present = "process")]
     program: Option<OsString>,
 
@@ -62,10 +63,11 @@ struct Report {
 struct Row {
     name: String,
     source: &'static str,
-    /// What a sample costs, or what is to be known.
+    /// What a sample costs, or another remark.
     how: String,
 }
 
+/// A signal that cannot be watched.
 #[derive(Debug, Serialize)]
 pub struct Not {
     pub what: &'static str,
@@ -75,13 +77,13 @@ pub struct Not {
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut report = Report { signals: Vec::new(), not: Vec::new() };
     match task_map::open() {
-        Ok(_) => report.add("task", "task-map", "who runs, at every sample"),
+        Ok(_) => report.add("task", "task-map", "the running task, in every sample"),
         Err(error) => report.lack("task", &error.to_string()),
     }
     match (args.process, &args.program) {
         (Some(process), _) => of_process(process, &mut report)?,
         (None, Some(program)) => of_program(program, &mut report)?,
-        (None, None) => unreachable!("clap asks for one of them"),
+        (None, None) => unreachable!("clap requires one of them"),
     }
     if let Some(like) = &args.like {
         report.signals.retain(|row| row.name.contains(like));
@@ -106,7 +108,7 @@ impl Report {
         let mut text = table::lines(&["signal", "source", "how"], &rows);
         if self.signals.len() > most {
             let more = self.signals.len() - most;
-            text += &format!("and {more} more: --like TEXT finds some, --json has all\n");
+            text += &format!("and {more} more: --like TEXT filters them, --json lists all\n");
         }
         for Not { what, why } in &self.not {
             text += &format!("not {what}: {why}\n");
@@ -126,40 +128,41 @@ impl Report {
     fn of_files(&mut self, program: &Symbols) {
         match program.saying {
             Some(Saying::Hooks) => {
-                self.add("function", "entries+returns", "a call of a hook at each");
+                self.add("function", "entries+returns", "a hook call at each entry and return");
             }
             Some(Saying::EntriesAndReturns) => {
-                self.add("function", "entries+returns", "some stores at each");
+                self.add("function", "entries+returns", "some stores at each entry and return");
             }
             Some(Saying::Entries) => {
-                self.add("function", "entries", "some stores at each; callers' shares are too low");
+                let how = "some stores at each entry; callers' shares are too low";
+                self.add("function", "entries", how);
                 self.lack("returns of functions", RETURNS);
             }
             None => self.lack("function", FUNCTIONS),
         }
         if matches!(program.saying, Some(Saying::Entries | Saying::EntriesAndReturns)) {
             match count::lacking() {
-                None => self.add("instructions, cycles", "entries", "of functions by --count-at"),
+                None => self.add("instructions, cycles", "entries", "of --count-at functions"),
                 Some((why, _)) => self.lack("instructions, cycles", &why),
             }
         }
         if program.has_tags {
-            self.add("tag", "source-tags", "one store a tag");
+            self.add("tag", "source-tags", "one store per tag");
         } else {
-            self.lack("tag", "say elfen_tag(\"parse\") of elfen_tag.h in its source");
+            self.lack("tag", "call elfen_tag(\"parse\") of elfen_tag.h in its source");
         }
     }
 }
 
-/// The same of a program, in short: for `elfen doctor`.
+/// What can be watched of a program, in short: for `elfen doctor`.
 #[derive(Debug, Serialize)]
 pub struct Allowed {
-    /// What can be seen of it, by name; globals by their number.
+    /// Names of signals; of globals only how many there are.
     pub signals: Vec<String>,
     pub not: Vec<Not>,
 }
 
-/// `None` if there is no such program.
+/// Lists what can be watched of a program; `None` if there is no such program.
 pub fn allowed(name: &std::ffi::OsStr) -> Option<Allowed> {
     let mut report = Report { signals: Vec::new(), not: Vec::new() };
     of_program(name, &mut report).ok()?;
@@ -174,18 +177,19 @@ pub fn allowed(name: &std::ffi::OsStr) -> Option<Allowed> {
 
 fn of_program(name: &std::ffi::OsStr, report: &mut Report) -> Result<(), Failure> {
     let file = reach::program_file(name).ok_or_else(|| {
-        let fix = "name one that PATH has, or its file";
+        let fix = "name a program in PATH, or its file";
         Failure::new(Status::Usage, format!("program {name:?}"), "it is not found", fix)
     })?;
     let Some(symbols) = Symbols::read(&file, &file) else {
-        report.lack("globals", "it is no 64-bit x86 program: a script's interpreter may be one");
+        let why = "it is not a 64-bit x86 program; if it is a script, name its interpreter";
+        report.lack("globals", why);
         return Ok(());
     };
     report.of_files(&symbols);
     match inspect(name).and_then(|program| program.takes_a_library()) {
         Ok(()) => {
             let globals = reach::globals_of(&file);
-            report.add_globals(&globals, "shared-at-start", "a line transfer at most");
+            report.add_globals(&globals, "shared-at-start", "at most a line transfer");
         }
         Err(reason) => report.lack("globals", &format!("it {reason}")),
     }
@@ -200,8 +204,8 @@ fn of_process(process: u32, report: &mut Report) -> Result<(), Failure> {
     let mut layout = Layout::default();
     layout.look(process);
     if super::process::page_of(process).is_some() {
-        report.add("tag", "source-tags", "one store a tag");
-        report.add("value", "source-tags", "one store a value");
+        report.add("tag", "source-tags", "one store per tag");
+        report.add("value", "source-tags", "one store per value");
     }
     if let Ok((_, counters)) = elfen_host::hsperf::counters(process) {
         for counter in counters {
@@ -216,7 +220,7 @@ fn of_process(process: u32, report: &mut Report) -> Result<(), Failure> {
         }
     }
     let globals = globals_of(&layout);
-    report.add_globals(&globals, "read", "a system call each 100 us");
+    report.add_globals(&globals, "read", "a system call every 100 us");
     if globals.is_empty() {
         report.lack("globals by name", "its symbols are stripped: install its debug symbols");
     }

@@ -1,4 +1,4 @@
-//! The program of a run: started and held, or found.
+//! The observed program of a run: a process that this command starts, or one that already runs.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -22,42 +22,43 @@ use crate::reach::Keeper;
 use crate::signal_spec::Ask;
 use crate::symbols::{Layout, Saying, Symbols};
 
-/// A program that was started, and what is known of it.
+/// The observed program, and what is known of it.
 #[derive(Default)]
 pub(super) struct Started {
-    /// It waits to be let go, until somebody looks.
+    /// Its process, which waits until the observers run.
     pub(super) held: Option<Held>,
     pub(super) child: Option<Child>,
-    /// Of pages that are shared while it runs.
+    /// The supervisor of pages that are shared during the run.
     pub(super) keeper: Option<Keeper>,
     pub(super) process: u32,
     pub(super) page: Option<&'static Page<ThreadSlot>>,
     pub(super) globals: Vec<(String, crate::reach::Place)>,
+    /// Pages of globals that it is to share from its start.
     pub(super) shared_pages: u64,
     pub(super) name: String,
     /// Names of some of its globals.
     pub(super) own_globals: Vec<String>,
-    /// How its functions say that they run.
+    /// How its functions report that they run.
     pub(super) saying: Option<Saying>,
 }
 
-/// A file without a name.
-pub(super) fn behind() -> Result<File, Failure> {
+/// Creates a file without a name for the program's output, which is printed at the end.
+pub(super) fn create_output_file() -> Result<File, Failure> {
     let mut options = File::options();
     let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE | libc::O_APPEND);
     options.mode(0o600).open(std::env::temp_dir()).map_err(|error| {
-        let fix = "name a folder that can be written in TMPDIR";
-        Failure::new(Status::Failed, "a file for what the program prints", error, fix)
+        let fix = "set TMPDIR to a folder that this user can write to";
+        Failure::new(Status::Failed, "a file for the program's output", error, fix)
     })
 }
 
-/// Starts the program, with what it prints in a file if it has no terminal, or looks at the one
-/// that runs.
+/// Prepares the program to start, or finds the running process. `output` is a file for the output of
+/// a program without a terminal.
 pub(super) fn start(
     args: &Args,
     chosen: &Chosen,
     layout: &mut Layout,
-    behind: Option<&File>,
+    output: Option<&File>,
     signals: nix::sys::signal::SigSet,
 ) -> Result<Started, Failure> {
     if args.program.is_empty() {
@@ -68,17 +69,15 @@ pub(super) fn start(
         let page = page_of(process);
         let name = match args.process {
             Some(process) => program::name_of(process).unwrap_or_default(),
-            None => "who runs".to_owned(),
+            None => "all tasks".to_owned(),
         };
-        let (globals, keeper) = match args.share {
-            false => (Vec::new(), None),
-            true => {
-                let Chosen { on, from } = chosen;
-                let lanes = &on.iter().chain(from.iter()).collect();
-                let (watch, rate) = (&args.watch, &args.rate);
-                let shared = share_running(watch, rate, process, layout, lanes)?;
-                (shared.0, Some(shared.1))
-            }
+        let (globals, keeper) = if args.share {
+            let lanes = &chosen.on.iter().chain(chosen.from.iter()).collect();
+            let (watch, rate) = (&args.watch, &args.rate);
+            let (globals, keeper) = share_running(watch, rate, process, layout, lanes)?;
+            (globals, Some(keeper))
+        } else {
+            (Vec::new(), None)
         };
         return Ok(Started { keeper, process, page, globals, name, ..Started::default() });
     }
@@ -97,7 +96,7 @@ pub(super) fn start(
     let shares = shared.as_ref().filter(|shared| !shared.is_empty());
     let saying = symbols.and_then(|symbols| symbols.saying).filter(|_| args.wants_functions());
     let library = takes_a_library(&args.program[0]);
-    // What nobody asked for by name is no reason to look at nothing.
+    // If the preload library cannot be loaded, functions that the user did not name are left out.
     let saying = match (&library, saying) {
         (Err(_), Some(_)) if !args.watch.contains(&Ask::Function) && counted.is_empty() => None,
         (_, saying) => saying,
@@ -119,7 +118,7 @@ pub(super) fn start(
         on: &chosen.on,
         segment: page.memory().segment_id().unwrap_or(-1),
         preload,
-        output: match behind {
+        output: match output {
             Some(file) => program::Output::File(file),
             None if args.json => program::Output::Errors,
             None => program::Output::Ours,
@@ -143,11 +142,12 @@ pub(super) fn start(
     })
 }
 
-/// Functions, and globals from the start, are seen by a library inside of the program.
+/// Refuses a program that loads no preload library, which reports functions and shares globals.
 fn takes_a_library(program: &OsString) -> Result<(), Failure> {
     let reason = inspect(program).and_then(|program| program.takes_a_library()).err();
     reason.map_or(Ok(()), |reason| {
-        let (what, fix) = (format!("program {program:?}"), "watch tag or task, or -p when it runs");
+        let fix = "watch tag or task, or name it with -p when it runs";
+        let what = format!("program {program:?}");
         Err(Failure::new(Status::Failed, what, format!("it {reason}"), fix))
     })
 }
@@ -155,8 +155,8 @@ fn takes_a_library(program: &OsString) -> Result<(), Failure> {
 pub(super) fn not_started(program: &OsString, error: &StartError) -> Failure {
     let what = format!("program {:?}", program.to_string_lossy());
     let fix = match error {
-        StartError::NotFound | StartError::NoProgram => "name one that PATH has, or its file",
-        StartError::Library(_) => "build all of Elfen, or name the folder in ELFEN_LIB",
+        StartError::NotFound | StartError::NoProgram => "name a program in PATH, or its file",
+        StartError::Library(_) => "build all of Elfen, or set ELFEN_LIB to the library's folder",
         StartError::NotExecutable(_) | StartError::Io(_) => "check its file",
     };
     Failure::new(Status::Failed, what, error, fix)

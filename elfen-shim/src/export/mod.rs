@@ -1,10 +1,9 @@
-//! A recording for other tools: rows for whoever computes, slices for viewers of traces, stacks of
-//! one function for flame graphs.
+//! Exports a recording for other tools: CSV rows for computations, slices for trace viewers, and
+//! folded stacks for flame graphs.
 
 mod firefox;
-mod rows;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 use elfen_console::duration::number;
@@ -13,9 +12,8 @@ use serde_json::json;
 use crate::clock::Moment;
 use crate::recording::{Kind, Recording, Signal, State};
 use crate::symbols::NO_NAME;
-use rows::{Row, names, rows, shown};
 
-/// What `--as` takes.
+/// The values of `--as`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Form {
     Csv,
@@ -25,7 +23,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// What its viewer still opens.
+    /// The largest number of events that its viewer opens.
     pub fn events_max(self) -> usize {
         match self {
             Self::Csv | Self::Folded => usize::MAX,
@@ -35,12 +33,12 @@ impl Form {
     }
 }
 
-/// How many runs there are.
+/// The number of runs, which become events.
 pub fn events(recording: &Recording) -> usize {
     recording.runs.iter().map(Vec::len).sum()
 }
 
-/// `signals` are those that folded stacks are made of: see [`stacked`].
+/// Writes a recording. Folded stacks contain only `signals`: see [`stacked`].
 pub fn write(
     recording: &Recording,
     form: Form,
@@ -52,6 +50,48 @@ pub fn write(
         Form::Perfetto => perfetto(recording, out),
         Form::Firefox => firefox::write(recording, out),
         Form::Folded => folded(recording, signals, out),
+    }
+}
+
+/// A run of a signal, with times in nanoseconds from the start of the recording.
+struct Row<'a> {
+    signal: &'a Signal,
+    start_ns: u64,
+    end_ns: u64,
+    state: State,
+    samples: u64,
+}
+
+/// All runs of a signal, joined through gaps in which nothing changed.
+fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = Row<'_>> {
+    let (clock, signal) = (recording.head.clock, &recording.head.signals[index]);
+    let first = recording.span().map_or(0, |(first, _)| first);
+    recording.joined(index).map(move |(run, end)| Row {
+        signal,
+        start_ns: clock.ns(run.start_ticks.saturating_sub(first)),
+        end_ns: clock.ns(end.saturating_sub(first)),
+        state: run.state,
+        samples: run.samples,
+    })
+}
+
+/// The names of a signal's values.
+fn names(signal: &Signal) -> HashMap<u64, &str> {
+    signal.names.iter().map(|(value, name)| (*value, name.as_str())).collect()
+}
+
+/// The name of a state, or its number.
+fn shown(signal: &Signal, names: &HashMap<u64, &str>, state: State) -> String {
+    match (state, signal.kind) {
+        (State::Gap, _) => "(gap)".to_owned(),
+        (State::NotRunning, _) => "(not running)".to_owned(),
+        (State::Other, _) => "(others)".to_owned(),
+        (State::Value(value), Kind::Values) => signal.number(value).to_string(),
+        (State::Value(value), Kind::Tags) => match names.get(&value) {
+            Some(name) => (*name).to_owned(),
+            None if value == 0 => NO_NAME.to_owned(),
+            None => format!("{value:#x}"),
+        },
     }
 }
 
@@ -74,13 +114,14 @@ fn csv(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn quoted(field: &str) -> String {
-    match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
-        false => field.to_owned(),
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
     }
 }
 
-/// Chrome's trace format: a slice a tag, a counter a number. Times are in microseconds.
+/// Chrome's trace format: tags are slices, numbers are counters. Times are in microseconds.
 fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let process = recording.head.process;
     let began = recording.head.began.unwrap_or_default();
@@ -112,7 +153,7 @@ fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "]}}")
 }
 
-/// `program;signal;name NANOSECONDS`.
+/// Folded stacks: `program;signal;name NANOSECONDS`.
 fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::Result<()> {
     let mut times: BTreeMap<String, u64> = BTreeMap::new();
     for &index in signals {
@@ -130,17 +171,17 @@ fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::
     times.iter().try_for_each(|(stack, ns)| writeln!(out, "{stack} {ns}"))
 }
 
-/// What a flame graph is made of, unless the user says it. Each second is in one signal of these,
-/// so two of them in one graph would count it twice.
+/// The default signal of a flame graph is the first of these that has names. Every moment is in each
+/// of these signals, so a graph with two of them would count it twice.
 const STACKED: [&str; 4] = ["function", "tag", "task", "state"];
 
-/// A signal of several lanes or threads has a number behind its name.
+/// The name of a signal without the number of its lane or thread.
 fn base(signal: &Signal) -> &str {
     signal.name.split(['#', '@']).next().unwrap_or(&signal.name)
 }
 
-/// The signals that are stacked: all of one name, by their lanes or threads. The error has the
-/// names that there are.
+/// Finds the signals of a flame graph: all lanes or threads of one signal name. The error lists the
+/// available names.
 pub fn stacked(recording: &Recording, wanted: Option<&str>) -> Result<Vec<usize>, Vec<String>> {
     let all = recording.head.signals.iter().enumerate();
     let tags: Vec<(usize, &Signal)> = all.filter(|(_, one)| one.kind == Kind::Tags).collect();
@@ -148,7 +189,7 @@ pub fn stacked(recording: &Recording, wanted: Option<&str>) -> Result<Vec<usize>
         let its = tags.iter().filter(|(_, one)| base(one) == name || one.name == name);
         its.map(|(index, _)| *index).collect()
     };
-    let says = |index: &usize| {
+    let has_names = |index: &usize| {
         let names = &recording.head.signals[*index].names;
         names.iter().any(|(_, name)| name != NO_NAME)
     };
@@ -156,7 +197,7 @@ pub fn stacked(recording: &Recording, wanted: Option<&str>) -> Result<Vec<usize>
         Some(wanted) => of(wanted),
         None => {
             let mut each = STACKED.iter().map(|name| of(name));
-            each.find(|its| its.iter().any(says)).unwrap_or_default()
+            each.find(|its| its.iter().any(has_names)).unwrap_or_default()
         }
     };
     match (found.is_empty(), wanted) {

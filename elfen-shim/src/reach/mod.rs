@@ -1,15 +1,18 @@
-//! How the observer gets at a word: memory that both have mapped, or a reading of the other's.
+//! Makes words of the observed process readable: by mapping memory that it shares, or by copying
+//! values with a system call.
 //!
-//! What is mapped stays mapped until this process ends, which is when the command that looked at it
-//! is done: so words are `'static`, and the loop needs no owner.
+//! Mappings are never removed: the process ends with its command. So words are `'static`, and the
+//! sampling loop needs no owner for them.
 
 mod globals;
-mod page_supervisor;
 mod mapped;
-mod place;
+mod page_supervisor;
 mod proc_state;
 mod shared_pages;
 mod vm_read;
+
+use std::io;
+use std::sync::atomic::AtomicU64;
 
 use elfen_instrument::remote::{Mapping, mappings};
 
@@ -18,13 +21,38 @@ use crate::signal_spec::Width;
 
 pub use globals::{SharedGlobals, find as find_global, of_program as globals_of, program_file};
 pub use page_supervisor::{Keeper, Stopped};
-pub use mapped::CutFile;
-pub use place::{Place, Unreached};
+pub use mapped::saw_truncated_file;
 pub use proc_state::ProcState;
 pub use vm_read::Reader;
 
-/// The number at an address of a process: mapped if it lies in memory that the process shares, and
-/// read otherwise.
+/// Where a number can be read.
+#[derive(Clone, Debug)]
+pub struct NumberLocation {
+    pub word: &'static AtomicU64,
+    /// Byte offset of the number in its word.
+    pub offset: u64,
+    pub width: Width,
+    pub source: Source,
+    /// A word that is 0 until the page of this number holds the program's own data; `None` if the
+    /// page holds it already.
+    pub ready: Option<&'static AtomicU64>,
+}
+
+/// Why a number cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum ReachError {
+    /// The request is invalid.
+    #[error("{0}")]
+    Invalid(String),
+    /// The request is valid, but not possible here.
+    #[error("{0}")]
+    Failed(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Locates the number at an address of a process. It is mapped if the process shares that memory, and
+/// otherwise read with a system call.
 pub fn address(
     process: u32,
     at: u64,
@@ -46,7 +74,8 @@ pub fn address(
     Ok(in_word(reader.add(process, at & !7)?, Source::Read))
 }
 
-/// A counter of a Java virtual machine: by its name, or that of a collector for its collections.
+/// Locates a counter of a Java virtual machine by its name. The name of a collector stands for the
+/// counter of its collections.
 pub fn jvm(process: u32, name: &str) -> Result<Place, Unreached> {
     let (file, counters) = elfen_host::hsperf::counters(process)
         .map_err(|error| Unreached::Failed(error.to_string()))?;
@@ -59,7 +88,8 @@ pub fn jvm(process: u32, name: &str) -> Result<Place, Unreached> {
     Ok(Place { word, offset: 0, width: Width::U64, source: Source::Mapped, ready: None })
 }
 
-/// The number at an offset into a mapping, by the mapping's address or the end of its name.
+/// Locates the number at an offset in a mapping, which is named by its address or by the end of its
+/// file's name.
 pub fn mapping(
     process: u32,
     of: &str,
@@ -77,7 +107,7 @@ pub fn mapping(
         }
     };
     let mut found: Vec<&Mapping> = all.iter().filter(is_it).collect();
-    // Parts of one file that lie behind each other are one thing to the user.
+    // Consecutive mappings of one file count as one.
     found.dedup_by(|next, first| next.file == first.file && next.name == first.name);
     match found[..] {
         [] => Err(Unreached::Wrong(format!("process {process} has no mapping {of:?}"))),

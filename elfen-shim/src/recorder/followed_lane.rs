@@ -1,4 +1,7 @@
-//! A lane whose running thread is followed, and the words of that thread.
+//! A lane that the recorder follows: the task that runs there, and the words of that thread.
+//!
+//! It also proves that a lane did not switch during a gap, by the kernel's two counts of switches:
+//! `switches_begun` is counted before the task map has the new task, `switches` after it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 
@@ -9,23 +12,29 @@ use elfen_rt::signal::thread::ThreadSlot;
 #[derive(Debug)]
 pub struct Follow {
     pub slot: &'static TaskSlot,
-    /// Indices of the words: the lane's task, and then the thread's own, if they are looked at.
+    /// Index of the word with the lane's task.
     pub task_word: usize,
+    /// Indices of the words of its thread, and what each holds.
     pub thread_words: Vec<(usize, ThreadWord)>,
     pub(super) task: u64,
+    /// Whether the task is one of those to be observed.
     pub(super) runs: bool,
+    /// Whether `thread_words` are those of the task's own slot.
     pub(super) bound: bool,
     pub(super) seen_switches: u64,
-    /// Switches of the lane when the observer began, and when it ended.
+    /// `switches` of the lane when the observer began, and when it ended.
     counted: (u64, u64),
-    /// Switches that the lane had begun, counted between the sample at this time and the next.
+    /// A count of `switches_begun`, and the time of the last sample before it was read.
     begun: Option<(u64, u64)>,
 }
+
+/// The task of a lane before the first sample. The task map never has this value.
+pub(super) const UNKNOWN_TASK: u64 = u64::MAX - 1;
 
 /// A word of a thread's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThreadWord {
-    /// Function and tag.
+    /// Function and tag, in one word.
     Place,
     Value,
     Calls,
@@ -43,8 +52,8 @@ impl ThreadWord {
             Self::Cycles => &words.cycles,
             Self::Place => {
                 let place = std::ptr::from_ref(words).cast::<AtomicU64>();
-                // SAFETY: function and tag are the slot's first eight bytes, aligned to 128. Their
-                // writer is another process, which stores either half; we load both.
+                // SAFETY: function and tag are the slot's first eight bytes, which `ThreadSlot`
+                // aligns to 128. Another process stores either half; we load both at once.
                 unsafe { &*place }
             }
         }
@@ -57,49 +66,59 @@ impl Follow {
         task_word: usize,
         thread_words: Vec<(usize, ThreadWord)>,
     ) -> Self {
-        let (task, runs, bound, seen_switches) = (u64::MAX - 1, false, false, 0);
-        let (counted, begun) = ((0, 0), None);
-        Self { slot, task_word, thread_words, task, runs, bound, seen_switches, counted, begun }
+        Self {
+            slot,
+            task_word,
+            thread_words,
+            task: UNKNOWN_TASK,
+            runs: false,
+            bound: false,
+            seen_switches: 0,
+            counted: (0, 0),
+            begun: None,
+        }
     }
 
-    /// Counts what the lane has switched, behind the sample at `at`.
+    /// Reads how many switches the lane has begun, after the sample at `at`.
     pub(super) fn count_switches(&mut self, at: u64) {
-        // Not before the sample's load of the task: the kernel counts a switch before it stores
-        // the task, so the count has the switch to that task.
+        // The kernel counts a switch before it stores the task. So this count, which is read after
+        // the sample's task, includes the switch to that task. Pairs with the kernel's order of
+        // stores; x86-64 keeps the order of our loads.
         compiler_fence(SeqCst);
         let begun = self.slot.switches_begun.load(Relaxed);
-        // The same count from an earlier time says more.
+        // If the count is the same, its earlier time proves more.
         if self.begun.is_none_or(|(known, _)| known != begun) {
             self.begun = Some((begun, at));
         }
     }
 
-    /// Whether the lane ran this task all the time from the sample at `last` on. The count has to
-    /// be from before that sample: an observer that was held up between a sample and the count has
-    /// counted switches that lie in the gap.
+    /// Returns whether the lane has run this task without a switch since the sample at `last`. The
+    /// count must be from before that sample: if the observer was delayed between a sample and the
+    /// count, the count may include switches during the gap.
     pub(super) fn stayed(&self, last: u64, task: u64) -> bool {
-        // Behind the load of the task: see above.
+        // Keeps this load after the load of the task: see `count_switches`.
         compiler_fence(SeqCst);
         let now = self.slot.switches_begun.load(Relaxed);
         task == self.task && self.begun.is_some_and(|(begun, at)| at < last && begun == now)
     }
 
-    /// Before the first look.
+    /// Reads the lane's switches before the first sample.
     pub fn begin(&mut self) {
         self.counted.0 = self.slot.switches.load(Relaxed);
     }
 
-    /// Behind the last.
+    /// Reads the lane's switches after the last sample.
     pub fn end(&mut self) {
         self.counted.1 = self.slot.switches.load(Relaxed);
     }
 
-    /// Switches of the lane meanwhile that no sample saw.
+    /// Switches between `begin` and `end` that no sample saw.
     pub(super) fn missed(&self) -> u64 {
         let all = self.counted.1.saturating_sub(self.counted.0);
         all.saturating_sub(self.seen_switches)
     }
 
+    /// Has the loop read the words of this thread's slot, if it has one.
     pub(super) fn bind<const N: usize>(
         &mut self,
         slot: Option<&'static ThreadSlot>,

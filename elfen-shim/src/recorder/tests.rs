@@ -1,5 +1,5 @@
-//! Goal: a recording is of the threads that it is to be of, and no rate goes from one thread's
-//! counter to another's. Method: two threads on one lane, by a task slot and a page of our own.
+//! Goal: a recording contains the threads that it should contain, and no rate is computed from the
+//! counters of two threads. Method: two threads on one lane, with a task slot and a page made here.
 
 use super::*;
 use elfen_rt::memory::Memory;
@@ -16,9 +16,10 @@ fn page() -> &'static Page<ThreadSlot> {
     Box::leak(Box::new(Page::format(memory, 8, 0, &[0; 32]).unwrap()))
 }
 
-/// Who runs, sample by sample, and what is seen of its calls; with rates as they were added.
+/// Samples a lane that runs these tasks, one a sample. Returns the state of `calls` after each
+/// sample, and how many rates were kept.
 fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
-    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+    // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let page = page();
     let first = page.slot(0).unwrap();
@@ -59,12 +60,12 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     }
     let figures = recorder.rates[0].figures(|_| String::new());
     let fastest = figures.iter().map(|figure| figure.p90).fold(0.0, f64::max);
-    assert!(fastest < 1.0, "a call a sample, and no thread's in place of another's: {fastest}");
+    assert!(fastest < 1.0, "one call per sample, and no rate between two threads: {fastest}");
     (states, recorder.rates[0].dte(&crate::clock::Clock::default()).kept)
 }
 
 #[test]
-fn children_are_observed_where_that_is_asked_for() {
+fn children_are_observed_only_with_follow() {
     let [ours, child, other] = [OURS, CHILDS, 72].map(|process| thread_word(process, process));
     let runs = [ours, ours, ours, child, child, child, other, other, ours, ours, ours];
     let (states, kept) = seen(false, &runs);
@@ -73,14 +74,14 @@ fn children_are_observed_where_that_is_asked_for() {
     assert_eq!(states[5], State::NotRunning, "{states:?}");
     let (followed, more) = seen(true, &runs);
     assert!(matches!(followed[5], State::Value(9_000_000..)), "{followed:?}");
-    assert_eq!(followed[7], State::NotRunning, "a stranger: {followed:?}");
+    assert_eq!(followed[7], State::NotRunning, "an unrelated process: {followed:?}");
     assert!(more > kept && kept > 0, "{more} {kept}");
 }
 
-/// Goal: what was there for two periods was looked at or lies in a gap, and not where samples are
-/// so near each other that a line takes longer; and where the period follows the distance, gaps do.
+/// Goal: samples that are more than two periods apart have a gap between them. With short periods
+/// the limit is longer, as one line transfer may exceed two periods. It follows an adaptive period.
 #[test]
-fn a_gap_is_two_periods() {
+fn a_gap_is_longer_than_two_periods() {
     let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
     recorder.gap_least_ticks = 4_000;
     let mut gap = |period| {
@@ -98,10 +99,10 @@ fn a_gap_is_two_periods() {
     assert_eq!(recorder.gap_ticks, 2_000 * crate::pacing::TIMES);
 }
 
-/// Goal: a lane's switches before the first sample and behind the last are none that were missed.
+/// Goal: a lane's switches before the first sample and after the last are not counted as missed.
 #[test]
-fn only_switches_while_somebody_looks_can_be_missed() {
-    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+fn only_switches_during_observation_are_missed() {
+    // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
     slot.switches.store(100, Relaxed);
@@ -114,11 +115,11 @@ fn only_switches_while_somebody_looks_can_be_missed() {
     assert_eq!(recorder.missed_switches(), Some(7));
 }
 
-/// Goal: a gap is joined if the lane did not switch in it, and not if it did, or if that is not
-/// known. Method: samples of a slot of our own, with gaps between them.
+/// Goal: a gap is marked as proven only if the lane is known not to have switched in it. Method:
+/// samples of a slot made here, with gaps between them.
 #[test]
-fn only_a_lane_that_did_not_switch_stayed() {
-    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+fn a_gap_is_proven_only_without_a_switch() {
+    // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let pool = Pool::new(0, 2, false);
     let mut recorder: Recorder<false> = Recorder::new(pool, None, Arc::default());
@@ -141,14 +142,14 @@ fn only_a_lane_that_did_not_switch_stayed() {
     for (at, task, switches) in [
         (1_000, 7, 1),
         (1_050, 7, 1),
-        (2_000, 7, 1), // It stayed.
+        (2_000, 7, 1), // No switch.
         (2_050, 7, 1),
-        (3_000, 7, 3), // It was away and came back.
+        (3_000, 7, 3), // The task left and returned.
         (3_050, 7, 3),
         (4_000, 9, 4), // Another task.
-        (5_000, 9, 4), // Counted behind the last sample before the gap: not known.
+        (5_000, 9, 4), // Unknown: the count was first read after the last sample before the gap.
         (5_050, 9, 4),
-        (6_000, 9, 4), // It stayed.
+        (6_000, 9, 4), // No switch.
     ] {
         see(at, task, switches);
     }
@@ -168,7 +169,7 @@ fn only_a_lane_that_did_not_switch_stayed() {
         let runs = &recording.runs[signal];
         let gaps = runs.iter().filter(|run| run.state == State::Gap && run.start_ticks >= 1_000);
         let proven: Vec<u64> = gaps.map(|run| run.samples).collect();
-        // The last is the end of the recording.
+        // The last gap is the end of the recording.
         assert_eq!(proven, [1, 0, 0, 0, 1, 0], "{runs:?}");
     }
 }

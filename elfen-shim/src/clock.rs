@@ -79,9 +79,9 @@ const UNITS_A_PERIOD: u64 = 8;
 impl Clock {
     /// Measures the counter, which takes 4 ms.
     pub fn of_this_machine() -> Result<Self, ClockError> {
-        invariant()?;
+        check_invariant()?;
         let rate = Rate::begin();
-        let step_ticks = step();
+        let step_ticks = measure_step();
         while monotonic_ns() - rate.at_ns < CALIBRATION_NS {
             std::hint::spin_loop();
         }
@@ -127,7 +127,7 @@ const RDTSCP: u32 = 1 << 27;
 const KERNELS_CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
 /// Checks that the counter of this machine can time samples.
-pub fn invariant() -> Result<(), ClockError> {
+pub fn check_invariant() -> Result<(), ClockError> {
     if __cpuid(0x8000_0001).edx & RDTSCP == 0 {
         return Err(ClockError::NoRdtscp);
     }
@@ -152,13 +152,13 @@ pub struct Rate {
 
 impl Rate {
     pub fn begin() -> Self {
-        let (at_ticks, at_ns) = both();
+        let (at_ticks, at_ns) = read_both();
         Self { at_ticks, at_ns }
     }
 
     /// The rate since `begin`, which should be milliseconds ago.
     pub fn ticks_per_second(&self) -> u64 {
-        let (ticks, ns) = both();
+        let (ticks, ns) = read_both();
         let (ticks, ns) = (ticks - self.at_ticks, (ns - self.at_ns).max(1));
         u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(ns)).unwrap_or(u64::MAX)
     }
@@ -166,7 +166,7 @@ impl Rate {
 
 /// Reads the counter (in ticks) and CLOCK_MONOTONIC (in nanoseconds) at one moment. Of several
 /// tries it returns the one whose readings are closest together, as interrupts may delay any try.
-pub fn both() -> (u64, u64) {
+pub fn read_both() -> (u64, u64) {
     let one = |_| {
         let (first, ns, last) = (before(), monotonic_ns(), before());
         (last - first, first + (last - first) / 2, ns)
@@ -187,7 +187,7 @@ pub struct Moment {
 
 impl Moment {
     pub fn now() -> Self {
-        let (ticks, at_ns) = both();
+        let (ticks, at_ns) = read_both();
         let since_1970 = || {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
@@ -214,7 +214,7 @@ impl Moment {
 
 /// The greatest common divisor of the frequent differences between readings. Rare differences are
 /// left out: the host may move the virtual CPU between two readings.
-fn step() -> u64 {
+fn measure_step() -> u64 {
     let readings: Vec<u64> = (0..4096).map(|_| before()).collect();
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
     for pair in readings.windows(2) {

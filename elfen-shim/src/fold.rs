@@ -37,7 +37,7 @@ impl Fold {
     /// Adds the runs of a pool. All its runs must have ended.
     pub fn add(&mut self, pool: &Pool) {
         if self.own.0 != 0 {
-            self.names.look(self.own.0);
+            self.names.update(self.own.0);
         }
         let signals = self.signals.clone();
         let Self { clock, bridge_ns, .. } = *self;
@@ -99,7 +99,7 @@ mod tests {
     /// Each pause ends a piece in one run, and is only a gap in the other.
     fn check(samples: &[(u64, u64, bool)]) -> Result<(), TestCaseError> {
         let [pieces, whole] = [true, false].map(|fold| summed(samples, fold));
-        prop_assert_eq!(&pieces.looked, &whole.looked);
+        prop_assert_eq!(&pieces.coverage, &whole.coverage);
         let [tags, numbers] = pieces.signals.as_slice() else { panic!("{pieces:?}") };
         let [whole_tags, whole_numbers] = whole.signals.as_slice() else { panic!("{whole:?}") };
         prop_assert_eq!(tags.new_values(), whole_tags.new_values());

@@ -20,7 +20,7 @@ const TRIES: usize = 16;
 
 /// The totals of one signal, as its observer writes them.
 #[derive(Debug)]
-struct Totals {
+struct SignalTable {
     /// A tag and its total time in ticks. A slot with tag 0 and no ticks is free.
     slots: Vec<(AtomicU64, AtomicU64)>,
     new_values: AtomicU64,
@@ -34,8 +34,8 @@ struct Totals {
 
 /// The totals of all signals of an observer.
 #[derive(Debug)]
-pub struct Live {
-    signals: Vec<Totals>,
+pub struct LiveTotals {
+    signals: Vec<SignalTable>,
     /// The time up to which the totals are complete.
     pub until: AtomicU64,
     pub samples: AtomicU64,
@@ -43,7 +43,7 @@ pub struct Live {
 
 /// How long one signal was in each state, in ticks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Seen {
+pub struct SignalTotals {
     pub gap: u64,
     pub not_running: u64,
     pub other: u64,
@@ -53,7 +53,7 @@ pub struct Seen {
     pub now: Option<u64>,
 }
 
-impl Seen {
+impl SignalTotals {
     /// The difference from an earlier reading.
     pub fn since(&self, before: &Self) -> Self {
         let old = |tag: u64| before.tags.iter().find(|(known, _)| *known == tag).map_or(0, |o| o.1);
@@ -69,10 +69,10 @@ impl Seen {
     }
 }
 
-impl Live {
+impl LiveTotals {
     pub fn of(signals: usize) -> Self {
         let slot = || (AtomicU64::new(0), AtomicU64::new(0));
-        let totals = || Totals {
+        let totals = || SignalTable {
             slots: (0..FIRST + SLOTS).map(|_| slot()).collect(),
             new_values: AtomicU64::new(0),
             since: AtomicU64::new(0),
@@ -85,7 +85,7 @@ impl Live {
     }
 
     /// Adds the state of a signal that ends at `at`, and begins the next one.
-    pub(crate) fn change(&self, signal: usize, at: u64, state: State) {
+    pub(crate) fn set_state(&self, signal: usize, at: u64, state: State) {
         let Some(totals) = self.signals.get(signal) else { return };
         // Relaxed, here and below: there is one writer, and readers rely on no order between words.
         let since = totals.since.load(Relaxed);
@@ -103,7 +103,7 @@ impl Live {
                 totals.new_values.store(count, Relaxed);
                 totals.value.store(value, Relaxed);
                 totals.has_value.store(true, Relaxed);
-                totals.find(value)
+                totals.find_slot(value)
             }
         };
         totals.slot.store(slot as u64, Relaxed);
@@ -111,13 +111,13 @@ impl Live {
     }
 
     /// Reads the totals of all signals.
-    pub fn all(&self) -> impl Iterator<Item = Seen> {
-        (0..self.signals.len()).map(|signal| self.seen(signal))
+    pub fn totals(&self) -> impl Iterator<Item = SignalTotals> {
+        (0..self.signals.len()).map(|signal| self.totals_of(signal))
     }
 
     /// Reads the totals of one signal, with the state that still goes on.
-    pub fn seen(&self, signal: usize) -> Seen {
-        let Some(totals) = self.signals.get(signal) else { return Seen::default() };
+    pub fn totals_of(&self, signal: usize) -> SignalTotals {
+        let Some(totals) = self.signals.get(signal) else { return SignalTotals::default() };
         let ticks = |slot: usize| totals.slots[slot].1.load(Relaxed);
         let mut all: Vec<u64> = (0..totals.slots.len()).map(ticks).collect();
         let (since, until) = (totals.since.load(Relaxed), self.until.load(Relaxed));
@@ -129,7 +129,7 @@ impl Live {
         }
         let tag = |(slot, ticks): (usize, &u64)| (totals.slots[slot].0.load(Relaxed), *ticks);
         let tags = all.iter().enumerate().skip(FIRST).filter(|(_, ticks)| **ticks > 0);
-        Seen {
+        SignalTotals {
             gap: all[GAP],
             not_running: all[NOT_RUNNING],
             other: all[OTHER],
@@ -140,9 +140,9 @@ impl Live {
     }
 }
 
-impl Totals {
+impl SignalTable {
     /// Finds the slot of a tag, or takes a free one.
-    fn find(&self, value: u64) -> usize {
+    fn find_slot(&self, value: u64) -> usize {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let first = usize::try_from(hash).unwrap_or(0);
         for at in (first..first + TRIES).map(|at| FIRST + at % SLOTS) {
@@ -167,7 +167,7 @@ mod tests {
     /// counted as others. Method: some runs of two signals, and more tags than there are slots.
     #[test]
     fn totals_add_up_all_runs() {
-        let live = Live::of(2);
+        let live = LiveTotals::of(2);
         for (at, state) in [
             (100, State::Value(7)),
             (110, State::Value(0)),
@@ -176,19 +176,19 @@ mod tests {
             (140, State::Gap),
             (150, State::Value(7)),
         ] {
-            live.change(0, at, state);
+            live.set_state(0, at, state);
         }
         live.until.store(157, Relaxed);
-        let mut seen = live.seen(0);
+        let mut seen = live.totals_of(0);
         seen.tags.sort_unstable();
         let tags = vec![(0, 20), (7, 22)];
         let expected =
-            Seen { gap: 10, not_running: 5, other: 0, tags, new_values: 2, now: Some(7) };
+            SignalTotals { gap: 10, not_running: 5, other: 0, tags, new_values: 2, now: Some(7) };
         assert_eq!(seen, expected);
-        assert_eq!(live.seen(1), Seen::default());
-        (1..=10_000).for_each(|tag| live.change(1, tag, State::Value(tag)));
+        assert_eq!(live.totals_of(1), SignalTotals::default());
+        (1..=10_000).for_each(|tag| live.set_state(1, tag, State::Value(tag)));
         live.until.store(10_001, Relaxed);
-        let seen = live.seen(1);
+        let seen = live.totals_of(1);
         let all = seen.other + seen.tags.iter().map(|(_, ticks)| ticks).sum::<u64>();
         assert_eq!((all, seen.tags.len() <= SLOTS, seen.other > 0), (10_000, true, true));
     }

@@ -11,7 +11,7 @@ use std::hint::spin_loop;
 use std::sync::atomic::AtomicU64;
 
 use crate::clock;
-use crate::pacing::Stretch;
+use crate::pacing::BlockStats;
 use crate::random::Random;
 
 /// Words of one sample, at most.
@@ -40,23 +40,23 @@ pub trait Sink<'a, const N: usize> {
     fn fetch(&mut self, now: u64);
 
     /// Takes over a sample. The sink may replace the words that later samples read.
-    fn take(&mut self, sample: &Sample<N>, words: &mut [&'a AtomicU64; N]);
+    fn add_sample(&mut self, sample: &Sample<N>, words: &mut [&'a AtomicU64; N]);
 
     /// Returns the period to use from now on. Called after each block, unless the period is 0.
-    fn period(&mut self, now: Period, _found: &Stretch) -> Period {
+    fn next_period(&mut self, now: Period, _found: &BlockStats) -> Period {
         now
     }
 
-    /// Returns whether to continue. Called every [`STRETCH`] samples, and every `patience` ticks
+    /// Returns whether to continue. Called every [`BLOCK_SAMPLES`] samples, and every `patience` ticks
     /// during longer waits.
-    fn goes_on(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
+    fn keep_going(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
 
     /// Ticks that the loop may wait between two calls of `goes_on`.
-    fn patience(&self) -> u64;
+    fn check_interval_ticks(&self) -> u64;
 }
 
 /// Samples of a block: the loop checks after each block whether to continue.
-pub const STRETCH: u32 = 64;
+pub const BLOCK_SAMPLES: u32 = 64;
 
 /// Mean ticks between two samples; 0 means as fast as possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,27 +72,27 @@ pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
     let mut next = clock::before();
     let mut now = next;
     let mut seen = [0; N];
-    let patience = sink.patience();
+    let check_interval = sink.check_interval_ticks();
     loop {
-        let mut found = Stretch { samples: STRETCH, ..Stretch::default() };
-        for turn in 0..STRETCH {
+        let mut found = BlockStats { samples: BLOCK_SAMPLES, ..BlockStats::default() };
+        for turn in 0..BLOCK_SAMPLES {
             // Without a fence between them, the CPU may execute two clock readings in any order.
             now = clock::now().max(now);
             if period.0 > 0 {
-                let mut ask_at = now.saturating_add(patience);
+                let mut ask_at = now.saturating_add(check_interval);
                 while now < next {
                     if now >= ask_at {
-                        if !sink.goes_on(now, &mut words) {
+                        if !sink.keep_going(now, &mut words) {
                             return;
                         }
-                        ask_at = now.saturating_add(patience);
+                        ask_at = now.saturating_add(check_interval);
                     }
                     spin_loop();
                     now = clock::now();
                 }
                 clock::fence();
             }
-            let sample = one::<N, S>(now, &words, sink);
+            let sample = sample_words::<N, S>(now, &words, sink);
             if period.0 > 0 {
                 let took = if turn == 0 { clock::after() - now } else { 0 };
                 if sample.words != seen {
@@ -101,26 +101,26 @@ pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
                 }
                 seen = sample.words;
             }
-            sink.take(&sample, &mut words);
-            next = now.saturating_add(wait(period, &mut random));
+            sink.add_sample(&sample, &mut words);
+            next = now.saturating_add(next_wait(period, &mut random));
         }
         if period.0 > 0 {
-            period = sink.period(period, &found);
+            period = sink.next_period(period, &found);
         }
-        if !sink.goes_on(now, &mut words) {
+        if !sink.keep_going(now, &mut words) {
             return;
         }
     }
 }
 
 #[inline(always)]
-fn one<'a, const N: usize, S: Sink<'a, N>>(
+fn sample_words<'a, const N: usize, S: Sink<'a, N>>(
     start: u64,
     words: &[&'a AtomicU64; N],
     sink: &mut S,
 ) -> Sample<N> {
     sink.fetch(start);
-    let zero = none_of(start);
+    let zero = zero_after(start);
     let words = words.map(|word| load(word, zero));
     let end = if S::BOTH_ENDS { clock::after() } else { start };
     Sample { start, end, words }
@@ -129,7 +129,7 @@ fn one<'a, const N: usize, S: Sink<'a, N>>(
 /// Returns 0, through a data dependency on `time`: no instruction that uses the result can execute
 /// before the clock was read.
 #[inline(always)]
-fn none_of(time: u64) -> u64 {
+fn zero_after(time: u64) -> u64 {
     let zero;
     // SAFETY: changes only this register and the flags.
     unsafe { asm!("and {0}, 0", inlateout(reg) time => zero, options(pure, nomem, nostack)) };
@@ -159,7 +159,7 @@ fn load(word: &AtomicU64, zero: u64) -> u64 {
 
 /// Draws a wait between half a period and one and a half periods.
 #[inline(always)]
-fn wait(period: Period, random: &mut Random) -> u64 {
+fn next_wait(period: Period, random: &mut Random) -> u64 {
     match period.0 {
         0 => 0,
         ticks => ticks / 2 + random.below(ticks),
@@ -175,12 +175,12 @@ mod tests {
     #[test]
     fn waits_are_jittered_and_average_one_period() {
         let mut random = Random::of(12_345);
-        let waits: Vec<u64> = (0..100_000).map(|_| wait(Period(1000), &mut random)).collect();
+        let waits: Vec<u64> = (0..100_000).map(|_| next_wait(Period(1000), &mut random)).collect();
         assert!(waits.iter().all(|wait| (500..=1500).contains(wait)));
         let mean = waits.iter().sum::<u64>() / 100_000;
         assert!((990..=1010).contains(&mean), "{mean}");
         assert!(waits.iter().any(|&wait| wait < 550) && waits.iter().any(|&wait| wait > 1450));
-        assert_eq!(wait(Period(0), &mut random), 0);
+        assert_eq!(next_wait(Period(0), &mut random), 0);
     }
 
     struct Count<'a> {
@@ -193,15 +193,15 @@ mod tests {
         fn fetch(&mut self, _: u64) {
             self.other.fetch_add(1, Relaxed);
         }
-        fn take(&mut self, sample: &Sample<2>, words: &mut [&'a AtomicU64; 2]) {
+        fn add_sample(&mut self, sample: &Sample<2>, words: &mut [&'a AtomicU64; 2]) {
             assert!(sample.end >= sample.start);
             self.seen.push(sample.words);
             words[0] = self.other;
         }
-        fn goes_on(&mut self, _: u64, _: &mut [&'a AtomicU64; 2]) -> bool {
+        fn keep_going(&mut self, _: u64, _: &mut [&'a AtomicU64; 2]) -> bool {
             false
         }
-        fn patience(&self) -> u64 {
+        fn check_interval_ticks(&self) -> u64 {
             1_000
         }
     }
@@ -223,7 +223,7 @@ mod tests {
         let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));
         let mut sink = Count { seen: Vec::new(), other: &other };
         observe(Period(0), [&first, &other], &mut sink);
-        assert_eq!(sink.seen.len(), usize::try_from(STRETCH).unwrap());
+        assert_eq!(sink.seen.len(), usize::try_from(BLOCK_SAMPLES).unwrap());
         assert_eq!((sink.seen[0], sink.seen[1]), ([7, 101], [102, 102]));
     }
 }

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::recorder::{Ended, Orders};
-use crate::session::{How, Observer, Seen, Words};
+use crate::recorder::{EndReason, ObserverControl};
+use crate::session::{Observer, ObserverConfig, ObserverResult, Words};
 
 /// The running observers, each on its own CPU.
 #[derive(Debug)]
@@ -16,15 +16,15 @@ pub struct Observers(Vec<Observer>);
 impl Observers {
     /// Starts all observers. If one of them cannot be started, those before it end.
     pub fn start(
-        each: impl Iterator<Item = (Words, How, crate::reach::Reader)>,
-        orders: &Arc<Orders>,
+        each: impl Iterator<Item = (Words, ObserverConfig, crate::reach::VmReader)>,
+        control: &Arc<ObserverControl>,
     ) -> std::io::Result<Self> {
         let mut started = Self(Vec::new());
         for (words, how, reader) in each {
-            match Observer::start(words, how, reader, orders.clone()) {
+            match Observer::start(words, how, reader, control.clone()) {
                 Ok(observer) => started.0.push(observer),
                 Err(error) => {
-                    orders.stop.store(true, Relaxed);
+                    control.stop.store(true, Relaxed);
                     started.0.into_iter().for_each(|one| drop(one.join()));
                     return Err(error);
                 }
@@ -38,25 +38,25 @@ impl Observers {
     }
 
     /// Waits for all observers and merges their results.
-    pub fn join(self) -> Seen {
+    pub fn join(self) -> ObserverResult {
         let all = self.0.into_iter().map(Observer::join);
-        all.reduce(Seen::beside).expect("a run has an observer")
+        all.reduce(ObserverResult::merge).expect("a run has an observer")
     }
 }
 
-impl Seen {
+impl ObserverResult {
     /// Merges the result of another observer of the same run. Only the first observer has rates.
     #[must_use]
-    pub fn beside(self, other: Self) -> Self {
+    pub fn merge(self, other: Self) -> Self {
         let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
             (Some(one), Some(other)) => Some(one + other),
             (one, other) => one.or(other),
         };
         Self {
-            pool: self.pool.beside(other.pool),
+            pool: self.pool.with_observer(other.pool),
             samples: self.samples + other.samples,
             // One observer ends for a reason of its own and then stops the others.
-            ended: if self.ended == Ended::Told { other.ended } else { self.ended },
+            ended: if self.ended == EndReason::Stopped { other.ended } else { self.ended },
             missed_switches: both(self.missed_switches, other.missed_switches),
             seen_switches: self.seen_switches + other.seen_switches,
             // The slowest.
@@ -66,7 +66,7 @@ impl Seen {
             cost_ratios: self.cost_ratios,
             failed_reads: self.failed_reads + other.failed_reads,
             tally: match (self.tally, other.tally) {
-                (Some(one), Some(other)) => Some(one.beside(other)),
+                (Some(one), Some(other)) => Some(one.with_observer(other)),
                 (one, other) => one.or(other),
             },
         }
@@ -77,10 +77,10 @@ impl Seen {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::reach::Place;
-    use crate::reach::Reader;
+    use crate::reach::NumberLocation;
+    use crate::reach::VmReader;
     use crate::recorder::Until;
-    use crate::recording::{Head, Observing, Recording, write};
+    use crate::recording::{Head, ObserverHead, Recording, write};
     use crate::recording::{Kind, Signal, Source};
     use crate::signal_spec::Width;
     use crate::tally::Tally;
@@ -93,8 +93,8 @@ mod tests {
     fn words(name: &str, word: &'static AtomicU64) -> Words {
         let mut words = Words::of(std::process::id(), None);
         let (width, source) = (Width::U64, Source::Mapped);
-        let place = Place { word, offset: 0, width, source, ready: None };
-        words.add_place(name.to_owned(), &place).unwrap();
+        let place = NumberLocation { word, offset: 0, width, source, ready: None };
+        words.add_number(name.to_owned(), &place).unwrap();
         words
     }
 
@@ -114,7 +114,7 @@ mod tests {
         let from = lanes.iter().next().unwrap();
         let all: [&'static AtomicU64; 2] = [(); 2].map(|()| &*Box::leak(Box::default()));
         let names = ["first", "second"];
-        let how = |until| How {
+        let how = |until| ObserverConfig {
             from,
             clock,
             period_ticks: clock.ticks(1_000),
@@ -125,16 +125,16 @@ mod tests {
             keeps_last: false,
             keeps_samples: false,
             until,
-            costing: None,
+            cost_meter: None,
             fold: None,
             live: None,
         };
         let untils = [None, Some(Until { feed: 0, above: 200, signed: false })];
         let each = names.iter().zip(all).zip(untils);
         let each =
-            each.map(|((name, word), until)| (words(name, word), how(until), Reader::default()));
-        let orders = Arc::new(Orders::default());
-        let observers = Observers::start(each, &orders).unwrap();
+            each.map(|((name, word), until)| (words(name, word), how(until), VmReader::default()));
+        let control = Arc::new(ObserverControl::default());
+        let observers = Observers::start(each, &control).unwrap();
         let start = Instant::now();
         while !observers.is_done() && start.elapsed() < Duration::from_secs(60) {
             thread::sleep(Duration::from_millis(1));
@@ -142,12 +142,12 @@ mod tests {
         }
         // Only the second observer has a limit; it ends the first one.
         let seen = observers.join();
-        assert_eq!((seen.ended, orders.stop.load(Relaxed)), (Ended::Until, true));
+        assert_eq!((seen.ended, control.stop.load(Relaxed)), (EndReason::Until, true));
         let signal = |name: &&str| {
             let (source, kind, names) = (Source::Mapped, Kind::Values, Vec::new());
             Signal { name: (*name).to_owned(), source, kind, signed: false, names }
         };
-        let one = || Observing { from, on: "0".to_owned(), signals: 1 };
+        let one = || ObserverHead { from, on: "0".to_owned(), signals: 1 };
         let observers = vec![one(), one()];
         let signals = names.iter().map(signal).collect();
         let head = Head { clock, observers, signals, ..Head::default() };
@@ -156,16 +156,16 @@ mod tests {
         let recording = Recording::parse(&file).unwrap();
         let tally = Tally::of(&recording);
         let (first, end) = recording.span().unwrap();
-        let [one, other] = tally.looked[..] else { panic!("{:?}", tally.looked) };
-        assert!(one.gaps > 0 && other.gaps > 0, "{:?}", tally.looked);
-        let looked = one.observed_ticks + other.observed_ticks;
-        assert!(looked <= (end - first) / 50 * 51, "{looked} of {}", end - first);
+        let [one, other] = tally.coverage[..] else { panic!("{:?}", tally.coverage) };
+        assert!(one.gaps > 0 && other.gaps > 0, "{:?}", tally.coverage);
+        let coverage = one.observed_ticks + other.observed_ticks;
+        assert!(coverage <= (end - first) / 50 * 51, "{coverage} of {}", end - first);
         let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
         let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
         assert!(high > 200 && low < high, "{low} {high}");
         // A head whose observers have more signals than the head itself.
         let head = Head {
-            observers: vec![Observing { signals: 2, ..head.observers[0].clone() }; 2],
+            observers: vec![ObserverHead { signals: 2, ..head.observers[0].clone() }; 2],
             ..head
         };
         let mut file = Vec::new();

@@ -12,18 +12,18 @@
 /// lengthen some waits.
 const WAITS: usize = 15;
 /// Blocks after which the period is computed again, however few waits were measured.
-const STRETCHES: u32 = 32;
+const BLOCKS: u32 = 32;
 /// The period of words that always change, as a multiple of the round trip of their line. A sample
 /// delays a program whose stores must complete at once (locked instructions) by one to two round
 /// trips; other programs lose less (`elfen bench shim --only costs`).
-pub const TIMES: u64 = 90;
+pub const PERIOD_FACTOR: u64 = 90;
 
 /// The shortest period that `--period auto` uses.
 pub const AUTO_NS: u64 = 1_000;
 
 /// What one block of samples found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stretch {
+pub struct BlockStats {
     pub samples: u32,
     /// Samples whose values differ from those of the sample before.
     pub changed: u32,
@@ -34,71 +34,71 @@ pub struct Stretch {
 /// Computes the period from the blocks sampled so far.
 #[derive(Debug)]
 pub struct Pacing {
-    least_ticks: u64,
+    min_ticks: u64,
     /// The estimated round trip: how long a sample takes a line away from the writing CPU.
-    away_ticks: u64,
+    round_trip_ticks: u64,
     /// How long the two clock readings of a measured sample take by themselves.
-    own_ticks: u64,
+    clock_ticks: u64,
     waits: [u64; WAITS],
     timed: usize,
-    stretches: u32,
+    blocks: u32,
     samples: u64,
     changed: u64,
 }
 
 impl Pacing {
     /// For periods of at least `least_ticks`, between two CPUs with this `round_trip` at present.
-    pub fn new(least_ticks: u64, round_trip: u64) -> Self {
+    pub fn new(min_ticks: u64, round_trip: u64) -> Self {
         Self {
-            least_ticks,
-            away_ticks: round_trip,
-            own_ticks: 0,
+            min_ticks,
+            round_trip_ticks: round_trip,
+            clock_ticks: 0,
             waits: [0; WAITS],
             timed: 0,
-            stretches: 0,
+            blocks: 0,
             samples: 0,
             changed: 0,
         }
     }
 
     /// The initial period, as if the words changed all the time.
-    pub fn first(&self) -> u64 {
-        self.away_ticks.saturating_mul(TIMES).max(self.least_ticks)
+    pub fn initial_period(&self) -> u64 {
+        self.round_trip_ticks.saturating_mul(PERIOD_FACTOR).max(self.min_ticks)
     }
 
     /// Measures how long two clock readings take on this CPU with nothing in between.
-    pub fn measure_own(&mut self) {
+    pub fn measure_clock_cost(&mut self) {
         let twice = |_| {
             let start = crate::clock::before();
             crate::clock::after() - start
         };
-        self.own_ticks = (0..64).map(twice).min().unwrap_or(0);
+        self.clock_ticks = (0..64).map(twice).min().unwrap_or(0);
     }
 
     /// Adds a block. Returns a new period once there are enough blocks for one.
-    pub fn add(&mut self, stretch: &Stretch) -> Option<u64> {
-        self.stretches += 1;
-        self.samples += u64::from(stretch.samples);
-        self.changed += u64::from(stretch.changed);
-        if let Some(waited) = stretch.waited {
-            self.waits[self.timed] = waited.saturating_sub(self.own_ticks);
+    pub fn add_block(&mut self, block: &BlockStats) -> Option<u64> {
+        self.blocks += 1;
+        self.samples += u64::from(block.samples);
+        self.changed += u64::from(block.changed);
+        if let Some(waited) = block.waited {
+            self.waits[self.timed] = waited.saturating_sub(self.clock_ticks);
             self.timed += 1;
         }
-        if self.timed < WAITS && self.stretches < STRETCHES {
+        if self.timed < WAITS && self.blocks < BLOCKS {
             return None;
         }
         if self.timed == WAITS {
             self.waits.sort_unstable();
             // A wait is one way; the line must also return to the writing CPU.
-            self.away_ticks = 2 * self.waits[WAITS / 2];
+            self.round_trip_ticks = 2 * self.waits[WAITS / 2];
             self.timed = 0;
         }
-        let away = u128::from(self.away_ticks * TIMES) * u128::from(self.changed);
+        let away = u128::from(self.round_trip_ticks * PERIOD_FACTOR) * u128::from(self.changed);
         let period = u64::try_from(away / u128::from(self.samples.max(1))).unwrap_or(u64::MAX);
-        self.stretches = 0;
+        self.blocks = 0;
         self.samples = 0;
         self.changed = 0;
-        Some(period.max(self.least_ticks))
+        Some(period.max(self.min_ticks))
     }
 }
 
@@ -106,40 +106,40 @@ impl Pacing {
 mod tests {
     use super::*;
 
-    fn stretch(changed: u32, waited: u64) -> Stretch {
-        Stretch { samples: 64, changed, waited: Some(waited).filter(|_| changed > 0) }
+    fn block(changed: u32, waited: u64) -> BlockStats {
+        BlockStats { samples: 64, changed, waited: Some(waited).filter(|_| changed > 0) }
     }
 
-    fn last(pacing: &mut Pacing, all: &[Stretch]) -> Option<u64> {
-        all.iter().filter_map(|one| pacing.add(one)).last()
+    fn last(pacing: &mut Pacing, all: &[BlockStats]) -> Option<u64> {
+        all.iter().filter_map(|one| pacing.add_block(one)).last()
     }
 
     #[test]
     fn the_period_follows_the_median_wait() {
         let mut pacing = Pacing::new(2_600, 200);
-        assert_eq!(pacing.first(), 200 * TIMES);
-        assert_eq!(last(&mut pacing, &[stretch(64, 100); 14]), None);
-        assert_eq!(last(&mut pacing, &[stretch(64, 100)]), Some(100 * 2 * TIMES));
+        assert_eq!(pacing.initial_period(), 200 * PERIOD_FACTOR);
+        assert_eq!(last(&mut pacing, &[block(64, 100); 14]), None);
+        assert_eq!(last(&mut pacing, &[block(64, 100)]), Some(100 * 2 * PERIOD_FACTOR));
         // Seven of fifteen long waits are taken for interrupts; eight change the median.
-        let of = |far, count| [vec![stretch(64, far); count], vec![stretch(64, 100); 15 - count]];
-        assert_eq!(last(&mut pacing, &of(40_000, 7).concat()), Some(100 * 2 * TIMES));
-        assert_eq!(last(&mut pacing, &of(500, 8).concat()), Some(500 * 2 * TIMES));
-        pacing.own_ticks = 60;
-        assert_eq!(last(&mut pacing, &[stretch(64, 160); 15]), Some(100 * 2 * TIMES));
-        pacing.own_ticks = 200;
-        assert_eq!(last(&mut pacing, &[stretch(64, 160); 15]), Some(2_600), "no shorter");
+        let of = |far, count| [vec![block(64, far); count], vec![block(64, 100); 15 - count]];
+        assert_eq!(last(&mut pacing, &of(40_000, 7).concat()), Some(100 * 2 * PERIOD_FACTOR));
+        assert_eq!(last(&mut pacing, &of(500, 8).concat()), Some(500 * 2 * PERIOD_FACTOR));
+        pacing.clock_ticks = 60;
+        assert_eq!(last(&mut pacing, &[block(64, 160); 15]), Some(100 * 2 * PERIOD_FACTOR));
+        pacing.clock_ticks = 200;
+        assert_eq!(last(&mut pacing, &[block(64, 160); 15]), Some(2_600), "no shorter");
     }
 
     #[test]
     fn words_that_seldom_change_are_sampled_often() {
         let mut pacing = Pacing::new(2_600, 1_000);
-        let quiet = [stretch(0, 0); STRETCHES as usize];
+        let quiet = [block(0, 0); BLOCKS as usize];
         assert_eq!(last(&mut pacing, &quiet), Some(2_600));
         // One sample in four changes. Too few waits are measured, so the initial round trip counts.
-        let some: Vec<Stretch> = (0..STRETCHES)
-            .map(|n| Stretch { waited: (n % 4 == 0).then_some(9), ..stretch(16, 9) })
+        let some: Vec<BlockStats> = (0..BLOCKS)
+            .map(|n| BlockStats { waited: (n % 4 == 0).then_some(9), ..block(16, 9) })
             .collect();
-        assert_eq!(last(&mut pacing, &some), Some(1_000 * TIMES / 4));
+        assert_eq!(last(&mut pacing, &some), Some(1_000 * PERIOD_FACTOR / 4));
         // The waits measured before count together with these.
         assert_eq!(last(&mut pacing, &some), Some(2_600), "near");
     }

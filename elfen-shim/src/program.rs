@@ -1,7 +1,7 @@
 //! Starts the observed program, and finds out about processes from /proc.
 //!
 //! A program is started in two steps. [`start`] creates its process, which then waits before exec.
-//! [`Held::go`] releases it once the observer samples, so that the program's first instruction is
+//! [`PendingProgram::release`] releases it once the observer samples, so that the program's first instruction is
 //! observed too.
 
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
 /// How to start a program.
 #[derive(Debug)]
-pub struct Start<'a> {
+pub struct StartOptions<'a> {
     pub words: &'a [OsString],
     pub on: &'a CpuSet,
     /// Id of the shared memory segment with the page of its threads.
@@ -45,15 +45,15 @@ pub enum Output<'a> {
 
 /// A process that waits until it is released, and then executes the program.
 #[derive(Debug)]
-pub struct Held {
+pub struct PendingProgram {
     pub process: u32,
     go: PipeWriter,
     spawning: JoinHandle<io::Result<Child>>,
 }
 
-impl Held {
+impl PendingProgram {
     /// Releases the process.
-    pub fn go(self) -> Result<Child, StartError> {
+    pub fn release(self) -> Result<Child, StartError> {
         let Self { mut go, spawning, .. } = self;
         // If the process has ended, `spawn` returns the reason.
         let _gone = go.write_all(&[1]);
@@ -64,7 +64,7 @@ impl Held {
 }
 
 /// Creates a process on the program's lanes that waits to be released.
-pub fn start(order: &Start<'_>) -> Result<Held, StartError> {
+pub fn spawn_pending(order: &StartOptions<'_>) -> Result<PendingProgram, StartError> {
     let (program, arguments) = order.words.split_first().ok_or(StartError::NoProgram)?;
     let mut command = Command::new(program);
     command.args(arguments);
@@ -112,7 +112,7 @@ pub fn start(order: &Start<'_>) -> Result<Held, StartError> {
     let spawning = thread::spawn(move || command.spawn());
     let mut process = [0; 4];
     match born.read_exact(&mut process) {
-        Ok(()) => Ok(Held { process: u32::from_ne_bytes(process), go, spawning }),
+        Ok(()) => Ok(PendingProgram { process: u32::from_ne_bytes(process), go, spawning }),
         Err(_) => {
             let spawned = spawning.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             let error = spawned.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
@@ -186,7 +186,7 @@ mod tests {
         let words = ["sh", "-c", "test \"$ELFEN_SHIM\" = \"1 77 $PPID\" && exit 3"];
         let words = words.map(OsString::from);
         let on = elfen_host::affinity::allowed().unwrap();
-        let order = Start {
+        let order = StartOptions {
             words: &words,
             on: &on,
             segment: 77,
@@ -194,10 +194,10 @@ mod tests {
             output: Output::Errors,
             signals: SigSet::empty(),
         };
-        let mut child = start(&order).unwrap().go().unwrap();
+        let mut child = spawn_pending(&order).unwrap().release().unwrap();
         assert_eq!(status_of(child.wait().unwrap()), 3);
-        let none = Start { words: &["/no/such/program".into()], ..order };
-        assert!(matches!(start(&none).unwrap().go(), Err(StartError::NotFound)));
+        let none = StartOptions { words: &["/no/such/program".into()], ..order };
+        assert!(matches!(spawn_pending(&none).unwrap().release(), Err(StartError::NotFound)));
         assert!(is_of_kernel(2) || name_of(2).as_deref() != Some("kthreadd"));
         assert!(!is_of_kernel(std::process::id()));
     }

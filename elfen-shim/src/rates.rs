@@ -26,7 +26,7 @@ pub struct Rate {
     /// Index of the word with the counter.
     pub counter: usize,
     /// Index of the word with the divisor; `None` for the clock.
-    pub against: Option<usize>,
+    pub divisor: Option<usize>,
     /// Ticks of the unit of time, if the divisor is the clock.
     pub ticks_per_unit: f64,
     floor_ticks: u64,
@@ -40,25 +40,25 @@ pub struct Rate {
 
 /// The part of a sample that one rate needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Point {
+pub struct RatePoint {
     pub start: u64,
     pub end: u64,
     pub counter: u64,
-    pub against: u64,
+    pub divisor: u64,
 }
 
 impl Rate {
     pub fn new(
         name: String,
         counter: usize,
-        against: Option<usize>,
+        divisor: Option<usize>,
         ticks_per_unit: f64,
         floor_ticks: u64,
     ) -> Self {
         Self {
             name,
             counter,
-            against,
+            divisor,
             ticks_per_unit,
             floor_ticks,
             tags: Vec::with_capacity(TAGS),
@@ -71,7 +71,7 @@ impl Rate {
     }
 
     /// Adds the rate between two samples to the distribution of a tag.
-    pub fn add(&mut self, tag: u64, last: &Point, now: &Point) {
+    pub fn add(&mut self, tag: u64, last: &RatePoint, now: &RatePoint) {
         let index = self.index_of(tag);
         self.seen[index] += 1;
         let (starts, ends) = (now.start - last.start, now.end - last.end);
@@ -79,7 +79,7 @@ impl Rate {
             self.shrunk += 1;
             return;
         };
-        let Some(against) = now.against.checked_sub(last.against) else {
+        let Some(divisor) = now.divisor.checked_sub(last.divisor) else {
             self.shrunk += 1;
             return;
         };
@@ -88,12 +88,12 @@ impl Rate {
             return;
         }
         self.kept += 1;
-        let against = match self.against {
+        let divisor = match self.divisor {
             None => float(starts) / self.ticks_per_unit,
-            Some(_) if against == 0 => return,
-            Some(_) => float(against),
+            Some(_) if divisor == 0 => return,
+            Some(_) => float(divisor),
         };
-        self.counts[index][bucket(float(counter) / against)] += 1;
+        self.counts[index][bucket(float(counter) / divisor)] += 1;
     }
 
     fn index_of(&mut self, tag: u64) -> usize {
@@ -192,7 +192,7 @@ mod tests {
             (32_000, 32_030, 7, 32_000), // the counter was reset
             (33_000, 33_030, 1_607, 33_000),
         ];
-        let point = |(start, end, counter, against)| Point { start, end, counter, against };
+        let point = |(start, end, counter, divisor)| RatePoint { start, end, counter, divisor };
         let mut ipc = Rate::new("instructions/cycles".into(), 0, Some(1), 1.0, 52);
         for pair in counts.windows(2) {
             ipc.add(5, &point(pair[0]), &point(pair[1]));
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn tags_beyond_the_table_share_one_distribution() {
         let mut rate = Rate::new("calls".into(), 0, None, 1.0, 1);
-        let point = |at: u64| Point { start: at, end: at, counter: at, against: 0 };
+        let point = |at: u64| RatePoint { start: at, end: at, counter: at, divisor: 0 };
         for tag in 0..1000 {
             rate.add(tag, &point(0), &point(100));
         }

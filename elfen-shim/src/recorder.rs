@@ -11,22 +11,22 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::Running;
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
-use crate::cost::Costing;
+use crate::cost::CostMeter;
 use crate::fold::Fold;
 use crate::histogram::IntervalHistogram;
-use crate::live::Live;
+use crate::live::LiveTotals;
 use crate::observe::{Period, Sample, Sink};
-use crate::pacing::{Pacing, Stretch};
-use crate::rates::{Point, Rate};
-use crate::reach::{ProcState, Reader};
+use crate::pacing::{BlockStats, Pacing};
+use crate::rates::{Rate, RatePoint};
+use crate::reach::{ProcState, VmReader};
 use crate::recording::{Full, Kind, Pool, Series, State};
 use crate::signal_spec::Width;
 use followed_lane::UNKNOWN_TASK;
 
-pub use followed_lane::{Follow, ThreadWord};
+pub use followed_lane::{FollowedLane, ThreadWord};
 
 /// A word that is always 0. The loop reads it in place of a thread's word while no thread is known.
-pub static NOTHING: AtomicU64 = AtomicU64::new(0);
+pub static ZERO_WORD: AtomicU64 = AtomicU64::new(0);
 
 /// Where the value of a signal is in the words of a sample.
 #[derive(Clone, Copy, Debug)]
@@ -43,16 +43,16 @@ pub struct Feed {
 
 /// Shared by the command and all observers of a run: each of them may end the run.
 #[derive(Debug, Default)]
-pub struct Orders {
+pub struct ObserverControl {
     pub stop: AtomicBool,
 }
 
 /// Why an observer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum EndReason {
     /// The command or another observer set `stop`.
-    Told,
-    Time,
+    Stopped,
+    Deadline,
     Full,
     /// The observer no longer runs on its own CPU.
     Moved,
@@ -87,10 +87,10 @@ pub struct Recorder<const BOTH: bool> {
     pub pool: Pool,
     pub series: Vec<Series>,
     pub feeds: Vec<Feed>,
-    pub lanes: Vec<Follow>,
+    pub lanes: Vec<FollowedLane>,
     /// Without a task map: index of the word, what it holds, and the slot of the thread on `page`.
     /// Threads claim slots in order.
-    pub plain: Vec<(usize, ThreadWord, u32)>,
+    pub fixed_threads: Vec<(usize, ThreadWord, u32)>,
     pub page: Option<&'static Page<ThreadSlot>>,
     pub process: u32,
     /// Whether to record forked children too. They have slots of the same page.
@@ -98,34 +98,34 @@ pub struct Recorder<const BOTH: bool> {
     pub rates: Vec<Rate>,
     /// Index of the first feed of kind tags: rates are kept apart by its value.
     pub tag_feed: Option<usize>,
-    pub reader: Reader,
+    pub reader: VmReader,
     pub state: Option<ProcState>,
     pub fetch_ticks: u64,
     /// Lower bound of `gap_ticks`, however short the period is.
-    pub gap_least_ticks: u64,
+    pub min_gap_ticks: u64,
     /// Two samples that are farther apart than this have a gap between them.
     pub gap_ticks: u64,
     /// Adapts the period, for `--period auto`.
     pub pacing: Option<Pacing>,
     pub deadline: u64,
     /// How long the loop may wait for the next sample without checking `orders`.
-    pub patience_ticks: u64,
+    pub check_interval_ticks: u64,
     pub cpu: u32,
-    pub orders: Arc<Orders>,
+    pub control: Arc<ObserverControl>,
     pub until: Option<Until>,
-    pub costing: Option<Costing>,
+    pub cost_meter: Option<CostMeter>,
     /// Adds up the runs of a nearly full pool, which is then cleared.
     pub fold: Option<Fold>,
     /// Totals for `--live`.
-    pub live: Option<Arc<Live>>,
-    pub ended: Ended,
+    pub live: Option<Arc<LiveTotals>>,
+    pub ended: EndReason,
     pub samples: u64,
     claims: u64,
     next_fetch: u64,
     last: Option<(u64, u64)>,
     last_words: Vec<u64>,
     full: bool,
-    was_above: bool,
+    until_reached: bool,
     /// Since the last sample, words were replaced by those of another thread: the difference of two
     /// threads' counters is not a rate.
     rebound: bool,
@@ -133,40 +133,44 @@ pub struct Recorder<const BOTH: bool> {
 }
 
 impl<const BOTH: bool> Recorder<BOTH> {
-    pub fn new(pool: Pool, page: Option<&'static Page<ThreadSlot>>, orders: Arc<Orders>) -> Self {
+    pub fn new(
+        pool: Pool,
+        page: Option<&'static Page<ThreadSlot>>,
+        control: Arc<ObserverControl>,
+    ) -> Self {
         Self {
             pool,
             series: Vec::new(),
             feeds: Vec::new(),
             lanes: Vec::new(),
-            plain: Vec::new(),
+            fixed_threads: Vec::new(),
             page,
             process: 0,
             children: false,
             rates: Vec::new(),
             tag_feed: None,
-            reader: Reader::default(),
+            reader: VmReader::default(),
             state: None,
             fetch_ticks: u64::MAX,
-            gap_least_ticks: u64::MAX,
+            min_gap_ticks: u64::MAX,
             gap_ticks: u64::MAX,
             pacing: None,
             deadline: u64::MAX,
-            patience_ticks: u64::MAX,
+            check_interval_ticks: u64::MAX,
             cpu: 0,
-            orders,
+            control,
             until: None,
-            costing: None,
+            cost_meter: None,
             fold: None,
             live: None,
-            ended: Ended::Told,
+            ended: EndReason::Stopped,
             samples: 0,
             claims: 0,
             next_fetch: 0,
             last: None,
             last_words: vec![0; crate::observe::WORDS_MAX],
             full: false,
-            was_above: false,
+            until_reached: false,
             rebound: false,
             intervals: IntervalHistogram::new(),
         }
@@ -174,8 +178,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Sets the mean time between two samples. No wait exceeds one and a half periods, so whatever
     /// lasted for two periods was sampled, or a gap is recorded.
-    pub fn pace(&mut self, period: Period) -> Period {
-        self.gap_ticks = period.0.saturating_mul(2).max(self.gap_least_ticks);
+    pub fn set_period(&mut self, period: Period) -> Period {
+        self.gap_ticks = period.0.saturating_mul(2).max(self.min_gap_ticks);
         period
     }
 
@@ -191,7 +195,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Switches of these lanes that no sample saw; `None` if no lane is followed.
     pub fn missed_switches(&self) -> Option<u64> {
-        (!self.lanes.is_empty()).then(|| self.lanes.iter().map(Follow::missed).sum())
+        (!self.lanes.is_empty()).then(|| self.lanes.iter().map(FollowedLane::missed).sum())
     }
 
     /// Switches of these lanes that samples saw.
@@ -206,7 +210,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Follows a lane to the task that it runs now.
     #[cold]
-    fn switched<const N: usize>(
+    fn follow_switch<const N: usize>(
         &mut self,
         lane: usize,
         sample: &Sample<N>,
@@ -219,11 +223,11 @@ impl<const BOTH: bool> Recorder<BOTH> {
         follow.task = task;
         follow.runs = false;
         follow.bound = false;
-        self.find(lane, words);
+        self.bind_lane(lane, words);
     }
 
     /// Finds out whether the lane's task is to be observed, and binds the words of its slot.
-    fn find<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
+    fn bind_lane<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
         let follow = &mut self.lanes[lane];
         let Running::Task(task) = Running::from_word(follow.task) else { return };
         let is_own = task.process == self.process;
@@ -236,7 +240,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
     }
 
     /// Binds the words of slots that threads claimed since the last call.
-    fn bind_new<const N: usize>(&mut self, words: &mut [&'static AtomicU64; N]) {
+    fn bind_new_slots<const N: usize>(&mut self, words: &mut [&'static AtomicU64; N]) {
         let Some(page) = self.page else { return };
         let claims = page.slot(0).map_or(0, |slot| slot.claims.load(Relaxed));
         if claims == self.claims {
@@ -245,10 +249,10 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.claims = claims;
         for lane in 0..self.lanes.len() {
             if !self.lanes[lane].bound {
-                self.find(lane, words);
+                self.bind_lane(lane, words);
             }
         }
-        for (word, part, index) in &self.plain {
+        for (word, part, index) in &self.fixed_threads {
             let slot = page.slot(*index);
             let ours =
                 |slot: &&ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == self.process;
@@ -260,7 +264,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
     }
 
     #[inline(always)]
-    fn see<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
+    fn record_states<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
         let live = self.live.as_deref();
         for (index, (feed, series)) in self.feeds.iter_mut().zip(&mut self.series).enumerate() {
             let state = match feed.lane.map(|lane| &self.lanes[lane]) {
@@ -277,7 +281,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
                 Some(_) | None => State::Value(feed.width.of(sample.words[feed.word], feed.offset)),
             };
             if let Some(live) = live.filter(|_| series.state() != state) {
-                live.change(index, sample.start, state);
+                live.set_state(index, sample.start, state);
             }
             series.see(sample.start, state, &mut self.pool)?;
         }
@@ -286,7 +290,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Adds up the runs of the pool and clears it. No samples are taken meanwhile.
     #[cold]
-    fn fold_up(&mut self) {
+    fn fold_pool(&mut self) {
         self.close();
         if let Some(fold) = &mut self.fold {
             fold.add(&self.pool);
@@ -295,25 +299,28 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.series.iter_mut().for_each(Series::begin_anew);
         self.last = None;
         // Progress during the fold is unobserved, and must not count for an observed phase.
-        if let Some(costing) = &mut self.costing {
-            costing.restart_phase();
+        if let Some(cost_meter) = &mut self.cost_meter {
+            cost_meter.restart_phase();
         }
     }
 
     /// Records that no sample was taken between `last` and `sample`.
     #[cold]
-    fn gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
+    fn record_gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
         let lanes = &self.lanes;
-        let stayed = |lane: &Follow| lane.stayed(last, sample.words[lane.task_word]);
+        let ran_throughout =
+            |lane: &FollowedLane| lane.ran_throughout(last, sample.words[lane.task_word]);
         for (index, (feed, series)) in self.feeds.iter().zip(&mut self.series).enumerate() {
             if let Some(live) = &self.live {
-                live.change(index, last, State::Gap);
+                live.set_state(index, last, State::Gap);
             }
             let proven = match feed.lane {
                 // Nothing is known of a thread's own words in the gap. That it did not run is
                 // proven if the lane did not switch.
-                Some(lane) => series.state() == State::NotRunning && stayed(&lanes[lane]),
-                None => lanes.iter().any(|lane| lane.task_word == feed.word && stayed(lane)),
+                Some(lane) => series.state() == State::NotRunning && ran_throughout(&lanes[lane]),
+                None => {
+                    lanes.iter().any(|lane| lane.task_word == feed.word && ran_throughout(lane))
+                }
             };
             series.gap(last, proven, &mut self.pool)?;
         }
@@ -329,11 +336,11 @@ impl<const BOTH: bool> Recorder<BOTH> {
         }
         let (words, before) = (&sample.words, &self.last_words);
         for rate in &mut self.rates {
-            let point = |start: u64, end: u64, words: &[u64]| Point {
+            let point = |start: u64, end: u64, words: &[u64]| RatePoint {
                 start,
                 end,
                 counter: words[rate.counter],
-                against: rate.against.map_or(0, |index| words[index]),
+                divisor: rate.divisor.map_or(0, |index| words[index]),
             };
             let now = point(sample.start, sample.end, words);
             let last = point(last.0, last.1, before);
@@ -366,7 +373,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     }
 
     #[inline(always)]
-    fn take(&mut self, sample: &Sample<N>, words: &mut [&'static AtomicU64; N]) {
+    fn add_sample(&mut self, sample: &Sample<N>, words: &mut [&'static AtomicU64; N]) {
         self.samples += 1;
         let mut steady = !std::mem::take(&mut self.rebound);
         if let Some((last, _)) = self.last {
@@ -374,7 +381,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             self.intervals.add(step);
             if step > self.gap_ticks {
                 steady = false;
-                self.full |= self.gap(last, sample).is_err();
+                self.full |= self.record_gap(last, sample).is_err();
             }
         } else {
             steady = false;
@@ -383,13 +390,13 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         for lane in 0..self.lanes.len() {
             let task = sample.words[self.lanes[lane].task_word];
             if task != self.lanes[lane].task {
-                self.switched(lane, sample, words);
+                self.follow_switch(lane, sample, words);
                 switched = true;
             }
         }
         // After a switch, the words of this sample were still those of the thread before.
         if !switched || !self.lanes.iter().any(|lane| lane.runs) {
-            self.full |= self.see(sample).is_err();
+            self.full |= self.record_states(sample).is_err();
         }
         if BOTH && !self.rates.is_empty() {
             if let Some(last) = self.last.filter(|_| steady && !switched) {
@@ -402,25 +409,25 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         if let Some(until) = self.until
             && let State::Value(value) = self.series[until.feed].state()
         {
-            self.was_above |= until.is_passed_by(value);
+            self.until_reached |= until.is_passed_by(value);
         }
         self.last = Some((sample.start, sample.end));
     }
 
     #[inline(always)]
-    fn period(&mut self, now: Period, found: &Stretch) -> Period {
-        match self.pacing.as_mut().and_then(|pacing| pacing.add(found)) {
-            Some(ticks) => self.pace(Period(ticks)),
+    fn next_period(&mut self, now: Period, found: &BlockStats) -> Period {
+        match self.pacing.as_mut().and_then(|pacing| pacing.add_block(found)) {
+            Some(ticks) => self.set_period(Period(ticks)),
             None => now,
         }
     }
 
-    fn patience(&self) -> u64 {
-        self.patience_ticks
+    fn check_interval_ticks(&self) -> u64 {
+        self.check_interval_ticks
     }
 
-    fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
-        self.bind_new(words);
+    fn keep_going(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
+        self.bind_new_slots(words);
         if let Some((last, _)) = self.last {
             // Reads the switch counts again, so that switches which no sample saw do not make the
             // next gap look unproven.
@@ -430,30 +437,30 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             live.until.store(now, Relaxed);
             live.samples.store(self.samples, Relaxed);
         }
-        if let Some(costing) = &mut self.costing {
-            costing.advance(now);
+        if let Some(cost_meter) = &mut self.cost_meter {
+            cost_meter.advance(now);
         }
         if self.fold.is_some() && self.pool.is_nearly_full() {
-            self.fold_up();
+            self.fold_pool();
         }
         // SAFETY: sched_getcpu takes no arguments.
         let cpu = unsafe { libc::sched_getcpu() };
         self.ended = if self.full {
-            Ended::Full
-        } else if self.was_above {
-            Ended::Until
+            EndReason::Full
+        } else if self.until_reached {
+            EndReason::Until
         } else if now >= self.deadline {
-            Ended::Time
+            EndReason::Deadline
         } else if u32::try_from(cpu) != Ok(self.cpu) {
-            Ended::Moved
+            EndReason::Moved
         } else {
-            Ended::Told
+            EndReason::Stopped
         };
-        if self.ended != Ended::Told {
+        if self.ended != EndReason::Stopped {
             // Ends the other observers of this run too.
-            self.orders.stop.store(true, Relaxed);
+            self.control.stop.store(true, Relaxed);
         }
-        !self.orders.stop.load(Relaxed)
+        !self.control.stop.load(Relaxed)
     }
 }
 

@@ -29,23 +29,23 @@ struct Line(AtomicU64);
 
 /// Measures the round trip, in ticks, between the CPU of the calling thread and CPU `lane`. Returns
 /// `None` if that was not possible within 60 ms.
-pub fn ticks(lane: u32) -> Option<u64> {
+pub fn measure_ticks(lane: u32) -> Option<u64> {
     let line = Line(AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             if affinity::pin(lane).is_ok() {
-                answer(&line, &stop);
+                respond(&line, &stop);
             }
         });
-        let best = ask(&line);
+        let best = measure(&line);
         stop.store(true, Relaxed);
         best
     })
 }
 
 /// Answers each odd number in the line by the next even number. Acquire and Release pair with `ask`.
-fn answer(line: &Line, stop: &AtomicBool) {
+fn respond(line: &Line, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         let number = line.0.load(Acquire);
         if number % 2 == 1 {
@@ -57,7 +57,7 @@ fn answer(line: &Line, stop: &AtomicBool) {
 }
 
 /// Writes odd numbers to the line, and times how long their answers take.
-fn ask(line: &Line) -> Option<u64> {
+fn measure(line: &Line) -> Option<u64> {
     let deadline = Instant::now() + LIMIT;
     let mut best = u64::MAX;
     for batch in 0..BATCHES {
@@ -97,10 +97,10 @@ mod tests {
             affinity::pin(first).unwrap();
             if let Some(second) = second {
                 // Other work may occupy the CPU for longer than one measurement waits.
-                let turn = (0..50).find_map(|_| ticks(second));
+                let turn = (0..50).find_map(|_| measure_ticks(second));
                 assert!(turn.is_some_and(|turn| turn > 0), "{turn:?}");
             }
-            assert!(ticks(u32::MAX - 1).is_none(), "there is no such CPU");
+            assert!(measure_ticks(u32::MAX - 1).is_none(), "there is no such CPU");
         })
         .join()
         .unwrap();

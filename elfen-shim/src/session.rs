@@ -19,8 +19,10 @@ use crate::clock::Clock;
 use crate::observe::{Period, WORDS_MAX, observe};
 use crate::pacing::Pacing;
 use crate::rates::Rate;
-use crate::reach::{Place, ProcState};
-use crate::recorder::{Ended, Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
+use crate::reach::{NumberLocation, ProcState};
+use crate::recorder::{
+    EndReason, Feed, FollowedLane, ObserverControl, Recorder, ThreadWord, ZERO_WORD,
+};
 use crate::recording::{Kind, Pool, Series, Signal, Source};
 use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
@@ -47,8 +49,8 @@ pub struct Words {
     pub children: bool,
     words: Vec<&'static AtomicU64>,
     feeds: Vec<Feed>,
-    lanes: Vec<Follow>,
-    plain: Vec<(usize, ThreadWord, u32)>,
+    lanes: Vec<FollowedLane>,
+    fixed_threads: Vec<(usize, ThreadWord, u32)>,
     page: Option<&'static Page<ThreadSlot>>,
     rates: Vec<Rate>,
     pub state: Option<ProcState>,
@@ -67,7 +69,7 @@ impl Words {
             words: Vec::new(),
             feeds: Vec::new(),
             lanes: Vec::new(),
-            plain: Vec::new(),
+            fixed_threads: Vec::new(),
             page,
             rates: Vec::new(),
             state: None,
@@ -78,14 +80,14 @@ impl Words {
 
     /// Marks these words as those of one observer among several. The lanes (without a task map: the
     /// threads) before number `first` belong to other observers.
-    pub fn as_part(self, first: usize) -> Self {
+    pub fn for_part(self, first: usize) -> Self {
         Self { first: Some(first), ..self }
     }
 
     /// Adds a word, unless it is already there, and returns its index.
-    fn word(&mut self, word: &'static AtomicU64) -> Result<usize, TooMany> {
+    fn add_word(&mut self, word: &'static AtomicU64) -> Result<usize, TooMany> {
         if let Some(index) = self.words.iter().position(|known| std::ptr::eq(*known, word))
-            && !std::ptr::eq(word, &raw const NOTHING)
+            && !std::ptr::eq(word, &raw const ZERO_WORD)
         {
             return Ok(index);
         }
@@ -117,8 +119,8 @@ impl Words {
         let is_one = on.len() == 1 && self.first.is_none();
         for cpu in on.iter() {
             let Some(slot) = map.slot(cpu) else { continue };
-            let word = self.word(&slot.task)?;
-            self.lanes.push(Follow::new(slot, word, Vec::new()));
+            let word = self.add_word(&slot.task)?;
+            self.lanes.push(FollowedLane::new(slot, word, Vec::new()));
             if shown {
                 let name = if is_one { "task".to_owned() } else { format!("task@{cpu}") };
                 let feed = Feed {
@@ -137,7 +139,7 @@ impl Words {
 
     /// Adds a word of the threads that run on the followed lanes, with the signals in it. Without a
     /// task map, adds those of the first threads that claimed slots.
-    pub fn add_of_thread(
+    pub fn add_thread_word(
         &mut self,
         part: ThreadWord,
         signals: &[(&str, Kind, u64, Width, Source)],
@@ -145,12 +147,12 @@ impl Words {
         let lanes = self.lanes.len();
         let count = if lanes > 0 { lanes } else { THREADS_MAX };
         for number in 0..count {
-            let word = self.word(&NOTHING)?;
+            let word = self.add_word(&ZERO_WORD)?;
             let lane = (lanes > 0).then_some(number);
             let index = self.first.unwrap_or(0) + number;
             match lane {
                 Some(lane) => self.lanes[lane].thread_words.push((word, part)),
-                None => self.plain.push((word, part, u32::try_from(index).unwrap_or(0))),
+                None => self.fixed_threads.push((word, part, u32::try_from(index).unwrap_or(0))),
             }
             for (name, kind, offset, width, source) in signals {
                 let name = if index == 0 { (*name).to_owned() } else { format!("{name}#{index}") };
@@ -180,7 +182,7 @@ impl Words {
                 ServiceWord::RunningRequest => &slot.running_request,
                 ServiceWord::FinishedRequests => &slot.finished_requests,
             };
-            let word_index = self.word(at)?;
+            let word_index = self.add_word(at)?;
             let suffix = if reader.lanes() == 1 { String::new() } else { format!("#{lane}") };
             let name = format!("service:{name}.{}{suffix}", word.name());
             let (kind, width) = (Kind::Values, Width::U64);
@@ -190,16 +192,16 @@ impl Words {
         Ok(())
     }
 
-    pub fn add_place(&mut self, name: String, place: &Place) -> Result<(), TooMany> {
-        let word = self.word(place.word)?;
-        let Place { offset, width, ready, .. } = *place;
+    pub fn add_number(&mut self, name: String, place: &NumberLocation) -> Result<(), TooMany> {
+        let word = self.add_word(place.word)?;
+        let NumberLocation { offset, width, ready, .. } = *place;
         let feed = Feed { kind: Kind::Values, word, offset, width, lane: None, ready };
         self.feed(name, place.source, feed, Vec::new());
         Ok(())
     }
 
     pub fn add_state(&mut self, state: ProcState) -> Result<(), TooMany> {
-        let word = self.word(state.word)?;
+        let word = self.add_word(state.word)?;
         let feed =
             Feed { kind: Kind::Tags, word, offset: 0, width: Width::U64, lane: None, ready: None };
         self.feed("state".to_owned(), Source::Proc, feed, ProcState::names());
@@ -209,18 +211,18 @@ impl Words {
 
     /// Adds a word that only a rate uses: of the thread on the first lane; without a task map, of
     /// the first thread.
-    pub fn word_of_thread(&mut self, part: ThreadWord) -> Result<usize, TooMany> {
-        let word = self.word(&NOTHING)?;
+    pub fn add_rate_word_of_thread(&mut self, part: ThreadWord) -> Result<usize, TooMany> {
+        let word = self.add_word(&ZERO_WORD)?;
         match self.lanes.first_mut() {
             Some(lane) => lane.thread_words.push((word, part)),
-            None => self.plain.push((word, part, 0)),
+            None => self.fixed_threads.push((word, part, 0)),
         }
         Ok(word)
     }
 
     /// Adds the word of a number for a rate, without a signal.
-    pub fn word_of_place(&mut self, place: &Place) -> Result<usize, TooMany> {
-        self.word(place.word)
+    pub fn add_rate_word(&mut self, place: &NumberLocation) -> Result<usize, TooMany> {
+        self.add_word(place.word)
     }
 
     pub fn add_rate(&mut self, rate: Rate) {
@@ -243,7 +245,7 @@ impl Words {
 
 /// How an observer is to run.
 #[derive(Debug)]
-pub struct How {
+pub struct ObserverConfig {
     /// The observer's CPU.
     pub from: u32,
     pub clock: Clock,
@@ -258,9 +260,9 @@ pub struct How {
     /// Whether each sample becomes a run of its own, also if it equals the sample before it.
     pub keeps_samples: bool,
     pub until: Option<crate::recorder::Until>,
-    pub costing: Option<crate::cost::Costing>,
+    pub cost_meter: Option<crate::cost::CostMeter>,
     pub fold: Option<crate::fold::Fold>,
-    pub live: Option<Arc<crate::live::Live>>,
+    pub live: Option<Arc<crate::live::LiveTotals>>,
 }
 
 /// How long a sample may take per word: a transfer of the word's line from any CPU, and the
@@ -270,10 +272,10 @@ const WORD_NS: u64 = 1_000;
 const FETCH_GAP_NS: u64 = 10_000;
 
 /// How often an observer with a long period checks whether to stop.
-const PATIENCE_NS: u64 = 1_000_000;
+const CHECK_INTERVAL_NS: u64 = 1_000_000;
 
 /// The time between two samples up to which no gap is recorded, however short the period is.
-fn gap_least_ns(words: usize, fetches: bool) -> u64 {
+fn min_gap_ns(words: usize, fetches: bool) -> u64 {
     if fetches { FETCH_GAP_NS } else { WORD_NS * (1 + words as u64) }
 }
 
@@ -286,10 +288,10 @@ pub enum Observer {
 
 /// The result of one observer, or of several that were merged.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ObserverResult {
     pub pool: Pool,
     pub samples: u64,
-    pub ended: Ended,
+    pub ended: EndReason,
     pub missed_switches: Option<u64>,
     pub seen_switches: u64,
     /// Median and 99th percentile of the time between samples.
@@ -308,14 +310,14 @@ impl Observer {
     /// Starts a thread that runs the sampling loop on its CPU.
     pub fn start(
         words: Words,
-        how: How,
-        reader: crate::reach::Reader,
-        orders: Arc<Orders>,
+        how: ObserverConfig,
+        reader: crate::reach::VmReader,
+        control: Arc<ObserverControl>,
     ) -> std::io::Result<Self> {
         if words.rates.is_empty() {
-            start_one(words, how, reader, orders).map(Self::Once)
+            start_one(words, how, reader, control).map(Self::Once)
         } else {
-            start_one(words, how, reader, orders).map(Self::Twice)
+            start_one(words, how, reader, control).map(Self::Twice)
         }
     }
 
@@ -326,27 +328,27 @@ impl Observer {
         }
     }
 
-    pub fn join(self) -> Seen {
+    pub fn join(self) -> ObserverResult {
         match self {
-            Self::Once(thread) => seen(joined(thread)),
-            Self::Twice(thread) => seen(joined(thread)),
+            Self::Once(thread) => result_of(join_thread(thread)),
+            Self::Twice(thread) => result_of(join_thread(thread)),
         }
     }
 }
 
-fn joined<T>(thread: JoinHandle<T>) -> T {
+fn join_thread<T>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
+fn result_of<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> ObserverResult {
     recorder.close();
-    Seen {
+    ObserverResult {
         samples: recorder.samples,
         ended: recorder.ended,
         missed_switches: recorder.missed_switches(),
         seen_switches: recorder.seen_switches(),
         period_ticks: (recorder.period_ticks(50), recorder.period_ticks(99)),
-        cost_ratios: recorder.costing.take().map(|costing| costing.ratios),
+        cost_ratios: recorder.cost_meter.take().map(|cost_meter| cost_meter.ratios),
         failed_reads: recorder.reader.failed,
         tag_signal: recorder.tag_feed,
         tally: recorder.fold.take().map(|fold| fold.tally),
@@ -357,17 +359,17 @@ fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
 
 fn start_one<const BOTH: bool>(
     mut words: Words,
-    how: How,
-    reader: crate::reach::Reader,
-    orders: Arc<Orders>,
+    how: ObserverConfig,
+    reader: crate::reach::VmReader,
+    control: Arc<ObserverControl>,
 ) -> std::io::Result<JoinHandle<Recorder<BOTH>>> {
     let pool = Pool::new(how.memory, words.feeds.len(), how.keeps_last);
     let thread = thread::Builder::new().name(OBSERVER.to_owned());
     thread.spawn(move || {
-        let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, orders);
+        let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, control);
         let placed = be_ordinary().and_then(|()| affinity::pin(how.from));
         let start = crate::clock::before();
-        words.lanes.iter_mut().for_each(Follow::begin);
+        words.lanes.iter_mut().for_each(FollowedLane::begin_counting);
         let step = how.clock.unit();
         let series = words.feeds.iter().enumerate().map(|(index, feed)| {
             let index = u8::try_from(index).unwrap_or(u8::MAX);
@@ -376,37 +378,37 @@ fn start_one<const BOTH: bool>(
         });
         recorder.series = series.collect();
         let fetches = words.state.is_some() || !reader.is_empty();
-        recorder.gap_least_ticks = how.clock.ticks(gap_least_ns(words.words.len(), fetches));
+        recorder.min_gap_ticks = how.clock.ticks(min_gap_ns(words.words.len(), fetches));
         // With system calls, a sample's waiting time is the kernel's and says nothing about lines.
         recorder.pacing = how.pacing.filter(|_| !fetches);
         if let Some(pacing) = &mut recorder.pacing {
-            pacing.measure_own();
+            pacing.measure_clock_cost();
         }
-        let period = recorder.pace(Period(how.period_ticks));
-        recorder.patience_ticks = how.clock.ticks(PATIENCE_NS);
+        let period = recorder.set_period(Period(how.period_ticks));
+        recorder.check_interval_ticks = how.clock.ticks(CHECK_INTERVAL_NS);
         recorder.deadline = how.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
         recorder.cpu = how.from;
         recorder.process = words.process;
         recorder.children = words.children;
         recorder.feeds = words.feeds;
         recorder.lanes = words.lanes;
-        recorder.plain = words.plain;
+        recorder.fixed_threads = words.fixed_threads;
         recorder.rates = words.rates;
         recorder.tag_feed = words.tag_feed;
         recorder.state = words.state;
         recorder.reader = reader;
         recorder.until = how.until;
-        recorder.costing = how.costing;
+        recorder.cost_meter = how.cost_meter;
         recorder.live = how.live;
         recorder.fetch_ticks = how.fetch_ticks;
         recorder.fold = how.fold;
         if placed.is_err() {
-            recorder.ended = Ended::Moved;
-            recorder.orders.stop.store(true, Relaxed);
+            recorder.ended = EndReason::Moved;
+            recorder.control.stop.store(true, Relaxed);
             return recorder;
         }
         dispatch(&words.words, period, &mut recorder);
-        recorder.lanes.iter_mut().for_each(Follow::end);
+        recorder.lanes.iter_mut().for_each(FollowedLane::end_counting);
         recorder
     })
 }
@@ -421,7 +423,7 @@ fn dispatch<const BOTH: bool>(
         ($($count:literal)*) => {
             match words.len() {
                 $($count => {
-                    let mut all = [&NOTHING; $count];
+                    let mut all = [&ZERO_WORD; $count];
                     all.copy_from_slice(words);
                     observe::<$count, _>(period, all, recorder);
                 })*

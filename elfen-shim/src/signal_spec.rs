@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// A signal to watch. `elfen shim --help` lists the syntax.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Ask {
+pub enum SignalSpec {
     Task,
     Function,
     Tag,
@@ -113,14 +113,14 @@ impl fmt::Display for Width {
 /// The user gave no type. A symbol then has the type of its size.
 const UNSAID: Width = Width { bytes: 0, signed: false };
 
-impl Ask {
+impl SignalSpec {
     /// The parser for clap.
     pub fn parse(text: &str) -> Result<Self, String> {
         text.parse()
     }
 }
 
-impl FromStr for Ask {
+impl FromStr for SignalSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -181,14 +181,14 @@ pub fn aligned(at: u64, width: Width) -> Result<(), String> {
     ))
 }
 
-fn service(rest: &str) -> Result<Ask, String> {
+fn service(rest: &str) -> Result<SignalSpec, String> {
     let words = || ServiceWord::ALL.map(|(_, name)| name).join(", ");
     let say = || format!("expected service:NAME.WORD, where WORD is one of {}", words());
     let (name, word) = rest.rsplit_once('.').ok_or_else(say)?;
     let word = ServiceWord::ALL.iter().find(|(_, known)| *known == word).ok_or_else(say)?.0;
     match name {
         "" => Err(say()),
-        name => Ok(Ask::Service { name: name.to_owned(), word }),
+        name => Ok(SignalSpec::Service { name: name.to_owned(), word }),
     }
 }
 
@@ -219,7 +219,7 @@ fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| format!("{text:?} is not a number"))
 }
 
-impl fmt::Display for Ask {
+impl fmt::Display for SignalSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let typed = |f: &mut fmt::Formatter<'_>, offset: u64, width: &Width| {
             if offset != 0 {
@@ -269,10 +269,10 @@ mod tests {
             "0x55d0c010:u64",
             "jvm:sun.gc.collector.0",
         ] {
-            assert_eq!(text.parse::<Ask>().map(|ask| ask.to_string()).as_deref(), Ok(text));
+            assert_eq!(text.parse::<SignalSpec>().map(|ask| ask.to_string()).as_deref(), Ok(text));
         }
         let width = Width { bytes: 4, signed: false };
-        let symbol = Ask::Symbol { name: "hits".into(), offset: 16, width };
+        let symbol = SignalSpec::Symbol { name: "hits".into(), offset: 16, width };
         assert_eq!("hits+0x10:u32".parse(), Ok(symbol));
         for wrong in [
             "",
@@ -289,7 +289,7 @@ mod tests {
             "+8",
             "hits+x",
         ] {
-            assert!(wrong.parse::<Ask>().is_err(), "{wrong:?}");
+            assert!(wrong.parse::<SignalSpec>().is_err(), "{wrong:?}");
         }
     }
 

@@ -5,8 +5,10 @@ use elfen_console::duration::number;
 use serde::Serialize;
 
 use crate::histogram::Histogram;
-use crate::recording::{Cost, Dte, Head, Kind, Observing, Periods, RateFigure, Recording, Source};
-use crate::tally::{Looked, Tally, Weighed};
+use crate::recording::{
+    Cost, Dte, Head, Kind, ObserverHead, Periods, RateFigure, Recording, Source,
+};
+use crate::tally::{Coverage, Tally, WeightedValues};
 
 /// What `--json` prints.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -191,14 +193,14 @@ impl Summary {
 
     fn without_signals(head: &Head, tally: &Tally) -> Self {
         let clock = head.clock;
-        let all = tally.all();
-        let figure = |(observer, looked): (&Observing, &Looked)| ObserverFigure {
+        let all = tally.total_coverage();
+        let figure = |(observer, coverage): (&ObserverHead, &Coverage)| ObserverFigure {
             from: observer.from,
             on: observer.on.clone(),
-            observed_ns: clock.ns(looked.observed_ticks),
-            gap_ns: clock.ns(looked.gap_ticks),
-            gaps: looked.gaps,
-            longest_gap_ns: clock.ns(looked.longest_gap_ticks),
+            observed_ns: clock.ns(coverage.observed_ticks),
+            gap_ns: clock.ns(coverage.gap_ticks),
+            gaps: coverage.gaps,
+            longest_gap_ns: clock.ns(coverage.longest_gap_ticks),
         };
         let half = head.line_round_trip_ns.map_or(0.0, |ns| number(ns) / 2.0);
         Self {
@@ -207,7 +209,7 @@ impl Summary {
             children: head.children,
             on: head.on.clone(),
             from: head.from,
-            observers: head.observers.iter().zip(&tally.looked).map(figure).collect(),
+            observers: head.observers.iter().zip(&tally.coverage).map(figure).collect(),
             began_monotonic_ns: head.began.map(|began| began.monotonic_ns),
             began_realtime_ns: head.began.map(|began| began.realtime_ns),
             period_ns: head.period_ns,
@@ -263,9 +265,9 @@ fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * number(part) / number(whole) }
 }
 
-impl From<Weighed> for Values {
-    fn from(seen: Weighed) -> Self {
-        let Weighed { first, last, least, most, .. } = seen;
+impl From<WeightedValues> for Values {
+    fn from(seen: WeightedValues) -> Self {
+        let WeightedValues { first, last, least, most, .. } = seen;
         Self { first, last, least, most, mean: seen.mean() }
     }
 }

@@ -46,7 +46,7 @@ pub struct Layout {
 
 impl Layout {
     /// Reads the maps of the process again and adds what is new.
-    pub fn look(&mut self, process: u32) {
+    pub fn update(&mut self, process: u32) {
         self.process = process;
         let Ok(mappings) = mappings(process) else { return };
         let shared = mappings.iter().filter(|mapping| mapping.name.contains("memfd:elfen-globals"));
@@ -125,7 +125,7 @@ pub enum GlobalKind {
 
 /// How the functions of a program can report that they run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Saying {
+pub enum FunctionReporting {
     /// They call hooks when they are entered and when they return.
     Hooks,
     /// Their entries have room for code. They return without a report.
@@ -134,11 +134,13 @@ pub enum Saying {
     EntriesAndReturns,
 }
 
-impl From<Saying> for Source {
-    fn from(saying: Saying) -> Self {
-        match saying {
-            Saying::Hooks | Saying::EntriesAndReturns => Self::EntriesAndReturns,
-            Saying::Entries => Self::Entries,
+impl From<FunctionReporting> for Source {
+    fn from(reporting: FunctionReporting) -> Self {
+        match reporting {
+            FunctionReporting::Hooks | FunctionReporting::EntriesAndReturns => {
+                Self::EntriesAndReturns
+            }
+            FunctionReporting::Entries => Self::Entries,
         }
     }
 }
@@ -153,7 +155,7 @@ pub struct Symbols {
     pub base: u64,
     /// Bytes that the loader maps, with their addresses. They contain the names of tags.
     segments: Vec<(u64, Vec<u8>)>,
-    pub saying: Option<Saying>,
+    pub reporting: Option<FunctionReporting>,
     pub has_tags: bool,
 }
 
@@ -184,14 +186,14 @@ impl Symbols {
         symbols.globals.dedup_by(|a, b| a.name == b.name && a.address == b.address);
         let mut imported = elf.dynamic_symbols().filter(|symbol| symbol.is_undefined());
         let has = |section| elf.section_by_name(section).is_some();
-        symbols.saying = if imported.any(|symbol| symbol.name_bytes() == Ok(HOOK)) {
-            Some(Saying::Hooks)
+        symbols.reporting = if imported.any(|symbol| symbol.name_bytes() == Ok(HOOK)) {
+            Some(FunctionReporting::Hooks)
         } else if !has(ENTRIES_SECTION) {
             None
         } else if has(RETURN_SECTION) {
-            Some(Saying::EntriesAndReturns)
+            Some(FunctionReporting::EntriesAndReturns)
         } else {
-            Some(Saying::Entries)
+            Some(FunctionReporting::Entries)
         };
         symbols.has_tags = elf.section_by_name("elfen_tags").is_some();
         for segment in elf.segments() {
@@ -298,14 +300,14 @@ impl Names {
         Self { layout, files: HashMap::new() }
     }
 
-    /// See [`Layout::look`].
-    pub fn look(&mut self, process: u32) {
-        self.layout.look(process);
+    /// See [`Layout::update`].
+    pub fn update(&mut self, process: u32) {
+        self.layout.update(process);
     }
 
     /// Finds the file that contains an address, by the address's lower half. Returns the address in
     /// that file too.
-    fn lies_in(&mut self, half: u64) -> Option<(&Loaded, &Symbols, u64)> {
+    fn find_symbols(&mut self, half: u64) -> Option<(&Loaded, &Symbols, u64)> {
         let index = self.layout.objects.iter().position(|loaded| {
             (half.wrapping_sub(loaded.start) & 0xffff_ffff) < loaded.end - loaded.start
         })?;
@@ -326,7 +328,7 @@ impl Names {
         if half == 0 {
             return NO_NAME.to_owned();
         }
-        let Some((loaded, symbols, address)) = self.lies_in(half) else {
+        let Some((loaded, symbols, address)) = self.find_symbols(half) else {
             return format!("{half:#x}");
         };
         match symbols.function_at(address) {
@@ -343,7 +345,7 @@ impl Names {
         if half == 0 {
             return NO_NAME.to_owned();
         }
-        let text = self.lies_in(half).and_then(|(_, symbols, at)| symbols.text_at(at));
+        let text = self.find_symbols(half).and_then(|(_, symbols, at)| symbols.text_at(at));
         text.unwrap_or_else(|| format!("{half:#x}"))
     }
 }
@@ -448,7 +450,7 @@ mod tests {
     #[test]
     fn addresses_of_this_process_have_their_names() {
         let mut layout = Layout::default();
-        layout.look(std::process::id());
+        layout.update(std::process::id());
         let program = layout.program().expect("a program has a file").clone();
         let symbols = Symbols::read(&layout.file_of(&program), &program.path).unwrap();
         let global = symbols.globals.iter().find(|one| one.name.ends_with("tests::COUNTER"));

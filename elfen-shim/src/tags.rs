@@ -42,11 +42,11 @@ impl Tags {
     pub fn of(recording: &Recording, signal: usize) -> Self {
         let head = &recording.head;
         let names = &head.signals[signal].names;
-        let mut joining = Joining::of(names, head.clock);
+        let mut joiner = RunJoiner::of(names, head.clock);
         for (run, end) in recording.joined(signal) {
-            joining.see(run.state, end.saturating_sub(run.start_ticks));
+            joiner.add_run(run.state, end.saturating_sub(run.start_ticks));
         }
-        joining.end()
+        joiner.finish()
     }
 
     /// Returns whether any tag was set.
@@ -97,7 +97,7 @@ impl Between {
 
 /// The run that has not ended yet.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenRun {
     /// Index of its name.
     tag: usize,
     before: Between,
@@ -109,7 +109,7 @@ struct Open {
 
 /// Joins consecutive runs whose values have the same name. A function has several values if it is
 /// entered, and returned to, at several addresses.
-struct Joining<'a> {
+struct RunJoiner<'a> {
     given: HashMap<u64, &'a str>,
     clock: Clock,
     /// The index of each value's name in `tags`.
@@ -117,7 +117,7 @@ struct Joining<'a> {
     by_name: HashMap<String, usize>,
     tags: Vec<Tag>,
     not_running_ticks: u64,
-    open: Option<Open>,
+    open: Option<OpenRun>,
     /// What came after the last tag.
     between: Between,
 }
@@ -125,7 +125,7 @@ struct Joining<'a> {
 /// A length counts as known if it is off by at most 1/100.
 const EXACT_PARTS: u64 = 100;
 
-impl<'a> Joining<'a> {
+impl<'a> RunJoiner<'a> {
     fn of(names: &'a [(u64, String)], clock: Clock) -> Self {
         Self {
             given: names.iter().map(|(value, name)| (*value, name.as_str())).collect(),
@@ -159,7 +159,7 @@ impl<'a> Joining<'a> {
         index
     }
 
-    fn see(&mut self, state: State, ticks: u64) {
+    fn add_run(&mut self, state: State, ticks: u64) {
         let tag = match state {
             State::Gap => {
                 self.between = self.between.and(Between::Gap(ticks));
@@ -184,8 +184,8 @@ impl<'a> Joining<'a> {
                 open.longest_ticks = open.longest_ticks.max(open.part_ticks);
             }
             _ => {
-                self.close();
-                self.open = Some(Open {
+                self.close_run();
+                self.open = Some(OpenRun {
                     tag,
                     before: self.between,
                     part_ticks: ticks,
@@ -198,7 +198,7 @@ impl<'a> Joining<'a> {
     }
 
     /// Ends the open run: another tag follows, or the recording is over.
-    fn close(&mut self) {
+    fn close_run(&mut self) {
         let Some(open) = self.open.take() else { return };
         let tag = &mut self.tags[open.tag];
         let unseen = open.before.ticks().zip(self.between.ticks()).map(|(one, other)| one + other);
@@ -211,9 +211,9 @@ impl<'a> Joining<'a> {
         }
     }
 
-    fn end(mut self) -> Tags {
+    fn finish(mut self) -> Tags {
         self.between = Between::Unseen;
-        self.close();
+        self.close_run();
         let ran_ticks = self.tags.iter().map(|tag| tag.ticks).sum();
         let tags = &mut self.tags;
         let by_name =
@@ -230,13 +230,13 @@ mod tests {
     fn seen(states: &[(State, u64)]) -> Vec<(u64, Vec<u64>, Vec<u64>)> {
         let names: Vec<(u64, String)> = (1..4).map(|value| (value, value.to_string())).collect();
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
-        let mut joining = Joining::of(&names, clock);
-        states.iter().for_each(|(state, ticks)| joining.see(*state, *ticks));
+        let mut joiner = RunJoiner::of(&names, clock);
+        states.iter().for_each(|(state, ticks)| joiner.add_run(*state, *ticks));
         let column = |histogram: &Histogram| {
             let columns = histogram.columns();
             columns.flat_map(|(low, _, count)| (0..count).map(move |_| low)).collect()
         };
-        let tags = joining.end().by_name.into_values();
+        let tags = joiner.finish().by_name.into_values();
         tags.map(|tag| (tag.ticks, column(&tag.lengths), column(&tag.at_least))).collect()
     }
 

@@ -13,12 +13,12 @@ use crate::tags::Tags;
 pub struct Tally {
     pub signals: Vec<SignalTally>,
     /// One for each observer.
-    pub looked: Vec<Looked>,
+    pub coverage: Vec<Coverage>,
 }
 
 /// How long an observer took samples, and how long it did not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Looked {
+pub struct Coverage {
     pub observed_ticks: u64,
     pub gap_ticks: u64,
     pub gaps: u64,
@@ -31,7 +31,7 @@ pub struct Looked {
 #[derive(Clone, Debug, Default)]
 pub struct SignalTally {
     changes: Changes,
-    pub values: Option<Weighed>,
+    pub values: Option<WeightedValues>,
     pub tags: Tags,
 }
 
@@ -45,7 +45,7 @@ struct Changes {
 
 /// Extremes and mean of a number, weighted by time.
 #[derive(Clone, Copy, Debug)]
-pub struct Weighed {
+pub struct WeightedValues {
     pub first: i128,
     pub last: i128,
     pub least: i128,
@@ -60,25 +60,25 @@ impl Tally {
         let signals = (0..recording.head.signals.len()).map(of).collect();
         // All signals of an observer have the same gaps, so the first signal is enough.
         let firsts = recording.head.firsts().into_iter();
-        Self { signals, looked: firsts.map(|signal| Looked::of(recording, signal)).collect() }
+        Self { signals, coverage: firsts.map(|signal| Coverage::of(recording, signal)).collect() }
     }
 
     /// The tally of an observer with `signals` signals and no runs yet.
     pub fn empty(signals: usize) -> Self {
-        Self { signals: vec![SignalTally::default(); signals], looked: vec![Looked::default()] }
+        Self { signals: vec![SignalTally::default(); signals], coverage: vec![Coverage::default()] }
     }
 
     /// Adds the signals of another observer of the same time.
-    pub fn beside(mut self, other: Self) -> Self {
+    pub fn with_observer(mut self, other: Self) -> Self {
         self.signals.extend(other.signals);
-        self.looked.extend(other.looked);
+        self.coverage.extend(other.coverage);
         self
     }
 
     /// The sum over all observers.
-    pub fn all(&self) -> Looked {
-        let mut all = Looked::default();
-        for one in &self.looked {
+    pub fn total_coverage(&self) -> Coverage {
+        let mut all = Coverage::default();
+        for one in &self.coverage {
             all.observed_ticks += one.observed_ticks;
             all.gap_ticks += one.gap_ticks;
             all.gaps += one.gaps;
@@ -93,28 +93,28 @@ impl Tally {
             *self = next;
             return;
         }
-        self.looked.iter_mut().zip(next.looked).for_each(|(one, next)| one.add(next));
+        self.coverage.iter_mut().zip(next.coverage).for_each(|(one, next)| one.add(next));
         self.signals.iter_mut().zip(next.signals).for_each(|(one, next)| one.add(next));
     }
 }
 
-impl Looked {
+impl Coverage {
     /// Computes it from one of the observer's signals.
     fn of(recording: &Recording, signal: usize) -> Self {
-        let mut looked = Self::default();
+        let mut coverage = Self::default();
         let first = recording.runs.get(signal).and_then(|runs| runs.first());
         let first = first.map(|run| run.start_ticks);
-        for (run, end) in recording.stretches(signal) {
+        for (run, end) in recording.runs_with_ends(signal) {
             let ticks = end.saturating_sub(run.start_ticks);
             if run.state != State::Gap {
-                looked.observed_ticks += ticks;
+                coverage.observed_ticks += ticks;
             } else if first.is_some_and(|first| run.start_ticks > first) {
-                looked.add_gap(ticks);
+                coverage.add_gap(ticks);
             } else {
-                looked.leading_ticks += ticks;
+                coverage.leading_ticks += ticks;
             }
         }
-        looked
+        coverage
     }
 
     fn add_gap(&mut self, ticks: u64) {
@@ -180,21 +180,28 @@ impl Changes {
     }
 }
 
-fn weighed(recording: &Recording, signal: usize) -> Option<Weighed> {
+fn weighed(recording: &Recording, signal: usize) -> Option<WeightedValues> {
     let of = &recording.head.signals[signal];
-    let each = recording.stretches(signal).filter_map(|(run, end)| match run.state {
+    let each = recording.runs_with_ends(signal).filter_map(|(run, end)| match run.state {
         State::Value(value) => {
             let value = of.number(value);
             let ticks = number(end.saturating_sub(run.start_ticks));
             let sum = value as f64 * ticks;
-            Some(Weighed { first: value, last: value, least: value, most: value, sum, ticks })
+            Some(WeightedValues {
+                first: value,
+                last: value,
+                least: value,
+                most: value,
+                sum,
+                ticks,
+            })
         }
         State::Gap | State::NotRunning | State::Other => None,
     });
-    each.reduce(Weighed::and)
+    each.reduce(WeightedValues::and)
 }
 
-impl Weighed {
+impl WeightedValues {
     fn and(self, next: Self) -> Self {
         Self {
             first: self.first,

@@ -9,7 +9,7 @@ use elfen_console::failure::{Failure, Status};
 use elfen_host::cpulist::CpuSet;
 
 use super::count;
-use crate::signal_spec::Ask;
+use crate::signal_spec::SignalSpec;
 
 #[derive(clap::Args, Debug)]
 #[group(skip)]
@@ -29,12 +29,12 @@ pub(super) struct Args {
 
     /// Mean time between two samples, as in 300ns; max for as fast as possible; auto adapts it, from
     /// 1us up, so that observation costs the program 2 %
-    #[arg(long, value_name = "TIME", default_value = "auto", value_parser = pace)]
-    pub(super) period: Pace,
+    #[arg(long, value_name = "TIME", default_value = "auto", value_parser = parse_period)]
+    pub(super) period: PeriodChoice,
 
     /// A signal to watch; may be repeated [default: task, function and tag]
-    #[arg(long, value_name = "SIGNAL", value_parser = Ask::parse)]
-    pub(super) watch: Vec<Ask>,
+    #[arg(long, value_name = "SIGNAL", value_parser = SignalSpec::parse)]
+    pub(super) watch: Vec<SignalSpec>,
 
     /// The rate of a counter, per time or per another counter: calls, instructions/cycles, or a
     /// SYMBOL; may be repeated
@@ -71,7 +71,7 @@ pub(super) struct Args {
     pub(super) bridge: Option<Duration>,
 
     /// Memory for the recording
-    #[arg(long, value_name = "SIZE", default_value = "64MB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "64MB", value_parser = parse_size)]
     pub(super) memory: usize,
 
     /// Write the recording to this file
@@ -84,8 +84,8 @@ pub(super) struct Args {
     pub(super) measure_cost: bool,
 
     /// The counter of progress for --measure-cost [default: calls]
-    #[arg(long, value_name = "SIGNAL", requires = "measure_cost", value_parser = Ask::parse)]
-    pub(super) progress: Option<Ask>,
+    #[arg(long, value_name = "SIGNAL", requires = "measure_cost", value_parser = SignalSpec::parse)]
+    pub(super) progress: Option<SignalSpec>,
 
     /// Show what runs, once a second; on a terminal, q ends the run, and the program's output is
     /// printed after it
@@ -128,7 +128,7 @@ impl Args {
     pub(super) fn wants_functions(&self) -> bool {
         self.watch.is_empty()
             || !self.count_at.is_empty()
-            || self.watch.contains(&Ask::Function)
+            || self.watch.contains(&SignalSpec::Function)
             || self.rate.iter().any(|rate| rate.split('/').any(|word| word == "calls"))
     }
 }
@@ -143,26 +143,24 @@ pub(super) enum Keep {
 
 /// How often to take a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pace {
+pub(super) enum PeriodChoice {
     Auto,
     Max,
     Every(Duration),
 }
 
-fn pace(text: &str) -> Result<Pace, String> {
+fn parse_period(text: &str) -> Result<PeriodChoice, String> {
     match text {
-        "auto" => Ok(Pace::Auto),
-        "max" => Ok(Pace::Max),
+        "auto" => Ok(PeriodChoice::Auto),
+        "max" => Ok(PeriodChoice::Max),
         text => match duration::parse(text)? {
-            Duration::ZERO => {
-                Err("the period is 0: use max for as fast as possible".to_owned())
-            }
-            every => Ok(Pace::Every(every)),
+            Duration::ZERO => Err("the period is 0: use max for as fast as possible".to_owned()),
+            every => Ok(PeriodChoice::Every(every)),
         },
     }
 }
 
-fn size(text: &str) -> Result<usize, String> {
+fn parse_size(text: &str) -> Result<usize, String> {
     let say = || "expected a whole number with KB, MB or GB, as in 256MB".to_owned();
     let unit = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(say)?;
     let (number, unit) = text.split_at(unit);
@@ -192,9 +190,9 @@ pub(super) fn check_args(args: &Args) -> Result<(), Failure> {
         return wrong("--share", why, "leave it out, or name a process with -p");
     }
     let mut watched = args.watch.iter();
-    while let Some(ask) = watched.next() {
-        if watched.as_slice().contains(ask) {
-            let what = format!("--watch {:?}", ask.to_string());
+    while let Some(spec) = watched.next() {
+        if watched.as_slice().contains(spec) {
+            let what = format!("--watch {:?}", spec.to_string());
             return wrong(&what, "it is named twice", "name it once");
         }
     }
@@ -210,7 +208,7 @@ fn check_counters(args: &Args) -> Result<(), Failure> {
         return Ok(());
     };
     let what = format!("--rate {rate:?}");
-    Err(match count::lacking() {
+    Err(match count::missing_counters() {
         Some((why, fix)) => Failure::new(Status::Unsupported, what, why, fix),
         None => {
             let why = "no function publishes the counts of its thread";
@@ -241,14 +239,17 @@ mod tests {
 
     #[test]
     fn periods_and_sizes_are_checked() {
-        assert_eq!((pace("auto"), pace("max")), (Ok(Pace::Auto), Ok(Pace::Max)));
-        assert_eq!(pace("300ns"), Ok(Pace::Every(Duration::from_nanos(300))));
+        assert_eq!(
+            (parse_period("auto"), parse_period("max")),
+            (Ok(PeriodChoice::Auto), Ok(PeriodChoice::Max))
+        );
+        assert_eq!(parse_period("300ns"), Ok(PeriodChoice::Every(Duration::from_nanos(300))));
         for wrong in ["0", "0us", "-5us", "1ps", "", "fast"] {
-            assert!(pace(wrong).is_err(), "{wrong:?}");
+            assert!(parse_period(wrong).is_err(), "{wrong:?}");
         }
-        assert_eq!((size("256MB"), size("1KB")), (Ok(256 << 20), Ok(1 << 10)));
+        assert_eq!((parse_size("256MB"), parse_size("1KB")), (Ok(256 << 20), Ok(1 << 10)));
         for wrong in ["", "0MB", "1", "1TB", "-1MB", "99999999999GB"] {
-            assert!(size(wrong).is_err(), "{wrong:?}");
+            assert!(parse_size(wrong).is_err(), "{wrong:?}");
         }
     }
 }

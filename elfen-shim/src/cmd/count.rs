@@ -9,10 +9,10 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output;
 use elfen_rt::count::{self, Lacks};
 
-use crate::symbols::{Saying, Symbols};
+use crate::symbols::{FunctionReporting, Symbols};
 
 /// Makes the preload library's argument for these functions: `,DEVICE:INODE:ADDRESS` for each.
-pub(super) fn order(
+pub(super) fn preload_argument(
     names: &[String],
     file: &Path,
     symbols: Option<&Symbols>,
@@ -25,8 +25,8 @@ pub(super) fn order(
         Failure::new(Status::Usage, format!("--count-at {name:?}"), why, fix)
     };
     let first = &names[0];
-    let can = [Some(Saying::Entries), Some(Saying::EntriesAndReturns)];
-    let Some(symbols) = symbols.filter(|symbols| can.contains(&symbols.saying)) else {
+    let can = [Some(FunctionReporting::Entries), Some(FunctionReporting::EntriesAndReturns)];
+    let Some(symbols) = symbols.filter(|symbols| can.contains(&symbols.reporting)) else {
         let why = "the program's functions have no room at their entries";
         return Err(wrong(first, &why, "build it with -fpatchable-function-entry=43"));
     };
@@ -43,7 +43,7 @@ pub(super) fn order(
         };
         order += &format!(",{}:{}:{start}", about.dev(), about.ino());
     }
-    match lacking() {
+    match missing_counters() {
         None => Ok(order),
         Some((why, fix)) => {
             Err(Failure::new(Status::Unsupported, format!("--count-at {first:?}"), why, fix))
@@ -52,7 +52,7 @@ pub(super) fn order(
 }
 
 /// Returns why threads cannot count their instructions on this machine, and how to change that.
-pub(super) fn lacking() -> Option<(String, &'static str)> {
+pub(super) fn missing_counters() -> Option<(String, &'static str)> {
     match count::probe() {
         Ok(()) => None,
         Err(Lacks::Open(error)) => {
@@ -76,7 +76,7 @@ pub(super) fn lacking() -> Option<(String, &'static str)> {
 }
 
 /// Warns of functions and threads that were not counted.
-pub(super) fn warn_of(names: &[String], (counting, uncounted): (u64, u64)) {
+pub(super) fn warn_uncounted(names: &[String], (counting, uncounted): (u64, u64)) {
     let silent = (names.len() as u64).saturating_sub(counting);
     if silent > 0 {
         output::warn(&format!(

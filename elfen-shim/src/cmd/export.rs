@@ -9,7 +9,7 @@ use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
 
 use super::show::{between, open};
-use crate::export::{self, Form};
+use crate::export::{self, ExportFormat};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,7 +28,7 @@ pub(super) struct Args {
 
     /// csv; perfetto; firefox, for profiler.firefox.com; or folded stacks for flame graphs
     #[arg(long = "as", value_name = "FORM", value_enum, default_value = "csv")]
-    form: Form,
+    format: ExportFormat,
 
     /// The signal of folded stacks, as in tag [default: function, else tag, else task]
     #[arg(long, value_name = "SIGNAL")]
@@ -45,7 +45,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let recording = open(&args.file, args.between, args.bridge)?;
-    let (events, most) = (export::events(&recording), args.form.events_max());
+    let (events, most) = (export::events(&recording), args.format.events_max());
     if events > most {
         let why = format!("it has {events} events, and viewers open at most {most}");
         let fix = "export a part with --between";
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let what = format!("--signal {:?}", wanted.unwrap_or_default());
         Failure::new(Status::Usage, what, why, fix)
     };
-    if wanted.is_some() && args.form != Form::Folded {
+    if wanted.is_some() && args.format != ExportFormat::Folded {
         let fix = "leave it out, or use --as folded";
         return Err(wrong("other formats contain all signals".to_owned(), fix));
     }
@@ -64,6 +64,6 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let why = format!("the recording's signals with names are {}", names.join(", "));
         wrong(why, "use one of them")
     })?;
-    export::write(&recording, args.form, &signals, out).map_err(Failure::output)?;
+    export::write(&recording, args.format, &signals, out).map_err(Failure::output)?;
     Ok(ExitCode::SUCCESS)
 }

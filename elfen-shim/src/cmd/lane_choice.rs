@@ -10,12 +10,12 @@ use crate::observe::OBSERVERS_MAX;
 
 /// The lanes of a run.
 #[derive(Clone, Debug)]
-pub(super) struct Chosen {
+pub(super) struct LaneChoice {
     pub(super) on: CpuSet,
     pub(super) from: CpuSet,
 }
 
-impl Chosen {
+impl LaneChoice {
     /// Divides the observed lanes among the observers' lanes. Consecutive lanes go to one observer,
     /// because CPUs with consecutive numbers often share caches.
     pub(super) fn parts(&self) -> Vec<(u32, CpuSet)> {
@@ -40,7 +40,7 @@ pub(super) fn choose(
     from: Option<&CpuSet>,
     sibling: bool,
     allowed: &CpuSet,
-) -> Result<Chosen, Failure> {
+) -> Result<LaneChoice, Failure> {
     choose_of(&topology(&Source::live())?, on, from, sibling, allowed)
 }
 
@@ -50,7 +50,7 @@ fn choose_of(
     from: Option<&CpuSet>,
     sibling: bool,
     allowed: &CpuSet,
-) -> Result<Chosen, Failure> {
+) -> Result<LaneChoice, Failure> {
     let usage = |why: String| {
         let fix = format!("use CPUs {}", topology.usable);
         Failure::new(Status::Usage, "lanes", why, fix)
@@ -105,7 +105,7 @@ fn choose_of(
         let fix = format!("name at most one lane per observed lane, and at most {OBSERVERS_MAX}");
         return Err(Failure::new(Status::Usage, "--from", why, fix));
     }
-    Ok(Chosen { on, from })
+    Ok(LaneChoice { on, from })
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
             let from = from.map(|from| [from].into_iter().collect());
             choose_of(topology, on.as_ref(), from.as_ref(), sibling, &topology.usable)
         };
-        let why = |chosen: Result<Chosen, Failure>| chosen.unwrap_err().to_string();
+        let why = |chosen: Result<LaneChoice, Failure>| chosen.unwrap_err().to_string();
         let desktop = recorded("desktop-2way.machine");
         let core = &desktop.core_of(0).unwrap().lanes;
         let sibling = core.iter().find(|&lane| lane != 0).unwrap();

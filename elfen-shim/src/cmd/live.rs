@@ -12,7 +12,7 @@ use elfen_console::table;
 use elfen_console::terminal::{Input, Screen};
 
 use crate::clock::Clock;
-use crate::live::{Live, Seen};
+use crate::live::{LiveTotals, SignalTotals};
 use crate::recording::{Kind, Signal};
 use crate::symbols::{Layout, NO_NAME, Names, name_value};
 use crate::text::clipped;
@@ -22,24 +22,24 @@ const EVERY: Duration = Duration::from_secs(1);
 const ROWS: usize = 8;
 
 /// The view: what it shows, and the totals of a second ago.
-pub(super) struct Picture {
+pub(super) struct LiveView {
     /// The totals of each observer.
-    pub(super) lives: Vec<Arc<Live>>,
+    pub(super) lives: Vec<Arc<LiveTotals>>,
     pub(super) signals: Vec<Signal>,
     pub(super) clock: Clock,
     /// The observed process, by id and name.
     pub(super) own: (u32, String),
     pub(super) screen: Option<Screen>,
     names: HashMap<(usize, u64), String>,
-    last: Vec<Seen>,
+    last: Vec<SignalTotals>,
     last_samples: u64,
     began: Instant,
     next: Instant,
 }
 
-impl Picture {
+impl LiveView {
     pub(super) fn of(
-        lives: Vec<Arc<Live>>,
+        lives: Vec<Arc<LiveTotals>>,
         signals: Vec<Signal>,
         clock: Clock,
         own: (u32, String),
@@ -47,7 +47,7 @@ impl Picture {
     ) -> Self {
         let began = Instant::now();
         Self {
-            last: vec![Seen::default(); signals.len()],
+            last: vec![SignalTotals::default(); signals.len()],
             lives,
             signals,
             clock,
@@ -61,7 +61,7 @@ impl Picture {
     }
 
     /// Shows the last second, if it is over.
-    pub(super) fn turn(&mut self, layout: &Layout, out: &mut dyn Write) -> Result<(), Failure> {
+    pub(super) fn refresh(&mut self, layout: &Layout, out: &mut dyn Write) -> Result<(), Failure> {
         if Instant::now() < self.next {
             return Ok(());
         }
@@ -90,9 +90,9 @@ impl Picture {
     }
 
     fn text(&mut self, layout: &Layout) -> String {
-        let seen: Vec<Seen> = self.lives.iter().flat_map(|live| live.all()).collect();
+        let seen: Vec<SignalTotals> = self.lives.iter().flat_map(|live| live.totals()).collect();
         let samples = self.lives.iter().map(|live| live.samples.load(Relaxed)).sum();
-        let since: Vec<Seen> =
+        let since: Vec<SignalTotals> =
             seen.iter().zip(&self.last).map(|(now, last)| now.since(last)).collect();
         // The longest gaps of any observer: all signals of one observer have the same gaps.
         let gap = since.iter().map(|one| one.gap).max().unwrap_or(0);
@@ -108,7 +108,7 @@ impl Picture {
             text += &self.of_tags(at, one);
         }
         let values = self.signals.iter().zip(&since).filter(|(one, _)| one.kind == Kind::Values);
-        let row = |(signal, seen): (&Signal, &Seen)| {
+        let row = |(signal, seen): (&Signal, &SignalTotals)| {
             let now = seen.now.map_or_else(|| "-".to_owned(), |now| signal.number(now).to_string());
             vec![clipped(&signal.name), now, seen.new_values.to_string()]
         };
@@ -123,7 +123,7 @@ impl Picture {
     }
 
     /// Names all new values. Each file is read at most once for that.
-    fn name_all(&mut self, since: &[Seen], layout: &Layout) {
+    fn name_all(&mut self, since: &[SignalTotals], layout: &Layout) {
         let mut names: Option<Names> = None;
         for (at, one) in since.iter().enumerate() {
             let signal = &self.signals[at];
@@ -143,7 +143,7 @@ impl Picture {
         }
     }
 
-    fn of_tags(&self, at: usize, seen: &Seen) -> String {
+    fn of_tags(&self, at: usize, seen: &SignalTotals) -> String {
         let signal = &self.signals[at];
         let mut by_name: HashMap<&str, u64> = HashMap::new();
         for (value, ticks) in &seen.tags {

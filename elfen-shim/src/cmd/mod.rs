@@ -4,19 +4,19 @@
 mod args;
 mod count;
 mod export;
-mod outcome;
 mod gather;
 mod lane_choice;
 mod live;
-mod suggestions;
 mod observe;
+mod outcome;
 mod process;
 mod show;
 mod signals;
+mod suggestions;
 mod target;
 mod wait;
 
-pub use signals::{Allowed, Not, allowed};
+pub use signals::{Unavailable, WatchableSignals, watchable_signals};
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -9,28 +9,28 @@ use elfen_console::failure::Failure;
 
 use crate::clock::{Clock, Moment};
 use crate::cost::cost_of;
-use crate::reach::Stopped;
-use crate::recorder::Ended;
-use crate::recording::{self, Dte, Head, Observing, Periods, Pool, Recording, Signal};
-use crate::session::Seen;
+use crate::reach::StopTimes;
+use crate::recorder::EndReason;
+use crate::recording::{self, Dte, Head, ObserverHead, Periods, Pool, Recording, Signal};
+use crate::session::ObserverResult;
 use crate::symbols::{Layout, Names, name_value, name_values};
 
 /// The facts about a run that the observers do not know.
-pub(super) struct Known {
+pub(super) struct RunFacts {
     pub(super) program: String,
     pub(super) process: u32,
     pub(super) children: bool,
     pub(super) on: String,
     pub(super) from: u32,
     /// Empty if there is only one.
-    pub(super) observers: Vec<Observing>,
+    pub(super) observers: Vec<ObserverHead>,
     pub(super) clock: Clock,
     /// Just before the first sample.
     pub(super) began: Moment,
     pub(super) asked_period_ns: Option<u64>,
     pub(super) line_round_trip_ns: Option<u64>,
     pub(super) steal_ns: u64,
-    pub(super) stopped: Stopped,
+    pub(super) stopped: StopTimes,
     pub(super) refused_threads: u64,
     pub(super) entries: u64,
     pub(super) ambiguous: u64,
@@ -48,49 +48,52 @@ pub(super) struct Known {
 }
 
 /// Makes the recording, with the names of all values.
-pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recording::ReadError> {
-    let clock = known.clock;
+pub(super) fn make_recording(
+    facts: RunFacts,
+    seen: &ObserverResult,
+) -> Result<Recording, recording::ReadError> {
+    let clock = facts.clock;
     let (median, p99) = seen.period_ticks;
     let (median, p99) = (clock.ns(median), clock.ns(p99));
-    let mut names = Names::of(known.layout);
-    let own = (known.process, known.program.clone());
+    let mut names = Names::of(facts.layout);
+    let own = (facts.process, facts.program.clone());
     let (cost, cost_unknown) = match &seen.cost_ratios {
-        None => (None, known.cost_unknown),
+        None => (None, facts.cost_unknown),
         Some(ratios) => match cost_of(ratios) {
             Some(cost) => (Some(cost), String::new()),
             None => (None, "there was too little progress in the unobserved phases".into()),
         },
     };
     let mut head = Head {
-        program: known.program,
-        process: known.process,
-        children: known.children,
+        program: facts.program,
+        process: facts.process,
+        children: facts.children,
         machine: machine(),
-        on: known.on,
-        from: known.from,
-        observers: known.observers,
+        on: facts.on,
+        from: facts.from,
+        observers: facts.observers,
         clock,
-        began: Some(known.began),
-        asked_period_ns: known.asked_period_ns,
-        line_round_trip_ns: known.line_round_trip_ns,
-        signals: known.signals,
+        began: Some(facts.began),
+        asked_period_ns: facts.asked_period_ns,
+        line_round_trip_ns: facts.line_round_trip_ns,
+        signals: facts.signals,
         samples: seen.samples,
-        period_ns: Periods { asked: known.asked_period_ns, median, p99 },
-        steal_ns: known.steal_ns,
-        stopped_ns: known.stopped.to_share_ns + known.stopped.at_end_ns,
-        stopped_at_end_ns: known.stopped.at_end_ns,
+        period_ns: Periods { asked: facts.asked_period_ns, median, p99 },
+        steal_ns: facts.steal_ns,
+        stopped_ns: facts.stopped.to_share_ns + facts.stopped.at_end_ns,
+        stopped_at_end_ns: facts.stopped.at_end_ns,
         missed_switches: seen.missed_switches,
-        refused_threads: known.refused_threads,
-        entries: known.entries,
-        ambiguous: known.ambiguous,
-        keeps_samples: known.keeps_samples,
-        bridge_ns: known.bridge_ns,
+        refused_threads: facts.refused_threads,
+        entries: facts.entries,
+        ambiguous: facts.ambiguous,
+        keeps_samples: facts.keeps_samples,
+        bridge_ns: facts.bridge_ns,
         rates: Vec::new(),
         dte: None,
         cost,
         cost_unknown,
-        ended: ended(seen.ended).to_owned(),
-        exit_status: known.exit_status,
+        ended: reason_text(seen.ended).to_owned(),
+        exit_status: facts.exit_status,
     };
     if crate::reach::saw_truncated_file() {
         head.ended = "a watched file was truncated, and its values have been 0 since".to_owned();
@@ -98,16 +101,16 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
     if seen.failed_reads > 0 {
         head.ended = format!("{} readings of the process's memory failed", seen.failed_reads);
     }
-    if known.is_silent {
+    if facts.is_silent {
         head.ended = "no function reported that it runs: an entry has less than five bytes of \
                       room, or the program had threads before its main function"
             .to_owned();
     }
-    if known.not_shared > 0 {
+    if facts.not_shared > 0 {
         head.ended = format!(
             "{} pages of globals were not shared: the program ended at once, it loads no preload \
              library (static, setuid), or the pages become read-only at its start",
-            known.not_shared
+            facts.not_shared
         );
     }
     let tags = seen.tag_signal.and_then(|index| head.signals.get(index)).cloned();
@@ -127,18 +130,18 @@ pub(super) fn recording(known: Known, seen: &Seen) -> Result<Recording, recordin
     if seen.tally.is_none()
         && let Some((first, _)) = found.span()
     {
-        found.head.began = Some(known.began.at(first, &clock));
+        found.head.began = Some(facts.began.at(first, &clock));
     }
     name_values(&mut found, &mut names, &own);
     Ok(found)
 }
 
-fn ended(ended: Ended) -> &'static str {
+fn reason_text(ended: EndReason) -> &'static str {
     match ended {
-        Ended::Told | Ended::Time | Ended::Until => "",
-        Ended::Full => "its memory is full: set --memory, or keep only the end with --last",
-        Ended::Moved => "the observer was moved off its lane",
-        Ended::Unshared => {
+        EndReason::Stopped | EndReason::Deadline | EndReason::Until => "",
+        EndReason::Full => "its memory is full: set --memory, or keep only the end with --last",
+        EndReason::Moved => "the observer was moved off its lane",
+        EndReason::Unshared => {
             "the supervisor of the shared pages was killed; the pages are private again"
         }
     }

@@ -39,7 +39,7 @@ pub(super) fn check_process(process: u32) -> Result<(), Failure> {
 }
 
 /// Finds the page that a running process has created for its threads.
-pub(super) fn page_of(process: u32) -> Option<&'static Page<ThreadSlot>> {
+pub(super) fn find_thread_page(process: u32) -> Option<&'static Page<ThreadSlot>> {
     let all = mappings(process).ok()?;
     let segments = all.iter().filter(|mapping| mapping.name.starts_with("/SYSV"));
     let mut pages = segments.filter_map(|mapping| {
@@ -51,7 +51,7 @@ pub(super) fn page_of(process: u32) -> Option<&'static Page<ThreadSlot>> {
 
 /// Creates the page for the threads of a program to start. Its segment has no name, so it is freed
 /// with the last process that maps it.
-pub(super) fn new_page() -> Result<&'static Page<ThreadSlot>, Failure> {
+pub(super) fn create_thread_page() -> Result<&'static Page<ThreadSlot>, Failure> {
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Status::Failed, "memory for threads", error, "see `ipcs -l` for the limits")
     };
@@ -64,7 +64,7 @@ pub(super) fn new_page() -> Result<&'static Page<ThreadSlot>, Failure> {
 }
 
 /// Opens the task map, if this user may.
-pub(super) fn task_map() -> Result<&'static TaskMap, String> {
+pub(super) fn open_task_map() -> Result<&'static TaskMap, String> {
     match task_map::open() {
         Ok((map, _)) => Ok(Box::leak(Box::new(map))),
         Err(error) => Err(error.to_string()),

@@ -63,7 +63,7 @@ pub(super) fn open(
         recording.head.bridge_ns = u64::try_from(bridge.as_nanos()).unwrap_or(u64::MAX);
     }
     if let Some((from, to)) = between {
-        recording.between(from, to);
+        recording.cut_to(from, to);
     }
     Ok(recording)
 }

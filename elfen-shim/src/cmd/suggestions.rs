@@ -5,10 +5,10 @@ use elfen_console::shell;
 
 use super::args::Args;
 use crate::summary::Summary;
-use crate::symbols::{GlobalKind, Saying, Symbols};
+use crate::symbols::{FunctionReporting, GlobalKind, Symbols};
 
 /// Names of a program's own writable globals, from its symbols.
-pub(super) fn globals(symbols: Option<&Symbols>) -> Vec<String> {
+pub(super) fn own_globals(symbols: Option<&Symbols>) -> Vec<String> {
     let all = symbols.map_or(&[][..], |symbols| &symbols.globals);
     // Globals of the C library that the linker copies into programs.
     const NOT_ITS_OWN: [&str; 8] =
@@ -21,11 +21,11 @@ pub(super) fn globals(symbols: Option<&Symbols>) -> Vec<String> {
 }
 
 /// The sentences for this run; `no_map` is the reason why there is no task map.
-pub(super) fn more(
+pub(super) fn suggestions(
     args: &Args,
     summary: &Summary,
     no_map: Option<&str>,
-    saying: Option<Saying>,
+    reporting: Option<FunctionReporting>,
     globals: &[String],
 ) -> Vec<String> {
     let mut more = Vec::new();
@@ -56,7 +56,7 @@ pub(super) fn more(
             }
         ),
     });
-    if saying.is_none() {
+    if reporting.is_none() {
         more.push(
             "its functions: build it with gcc's -fpatchable-function-entry=43 and \
              -mfunction-return=thunk-extern, and link it with libelfen_return.a"

@@ -12,34 +12,34 @@ use elfen_rt::signal::thread::ThreadSlot;
 
 use super::args::Args;
 use super::count;
-use super::gather::{share, share_running};
-use super::lane_choice::Chosen;
-use super::suggestions::globals;
-use super::process::{new_page, page_of};
-use super::wait::take_signals;
-use crate::program::{self, Held, Start, StartError};
-use crate::reach::Keeper;
-use crate::signal_spec::Ask;
-use crate::symbols::{Layout, Saying, Symbols};
+use super::gather::{share_at_start, share_running};
+use super::lane_choice::LaneChoice;
+use super::process::{create_thread_page, find_thread_page};
+use super::suggestions::own_globals;
+use super::wait::block_signals;
+use crate::program::{self, PendingProgram, StartError, StartOptions};
+use crate::reach::PageSupervisor;
+use crate::signal_spec::SignalSpec;
+use crate::symbols::{FunctionReporting, Layout, Symbols};
 
 /// The observed program, and what is known of it.
 #[derive(Default)]
-pub(super) struct Started {
+pub(super) struct Target {
     /// Its process, which waits until the observers run.
-    pub(super) held: Option<Held>,
+    pub(super) pending: Option<PendingProgram>,
     pub(super) child: Option<Child>,
     /// The supervisor of pages that are shared during the run.
-    pub(super) keeper: Option<Keeper>,
+    pub(super) supervisor: Option<PageSupervisor>,
     pub(super) process: u32,
     pub(super) page: Option<&'static Page<ThreadSlot>>,
-    pub(super) globals: Vec<(String, crate::reach::Place)>,
+    pub(super) globals: Vec<(String, crate::reach::NumberLocation)>,
     /// Pages of globals that it is to share from its start.
     pub(super) shared_pages: u64,
     pub(super) name: String,
     /// Names of some of its globals.
     pub(super) own_globals: Vec<String>,
     /// How its functions report that they run.
-    pub(super) saying: Option<Saying>,
+    pub(super) reporting: Option<FunctionReporting>,
 }
 
 /// Creates a file without a name for the program's output, which is printed at the end.
@@ -54,66 +54,69 @@ pub(super) fn create_output_file() -> Result<File, Failure> {
 
 /// Prepares the program to start, or finds the running process. `output` is a file for the output of
 /// a program without a terminal.
-pub(super) fn start(
+pub(super) fn prepare_target(
     args: &Args,
-    chosen: &Chosen,
+    chosen: &LaneChoice,
     layout: &mut Layout,
     output: Option<&File>,
     signals: nix::sys::signal::SigSet,
-) -> Result<Started, Failure> {
+) -> Result<Target, Failure> {
     if args.program.is_empty() {
         let process = args.process.unwrap_or(0);
         if process != 0 {
-            layout.look(process);
+            layout.update(process);
         }
-        let page = page_of(process);
+        let page = find_thread_page(process);
         let name = match args.process {
             Some(process) => program::name_of(process).unwrap_or_default(),
             None => "all tasks".to_owned(),
         };
-        let (globals, keeper) = if args.share {
+        let (globals, supervisor) = if args.share {
             let lanes = &chosen.on.iter().chain(chosen.from.iter()).collect();
             let (watch, rate) = (&args.watch, &args.rate);
-            let (globals, keeper) = share_running(watch, rate, process, layout, lanes)?;
-            (globals, Some(keeper))
+            let (globals, supervisor) = share_running(watch, rate, process, layout, lanes)?;
+            (globals, Some(supervisor))
         } else {
             (Vec::new(), None)
         };
-        return Ok(Started { keeper, process, page, globals, name, ..Started::default() });
+        return Ok(Target { supervisor, process, page, globals, name, ..Target::default() });
     }
-    let page = new_page()?;
+    let page = create_thread_page()?;
     let file = crate::reach::program_file(&args.program[0]);
     let symbols = file.as_deref().and_then(|file| Symbols::read(file, file));
     let (places, shared) = match &file {
-        Some(file) => share(&args.watch, &args.rate, file)?,
+        Some(file) => share_at_start(&args.watch, &args.rate, file)?,
         None => (Vec::new(), None),
     };
     let counted = match &file {
-        Some(file) => count::order(&args.count_at, file, symbols.as_ref())?,
+        Some(file) => count::preload_argument(&args.count_at, file, symbols.as_ref())?,
         None => String::new(),
     };
-    let own_globals = globals(symbols.as_ref());
+    let own_globals = own_globals(symbols.as_ref());
     let shares = shared.as_ref().filter(|shared| !shared.is_empty());
-    let saying = symbols.and_then(|symbols| symbols.saying).filter(|_| args.wants_functions());
-    let library = takes_a_library(&args.program[0]);
+    let reporting =
+        symbols.and_then(|symbols| symbols.reporting).filter(|_| args.wants_functions());
+    let library = check_preload(&args.program[0]);
     // If the preload library cannot be loaded, functions that the user did not name are left out.
-    let saying = match (&library, saying) {
-        (Err(_), Some(_)) if !args.watch.contains(&Ask::Function) && counted.is_empty() => None,
-        (_, saying) => saying,
+    let reporting = match (&library, reporting) {
+        (Err(_), Some(_)) if !args.watch.contains(&SignalSpec::Function) && counted.is_empty() => {
+            None
+        }
+        (_, reporting) => reporting,
     };
-    if saying.is_some() || shares.is_some() {
+    if reporting.is_some() || shares.is_some() {
         library?;
     }
-    let functions = match saying {
+    let functions = match reporting {
         None => "-",
-        Some(Saying::Hooks) => "hooks",
-        Some(Saying::Entries | Saying::EntriesAndReturns) => "entries",
+        Some(FunctionReporting::Hooks) => "hooks",
+        Some(FunctionReporting::Entries | FunctionReporting::EntriesAndReturns) => "entries",
     };
-    let preload = (saying.is_some() || shares.is_some()).then(|| {
-        let globals = shares.map(crate::reach::SharedGlobals::order);
+    let preload = (reporting.is_some() || shares.is_some()).then(|| {
+        let globals = shares.map(crate::reach::SharedGlobals::preload_argument);
         format!("{functions}{counted} {}", globals.as_deref().unwrap_or("-"))
     });
-    let order = Start {
+    let order = StartOptions {
         words: &args.program,
         on: &chosen.on,
         segment: page.memory().segment_id().unwrap_or(-1),
@@ -125,25 +128,26 @@ pub(super) fn start(
         },
         signals,
     };
-    take_signals()?;
-    let held = program::start(&order).map_err(|error| not_started(&args.program[0], &error))?;
-    let (process, name) = (held.process, args.program[0].to_string_lossy().into_owned());
+    block_signals()?;
+    let pending =
+        program::spawn_pending(&order).map_err(|error| start_failure(&args.program[0], &error))?;
+    let (process, name) = (pending.process, args.program[0].to_string_lossy().into_owned());
     let shared_pages = shares.map_or(0, crate::reach::SharedGlobals::pages);
-    Ok(Started {
-        held: Some(held),
+    Ok(Target {
+        pending: Some(pending),
         process,
         page: Some(page),
         globals: places,
         shared_pages,
         name,
         own_globals,
-        saying,
-        ..Started::default()
+        reporting,
+        ..Target::default()
     })
 }
 
 /// Refuses a program that loads no preload library, which reports functions and shares globals.
-fn takes_a_library(program: &OsString) -> Result<(), Failure> {
+fn check_preload(program: &OsString) -> Result<(), Failure> {
     let reason = inspect(program).and_then(|program| program.takes_a_library()).err();
     reason.map_or(Ok(()), |reason| {
         let fix = "watch tag or task, or name it with -p when it runs";
@@ -152,7 +156,7 @@ fn takes_a_library(program: &OsString) -> Result<(), Failure> {
     })
 }
 
-pub(super) fn not_started(program: &OsString, error: &StartError) -> Failure {
+pub(super) fn start_failure(program: &OsString, error: &StartError) -> Failure {
     let what = format!("program {:?}", program.to_string_lossy());
     let fix = match error {
         StartError::NotFound | StartError::NoProgram => "name a program in PATH, or its file",

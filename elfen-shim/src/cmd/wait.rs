@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use elfen_console::failure::{Failure, Status};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 
-use super::live::Picture;
+use super::live::LiveView;
 use crate::observers::Observers;
 use crate::program::status_of;
-use crate::reach::Keeper;
-use crate::recorder::Orders;
+use crate::reach::PageSupervisor;
+use crate::recorder::ObserverControl;
 use crate::symbols::Layout;
 
 /// Returns the signal mask of this process.
@@ -25,15 +25,15 @@ pub(super) fn blocked_signals() -> nix::Result<SigSet> {
 
 /// Blocks the signals that end a run. Their default action would end this process, and the recording
 /// would be lost. Call it before starting a process or a thread, which inherit the mask.
-pub(super) fn take_signals() -> Result<(), Failure> {
-    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours()), None).map_err(not_waited)
+pub(super) fn block_signals() -> Result<(), Failure> {
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&handled_signals()), None).map_err(signal_failure)
 }
 
-pub(super) fn not_waited(error: nix::Error) -> Failure {
+pub(super) fn signal_failure(error: nix::Error) -> Failure {
     Failure::new(Status::Failed, "waiting for signals", error, "try again")
 }
 
-fn ours() -> SigSet {
+fn handled_signals() -> SigSet {
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD].into_iter().collect()
 }
 
@@ -53,10 +53,10 @@ pub(super) enum End {
 
 /// The interval between readings of the program's maps: short at first, because the program may end
 /// soon, and then longer and longer.
-const FIRST_LOOK: Duration = Duration::from_millis(2);
-const LAST_LOOK: Duration = Duration::from_secs(1);
+const FIRST_UPDATE: Duration = Duration::from_millis(2);
+const MAX_UPDATE: Duration = Duration::from_secs(1);
 /// The longest time between two checks of everything.
-const TURN: Duration = Duration::from_millis(50);
+const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// How long a program may run on after a signal while it is observed.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -65,35 +65,36 @@ pub(super) fn wait(
     child: &mut Option<Child>,
     process: Option<u32>,
     observer: &Observers,
-    orders: &Orders,
+    control: &ObserverControl,
     layout: &mut Layout,
-    keeper: Option<&Keeper>,
-    mut picture: Option<(&mut Picture, &mut dyn Write)>,
+    supervisor: Option<&PageSupervisor>,
+    mut view: Option<(&mut LiveView, &mut dyn Write)>,
 ) -> Result<End, Failure> {
-    let (began, mut look_every) = (Instant::now(), FIRST_LOOK);
-    let mut next_look = began;
+    let (began, mut update_every) = (Instant::now(), FIRST_UPDATE);
+    let mut next_update = began;
     // When to stop waiting after a signal, and the signal.
     let mut end_at: Option<(Instant, i32)> = None;
     loop {
-        if let Some(process) = process.filter(|_| Instant::now() >= next_look) {
-            layout.look(process);
-            next_look = Instant::now() + look_every;
-            look_every = (look_every * 3).min(LAST_LOOK);
+        if let Some(process) = process.filter(|_| Instant::now() >= next_update) {
+            layout.update(process);
+            next_update = Instant::now() + update_every;
+            update_every = (update_every * 3).min(MAX_UPDATE);
         }
-        let within = TURN.min(look_every);
+        let within = CHECK_EVERY.min(update_every);
         let mut signal = None;
-        if let Some((picture, out)) = &mut picture {
-            signal = picture.input(within);
-            if let Err(failure) = picture.turn(layout, out) {
-                orders.stop.store(true, Relaxed);
+        if let Some((view, out)) = &mut view {
+            signal = view.input(within);
+            if let Err(failure) = view.refresh(layout, out) {
+                control.stop.store(true, Relaxed);
                 return Err(failure);
             }
         }
-        let signal = signal.map_or_else(|| next_signal(within), |signal| signal.map(Received::by_key));
+        let signal =
+            signal.map_or_else(|| next_signal(within), |signal| signal.map(Received::by_key));
         if let Some(child) = child
             && let Ok(Some(status)) = child.try_wait()
         {
-            orders.stop.store(true, Relaxed);
+            control.stop.store(true, Relaxed);
             return Ok(End::Program(status_of(status)));
         }
         if let Some(received) = signal.filter(|received| received.signal != libc::SIGCHLD) {
@@ -106,15 +107,15 @@ pub(super) fn wait(
         if let Some((at, signal)) = end_at
             && Instant::now() >= at
         {
-            orders.stop.store(true, Relaxed);
+            control.stop.store(true, Relaxed);
             return Ok(End::Signal(signal));
         }
         if child.is_none() && process.is_some_and(is_gone) {
-            orders.stop.store(true, Relaxed);
+            control.stop.store(true, Relaxed);
             return Ok(End::Gone);
         }
-        if keeper.is_some_and(Keeper::was_killed) {
-            orders.stop.store(true, Relaxed);
+        if supervisor.is_some_and(PageSupervisor::was_killed) {
+            control.stop.store(true, Relaxed);
             return Ok(End::Unshared);
         }
         if observer.is_done() {
@@ -136,7 +137,7 @@ pub(super) fn wait_for_exit(child: &mut Child) -> i32 {
         {
             return 128 + signal;
         }
-        let within = if end_at.is_some() { TURN } else { LAST_LOOK };
+        let within = if end_at.is_some() { CHECK_EVERY } else { MAX_UPDATE };
         let signal = next_signal(within);
         if let Some(received) = signal.filter(|received| received.signal != libc::SIGCHLD) {
             received.pass_on(child);
@@ -176,7 +177,7 @@ fn next_signal(within: Duration) -> Option<Received> {
         tv_sec: i64::try_from(within.as_secs()).unwrap_or(0),
         tv_nsec: within.subsec_nanos().into(),
     };
-    let set = ours();
+    let set = handled_signals();
     let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: all three pointers are to local values that live until the call returns.
     let signal = unsafe { libc::sigtimedwait(set.as_ref(), info.as_mut_ptr(), &within) };

@@ -15,14 +15,14 @@ use crate::symbols::NO_NAME;
 
 /// The values of `--as`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Form {
+pub enum ExportFormat {
     Csv,
     Perfetto,
     Firefox,
     Folded,
 }
 
-impl Form {
+impl ExportFormat {
     /// The largest number of events that its viewer opens.
     pub fn events_max(self) -> usize {
         match self {
@@ -41,15 +41,15 @@ pub fn events(recording: &Recording) -> usize {
 /// Writes a recording. Folded stacks contain only `signals`: see [`stacked`].
 pub fn write(
     recording: &Recording,
-    form: Form,
+    format: ExportFormat,
     signals: &[usize],
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    match form {
-        Form::Csv => csv(recording, out),
-        Form::Perfetto => perfetto(recording, out),
-        Form::Firefox => firefox::write(recording, out),
-        Form::Folded => folded(recording, signals, out),
+    match format {
+        ExportFormat::Csv => csv(recording, out),
+        ExportFormat::Perfetto => perfetto(recording, out),
+        ExportFormat::Firefox => firefox::write(recording, out),
+        ExportFormat::Folded => folded(recording, signals, out),
     }
 }
 

@@ -33,8 +33,8 @@ pub fn find<'a>(
     name: &str,
     offset: u64,
     width: Width,
-) -> Result<(&'a Global, Width), Unreached> {
-    let wrong = |why: String| Err(Unreached::Wrong(why));
+) -> Result<(&'a Global, Width), ReachError> {
+    let wrong = |why: String| Err(ReachError::Invalid(why));
     let short = |global: &Global| {
         // The name without its namespaces, which must be unambiguous.
         global.name.rsplit("::").next() == Some(name)
@@ -80,7 +80,7 @@ pub fn find<'a>(
             global.size
         ));
     }
-    crate::signal_spec::aligned(global.address + offset, width).map_err(Unreached::Wrong)?;
+    crate::signal_spec::aligned(global.address + offset, width).map_err(ReachError::Invalid)?;
     Ok((global, width))
 }
 
@@ -172,14 +172,14 @@ impl SharedGlobals {
         global: &Global,
         offset: u64,
         width: Width,
-    ) -> Result<Place, Unreached> {
+    ) -> Result<NumberLocation, ReachError> {
         let about = fs::metadata(&global.path)?;
         let at = global.address + offset;
         let page = Page { device: about.dev(), inode: about.ino(), address: at & !(PAGE - 1) };
         let index = match self.pages.iter().position(|known| *known == page) {
             Some(index) => index,
             None if self.pages.len() as u64 >= PAGES_MAX => {
-                return Err(Unreached::Wrong("too many pages of globals".to_owned()));
+                return Err(ReachError::Invalid("too many pages of globals".to_owned()));
             }
             None => {
                 self.pages.push(page);
@@ -187,9 +187,9 @@ impl SharedGlobals {
             }
         };
         let in_file = index as u64 * PAGE + at % PAGE;
-        let word: &'static AtomicU64 = mapped::file_word(&self.file, in_file)?;
-        let ready = Some(mapped::file_word(&self.file, PAGES_MAX * PAGE + index as u64 * 8)?);
-        Ok(Place { word, offset: at % 8, width, source: Source::SharedAtStart, ready })
+        let word: &'static AtomicU64 = mapped::map_file_word(&self.file, in_file)?;
+        let ready = Some(mapped::map_file_word(&self.file, PAGES_MAX * PAGE + index as u64 * 8)?);
+        Ok(NumberLocation { word, offset: at % 8, width, source: Source::SharedAtStart, ready })
     }
 
     pub fn pages(&self) -> u64 {
@@ -201,7 +201,7 @@ impl SharedGlobals {
     }
 
     /// Arguments for the preload library: the descriptor of the file, and the address of each page.
-    pub fn order(&self) -> String {
+    pub fn preload_argument(&self) -> String {
         let pages = self.pages.iter();
         let page = |page: &Page| format!("{}:{}:{}", page.device, page.inode, page.address);
         let pages: Vec<String> = pages.map(page).collect();

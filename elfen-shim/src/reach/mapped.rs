@@ -20,18 +20,18 @@ const PAGE: u64 = 4096;
 
 /// Maps the word at `offset` of a process's mapping. Returns `None` if another process cannot map
 /// this kind of mapping.
-pub(super) fn word(
+pub(super) fn map_word(
     process: u32,
     mapping: &Mapping,
     offset: u64,
-) -> Result<Option<&'static AtomicU64>, Unreached> {
+) -> Result<Option<&'static AtomicU64>, ReachError> {
     if mapping.name.starts_with("/SYSV") {
         let id = mapping.file.as_ref().and_then(|(_, inode)| i32::try_from(*inode).ok());
         let Some(id) = id else { return Ok(None) };
         let Ok(memory) = Memory::attach_id(id, Access::Read) else { return Ok(None) };
         let at = usize::try_from((mapping.offset + offset) & !7).unwrap_or(usize::MAX);
         if at.saturating_add(8) > memory.len() {
-            return Err(Unreached::Failed("the segment ends before that address".to_owned()));
+            return Err(ReachError::Failed("the segment ends before that address".to_owned()));
         }
         let memory: &'static Memory = Box::leak(Box::new(memory));
         // SAFETY: the check above keeps these eight bytes within the segment.
@@ -42,17 +42,17 @@ pub(super) fn word(
     let path =
         format!("/proc/{process}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
     match File::open(path) {
-        Ok(file) => file_word(&file, mapping.offset + offset).map(Some),
+        Ok(file) => map_file_word(&file, mapping.offset + offset).map(Some),
         // This user may not open it, or it has no file: the caller reads it by a system call.
         Err(_) => Ok(None),
     }
 }
 
 /// Maps the word at an offset of a file.
-pub(super) fn file_word(file: &File, offset: u64) -> Result<&'static AtomicU64, Unreached> {
+pub(super) fn map_file_word(file: &File, offset: u64) -> Result<&'static AtomicU64, ReachError> {
     let length = file.metadata()?.len();
     if offset & !7 > length.saturating_sub(8) || length < 8 {
-        return Err(Unreached::Failed(format!(
+        return Err(ReachError::Failed(format!(
             "the file ends at byte {length}, before byte {offset}"
         )));
     }
@@ -121,10 +121,10 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &7_u64.to_le_bytes(), 4096 + 16).unwrap();
-        let word = file_word(&file, 4096 + 16).unwrap();
+        let word = map_file_word(&file, 4096 + 16).unwrap();
         assert_eq!((word.load(Relaxed), saw_truncated_file()), (7, false));
         file.set_len(4096).unwrap();
         assert_eq!((word.load(Relaxed), saw_truncated_file()), (0, true));
-        assert!(file_word(&file, 4096).is_err());
+        assert!(map_file_word(&file, 4096).is_err());
     }
 }

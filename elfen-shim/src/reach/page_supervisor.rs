@@ -29,59 +29,59 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
 use super::mapped;
-use super::{NumberLocation, ReachError};
 use super::shared_pages::{PAGE, SharedPages, is_ours, left_shared};
+use super::{NumberLocation, ReachError};
 use crate::recording::Source;
 use crate::signal_spec::Width;
 
 /// How long the observed process was stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stopped {
+pub struct StopTimes {
     pub to_share_ns: u64,
     pub at_end_ns: u64,
 }
 
 /// The command's handle of its page supervisor. Dropping it makes the pages private again.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct PageSupervisor {
     /// Closing this pipe ends the supervisor.
-    orders: Option<PipeWriter>,
+    lifeline: Option<PipeWriter>,
     answers: BufReader<PipeReader>,
     file: File,
     pages: Vec<u64>,
-    standby: Option<JoinHandle<Result<Option<Duration>, Unreached>>>,
+    standby: Option<JoinHandle<Result<Option<Duration>, ReachError>>>,
     killed: Arc<AtomicBool>,
     /// How long the process was stopped, to share the pages and to make them private again.
-    pub stopped: Stopped,
+    pub stopped: StopTimes,
     /// The number of forked children, and of those forked while the process had several threads.
     /// Their pages have the content of a moment after the fork.
     pub children: (u64, u64),
 }
 
-impl Keeper {
+impl PageSupervisor {
     /// Starts a supervisor that shares the pages of these addresses. The caller guarantees that this
     /// process has only one thread.
-    pub fn share(process: u32, addresses: &[u64], lanes: &CpuSet) -> Result<Self, Unreached> {
+    pub fn share(process: u32, addresses: &[u64], lanes: &CpuSet) -> Result<Self, ReachError> {
         let all = mappings(process)?;
         let wanted = addresses.iter().map(|at| at & !(PAGE - 1));
         let mut pages: Vec<u64> = wanted.chain(left_shared(&all)).collect();
         pages.sort_unstable();
         pages.dedup();
         check_pages(process, &pages)?;
-        let ((ordered, orders), (answered, answers)) = (io::pipe()?, io::pipe()?);
+        let ((lifeline_reader, lifeline), (answer_reader, answers)) = (io::pipe()?, io::pipe()?);
         let lanes = Mask::of(lanes);
         // SAFETY: the caller guarantees that there is only one thread, so no lock is held in the
         // child, and the child may call any function.
         match unsafe { fork() }.map_err(io::Error::from)? {
             ForkResult::Parent { child } => {
-                drop((ordered, answers));
-                let mut answers = BufReader::new(answered);
+                drop((lifeline_reader, answers));
+                let mut answers = BufReader::new(answer_reader);
                 let answer = read_line(&mut answers)?;
                 let words: Vec<u64> =
                     answer.split(' ').filter_map(|word| word.parse().ok()).collect();
                 let &[fd, stopped_ns] = &words[..] else {
                     let _ended = waitpid(child, None);
-                    return Err(Unreached::Failed(answer));
+                    return Err(ReachError::Failed(answer));
                 };
                 let file = File::options().read(true).open(format!("/proc/{child}/fd/{fd}"))?;
                 let killed = Arc::new(AtomicBool::new(false));
@@ -95,24 +95,24 @@ impl Keeper {
                     standby.wait()
                 })?;
                 Ok(Self {
-                    orders: Some(orders),
+                    lifeline: Some(lifeline),
                     answers,
                     file,
                     pages,
                     standby: Some(standby),
                     killed,
-                    stopped: Stopped { to_share_ns: stopped_ns, at_end_ns: 0 },
+                    stopped: StopTimes { to_share_ns: stopped_ns, at_end_ns: 0 },
                     children: (0, 0),
                 })
             }
             ForkResult::Child => {
-                drop((orders, answered));
+                drop((lifeline, answer_reader));
                 let _own = setsid();
                 let _lanes = lanes.impose_on(0);
                 // This requires CAP_SYS_RESOURCE. Without it, the standby thread of the command
                 // takes over if the supervisor is killed.
                 let _spared = fs::write("/proc/self/oom_score_adj", "-1000");
-                let done = supervise(process, &pages, &ordered, &answers);
+                let done = supervise(process, &pages, &lifeline_reader, &answers);
                 if let Err(error) = &done {
                     send_line(&answers, &error.to_string());
                 }
@@ -124,11 +124,11 @@ impl Keeper {
     }
 
     /// Returns where to read the number at an address that is shared.
-    pub fn place(&self, at: u64, width: Width) -> Result<Place, Unreached> {
+    pub fn place(&self, at: u64, width: Width) -> Result<NumberLocation, ReachError> {
         let index = self.pages.iter().position(|&page| page == at & !(PAGE - 1));
-        let index = index.ok_or_else(|| Unreached::Failed(format!("{at:#x} is not shared")))?;
-        let word = mapped::file_word(&self.file, index as u64 * PAGE + at % PAGE)?;
-        Ok(Place { word, offset: at % 8, width, source: Source::Shared, ready: None })
+        let index = index.ok_or_else(|| ReachError::Failed(format!("{at:#x} is not shared")))?;
+        let word = mapped::map_file_word(&self.file, index as u64 * PAGE + at % PAGE)?;
+        Ok(NumberLocation { word, offset: at % 8, width, source: Source::Shared, ready: None })
     }
 
     /// Returns whether the supervisor was killed. Then the pages are private or will be in a moment,
@@ -138,8 +138,8 @@ impl Keeper {
     }
 
     /// Ends the supervisor, which makes the pages private again.
-    pub fn end(&mut self) -> Result<(), Unreached> {
-        if self.orders.take().is_none() {
+    pub fn end(&mut self) -> Result<(), ReachError> {
+        if self.lifeline.take().is_none() {
             return Ok(());
         }
         let answer = read_line(&mut self.answers);
@@ -157,12 +157,12 @@ impl Keeper {
                 self.children = (forked, late);
                 Ok(())
             }
-            _ => Err(Unreached::Failed(answer)),
+            _ => Err(ReachError::Failed(answer)),
         }
     }
 }
 
-impl Drop for Keeper {
+impl Drop for PageSupervisor {
     fn drop(&mut self) {
         // The run already failed for another reason, which is printed.
         let _ended = self.end();
@@ -179,7 +179,7 @@ struct Standby {
 
 impl Standby {
     /// Returns how long it took to make the pages private; `None` if the supervisor did it.
-    fn wait(mut self) -> Result<Option<Duration>, Unreached> {
+    fn wait(mut self) -> Result<Option<Duration>, ReachError> {
         match waitpid(self.supervisor, None).map_err(io::Error::from)? {
             WaitStatus::Exited(_, 0) => Ok(None),
             _ => {
@@ -202,12 +202,12 @@ fn read_line(answers: &mut impl BufRead) -> io::Result<String> {
 }
 
 /// Refuses what cannot work, before the process is stopped.
-fn check_pages(process: u32, pages: &[u64]) -> Result<(), Unreached> {
-    let wrong = |why: String| Err(Unreached::Wrong(why));
+fn check_pages(process: u32, pages: &[u64]) -> Result<(), ReachError> {
+    let wrong = |why: String| Err(ReachError::Invalid(why));
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     if status.lines().any(|line| line.starts_with("Seccomp:") && !line.ends_with('0')) {
         let why = "its system calls are filtered (seccomp), so it cannot be made to call mmap";
-        return Err(Unreached::Failed(why.to_owned()));
+        return Err(ReachError::Failed(why.to_owned()));
     }
     let all = mappings(process)?;
     for page in pages {
@@ -231,9 +231,9 @@ fn check_pages(process: u32, pages: &[u64]) -> Result<(), Unreached> {
 fn supervise(
     process: u32,
     pages: &[u64],
-    orders: &PipeReader,
+    lifeline: &PipeReader,
     answers: &PipeWriter,
-) -> Result<(), Unreached> {
+) -> Result<(), ReachError> {
     let mut handled = SigSet::empty();
     handled.add(Signal::SIGCHLD);
     // All signals are blocked. If a signal ends the command, its pipe closes, and this process ends
@@ -241,7 +241,7 @@ fn supervise(
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None).map_err(io::Error::from)?;
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let signals = SignalFd::with_flags(&handled, flags).map_err(io::Error::from)?;
-    let touched = |error: TouchError| Unreached::Failed(error.to_string());
+    let touched = |error: TouchError| ReachError::Failed(error.to_string());
     let mut group = Group::seize(process).map_err(touched)?;
     let mut shared = SharedPages::of(pages);
     let began = Instant::now();
@@ -255,7 +255,7 @@ fn supervise(
     loop {
         let mut waits = [
             PollFd::new(std::os::fd::AsFd::as_fd(&signals), PollFlags::POLLIN),
-            PollFd::new(std::os::fd::AsFd::as_fd(orders), PollFlags::POLLIN),
+            PollFd::new(std::os::fd::AsFd::as_fd(lifeline), PollFlags::POLLIN),
         ];
         let _interrupted = poll(&mut waits, PollTimeout::from(100_u8));
         let is_over = waits[1].any().unwrap_or(true);

@@ -72,14 +72,14 @@ impl SharedPages {
     }
 
     /// Maps a memory file over the pages of a traced process.
-    pub(super) fn share(&mut self, group: &mut Group) -> Result<(), Unreached> {
-        let failed = |error: TouchError| Unreached::Failed(error.to_string());
+    pub(super) fn share(&mut self, group: &mut Group) -> Result<(), ReachError> {
+        let failed = |error: TouchError| ReachError::Failed(error.to_string());
         let thread = stop(group, |group, made| _ = group.adopt(made)).map_err(failed)?;
         let (stacks, all) = (group.stacks(), mappings(group.process)?);
         let mut addresses = self.pages.iter().map(|page| page.address);
         if let Some(page) = addresses.find(|page| of_thread(*page, &stacks, &all)) {
             let why = format!("page {page:#x} is part of a thread's stack or control block");
-            return Err(Unreached::Wrong(why));
+            return Err(ReachError::Invalid(why));
         }
         let (process, memory, pages) = (group.process, &group.memory, &self.pages);
         // The name of the file is written below a thread's stack for the call; the bytes there are
@@ -149,9 +149,9 @@ impl SharedPages {
     /// Makes those pages private that are still mapped from the file, after the tracer was killed.
     /// The tracer may have been killed while it made pages private, and the process may have written
     /// to pages that are already private.
-    pub(super) fn make_private_after_tracer(&mut self, process: u32) -> Result<(), Unreached> {
+    pub(super) fn make_private_after_tracer(&mut self, process: u32) -> Result<(), ReachError> {
         let Some(file) = &self.file else { return Ok(()) };
-        let failed = |error: TouchError| Unreached::Failed(error.to_string());
+        let failed = |error: TouchError| ReachError::Failed(error.to_string());
         let inode = file.metadata()?.ino();
         // A process that has ended, or executes another program, has no shared pages left.
         let all = mappings(process).unwrap_or_default();

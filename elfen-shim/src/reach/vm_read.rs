@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Copies words of one process into local words.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct VmReader {
     process: libc::pid_t,
     addresses: Vec<u64>,
     values: Vec<u64>,
@@ -17,7 +17,7 @@ pub struct Reader {
     pub failed: u64,
 }
 
-impl Reader {
+impl VmReader {
     /// Adds the word at an address of a process. It is read once, so that a refusal is reported.
     pub fn add(&mut self, process: u32, at: u64) -> io::Result<&'static AtomicU64> {
         let word: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
@@ -78,7 +78,7 @@ mod tests {
     fn words_of_this_process_are_read() {
         let own = Box::new(AtomicU64::new(5));
         let at = std::ptr::from_ref(&*own).addr() as u64;
-        let mut reader = Reader::default();
+        let mut reader = VmReader::default();
         let word = reader.add(std::process::id(), at).unwrap();
         assert_eq!(word.load(Relaxed), 5);
         own.store(6, Relaxed);

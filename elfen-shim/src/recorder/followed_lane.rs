@@ -10,7 +10,7 @@ use elfen_rt::signal::thread::ThreadSlot;
 
 /// A lane whose running thread is followed.
 #[derive(Debug)]
-pub struct Follow {
+pub struct FollowedLane {
     pub slot: &'static TaskSlot,
     /// Index of the word with the lane's task.
     pub task_word: usize,
@@ -23,7 +23,7 @@ pub struct Follow {
     pub(super) bound: bool,
     pub(super) seen_switches: u64,
     /// `switches` of the lane when the observer began, and when it ended.
-    counted: (u64, u64),
+    switches_at_ends: (u64, u64),
     /// A count of `switches_begun`, and the time of the last sample before it was read.
     begun: Option<(u64, u64)>,
 }
@@ -35,7 +35,7 @@ pub(super) const UNKNOWN_TASK: u64 = u64::MAX - 1;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThreadWord {
     /// Function and tag, in one word.
-    Place,
+    FunctionAndTag,
     Value,
     Calls,
     Instructions,
@@ -50,7 +50,7 @@ impl ThreadWord {
             Self::Calls => &words.calls,
             Self::Instructions => &words.instructions,
             Self::Cycles => &words.cycles,
-            Self::Place => {
+            Self::FunctionAndTag => {
                 let place = std::ptr::from_ref(words).cast::<AtomicU64>();
                 // SAFETY: function and tag are the slot's first eight bytes, which `ThreadSlot`
                 // aligns to 128. Another process stores either half; we load both at once.
@@ -60,7 +60,7 @@ impl ThreadWord {
     }
 }
 
-impl Follow {
+impl FollowedLane {
     pub fn new(
         slot: &'static TaskSlot,
         task_word: usize,
@@ -74,7 +74,7 @@ impl Follow {
             runs: false,
             bound: false,
             seen_switches: 0,
-            counted: (0, 0),
+            switches_at_ends: (0, 0),
             begun: None,
         }
     }
@@ -95,7 +95,7 @@ impl Follow {
     /// Returns whether the lane has run this task without a switch since the sample at `last`. The
     /// count must be from before that sample: if the observer was delayed between a sample and the
     /// count, the count may include switches during the gap.
-    pub(super) fn stayed(&self, last: u64, task: u64) -> bool {
+    pub(super) fn ran_throughout(&self, last: u64, task: u64) -> bool {
         // Keeps this load after the load of the task: see `count_switches`.
         compiler_fence(SeqCst);
         let now = self.slot.switches_begun.load(Relaxed);
@@ -103,18 +103,18 @@ impl Follow {
     }
 
     /// Reads the lane's switches before the first sample.
-    pub fn begin(&mut self) {
-        self.counted.0 = self.slot.switches.load(Relaxed);
+    pub fn begin_counting(&mut self) {
+        self.switches_at_ends.0 = self.slot.switches.load(Relaxed);
     }
 
     /// Reads the lane's switches after the last sample.
-    pub fn end(&mut self) {
-        self.counted.1 = self.slot.switches.load(Relaxed);
+    pub fn end_counting(&mut self) {
+        self.switches_at_ends.1 = self.slot.switches.load(Relaxed);
     }
 
     /// Switches between `begin` and `end` that no sample saw.
     pub(super) fn missed(&self) -> u64 {
-        let all = self.counted.1.saturating_sub(self.counted.0);
+        let all = self.switches_at_ends.1.saturating_sub(self.switches_at_ends.0);
         all.saturating_sub(self.seen_switches)
     }
 

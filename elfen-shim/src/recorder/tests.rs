@@ -32,7 +32,7 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     let mut recorder: Recorder<true> =
         Recorder::new(Pool::new(0, 1, false), Some(page), Arc::default());
     (recorder.process, recorder.children) = (OURS, children);
-    recorder.lanes.push(Follow::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     let feed = Feed {
         kind: Kind::Values,
         word: 1,
@@ -44,7 +44,7 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     recorder.feeds.push(feed);
     recorder.series.push(Series::new(0, Kind::Values, 1, 0));
     recorder.rates.push(Rate::new("calls".to_owned(), 1, None, 1.0, 1_000));
-    let mut words = [&slot.task, &NOTHING];
+    let mut words = [&slot.task, &ZERO_WORD];
     let mut states = Vec::new();
     for (at, &task) in (1..).zip(runs) {
         slot.task.store(task, Relaxed);
@@ -54,8 +54,8 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
         let now = at * 1_000;
         let words_now = words.map(|word| word.load(Relaxed));
         let sample = Sample { start: now, end: now, words: words_now };
-        recorder.take(&sample, &mut words);
-        recorder.goes_on(now, &mut words);
+        recorder.add_sample(&sample, &mut words);
+        recorder.keep_going(now, &mut words);
         states.push(recorder.series[0].state());
     }
     let figures = recorder.rates[0].figures(|_| String::new());
@@ -83,9 +83,9 @@ fn children_are_observed_only_with_follow() {
 #[test]
 fn a_gap_is_longer_than_two_periods() {
     let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
-    recorder.gap_least_ticks = 4_000;
+    recorder.min_gap_ticks = 4_000;
     let mut gap = |period| {
-        recorder.pace(Period(period));
+        recorder.set_period(Period(period));
         recorder.gap_ticks
     };
     assert_eq!(
@@ -93,10 +93,11 @@ fn a_gap_is_longer_than_two_periods() {
         [4_000, 4_000, 4_000, 5_200, 52_000]
     );
     recorder.pacing = Some(Pacing::new(3_000, 100));
-    let found = Stretch { samples: 64, changed: 64, waited: Some(500) };
-    let period = (0..15).fold(Period(7), |now, _| Sink::<1>::period(&mut recorder, now, &found));
-    assert_eq!(period, Period(1_000 * crate::pacing::TIMES));
-    assert_eq!(recorder.gap_ticks, 2_000 * crate::pacing::TIMES);
+    let found = BlockStats { samples: 64, changed: 64, waited: Some(500) };
+    let period =
+        (0..15).fold(Period(7), |now, _| Sink::<1>::next_period(&mut recorder, now, &found));
+    assert_eq!(period, Period(1_000 * crate::pacing::PERIOD_FACTOR));
+    assert_eq!(recorder.gap_ticks, 2_000 * crate::pacing::PERIOD_FACTOR);
 }
 
 /// Goal: a lane's switches before the first sample and after the last are not counted as missed.
@@ -106,11 +107,11 @@ fn only_switches_during_observation_are_missed() {
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
     slot.switches.store(100, Relaxed);
-    recorder.lanes.push(Follow::new(slot, 0, Vec::new()));
+    recorder.lanes.push(FollowedLane::new(slot, 0, Vec::new()));
     slot.switches.store(110, Relaxed);
-    recorder.lanes.iter_mut().for_each(Follow::begin);
+    recorder.lanes.iter_mut().for_each(FollowedLane::begin_counting);
     slot.switches.store(117, Relaxed);
-    recorder.lanes.iter_mut().for_each(Follow::end);
+    recorder.lanes.iter_mut().for_each(FollowedLane::end_counting);
     slot.switches.store(130, Relaxed);
     assert_eq!(recorder.missed_switches(), Some(7));
 }
@@ -124,20 +125,20 @@ fn a_gap_is_proven_only_without_a_switch() {
     let pool = Pool::new(0, 2, false);
     let mut recorder: Recorder<false> = Recorder::new(pool, None, Arc::default());
     (recorder.gap_ticks, recorder.process) = (100, OURS);
-    recorder.lanes.push(Follow::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     for (word, lane) in [(0, None), (1, Some(0))] {
         let (kind, width) = (Kind::Tags, Width::U64);
         recorder.feeds.push(Feed { kind, word, offset: 0, width, lane, ready: None });
         let index = u8::try_from(word).unwrap();
         recorder.series.push(Series::new(index, Kind::Tags, 1, 0));
     }
-    let mut words = [&slot.task, &NOTHING];
+    let mut words = [&slot.task, &ZERO_WORD];
     let mut see = |at: u64, task: u64, switches: u64| {
         slot.switches_begun.store(switches, Relaxed);
         slot.task.store(task, Relaxed);
         let words_now = words.map(|word| word.load(Relaxed));
-        recorder.take(&Sample { start: at, end: at, words: words_now }, &mut words);
-        recorder.goes_on(at, &mut words);
+        recorder.add_sample(&Sample { start: at, end: at, words: words_now }, &mut words);
+        recorder.keep_going(at, &mut words);
     };
     for (at, task, switches) in [
         (1_000, 7, 1),

@@ -110,7 +110,7 @@ pub struct Head {
     pub from: u32,
     /// All observers, if there were several. Earlier recordings had one.
     #[serde(default)]
-    pub observers: Vec<Observing>,
+    pub observers: Vec<ObserverHead>,
     pub clock: Clock,
     /// When the first run began; missing in earlier recordings.
     #[serde(default)]
@@ -155,7 +155,7 @@ pub struct Head {
 
 /// One of several observers. Its signals follow those of the observer before it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Observing {
+pub struct ObserverHead {
     pub from: u32,
     pub on: String,
     pub signals: usize,

@@ -70,7 +70,7 @@ fn behind_gaps(ahead: &mut impl Iterator<Item = (Run, u64)>) -> Option<(Gap, Run
 impl Recording {
     /// A signal's runs with their ends, joined through gaps in which nothing changed.
     pub fn joined(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
-        let mut rest = self.stretches(signal);
+        let mut rest = self.runs_with_ends(signal);
         let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
         let rule = self.head.signals.get(signal).map(|signal| Rule::of(&self.head, signal, runs));
         let joined = move || {

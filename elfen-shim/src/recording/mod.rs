@@ -26,8 +26,8 @@ mod varint;
 
 pub use file::write;
 pub use form::{
-    ChunkHead, Cost, Dte, Head, Kind, MAGIC, Observing, Periods, RateFigure, Run, Signal, Source,
-    State, VERSION,
+    ChunkHead, Cost, Dte, Head, Kind, MAGIC, ObserverHead, Periods, RateFigure, Run, Signal,
+    Source, State, VERSION,
 };
 pub use pool::{Full, Pool};
 pub use read::{ReadError, Recording, open};

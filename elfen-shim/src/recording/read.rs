@@ -231,7 +231,9 @@ impl Recording {
                     if tag == tags.len() && tag < TAGS_MAX {
                         tags.push(number()?);
                     }
-                    State::Value(*tags.get(tag).ok_or("it refers to a tag that it does not define")?)
+                    State::Value(
+                        *tags.get(tag).ok_or("it refers to a tag that it does not define")?,
+                    )
                 }
             };
             runs.push(Run { start_ticks, state, samples });
@@ -248,13 +250,13 @@ impl Recording {
 
     /// A signal's runs with their ends, including all gaps. [`Recording::joined`] joins runs through
     /// gaps.
-    pub fn stretches(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
+    pub fn runs_with_ends(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
         let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
         runs.windows(2).map(|pair| (pair[0], pair[1].start_ticks))
     }
 
     /// Cuts the recording to the part between two times, in nanoseconds from its start.
-    pub fn between(&mut self, from_ns: u64, to_ns: u64) {
+    pub fn cut_to(&mut self, from_ns: u64, to_ns: u64) {
         self.cut(from_ns, to_ns);
         if let (Some(began), Some((first, _))) = (self.head.began, self.span()) {
             self.head.began = Some(began.at(first, &self.head.clock));

@@ -101,7 +101,7 @@ fn a_recording_is_read_back() {
     assert_eq!((from_file.head, from_file.cut), (head(), false));
     assert_eq!(from_file.runs, recording.runs);
     for signal in [0, 1] {
-        let mut stretches = recording.stretches(signal).skip(1).peekable();
+        let mut stretches = recording.runs_with_ends(signal).skip(1).peekable();
         for (at, tag, value) in states(count) {
             let expected = if signal == 0 { tag } else { value };
             while stretches.peek().is_some_and(|(_, end)| *end <= at) {
@@ -193,7 +193,7 @@ fn times_are_in_whole_units() {
             assert_eq!(found, at - at % clock.unit());
         }
     }
-    recording.between(2_000_000, 9_000_000);
+    recording.cut_to(2_000_000, 9_000_000);
     let written = Recording::of(recording.head.clone(), &recording.to_pool()).unwrap();
     assert_eq!(written.runs, recording.runs);
 }
@@ -300,11 +300,11 @@ fn parts_are_cut_out() {
     let mut recording = Recording::parse(&file(1000)).unwrap();
     let whole = recording.span().unwrap();
     let clock = recording.head.clock;
-    recording.between(clock.ns(200 * 40 * STEP), clock.ns(300 * 40 * STEP));
+    recording.cut_to(clock.ns(200 * 40 * STEP), clock.ns(300 * 40 * STEP));
     let (from, to) = recording.span().unwrap();
     assert!(from > whole.0 && to < whole.1);
     assert!((to - from).abs_diff(100 * 40 * STEP) <= 40 * STEP, "{}", to - from);
-    recording.between(0, 0);
+    recording.cut_to(0, 0);
     assert_eq!(recording.span(), None);
 }
 
@@ -313,7 +313,7 @@ fn parts_are_cut_out() {
 fn a_part_is_written_and_read_back() {
     let mut recording = Recording::parse(&file(60_000)).unwrap();
     let clock = recording.head.clock;
-    recording.between(clock.ns(50_000 * 40 * STEP), u64::MAX);
+    recording.cut_to(clock.ns(50_000 * 40 * STEP), u64::MAX);
     let mut bytes = Vec::new();
     write(&recording.head, &recording.to_pool(), &mut bytes).unwrap();
     let read = Recording::parse(&bytes).unwrap();
@@ -321,7 +321,7 @@ fn a_part_is_written_and_read_back() {
     for (written, read) in recording.runs.iter().zip(&read.runs) {
         assert_eq!(written, read);
     }
-    recording.between(0, 0);
+    recording.cut_to(0, 0);
     let nothing = recording.to_pool();
     assert!(nothing.chunks().is_empty());
 }

@@ -47,11 +47,11 @@ pub trait Sink<'a, const N: usize> {
         now
     }
 
-    /// Returns whether to continue. Called every [`BLOCK_SAMPLES`] samples, and every `patience` ticks
-    /// during longer waits.
+    /// Returns whether to continue. Called every [`BLOCK_SAMPLES`] samples, and every
+    /// `check_interval_ticks` ticks during longer waits.
     fn keep_going(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
 
-    /// Ticks that the loop may wait between two calls of `goes_on`.
+    /// Ticks that the loop may wait between two calls of `keep_going`.
     fn check_interval_ticks(&self) -> u64;
 }
 

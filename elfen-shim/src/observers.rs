@@ -170,6 +170,8 @@ mod tests {
         };
         let mut file = Vec::new();
         write(&head, &seen.pool, &mut file).unwrap();
-        assert!(Recording::parse(&file).unwrap_err().to_string().contains("of other signals"));
+        assert!(
+            Recording::parse(&file).unwrap_err().to_string().contains("do not have all signals")
+        );
     }
 }

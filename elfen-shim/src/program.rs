@@ -1,8 +1,8 @@
 //! Starts the observed program, and finds out about processes from /proc.
 //!
 //! A program is started in two steps. [`start`] creates its process, which then waits before exec.
-//! [`PendingProgram::release`] releases it once the observer samples, so that the program's first instruction is
-//! observed too.
+//! [`PendingProgram::release`] releases it once the observer samples, so that the program's first
+//! instruction is observed too.
 
 use std::ffi::OsString;
 use std::fs;

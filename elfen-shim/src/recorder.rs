@@ -108,7 +108,7 @@ pub struct Recorder<const BOTH: bool> {
     /// Adapts the period, for `--period auto`.
     pub pacing: Option<Pacing>,
     pub deadline: u64,
-    /// How long the loop may wait for the next sample without checking `orders`.
+    /// How long the loop may wait for the next sample without checking `control`.
     pub check_interval_ticks: u64,
     pub cpu: u32,
     pub control: Arc<ObserverControl>,
@@ -349,7 +349,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
     }
 }
 
-/// Finds the slot of a task among those that were claimed.
+/// Finds the slot of a task among the claimed slots.
 fn slot_of(page: &'static Page<ThreadSlot>, claims: u64, task: u64) -> Option<&'static ThreadSlot> {
     let claimed = usize::try_from(claims).unwrap_or(usize::MAX).max(1);
     page.slots().take(claimed).find(|slot| slot.thread.load(Relaxed) == task)

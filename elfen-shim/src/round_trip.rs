@@ -44,7 +44,8 @@ pub fn measure_ticks(lane: u32) -> Option<u64> {
     })
 }
 
-/// Answers each odd number in the line by the next even number. Acquire and Release pair with `ask`.
+/// Answers each odd number in the line by the next even number. Acquire and Release pair with
+/// `ask`.
 fn respond(line: &Line, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         let number = line.0.load(Acquire);

@@ -310,14 +310,14 @@ impl Observer {
     /// Starts a thread that runs the sampling loop on its CPU.
     pub fn start(
         words: Words,
-        how: ObserverConfig,
+        config: ObserverConfig,
         reader: crate::reach::VmReader,
         control: Arc<ObserverControl>,
     ) -> std::io::Result<Self> {
         if words.rates.is_empty() {
-            start_one(words, how, reader, control).map(Self::Once)
+            start_one(words, config, reader, control).map(Self::Once)
         } else {
-            start_one(words, how, reader, control).map(Self::Twice)
+            start_one(words, config, reader, control).map(Self::Twice)
         }
     }
 
@@ -359,35 +359,35 @@ fn result_of<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> ObserverResult {
 
 fn start_one<const BOTH: bool>(
     mut words: Words,
-    how: ObserverConfig,
+    config: ObserverConfig,
     reader: crate::reach::VmReader,
     control: Arc<ObserverControl>,
 ) -> std::io::Result<JoinHandle<Recorder<BOTH>>> {
-    let pool = Pool::new(how.memory, words.feeds.len(), how.keeps_last);
+    let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
     let thread = thread::Builder::new().name(OBSERVER.to_owned());
     thread.spawn(move || {
         let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, control);
-        let placed = be_ordinary().and_then(|()| affinity::pin(how.from));
+        let placed = be_ordinary().and_then(|()| affinity::pin(config.from));
         let start = crate::clock::before();
         words.lanes.iter_mut().for_each(FollowedLane::begin_counting);
-        let step = how.clock.unit();
+        let step = config.clock.unit();
         let series = words.feeds.iter().enumerate().map(|(index, feed)| {
             let index = u8::try_from(index).unwrap_or(u8::MAX);
             let series = Series::new(index, feed.kind, step, start);
-            if how.keeps_samples { series.singly() } else { series }
+            if config.keeps_samples { series.singly() } else { series }
         });
         recorder.series = series.collect();
         let fetches = words.state.is_some() || !reader.is_empty();
-        recorder.min_gap_ticks = how.clock.ticks(min_gap_ns(words.words.len(), fetches));
+        recorder.min_gap_ticks = config.clock.ticks(min_gap_ns(words.words.len(), fetches));
         // With system calls, a sample's waiting time is the kernel's and says nothing about lines.
-        recorder.pacing = how.pacing.filter(|_| !fetches);
+        recorder.pacing = config.pacing.filter(|_| !fetches);
         if let Some(pacing) = &mut recorder.pacing {
             pacing.measure_clock_cost();
         }
-        let period = recorder.set_period(Period(how.period_ticks));
-        recorder.check_interval_ticks = how.clock.ticks(CHECK_INTERVAL_NS);
-        recorder.deadline = how.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
-        recorder.cpu = how.from;
+        let period = recorder.set_period(Period(config.period_ticks));
+        recorder.check_interval_ticks = config.clock.ticks(CHECK_INTERVAL_NS);
+        recorder.deadline = config.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
+        recorder.cpu = config.from;
         recorder.process = words.process;
         recorder.children = words.children;
         recorder.feeds = words.feeds;
@@ -397,11 +397,11 @@ fn start_one<const BOTH: bool>(
         recorder.tag_feed = words.tag_feed;
         recorder.state = words.state;
         recorder.reader = reader;
-        recorder.until = how.until;
-        recorder.cost_meter = how.cost_meter;
-        recorder.live = how.live;
-        recorder.fetch_ticks = how.fetch_ticks;
-        recorder.fold = how.fold;
+        recorder.until = config.until;
+        recorder.cost_meter = config.cost_meter;
+        recorder.live = config.live;
+        recorder.fetch_ticks = config.fetch_ticks;
+        recorder.fold = config.fold;
         if placed.is_err() {
             recorder.ended = EndReason::Moved;
             recorder.control.stop.store(true, Relaxed);

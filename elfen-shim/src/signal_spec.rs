@@ -169,8 +169,8 @@ impl Width {
     }
 }
 
-/// Checks that a number is aligned to its size. Then it lies within one eight-byte word, and one load
-/// reads all of it.
+/// Checks that a number is aligned to its size. Then it lies within one eight-byte word, and one
+/// load reads all of it.
 pub fn aligned(at: u64, width: Width) -> Result<(), String> {
     if at.is_multiple_of(width.bytes.max(1)) {
         return Ok(());

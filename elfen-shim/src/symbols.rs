@@ -65,7 +65,8 @@ impl Layout {
         self.objects.first()
     }
 
-    /// The path by which a mapped file can be opened, even if it was replaced or is in another root.
+    /// The path by which a mapped file can be opened, even if it was replaced or is in another
+    /// root.
     pub fn file_of(&self, loaded: &Loaded) -> PathBuf {
         let own = Path::new("/proc").join(self.process.to_string());
         match fs::metadata(own.join("exe")) {
@@ -160,8 +161,8 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Reads the symbols of `file`, whose name for the user is `shown`. Returns `None` if it is not a
-    /// 64-bit ELF file.
+    /// Reads the symbols of `file`, whose name for the user is `shown`. Returns `None` if it is not
+    /// a 64-bit ELF file.
     pub fn read(file: &Path, shown: &Path) -> Option<Self> {
         Self::read_with(file, shown, Path::new(DEBUG_SYMBOLS))
     }
@@ -204,7 +205,8 @@ impl Symbols {
         Some(symbols)
     }
 
-    /// Adds the symbols that `file` has for addresses of `elf`. The two differ if `elf` is stripped.
+    /// Adds the symbols that `file` has for addresses of `elf`. The two differ if `elf` is
+    /// stripped.
     fn add(&mut self, file: &ElfFile64<'_>, elf: &ElfFile64<'_>, shown: &Path) {
         let mut add = |symbol: object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
             let Ok(name) = symbol.name() else { return };
@@ -322,8 +324,8 @@ impl Names {
         Some((loaded, symbols, symbols.base.wrapping_add(offset)))
     }
 
-    /// Names the function at an address, by the address's lower half. Without a name, it returns the
-    /// file and the address.
+    /// Names the function at an address, by the address's lower half. Without a name, it returns
+    /// the file and the address.
     pub fn function(&mut self, half: u64) -> String {
         if half == 0 {
             return NO_NAME.to_owned();
@@ -445,8 +447,8 @@ mod tests {
     static HERE: [u8; 11] = *b"a tag here\0";
     static mut COUNTER: u64 = 5;
 
-    /// Goal: addresses of the test process have their names. Method: a function, a text and a global
-    /// of this test, by the lower halves of their addresses.
+    /// Goal: addresses of the test process have their names. Method: a function, a text and a
+    /// global of this test, by the lower halves of their addresses.
     #[test]
     fn addresses_of_this_process_have_their_names() {
         let mut layout = Layout::default();

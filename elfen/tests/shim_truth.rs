@@ -1,7 +1,7 @@
-//! Goal: what `elfen shim` exports agrees with what the observed says of itself. Method: a program
-//! whose every turn has a number, which is watched, and a stamp of its own; rows and stamps are
-//! held against each other here, by these two files alone. Turns are long beside the period of a
-//! debug build, and all bounds are ratios: `elfen bench shim` measures the short ones.
+//! Goal: an export agrees with the ground truth. Method: a program that numbers its turns and
+//! records a timestamp for each. The test watches the numbers and compares the two files. Turns are
+//! long compared with the period of a debug build, and all bounds are ratios. `elfen bench shim`
+//! measures short turns.
 
 use std::fs;
 use std::io::Write;
@@ -32,7 +32,7 @@ fn rows(csv: &str, signal: &str) -> Vec<Row> {
     of_signal.map(row).collect()
 }
 
-/// Turns that lie behind each other without a gap, as they were seen: number, start, end.
+/// Groups turns that follow each other without a gap. Each turn has a number, a start and an end.
 fn unbroken(rows: &[Row]) -> Vec<Vec<(usize, u64, u64)>> {
     let mut found = vec![Vec::new()];
     for row in rows {
@@ -49,23 +49,23 @@ fn missing() -> Option<&'static str> {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let truth = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name("elfen-truth");
     match (online.trim() == "0", truth.is_file()) {
-        (true, _) => Some("observer and observed take two CPUs"),
+        (true, _) => Some("observer and program need two CPUs"),
         (_, false) => Some("elfen-truth is not built; `cargo test --workspace` builds it"),
-        _ => idle::taken_by_others().map(|_| "others keep one of the two CPUs busy"),
+        _ => idle::taken_by_others().map(|_| "other work keeps one of the two CPUs busy"),
     }
 }
 
-/// A run of the program: what the command says, its export, and the length of each turn.
-struct Taken {
+/// A run of the program: the summary, the export, and the ground truth.
+struct Observation {
     summary: Value,
     csv: String,
-    /// Turns have numbers from 1.
+    /// The length of each turn. Turns have numbers from 1.
     truth: Vec<u64>,
-    /// Of each turn, by CLOCK_MONOTONIC.
+    /// The start of each turn by CLOCK_MONOTONIC.
     starts: Vec<u64>,
 }
 
-fn take(folder: &Path, period: &str, turns: &[&str]) -> Taken {
+fn observe(folder: &Path, period: &str, turns: &[&str]) -> Taken {
     let elfen = Path::new(env!("CARGO_BIN_EXE_elfen"));
     let (recording, stamps) = (folder.join("run.shim"), folder.join("turns.csv"));
     let mut run = Command::new(elfen);
@@ -83,11 +83,11 @@ fn take(folder: &Path, period: &str, turns: &[&str]) -> Taken {
     };
     let turns = text.lines().skip(1).map(turn);
     let (starts, truth) = std::iter::once((0, 0)).chain(turns).unzip();
-    Taken { summary, csv, truth, starts }
+    Observation { summary, csv, truth, starts }
 }
 
 #[test]
-fn an_export_agrees_with_the_programs_own_stamps() {
+fn an_export_agrees_with_the_programs_timestamps() {
     if let Some(why) = missing() {
         let mut terminal = std::io::stderr();
         writeln!(terminal, "skipped: elfen shim and the truth: {why}").unwrap();
@@ -96,14 +96,13 @@ fn an_export_agrees_with_the_programs_own_stamps() {
     let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let turns = ["--for", "2s", "--shortest", "20us", "--longest", "2ms"];
-    let taken = take(folder.path(), "max", &turns);
-    let Taken { summary, csv, truth, .. } = taken;
+    let Observation { summary, csv, truth, .. } = observe(folder.path(), "max", &turns);
     let stretches = unbroken(&rows(&csv, "value"));
     let (mut whole, mut seen, mut errors) = (0, 0, Vec::new());
     let (mut seen_ns, mut odd_true, mut all_true) = ([0, 0], 0, 0);
     let tags = rows(&csv, "tag");
     for stretch in &stretches {
-        // The first and the last may have begun and ended when nobody looked.
+        // The first turn may have begun in a gap, and the last may have ended in one.
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
         let inner = &stretch[1..stretch.len() - 1];
         whole += last.0 - first.0 - 1;
@@ -117,32 +116,32 @@ fn an_export_agrees_with_the_programs_own_stamps() {
             odd_true += if turn % 2 == 1 { *ns } else { 0 };
         }
         let (from, to) = (first.2, last.1);
-        // Numbers of turns go through gaps, as they only grow; tags do not.
+        // Numbers of turns are joined through gaps, because they only grow; tags are not.
         for (seen, tag) in seen_ns.iter_mut().zip(["odd", "even"]) {
             let inside = tags.iter().filter(|row| row.state == tag);
             let clipped = inside.map(|row| row.end.min(to).saturating_sub(row.start.max(from)));
             *seen += clipped.sum::<u64>();
         }
     }
-    // Someone else may have had either lane most of the time.
+    // Other work may have occupied either lane most of the time.
     assert!(whole > 50, "{whole} turns could be compared; {summary:#}");
     assert!(seen * 100 >= whole * 98, "{seen} of {whole} turns were seen");
     errors.sort_by(f64::total_cmp);
     let median = errors[errors.len() / 2];
-    assert!(median <= 2.0, "lengths are off by {median} % in the median");
+    assert!(median <= 2.0, "the median length is off by {median} %");
     let share = |part: u64, all: u64| 100.0 * part as f64 / all as f64;
     let (by_export, by_stamps) =
         (share(seen_ns[0], seen_ns.iter().sum()), share(odd_true, all_true));
     assert!((by_export - by_stamps).abs() <= 1.0, "{by_export} % and {by_stamps} %");
 }
 
-/// One test at a time: each takes both lanes.
+/// Held by one test at a time, because each uses both lanes.
 static LANES: Mutex<()> = Mutex::new(());
 
-/// Goal: a run that is longer than the observer's timer tick has a length. Method: turns of 1 to 10
-/// ms, whose numbers join the pieces that ticks leave; 90 % of the rows are within 1 % of the
-/// stamps. Turns next to a long gap or a time without the thread do not count: then other work had
-/// one of the lanes.
+/// Goal: a run that is longer than the observer's timer tick has its length. Method: turns of 1 to
+/// 10 ms, whose numbers join the pieces between ticks. 90 % of the rows are within 1 % of the
+/// timestamps. Turns next to a long gap or to a time without the thread do not count, because other
+/// work occupied one of the lanes.
 #[test]
 fn turns_of_milliseconds_have_their_length() {
     if let Some(why) = missing() {
@@ -157,7 +156,8 @@ fn turns_of_milliseconds_have_their_length() {
     let (mut compared, mut right, mut offsets) = (0, 0, Vec::new());
     for _ in 0..ROUNDS {
         let turns = ["--for", "4s", "--shortest", "1ms", "--longest", "10ms"];
-        let Taken { summary, csv, truth, starts } = take(folder.path(), "1us", &turns);
+        let observation = observe(folder.path(), "1us", &turns);
+        let Observation { summary, csv, truth, starts } = observation;
         let began = summary["began_monotonic_ns"].as_u64().unwrap();
         let line = csv.lines().next().unwrap();
         assert!(line.starts_with('#') && line.contains(&format!("MONOTONIC {began} ns")), "{line}");
@@ -171,21 +171,19 @@ fn turns_of_milliseconds_have_their_length() {
                     u64::from((row.end - row.start).abs_diff(truth[turn]) * 100 <= truth[turn]);
             }
         }
-        // While other work runs, few turns of one run can be compared.
+        // Few turns of a run can be compared while other work runs.
         if compared >= ENOUGH {
             break;
         }
     }
     offsets.sort_unstable();
     let offset = offsets[offsets.len() / 2];
-    println!(
-        "{right} of {compared} turns are within 1 %; starts are {offset} ns apart, in the median"
-    );
+    println!("{right} of {compared} turns are within 1 %; the median start is off by {offset} ns");
     assert!(compared >= ENOUGH && right * 100 >= compared * 90, "{right} of {compared}");
-    assert!(offset < 20_000, "both clocks are the same: {offset} ns");
+    assert!(offset < 20_000, "the clocks differ: {offset} ns");
 }
 
-/// Whether gaps next to a row, on one side, are short, and the thread ran.
+/// Returns whether the gaps on one side of a row are short, and the thread ran there.
 fn is_seen(next_to: &mut dyn Iterator<Item = &Row>) -> bool {
     const LONG_NS: u64 = 30_000;
     let mut unseen_ns = 0;

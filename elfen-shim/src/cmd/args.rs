@@ -27,8 +27,8 @@ pub(super) struct Args {
     #[arg(long)]
     pub(super) sibling: bool,
 
-    /// Mean time between two samples, as in 300ns; max for as fast as possible; auto adapts it, from
-    /// 1us up, so that observation costs the program 2 %
+    /// Mean time between two samples, as in 300ns; max for as fast as possible; auto adapts it,
+    /// from 1us up, so that observation costs the program 2 %
     #[arg(long, value_name = "TIME", default_value = "auto", value_parser = parse_period)]
     pub(super) period: PeriodChoice,
 

@@ -38,7 +38,7 @@ pub(super) struct Context<'a> {
     pub(super) round_trip: Option<u64>,
 }
 
-/// The words of one observer, and the reader of those that need system calls.
+/// The words of one observer, and the reader of words that need system calls.
 pub(super) struct ObserverWords {
     pub(super) words: Words,
     pub(super) reader: VmReader,
@@ -48,8 +48,8 @@ pub(super) struct ObserverWords {
 const LOW: Width = Width { bytes: 4, signed: false };
 
 /// Gathers the words of each observer, in the order of their lanes. Without requests, it takes all
-/// signals that cost the program nothing. A signal that belongs to no lane goes to the observer with
-/// the fewest words. Rates go to the first observer.
+/// signals that cost the program nothing. A signal that belongs to no lane goes to the observer
+/// with the fewest words. Rates go to the first observer.
 pub(super) fn gather_words(
     specs: &[SignalSpec],
     rates: &[String],

@@ -177,8 +177,8 @@ mod tests {
     }
 
     /// Goal: each observed lane has one observer, and each observer has a lane. More observers than
-    /// lanes are refused, and so is an observer on the core of any observed lane. Method: a recorded
-    /// desktop.
+    /// lanes are refused, and so is an observer on the core of any observed lane. Method: a
+    /// recorded desktop.
     #[test]
     fn several_observers_divide_the_lanes() {
         let desktop = recorded("desktop-2way.machine");

@@ -81,8 +81,8 @@ impl LiveView {
         }
     }
 
-    /// Waits for input at the terminal. Returns SIGINT if the user ends the run; the outer `None` means
-    /// that there is no terminal.
+    /// Waits for input at the terminal. Returns SIGINT if the user ends the run; the outer `None`
+    /// means that there is no terminal.
     pub(super) fn input(&self, within: Duration) -> Option<Option<i32>> {
         let inputs = self.screen.as_ref()?.input(within).unwrap_or_default();
         let ends = |input: &Input| matches!(input, Input::End | Input::Letter('q'));

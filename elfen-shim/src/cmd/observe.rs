@@ -146,16 +146,16 @@ impl Run<'_> {
             round_trip: self.round_trip,
         };
         let gathered = gather_words(&self.args.watch, &self.args.rates(), &context);
-        let gathered = gathered.and_then(|gathered| match gathered[0].words.is_empty() {
-            false => Ok(gathered),
-            true => {
+        let gathered = gathered.and_then(|gathered| {
+            if gathered[0].words.is_empty() {
                 let why = no_map.clone().unwrap_or_else(|| "it has no signal to watch".to_owned());
                 let fix = "name a signal with --watch; `elfen shim signals` lists them";
-                Err(Failure::new(Status::Failed, "elfen shim", why, fix))
+                return Err(Failure::new(Status::Failed, "elfen shim", why, fix));
             }
+            Ok(gathered)
         });
         let outcome = gathered.and_then(|gathered| self.run_observers(&mut target, gathered, out));
-        let (known, mut seen, end) = match outcome {
+        let (facts, mut result, end) = match outcome {
             Ok(outcome) => outcome,
             Err(failure) => {
                 // A process that was not released ends with its pipe. A released program is killed,
@@ -168,7 +168,7 @@ impl Run<'_> {
             }
         };
         let wrong = |error| Failure::new(Status::Failed, "the recording", error, "report this");
-        let mut recording = outcome::make_recording(known, &seen).map_err(wrong)?;
+        let mut recording = outcome::make_recording(facts, &result).map_err(wrong)?;
         if let (Some(last), Some((first, end))) = (self.args.last, recording.span()) {
             let whole = self.clock.ns(end - first);
             let kept = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
@@ -176,13 +176,13 @@ impl Run<'_> {
         }
         let written = self.file.take().map(|file| match self.args.last {
             Some(_) => file.write(&recording.head, &recording.to_pool()),
-            None => file.write(&recording.head, &seen.pool),
+            None => file.write(&recording.head, &result.pool),
         });
         if let Some(mut output) = self.output.take() {
             let copied = output.rewind().and_then(|()| io::copy(&mut output, out));
             copied.map_err(Failure::output)?;
         }
-        let mut tally = seen.tally.take().unwrap_or_default();
+        let mut tally = result.tally.take().unwrap_or_default();
         tally.add(Tally::of(&recording));
         let summary = Summary::from(&recording.head, tally, self.args.keep == Keep::Histogram);
         self.print(&summary, no_map.as_deref(), &target, out)?;
@@ -199,7 +199,7 @@ impl Run<'_> {
             (_, Some(child)) => wait_for_exit(child),
             _ => 0,
         };
-        let cut = matches!(seen.ended, EndReason::Moved | EndReason::Full | EndReason::Unshared)
+        let cut = matches!(result.ended, EndReason::Moved | EndReason::Full | EndReason::Unshared)
             || crate::reach::saw_truncated_file();
         let status = if cut && status == 0 { 1 } else { status };
         Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
@@ -223,7 +223,7 @@ impl Run<'_> {
         let parts = self.chosen.parts();
         let own = (target.process, target.name.clone());
         let of_each = gathered.iter().zip(&parts).enumerate();
-        let hows =
+        let configs =
             of_each.map(|(index, (ObserverWords { words, .. }, (from, _)))| ObserverConfig {
                 until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
                 cost_meter: cost_meter.take(),
@@ -234,11 +234,12 @@ impl Run<'_> {
                 live: self.args.live.then(|| Arc::new(LiveTotals::of(words.signals.len()))),
                 ..self.observer_config(*from, parts.len())
             });
-        let hows: Vec<ObserverConfig> = hows.collect();
+        let configs: Vec<ObserverConfig> = configs.collect();
         let of_all = gathered.iter().flat_map(|one| &one.words.signals);
         let mut signals: Vec<Signal> = of_all.cloned().collect();
         let counts: Vec<usize> = gathered.iter().map(|one| one.words.signals.len()).collect();
-        let lives: Vec<Arc<LiveTotals>> = hows.iter().filter_map(|how| how.live.clone()).collect();
+        let lives: Vec<Arc<LiveTotals>> =
+            configs.iter().filter_map(|config| config.live.clone()).collect();
         let mut view = self.args.live.then(|| {
             LiveView::of(lives, signals.clone(), self.clock, own.clone(), self.screen.take())
         });
@@ -250,7 +251,8 @@ impl Run<'_> {
         let began = Moment::now();
         let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
         block_signals()?;
-        let each = gathered.into_iter().zip(hows).map(|(one, how)| (one.words, how, one.reader));
+        let each =
+            gathered.into_iter().zip(configs).map(|(one, config)| (one.words, config, one.reader));
         let observer = Observers::start(each, &control).map_err(failed)?;
         if let Some(pending) = target.pending.take() {
             match pending.release() {
@@ -268,11 +270,11 @@ impl Run<'_> {
         let child = &mut target.child;
         let supervisor = target.supervisor.as_ref();
         let end = wait(child, process, &observer, &control, &mut self.layout, supervisor, shown);
-        let mut seen = observer.join();
+        let mut result = observer.join();
         drop(view);
         let end = end?;
         if target.supervisor.as_ref().is_some_and(PageSupervisor::was_killed) {
-            seen.ended = EndReason::Unshared;
+            result.ended = EndReason::Unshared;
         }
         let stopped =
             target.supervisor.take().map_or(Ok(StopTimes::default()), make_pages_private)?;
@@ -284,7 +286,7 @@ impl Run<'_> {
         let counting = (of_first(|slot| &slot.counting), of_first(|slot| &slot.uncounted));
         count::warn_uncounted(&self.args.count_at, counting);
         correct_sources(&mut signals, target.reporting, of_first(|slot| &slot.returns));
-        let known = outcome::RunFacts {
+        let facts = outcome::RunFacts {
             program: target.name.clone(),
             process: target.process,
             children: self.args.follow,
@@ -305,7 +307,7 @@ impl Run<'_> {
             entries,
             ambiguous: of_first(|slot| &slot.ambiguous),
             is_silent: entries == 0
-                && target.reporting.is_some_and(|how| how != FunctionReporting::Hooks),
+                && target.reporting.is_some_and(|reporting| reporting != FunctionReporting::Hooks),
             exit_status: match end {
                 End::Program(status) => Some(status),
                 End::Gone | End::Signal(_) | End::Observer | End::Unshared => None,
@@ -317,7 +319,7 @@ impl Run<'_> {
             bridge_ns: self.args.bridge.map_or(0, nanos),
             cost_unknown,
         };
-        Ok((known, seen, end))
+        Ok((facts, result, end))
     }
 
     /// The configuration of one observer, which gets an equal part of the memory.
@@ -480,9 +482,10 @@ fn parse_until(text: &str, gathered: &[ObserverWords]) -> Result<(usize, Until),
     let Some((part, feed, signed)) = found else {
         return Err(wrong(format!("{name:?} is not watched")));
     };
-    let above = match signed {
-        true => i64::try_from(above).map(i64::cast_unsigned).ok(),
-        false => u64::try_from(above).ok(),
+    let above = if signed {
+        i64::try_from(above).map(i64::cast_unsigned).ok()
+    } else {
+        u64::try_from(above).ok()
     };
     let above = above.ok_or_else(|| wrong(format!("{name:?} cannot have such a value")))?;
     Ok((part, Until { feed, above, signed }))

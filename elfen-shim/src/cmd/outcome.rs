@@ -50,14 +50,14 @@ pub(super) struct RunFacts {
 /// Makes the recording, with the names of all values.
 pub(super) fn make_recording(
     facts: RunFacts,
-    seen: &ObserverResult,
+    result: &ObserverResult,
 ) -> Result<Recording, recording::ReadError> {
     let clock = facts.clock;
-    let (median, p99) = seen.period_ticks;
+    let (median, p99) = result.period_ticks;
     let (median, p99) = (clock.ns(median), clock.ns(p99));
     let mut names = Names::of(facts.layout);
     let own = (facts.process, facts.program.clone());
-    let (cost, cost_unknown) = match &seen.cost_ratios {
+    let (cost, cost_unknown) = match &result.cost_ratios {
         None => (None, facts.cost_unknown),
         Some(ratios) => match cost_of(ratios) {
             Some(cost) => (Some(cost), String::new()),
@@ -77,12 +77,12 @@ pub(super) fn make_recording(
         asked_period_ns: facts.asked_period_ns,
         line_round_trip_ns: facts.line_round_trip_ns,
         signals: facts.signals,
-        samples: seen.samples,
+        samples: result.samples,
         period_ns: Periods { asked: facts.asked_period_ns, median, p99 },
         steal_ns: facts.steal_ns,
         stopped_ns: facts.stopped.to_share_ns + facts.stopped.at_end_ns,
         stopped_at_end_ns: facts.stopped.at_end_ns,
-        missed_switches: seen.missed_switches,
+        missed_switches: result.missed_switches,
         refused_threads: facts.refused_threads,
         entries: facts.entries,
         ambiguous: facts.ambiguous,
@@ -92,14 +92,14 @@ pub(super) fn make_recording(
         dte: None,
         cost,
         cost_unknown,
-        ended: reason_text(seen.ended).to_owned(),
+        ended: reason_text(result.ended).to_owned(),
         exit_status: facts.exit_status,
     };
     if crate::reach::saw_truncated_file() {
         head.ended = "a watched file was truncated, and its values have been 0 since".to_owned();
     }
-    if seen.failed_reads > 0 {
-        head.ended = format!("{} readings of the process's memory failed", seen.failed_reads);
+    if result.failed_reads > 0 {
+        head.ended = format!("{} readings of the process's memory failed", result.failed_reads);
     }
     if facts.is_silent {
         head.ended = "no function reported that it runs: an entry has less than five bytes of \
@@ -113,8 +113,8 @@ pub(super) fn make_recording(
             facts.not_shared
         );
     }
-    let tags = seen.tag_signal.and_then(|index| head.signals.get(index)).cloned();
-    for rate in &seen.rates {
+    let tags = result.tag_signal.and_then(|index| head.signals.get(index)).cloned();
+    for rate in &result.rates {
         let name_of = |value| {
             tags.as_ref().map_or_else(String::new, |tags| name_value(&mut names, tags, value, &own))
         };
@@ -125,9 +125,9 @@ pub(super) fn make_recording(
         all.discarded += dte.discarded;
         all.shrunk += dte.shrunk;
     }
-    let mut found = Recording::of(head, &seen.pool)?;
+    let mut found = Recording::of(head, &result.pool)?;
     // With a tally, earlier runs are no longer in the pool, and the recording began before these.
-    if seen.tally.is_none()
+    if result.tally.is_none()
         && let Some((first, _)) = found.span()
     {
         found.head.began = Some(facts.began.at(first, &clock));
@@ -153,8 +153,9 @@ fn machine() -> String {
     model.map_or_else(|| "an unknown CPU".to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// The file of a recording, which only its owner may read. It is opened before anything runs, so that
-/// an unwritable file is an error before the run. Its old content remains until there is a recording.
+/// The file of a recording, which only its owner may read. It is opened before anything runs, so
+/// that an unwritable file is an error before the run. Its old content remains until there is a
+/// recording.
 pub(super) struct RecordingFile<'a> {
     path: &'a Path,
     file: File,

@@ -44,8 +44,8 @@ pub(super) fn suggestions(
     let program = shell::word(&program.to_string_lossy());
     more.push(match globals {
         [] => format!(
-            "globals of its libraries, and its own if its symbols are installed, without a rebuild: \
-             `elfen shim signals {program}` lists them"
+            "globals of its libraries, and its own if its symbols are installed, without a \
+             rebuild: `elfen shim signals {program}` lists them"
         ),
         [first, rest @ ..] => format!(
             "its globals, without a rebuild, as in --watch {first}: `elfen shim signals {program}` \

@@ -52,8 +52,8 @@ pub(super) fn create_output_file() -> Result<File, Failure> {
     })
 }
 
-/// Prepares the program to start, or finds the running process. `output` is a file for the output of
-/// a program without a terminal.
+/// Prepares the program to start, or finds the running process. `output` is a file for the output
+/// of a program without a terminal.
 pub(super) fn prepare_target(
     args: &Args,
     chosen: &LaneChoice,

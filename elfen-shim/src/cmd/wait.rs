@@ -23,8 +23,8 @@ pub(super) fn blocked_signals() -> nix::Result<SigSet> {
     Ok(blocked)
 }
 
-/// Blocks the signals that end a run. Their default action would end this process, and the recording
-/// would be lost. Call it before starting a process or a thread, which inherit the mask.
+/// Blocks the signals that end a run. Their default action would end this process, and the
+/// recording would be lost. Call it before starting a process or a thread, which inherit the mask.
 pub(super) fn block_signals() -> Result<(), Failure> {
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&handled_signals()), None).map_err(signal_failure)
 }

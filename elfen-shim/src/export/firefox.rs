@@ -54,7 +54,8 @@ struct Samples {
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let mut known = Names::default();
-    let (mut threads, mut counters) = (Vec::new(), Vec::new());
+    let mut threads = Vec::new();
+    let mut counters = Vec::new();
     for (index, signal) in recording.head.signals.iter().enumerate() {
         match signal.kind {
             Kind::Tags => threads.push(thread(recording, index, &mut known)),
@@ -104,7 +105,8 @@ fn thread(recording: &Recording, index: usize, known: &mut Names) -> Value {
     let signal = &recording.head.signals[index];
     let names = names(signal);
     let mut samples = Samples { weight_type: "tracing-ms", ..Samples::default() };
-    let (mut last, mut stacks) = (0, HashMap::new());
+    let mut last = 0;
+    let mut stacks = HashMap::new();
     for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
         let stack = match state {
             State::Gap | State::NotRunning => None,
@@ -146,13 +148,17 @@ fn about(recording: &Recording, index: usize, name: &str, samples: &Samples) -> 
 fn counter(recording: &Recording, index: usize) -> Value {
     let signal = &recording.head.signals[index];
     let name = &signal.name;
-    let (mut deltas, mut counts, mut last, mut before) = (Vec::new(), Vec::new(), 0, 0.0);
+    let mut deltas = Vec::new();
+    let mut counts = Vec::new();
+    let mut last = 0;
+    let mut before = 0.0;
     for Row { start_ns, state, .. } in rows(recording, index) {
         let State::Value(value) = state else { continue };
         let value = signal.number(value) as f64;
         deltas.push(ms(start_ns.saturating_sub(last)));
         counts.push(value - before);
-        (last, before) = (start_ns, value);
+        last = start_ns;
+        before = value;
     }
     json!({
         "name": name,

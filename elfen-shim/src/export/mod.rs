@@ -171,8 +171,8 @@ fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::
     times.iter().try_for_each(|(stack, ns)| writeln!(out, "{stack} {ns}"))
 }
 
-/// The default signal of a flame graph is the first of these that has names. Every moment is in each
-/// of these signals, so a graph with two of them would count it twice.
+/// The default signal of a flame graph is the first of these that has names. Every moment is in
+/// each of these signals, so a graph with two of them would count it twice.
 const STACKED: [&str; 4] = ["function", "tag", "task", "state"];
 
 /// The name of a signal without the number of its lane or thread.

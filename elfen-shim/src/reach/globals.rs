@@ -1,8 +1,8 @@
 //! Finds globals of a program by name, and shares their pages with a program from its start.
 //!
 //! Before the program runs, the preload library copies the pages to a memory file and maps the file
-//! at the pages' own addresses. The file is sealed, so no process can shrink it. A forked child gets
-//! its own copy: see `elfen-instrument/preload/src/shared.rs`.
+//! at the pages' own addresses. The file is sealed, so no process can shrink it. A forked child
+//! gets its own copy: see `elfen-instrument/preload/src/shared.rs`.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -24,7 +24,8 @@ use crate::symbols::{Global, GlobalKind, Symbols};
 const PAGE: u64 = 4096;
 /// Pages that can be shared: more than eight numbers need.
 const PAGES_MAX: u64 = 16;
-/// A last page has a word for each shared page, which is 0 until that page holds the program's data.
+/// A last page has a word for each shared page, which is 0 until that page holds the program's
+/// data.
 const BYTES: u64 = (PAGES_MAX + 1) * PAGE;
 
 /// Finds a global by its name, and the type to read it as.
@@ -104,8 +105,8 @@ pub fn of_program(program: &Path) -> Vec<Global> {
     symbols.flat_map(|symbols| symbols.globals).collect()
 }
 
-/// The libraries of a program, as its loader lists them. The loader is executed with `--list`, never
-/// the program itself: a static program, or one of another C library, would run.
+/// The libraries of a program, as its loader lists them. The loader is executed with `--list`,
+/// never the program itself: a static program, or one of another C library, would run.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let Some(interpreter) = interpreter(program) else { return Vec::new() };
     let mut loader = Command::new(interpreter);

@@ -36,7 +36,8 @@ pub(super) fn map_word(
         let memory: &'static Memory = Box::leak(Box::new(memory));
         // SAFETY: the check above keeps these eight bytes within the segment.
         let word = unsafe { memory.base().add(at) }.cast::<AtomicU64>();
-        // SAFETY: `at` is a multiple of 8, the leaked segment stays mapped, and all bytes are valid.
+        // SAFETY: `at` is a multiple of 8, the leaked segment stays mapped, and all bytes are
+        // valid.
         return Ok(Some(unsafe { word.as_ref() }));
     }
     let path =

@@ -51,8 +51,8 @@ pub enum ReachError {
     Io(#[from] io::Error),
 }
 
-/// Locates the number at an address of a process. It is mapped if the process shares that memory, and
-/// otherwise read with a system call.
+/// Locates the number at an address of a process. It is mapped if the process shares that memory,
+/// and otherwise read with a system call.
 pub fn locate_address(
     process: u32,
     at: u64,

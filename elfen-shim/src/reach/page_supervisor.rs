@@ -59,8 +59,8 @@ pub struct PageSupervisor {
 }
 
 impl PageSupervisor {
-    /// Starts a supervisor that shares the pages of these addresses. The caller guarantees that this
-    /// process has only one thread.
+    /// Starts a supervisor that shares the pages of these addresses. The caller guarantees that
+    /// this process has only one thread.
     pub fn share(process: u32, addresses: &[u64], lanes: &CpuSet) -> Result<Self, ReachError> {
         let all = mappings(process)?;
         let wanted = addresses.iter().map(|at| at & !(PAGE - 1));
@@ -131,8 +131,8 @@ impl PageSupervisor {
         Ok(NumberLocation { word, offset: at % 8, width, source: Source::Shared, ready: None })
     }
 
-    /// Returns whether the supervisor was killed. Then the pages are private or will be in a moment,
-    /// and the process no longer writes the words that are observed.
+    /// Returns whether the supervisor was killed. Then the pages are private or will be in a
+    /// moment, and the process no longer writes the words that are observed.
     pub fn was_killed(&self) -> bool {
         self.killed.load(Relaxed)
     }
@@ -281,7 +281,8 @@ fn supervise(
 }
 
 /// Sends a line to the command in one write, because the supervisor may be killed at any moment. An
-/// error means that the command is gone; then the other pipe is closed too, which ends the supervisor.
+/// error means that the command is gone; then the other pipe is closed too, which ends the
+/// supervisor.
 fn send_line(mut answers: &PipeWriter, line: &str) {
     let _sent = answers.write_all(format!("{line}\n").as_bytes());
 }

@@ -2,9 +2,9 @@
 //!
 //! A traced thread of the process creates a memory file and maps it over the pages, with their
 //! content. The mapping is MADV_DONTFORK: a forked child has a hole there until its tracer fills
-//! the hole with pages of the child's own. Without a tracer, the child is killed at its first access
-//! to the hole, and the parent's memory stays intact. A child that inherited the mapping would write
-//! into its parent's memory.
+//! the hole with pages of the child's own. Without a tracer, the child is killed at its first
+//! access to the hole, and the parent's memory stays intact. A child that inherited the mapping
+//! would write into its parent's memory.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -17,8 +17,8 @@ use super::ReachError;
 
 pub(super) const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;
-/// Bytes on both sides of a thread pointer that may be part of the thread's control block, which has
-/// words that other threads wait on.
+/// Bytes on both sides of a thread pointer that may be part of the thread's control block, which
+/// has words that other threads wait on.
 const THREAD_BYTES: u64 = 4096;
 const TRIES: u32 = 50;
 /// Name of the memory file. It differs from that of pages that are shared from a program's start,
@@ -118,9 +118,8 @@ impl SharedPages {
                     let own = Memory::open(made.cast_unsigned()).map_err(TouchError::Refused);
                     let own = own.and_then(|memory| self.private_in(group, made, &memory));
                     if own.is_err() {
-                        // The child would continue with a hole in its memory.
-                        // SAFETY: kill takes no pointers. The child is our stopped tracee, so its id
-                        // has not been reused.
+                        // The child would continue with a hole in its memory. SAFETY: kill takes no
+                        // pointers. The child is our stopped tracee, so its id has not been reused.
                         unsafe { libc::kill(made, libc::SIGKILL) };
                     }
                 }
@@ -147,8 +146,8 @@ impl SharedPages {
     }
 
     /// Makes those pages private that are still mapped from the file, after the tracer was killed.
-    /// The tracer may have been killed while it made pages private, and the process may have written
-    /// to pages that are already private.
+    /// The tracer may have been killed while it made pages private, and the process may have
+    /// written to pages that are already private.
     pub(super) fn make_private_after_tracer(&mut self, process: u32) -> Result<(), ReachError> {
         let Some(file) = &self.file else { return Ok(()) };
         let failed = |error: TouchError| ReachError::Failed(error.to_string());
@@ -247,8 +246,8 @@ fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32,
     Err(TouchError::Busy)
 }
 
-/// Stops all threads like [`stop`], but keeps trying while a thread waits for its vfork child: pages
-/// that stay shared are worse than a delay.
+/// Stops all threads like [`stop`], but keeps trying while a thread waits for its vfork child:
+/// pages that stay shared are worse than a delay.
 fn stop_persistently(group: &mut Group, mut made: impl FnMut(i32)) -> Result<i32, TouchError> {
     let mut tries = 0..TRIES;
     loop {

@@ -52,8 +52,8 @@ impl VmReader {
         let count = self.addresses.len().min(remote.len());
         let bytes = count * 8;
         let local = libc::iovec { iov_base: self.values.as_mut_ptr().cast(), iov_len: bytes };
-        // SAFETY: `local` is the buffer `values`, which has eight bytes for each address. The kernel
-        // checks remote addresses.
+        // SAFETY: `local` is the buffer `values`, which has eight bytes for each address. The
+        // kernel checks remote addresses.
         let read = unsafe {
             libc::process_vm_readv(self.process, &local, 1, remote.as_ptr(), count as u64, 0)
         };

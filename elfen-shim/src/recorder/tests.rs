@@ -31,7 +31,8 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     }
     let mut recorder: Recorder<true> =
         Recorder::new(Pool::new(0, 1, false), Some(page), Arc::default());
-    (recorder.process, recorder.children) = (OURS, children);
+    recorder.process = OURS;
+    recorder.children = children;
     recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     let feed = Feed {
         kind: Kind::Values,
@@ -124,7 +125,8 @@ fn a_gap_is_proven_only_without_a_switch() {
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let pool = Pool::new(0, 2, false);
     let mut recorder: Recorder<false> = Recorder::new(pool, None, Arc::default());
-    (recorder.gap_ticks, recorder.process) = (100, OURS);
+    recorder.gap_ticks = 100;
+    recorder.process = OURS;
     recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     for (word, lane) in [(0, None), (1, Some(0))] {
         let (kind, width) = (Kind::Tags, Width::U64);

@@ -43,8 +43,8 @@ fn behind_head(file: &[u8]) -> usize {
     20 + usize::try_from(u32::from_le_bytes(file[12..16].try_into().unwrap())).unwrap()
 }
 
-/// Changes bytes of a file and parses it. With `mended`, the checksum of the first chunk is corrected,
-/// so that the reader goes on.
+/// Changes bytes of a file and parses it. With `mended`, the checksum of the first chunk is
+/// corrected, so that the reader goes on.
 fn changed(whole: &[u8], changes: &[(usize, u8)], mended: bool) -> Result<(), TestCaseError> {
     let mut bytes = whole.to_vec();
     for (at, byte) in changes {

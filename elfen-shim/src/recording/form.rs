@@ -11,7 +11,8 @@ pub const VERSION: u32 = 5;
 /// - version 4 has no packed chunks;
 /// - version 3 has no short form of runs;
 /// - version 2 has times in steps of the clock;
-/// - version 1 has the distance of each run from the run before it, and the plain number of samples.
+/// - version 1 has the distance of each run from the run before it, and the plain number of
+///   samples.
 pub(super) const VERSION_OF_DISTANCES: u32 = 1;
 pub(super) const VERSION_OF_SHORT_RUNS: u32 = 4;
 pub(super) const VERSION_OF_PACKED_CHUNKS: u32 = 5;
@@ -21,8 +22,8 @@ pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
 /// Bytes of a head or tail, at most.
 pub(super) const JSON_BYTES: usize = 4 << 20;
-/// Runs of a file, at most: as many as the largest file held before chunks were packed. It bounds the
-/// memory that packed chunks can make the reader use.
+/// Runs of a file, at most: as many as the largest file held before chunks were packed. It bounds
+/// the memory that packed chunks can make the reader use.
 pub(super) const RUNS_MAX: u64 = 1 << 31;
 /// Tags of a chunk, at most. Further ones are [`State::Other`].
 pub(super) const TAGS_MAX: usize = 4096;
@@ -164,10 +165,10 @@ pub struct ObserverHead {
 impl Head {
     /// The first signal of each observer. All signals of an observer have the same gaps.
     pub fn firsts(&self) -> Vec<usize> {
-        let mut behind = 0;
+        let mut next = 0;
         let firsts = self.observers.iter().map(|observer| {
-            behind += observer.signals;
-            behind - observer.signals
+            next += observer.signals;
+            next - observer.signals
         });
         let firsts: Vec<usize> = firsts.collect();
         if firsts.is_empty() { vec![0] } else { firsts }

@@ -82,7 +82,8 @@ impl Recording {
                         if next.state == run.state && rule.spans(&gaps, run.state) =>
                     {
                         run.samples = run.samples.saturating_add(next.samples);
-                        (end, rest) = (next_end, ahead);
+                        end = next_end;
+                        rest = ahead;
                     }
                     _ => break,
                 }

@@ -130,9 +130,9 @@ impl Pool {
             .collect();
         let mut signals = self.open.len();
         for other in &self.others {
-            let behind = u8::try_from(signals).unwrap_or(u8::MAX);
+            let first = u8::try_from(signals).unwrap_or(u8::MAX);
             found.extend(other.chunks().into_iter().map(|(head, bytes)| {
-                (ChunkHead { series: head.series.saturating_add(behind), ..head }, bytes)
+                (ChunkHead { series: head.series.saturating_add(first), ..head }, bytes)
             }));
             signals += other.open.len();
         }

@@ -52,8 +52,8 @@ pub enum ReadError {
 #[derive(Debug)]
 pub struct Recording {
     pub head: Head,
-    /// Runs of each signal, in order. Each run ends where the next one starts. The last run is a gap
-    /// that only marks the end.
+    /// Runs of each signal, in order. Each run ends where the next one starts. The last run is a
+    /// gap that only marks the end.
     pub runs: Vec<Vec<Run>>,
     /// Whether the file was truncated.
     pub cut: bool,
@@ -122,7 +122,8 @@ impl Recording {
             Json::Wrong(why) => return Err(ReadError::Head(why)),
         };
         let mut recording = Self::empty(head)?;
-        let (mut chunks, mut runs) = (0, 0);
+        let mut chunks = 0;
+        let mut runs = 0;
         loop {
             let at = bytes.len() - rest.len();
             let wrong = |why| ReadError::Chunk { at, why };
@@ -187,7 +188,8 @@ impl Recording {
         if runs.last().is_some_and(|last| last.start_ticks > ticks) {
             return Err("it begins before the end of the previous chunk");
         }
-        let (mut value, mut tags) = (0_u64, Vec::new());
+        let mut value = 0_u64;
+        let mut tags = Vec::new();
         let has_lengths = version != VERSION_OF_DISTANCES;
         let has_short = version >= VERSION_OF_SHORT_RUNS && kind == Kind::Tags;
         let mut pace = Pace::default();
@@ -248,8 +250,8 @@ impl Recording {
         Some((first, last))
     }
 
-    /// A signal's runs with their ends, including all gaps. [`Recording::joined`] joins runs through
-    /// gaps.
+    /// A signal's runs with their ends, including all gaps. [`Recording::joined`] joins runs
+    /// through gaps.
     pub fn runs_with_ends(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
         let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
         runs.windows(2).map(|pair| (pair[0], pair[1].start_ticks))

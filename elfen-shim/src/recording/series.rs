@@ -76,8 +76,8 @@ impl Series {
         self.change(at, state, pool)
     }
 
-    /// Begins a gap: there are no samples from `at` on. With `proven`, nothing changes until the next
-    /// sample.
+    /// Begins a gap: there are no samples from `at` on. With `proven`, nothing changes until the
+    /// next sample.
     pub fn gap(&mut self, at: u64, proven: bool, pool: &mut Pool) -> Result<(), Full> {
         if self.now.state == State::Gap {
             return Ok(());
@@ -122,8 +122,8 @@ impl Series {
         let chunk = match self.chunk {
             Some(chunk) if pool.rest(chunk).1.len() >= RUN_BYTES => chunk,
             _ => {
-                // In whole units of the clock, so that a moment has the same time in all signals and
-                // chunks.
+                // In whole units of the clock, so that a moment has the same time in all signals
+                // and chunks.
                 let first_ticks = start_ticks - start_ticks % self.unit_ticks;
                 let chunk = pool.begin(self.index, first_ticks)?;
                 self.chunk = Some(chunk);
@@ -246,7 +246,7 @@ impl Tags {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let mut at = usize::try_from(hash).unwrap_or(0) % SLOTS;
         loop {
-            let (held, number, chunk) = self.slots[at];
+            let (known, number, chunk) = self.slots[at];
             if chunk != self.chunk {
                 if self.count as usize >= TAGS_MAX {
                     return Written::Other;
@@ -256,7 +256,7 @@ impl Tags {
                 self.count += 1;
                 return Written::New(number.into(), value);
             }
-            if held == value {
+            if known == value {
                 return Written::Known(number.into());
             }
             at = (at + 1) % SLOTS;

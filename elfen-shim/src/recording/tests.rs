@@ -142,15 +142,18 @@ fn long_runs_take_four_bytes() {
         let clock = Clock { step_ticks, ..head().clock }.in_units(period);
         let mut pool = Pool::new(16 << 20, 1, false);
         let mut series = Series::new(0, Kind::Values, clock.unit(), 0);
-        let (mut at, mut turn, mut until, mut samples) = (0, 0, 0, 0);
-        while turn < 50_000 {
+        let mut at = 0;
+        let mut written = 0;
+        let mut until = 0;
+        let mut samples = 0;
+        while written < 50_000 {
             at += period / 2 + draw(period);
             if at >= until {
-                turn += 1;
+                written += 1;
                 // 260 to 260,000 ticks.
                 until = at + (260 << draw(10)) + draw(260 << 9) / 512;
             }
-            series.see(at, State::Value(turn), &mut pool).unwrap();
+            series.see(at, State::Value(written), &mut pool).unwrap();
             samples += 1;
         }
         series.end(at + STEP, &mut pool).unwrap();
@@ -213,9 +216,9 @@ fn earlier(version: u8, head: &Head, runs: u32, payload: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Goal: recordings of versions 2 and 3 are read. They have no short runs, and version 2 has times in
-/// steps of the clock. Method: a chunk as these versions wrote it. It has a pace; each run has its
-/// length, the difference of its samples with its state, its tag, and the value of a new tag.
+/// Goal: recordings of versions 2 and 3 are read. They have no short runs, and version 2 has times
+/// in steps of the clock. Method: a chunk as these versions wrote it. It has a pace; each run has
+/// its length, the difference of its samples with its state, its tag, and the value of a new tag.
 #[test]
 fn versions_two_and_three_are_read() {
     let payload = [0, 5, 4 << 2 | 3, 0, 7, 3, 2 << 2 | 3, 1, 9, 4, 6 << 2 | 3, 0, 0, 0];
@@ -326,8 +329,8 @@ fn a_part_is_written_and_read_back() {
     assert!(nothing.chunks().is_empty());
 }
 
-/// Goal: a value that may have been read during a gap does not begin a run before it. Method: a value
-/// that only the last sample before a gap has.
+/// Goal: a value that may have been read during a gap does not begin a run before it. Method: a
+/// value that only the last sample before a gap has.
 #[test]
 fn the_last_sample_before_a_gap_begins_no_run() {
     let mut pool = Pool::new(1 << 20, 1, false);
@@ -369,7 +372,8 @@ fn a_truncated_file_is_read_up_to_its_last_complete_chunk() {
                 assert!(part.cut, "{cut}");
                 let runs: usize = part.runs.iter().map(Vec::len).sum();
                 assert!(part.runs[0].iter().zip(&all.runs[0]).all(|(a, b)| a == b));
-                (read, most) = (read + 1, most.max(runs));
+                read += 1;
+                most = most.max(runs);
             }
             Err(error) => assert!(matches!(error, ReadError::CutInHead), "{cut}: {error}"),
         }

@@ -13,7 +13,7 @@ use elfen_shim::pacing::Pacing;
 use elfen_shim::reach::{NumberLocation, VmReader};
 use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::Source;
-use elfen_shim::session::{ObserverConfig, Observer, Words};
+use elfen_shim::session::{Observer, ObserverConfig, Words};
 use elfen_shim::signal_spec::Width;
 
 /// Where to measure.

@@ -16,7 +16,7 @@ use elfen_shim::clock;
 use elfen_shim::reach::VmReader;
 use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::{Head, Recording, State};
-use elfen_shim::session::{ObserverConfig, Observer, ObserverResult, Words};
+use elfen_shim::session::{Observer, ObserverConfig, ObserverResult, Words};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use serde::Serialize;

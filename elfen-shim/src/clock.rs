@@ -192,7 +192,7 @@ impl Moment {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
         };
-        // The closest of several tries: see `both`.
+        // The closest of several tries: see `read_both`.
         let one = |_| {
             let (before, realtime_ns, after) = (monotonic_ns(), since_1970(), monotonic_ns());
             (after - before, realtime_ns.saturating_sub(before + (after - before) / 2))

@@ -95,8 +95,8 @@ mod tests {
         folded.tally
     }
 
-    /// Goal: the sum of the pieces equals the sum of the whole. Method: random samples with pauses.
-    /// Each pause ends a piece in one run, and is only a gap in the other.
+    /// Goal: the sum of the pieces equals the sum of the whole. Method: random samples with pauses,
+    /// recorded twice. Once each pause ends a piece, and once it is only a gap.
     fn check(samples: &[(u64, u64, bool)]) -> Result<(), TestCaseError> {
         let [pieces, whole] = [true, false].map(|fold| summed(samples, fold));
         prop_assert_eq!(&pieces.coverage, &whole.coverage);

@@ -4,8 +4,8 @@
 //! An observer thread on another CPU reads memory that the observed program writes anyway
 //! ([`observe`]) and turns the samples into a time series ([`recording`]). [`reach`] finds
 //! memory that can be read. A [`session`] is one run of an observer. [`summary`] and [`text`]
-//! report the results. The observed program is neither stopped nor interrupted: each sample costs
-//! it at most the transfer of one cache line.
+//! report the results. Sampling does not interrupt the observed program: each sample costs it at
+//! most the transfer of one cache line per word. Only `--share` stops a process, twice.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -47,7 +47,7 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// For periods of at least `least_ticks`, between two CPUs with this `round_trip` at present.
+    /// For periods of at least `min_ticks`, between two CPUs with this `round_trip` at present.
     pub fn new(min_ticks: u64, round_trip: u64) -> Self {
         Self {
             min_ticks,

@@ -52,10 +52,13 @@ pub struct ObserverControl {
 pub enum EndReason {
     /// The command or another observer set `stop`.
     Stopped,
+    /// The time of `--for` is over.
     Deadline,
+    /// The pool is full.
     Full,
     /// The observer no longer runs on its own CPU.
     Moved,
+    /// The signal of `--until` exceeded its limit.
     Until,
     /// The observed pages are not shared any more.
     Unshared,
@@ -96,7 +99,7 @@ pub struct Recorder<const BOTH: bool> {
     /// Whether to record forked children too. They have slots of the same page.
     pub children: bool,
     pub rates: Vec<Rate>,
-    /// Index of the first feed of kind tags: rates are kept apart by its value.
+    /// Index of the first feed of kind tags. Rates have a distribution for each of its values.
     pub tag_feed: Option<usize>,
     pub reader: VmReader,
     pub state: Option<ProcState>,

@@ -47,8 +47,8 @@ pub(super) struct ObserverWords {
 /// The type of functions and tags: the lower half of an address.
 const LOW: Width = Width { bytes: 4, signed: false };
 
-/// Gathers the words of each observer, in the order of their lanes. Without requests, it takes all
-/// signals that cost the program nothing. A signal that belongs to no lane goes to the observer
+/// Gathers the words of each observer, in the order of their lanes. If the user named no signals,
+/// it takes all that cost the program nothing. A signal that belongs to no lane goes to the observer
 /// with the fewest words. Rates go to the first observer.
 pub(super) fn gather_words(
     specs: &[SignalSpec],

@@ -70,8 +70,8 @@ pub(super) fn wait(
     supervisor: Option<&PageSupervisor>,
     mut view: Option<(&mut LiveView, &mut dyn Write)>,
 ) -> Result<End, Failure> {
-    let (began, mut update_every) = (Instant::now(), FIRST_UPDATE);
-    let mut next_update = began;
+    let mut update_every = FIRST_UPDATE;
+    let mut next_update = Instant::now();
     // When to stop waiting after a signal, and the signal.
     let mut end_at: Option<(Instant, i32)> = None;
     loop {

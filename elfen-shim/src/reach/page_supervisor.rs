@@ -68,13 +68,14 @@ impl PageSupervisor {
         pages.sort_unstable();
         pages.dedup();
         check_pages(process, &pages)?;
-        let ((lifeline_reader, lifeline), (answer_reader, answers)) = (io::pipe()?, io::pipe()?);
+        let (lifeline_reader, lifeline) = io::pipe()?;
+        let (answer_reader, answer_writer) = io::pipe()?;
         let lanes = Mask::of(lanes);
         // SAFETY: the caller guarantees that there is only one thread, so no lock is held in the
         // child, and the child may call any function.
         match unsafe { fork() }.map_err(io::Error::from)? {
             ForkResult::Parent { child } => {
-                drop((lifeline_reader, answers));
+                drop((lifeline_reader, answer_writer));
                 let mut answers = BufReader::new(answer_reader);
                 let answer = read_line(&mut answers)?;
                 let words: Vec<u64> =
@@ -112,12 +113,12 @@ impl PageSupervisor {
                 // This requires CAP_SYS_RESOURCE. Without it, the standby thread of the command
                 // takes over if the supervisor is killed.
                 let _spared = fs::write("/proc/self/oom_score_adj", "-1000");
-                let done = supervise(process, &pages, &lifeline_reader, &answers);
+                let done = supervise(process, &pages, &lifeline_reader, &answer_writer);
                 if let Err(error) = &done {
-                    send_line(&answers, &error.to_string());
+                    send_line(&answer_writer, &error.to_string());
                 }
-                // SAFETY: ends the supervisor without running destructors, whose resources belong
-                // to the command.
+                // SAFETY: ends the supervisor without destructors: what they would free belongs to
+                // the command.
                 unsafe { libc::_exit(i32::from(done.is_err())) }
             }
         }

@@ -118,8 +118,9 @@ impl SharedPages {
                     let own = Memory::open(made.cast_unsigned()).map_err(TouchError::Refused);
                     let own = own.and_then(|memory| self.private_in(group, made, &memory));
                     if own.is_err() {
-                        // The child would continue with a hole in its memory. SAFETY: kill takes no
-                        // pointers. The child is our stopped tracee, so its id has not been reused.
+                        // The child would continue with a hole in its memory.
+                        // SAFETY: kill takes no pointers. The child is our stopped tracee, so its
+                        // id has not been reused.
                         unsafe { libc::kill(made, libc::SIGKILL) };
                     }
                 }

@@ -112,7 +112,7 @@ impl FollowedLane {
         self.switches_at_ends.1 = self.slot.switches.load(Relaxed);
     }
 
-    /// Switches between `begin` and `end` that no sample saw.
+    /// Switches between `begin_counting` and `end_counting` that no sample saw.
     pub(super) fn missed(&self) -> u64 {
         let all = self.switches_at_ends.1.saturating_sub(self.switches_at_ends.0);
         all.saturating_sub(self.seen_switches)

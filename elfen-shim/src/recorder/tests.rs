@@ -16,7 +16,7 @@ fn page() -> &'static Page<ThreadSlot> {
     Box::leak(Box::new(Page::format(memory, 8, 0, &[0; 32]).unwrap()))
 }
 
-/// Samples a lane that runs these tasks, one a sample. Returns the state of `calls` after each
+/// Samples a lane that runs these tasks, one per sample. Returns the state of `calls` after each
 /// sample, and how many rates were kept.
 fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.

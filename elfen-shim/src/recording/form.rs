@@ -4,15 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Moment};
 
-/// Version of the file format.
-pub const VERSION: u32 = 5;
-/// Differences of earlier versions, each from the version after it:
+/// Version of the file format. Earlier versions differ from the version after them:
 ///
 /// - version 4 has no packed chunks;
 /// - version 3 has no short form of runs;
 /// - version 2 has times in steps of the clock;
 /// - version 1 has the distance of each run from the run before it, and the plain number of
 ///   samples.
+pub const VERSION: u32 = 5;
 pub(super) const VERSION_OF_DISTANCES: u32 = 1;
 pub(super) const VERSION_OF_SHORT_RUNS: u32 = 4;
 pub(super) const VERSION_OF_PACKED_CHUNKS: u32 = 5;

@@ -84,7 +84,7 @@ pub(super) fn observe(
         keeps_last: for_ticks.is_none(),
         keeps_samples: false,
         until: None,
-        costing: None,
+        cost_meter: None,
         fold: None,
         live: None,
     };

@@ -128,7 +128,7 @@ fn how(lanes: Lanes) -> ObserverConfig {
         keeps_last: false,
         keeps_samples: false,
         until: None,
-        costing: None,
+        cost_meter: None,
         fold: None,
         live: None,
     }

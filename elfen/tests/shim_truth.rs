@@ -65,7 +65,7 @@ struct Observation {
     starts: Vec<u64>,
 }
 
-fn observe(folder: &Path, period: &str, turns: &[&str]) -> Taken {
+fn observe(folder: &Path, period: &str, turns: &[&str]) -> Observation {
     let elfen = Path::new(env!("CARGO_BIN_EXE_elfen"));
     let (recording, stamps) = (folder.join("run.shim"), folder.join("turns.csv"));
     let mut run = Command::new(elfen);

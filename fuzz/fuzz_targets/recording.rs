@@ -17,7 +17,7 @@ fuzz_target!(|input: (Option<u8>, &[u8])| {
     let _summary = Summary::of(&recording);
     for signal in 0..recording.head.signals.len() {
         let _joined = recording.joined(signal).count();
-        let _stretches = recording.runs_with_ends(signal).count();
+        let _runs = recording.runs_with_ends(signal).count();
     }
     if let Some((from, to)) = recording.span() {
         recording.cut_to(from.saturating_add(1), to.saturating_sub(1));

@@ -85,7 +85,7 @@ mod tests {
                     series.iter_mut().for_each(|one| one.end(at, &mut pool).unwrap());
                     folded.add(&pool);
                     pool.clear();
-                    series.iter_mut().for_each(Series::begin_anew);
+                    series.iter_mut().for_each(Series::restart_chunk);
                 }
                 at += 70;
             }

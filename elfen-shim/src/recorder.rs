@@ -299,7 +299,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             fold.add(&self.pool);
         }
         self.pool.clear();
-        self.series.iter_mut().for_each(Series::begin_anew);
+        self.series.iter_mut().for_each(Series::restart_chunk);
         self.last = None;
         // Progress during the fold is unobserved, and must not count for an observed phase.
         if let Some(cost_meter) = &mut self.cost_meter {

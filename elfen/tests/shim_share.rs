@@ -31,7 +31,7 @@ const CHECKS: &str = r#"
 volatile unsigned long hits;
 static volatile int ends, alarms;
 static unsigned long mixed, interrupted, children;
-static void end(int signal) { ends = 1; }
+static void stop(int signal) { ends = 1; }
 static void ring(int signal) { alarms++; }
 static void *sleeps(void *how)
 {
@@ -57,7 +57,7 @@ int main(int words, char **word)
 {
 	pthread_t threads[64];
 	long sleepers = words > 1 ? atol(word[1]) : 3;
-	signal(SIGTERM, end);
+	signal(SIGTERM, stop);
 	signal(SIGALRM, ring);
 	for (long how = 0; how < sleepers; how++)
 		pthread_create(&threads[how], NULL, sleeps, (void *)how);
@@ -377,11 +377,11 @@ const FORKS: &str = r#"
 #include <unistd.h>
 volatile unsigned long hits;
 static volatile int ends;
-static void end(int signal) { ends = 1; }
+static void stop(int signal) { ends = 1; }
 int main(void)
 {
 	unsigned long count = 0, wrong = 0, ended = 0;
-	signal(SIGTERM, end);
+	signal(SIGTERM, stop);
 	printf("%p %p\n", (void *)&hits, (void *)&count);
 	fflush(stdout);
 	while (!ends || count < 1000) {

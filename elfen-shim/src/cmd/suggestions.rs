@@ -34,8 +34,8 @@ pub(super) fn suggestions(
     }
     if let Some(why) = no_map {
         more.push(format!(
-            "which task runs, in every sample instead of every 100 us: run it as root, or in group \
-             elfen if elfend runs (now: {why})"
+            "the running task in every sample, not every 100 us: as root, or in group elfen if \
+             elfend runs (now: {why})"
         ));
     }
     let Some(program) = args.program.first() else {

@@ -204,20 +204,21 @@ impl Recording {
             let start_ticks = if has_lengths { ticks } else { end };
             ticks = end;
             let mut coded = number()?;
-            let foretold = |off| pace.samples(steps).wrapping_add(unzigzag(off)).min(u64::MAX >> 2);
+            let predicted =
+                |off| pace.samples(steps).wrapping_add(unzigzag(off)).min(u64::MAX >> 2);
             if has_short {
                 let is_short = coded & SHORT != 0;
                 coded >>= 1;
                 if is_short {
                     let tag = usize::try_from(coded / SHORT_DIFFERENCES).unwrap_or(usize::MAX);
                     let tag = *tags.get(tag).ok_or("it refers to a tag that it does not define")?;
-                    let samples = foretold(coded % SHORT_DIFFERENCES);
+                    let samples = predicted(coded % SHORT_DIFFERENCES);
                     runs.push(Run { start_ticks, state: State::Value(tag), samples });
                     continue;
                 }
             }
             let samples = match coded & 3 {
-                code if has_lengths && code != GAP => foretold(coded >> 2),
+                code if has_lengths && code != GAP => predicted(coded >> 2),
                 _ => coded >> 2,
             };
             let state = match coded & 3 {

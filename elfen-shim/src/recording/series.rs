@@ -106,7 +106,7 @@ impl Series {
     }
 
     /// Begins a new chunk with the next run, after the pool was cleared.
-    pub fn begin_anew(&mut self) {
+    pub fn restart_chunk(&mut self) {
         self.chunk = None;
     }
 

@@ -157,7 +157,7 @@ int main(int count, char **arguments)
 	}
 	pthread_create(&thread, NULL, work, (void *)20000);
 	pthread_join(thread, NULL);
-	/* Without the C library, so that no fork handler runs: the child does not have the pages. */
+	/* Without the C library, so that no fork handler runs: the child has no pages. */
 	child = syscall(SYS_fork, 0, 0, 0);
 	if (child == 0) {
 		signal(SIGSEGV, SIG_DFL);

@@ -48,8 +48,8 @@ pub(super) struct ObserverWords {
 const LOW: Width = Width { bytes: 4, signed: false };
 
 /// Gathers the words of each observer, in the order of their lanes. If the user named no signals,
-/// it takes all that cost the program nothing. A signal that belongs to no lane goes to the observer
-/// with the fewest words. Rates go to the first observer.
+/// it takes all that cost the program nothing. A signal that belongs to no lane goes to the
+/// observer with the fewest words. Rates go to the first observer.
 pub(super) fn gather_words(
     specs: &[SignalSpec],
     rates: &[String],

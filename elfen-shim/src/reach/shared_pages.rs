@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use elfen_host::process::share_memory;
 use elfen_instrument::remote::{Event, Group, Mapping, Memory, TouchError, mappings};
 
-use super::ReachError;
+use super::location::ReachError;
 
 pub(super) const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;

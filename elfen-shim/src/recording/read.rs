@@ -14,7 +14,6 @@ use super::form::{
 };
 use super::pack::unpack;
 use super::pool::Pool;
-use super::series::Series;
 use super::varint::{take, unzigzag};
 use crate::observe::{OBSERVERS_MAX, WORDS_MAX};
 
@@ -264,18 +263,6 @@ impl Recording {
         if let (Some(began), Some((first, _))) = (self.head.began, self.span()) {
             self.head.began = Some(began.at(first, &self.head.clock));
         }
-    }
-
-    /// Encodes the runs again, to write a recording that was cut to a part.
-    pub fn to_pool(&self) -> Pool {
-        let mut pool = Pool::growing(self.runs.len());
-        let signals = self.head.signals.iter().zip(&self.runs).zip(0..);
-        for ((signal, runs), index) in signals {
-            let start_ticks = runs.first().map_or(0, |run| run.start_ticks);
-            let series = Series::new(index, signal.kind, self.head.clock.unit(), start_ticks);
-            series.write_all(runs, &mut pool).expect("a pool that grows is never full");
-        }
-        pool
     }
 
     fn cut(&mut self, from_ns: u64, to_ns: u64) {

@@ -5,6 +5,7 @@ use super::form::{
 };
 use super::join::PROVEN;
 use super::pool::{Full, Pool};
+use super::read::Recording;
 use super::varint::{MOST, put, zigzag};
 
 /// Bytes of an encoded run, at most: its length, its samples with its state, and a new tag's number
@@ -183,6 +184,20 @@ impl Series {
         head.bytes += u32::try_from(at).unwrap_or(0);
         head.runs += 1;
         Ok(())
+    }
+}
+
+impl Recording {
+    /// Encodes the runs again, to write a recording that was cut to a part.
+    pub fn to_pool(&self) -> Pool {
+        let mut pool = Pool::growing(self.runs.len());
+        let signals = self.head.signals.iter().zip(&self.runs).zip(0..);
+        for ((signal, runs), index) in signals {
+            let start_ticks = runs.first().map_or(0, |run| run.start_ticks);
+            let series = Series::new(index, signal.kind, self.head.clock.unit(), start_ticks);
+            series.write_all(runs, &mut pool).expect("a pool that grows is never full");
+        }
+        pool
     }
 }
 
